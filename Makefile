@@ -1,0 +1,92 @@
+# What people run here. Everything else is cargo, go and pytest as usual; the tools that the tests
+# need beside them are pinned and installed into a cache outside the tree by scripts/tools.sh.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+# Sets the variables (MILLPOND_MINIO, …) of the named tools, or of all; installs what is missing.
+tools = tools=$$(scripts/tools.sh $(1)); eval "$$tools"
+# One line that says what comes next; .ci/run's output is read by its headers.
+section = printf '\n=== %s ===\n' "$(1)"
+
+CLIENTS := embedded-clickhouse/tests/clients
+
+.PHONY: help
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## The whole pipeline on this machine (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFER=minio, KEEP=1)
+	@$(call tools,libchdb)
+	if [[ $${DEMO_BUFFER:-} == minio ]]; then
+	    $(call tools,minio)
+	fi
+	cargo build --locked --release --bin millpond --bin embedded-clickhouse
+	exec target/release/millpond demo
+
+.PHONY: bench
+bench: ## CPU, throughput, latency and memory, against their floors (5 minutes; MILLPOND_LOGHUB, BENCH_FLAGS)
+	@$(call tools,libchdb)
+	cargo build --locked --release --bin millpond --bin embedded-clickhouse --bin bench
+	exec target/release/bench $(BENCH_FLAGS)
+
+.PHONY: test
+test: test-rust planted-bugs test-clients test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
+
+.PHONY: tools
+tools: ## Install the pinned tools and print their variables
+	@scripts/tools.sh
+
+.PHONY: build
+build:
+	@$(call section,cargo build)
+	# The tests too: their features differ from the programs' own, and so one build does for both.
+	cargo build --locked --workspace --all-targets
+
+.PHONY: test-rust
+test-rust: build ## Unit, property and integration tests of the crates
+	@$(call section,tools)
+	$(call tools)
+	$(call section,cargo test)
+	cargo test --locked --workspace
+
+# Each bug takes one rule of the protocol away; the tests named here pass only if they find that out.
+BUGS := millpond-producer/planted-bug-no-producer-table,millpond-consumer/planted-bug-sink-before-plan
+
+.PHONY: planted-bugs
+planted-bugs: ## Bugs put in on purpose, which the tests must find
+	@$(call section,planted bugs)
+	cargo test --locked --workspace --features $(BUGS) --test exactly_once -- without_the_producer_table \
+	    | grep '^test .* ok$$'
+	cargo test --locked --workspace --features $(BUGS) --test consumer -- a_batch_that_a_crashed_owner_sent \
+	    | grep '^test .* ok$$'
+
+.PHONY: test-clients
+test-clients: build ## Public ClickHouse clients against the embedded ClickHouse
+	@$(call tools,libchdb python)
+	$(call section,clickhouse-go)
+	(cd $(CLIENTS)/go && go test ./...)
+	$(call section,clickhouse-connect)
+	"$$MILLPOND_PYTHON" -m pytest $(CLIENTS)
+
+.PHONY: test-processes
+test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults
+	@$(call section,whole-process tests)
+	$(call tools)
+	"$$MILLPOND_PYTHON" -m pytest tests
+
+.PHONY: lint
+lint: ## Formatting and lints of Rust, Go, shell and Python
+	@$(call section,lint)
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	unformatted=$$(gofmt -l $(CLIENTS)/go)
+	[[ -z $$unformatted ]] || { printf 'run gofmt -w on: %s\n' $$unformatted; exit 1; }
+	(cd $(CLIENTS)/go && go vet ./...)
+	for script in scripts/*.sh .ci/run; do bash -n "$$script"; done
+	$(call tools,python)
+	"$$MILLPOND_PYTHON" -m ruff check tests $(CLIENTS)
+	"$$MILLPOND_PYTHON" -m ruff format --check tests $(CLIENTS)

@@ -1,0 +1,58 @@
+//! Questions to ClickHouse: is every record there once, and has it come to rest.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::time::{Instant, sleep};
+
+/// The attribute that every record of the load has a value of its own in.
+const UNIQUE: &str = "millpond.load.id";
+
+/// How long merges may go on before the engine's time is taken anyway.
+const MERGES_PATIENCE: Duration = Duration::from_secs(10);
+
+pub(crate) async fn query(clickhouse: SocketAddr, sql: &str) -> anyhow::Result<String> {
+    let url = format!("http://{clickhouse}/");
+    let answer = reqwest::Client::new()
+        .post(&url)
+        .body(sql.to_owned())
+        .send()
+        .await;
+    let answer = answer.with_context(|| format!("no answer from ClickHouse at {url}"))?;
+    let status = answer.status();
+    let text = answer.text().await?;
+    if !status.is_success() {
+        bail!("ClickHouse refused {sql:?}: {text}");
+    }
+    Ok(text)
+}
+
+/// An error unless exactly `records` records are there, each once.
+pub(crate) async fn check_exact(clickhouse: SocketAddr, records: u64) -> anyhow::Result<()> {
+    let sql = format!("SELECT count(), uniqExact(LogAttributes['{UNIQUE}']) FROM otel.otel_logs FORMAT TSV");
+    let answer = query(clickhouse, &sql).await?;
+    let numbers: Vec<u64> = answer.split_whitespace().flat_map(str::parse).collect();
+    let [rows, unique] = numbers[..] else {
+        bail!("ClickHouse answered {answer:?} instead of two numbers");
+    };
+    if (rows, unique) != (records, records) {
+        bail!(
+            "NOT EXACTLY ONCE: {records} records acknowledged, {rows} rows in ClickHouse, {unique} different ones"
+        );
+    }
+    Ok(())
+}
+
+/// Waits until no merge runs, for a while at most.
+pub(crate) async fn rest(clickhouse: SocketAddr) -> anyhow::Result<()> {
+    let until = Instant::now() + MERGES_PATIENCE;
+    let mut idle = 0;
+    // Between two merges none runs for a moment.
+    while idle < 3 && Instant::now() < until {
+        sleep(Duration::from_millis(300)).await;
+        let merges = query(clickhouse, "SELECT count() FROM system.merges FORMAT TSV").await?;
+        idle = if merges.trim() == "0" { idle + 1 } else { 0 };
+    }
+    Ok(())
+}

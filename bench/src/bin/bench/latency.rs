@@ -1,0 +1,119 @@
+//! How long a record takes from the gateway to ClickHouse at a steady, moderate rate, over a store whose requests take
+//! as long as S3's, and how many requests a second that is.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use crate::clickhouse;
+use crate::stack::{Settings, Stack};
+use millpond_bench::metrics::{Requests, Scrape};
+
+const RATE: u64 = 20_000;
+
+/// Not measured at first: the first segments, connections and inserts.
+const WARM_UP: Duration = Duration::from_secs(3);
+const MEASURED: Duration = Duration::from_secs(20);
+
+/// Longer than both, so that the load is steady to the end of the measurement.
+const LOAD_FLAGS: [&str; 8] = [
+    "--rate",
+    "20000",
+    "--duration",
+    "24s",
+    "--records-per-request",
+    "100",
+    "--concurrency",
+    "2048",
+];
+const LOAD_PATIENCE: Duration = Duration::from_secs(60);
+
+const LINGERS: [(&str, Settings); 2] = [
+    ("1s", simulated(&["--linger", "1s", "--simulate-s3-latency", "1"])),
+    (
+        "250ms",
+        simulated(&["--linger", "250ms", "--simulate-s3-latency", "1"]),
+    ),
+];
+
+const fn simulated(gateway: &'static [&'static str]) -> Settings {
+    Settings {
+        gateway,
+        consumer: &["--simulate-s3-latency", "2"],
+    }
+}
+
+/// Figures with one linger.
+#[derive(Debug, Serialize)]
+pub(crate) struct Latency {
+    pub(crate) linger: &'static str,
+    /// Records a second.
+    pub(crate) rate: u64,
+    pub(crate) seconds: f64,
+    /// From a message's reception to the INSERT's success, in steps of 15 %.
+    pub(crate) p50_ms: f64,
+    pub(crate) p90_ms: f64,
+    pub(crate) p99_ms: f64,
+    pub(crate) p999_ms: f64,
+    /// Messages that this is of.
+    pub(crate) messages: f64,
+    /// Requests a second.
+    pub(crate) gateway: Requests,
+    pub(crate) consumer: Requests,
+    /// Of both, requests alone.
+    pub(crate) usd_per_month: f64,
+}
+
+pub(crate) async fn measure(bodies: Option<&Path>) -> anyhow::Result<Vec<Latency>> {
+    let mut all = Vec::new();
+    for (linger, settings) in LINGERS {
+        let latency = run(bodies, linger, settings).await?;
+        println!(
+            "latency, linger {linger}: p50 {:.0} ms, p99 {:.0} ms, ${:.0} a month",
+            latency.p50_ms, latency.p99_ms, latency.usd_per_month
+        );
+        all.push(latency);
+    }
+    Ok(all)
+}
+
+async fn run(bodies: Option<&Path>, linger: &'static str, settings: Settings) -> anyhow::Result<Latency> {
+    let stack = Stack::start(settings).await?;
+    let load = stack.load(bodies, &LOAD_FLAGS)?;
+    sleep(WARM_UP).await;
+    let began = Instant::now();
+    let before = scrape(&stack).await?;
+    sleep(MEASURED).await;
+    let seconds = began.elapsed().as_secs_f64();
+    let after = scrape(&stack).await?;
+
+    let sent = stack.sent(load, LOAD_PATIENCE).await?;
+    stack.delivered(sent.records_acknowledged).await?;
+    clickhouse::check_exact(stack.clickhouse, sent.records_acknowledged).await?;
+    stack.stop().await?;
+
+    let histogram = |scrapes: &[Scrape; 2]| scrapes[1].histogram("millpond_consumer_latency_seconds");
+    let latency = histogram(&after).since(&histogram(&before));
+    let requests = |of: usize| after[of].requests().per_second(before[of].requests(), seconds);
+    let (gateway, consumer) = (requests(0), requests(1));
+    Ok(Latency {
+        linger,
+        rate: RATE,
+        seconds,
+        p50_ms: latency.quantile_ms(0.5),
+        p90_ms: latency.quantile_ms(0.9),
+        p99_ms: latency.quantile_ms(0.99),
+        p999_ms: latency.quantile_ms(0.999),
+        messages: latency.count(),
+        gateway,
+        consumer,
+        usd_per_month: gateway.plus(consumer).usd_per_month(),
+    })
+}
+
+/// Of the gateway and of the consumer.
+async fn scrape(stack: &Stack) -> anyhow::Result<[Scrape; 2]> {
+    Ok([stack.gateway_metrics().await?, stack.consumer_metrics().await?])
+}

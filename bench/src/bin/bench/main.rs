@@ -1,0 +1,105 @@
+//! `make bench`: the released programs as processes, real log lines through all of them, and what that took. Every
+//! figure that is printed was measured in this run; the floors that must hold decide the exit code. It never measures a
+//! run that did not deliver every record exactly once.
+
+mod clickhouse;
+mod cost;
+mod floor;
+mod latency;
+mod memory;
+mod process;
+mod report;
+mod stack;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::{Parser, ValueEnum};
+use report::Results;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Measure the pipeline and compare it with what must hold.
+#[derive(Debug, Parser)]
+struct Flags {
+    /// Records of each repeat of the part "cost".
+    #[arg(long, default_value_t = 1_000_000)]
+    records: u64,
+
+    /// Repeats of the part "cost": the median counts.
+    #[arg(long, default_value_t = 3)]
+    repeats: u32,
+
+    /// Only these parts.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+
+    /// A folder of *.log files whose lines become bodies [default: the load generator's].
+    #[arg(long, env = "MILLPOND_LOGHUB")]
+    bodies: Option<PathBuf>,
+
+    /// Where the JSON goes.
+    #[arg(long, default_value = "bench-results")]
+    results: PathBuf,
+}
+
+/// A part of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// CPU per record, and records per second end to end.
+    Cost,
+    /// Latency and requests at a steady rate over a store as slow as S3.
+    Latency,
+    /// Peak memory while ClickHouse stands still.
+    Memory,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    process::kill_on_panic();
+    let outcome = tokio::select! {
+        outcome = run(Flags::parse()) => outcome,
+        stopped = stopped() => stopped,
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether every floor held.
+async fn run(flags: Flags) -> anyhow::Result<bool> {
+    let wanted = |part| flags.only.is_empty() || flags.only.contains(&part);
+    let mut results = Results::begin();
+    if wanted(Part::Cost) {
+        results.cost = cost::measure(flags.bodies.as_deref(), flags.records, flags.repeats).await?;
+    }
+    if wanted(Part::Latency) {
+        results.latency = latency::measure(flags.bodies.as_deref()).await?;
+    }
+    if wanted(Part::Memory) {
+        results.memory = Some(memory::measure(flags.bodies.as_deref()).await?);
+    }
+    results.judge();
+    println!("\n{results}");
+    let file = results.write(&flags.results)?;
+    println!("\nwritten to {}", file.display());
+    Ok(results.held())
+}
+
+/// Ends with an error when somebody wants this program to stop, so that its children end with it.
+async fn stopped() -> anyhow::Result<bool> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
+    }
+    bail!("stopped before the end; nothing is written")
+}

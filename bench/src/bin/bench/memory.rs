@@ -1,0 +1,78 @@
+//! How much memory gateway and consumer have resident at most, with small limits, while as much is sent as goes and
+//! ClickHouse stands still in the middle of it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use crate::clickhouse;
+use crate::stack::{Settings, Stack};
+
+pub(crate) const GATEWAY_LIMIT: u64 = 128 << 20;
+pub(crate) const CONSUMER_LIMIT: u64 = 256 << 20;
+
+const SETTINGS: Settings = Settings {
+    gateway: &["--memory-limit", "128MiB"],
+    consumer: &["--memory-limit", "256MiB", "--indexes", "bloom"],
+};
+
+/// The load goes on for the whole stall. More requests than the gateway has memory for.
+const LOAD_FLAGS: [&str; 6] = [
+    "--duration",
+    "17s",
+    "--records-per-request",
+    "1000",
+    "--concurrency",
+    "512",
+];
+const LOAD_PATIENCE: Duration = Duration::from_secs(120);
+
+/// ClickHouse stands still for this long, once some records have arrived.
+const STALL: Duration = Duration::from_secs(15);
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Memory {
+    pub(crate) records: u64,
+    /// Attempts after the first: the gateway refuses while it has no memory.
+    pub(crate) retries: u64,
+    pub(crate) stall_seconds: f64,
+    /// Peak of what was resident (VmHWM), in bytes.
+    pub(crate) gateway: u64,
+    pub(crate) gateway_limit: u64,
+    pub(crate) consumer: u64,
+    pub(crate) consumer_limit: u64,
+}
+
+pub(crate) async fn measure(bodies: Option<&Path>) -> anyhow::Result<Memory> {
+    let stack = Stack::start(SETTINGS).await?;
+    let load = stack.load(bodies, &LOAD_FLAGS)?;
+    stack.delivered(1).await?;
+    stack.engine.signal(Signal::SIGSTOP)?;
+    let stalled = Instant::now();
+    sleep(STALL).await;
+    stack.engine.signal(Signal::SIGCONT)?;
+    let stall_seconds = stalled.elapsed().as_secs_f64();
+
+    let sent = stack.sent(load, LOAD_PATIENCE).await?;
+    stack.delivered(sent.records_acknowledged).await?;
+    let memory = Memory {
+        records: sent.records_acknowledged,
+        retries: sent.retries,
+        stall_seconds,
+        gateway: stack.gateway.peak_memory()?,
+        gateway_limit: GATEWAY_LIMIT,
+        consumer: stack.consumer.peak_memory()?,
+        consumer_limit: CONSUMER_LIMIT,
+    };
+    println!(
+        "memory, ClickHouse stalled: gateway {} MiB, consumer {} MiB at most",
+        memory.gateway >> 20,
+        memory.consumer >> 20
+    );
+    clickhouse::check_exact(stack.clickhouse, sent.records_acknowledged).await?;
+    stack.stop().await?;
+    Ok(memory)
+}

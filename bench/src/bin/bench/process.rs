@@ -1,0 +1,182 @@
+//! Child processes: started with a log of their own, watched through `/proc`, and gone when this program is, however it
+//! ends (short of SIGKILL). It knows nothing of what they are.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::time::TimeValLike;
+use nix::unistd::Pid;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+/// How long a child may take to be ready, or to end once it was asked to.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// `/proc`'s clock ticks a second: Linux promises 100 to user space on every architecture that it still supports.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// The children that are alive, for the one way out on which nothing is dropped.
+static ALIVE: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// A panic aborts a released program without dropping anything: then this kills the children.
+pub(crate) fn kill_on_panic() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        default(panic);
+        for &pid in ALIVE.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let _ = kill(pid, Signal::SIGKILL);
+        }
+    }));
+}
+
+/// A child process. It is killed when this is dropped.
+pub(crate) struct Process {
+    name: &'static str,
+    child: Child,
+    pid: Pid,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts a program; what it prints goes to `<directory>/<name>.log`.
+    pub(crate) fn start(
+        name: &'static str,
+        mut command: Command,
+        directory: &Path,
+    ) -> anyhow::Result<Process> {
+        let log = directory.join(format!("{name}.log"));
+        let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let program = command.as_std().get_program().to_owned();
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            // A terminal's Ctrl-C is for this program.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start {} ({name})", program.display()))?;
+        let pid = child.id().context("the child has ended already")?;
+        let pid = Pid::from_raw(i32::try_from(pid)?);
+        alive(|alive| alive.push(pid));
+        Ok(Process {
+            name,
+            child,
+            pid,
+            log,
+        })
+    }
+
+    /// Waits until `url` answers 200, or says why it never will.
+    pub(crate) async fn ready(&mut self, url: &str) -> anyhow::Result<()> {
+        let answers = async {
+            loop {
+                if let Some(status) = self.child.try_wait()? {
+                    bail!(self.ended(status));
+                }
+                let answer = reqwest::Client::new()
+                    .get(url)
+                    .timeout(Duration::from_secs(2))
+                    .send();
+                if answer.await.is_ok_and(|answer| answer.status().is_success()) {
+                    return Ok(());
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        match timeout(PATIENCE, answers).await {
+            Ok(result) => result,
+            Err(_) => bail!(
+                "{} is not ready after {PATIENCE:?}:\n{}",
+                self.name,
+                self.last_words()
+            ),
+        }
+    }
+
+    /// User and system time so far, in seconds, to 10 ms.
+    pub(crate) fn cpu_seconds(&self) -> anyhow::Result<f64> {
+        let path = format!("/proc/{}/stat", self.pid);
+        let stat = fs::read_to_string(&path).with_context(|| format!("{} is gone ({path})", self.name))?;
+        // The second field, the name in brackets, may hold blanks; utime and stime are the 14th and 15th.
+        let ticks = stat.rsplit_once(") ").and_then(|(_, rest)| {
+            let mut fields = rest.split(' ').skip(11).map(str::parse::<f64>);
+            Some(fields.next()?.ok()? + fields.next()?.ok()?)
+        });
+        let ticks = ticks.with_context(|| format!("{path} is not as proc(5) says: {stat:?}"))?;
+        Ok(ticks / TICKS_PER_SECOND)
+    }
+
+    /// The most memory that it had resident until now, in bytes.
+    pub(crate) fn peak_memory(&self) -> anyhow::Result<u64> {
+        let path = format!("/proc/{}/status", self.pid);
+        let status = fs::read_to_string(&path).with_context(|| format!("{} is gone ({path})", self.name))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        kib.map(|kib| kib << 10)
+            .with_context(|| format!("no VmHWM in {path}"))
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        kill(self.pid, signal).with_context(|| format!("cannot send {signal} to {}", self.name))
+    }
+
+    /// Waits for its end, at most `patience`, and returns what it printed.
+    pub(crate) async fn output(mut self, patience: Duration) -> anyhow::Result<String> {
+        match timeout(patience, self.child.wait()).await {
+            Ok(status) => {
+                let status = status?;
+                alive(|alive| alive.retain(|pid| *pid != self.pid));
+                if !status.success() {
+                    bail!(self.ended(status));
+                }
+                Ok(fs::read_to_string(&self.log)?)
+            }
+            Err(_) => bail!(
+                "{} is still running after {patience:?}:\n{}",
+                self.name,
+                self.last_words()
+            ),
+        }
+    }
+
+    /// SIGTERM, and an error when that does not end it cleanly.
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.signal(Signal::SIGTERM)?;
+        self.output(PATIENCE).await.map(drop)
+    }
+
+    fn ended(&self, status: ExitStatus) -> anyhow::Error {
+        anyhow::anyhow!("{} ended ({status}):\n{}", self.name, self.last_words())
+    }
+
+    fn last_words(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(15)..].join("\n")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // The child itself is killed by its own drop.
+        alive(|alive| alive.retain(|pid| *pid != self.pid));
+    }
+}
+
+fn alive(change: impl FnOnce(&mut Vec<Pid>)) {
+    change(&mut ALIVE.lock().unwrap_or_else(PoisonError::into_inner));
+}
+
+/// User and system time of all children that have ended, in seconds.
+pub(crate) fn ended_cpu_seconds() -> anyhow::Result<f64> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+    let us = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
+    Ok(us as f64 / 1e6)
+}

@@ -1,0 +1,281 @@
+//! The results: as a table for people, as JSON for programs, and held against the floors.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use crate::cost::Cost;
+use crate::latency::Latency;
+use crate::memory::Memory;
+
+/// The gateway's CPU time over zstd-1's at most.
+const GATEWAY_OVER_ZSTD1_MAX: f64 = 3.0;
+/// Records that the consumer gets done in a second of one core at least.
+const CONSUMER_RECORDS_PER_CORE_SECOND_MIN: f64 = 250_000.0;
+/// Peak memory over the limit at most.
+const MEMORY_OVER_LIMIT_MAX: f64 = 1.25;
+
+/// A figure of several repeats.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    /// Of at least one value.
+    pub(crate) fn of(mut values: Vec<f64>) -> Spread {
+        values.sort_by(f64::total_cmp);
+        let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
+        let last = values.len().saturating_sub(1);
+        Spread {
+            median: f64::midpoint(at(last / 2), at(last.div_ceil(2))),
+            min: at(0),
+            max: at(last),
+        }
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = if self.median >= 100.0 { 0 } else { 2 };
+        let Spread { median, min, max } = self;
+        f.pad(&format!("{median:.digits$} ({min:.digits$}..{max:.digits$})"))
+    }
+}
+
+/// Something that must hold.
+#[derive(Debug, Serialize)]
+struct Floor {
+    what: String,
+    found: f64,
+    bound: f64,
+    held: bool,
+}
+
+/// Everything that was measured.
+#[derive(Debug, Serialize)]
+pub(crate) struct Results {
+    at: String,
+    cores: usize,
+    processor: String,
+    pub(crate) cost: Vec<Cost>,
+    pub(crate) latency: Vec<Latency>,
+    pub(crate) memory: Option<Memory>,
+    floors: Vec<Floor>,
+}
+
+impl Results {
+    pub(crate) fn begin() -> Results {
+        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = info.lines().find(|line| line.starts_with("model name"));
+        let model = model.and_then(|line| line.split_once(": "));
+        Results {
+            at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            processor: model.map_or_else(String::new, |(_, model)| model.to_owned()),
+            cost: Vec::new(),
+            latency: Vec::new(),
+            memory: None,
+            floors: Vec::new(),
+        }
+    }
+
+    /// Holds what was measured against the floors. That every record arrived exactly once is a condition of
+    /// having measured at all.
+    pub(crate) fn judge(&mut self) {
+        let at_most = |what, found, bound| Floor {
+            what,
+            found,
+            bound,
+            held: found <= bound,
+        };
+        let mut floors = Vec::new();
+        for cost in &self.cost {
+            floors.push(at_most(
+                format!("gateway's CPU over zstd-1's, indexes {}", cost.indexes),
+                cost.gateway_over_zstd1.median,
+                GATEWAY_OVER_ZSTD1_MAX,
+            ));
+            let found = cost.consumer_records_per_core_second.median;
+            floors.push(Floor {
+                what: format!("consumer's records per core-second, indexes {}", cost.indexes),
+                found,
+                bound: CONSUMER_RECORDS_PER_CORE_SECOND_MIN,
+                held: found >= CONSUMER_RECORDS_PER_CORE_SECOND_MIN,
+            });
+        }
+        if let Some(memory) = &self.memory {
+            let over = |peak: u64, limit: u64| peak as f64 / limit as f64;
+            floors.push(at_most(
+                "gateway's peak memory over its limit".to_owned(),
+                over(memory.gateway, memory.gateway_limit),
+                MEMORY_OVER_LIMIT_MAX,
+            ));
+            floors.push(at_most(
+                "consumer's peak memory over its limit".to_owned(),
+                over(memory.consumer, memory.consumer_limit),
+                MEMORY_OVER_LIMIT_MAX,
+            ));
+        }
+        self.floors = floors;
+    }
+
+    pub(crate) fn held(&self) -> bool {
+        self.floors.iter().all(|floor| floor.held)
+    }
+
+    /// Writes the JSON to a file of its own in this folder.
+    pub(crate) fn write(&self, folder: &Path) -> anyhow::Result<PathBuf> {
+        let file = folder.join(format!("{}.json", self.at.replace(':', "")));
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&file, serde_json::to_string_pretty(self)? + "\n"))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(file)
+    }
+}
+
+impl fmt::Display for Results {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {} cores, {}", self.at, self.cores, self.processor)?;
+        self.show_cost(f)?;
+        self.show_latency(f)?;
+        self.show_memory(f)?;
+        writeln!(f, "\nEvery record arrived exactly once.")?;
+        for floor in &self.floors {
+            let verdict = if floor.held { "held  " } else { "MISSED" };
+            write!(
+                f,
+                "\n{verdict}  {}: {:.2}, the bound is {}",
+                floor.what, floor.found, floor.bound
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl Results {
+    fn show_cost(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(first) = self.cost.first() else {
+            return Ok(());
+        };
+        writeln!(
+            f,
+            "{} records a repeat, 1,000 a request, {:.0} raw bytes a record and {:.0} stored, bodies: {}",
+            first.records, first.raw_bytes_per_record, first.stored_bytes_per_record, first.bodies
+        )?;
+        writeln!(f, "\nCPU-seconds per million records: median (min..max)")?;
+        write!(f, "{:<34}", "indexes of the table")?;
+        for cost in &self.cost {
+            write!(f, "{:<28}", cost.indexes)?;
+        }
+        type Figure = fn(&Cost) -> Spread;
+        let rows: [(&str, Figure); 10] = [
+            ("zstd-1 alone, the same bytes", |cost| cost.zstd1),
+            ("gateway", |cost| cost.gateway),
+            ("gateway over zstd-1", |cost| cost.gateway_over_zstd1),
+            ("zstd decompression alone", |cost| cost.zstd_decompress),
+            ("consumer", |cost| cost.consumer),
+            ("consumer, records per core-second", |cost| {
+                cost.consumer_records_per_core_second
+            }),
+            ("engine", |cost| cost.engine),
+            ("engine, merges done", |cost| cost.engine_merged),
+            ("load generator", |cost| cost.load),
+            ("records/s end to end", |cost| cost.records_per_second),
+        ];
+        for (name, figure) in rows {
+            write!(f, "\n{name:<34}")?;
+            for cost in &self.cost {
+                write!(f, "{:<28}", figure(cost))?;
+            }
+        }
+        writeln!(f)
+    }
+
+    fn show_latency(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for latency in &self.latency {
+            writeln!(
+                f,
+                "\nlatency at {} records/s over a store as slow as S3, linger {}: p50 {:.0} ms, p90 {:.0}, p99 {:.0}, p99.9 {:.0} ({} messages)",
+                latency.rate,
+                latency.linger,
+                latency.p50_ms,
+                latency.p90_ms,
+                latency.p99_ms,
+                latency.p999_ms,
+                latency.messages
+            )?;
+            for (name, requests) in [("gateway", latency.gateway), ("consumer", latency.consumer)] {
+                writeln!(
+                    f,
+                    "  {name:<9} {:.2} PUT/s, {:.2} GET/s, {:.2} LIST/s: ${:.2} a month",
+                    requests.put,
+                    requests.get,
+                    requests.list,
+                    requests.usd_per_month()
+                )?;
+            }
+            writeln!(
+                f,
+                "  both      ${:.2} a month of requests, us-east-1",
+                latency.usd_per_month
+            )?;
+        }
+        Ok(())
+    }
+
+    fn show_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(memory) = &self.memory else { return Ok(()) };
+        writeln!(
+            f,
+            "\npeak memory under full load with ClickHouse stopped for {:.0} s ({} records): gateway {} of {} MiB, consumer {} of {} MiB",
+            memory.stall_seconds,
+            memory.records,
+            memory.gateway >> 20,
+            memory.gateway_limit >> 20,
+            memory.consumer >> 20,
+            memory.consumer_limit >> 20
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_the_median_and_the_extremes() {
+        let spread = Spread::of(vec![3.0, 1.0, 2.0]);
+        assert_eq!((spread.median, spread.min, spread.max), (2.0, 1.0, 3.0));
+        assert_eq!(Spread::of(vec![1.0, 2.0]).median, 1.5);
+        assert_eq!(spread.to_string(), "2.00 (1.00..3.00)");
+    }
+
+    #[test]
+    fn a_floor_that_is_missed_is_seen() {
+        let mut results = Results::begin();
+        results.memory = Some(Memory {
+            records: 1,
+            retries: 0,
+            stall_seconds: 15.0,
+            gateway: 160 << 20,
+            gateway_limit: 128 << 20,
+            consumer: 1,
+            consumer_limit: 1,
+        });
+        results.judge();
+        assert!(results.held());
+        if let Some(memory) = &mut results.memory {
+            memory.gateway += 1;
+        }
+        results.judge();
+        assert!(!results.held());
+        assert!(results.to_string().contains("MISSED  gateway's peak memory"));
+    }
+}

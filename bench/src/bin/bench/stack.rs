@@ -1,0 +1,187 @@
+//! Gateway, consumer, ClickHouse and the load, as processes on free ports over a directory of their own, which is gone
+//! when they are.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use tempfile::TempDir;
+use tokio::process::Command;
+use tokio::time::{Instant, sleep};
+
+use crate::process::Process;
+use millpond_bench::metrics::Scrape;
+use millpond_bench::ports::free_addresses;
+
+/// How long the table may stand still before what is missing counts as missing.
+const STALLED: Duration = Duration::from_secs(60);
+
+/// How often it is looked whether everything has arrived.
+const POLL: Duration = Duration::from_millis(50);
+
+/// What differs from stack to stack.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Settings {
+    pub(crate) gateway: &'static [&'static str],
+    pub(crate) consumer: &'static [&'static str],
+}
+
+/// The three, running. They are killed when this is dropped.
+pub(crate) struct Stack {
+    pub(crate) gateway: Process,
+    pub(crate) consumer: Process,
+    pub(crate) engine: Process,
+    pub(crate) clickhouse: SocketAddr,
+    otlp: SocketAddr,
+    gateway_admin: SocketAddr,
+    consumer_admin: SocketAddr,
+    // Removed last.
+    directory: TempDir,
+}
+
+/// What the load generator says at its end.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Sent {
+    pub(crate) bodies: String,
+    pub(crate) records_acknowledged: u64,
+    pub(crate) unacknowledged: u64,
+    pub(crate) retries: u64,
+    pub(crate) raw_bytes: u64,
+}
+
+impl Stack {
+    pub(crate) async fn start(settings: Settings) -> anyhow::Result<Stack> {
+        let directory = tempfile::Builder::new().prefix("millpond-bench-").tempdir()?;
+        let path = directory.path();
+        let [clickhouse, otlp, gateway_admin, consumer_admin] = free_addresses()?;
+
+        let mut command = program("embedded-clickhouse")?;
+        command.args(["--listen", &clickhouse.to_string(), "--path"]);
+        command.arg(path.join("clickhouse"));
+        let mut engine = Process::start("clickhouse", command, path)?;
+        engine.ready(&format!("http://{clickhouse}/ping")).await?;
+
+        let buffer = format!("file://{}", path.join("buffer").display());
+        let mut command = program("millpond")?;
+        command.args(["gateway", "--create-bucket", "--buffer", &buffer]);
+        command.args([
+            "--listen",
+            &otlp.to_string(),
+            "--admin",
+            &gateway_admin.to_string(),
+        ]);
+        command.args(settings.gateway);
+        let mut gateway = Process::start("gateway", command, path)?;
+        gateway.ready(&format!("http://{gateway_admin}/readyz")).await?;
+
+        let mut command = program("millpond")?;
+        command.args([
+            "consume",
+            "--buffer",
+            &buffer,
+            "--admin",
+            &consumer_admin.to_string(),
+        ]);
+        command.args(["--clickhouse", &format!("http://{clickhouse}")]);
+        command.args(settings.consumer);
+        let mut consumer = Process::start("consumer", command, path)?;
+        consumer.ready(&format!("http://{consumer_admin}/readyz")).await?;
+        Ok(Stack {
+            gateway,
+            consumer,
+            engine,
+            clickhouse,
+            otlp,
+            gateway_admin,
+            consumer_admin,
+            directory,
+        })
+    }
+
+    /// Starts the load generator with these flags beside those that it always gets.
+    pub(crate) fn load(&self, bodies: Option<&Path>, flags: &[&str]) -> anyhow::Result<Process> {
+        let mut command = program("millpond")?;
+        command.args([
+            "load",
+            "--json",
+            "--run",
+            "bench",
+            "--endpoint",
+            &self.otlp.to_string(),
+        ]);
+        if let Some(bodies) = bodies {
+            command.arg("--bodies").arg(bodies);
+        }
+        command.args(flags);
+        Process::start("load", command, self.directory.path())
+    }
+
+    /// Waits for the end of a load. Everything that it sent must have been acknowledged.
+    pub(crate) async fn sent(&self, load: Process, patience: Duration) -> anyhow::Result<Sent> {
+        let report = load.output(patience).await?;
+        // Standard error is in the same log, before the report.
+        let json = report.lines().last().unwrap_or_default();
+        let sent: Sent = serde_json::from_str(json)
+            .with_context(|| format!("the load generator printed {report:?} instead of its report"))?;
+        if sent.unacknowledged > 0 {
+            bail!("{} records were not acknowledged: {json}", sent.unacknowledged);
+        }
+        Ok(sent)
+    }
+
+    /// Waits until the consumer has written `records` records.
+    pub(crate) async fn delivered(&self, records: u64) -> anyhow::Result<()> {
+        let (mut last, mut moved) = (0.0, Instant::now());
+        loop {
+            let now = self.written().await?;
+            if now >= records as f64 {
+                return Ok(());
+            }
+            if now > last {
+                (last, moved) = (now, Instant::now());
+            } else if moved.elapsed() > STALLED {
+                bail!("the consumer stands still at {now} of {records} records for {STALLED:?}");
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// Records that the consumer has written until now.
+    pub(crate) async fn written(&self) -> anyhow::Result<f64> {
+        Ok(self
+            .consumer_metrics()
+            .await?
+            .sum("millpond_consumer_records_total", ""))
+    }
+
+    pub(crate) async fn gateway_metrics(&self) -> anyhow::Result<Scrape> {
+        Scrape::of(self.gateway_admin).await
+    }
+
+    pub(crate) async fn consumer_metrics(&self) -> anyhow::Result<Scrape> {
+        Scrape::of(self.consumer_admin).await
+    }
+
+    /// The folder in which the buffer is.
+    pub(crate) fn buffer(&self) -> PathBuf {
+        self.directory.path().join("buffer")
+    }
+
+    /// Stops them in the order of the data. An error when one of them does not end cleanly.
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.gateway.stop().await?;
+        self.consumer.stop().await?;
+        self.engine.stop().await
+    }
+}
+
+/// A program that was built beside this one.
+fn program(name: &str) -> anyhow::Result<Command> {
+    let path = std::env::current_exe()?.with_file_name(name);
+    if !path.exists() {
+        bail!("{} is missing: use `make bench`, which builds it", path.display());
+    }
+    Ok(Command::new(path))
+}

@@ -1,0 +1,149 @@
+//! The flags of `millpond load`. They never decide anything: [`LoadConfig`] is what counts.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::{LoadConfig, LoadError};
+
+/// How requests are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Compression {
+    /// Not at all.
+    None,
+    /// gzip at level 6, the Collector's default.
+    Gzip,
+    /// zstd at level 3.
+    Zstd,
+}
+
+/// Make OTLP/gRPC log traffic and report what was acknowledged.
+#[derive(Debug, Clone, Args)]
+pub struct LoadArgs {
+    /// Where to send it: host:port or http://host:port
+    #[arg(long, default_value = "127.0.0.1:4317")]
+    pub endpoint: String,
+    /// Records per second; 0 for as fast as they are acknowledged
+    #[arg(long, default_value_t = 0)]
+    pub rate: u64,
+    /// Requests in flight at most. Each waits for its commit, so throughput is at most concurrency × records per request ÷ latency
+    #[arg(long, default_value_t = 256)]
+    pub concurrency: usize,
+    /// Records in one request
+    #[arg(long, default_value_t = 1000)]
+    pub records_per_request: u64,
+    /// Stop sending after this long, such as 500ms, 10s, 5m or 1h [default: 10s, unless --records is given]
+    #[arg(long, value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+    /// Stop sending after this many records
+    #[arg(long)]
+    pub records: Option<u64>,
+    /// A folder whose *.log files' lines become the bodies [default: ../shared/data/loghub if it is there, else generated text]
+    #[arg(long)]
+    pub bodies: Option<PathBuf>,
+    /// Decides which line, trace and host each record gets
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The attribute that holds every record's unique id, "<run>-<number in 12 digits>"
+    #[arg(long, default_value = "millpond.load.id")]
+    pub unique_attribute: String,
+    /// The first part of the unique ids [default: random]
+    #[arg(long)]
+    pub run: Option<String>,
+    /// How requests are compressed
+    #[arg(long, value_enum, default_value_t = Compression::None)]
+    pub compression: Compression,
+    /// Retry a request that failed with a retryable error for this long after its first attempt; 0s for never
+    #[arg(long, value_parser = parse_duration, default_value = "60s")]
+    pub retry_for: Duration,
+    /// Write a line "run first count" to this file for every acknowledged request
+    #[arg(long)]
+    pub acknowledged_file: Option<PathBuf>,
+    /// Print the report as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl LoadArgs {
+    /// The configuration that the flags ask for.
+    ///
+    /// # Errors
+    /// [`LoadError::Setting`] for a value that makes no sense.
+    pub fn config(self) -> Result<LoadConfig, LoadError> {
+        let duration = match (self.duration, self.records) {
+            (None, None) => Some(Duration::from_secs(10)),
+            (duration, _) => duration,
+        };
+        let config = LoadConfig {
+            endpoint: self.endpoint,
+            rate: self.rate,
+            concurrency: self.concurrency,
+            records_per_request: self.records_per_request,
+            duration,
+            records: self.records,
+            bodies: self.bodies,
+            seed: self.seed,
+            unique_attribute: self.unique_attribute,
+            run: self
+                .run
+                .unwrap_or_else(|| format!("{:08x}", rand::random::<u32>())),
+            compression: self.compression,
+            retry_for: self.retry_for,
+            acknowledged_file: self.acknowledged_file,
+        };
+        config.check()?;
+        Ok(config)
+    }
+}
+
+impl LoadConfig {
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        let refuse = |setting, reason: &str| {
+            Err(LoadError::Setting {
+                setting,
+                reason: reason.to_owned(),
+            })
+        };
+        if !(1..=100_000).contains(&self.concurrency) {
+            return refuse("concurrency", "must be 1 to 100000");
+        }
+        if !(1..=100_000).contains(&self.records_per_request) {
+            return refuse("records-per-request", "must be 1 to 100000");
+        }
+        if self.unique_attribute.is_empty() {
+            return refuse("unique-attribute", "must not be empty");
+        }
+        let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        if self.run.is_empty() || self.run.len() > 64 || !self.run.chars().all(good) {
+            return refuse(
+                "run",
+                "must be 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-'",
+            );
+        }
+        if self.endpoint.starts_with("https://") {
+            return refuse("endpoint", "TLS is not supported; use http:// or host:port");
+        }
+        Ok(())
+    }
+}
+
+/// A number and a unit, as in `500ms`, `10s`, `5m`, `1h`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let number: u64 = number
+        .parse()
+        .map_err(|_| "use a whole number and a unit, such as 10s".to_owned())?;
+    let ms = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err("use one of the units ms, s, m, h, as in 10s".to_owned()),
+    };
+    number
+        .checked_mul(ms)
+        .map(Duration::from_millis)
+        .ok_or_else(|| "too long".to_owned())
+}

@@ -1,0 +1,208 @@
+//! A gRPC client that sends request messages which are already encoded, and says of every failure whether to try again
+//! and when. It never retries by itself.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes};
+use prost::Message;
+use tonic::client::Grpc;
+use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+
+use super::{Compression, LoadConfig, LoadError};
+
+const EXPORT: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
+
+/// Requests on one connection: more than one connection, so that one task does not frame everything.
+const REQUESTS_PER_CONNECTION: usize = 64;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const KEEPALIVE: Duration = Duration::from_secs(10);
+
+/// Connects when first used, and again when the connection is lost.
+#[derive(Debug, Clone)]
+pub(super) struct Client {
+    grpc: Grpc<Channel>,
+}
+
+/// Why an attempt failed.
+#[derive(Debug)]
+pub(super) struct Failure {
+    /// The gRPC code, or `transport` for a connection that failed.
+    pub(super) code: String,
+    /// Whether the same bytes may be accepted later.
+    pub(super) retryable: bool,
+    /// The server asks for at least this pause.
+    pub(super) pause: Duration,
+}
+
+impl Client {
+    /// The clients that a run's workers share among them.
+    pub(super) fn connections(config: &LoadConfig) -> Result<Vec<Client>, LoadError> {
+        let count = config.concurrency.div_ceil(REQUESTS_PER_CONNECTION);
+        (0..count).map(|_| Client::lazy(config)).collect()
+    }
+
+    fn lazy(config: &LoadConfig) -> Result<Client, LoadError> {
+        let uri = match config.endpoint.contains("://") {
+            true => config.endpoint.clone(),
+            false => format!("http://{}", config.endpoint),
+        };
+        let endpoint = Endpoint::from_shared(uri).map_err(|error| LoadError::Setting {
+            setting: "endpoint",
+            reason: format!(
+                "{error}: {:?} is neither host:port nor http://host:port",
+                config.endpoint
+            ),
+        })?;
+        let channel = endpoint
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEPALIVE)
+            .keep_alive_timeout(KEEPALIVE)
+            .connect_lazy();
+        let grpc = match config.compression {
+            Compression::None => Grpc::new(channel),
+            Compression::Gzip => Grpc::new(channel).send_compressed(CompressionEncoding::Gzip),
+            Compression::Zstd => Grpc::new(channel).send_compressed(CompressionEncoding::Zstd),
+        };
+        Ok(Client { grpc })
+    }
+
+    /// One attempt.
+    pub(super) async fn export(&mut self, request: Bytes) -> Result<(), Failure> {
+        self.grpc.ready().await.map_err(|error| Failure {
+            code: format!("transport: {}", root_cause(&error)),
+            retryable: true,
+            pause: Duration::ZERO,
+        })?;
+        let path = PathAndQuery::from_static(EXPORT);
+        match self.grpc.unary(Request::new(request), path, Encoded).await {
+            Ok(_) => Ok(()),
+            Err(status) => Err(failure(&status)),
+        }
+    }
+}
+
+fn failure(status: &Status) -> Failure {
+    // A status that a server sent has no source; one that has was made here, of an error in the connection.
+    if status.source().is_some() {
+        let code = format!("transport: {}", root_cause(status));
+        return Failure {
+            code,
+            retryable: true,
+            pause: Duration::ZERO,
+        };
+    }
+    let retryable = matches!(
+        status.code(),
+        Code::Unavailable | Code::ResourceExhausted | Code::Aborted | Code::DeadlineExceeded
+    );
+    Failure {
+        code: format!("{:?}", status.code()),
+        retryable,
+        pause: retry_info(status.details()),
+    }
+}
+
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+/// The pause that the server asks for; zero when it asks for none.
+fn retry_info(details: &[u8]) -> Duration {
+    let Ok(status) = google_rpc::Status::decode(details) else {
+        return Duration::ZERO;
+    };
+    let info = status
+        .details
+        .iter()
+        .find(|any| any.type_url.ends_with("/google.rpc.RetryInfo"));
+    let delay = info
+        .and_then(|any| google_rpc::RetryInfo::decode(&any.value[..]).ok())
+        .and_then(|info| info.retry_delay);
+    delay.map_or(Duration::ZERO, |delay| {
+        Duration::new(
+            u64::try_from(delay.seconds).unwrap_or(0),
+            u32::try_from(delay.nanos).unwrap_or(0).min(999_999_999),
+        )
+    })
+}
+
+/// Messages that are encoded already; the answer's bytes are not looked at.
+#[derive(Debug, Clone, Copy, Default)]
+struct Encoded;
+
+impl Codec for Encoded {
+    type Encode = Bytes;
+    type Decode = ();
+    type Encoder = Encoded;
+    type Decoder = Encoded;
+
+    fn encoder(&mut self) -> Encoded {
+        Encoded
+    }
+
+    fn decoder(&mut self) -> Encoded {
+        Encoded
+    }
+}
+
+impl Encoder for Encoded {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, message: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.reserve(message.len());
+        buffer.put(message);
+        Ok(())
+    }
+}
+
+impl Decoder for Encoded {
+    type Item = ();
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<()>, Status> {
+        buffer.advance(buffer.remaining());
+        Ok(Some(()))
+    }
+}
+
+/// The parts of google/rpc/status.proto and error_details.proto that a retry needs.
+mod google_rpc {
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Status {
+        #[prost(message, repeated, tag = "3")]
+        pub(super) details: Vec<Any>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Any {
+        #[prost(string, tag = "1")]
+        pub(super) type_url: String,
+        #[prost(bytes = "vec", tag = "2")]
+        pub(super) value: Vec<u8>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct RetryInfo {
+        #[prost(message, optional, tag = "1")]
+        pub(super) retry_delay: Option<Duration>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Duration {
+        #[prost(int64, tag = "1")]
+        pub(super) seconds: i64,
+        #[prost(int32, tag = "2")]
+        pub(super) nanos: i32,
+    }
+}

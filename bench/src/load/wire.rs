@@ -1,0 +1,80 @@
+//! Writes protobuf by hand, as much of it as OTLP log records need. It never reads any.
+
+/// Appends protobuf fields to a buffer.
+#[derive(Debug, Default)]
+pub(super) struct Writer {
+    pub(super) bytes: Vec<u8>,
+}
+
+const VARINT: u64 = 0;
+const FIXED64: u64 = 1;
+const LENGTH_DELIMITED: u64 = 2;
+const FIXED32: u64 = 5;
+
+impl Writer {
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.bytes.push(value.to_le_bytes()[0] | 0x80);
+            value >>= 7;
+        }
+        self.bytes.push(value.to_le_bytes()[0]);
+    }
+
+    fn tag(&mut self, field: u64, wire_type: u64) {
+        self.varint(field << 3 | wire_type);
+    }
+
+    pub(super) fn uint(&mut self, field: u64, value: u64) {
+        self.tag(field, VARINT);
+        self.varint(value);
+    }
+
+    pub(super) fn fixed32(&mut self, field: u64, value: u32) {
+        self.tag(field, FIXED32);
+        self.bytes.extend_from_slice(&value.to_le_bytes());
+    }
+
+    /// Returns where the eight bytes of the value begin.
+    pub(super) fn fixed64(&mut self, field: u64, value: u64) -> usize {
+        self.tag(field, FIXED64);
+        self.bytes.extend_from_slice(&value.to_le_bytes());
+        self.bytes.len() - 8
+    }
+
+    /// The head of a length-delimited field whose `length` bytes the caller appends.
+    pub(super) fn head(&mut self, field: u64, length: usize) {
+        self.tag(field, LENGTH_DELIMITED);
+        self.varint(length as u64);
+    }
+
+    /// Returns where the value begins.
+    pub(super) fn bytes(&mut self, field: u64, value: &[u8]) -> usize {
+        self.head(field, value.len());
+        self.bytes.extend_from_slice(value);
+        self.bytes.len() - value.len()
+    }
+
+    /// A message: what `fill` writes, with its length before it. Returns what `fill` returned and where the content begins.
+    pub(super) fn message<T>(&mut self, field: u64, fill: impl FnOnce(&mut Writer) -> T) -> (T, usize) {
+        let mut inner = Writer::default();
+        let result = fill(&mut inner);
+        (result, self.bytes(field, &inner.bytes))
+    }
+
+    /// A KeyValue with a string; returns where the string begins.
+    pub(super) fn attribute(&mut self, field: u64, key: &str, value: &str) -> usize {
+        let ((in_any, any), start) = self.message(field, |pair| {
+            pair.bytes(1, key.as_bytes());
+            pair.message(2, |any| any.bytes(1, value.as_bytes()))
+        });
+        start + any + in_any
+    }
+
+    /// A KeyValue with an integer.
+    pub(super) fn int_attribute(&mut self, field: u64, key: &str, value: u64) {
+        self.message(field, |pair| {
+            pair.bytes(1, key.as_bytes());
+            pair.message(2, |any| any.uint(3, value));
+        });
+    }
+}

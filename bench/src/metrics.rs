@@ -1,0 +1,199 @@
+//! What the processes say of themselves on `/metrics`: sums of counters, quantiles of histograms, and the difference of
+//! two readings of either.
+
+use std::net::SocketAddr;
+
+use anyhow::Context;
+use serde::Serialize;
+
+/// Seconds in the month that prices are for: 730 hours.
+const MONTH_SECONDS: f64 = 2_628_000.0;
+/// S3 in us-east-1 (price list of 2025-10-28): PUT and LIST, GET and HEAD.
+const USD_PER_PUT: f64 = 0.005 / 1_000.0;
+const USD_PER_GET: f64 = 0.0004 / 1_000.0;
+
+/// One reading of a process's metrics.
+pub struct Scrape(String);
+
+impl Scrape {
+    /// Reads the metrics of the process with this admin address.
+    ///
+    /// # Errors
+    /// When nobody answers there.
+    pub async fn of(admin: SocketAddr) -> anyhow::Result<Scrape> {
+        let url = format!("http://{admin}/metrics");
+        let answer = reqwest::get(&url)
+            .await
+            .with_context(|| format!("no metrics from {url}"))?;
+        Ok(Scrape(answer.text().await?))
+    }
+
+    /// The samples of a metric: their labels, as written, and their values.
+    fn samples<'a>(&'a self, metric: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
+        self.0.lines().filter_map(move |line| {
+            let rest = line.strip_prefix(metric)?;
+            let (labels, value) = match rest.strip_prefix('{') {
+                Some(rest) => rest.split_once("} ")?,
+                None => ("", rest.strip_prefix(' ')?),
+            };
+            Some((labels, value.split(' ').next()?.parse().ok()?))
+        })
+    }
+
+    /// The sum of a metric's samples whose labels contain `label`.
+    pub fn sum(&self, metric: &str, label: &str) -> f64 {
+        let samples = self.samples(metric).filter(|(labels, _)| labels.contains(label));
+        samples.map(|(_, value)| value).sum()
+    }
+
+    /// A histogram, over all its labels.
+    pub fn histogram(&self, name: &str) -> Histogram {
+        let mut buckets: Vec<(f64, f64)> = Vec::new();
+        for (labels, count) in self.samples(&format!("{name}_bucket")) {
+            let bound = labels
+                .split("le=\"")
+                .nth(1)
+                .and_then(|rest| rest.split('"').next());
+            // "+Inf" parses as a number, too.
+            let Some(bound) = bound.and_then(|bound| bound.parse::<f64>().ok()) else {
+                continue;
+            };
+            match buckets.iter_mut().find(|(known, _)| *known == bound) {
+                Some((_, sum)) => *sum += count,
+                None => buckets.push((bound, count)),
+            }
+        }
+        buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Histogram { buckets }
+    }
+
+    /// Requests to the store, as they are billed.
+    pub fn requests(&self) -> Requests {
+        let of = |kind| self.sum("millpond_store_requests_total", &format!("kind=\"{kind}\""));
+        Requests {
+            put: of("put"),
+            get: of("get") + of("head"),
+            list: of("list"),
+            delete: of("delete"),
+        }
+    }
+}
+
+/// A cumulative histogram: upper bounds in seconds, ascending, and counts up to them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Histogram {
+    buckets: Vec<(f64, f64)>,
+}
+
+impl Histogram {
+    /// What came after `before`.
+    #[must_use]
+    pub fn since(&self, before: &Histogram) -> Histogram {
+        let count_before = |bound: f64| {
+            let found = before.buckets.iter().find(|(known, _)| *known == bound);
+            found.map_or(0.0, |(_, count)| *count)
+        };
+        let buckets = self.buckets.iter();
+        Histogram {
+            buckets: buckets
+                .map(|&(bound, count)| (bound, count - count_before(bound)))
+                .collect(),
+        }
+    }
+
+    /// Observations.
+    pub fn count(&self) -> f64 {
+        self.buckets.last().map_or(0.0, |(_, count)| *count)
+    }
+
+    /// A quantile in milliseconds, interpolated within its bucket.
+    pub fn quantile_ms(&self, quantile: f64) -> f64 {
+        let wanted = self.count() * quantile;
+        let (mut lower, mut below) = (0.0, 0.0);
+        for &(bound, count) in &self.buckets {
+            if count >= wanted && count > below {
+                let upper = if bound.is_finite() { bound } else { lower };
+                return 1_000.0 * (lower + (upper - lower) * (wanted - below) / (count - below));
+            }
+            (lower, below) = (bound, count);
+        }
+        0.0
+    }
+}
+
+/// Requests to the store by price; S3 bills HEAD as GET, and DELETE not at all.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Requests {
+    /// PUT, with conditions or without.
+    pub put: f64,
+    /// GET and HEAD.
+    pub get: f64,
+    /// LIST, one a page.
+    pub list: f64,
+    /// DELETE.
+    pub delete: f64,
+}
+
+impl Requests {
+    /// A second, from two readings.
+    #[must_use]
+    pub fn per_second(self, before: Requests, seconds: f64) -> Requests {
+        let rate = |now: f64, before: f64| (now - before) / seconds;
+        Requests {
+            put: rate(self.put, before.put),
+            get: rate(self.get, before.get),
+            list: rate(self.list, before.list),
+            delete: rate(self.delete, before.delete),
+        }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Requests) -> Requests {
+        Requests {
+            put: self.put + other.put,
+            get: self.get + other.get,
+            list: self.list + other.list,
+            delete: self.delete + other.delete,
+        }
+    }
+
+    /// What a month of so many requests a second costs on S3, requests alone.
+    pub fn usd_per_month(self) -> f64 {
+        ((self.put + self.list) * USD_PER_PUT + self.get * USD_PER_GET) * MONTH_SECONDS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EARLY: &str = "h_bucket{le=\"0.1\",stream=\"a\"} 10\nh_bucket{le=\"0.2\",stream=\"a\"} 10\nh_bucket{le=\"+Inf\",stream=\"a\"} 10\n";
+    const LATE: &str = "h_bucket{le=\"0.1\",stream=\"a\"} 20\nh_bucket{le=\"0.2\",stream=\"a\"} 30\nh_bucket{le=\"+Inf\",stream=\"a\"} 30\n\
+                        h_bucket{le=\"0.1\",stream=\"b\"} 0\nh_bucket{le=\"0.2\",stream=\"b\"} 20\nh_bucket{le=\"+Inf\",stream=\"b\"} 20\n";
+
+    #[test]
+    fn a_quantile_is_of_what_came_in_between_over_all_streams() {
+        let histogram = |text: &str| Scrape(text.to_owned()).histogram("h");
+        let between = histogram(LATE).since(&histogram(EARLY));
+        assert_eq!(between.count(), 40.0);
+        assert_eq!(between.quantile_ms(0.25).round(), 100.0);
+        assert_eq!(between.quantile_ms(0.625).round(), 150.0);
+        assert_eq!(between.quantile_ms(1.0).round(), 200.0);
+        assert_eq!(histogram("").quantile_ms(0.5), 0.0);
+    }
+
+    #[test]
+    fn a_month_is_priced_by_kind_from_requests_a_second() {
+        let text = "millpond_store_requests_total{kind=\"put\",outcome=\"ok\"} 7\n\
+                    millpond_store_requests_total{kind=\"put\",outcome=\"mismatch\"} 3\n\
+                    millpond_store_requests_total{kind=\"get\",outcome=\"ok\"} 90\n\
+                    millpond_store_requests_total{kind=\"head\",outcome=\"ok\"} 10\n\
+                    millpond_store_requests_total{kind=\"delete\",outcome=\"ok\"} 10\n";
+        let nothing = Scrape(String::new()).requests();
+        let requests = Scrape(text.to_owned()).requests().per_second(nothing, 10.0);
+        assert_eq!((requests.put, requests.get, requests.delete), (1.0, 10.0, 1.0));
+        let usd = requests.usd_per_month();
+        assert!((usd - (13.14 + 10.512)).abs() < 0.001, "{usd}");
+    }
+}

@@ -1,0 +1,287 @@
+//! `millpond consume`: a consumer with ClickHouse behind it.
+
+use crate::admin::Admin;
+use crate::shutdown;
+use crate::store::StoreArgs;
+use crate::units::{Size, Time, readable};
+use millpond_clickhouse::{ClickHouse, Columns, Indexes};
+use millpond_consumer::{Consumer, SinkError};
+use prometheus_client::registry::Registry;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// Settings of the consumer.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConsumeArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    /// The consumer's name. Consumers with different names read the buffer independently, like Kafka's groups.
+    #[arg(
+        long,
+        env = "MILLPOND_CONSUMER",
+        value_name = "NAME",
+        default_value = "default"
+    )]
+    pub(crate) consumer: String,
+
+    /// ClickHouse's HTTP interface, e.g. http://127.0.0.1:8123.
+    #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL")]
+    pub(crate) clickhouse: String,
+
+    /// The database that rows go to; it is made when missing.
+    #[arg(long, env = "MILLPOND_DATABASE", value_name = "NAME", default_value = "otel")]
+    pub(crate) database: String,
+
+    /// The table for logs; it is made when missing, as the Collector's clickhouseexporter makes it.
+    #[arg(
+        long,
+        env = "MILLPOND_LOGS_TABLE",
+        value_name = "NAME",
+        default_value = "otel_logs"
+    )]
+    pub(crate) logs_table: String,
+
+    /// ClickHouse's user. Without it the server's default user.
+    #[arg(long, env = "MILLPOND_CLICKHOUSE_USER", value_name = "NAME")]
+    pub(crate) clickhouse_user: Option<String>,
+
+    /// The user's password. Give it as the variable: flags can be seen by other users of the machine.
+    #[arg(
+        long,
+        env = "MILLPOND_CLICKHOUSE_PASSWORD",
+        value_name = "PASSWORD",
+        hide_env_values = true
+    )]
+    pub(crate) clickhouse_password: Option<String>,
+
+    /// Millpond's own columns in the table: `all`, or `none` for the exporter's schema as it is, which gives up
+    /// asking the table which chunks it has.
+    #[arg(long, env = "MILLPOND_COLUMNS", value_name = "all|none", default_value = "all", value_parser = columns)]
+    pub(crate) columns: Columns,
+
+    /// Indexes of a table that is made: `exporter` (what the Collector's makes on this server), `bloom`, `text`
+    /// or `none`. Text indexes cost the server 1.4 to 2 times as much a row.
+    #[arg(long, env = "MILLPOND_INDEXES", value_name = "KIND", default_value = "exporter", value_parser = indexes)]
+    pub(crate) indexes: Indexes,
+
+    /// How long a table that is made keeps rows; 0s for ever.
+    #[arg(long, env = "MILLPOND_TTL", value_name = "TIME", default_value = "0s")]
+    pub(crate) ttl: Time,
+
+    /// Where /healthz, /readyz and /metrics are served.
+    #[arg(
+        long,
+        env = "MILLPOND_CONSUME_ADMIN",
+        value_name = "ADDR",
+        default_value = "127.0.0.1:4381"
+    )]
+    pub(crate) admin: SocketAddr,
+
+    /// This process's name as the cursor's owner. Without it a random one. A stable name (a StatefulSet's pod)
+    /// lets a restarted process go on at once instead of waiting for its own old lease; never give two living
+    /// processes the same.
+    #[arg(long, env = "MILLPOND_INSTANCE", value_name = "NAME")]
+    pub(crate) instance: Option<String>,
+
+    /// How long a cursor stays with an owner that shows no sign of life. 15s: longer than a pause, shorter than
+    /// anybody's patience.
+    #[arg(long, env = "MILLPOND_LEASE", value_name = "TIME", default_value = "15s")]
+    pub(crate) lease: Time,
+
+    /// Take the cursor at once, whoever holds it. The old owner is fenced.
+    #[arg(long, env = "MILLPOND_TAKE_OVER")]
+    pub(crate) take_over: bool,
+
+    /// How often the manifest is asked for news. 250ms: four GETs a second are $4 a month, and an eighth of a
+    /// second of latency at the median.
+    #[arg(
+        long,
+        env = "MILLPOND_POLL_INTERVAL",
+        value_name = "TIME",
+        default_value = "250ms"
+    )]
+    pub(crate) poll_interval: Time,
+
+    /// How often acknowledgements are made durable when nothing has to be planned. 1s: at most one PUT a second.
+    #[arg(
+        long,
+        env = "MILLPOND_ACK_INTERVAL",
+        value_name = "TIME",
+        default_value = "1s"
+    )]
+    pub(crate) ack_interval: Time,
+
+    /// The most bytes held for batches under way. 512MiB: four batches of the default size.
+    #[arg(
+        long,
+        env = "MILLPOND_CONSUME_MEMORY_LIMIT",
+        value_name = "SIZE",
+        default_value = "512MiB"
+    )]
+    pub(crate) memory_limit: Size,
+
+    /// INSERTs at a time. 2: more makes a ClickHouse server merge more, not write faster.
+    #[arg(long, env = "MILLPOND_WRITERS", value_name = "N", default_value_t = 2)]
+    pub(crate) writers: usize,
+
+    /// Ranged GETs at a time.
+    #[arg(long, env = "MILLPOND_FETCHERS", value_name = "N", default_value_t = 8)]
+    pub(crate) fetchers: usize,
+
+    /// Records that a batch should have; a segment with half of it is a batch by itself. 100000: ClickHouse's
+    /// cost a row no longer falls above.
+    #[arg(
+        long,
+        env = "MILLPOND_BATCH_RECORDS",
+        value_name = "N",
+        default_value_t = 100_000
+    )]
+    pub(crate) batch_records: u64,
+
+    /// Raw bytes that a batch should have; a segment with half of it is a batch by itself.
+    #[arg(
+        long,
+        env = "MILLPOND_BATCH_BYTES",
+        value_name = "SIZE",
+        default_value = "64MiB"
+    )]
+    pub(crate) batch_bytes: Size,
+
+    /// The most rows in one INSERT. Pinned while batches are in doubt.
+    #[arg(
+        long,
+        env = "MILLPOND_CHUNK_ROWS",
+        value_name = "N",
+        default_value_t = 100_000
+    )]
+    pub(crate) chunk_rows: u64,
+
+    /// The most uncompressed bytes in one INSERT: far below the 256 MiB at which the server would split it.
+    #[arg(
+        long,
+        env = "MILLPOND_CHUNK_BYTES",
+        value_name = "SIZE",
+        default_value = "64MiB"
+    )]
+    pub(crate) chunk_bytes: Size,
+
+    /// Batches of a stream in flight past the acknowledged position: what a successor may have to send again.
+    #[arg(long, env = "MILLPOND_MAX_IN_FLIGHT", value_name = "N", default_value_t = 16)]
+    pub(crate) max_in_flight: u32,
+
+    /// How long a stopping consumer works on what it has begun.
+    #[arg(
+        long,
+        env = "MILLPOND_CONSUME_DRAIN_TIMEOUT",
+        value_name = "TIME",
+        default_value = "30s"
+    )]
+    pub(crate) drain_timeout: Time,
+}
+
+fn columns(text: &str) -> Result<Columns, String> {
+    match text {
+        "all" => Ok(Columns::All),
+        "none" => Ok(Columns::None),
+        _ => Err("use all or none".into()),
+    }
+}
+
+fn indexes(text: &str) -> Result<Indexes, String> {
+    match text {
+        "exporter" => Ok(Indexes::Exporter),
+        "bloom" => Ok(Indexes::Bloom),
+        "text" => Ok(Indexes::Text),
+        "none" => Ok(Indexes::None),
+        _ => Err("use exporter, bloom, text or none".into()),
+    }
+}
+
+impl ConsumeArgs {
+    fn consumer(&self) -> millpond_consumer::Config {
+        let random = || format!("{}-{:08x}", std::process::id(), rand::random::<u32>());
+        millpond_consumer::Config {
+            consumer: self.consumer.clone(),
+            instance: self.instance.clone().unwrap_or_else(random),
+            lease: self.lease.0,
+            take_over: self.take_over,
+            poll_interval: self.poll_interval.0,
+            ack_interval: self.ack_interval.0,
+            memory_limit: self.memory_limit.0,
+            fetchers: self.fetchers,
+            writers: self.writers,
+            drain_timeout: self.drain_timeout.0,
+            batch_records: self.batch_records,
+            batch_bytes: self.batch_bytes.0,
+            chunk_rows: self.chunk_rows,
+            chunk_bytes: self.chunk_bytes.0,
+            max_in_flight: self.max_in_flight,
+            ..millpond_consumer::Config::default()
+        }
+    }
+
+    fn clickhouse(&self) -> millpond_clickhouse::Config {
+        millpond_clickhouse::Config {
+            url: self.clickhouse.clone(),
+            user: self.clickhouse_user.clone(),
+            password: self.clickhouse_password.clone(),
+            database: self.database.clone(),
+            table: self.logs_table.clone(),
+            columns: self.columns,
+            indexes: self.indexes,
+            ttl_seconds: self.ttl.0.as_secs(),
+            ..millpond_clickhouse::Config::default()
+        }
+    }
+}
+
+/// Runs until a signal, then finishes and acknowledges what was begun.
+pub(crate) async fn run(args: ConsumeArgs) -> anyhow::Result<()> {
+    let shutdown = shutdown::on_signal()?;
+    let (admin, admin_address) = Admin::start(args.admin).await?;
+    let store = args.store.open(false).await?;
+    let opening = open_sink(args.clickhouse(), &admin);
+    let sink = tokio::select! {
+        sink = opening => sink?,
+        () = shutdown.cancelled() => return Ok(()),
+    };
+
+    let mut registry = Registry::default();
+    store.register_metrics(&mut registry);
+    let consumer = Consumer::new(store.clone(), args.consumer(), Arc::new(sink), &mut registry)?;
+    admin.show(registry);
+    let status = consumer.status();
+    admin.ready_when(move || status.waiting_for());
+    info!(
+        "consumer {}: buffer {}, {} at {}, metrics on http://{admin_address}, memory limit {}",
+        args.consumer,
+        store.url(),
+        args.database,
+        args.clickhouse,
+        readable(args.memory_limit.0)
+    );
+    consumer.run(shutdown).await?;
+    info!("consumer {}: stopped", args.consumer);
+    Ok(())
+}
+
+/// A server that is down is waited for; a table that does not fit ends the program.
+async fn open_sink(config: millpond_clickhouse::Config, admin: &Admin) -> anyhow::Result<ClickHouse> {
+    let mut said = String::new();
+    loop {
+        let reason = match ClickHouse::open(config.clone()).await {
+            Ok(sink) => return Ok(sink),
+            Err(SinkError::Transient(reason)) => reason,
+            Err(error) => return Err(error.into()),
+        };
+        if reason != said {
+            warn!("{reason}; trying again");
+            said.clone_from(&reason);
+        }
+        admin.ready_when(move || vec![reason.clone()]);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}

@@ -1,0 +1,108 @@
+//! The demo's questions to ClickHouse: how many rows, which records are missing or doubled.
+
+use anyhow::{Context, bail};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// The attribute that every record of the load has a value of its own in.
+pub(super) const UNIQUE: &str = "millpond.load.id";
+
+/// ClickHouse's HTTP interface.
+pub(super) struct ClickHouse {
+    url: String,
+    client: reqwest::Client,
+}
+
+/// Rows against what was acknowledged.
+pub(super) struct Verdict {
+    pub(super) rows: u64,
+    pub(super) duplicates: u64,
+    pub(super) missing: u64,
+}
+
+impl Verdict {
+    pub(super) fn exact(&self) -> bool {
+        self.duplicates == 0 && self.missing == 0
+    }
+}
+
+/// A query that a person might ask.
+pub(super) fn sample_query(run: &str) -> String {
+    format!(
+        "SELECT ServiceName, SeverityText, count() AS records, any(Body) AS example FROM otel.otel_logs \
+         WHERE startsWith(LogAttributes['{UNIQUE}'], '{run}-') GROUP BY ALL ORDER BY records DESC LIMIT 5"
+    )
+}
+
+impl ClickHouse {
+    pub(super) fn new(url: &str) -> Self {
+        ClickHouse {
+            url: url.to_owned(),
+            client: reqwest::Client::new(),
+        }
+    }
+
+    pub(super) async fn query(&self, sql: &str) -> anyhow::Result<String> {
+        let answer = self.client.post(&self.url).body(sql.to_owned()).send().await;
+        let answer = answer.with_context(|| format!("no answer from ClickHouse at {}", self.url))?;
+        let status = answer.status();
+        let text = answer.text().await?;
+        if !status.is_success() {
+            bail!("ClickHouse refused {sql:?}: {text}");
+        }
+        Ok(text)
+    }
+
+    pub(super) async fn count(&self) -> anyhow::Result<u64> {
+        let text = self
+            .query("SELECT count() FROM otel.otel_logs FORMAT TSV")
+            .await?;
+        text.trim()
+            .parse()
+            .with_context(|| format!("count() is {text:?}"))
+    }
+
+    /// Compares, request by request, the ids in the table with those in the file of acknowledged ones.
+    pub(super) async fn verify(
+        &self,
+        run: &str,
+        records_per_request: u64,
+        acknowledged: &Path,
+    ) -> anyhow::Result<Verdict> {
+        let id = format!("LogAttributes['{UNIQUE}']");
+        let sql = format!(
+            "SELECT intDiv(toUInt64(substring({id}, {})), {records_per_request}) AS request, count(), uniqExact({id}) \
+             FROM otel.otel_logs WHERE startsWith({id}, '{run}-') GROUP BY request FORMAT TSV",
+            run.len() + 2
+        );
+        let (mut rows, mut duplicates) = (0, 0);
+        let mut found: HashMap<u64, u64> = HashMap::new();
+        for line in self.query(&sql).await?.lines() {
+            let mut numbers = line.split('\t').map(str::parse::<u64>);
+            let (Some(Ok(request)), Some(Ok(all)), Some(Ok(unique))) =
+                (numbers.next(), numbers.next(), numbers.next())
+            else {
+                bail!("ClickHouse answered {line:?} instead of three numbers");
+            };
+            rows += all;
+            duplicates += all - unique;
+            found.insert(request, unique);
+        }
+        let file = std::fs::read_to_string(acknowledged)
+            .with_context(|| format!("cannot read {}", acknowledged.display()))?;
+        let mut missing = 0;
+        for line in file.lines() {
+            let mut words = line.split(' ').skip(1).map(str::parse::<u64>);
+            let (Some(Ok(first)), Some(Ok(count))) = (words.next(), words.next()) else {
+                bail!("{} has the line {line:?}", acknowledged.display());
+            };
+            let there = found.get(&(first / records_per_request)).copied().unwrap_or(0);
+            missing += count.saturating_sub(there);
+        }
+        Ok(Verdict {
+            rows,
+            duplicates,
+            missing,
+        })
+    }
+}

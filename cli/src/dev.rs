@@ -1,0 +1,311 @@
+//! `millpond dev`: the gateway, a consumer and the embedded ClickHouse as child processes, started in
+//! order, watched, and stopped in the order of the data. The demo is built on it.
+
+use crate::shutdown;
+use anyhow::{Context, bail};
+use millpond_bench::ports::free_addresses;
+use millpond_storage::BufferUrl;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+use tokio::process::{Child, Command};
+use tokio::time::Instant;
+use tracing::info;
+
+/// How long a child may take to be ready, or to end once it was asked to.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Settings of `millpond dev`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DevArgs {
+    /// Where everything is kept: the buffer, ClickHouse's data, the logs.
+    #[arg(
+        long,
+        env = "MILLPOND_DEV_DIRECTORY",
+        value_name = "DIR",
+        default_value = "millpond-dev"
+    )]
+    directory: PathBuf,
+
+    /// Where OTLP/gRPC is accepted.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4317")]
+    listen: SocketAddr,
+
+    /// Where ClickHouse's HTTP interface is served.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8123")]
+    clickhouse_listen: SocketAddr,
+
+    /// The buffer's URL; without it, a directory in the one above.
+    #[arg(long, value_name = "URL", value_parser = BufferUrl::parse)]
+    buffer: Option<BufferUrl>,
+
+    /// The S3 service's address when it is not AWS.
+    #[arg(long, env = "MILLPOND_S3_ENDPOINT", value_name = "URL")]
+    s3_endpoint: Option<String>,
+}
+
+/// Runs until a signal, or until one of the three ends.
+pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
+    let shutdown = shutdown::on_signal()?;
+    let directory = args.directory.clone();
+    let plan = Plan {
+        otlp: args.listen,
+        clickhouse: args.clickhouse_listen,
+        buffer: args.buffer.as_ref().map(ToString::to_string),
+        s3_endpoint: args.s3_endpoint,
+        ..Plan::new(&directory)?
+    };
+    let mut stack = tokio::select! {
+        stack = Stack::start(plan) => stack?,
+        () = shutdown.cancelled() => return Ok(()),
+    };
+    info!(
+        "everything runs; logs are in {}",
+        directory.join("logs").display()
+    );
+    info!("  send OTLP/gRPC logs to {}", stack.plan.otlp);
+    info!(
+        "  query with: curl '{}' --data 'SELECT count() FROM otel.otel_logs'",
+        stack.clickhouse_url()
+    );
+    let ended = tokio::select! {
+        ended = stack.watch() => Err(ended),
+        () = shutdown.cancelled() => Ok(()),
+    };
+    stack.stop().await?;
+    ended
+}
+
+/// What a stack is made of.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) directory: PathBuf,
+    pub(crate) otlp: SocketAddr,
+    pub(crate) clickhouse: SocketAddr,
+    pub(crate) gateway_admin: SocketAddr,
+    pub(crate) consumer_admin: SocketAddr,
+    /// `None`: a directory of the stack's.
+    pub(crate) buffer: Option<String>,
+    pub(crate) s3_endpoint: Option<String>,
+    /// Variables for the gateway and the consumer, beside those of this process.
+    pub(crate) environment: Vec<(String, String)>,
+}
+
+impl Plan {
+    /// On free ports, below a directory.
+    pub(crate) fn new(directory: &Path) -> anyhow::Result<Plan> {
+        let [otlp, clickhouse, gateway_admin, consumer_admin] = free_addresses()?;
+        Ok(Plan {
+            directory: directory.to_owned(),
+            otlp,
+            clickhouse,
+            gateway_admin,
+            consumer_admin,
+            buffer: None,
+            s3_endpoint: None,
+            environment: Vec::new(),
+        })
+    }
+
+    fn buffer_flags(&self) -> anyhow::Result<Vec<String>> {
+        let buffer = match &self.buffer {
+            Some(buffer) => buffer.clone(),
+            None => {
+                let directory = self.directory.join("buffer");
+                fs::create_dir_all(&directory)
+                    .with_context(|| format!("cannot make {}", directory.display()))?;
+                format!("file://{}", directory.canonicalize()?.display())
+            }
+        };
+        let mut flags = vec!["--buffer".to_owned(), buffer];
+        if let Some(endpoint) = &self.s3_endpoint {
+            flags.extend(["--s3-endpoint".to_owned(), endpoint.clone()]);
+        }
+        Ok(flags)
+    }
+
+    /// A `millpond` command on the stack's buffer.
+    pub(crate) fn millpond(&self, command: &[&str]) -> anyhow::Result<Command> {
+        let mut child = Command::new(std::env::current_exe()?);
+        child.args(command).args(self.buffer_flags()?);
+        child.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        Ok(child)
+    }
+}
+
+/// A child process with its log.
+pub(crate) struct Service {
+    name: &'static str,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Service {
+    /// Starts a program; everything it prints goes to a log of its own.
+    pub(crate) fn start(
+        name: &'static str,
+        mut command: Command,
+        directory: &Path,
+    ) -> anyhow::Result<Service> {
+        let logs = directory.join("logs");
+        fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
+        let log = logs.join(format!("{name}.log"));
+        let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let program = command.as_std().get_program().to_owned();
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            // A terminal's Ctrl-C is for the parent, which stops the children in order.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start {} ({name})", program.display()))?;
+        Ok(Service { name, child, log })
+    }
+
+    /// Waits until `url` answers 200, or says why it never will.
+    pub(crate) async fn ready(&mut self, url: &str) -> anyhow::Result<()> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Err(self.ended(status));
+            }
+            let answer = reqwest::Client::new()
+                .get(url)
+                .timeout(Duration::from_secs(2))
+                .send()
+                .await;
+            match answer {
+                Ok(answer) if answer.status().is_success() => return Ok(()),
+                _ if Instant::now() < until => tokio::time::sleep(Duration::from_millis(50)).await,
+                _ => bail!(
+                    "{} is not ready after {PATIENCE:?}; its log ends:\n{}",
+                    self.name,
+                    self.last_words()
+                ),
+            }
+        }
+    }
+
+    fn ended(&self, status: ExitStatus) -> anyhow::Error {
+        anyhow::anyhow!(
+            "{} ended ({status}); its log ends:\n{}",
+            self.name,
+            self.last_words()
+        )
+    }
+
+    fn last_words(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(10)..].join("\n")
+    }
+
+    /// Waits for its end, which is a failure whenever it comes.
+    async fn watch(&mut self) -> anyhow::Error {
+        match self.child.wait().await {
+            Ok(status) => self.ended(status),
+            Err(error) => error.into(),
+        }
+    }
+
+    /// SIGTERM, and SIGKILL to one that does not listen.
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        let Some(pid) = self.child.id() else { return Ok(()) };
+        let _ = kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGTERM);
+        match tokio::time::timeout(PATIENCE, self.child.wait()).await {
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(Ok(status)) => Err(self.ended(status)),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => {
+                self.child.kill().await?;
+                bail!("{} did not stop within {PATIENCE:?} and was killed", self.name)
+            }
+        }
+    }
+}
+
+/// The three of them, running.
+pub(crate) struct Stack {
+    pub(crate) plan: Plan,
+    clickhouse: Service,
+    gateway: Service,
+    consumer: Service,
+}
+
+impl Stack {
+    /// Starts each when what it needs is ready.
+    pub(crate) async fn start(plan: Plan) -> anyhow::Result<Stack> {
+        let embedded = std::env::current_exe()?.with_file_name("embedded-clickhouse");
+        if !embedded.exists() {
+            bail!(
+                "{} is missing: build it with `cargo build --bin embedded-clickhouse`",
+                embedded.display()
+            );
+        }
+        let directory = &plan.directory;
+        let mut command = Command::new(embedded);
+        command
+            .args(["--listen", &plan.clickhouse.to_string()])
+            .arg("--path")
+            .arg(directory.join("clickhouse"));
+        let mut clickhouse = Service::start("clickhouse", command, directory)?;
+        clickhouse
+            .ready(&format!("http://{}/ping", plan.clickhouse))
+            .await?;
+
+        let mut command = plan.millpond(&["gateway"])?;
+        command.arg("--create-bucket");
+        command.args([
+            "--listen",
+            &plan.otlp.to_string(),
+            "--admin",
+            &plan.gateway_admin.to_string(),
+        ]);
+        let mut gateway = Service::start("gateway", command, directory)?;
+        gateway
+            .ready(&format!("http://{}/readyz", plan.gateway_admin))
+            .await?;
+
+        let mut command = plan.millpond(&["consume"])?;
+        command.args(["--clickhouse", &format!("http://{}", plan.clickhouse)]);
+        // One consumer in this directory at a time: after a crash the next one goes on at once.
+        command.args(["--instance", "dev", "--admin", &plan.consumer_admin.to_string()]);
+        let mut consumer = Service::start("consumer", command, directory)?;
+        consumer
+            .ready(&format!("http://{}/readyz", plan.consumer_admin))
+            .await?;
+        Ok(Stack {
+            plan,
+            clickhouse,
+            gateway,
+            consumer,
+        })
+    }
+
+    pub(crate) fn clickhouse_url(&self) -> String {
+        format!("http://{}", self.plan.clickhouse)
+    }
+
+    /// Waits until one of them ends, and says which and why.
+    pub(crate) async fn watch(&mut self) -> anyhow::Error {
+        tokio::select! {
+            error = self.gateway.watch() => error,
+            error = self.consumer.watch() => error,
+            error = self.clickhouse.watch() => error,
+        }
+    }
+
+    /// Stops them in the order of the data, so that each can finish.
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        let gateway = self.gateway.stop().await;
+        let consumer = self.consumer.stop().await;
+        let clickhouse = self.clickhouse.stop().await;
+        gateway.and(consumer).and(clickhouse)
+    }
+}

@@ -1,0 +1,194 @@
+//! `millpond gateway`: a producer with OTLP/gRPC in front.
+
+use crate::admin::Admin;
+use crate::shutdown;
+use crate::store::StoreArgs;
+use crate::units::{Size, Time, readable};
+use anyhow::Context;
+use millpond_gateway::Gateway;
+use millpond_producer::{Producer, Readiness};
+use prometheus_client::registry::Registry;
+use std::net::SocketAddr;
+use tokio::net::TcpListener;
+use tracing::info;
+
+/// Settings of the gateway.
+#[derive(Debug, clap::Args)]
+pub(crate) struct GatewayArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    /// Make the bucket or directory when it is missing. Off: a typing error should not make a bucket.
+    #[arg(long, env = "MILLPOND_CREATE_BUCKET")]
+    pub(crate) create_bucket: bool,
+
+    /// Where OTLP/gRPC is accepted. Loopback: there is no TLS and no authentication yet.
+    #[arg(
+        long,
+        env = "MILLPOND_LISTEN",
+        value_name = "ADDR",
+        default_value = "127.0.0.1:4317"
+    )]
+    pub(crate) listen: SocketAddr,
+
+    /// Where /healthz, /readyz and /metrics are served.
+    #[arg(
+        long,
+        env = "MILLPOND_GATEWAY_ADMIN",
+        value_name = "ADDR",
+        default_value = "127.0.0.1:4380"
+    )]
+    pub(crate) admin: SocketAddr,
+
+    /// How long after its first message a segment is closed at the latest. 1s: most of the latency and, with one
+    /// PUT and one commit a second, most of the cost of a quiet gateway.
+    #[arg(long, env = "MILLPOND_LINGER", value_name = "TIME", default_value = "1s")]
+    pub(crate) linger: Time,
+
+    /// Compressed bytes at which a segment is closed before its linger is over. 16MiB: past that a PUT gets
+    /// slower, not cheaper.
+    #[arg(
+        long,
+        env = "MILLPOND_SEGMENT_BYTES",
+        value_name = "SIZE",
+        default_value = "16MiB"
+    )]
+    pub(crate) segment_bytes: Size,
+
+    /// Raw bytes at which a segment is closed, for content that compresses extremely well.
+    #[arg(
+        long,
+        env = "MILLPOND_SEGMENT_RAW_BYTES",
+        value_name = "SIZE",
+        default_value = "128MiB"
+    )]
+    pub(crate) segment_raw_bytes: Size,
+
+    /// Raw bytes of a block, the unit of compression. 1MiB: larger blocks compress no better.
+    #[arg(
+        long,
+        env = "MILLPOND_BLOCK_BYTES",
+        value_name = "SIZE",
+        default_value = "1MiB"
+    )]
+    pub(crate) block_bytes: Size,
+
+    /// Segments uploaded at a time. 4: enough to fill the network while the commits stay in order.
+    #[arg(long, env = "MILLPOND_MAX_UPLOADS", value_name = "N", default_value_t = 4)]
+    pub(crate) max_uploads: usize,
+
+    /// zstd's level. 1: the fastest; 3 takes half as much CPU again for 6 % fewer bytes.
+    #[arg(
+        long,
+        env = "MILLPOND_COMPRESSION_LEVEL",
+        value_name = "LEVEL",
+        default_value_t = 1
+    )]
+    pub(crate) compression_level: i32,
+
+    /// The most bytes held for requests, blocks and segments. 256MiB: a minute of 30 MB/s compressed tenfold.
+    #[arg(
+        long,
+        env = "MILLPOND_GATEWAY_MEMORY_LIMIT",
+        value_name = "SIZE",
+        default_value = "256MiB"
+    )]
+    pub(crate) memory_limit: Size,
+
+    /// How long a request waits for memory before it is answered RESOURCE_EXHAUSTED. 10s: within the patience of
+    /// OTLP clients.
+    #[arg(long, env = "MILLPOND_MAX_WAIT", value_name = "TIME", default_value = "10s")]
+    pub(crate) max_wait: Time,
+
+    /// The longest request, as sent and decompressed. 16MiB: batches of the Collector stay far below.
+    #[arg(
+        long,
+        env = "MILLPOND_MAX_MESSAGE_BYTES",
+        value_name = "SIZE",
+        default_value = "16MiB"
+    )]
+    pub(crate) max_message_bytes: Size,
+
+    /// The shard to write to. Without it one is drawn at random.
+    #[arg(long, env = "MILLPOND_SHARD", value_name = "N")]
+    pub(crate) shard: Option<u32>,
+
+    /// How many shards a buffer gets that does not exist yet. 1: a shard carries 10 to 20 commits a second.
+    #[arg(long, env = "MILLPOND_SHARDS", value_name = "N", default_value_t = 1)]
+    pub(crate) shards: u32,
+
+    /// How long a stopping gateway works on what it has accepted.
+    #[arg(
+        long,
+        env = "MILLPOND_GATEWAY_DRAIN_TIMEOUT",
+        value_name = "TIME",
+        default_value = "30s"
+    )]
+    pub(crate) drain_timeout: Time,
+}
+
+impl GatewayArgs {
+    fn producer(&self) -> millpond_producer::Config {
+        millpond_producer::Config {
+            linger: self.linger.0,
+            segment_bytes: self.segment_bytes.bytes(),
+            segment_raw_bytes: self.segment_raw_bytes.bytes(),
+            block_bytes: self.block_bytes.bytes(),
+            max_uploads: self.max_uploads,
+            compression_level: self.compression_level,
+            memory_limit: self.memory_limit.bytes(),
+            max_wait: self.max_wait.0,
+            shard: self.shard,
+            shards_when_created: self.shards,
+            ..millpond_producer::Config::default()
+        }
+    }
+
+    fn gateway(&self) -> millpond_gateway::Config {
+        millpond_gateway::Config {
+            max_message_bytes: self.max_message_bytes.bytes(),
+            drain_timeout: self.drain_timeout.0,
+            ..millpond_gateway::Config::default()
+        }
+    }
+}
+
+/// Runs until a signal, then finishes and commits what was accepted.
+pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
+    let shutdown = shutdown::on_signal()?;
+    let listener = TcpListener::bind(args.listen)
+        .await
+        .with_context(|| format!("cannot listen on {} for OTLP/gRPC (--listen)", args.listen))?;
+    let (admin, admin_address) = Admin::start(args.admin).await?;
+    let store = args.store.open(args.create_bucket).await?;
+    store
+        .self_test()
+        .await
+        .context("the store cannot be trusted with a buffer")?;
+
+    let mut registry = Registry::default();
+    store.register_metrics(&mut registry);
+    let producer = Producer::start(store.clone(), args.producer(), &mut registry).await?;
+    let gateway = Gateway::new(producer.clone(), args.gateway(), &mut registry);
+    admin.show(registry);
+    let ready = producer.clone();
+    admin.ready_when(move || match ready.ready() {
+        Readiness::Ready => Vec::new(),
+        Readiness::Waiting(reason) => vec![reason],
+        Readiness::Closed => vec!["stopping".to_owned()],
+    });
+    info!(
+        "gateway: OTLP/gRPC on {}, metrics on http://{admin_address}, buffer {}, memory limit {}",
+        listener.local_addr()?,
+        store.url(),
+        readable(args.memory_limit.0)
+    );
+
+    gateway.serve(listener, shutdown).await?;
+    producer
+        .drain(args.drain_timeout.0)
+        .await
+        .context("records that were accepted but not acknowledged may be lost")?;
+    info!("gateway: stopped; everything acknowledged is committed");
+    Ok(())
+}

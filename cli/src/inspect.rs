@@ -1,0 +1,359 @@
+//! `millpond manifest` and `millpond segment`: what is in the buffer, for people and as JSON.
+
+use crate::store::StoreArgs;
+use crate::units::readable;
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use millpond_manifest::cas;
+use millpond_manifest::cursor::Ownership;
+use millpond_manifest::{Buffer, Cursor, Manifest, layout};
+use millpond_segment::{Index, Limits};
+use millpond_storage::Store;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+/// What can be asked of a buffer's manifests.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum ManifestCommand {
+    /// Show every shard's log and the cursors of its consumers.
+    Dump(ManifestArgs),
+    /// Check every shard against the rules of the format and against the segments in the store; exits 1 if one is broken.
+    Check(ManifestArgs),
+}
+
+/// Which buffer, and how to answer.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ManifestArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// One JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What can be asked of a segment.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum SegmentCommand {
+    /// Show a segment's streams and blocks, every checksum verified.
+    Dump {
+        /// A file, or an object's URL (s3://bucket/prefix/shards/0000/segments/…).
+        segment: String,
+        /// The S3 service's address when it is not AWS.
+        #[arg(long, env = "MILLPOND_S3_ENDPOINT", value_name = "URL")]
+        s3_endpoint: Option<String>,
+        /// One JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+impl ManifestCommand {
+    pub(crate) async fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            ManifestCommand::Dump(args) => dump(&args).await.map(|()| ExitCode::SUCCESS),
+            ManifestCommand::Check(args) => check(&args).await,
+        }
+    }
+}
+
+async fn buffer(store: &Store) -> anyhow::Result<Buffer> {
+    let found = cas::read::<Buffer>(store, layout::BUFFER).await?;
+    let found = found.with_context(|| format!("there is no buffer at {}", store.url()))?;
+    Ok(found.state)
+}
+
+async fn cursors(store: &Store, shard: u32) -> anyhow::Result<Vec<Cursor>> {
+    let mut cursors = Vec::new();
+    for found in store.list(&layout::consumers(shard)).await? {
+        if found.key.ends_with("/cursor") {
+            cursors.extend(
+                cas::read::<Cursor>(store, &found.key)
+                    .await?
+                    .map(|found| found.state),
+            );
+        }
+    }
+    Ok(cursors)
+}
+
+async fn dump(args: &ManifestArgs) -> anyhow::Result<()> {
+    let store = args.store.open(false).await?;
+    let buffer = buffer(&store).await?;
+    let mut shards = Vec::new();
+    for shard in 0..buffer.shards {
+        let log = cas::read::<Manifest>(&store, &layout::manifest(shard)).await?;
+        let bytes = log.as_ref().map_or(0, |log| log.bytes);
+        let log = log.map_or_else(|| Manifest::new(buffer.id, shard), |log| log.state);
+        let cursors = cursors(&store, shard).await?;
+        if args.json {
+            shards.push(shard_json(&log, bytes, &cursors));
+        } else {
+            print_shard(&log, bytes, &cursors);
+        }
+    }
+    if args.json {
+        let dump = json!({ "url": store.url(), "buffer_id": buffer.id.to_string(), "shards": shards });
+        println!("{dump}");
+    }
+    Ok(())
+}
+
+fn shard_json(log: &Manifest, bytes: usize, cursors: &[Cursor]) -> Value {
+    let entries: Vec<Value> = (log.tail_start()..)
+        .zip(&log.tail)
+        .map(|(sequence, entry)| {
+            let parts: Vec<Value> = entry.parts.iter().map(|p| json!({
+            "stream": log.streams[p.stream as usize].name, "offset": p.offset, "length": p.length,
+            "raw_length": p.raw_length, "messages": p.messages, "records": p.records,
+            "first_received_at_us": p.first_received_at_us, "last_received_at_us": p.last_received_at_us,
+        })).collect();
+            json!({
+                "sequence": sequence, "segment": entry.segment.to_string(), "size": entry.size,
+                "committed_at_ms": entry.committed_at_ms, "parts": parts,
+            })
+        })
+        .collect();
+    let producers: Vec<Value> = log.producers.iter().map(|p| json!({
+        "id": p.id.to_string(), "commit": p.commit, "first_sequence": p.first_sequence, "count": p.count,
+        "seen_at_ms": p.seen_at_ms,
+    })).collect();
+    json!({
+        "shard": log.shard, "version": log.stamp.version, "bytes": bytes, "first_sequence": log.first_sequence,
+        "next_sequence": log.next_sequence, "orphan_floor_ms": log.orphan_floor_ms, "entries": entries,
+        "streams": log.streams.iter().map(|s| json!({"name": s.name, "encoding": s.encoding.name()})).collect::<Vec<_>>(),
+        "producers": producers, "consumers": cursors.iter().map(|c| cursor_json(log, c)).collect::<Vec<_>>(),
+    })
+}
+
+fn cursor_json(log: &Manifest, cursor: &Cursor) -> Value {
+    let (ownership, owner, lease) = match &cursor.ownership {
+        Ownership::Released => ("released", None, None),
+        Ownership::Abandoned => ("abandoned", None, None),
+        Ownership::Held {
+            owner,
+            lease_expires_at_ms,
+        } => ("held", Some(owner), Some(lease_expires_at_ms)),
+    };
+    let streams: Vec<Value> = (0_u32..)
+        .zip(&log.streams)
+        .map(|(index, stream)| {
+            let next = cursor.next(&stream.name);
+            let waiting: u64 = log.parts(index, next).map(|(_, _, part)| part.records).sum();
+            let planned: Vec<_> = cursor.planned(&stream.name).collect();
+            json!({ "stream": stream.name, "next": next, "planned": planned, "records_behind": waiting })
+        })
+        .collect();
+    json!({
+        "consumer": cursor.consumer, "epoch": cursor.epoch, "ownership": ownership, "owner": owner,
+        "lease_expires_at_ms": lease, "rule": cursor.rule, "streams": streams,
+    })
+}
+
+fn print_shard(log: &Manifest, bytes: usize, cursors: &[Cursor]) {
+    println!(
+        "shard {:04}: version {}, {} in the manifest, sequences {}..{}, {} producers",
+        log.shard,
+        log.stamp.version,
+        readable(bytes as u64),
+        log.first_sequence,
+        log.next_sequence,
+        log.producers.len()
+    );
+    for (sequence, entry) in (log.tail_start()..).zip(&log.tail) {
+        println!("  {sequence:>8}  {}  {:>10}", entry.segment, readable(entry.size));
+        for part in &entry.parts {
+            println!(
+                "            {:<24} {:>9} records in {:>6} messages, {:>10} of {:>10} raw at {}",
+                log.streams[part.stream as usize].name,
+                part.records,
+                part.messages,
+                readable(part.length),
+                readable(part.raw_length),
+                part.offset
+            );
+        }
+    }
+    for cursor in cursors {
+        println!(
+            "  consumer {}: epoch {}, {}",
+            cursor.consumer,
+            cursor.epoch,
+            match &cursor.ownership {
+                Ownership::Released => "released".to_owned(),
+                Ownership::Abandoned => "abandoned with batches in doubt".to_owned(),
+                Ownership::Held {
+                    owner,
+                    lease_expires_at_ms,
+                } => format!("held by {owner} until unix ms {lease_expires_at_ms}"),
+            }
+        );
+        for (index, stream) in (0_u32..).zip(&log.streams) {
+            let next = cursor.next(&stream.name);
+            let behind: u64 = log.parts(index, next).map(|(_, _, part)| part.records).sum();
+            println!(
+                "    {:<24} next {next}, {behind} records behind, {} batches planned",
+                stream.name,
+                cursor.planned(&stream.name).count()
+            );
+        }
+    }
+}
+
+async fn check(args: &ManifestArgs) -> anyhow::Result<ExitCode> {
+    let store = args.store.open(false).await?;
+    let buffer = buffer(&store).await?;
+    let mut broken = Vec::new();
+    let (mut segments, mut records) = (0, 0);
+    for shard in 0..buffer.shards {
+        // Reading checks the envelope and every rule of the format.
+        let log = match cas::read::<Manifest>(&store, &layout::manifest(shard)).await {
+            Ok(log) => log,
+            Err(error) => {
+                broken.push(error.to_string());
+                continue;
+            }
+        };
+        let Some(log) = log.map(|log| log.state) else {
+            continue;
+        };
+        if log.buffer_id != buffer.id {
+            broken.push(format!(
+                "shard {shard:04} belongs to buffer {}, not {}",
+                log.buffer_id, buffer.id
+            ));
+        }
+        let stored: std::collections::HashMap<_, _> = store
+            .list(&layout::segments(shard))
+            .await?
+            .into_iter()
+            .map(|found| (found.key, found.size))
+            .collect();
+        for (sequence, entry) in (log.tail_start()..).zip(&log.tail) {
+            segments += 1;
+            records += entry.parts.iter().map(|p| p.records).sum::<u64>();
+            let key = layout::segment(shard, entry.segment);
+            match stored.get(&key) {
+                None => broken.push(format!("sequence {sequence}: segment {key} is missing")),
+                Some(size) if *size != entry.size => broken.push(format!(
+                    "sequence {sequence}: segment {key} has {size} bytes, the manifest says {}",
+                    entry.size
+                )),
+                Some(_) => {}
+            }
+        }
+        match cursors(&store, shard).await {
+            Ok(cursors) => broken.extend(cursors.iter().filter_map(|c| {
+                let ahead = c.streams.iter().find(|(_, s)| s.next > log.next_sequence)?;
+                Some(format!(
+                    "consumer {} acknowledged {} up to {}, past the log's end {}",
+                    c.consumer, ahead.0, ahead.1.next, log.next_sequence
+                ))
+            })),
+            Err(error) => broken.push(error.to_string()),
+        }
+    }
+    if args.json {
+        println!(
+            "{}",
+            json!({ "ok": broken.is_empty(), "segments": segments, "records": records, "broken": broken })
+        );
+    } else if broken.is_empty() {
+        println!("ok: {segments} segments with {records} records, all there");
+    } else {
+        for finding in &broken {
+            println!("broken: {finding}");
+        }
+    }
+    Ok(if broken.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+impl SegmentCommand {
+    pub(crate) async fn run(self) -> anyhow::Result<()> {
+        let SegmentCommand::Dump {
+            segment,
+            s3_endpoint,
+            json,
+        } = self;
+        let object = read_object(&segment, s3_endpoint).await?;
+        let size = object.len();
+        let index = millpond_segment::verify(&object, &Limits::default()).with_context(|| segment.clone())?;
+        if json {
+            println!("{}", segment_json(&segment, size, &index, &object)?);
+        } else {
+            print_segment(&segment, size, &index, &object)?;
+        }
+        Ok(())
+    }
+}
+
+async fn read_object(name: &str, s3_endpoint: Option<String>) -> anyhow::Result<Bytes> {
+    if !name.contains("://") {
+        return std::fs::read(name)
+            .map(Bytes::from)
+            .with_context(|| format!("cannot read {name}"));
+    }
+    let Some((buffer, key)) = name.rsplit_once("/shards/") else {
+        bail!("{name} is not a segment's URL: it has no /shards/ in it")
+    };
+    let options = millpond_storage::StoreOptions {
+        endpoint: s3_endpoint,
+        ..Default::default()
+    };
+    let store = Store::open(&millpond_storage::BufferUrl::parse(buffer)?, &options).await?;
+    let found = store.get(&format!("shards/{key}")).await?;
+    Ok(found.with_context(|| format!("there is no object {name}"))?.bytes)
+}
+
+fn segment_json(name: &str, size: usize, index: &Index, object: &Bytes) -> anyhow::Result<Value> {
+    let mut streams = Vec::new();
+    for part in &index.streams {
+        let data = part.slice(object).context("the index was verified")?;
+        let mut blocks = Vec::new();
+        for block in millpond_segment::blocks(&data, part.offset, &Limits::default()) {
+            let block = block?;
+            blocks.push(json!({
+                "offset": block.offset(), "length": block.encoded_len(), "raw_length": block.raw_len(),
+                "messages": block.messages(), "compression": block.compression().name(),
+            }));
+        }
+        streams.push(json!({
+            "stream": part.stream, "encoding": part.encoding.name(), "offset": part.offset, "length": part.length,
+            "raw_length": part.raw_len, "messages": part.messages, "records": part.records,
+            "first_received_at_us": part.first_received_at_us, "last_received_at_us": part.last_received_at_us,
+            "blocks": blocks,
+        }));
+    }
+    Ok(json!({ "segment": name, "size": size, "streams": streams }))
+}
+
+fn print_segment(name: &str, size: usize, index: &Index, object: &Bytes) -> anyhow::Result<()> {
+    println!("{name}: {}, every checksum right", readable(size as u64));
+    for part in &index.streams {
+        println!(
+            "  {} ({}): {} records in {} messages, {} of {} raw",
+            part.stream,
+            part.encoding,
+            part.records,
+            part.messages,
+            readable(part.length),
+            readable(part.raw_len)
+        );
+        let data = part.slice(object).context("the index was verified")?;
+        for block in millpond_segment::blocks(&data, part.offset, &Limits::default()) {
+            let block = block?;
+            println!(
+                "    at {:>10}: {:>10} of {:>10} raw, {:>6} messages, {}",
+                block.offset(),
+                readable(block.encoded_len()),
+                readable(block.raw_len()),
+                block.messages(),
+                block.compression().name()
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! What the program says while it runs: one line an event, on standard error.
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Logs INFO and worse, unless `MILLPOND_LOG` says otherwise (`debug`, `millpond_consumer=debug`, …).
+pub(crate) fn start(format: LogFormat) {
+    let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let registry = tracing_subscriber::registry().with(filter);
+    match format {
+        LogFormat::Text => {
+            let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            registry.with(lines.with_ansi(ansi).with_target(false)).init();
+        }
+        LogFormat::Json => registry.with(lines.json().flatten_event(true)).init(),
+    }
+}

@@ -1,0 +1,128 @@
+//! The `millpond` program: every command's front door. The work is done in the libraries.
+
+mod admin;
+mod consume;
+mod demo;
+mod dev;
+mod gateway;
+mod inspect;
+mod logging;
+mod settings;
+mod shutdown;
+mod store;
+mod units;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use logging::LogFormat;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// An object-storage buffer between OpenTelemetry and ClickHouse.
+#[derive(Debug, Parser)]
+#[command(name = "millpond", version, propagate_version = true)]
+pub(crate) struct Cli {
+    /// A TOML file with settings (`millpond config` prints one).
+    #[arg(long, global = true, value_name = "FILE", env = "MILLPOND_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// How log lines look. They go to standard error; MILLPOND_LOG=debug shows more.
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value = "text",
+        env = "MILLPOND_LOG_FORMAT",
+        id = "log-format"
+    )]
+    log_format: LogFormat,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Accept OTLP/gRPC and answer once the records are committed to the buffer.
+    Gateway(Box<gateway::GatewayArgs>),
+    /// Write a buffer's records to ClickHouse, each exactly once.
+    Consume(Box<consume::ConsumeArgs>),
+    /// Gateway, consumer and an embedded ClickHouse in one command, for trying things out.
+    Dev(dev::DevArgs),
+    /// Send logs through all of it and show what comes out (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFER, KEEP).
+    Demo,
+    /// Send OTLP logs to an endpoint and report what was acknowledged.
+    Load(millpond_bench::load::LoadArgs),
+    /// Look at a buffer's manifests and cursors.
+    #[command(subcommand)]
+    Manifest(inspect::ManifestCommand),
+    /// Look into a segment.
+    #[command(subcommand)]
+    Segment(inspect::SegmentCommand),
+    /// Print every setting with its default and reason, as a TOML file.
+    Config {
+        /// Only this command's.
+        #[arg(value_parser = ["gateway", "consume"])]
+        command: Option<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let command = match settings::with_file(Cli::command(), &arguments) {
+        Ok(command) => command,
+        Err(error) => return failed(&error),
+    };
+    let cli = match Cli::from_arg_matches(&command.get_matches_from(arguments)) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
+    logging::start(cli.log_format);
+    match run(cli.command) {
+        Ok(code) => code,
+        Err(error) => failed(&error),
+    }
+}
+
+/// One sentence: what happened, to what, and what to do.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("millpond: {error:#}");
+    ExitCode::FAILURE
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        match command {
+            Command::Gateway(args) => gateway::run(*args).await.map(|()| ExitCode::SUCCESS),
+            Command::Consume(args) => consume::run(*args).await.map(|()| ExitCode::SUCCESS),
+            Command::Dev(args) => dev::run(args).await.map(|()| ExitCode::SUCCESS),
+            Command::Demo => demo::run().await,
+            Command::Load(args) => load(args).await,
+            Command::Manifest(command) => command.run().await,
+            Command::Segment(command) => command.run().await.map(|()| ExitCode::SUCCESS),
+            Command::Config { command } => {
+                print!("{}", settings::print(&Cli::command(), command.as_deref()));
+                Ok(ExitCode::SUCCESS)
+            }
+        }
+    })
+}
+
+/// Exits 1 when something that was sent is not acknowledged, so that a script notices.
+async fn load(args: millpond_bench::load::LoadArgs) -> anyhow::Result<ExitCode> {
+    let json = args.json;
+    let shutdown = shutdown::on_signal()?;
+    let report =
+        millpond_bench::load::run(args.config()?, shutdown, millpond_bench::load::Progress::new()).await?;
+    if json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        println!("{report}");
+    }
+    Ok(if report.unacknowledged == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,209 @@
+//! Where settings come from: a flag, else its `MILLPOND_…` variable, else the TOML file, else the
+//! default. The flags' definitions are the one source of names, defaults and reasons; the file only
+//! replaces defaults, and `millpond config` prints them.
+
+use anyhow::{Context, bail};
+use clap::{Arg, ArgAction, Command};
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// The commands that take settings from a file.
+const COMMANDS: [&str; 2] = ["gateway", "consume"];
+
+/// Flags that say how the program is called, not how it works.
+fn is_setting(arg: &Arg) -> bool {
+    !matches!(arg.get_id().as_str(), "help" | "version" | "config")
+}
+
+fn key(arg: &Arg) -> String {
+    arg.get_id().as_str().replace('-', "_")
+}
+
+/// The program's command with the defaults of the file that the arguments or the environment name.
+pub(crate) fn with_file(command: Command, arguments: &[OsString]) -> anyhow::Result<Command> {
+    let Some(path) = file_named(arguments) else {
+        return Ok(command);
+    };
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    apply(command, &text).with_context(|| format!("settings file {}", path.display()))
+}
+
+fn file_named(arguments: &[OsString]) -> Option<PathBuf> {
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        let text = argument.to_string_lossy();
+        if text == "--config" {
+            return arguments.next().map(PathBuf::from);
+        }
+        if let Some(path) = text.strip_prefix("--config=") {
+            return Some(PathBuf::from(path));
+        }
+    }
+    std::env::var_os("MILLPOND_CONFIG").map(PathBuf::from)
+}
+
+/// Keys at the top are for every command that knows them; those in `[gateway]` or `[consume]` for
+/// that command alone.
+fn apply(mut command: Command, text: &str) -> anyhow::Result<Command> {
+    let file: toml::Table = text.parse()?;
+    for (name, value) in &file {
+        match value {
+            toml::Value::Table(table) if COMMANDS.contains(&name.as_str()) => {
+                for (key, value) in table {
+                    command = set(command, &[name], key, value)?;
+                }
+            }
+            toml::Value::Table(_) => {
+                bail!("unknown table [{name}]: there are [{}]", COMMANDS.join("] and ["))
+            }
+            value => command = set(command, &COMMANDS, name, value)?,
+        }
+    }
+    Ok(command)
+}
+
+fn set(mut command: Command, commands: &[&str], name: &str, value: &toml::Value) -> anyhow::Result<Command> {
+    let text = match value {
+        toml::Value::String(text) => text.clone(),
+        toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => value.to_string(),
+        _ => bail!("{name} is {value}: it must be a string, a number, true or false"),
+    };
+    let mut known = Vec::new();
+    let mut found = false;
+    for command_name in commands {
+        let Some(sub) = command.find_subcommand(command_name) else {
+            continue;
+        };
+        let Some(id) = sub
+            .get_arguments()
+            .find(|a| is_setting(a) && key(a) == name)
+            .map(|a| a.get_id().clone())
+        else {
+            known.extend(sub.get_arguments().filter(|a| is_setting(a)).map(key));
+            continue;
+        };
+        found = true;
+        let default = text.clone();
+        command = command.mut_subcommand(*command_name, |sub| {
+            sub.mut_arg(id, |arg| arg.required(false).default_value(default))
+        });
+    }
+    if !found {
+        let nearest = known
+            .iter()
+            .max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)));
+        let nearest = nearest.map_or(String::new(), |nearest| format!("; did you mean {nearest}?"));
+        bail!("unknown key {name}{nearest} (`millpond config` lists all of them)");
+    }
+    Ok(command)
+}
+
+/// Every setting of the commands, as a TOML file with its reasons.
+pub(crate) fn print(command: &Command, only: Option<&str>) -> String {
+    let mut out = String::from(
+        "# Every setting, its default and why. A key at the top holds for both commands. A flag\n\
+         # (--linger) goes before its variable (MILLPOND_LINGER), and that before this file.\n",
+    );
+    for name in COMMANDS
+        .iter()
+        .filter(|name| only.is_none_or(|only| only == **name))
+    {
+        let Some(sub) = command.find_subcommand(name) else {
+            continue;
+        };
+        let _ = write!(out, "\n[{name}]\n");
+        for arg in sub.get_arguments().filter(|a| is_setting(a)) {
+            print_setting(&mut out, arg);
+        }
+    }
+    out
+}
+
+fn print_setting(out: &mut String, arg: &Arg) {
+    let help = arg
+        .get_long_help()
+        .or(arg.get_help())
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    for line in help.lines() {
+        let _ = writeln!(out, "# {line}");
+    }
+    let default = arg
+        .get_default_values()
+        .first()
+        .map(|v| v.to_string_lossy().into_owned());
+    let key = key(arg);
+    let _ = match (default, arg.get_action()) {
+        (default, ArgAction::SetTrue) => writeln!(out, "{key} = {}", default.as_deref() == Some("true")),
+        (Some(default), _) if default.parse::<i64>().is_ok() => writeln!(out, "{key} = {default}"),
+        (Some(default), _) => writeln!(out, "{key} = {}", toml::Value::String(default)),
+        (None, _) if arg.is_required_set() => writeln!(out, "# {key} = …  (required)"),
+        (None, _) => writeln!(out, "# {key} = …"),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn command() -> Command {
+        crate::Cli::command()
+    }
+
+    fn linger(arguments: &[&str], file: &str) -> String {
+        let command = apply(command(), file).unwrap();
+        let matches = command.try_get_matches_from(arguments).unwrap();
+        let (_, sub) = matches.subcommand().unwrap();
+        sub.get_one::<crate::units::Time>("linger").unwrap().to_string()
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn a_flag_goes_before_the_file_and_the_file_before_the_default() {
+        let plain = ["millpond", "gateway", "--buffer", "memory:///"];
+        let flagged = ["millpond", "gateway", "--buffer", "memory:///", "--linger", "2s"];
+        assert_eq!(linger(&plain, ""), "1s");
+        assert_eq!(linger(&plain, "linger = \"250ms\""), "250ms");
+        assert_eq!(linger(&plain, "[gateway]\nlinger = \"250ms\""), "250ms");
+        assert_eq!(linger(&flagged, "linger = \"250ms\""), "2s");
+    }
+
+    #[test]
+    fn a_required_setting_can_come_from_the_file() {
+        let command = apply(command(), "buffer = \"memory:///\"").unwrap();
+        command.try_get_matches_from(["millpond", "gateway"]).unwrap();
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_the_nearest_known_one() {
+        let error = |file: &str| apply(command(), file).unwrap_err().to_string();
+        assert!(error("lingr = \"1s\"").contains("unknown key lingr; did you mean linger?"));
+        assert!(error("[consume]\nlinger = \"1s\"").contains("unknown key linger"));
+        assert!(error("[gatway]\n").contains("unknown table [gatway]"));
+        assert!(error("linger = [1]").contains("must be a string"));
+    }
+
+    #[test]
+    fn what_is_printed_is_a_file_that_is_accepted() {
+        let printed = print(&command(), None);
+        let command = apply(command(), &printed).unwrap();
+        for name in COMMANDS {
+            let arguments = [
+                "millpond",
+                name,
+                "--buffer",
+                "memory:///",
+                "--clickhouse",
+                "http://x",
+            ];
+            let count = if name == "gateway" { 4 } else { 6 };
+            command.clone().try_get_matches_from(&arguments[..count]).unwrap();
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The settings that say where the buffer is, the same for every command.
+
+use crate::units::Time;
+use anyhow::Context;
+use millpond_storage::{BufferUrl, Store, StoreOptions};
+
+/// Where the buffer is.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct StoreArgs {
+    /// The buffer's URL: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///directory.
+    #[arg(long, env = "MILLPOND_BUFFER", value_name = "URL", value_parser = BufferUrl::parse)]
+    pub(crate) buffer: BufferUrl,
+
+    /// The S3 service's address when it is not AWS, e.g. http://127.0.0.1:9000 for MinIO. Without it the AWS
+    /// variables and profile are asked (AWS_ENDPOINT_URL).
+    #[arg(long, env = "MILLPOND_S3_ENDPOINT", value_name = "URL")]
+    pub(crate) s3_endpoint: Option<String>,
+
+    /// The S3 region. Without it the AWS variables, the profile and the instance are asked. Credentials always
+    /// come from the AWS SDK's own chain.
+    #[arg(long, env = "MILLPOND_S3_REGION", value_name = "REGION")]
+    pub(crate) s3_region: Option<String>,
+
+    /// Allow an S3 endpoint without TLS on another machine. Off: what you send would be readable on the way.
+    #[arg(long, env = "MILLPOND_ALLOW_HTTP")]
+    pub(crate) allow_http: bool,
+
+    /// The longest that one request to the store may take. 30s: past that its outcome is looked up instead.
+    #[arg(
+        long,
+        env = "MILLPOND_REQUEST_TIMEOUT",
+        value_name = "TIME",
+        default_value = "30s"
+    )]
+    pub(crate) request_timeout: Time,
+
+    /// Delay every request as S3 would, drawn with this seed. For benchmarks on a local store.
+    #[arg(long, env = "MILLPOND_SIMULATE_S3_LATENCY", value_name = "SEED", hide = true)]
+    pub(crate) simulate_s3_latency: Option<u64>,
+}
+
+impl StoreArgs {
+    /// Opens the buffer's store; `create` makes a missing bucket or directory.
+    pub(crate) async fn open(&self, create: bool) -> anyhow::Result<Store> {
+        let options = StoreOptions {
+            endpoint: self.s3_endpoint.clone(),
+            region: self.s3_region.clone(),
+            allow_http: self.allow_http,
+            request_timeout: self.request_timeout.0,
+            create,
+            simulate_s3_latency: self.simulate_s3_latency,
+            ..StoreOptions::default()
+        };
+        Store::open(&self.buffer, &options)
+            .await
+            .context("the buffer cannot be opened")
+    }
+}

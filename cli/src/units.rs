@@ -1,0 +1,65 @@
+//! How people write sizes and times: `256MiB`, `250ms`. Nothing else about settings is here.
+
+use bytesize::ByteSize;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A number of bytes, written as `64KiB`, `16MiB`, `1GB` or a plain number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Size(pub(crate) u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        ByteSize::from_str(text)
+            .map(|size| Size(size.0))
+            .map_err(|_| format!("{text:?} is not a size: write 1048576, 64KiB, 16MiB or 1GiB"))
+    }
+}
+
+impl Size {
+    pub(crate) fn bytes(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
+/// For output: `12.3 MiB`.
+pub(crate) fn readable(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
+}
+
+/// A length of time, written as `250ms`, `1s`, `2m`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Time(pub(crate) Duration);
+
+impl FromStr for Time {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        humantime::parse_duration(text)
+            .map(Time)
+            .map_err(|_| format!("{text:?} is not a length of time: write 250ms, 1s, 2m or 1h"))
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        humantime::format_duration(self.0).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_read_as_people_write_them() {
+        assert_eq!("256MiB".parse(), Ok(Size(256 << 20)));
+        assert_eq!("1000".parse(), Ok(Size(1000)));
+        assert_eq!("250ms".parse(), Ok(Time(Duration::from_millis(250))));
+        assert!("ten".parse::<Size>().unwrap_err().contains("64KiB"));
+        assert!("10 lightyears".parse::<Time>().unwrap_err().contains("250ms"));
+    }
+}

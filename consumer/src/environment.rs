@@ -1,0 +1,40 @@
+//! The wall clock and the random numbers, behind one trait so that a simulation can replace them.
+//! Nothing here is trusted for safety: the clock says only when, the nonce only tells states apart.
+
+use millpond_storage::Backoff;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Where the time and random numbers come from.
+pub trait Environment: Send + Sync + 'static {
+    /// Unix time in microseconds.
+    fn now_us(&self) -> i64;
+    /// Sixty-four random bits.
+    fn random(&self) -> u64;
+}
+
+/// The machine's own clock and generator.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemEnvironment;
+
+impl Environment for SystemEnvironment {
+    fn now_us(&self) -> i64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    }
+
+    fn random(&self) -> u64 {
+        rand::random()
+    }
+}
+
+pub(crate) fn now_ms(environment: &dyn Environment) -> u64 {
+    u64::try_from(environment.now_us() / 1_000).unwrap_or(0)
+}
+
+/// Waits before the next attempt, with the jitter drawn from the environment.
+pub(crate) async fn pause(environment: &dyn Environment, backoff: &mut Backoff) {
+    let wait = backoff.next(&mut SmallRng::seed_from_u64(environment.random()));
+    tokio::time::sleep(wait).await;
+}

@@ -1,0 +1,73 @@
+//! Why a consumer cannot go on. Everything that could pass by itself is waited for instead.
+
+use thiserror::Error;
+
+/// What ends a consumer.
+#[derive(Debug, Error)]
+pub enum ConsumeError {
+    /// A name that cannot be used.
+    #[error(transparent)]
+    Name(#[from] millpond_manifest::layout::InvalidName),
+    /// A setting that cannot be meant.
+    #[error("{0}")]
+    Setting(String),
+    /// An object of the buffer is damaged or of another version.
+    #[error("{key}: {source}")]
+    Format {
+        /// The object's key.
+        key: String,
+        /// What is wrong.
+        source: millpond_manifest::FormatError,
+    },
+    /// The cursor belongs to another buffer than the one at this URL.
+    #[error(
+        "{key} belongs to buffer {found}, but the buffer here is {expected}: objects of two buffers are mixed at this URL"
+    )]
+    OtherBuffer {
+        /// The object's key.
+        key: String,
+        /// Its buffer.
+        found: uuid::Uuid,
+        /// The buffer at this URL.
+        expected: uuid::Uuid,
+    },
+    /// Batches are in doubt that only the sink they were begun for can finish.
+    #[error(
+        "consumer {consumer} was stopped while batches were on their way to {pinned_sink} (schema version \
+         {pinned_version}), and is now started for {sink} (schema version {version}): start it once more as \
+         it was so that it can finish them, or use another consumer name"
+    )]
+    PinnedSink {
+        /// The consumer's name.
+        consumer: String,
+        /// The sink pinned.
+        pinned_sink: String,
+        /// Its schema version.
+        pinned_version: u32,
+        /// The sink configured.
+        sink: String,
+        /// Its schema version.
+        version: u32,
+    },
+    /// A committed segment is gone.
+    #[error(
+        "segment {key} (sequence {sequence}) is in the manifest but not in the store: it was deleted by hand or by a lifecycle rule; restore it"
+    )]
+    Lost {
+        /// Its key.
+        key: String,
+        /// Its place in the log.
+        sequence: u64,
+    },
+    /// The sink will never take a batch.
+    #[error("batch {batch} cannot be written: {reason}")]
+    Refused {
+        /// Its identity.
+        batch: String,
+        /// In the sink's words.
+        reason: String,
+    },
+    /// Our own bookkeeping broke a rule of the protocol; stopping is the safe answer.
+    #[error("stopped before breaking the protocol: {0}")]
+    Forbidden(#[from] millpond_manifest::cursor::Forbidden),
+}

@@ -1,0 +1,158 @@
+//! The consumer: discover → plan → fetch → decode → write → acknowledge. Batches are worked on in
+//! parallel and out of order; what is acknowledged is contiguous. `design/consumer.md` tells the
+//! whole; the decisions are pure and live in `schedule`, the rest only carries.
+
+mod config;
+mod environment;
+mod error;
+mod metrics;
+mod owner;
+mod schedule;
+mod shard;
+pub mod sink;
+mod status;
+mod work;
+
+pub use config::Config;
+pub use environment::{Environment, SystemEnvironment};
+pub use error::ConsumeError;
+pub use millpond_manifest::cursor::Rule;
+pub use sink::{Batch, BatchId, Chunk, Part, Received, Sink, SinkError};
+pub use status::Status;
+
+use metrics::Metrics;
+use millpond_manifest::{Buffer, layout};
+use millpond_storage::Store;
+use owner::{Claim, read_patiently};
+use prometheus_client::registry::Registry;
+use shard::Shard;
+use status::Level;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+use work::{Memory, Workshop};
+
+/// A named reader of a buffer that writes every stream its sink accepts into that sink.
+pub struct Consumer {
+    store: Store,
+    config: Config,
+    sink: Arc<dyn Sink>,
+    environment: Arc<dyn Environment>,
+    metrics: Metrics,
+    status: Status,
+}
+
+impl Consumer {
+    /// A consumer that is ready to [`run`](Self::run). Its metrics go to `registry`.
+    pub fn new(
+        store: Store,
+        config: Config,
+        sink: Arc<dyn Sink>,
+        registry: &mut Registry,
+    ) -> Result<Consumer, ConsumeError> {
+        layout::check_consumer_name(&config.consumer)?;
+        config
+            .rule(sink.name(), sink.schema_version())
+            .check()
+            .map_err(ConsumeError::Setting)?;
+        let metrics = Metrics::register(registry);
+        let environment = Arc::new(SystemEnvironment);
+        Ok(Consumer {
+            store,
+            config,
+            sink,
+            environment,
+            metrics,
+            status: Status::default(),
+        })
+    }
+
+    /// Replaces the clock and the random numbers.
+    #[must_use]
+    pub fn with_environment(mut self, environment: Arc<dyn Environment>) -> Self {
+        self.environment = environment;
+        self
+    }
+
+    /// What it waits for, to be shown to operators.
+    pub fn status(&self) -> Status {
+        self.status.clone()
+    }
+
+    /// Consumes until `shutdown`, then finishes what it has begun and gives the cursors back. An
+    /// error means that it cannot go on; what it has acknowledged is in the sink either way.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<(), ConsumeError> {
+        let buffer = tokio::select! {
+            buffer = self.buffer() => buffer?,
+            () = shutdown.cancelled() => return Ok(()),
+        };
+        info!(buffer = %buffer.id, shards = buffer.shards, consumer = self.config.consumer, sink = self.sink.name(), "consuming");
+        let workshop = Arc::new(Workshop {
+            store: self.store.clone(),
+            sink: self.sink.clone(),
+            metrics: self.metrics.clone(),
+            status: self.status.clone(),
+            environment: self.environment.clone(),
+            memory: Memory::new(self.config.memory_limit),
+            fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),
+            decoders: Arc::new(Semaphore::new(self.config.decoders.max(1))),
+            writers: Arc::new(Semaphore::new(self.config.writers.max(1))),
+        });
+        // One shard that cannot go on ends the process; the others finish what they have begun.
+        let shutdown = shutdown.child_token();
+        let mut shards = JoinSet::new();
+        for shard in 0..buffer.shards {
+            let shard = Shard {
+                config: self.config.clone(),
+                claim: self.claim(&buffer, shard),
+                workshop: workshop.clone(),
+                shutdown: shutdown.clone(),
+            };
+            shards.spawn(shard.run());
+        }
+        let mut outcome = Ok(());
+        while let Some(ended) = shards.join_next().await {
+            let ended = ended.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
+            if ended.is_err() {
+                shutdown.cancel();
+                outcome = outcome.and(ended);
+            }
+        }
+        outcome
+    }
+
+    fn claim(&self, buffer: &Buffer, shard: u32) -> Claim {
+        Claim {
+            store: self.store.clone(),
+            buffer_id: buffer.id,
+            shard,
+            consumer: self.config.consumer.clone(),
+            instance: self.config.instance.clone(),
+            lease: self.config.lease,
+            rule: self.config.rule(self.sink.name(), self.sink.schema_version()),
+            environment: self.environment.clone(),
+            metrics: self.metrics.clone(),
+            status: self.status.clone(),
+        }
+    }
+
+    /// Waits until a producer has made the buffer.
+    async fn buffer(&self) -> Result<Buffer, ConsumeError> {
+        let what = format!("the buffer at {}", self.store.url());
+        loop {
+            if let Some(found) =
+                read_patiently::<Buffer>(&self.store, layout::BUFFER, &self.status, &*self.environment)
+                    .await?
+            {
+                self.status.goes_on(&what);
+                return Ok(found.state);
+            }
+            let reason = "there is none yet: a gateway or another producer makes it when it starts";
+            self.status.waits(&what, reason, Level::Warn);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+}

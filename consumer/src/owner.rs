@@ -1,0 +1,224 @@
+//! Taking, keeping and giving back a cursor. Whoever holds an `Owned` won the swap that made its
+//! epoch; every later swap names the state before it, so a fenced owner cannot win another.
+
+use crate::environment::{Environment, now_ms, pause};
+use crate::error::ConsumeError;
+use crate::metrics::Metrics;
+use crate::status::{Level, Status};
+use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
+use millpond_manifest::cursor::{HeldByAnother, Opening};
+use millpond_manifest::{Cursor, Rule, layout};
+use millpond_storage::{Backoff, Store};
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+/// Which cursor, and who wants it.
+#[derive(Clone)]
+pub(crate) struct Claim {
+    pub(crate) store: Store,
+    pub(crate) buffer_id: Uuid,
+    pub(crate) shard: u32,
+    pub(crate) consumer: String,
+    pub(crate) instance: String,
+    pub(crate) lease: Duration,
+    pub(crate) rule: Rule,
+    pub(crate) environment: Arc<dyn Environment>,
+    pub(crate) metrics: Metrics,
+    pub(crate) status: Status,
+}
+
+/// A cursor in our hands.
+pub(crate) struct Owned {
+    pub(crate) durable: Snapshot<Cursor>,
+    /// The predecessor may have sent what it did not acknowledge.
+    pub(crate) in_doubt: bool,
+}
+
+/// What became of a swap, once everything unknown has been looked up.
+pub(crate) enum Outcome {
+    /// This state of ours is in force; it may be an earlier attempt than the last.
+    Ours(Box<Snapshot<Cursor>>),
+    /// Another owner took the cursor.
+    Fenced { owner: String, epoch: u64 },
+}
+
+/// Whether the cursor is looked at again, and when.
+pub(crate) enum Attempt {
+    Opened(Box<Owned>),
+    Held(HeldByAnother),
+}
+
+impl Claim {
+    pub(crate) fn key(&self) -> String {
+        layout::cursor(self.shard, &self.consumer)
+    }
+
+    fn what(&self) -> String {
+        format!("cursor of shard {:04}", self.shard)
+    }
+
+    /// One try at taking the cursor. `start` is where a consumer that never was begins.
+    pub(crate) async fn open(&self, start: u64, take_over: bool) -> Result<Attempt, ConsumeError> {
+        let key = self.key();
+        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+        loop {
+            let found = self.read().await?;
+            let fresh = || {
+                Cursor::new(
+                    self.buffer_id,
+                    self.shard,
+                    &self.consumer,
+                    start,
+                    self.rule.clone(),
+                )
+            };
+            let cursor = found
+                .as_ref()
+                .map_or_else(fresh, |snapshot| snapshot.state.clone());
+            self.check_buffer(&cursor)?;
+            let opening = Opening {
+                owner: &self.instance,
+                now_ms: now_ms(&*self.environment),
+                lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
+                rule: &self.rule,
+                take_over,
+            };
+            let opened = match cursor.open(&opening) {
+                Ok(opened) => opened,
+                Err(held) => return Ok(Attempt::Held(held)),
+            };
+            self.check_rule(&opened.state, opened.rule_pinned)?;
+            let next = opened.state.stamped(self.environment.random());
+            let ours = next.stamp;
+            let version = found.map(|snapshot| snapshot.version);
+            let durable = match cas::swap(&self.store, &key, version.as_ref(), next).await {
+                Swap::Committed(snapshot) => Some(snapshot),
+                Swap::Mismatch => {
+                    self.metrics.cursor_conflicts.inc();
+                    None
+                }
+                Swap::Unknown(error) => {
+                    self.metrics.cursor_unknown.inc();
+                    self.status.waits(&self.what(), &error.to_string(), Level::Warn);
+                    self.read().await?.filter(|snapshot| snapshot.state.stamp == ours)
+                }
+            };
+            if let Some(durable) = durable {
+                self.status.goes_on(&self.what());
+                self.announce(&durable.state, opened.in_doubt, opened.rule_pinned);
+                return Ok(Attempt::Opened(Box::new(Owned {
+                    durable,
+                    in_doubt: opened.in_doubt,
+                })));
+            }
+            pause(&*self.environment, &mut backoff).await;
+        }
+    }
+
+    fn announce(&self, cursor: &Cursor, in_doubt: bool, rule_pinned: bool) {
+        let (shard, consumer, epoch) = (self.shard, &self.consumer, cursor.epoch);
+        info!(shard, consumer, epoch, in_doubt, "owns the cursor");
+        if rule_pinned {
+            warn!(
+                shard,
+                consumer,
+                "the batching settings differ from those pinned in the cursor ({:?}); the pinned ones stay in \
+                 force until the consumer is next stopped cleanly",
+                cursor.rule
+            );
+        }
+    }
+
+    fn check_buffer(&self, cursor: &Cursor) -> Result<(), ConsumeError> {
+        if cursor.buffer_id == self.buffer_id {
+            return Ok(());
+        }
+        Err(ConsumeError::OtherBuffer {
+            key: self.key(),
+            found: cursor.buffer_id,
+            expected: self.buffer_id,
+        })
+    }
+
+    /// A pinned rule can be followed unless it names another sink than ours: those rows cannot be
+    /// made again here.
+    fn check_rule(&self, cursor: &Cursor, pinned: bool) -> Result<(), ConsumeError> {
+        let (theirs, ours) = (&cursor.rule, &self.rule);
+        if !pinned || (theirs.sink == ours.sink && theirs.schema_version == ours.schema_version) {
+            return Ok(());
+        }
+        Err(ConsumeError::PinnedSink {
+            consumer: self.consumer.clone(),
+            pinned_sink: theirs.sink.clone(),
+            pinned_version: theirs.schema_version,
+            sink: ours.sink.clone(),
+            version: ours.schema_version,
+        })
+    }
+
+    /// One swap of a cursor that is ours, everything unknown looked up.
+    pub(crate) async fn swap(&self, before: Snapshot<Cursor>, next: Cursor) -> Result<Outcome, ConsumeError> {
+        let epoch = before.state.epoch;
+        let next = next.stamped(self.environment.random());
+        match cas::swap(&self.store, &self.key(), Some(&before.version), next).await {
+            Swap::Committed(snapshot) => {
+                self.metrics.cursor_commits.inc();
+                self.status.goes_on(&self.what());
+                return Ok(Outcome::Ours(Box::new(snapshot)));
+            }
+            Swap::Mismatch => {
+                self.metrics.cursor_conflicts.inc();
+            }
+            Swap::Unknown(error) => {
+                self.metrics.cursor_unknown.inc();
+                self.status.waits(&self.what(), &error.to_string(), Level::Warn);
+            }
+        }
+        // Whatever state carries our epoch was written by us: this attempt, or one before it that
+        // landed late. Either way it is the truth, plans included.
+        let found = self.read().await?;
+        Ok(match found {
+            Some(snapshot) if snapshot.state.epoch == epoch => Outcome::Ours(Box::new(snapshot)),
+            Some(snapshot) => Outcome::Fenced {
+                owner: match snapshot.state.ownership {
+                    millpond_manifest::cursor::Ownership::Held { owner, .. } => owner,
+                    _ => "an owner that is gone again".into(),
+                },
+                epoch: snapshot.state.epoch,
+            },
+            None => Outcome::Fenced {
+                owner: "nobody (the cursor was deleted)".into(),
+                epoch: 0,
+            },
+        })
+    }
+
+    /// Reads the cursor, for as long as that takes.
+    async fn read(&self) -> Result<Option<Snapshot<Cursor>>, ConsumeError> {
+        read_patiently(&self.store, &self.key(), &self.status, &*self.environment).await
+    }
+}
+
+/// Reads a compare-and-set object, waiting for the store for as long as it takes.
+pub(crate) async fn read_patiently<T: cas::Object>(
+    store: &Store,
+    key: &str,
+    status: &Status,
+    environment: &dyn Environment,
+) -> Result<Option<Snapshot<T>>, ConsumeError> {
+    let what = format!("reading {key}");
+    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+    loop {
+        match cas::read(store, key).await {
+            Ok(found) => {
+                status.goes_on(&what);
+                return Ok(found);
+            }
+            Err(ReadError::Format { key, source }) => return Err(ConsumeError::Format { key, source }),
+            Err(ReadError::Store(error)) => status.waits(&what, &error.to_string(), Level::Warn),
+        }
+        pause(environment, &mut backoff).await;
+    }
+}

@@ -1,0 +1,221 @@
+//! What to do next, decided from the durable cursor, the log and what is under way. Pure: it starts
+//! nothing and waits for nothing.
+
+use millpond_manifest::cursor::Plan;
+use millpond_manifest::plan::{Candidate, Ground, Size, candidates};
+use millpond_manifest::{Cursor, Manifest};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A batch of a stream.
+pub(crate) type Key = (String, Plan);
+
+/// How far a batch that was started is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Running,
+    Done,
+}
+
+/// What is under way, and what must be done before anything new.
+#[derive(Debug, Default)]
+pub(crate) struct Schedule {
+    work: BTreeMap<Key, Progress>,
+    doubt: BTreeSet<Key>,
+}
+
+/// What the driver should do now.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Decision {
+    /// Batches to start: their boundaries are durable, or follow from the rule.
+    pub(crate) start: Vec<(Key, Ground)>,
+    /// Boundaries to make durable.
+    pub(crate) plans: Vec<Key>,
+    /// How far each stream can be acknowledged.
+    pub(crate) acknowledge: Vec<(String, u64)>,
+    /// Some batch's acknowledgement is among them: they are worth a request.
+    pub(crate) progress: bool,
+    /// Batches wait only because so many are finished and not acknowledged.
+    pub(crate) blocked: bool,
+}
+
+/// What the decision is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Take on everything.
+    Working,
+    /// Finish what was started or planned, and take on nothing else.
+    Draining,
+}
+
+impl Schedule {
+    /// A successor's schedule: all that its predecessor may have sent comes first.
+    pub(crate) fn in_doubt(cursor: &Cursor, log: &Manifest, accepts: &dyn Fn(&str) -> bool) -> Self {
+        let mut doubt = BTreeSet::new();
+        for (index, stream) in streams(log, accepts) {
+            // Every plan may have been sent, and every large segment as far as the in-flight limit
+            // reaches: counted without the small ones between them, so never too few.
+            let mut large = 0;
+            for candidate in stream_candidates(cursor, log, index, stream, usize::MAX - 1) {
+                let sent = match candidate.ground {
+                    Ground::Planned => true,
+                    Ground::Large => {
+                        large += 1;
+                        large <= cursor.rule.max_in_flight
+                    }
+                    Ground::Full | Ground::Open => false,
+                };
+                if sent {
+                    doubt.insert((stream.to_owned(), candidate.plan));
+                }
+            }
+        }
+        Schedule {
+            work: BTreeMap::new(),
+            doubt,
+        }
+    }
+
+    /// Whether a predecessor may have sent this batch.
+    pub(crate) fn is_in_doubt(&self, key: &Key) -> bool {
+        self.doubt.contains(key)
+    }
+
+    /// How many batches are still to be replayed before anything new.
+    pub(crate) fn doubtful(&self) -> usize {
+        self.doubt.len()
+    }
+
+    /// How many batches are being worked on.
+    pub(crate) fn running(&self) -> usize {
+        self.work.values().filter(|p| **p == Progress::Running).count()
+    }
+
+    /// Whether anything may have been sent that this cursor does not acknowledge.
+    pub(crate) fn in_doubt_after(&self, cursor: &Cursor) -> bool {
+        let open = |(stream, plan): &Key| plan.high >= cursor.next(stream);
+        self.work.keys().chain(&self.doubt).any(open)
+    }
+
+    /// A batch was started.
+    pub(crate) fn started(&mut self, key: Key) {
+        self.work.insert(key, Progress::Running);
+    }
+
+    /// A batch is in the sink.
+    pub(crate) fn finished(&mut self, key: &Key) {
+        if let Some(progress) = self.work.get_mut(key) {
+            *progress = Progress::Done;
+        }
+        self.doubt.remove(key);
+    }
+
+    /// The cursor is durable: what lies below its positions is forgotten.
+    pub(crate) fn acknowledged(&mut self, cursor: &Cursor) {
+        self.work
+            .retain(|(stream, plan), _| plan.high >= cursor.next(stream));
+    }
+
+    /// What to do now. `slots` is how many batches the writers can take at once.
+    pub(crate) fn decide(
+        &self,
+        cursor: &Cursor,
+        log: &Manifest,
+        accepts: &dyn Fn(&str) -> bool,
+        mode: Mode,
+        slots: usize,
+    ) -> Decision {
+        let mut decision = Decision::default();
+        let limit = cursor.rule.max_in_flight as usize;
+        let mut busy = self.running();
+        for (index, stream) in streams(log, accepts) {
+            let found = stream_candidates(cursor, log, index, stream, limit);
+            self.acknowledge(&mut decision, cursor, log, stream, &found);
+            let mut waiting = 0;
+            for candidate in found.iter().take(limit) {
+                let key = (stream.to_owned(), candidate.plan);
+                if self.work.contains_key(&key) {
+                    continue;
+                }
+                waiting += 1;
+                let calm = self.doubt.is_empty() && mode == Mode::Working;
+                match candidate.ground {
+                    Ground::Planned if self.doubt.is_empty() || self.doubt.contains(&key) => {
+                        busy += 1;
+                        decision.start.push((key, candidate.ground));
+                    }
+                    Ground::Large if calm || self.doubt.contains(&key) => {
+                        busy += 1;
+                        decision.start.push((key, candidate.ground));
+                    }
+                    Ground::Full if calm => {
+                        busy += 1;
+                        decision.plans.push(key);
+                    }
+                    // More could still join it: it goes only when a writer would be idle otherwise.
+                    Ground::Open if calm && busy < slots => {
+                        busy += 1;
+                        decision.plans.push(key);
+                    }
+                    _ => {}
+                }
+            }
+            decision.blocked |= found.len() > limit && waiting == 0;
+        }
+        #[cfg(feature = "planted-bug-sink-before-plan")]
+        decision
+            .start
+            .extend(decision.plans.drain(..).map(|key| (key, Ground::Planned)));
+        decision
+    }
+
+    /// Over finished batches that are contiguous, never over a hole; sequences without a part of this
+    /// stream are no hole.
+    fn acknowledge(
+        &self,
+        decision: &mut Decision,
+        cursor: &Cursor,
+        log: &Manifest,
+        stream: &str,
+        found: &[Candidate],
+    ) {
+        let done = |plan: Plan| self.work.get(&(stream.to_owned(), plan)) == Some(&Progress::Done);
+        let finished = found.iter().take_while(|c| done(c.plan)).count();
+        let next = match found.get(finished) {
+            Some(unfinished) => unfinished.plan.low,
+            None if finished > cursor.rule.max_in_flight as usize => found[finished - 1].plan.high + 1,
+            None => log.next_sequence,
+        };
+        if next > cursor.next(stream) {
+            decision.acknowledge.push((stream.to_owned(), next));
+            decision.progress |= finished > 0;
+        }
+    }
+}
+
+fn streams<'a>(log: &'a Manifest, accepts: &dyn Fn(&str) -> bool) -> Vec<(u32, &'a str)> {
+    let numbered = (0_u32..).zip(&log.streams);
+    numbered
+        .map(|(i, s)| (i, s.name.as_str()))
+        .filter(|(_, name)| accepts(name))
+        .collect()
+}
+
+/// One more than `limit`, so that the caller sees whether there are more.
+fn stream_candidates(
+    cursor: &Cursor,
+    log: &Manifest,
+    index: u32,
+    stream: &str,
+    limit: usize,
+) -> Vec<Candidate> {
+    let parts = log.parts(index, cursor.next(stream)).map(|(sequence, _, part)| {
+        (
+            sequence,
+            Size {
+                records: part.records,
+                raw_bytes: part.raw_length,
+            },
+        )
+    });
+    candidates(&cursor.rule, cursor.planned(stream), parts, limit + 1)
+}

@@ -1,0 +1,503 @@
+//! One shard's loop: look for news, decide, start batches, make plans and acknowledgements durable.
+//! It carries what [`crate::schedule`] decides; the batches themselves are [`crate::work`]'s.
+
+use crate::Config;
+use crate::environment::now_ms;
+use crate::error::ConsumeError;
+use crate::metrics::{label, range};
+use crate::owner::{Attempt, Claim, Outcome, Owned, read_patiently};
+use crate::schedule::{Decision, Key, Mode, Schedule};
+use crate::sink::{Batch, BatchId, Part};
+use crate::status::Level;
+use crate::work::{Job, Wanted, Workshop};
+use bytes::Bytes;
+use futures::future::{BoxFuture, FutureExt, OptionFuture};
+use millpond_manifest::cas::{self, ReadError, Reread, Snapshot};
+use millpond_manifest::{Cursor, Manifest, layout};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+/// A shard of the buffer, and what is needed to consume it.
+pub(crate) struct Shard {
+    pub(crate) config: Config,
+    pub(crate) claim: Claim,
+    pub(crate) workshop: Arc<Workshop>,
+    pub(crate) shutdown: CancellationToken,
+}
+
+/// How a term as the cursor's owner ended.
+enum Term {
+    Released,
+    Fenced,
+}
+
+impl Shard {
+    /// Consumes the shard until the shutdown: as its cursor's owner, or waiting to become it.
+    pub(crate) async fn run(self) -> Result<(), ConsumeError> {
+        let mut take_over = self.config.take_over;
+        loop {
+            let Some(owned) = self.stand_by(take_over).await? else {
+                return Ok(());
+            };
+            self.workshop.metrics.owned_shards.inc();
+            let term = async {
+                // Read after the epoch was won: it shows all that the predecessor can have seen.
+                let log = self.read_log().await?;
+                Tenure::new(&self, *owned, log).serve().await
+            }
+            .await;
+            self.workshop.metrics.owned_shards.dec();
+            match term? {
+                Term::Released => return Ok(()),
+                // Whoever took it knows why; taking it back at once would be a tug of war.
+                Term::Fenced => take_over = false,
+            }
+        }
+    }
+
+    /// Waits until the cursor can be had. `None`: the shutdown came first.
+    async fn stand_by(&self, take_over: bool) -> Result<Option<Box<Owned>>, ConsumeError> {
+        let mut said = false;
+        loop {
+            let attempt = async {
+                let log = self.read_log().await?;
+                let start = log.as_ref().map_or(0, |log| log.state.first_sequence);
+                self.claim.open(start, take_over).await
+            };
+            let attempt = tokio::select! {
+                attempt = attempt => attempt?,
+                () = self.shutdown.cancelled() => return Ok(None),
+            };
+            let held = match attempt {
+                Attempt::Opened(owned) => return Ok(Some(owned)),
+                Attempt::Held(held) => held,
+            };
+            if !said {
+                info!(
+                    shard = self.claim.shard,
+                    "standing by: the cursor is held by {}", held.owner
+                );
+                said = true;
+            }
+            let now = now_ms(&*self.claim.environment);
+            let left = Duration::from_millis(held.lease_expires_at_ms.saturating_sub(now));
+            tokio::select! {
+                () = tokio::time::sleep(left.clamp(Duration::from_millis(100), Duration::from_secs(1))) => {}
+                () = self.shutdown.cancelled() => return Ok(None),
+            }
+        }
+    }
+
+    async fn read_log(&self) -> Result<Option<Snapshot<Manifest>>, ConsumeError> {
+        let key = layout::manifest(self.claim.shard);
+        let log = read_patiently::<Manifest>(
+            &self.claim.store,
+            &key,
+            &self.claim.status,
+            &*self.claim.environment,
+        )
+        .await?;
+        if let Some(log) = &log {
+            self.check_log(&log.state)?;
+        }
+        Ok(log)
+    }
+
+    fn check_log(&self, log: &Manifest) -> Result<(), ConsumeError> {
+        if log.buffer_id == self.claim.buffer_id {
+            return Ok(());
+        }
+        Err(ConsumeError::OtherBuffer {
+            key: layout::manifest(self.claim.shard),
+            found: log.buffer_id,
+            expected: self.claim.buffer_id,
+        })
+    }
+}
+
+type Reading = BoxFuture<'static, Result<Option<Snapshot<Manifest>>, ReadError>>;
+type Swapping = BoxFuture<'static, Result<Outcome, ConsumeError>>;
+
+/// One term as the owner of the cursor.
+struct Tenure<'a> {
+    shard: &'a Shard,
+    durable: Snapshot<Cursor>,
+    log: Option<Snapshot<Manifest>>,
+    schedule: Schedule,
+    work: JoinSet<(Key, Result<(), ConsumeError>)>,
+    reading: Option<Reading>,
+    swapping: Option<Swapping>,
+    poll_at: Instant,
+    swapped_at: Instant,
+    /// After a failure, no swap before this.
+    swap_again_at: Instant,
+    drain_until: Option<Instant>,
+    ignored: HashSet<String>,
+}
+
+impl<'a> Tenure<'a> {
+    fn new(shard: &'a Shard, owned: Owned, log: Option<Snapshot<Manifest>>) -> Self {
+        let now = Instant::now();
+        let schedule = match &log {
+            Some(log) if owned.in_doubt => replay(shard, &owned.durable.state, &log.state),
+            _ => Schedule::default(),
+        };
+        Tenure {
+            shard,
+            durable: owned.durable,
+            log,
+            schedule,
+            work: JoinSet::new(),
+            reading: None,
+            swapping: None,
+            poll_at: now,
+            swapped_at: now,
+            swap_again_at: now,
+            drain_until: None,
+            ignored: HashSet::new(),
+        }
+    }
+
+    async fn serve(mut self) -> Result<Term, ConsumeError> {
+        let shutdown = self.shard.shutdown.clone();
+        loop {
+            let decision = self.decide();
+            for (key, _) in &decision.start {
+                self.start(key.clone());
+            }
+            let wants_swap = self.begin_swap(&decision)?;
+            if let Some(until) = self.drain_until
+                && self.swapping.is_none()
+                && (Instant::now() >= until || (self.schedule.running() == 0 && !wants_swap))
+            {
+                return self.release().await;
+            }
+            self.begin_read();
+            let timer = self.next_timer(&decision);
+            tokio::select! {
+                Some(done) = self.work.join_next(), if !self.work.is_empty() => {
+                    let (key, outcome) = done.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
+                    outcome?;
+                    self.finished(&key);
+                }
+                Some(outcome) = OptionFuture::from(self.swapping.as_mut()), if self.swapping.is_some() => {
+                    self.swapping = None;
+                    match outcome? {
+                        Outcome::Ours(durable) => self.swapped(*durable),
+                        Outcome::Fenced { owner, epoch } => return Ok(self.fenced(&owner, epoch)),
+                    }
+                }
+                Some(outcome) = OptionFuture::from(self.reading.as_mut()), if self.reading.is_some() => {
+                    self.reading = None;
+                    self.read(outcome)?;
+                }
+                () = shutdown.cancelled(), if self.drain_until.is_none() => {
+                    info!(shard = self.shard.claim.shard, "stopping: finishing {} batches", self.schedule.running());
+                    self.drain_until = Some(Instant::now() + self.shard.config.drain_timeout);
+                }
+                () = sleep_until(timer) => {}
+            }
+        }
+    }
+
+    fn decide(&mut self) -> Decision {
+        let Some(log) = &self.log else {
+            return Decision::default();
+        };
+        for stream in &log.state.streams {
+            if !self.shard.workshop.sink.accepts(&stream.name, stream.encoding)
+                && self.ignored.insert(stream.name.clone())
+            {
+                warn!(
+                    "stream {} ({}) has no place in this sink: it is left alone",
+                    stream.name, stream.encoding
+                );
+            }
+        }
+        let mode = if self.drain_until.is_some() {
+            Mode::Draining
+        } else {
+            Mode::Working
+        };
+        let accepts = accepts(&*self.shard.workshop.sink, &log.state);
+        let slots = self.shard.config.writers;
+        self.schedule
+            .decide(&self.durable.state, &log.state, &accepts, mode, slots)
+    }
+
+    fn start(&mut self, key: Key) {
+        let Some(log) = &self.log else { return };
+        let Some(job) = self.job(&log.state, &key) else {
+            return;
+        };
+        debug!(?job, "starts");
+        let workshop = self.shard.workshop.clone();
+        self.schedule.started(key.clone());
+        self.work.spawn(async move { (key, workshop.work(job).await) });
+        self.shard.workshop.metrics.running.inc();
+    }
+
+    fn finished(&mut self, key: &Key) {
+        debug!(stream = key.0, batch = range(key.1), "is in the sink");
+        self.schedule.finished(key);
+        self.shard.workshop.metrics.running.dec();
+        self.shard
+            .workshop
+            .metrics
+            .held_bytes
+            .set(self.shard.workshop.memory.held().try_into().unwrap_or(i64::MAX));
+    }
+
+    /// The batch's identity and what to fetch for it.
+    fn job(&self, log: &Manifest, key: &Key) -> Option<Job> {
+        let (stream, plan) = key;
+        let claim = &self.shard.claim;
+        let index = log.stream_index(stream)?;
+        let rule = self.durable.state.rule.clone();
+        let id = BatchId {
+            buffer_id: claim.buffer_id,
+            shard: claim.shard,
+            stream: stream.clone(),
+            consumer: claim.consumer.clone(),
+            sink: rule.sink.clone(),
+            low: plan.low,
+            high: plan.high,
+            schema_version: rule.schema_version,
+        };
+        let within = log
+            .parts(index, plan.low)
+            .take_while(|(sequence, ..)| *sequence <= plan.high);
+        let wanted = within.map(|(sequence, entry, part)| Wanted {
+            key: layout::segment(claim.shard, entry.segment),
+            length: part.length,
+            part: Part {
+                sequence,
+                segment: entry.segment,
+                offset: part.offset,
+                data: Bytes::new(),
+                raw_length: part.raw_length,
+                records: part.records,
+            },
+        });
+        let encoding = log.streams[index as usize].encoding;
+        let batch = Batch {
+            id,
+            encoding,
+            parts: Vec::new(),
+        };
+        Some(Job {
+            wanted: wanted.collect(),
+            batch,
+            rule,
+            in_doubt: self.schedule.is_in_doubt(key),
+        })
+    }
+
+    /// Starts a swap if one is called for. True while one is called for or under way.
+    fn begin_swap(&mut self, decision: &Decision) -> Result<bool, ConsumeError> {
+        let now = Instant::now();
+        let Config {
+            ack_interval, lease, ..
+        } = self.shard.config;
+        let since = now - self.swapped_at;
+        // With nothing under way there is nothing to wait for: what is done is made durable at the end
+        // of the interval all the same, so that a crash replays little.
+        let acknowledge =
+            decision.progress && (since >= ack_interval || decision.blocked || self.drain_until.is_some());
+        let renew = since >= lease / 3;
+        if !(acknowledge || renew || !decision.plans.is_empty()) {
+            return Ok(false);
+        }
+        if self.swapping.is_some() || now < self.swap_again_at {
+            return Ok(true);
+        }
+        let mut next = self.durable.state.clone();
+        for (stream, position) in &decision.acknowledge {
+            next.acknowledge(stream, *position)?;
+        }
+        for (stream, plan) in &decision.plans {
+            next.plan(stream, *plan)?;
+        }
+        let claim = self.shard.claim.clone();
+        next.renew(
+            now_ms(&*claim.environment),
+            u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
+        );
+        let before = self.durable.clone();
+        // If it fails, the next one waits a little; if it does not, this is of no effect.
+        self.swap_again_at = now + Duration::from_millis(200);
+        self.swapping = Some(async move { claim.swap(before, next).await }.boxed());
+        Ok(true)
+    }
+
+    fn swapped(&mut self, durable: Snapshot<Cursor>) {
+        if durable.state.stamp != self.durable.state.stamp {
+            self.swapped_at = Instant::now();
+            self.swap_again_at = self.swapped_at;
+        }
+        self.durable = durable;
+        self.schedule.acknowledged(&self.durable.state);
+    }
+
+    fn begin_read(&mut self) {
+        if self.reading.is_some() || Instant::now() < self.poll_at {
+            return;
+        }
+        let store = self.shard.claim.store.clone();
+        let key = layout::manifest(self.shard.claim.shard);
+        let known = self.log.as_ref().map(|log| log.version.clone());
+        let read = async move {
+            match known {
+                None => cas::read::<Manifest>(&store, &key).await,
+                Some(known) => match cas::read_if_changed(&store, &key, &known).await? {
+                    Reread::Changed(log) => Ok(Some(log)),
+                    Reread::Unchanged | Reread::Absent => Ok(None),
+                },
+            }
+        };
+        self.reading = Some(read.boxed());
+    }
+
+    fn read(&mut self, outcome: Result<Option<Snapshot<Manifest>>, ReadError>) -> Result<(), ConsumeError> {
+        self.poll_at = Instant::now() + self.shard.config.poll_interval;
+        let what = format!("reading {}", layout::manifest(self.shard.claim.shard));
+        match outcome {
+            Ok(news) => {
+                self.shard.claim.status.goes_on(&what);
+                if let Some(log) = news {
+                    self.shard.check_log(&log.state)?;
+                    self.log = Some(log);
+                    self.measure_backlog();
+                }
+                Ok(())
+            }
+            Err(ReadError::Format { key, source }) => Err(ConsumeError::Format { key, source }),
+            Err(ReadError::Store(error)) => {
+                self.shard
+                    .claim
+                    .status
+                    .waits(&what, &error.to_string(), Level::Warn);
+                Ok(())
+            }
+        }
+    }
+
+    fn measure_backlog(&self) {
+        let Some(log) = &self.log else { return };
+        for (index, stream) in (0_u32..).zip(&log.state.streams) {
+            let next = self.durable.state.next(&stream.name);
+            let records: u64 = log
+                .state
+                .parts(index, next)
+                .map(|(_, _, part)| part.records)
+                .sum();
+            let gauge = self
+                .shard
+                .workshop
+                .metrics
+                .backlog_records
+                .get_or_create(&label(&stream.name));
+            gauge.set(i64::try_from(records).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// When to look again though nothing happened.
+    fn next_timer(&self, decision: &Decision) -> Instant {
+        let Config {
+            ack_interval, lease, ..
+        } = self.shard.config;
+        let poll = self.poll_at;
+        if self.swapping.is_some() {
+            // Its end wakes us; until then only news of the log matters.
+            return if self.reading.is_none() {
+                poll
+            } else {
+                Instant::now() + lease
+            };
+        }
+        let mut timer = self.swapped_at + lease / 3;
+        if decision.progress {
+            timer = timer.min(self.swapped_at + ack_interval);
+        }
+        // A swap that is called for goes as soon as the pause after a failure is over.
+        timer = timer.max(self.swap_again_at);
+        if self.reading.is_none() {
+            timer = timer.min(poll);
+        }
+        self.drain_until.map_or(timer, |until| timer.min(until))
+    }
+
+    /// Gives the cursor back, saying whether anything is in doubt.
+    async fn release(mut self) -> Result<Term, ConsumeError> {
+        self.work.abort_all();
+        let patience = Instant::now() + Duration::from_secs(10);
+        let decision = self.decide();
+        loop {
+            let mut next = self.durable.state.clone();
+            for (stream, position) in &decision.acknowledge {
+                next.acknowledge(stream, *position)?;
+            }
+            let in_doubt = self.schedule.in_doubt_after(&next);
+            next.release(in_doubt);
+            let ownership = next.ownership.clone();
+            match self.shard.claim.swap(self.durable.clone(), next).await? {
+                Outcome::Fenced { owner, epoch } => return Ok(self.fenced(&owner, epoch)),
+                Outcome::Ours(durable) if durable.state.ownership == ownership => {
+                    info!(
+                        shard = self.shard.claim.shard,
+                        clean = !in_doubt,
+                        "released the cursor"
+                    );
+                    return Ok(Term::Released);
+                }
+                Outcome::Ours(durable) => self.durable = *durable,
+            }
+            if Instant::now() >= patience {
+                warn!(
+                    shard = self.shard.claim.shard,
+                    "the cursor could not be released: the next owner waits for the lease"
+                );
+                return Ok(Term::Released);
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    fn fenced(&self, owner: &str, epoch: u64) -> Term {
+        let Shard { claim, workshop, .. } = self.shard;
+        workshop.metrics.fenced.inc();
+        warn!(
+            shard = claim.shard,
+            consumer = claim.consumer,
+            "fenced: {owner} owns the cursor since epoch {epoch}; this process stops sending and stands by"
+        );
+        Term::Fenced
+    }
+}
+
+/// At a takeover: what the predecessor may have sent comes first.
+fn replay(shard: &Shard, cursor: &Cursor, log: &Manifest) -> Schedule {
+    let schedule = Schedule::in_doubt(cursor, log, &accepts(&*shard.workshop.sink, log));
+    let batches = schedule.doubtful();
+    if batches > 0 {
+        info!(
+            shard = shard.claim.shard,
+            batches, "replaying what the predecessor may have sent"
+        );
+        shard.workshop.metrics.replayed_batches.inc_by(batches as u64);
+    }
+    schedule
+}
+
+fn accepts<'a>(sink: &'a dyn crate::Sink, log: &'a Manifest) -> impl Fn(&str) -> bool + 'a {
+    |name| {
+        log.streams
+            .iter()
+            .any(|s| s.name == name && sink.accepts(name, s.encoding))
+    }
+}

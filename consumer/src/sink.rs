@@ -1,0 +1,226 @@
+//! Where batches go: the [`Sink`] trait and what it is given. The identities made here are the
+//! deduplication tokens, so nothing here may depend on the time, the process or the attempt.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millpond_manifest::cursor::Rule;
+use millpond_segment::Encoding;
+use std::fmt;
+use thiserror::Error;
+use ulid::Ulid;
+use uuid::Uuid;
+
+/// The identity of a batch: it never changes, whoever sends the batch and however often.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct BatchId {
+    /// Which buffer.
+    pub buffer_id: Uuid,
+    /// Which shard of it.
+    pub shard: u32,
+    /// Which stream.
+    pub stream: String,
+    /// For which consumer.
+    pub consumer: String,
+    /// Into which sink, e.g. `clickhouse:otel.otel_logs`.
+    pub sink: String,
+    /// First sequence.
+    pub low: u64,
+    /// Last sequence, inclusive.
+    pub high: u64,
+    /// The version of the sink's mapping from messages to rows.
+    pub schema_version: u32,
+}
+
+impl BatchId {
+    /// The deduplication token of one chunk of this batch.
+    ///
+    /// `millpond/1/<buffer>/<shard>/<stream>/<consumer>/<sink>/v<schema version>/<low>-<high>/<chunk>`:
+    /// stable and printable. None of the names can contain a slash but the sink's, which is
+    /// followed by the fixed-form rest, so two identities never share a token.
+    pub fn token(&self, chunk: u32) -> String {
+        format!("{self}/{chunk}")
+    }
+
+    /// Where rows of this batch come from, for Millpond's own column: `<buffer>/<shard>/<stream>/<consumer>`.
+    pub fn source(&self) -> String {
+        let BatchId {
+            buffer_id,
+            shard,
+            stream,
+            consumer,
+            ..
+        } = self;
+        format!("{buffer_id}/{shard:04}/{stream}/{consumer}")
+    }
+}
+
+impl fmt::Display for BatchId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BatchId {
+            buffer_id,
+            shard,
+            stream,
+            consumer,
+            sink,
+            low,
+            high,
+            schema_version,
+        } = self;
+        write!(
+            f,
+            "millpond/1/{buffer_id}/{shard:04}/{stream}/{consumer}/{sink}/v{schema_version}/{low}-{high}"
+        )
+    }
+}
+
+/// One stream's part of one committed segment, fetched.
+#[derive(Debug, Clone)]
+pub struct Part {
+    /// The segment's place in the log.
+    pub sequence: u64,
+    /// The segment's name, for errors.
+    pub segment: Ulid,
+    /// Where `data` begins in the segment object, for errors.
+    pub offset: u64,
+    /// The stream's blocks, compressed, as stored.
+    pub data: Bytes,
+    /// Uncompressed, in bytes.
+    pub raw_length: u64,
+    /// How many records the manifest says it has.
+    pub records: u64,
+}
+
+/// What a sink is given: the parts of a contiguous range of sequences of one stream.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    /// Who it is.
+    pub id: BatchId,
+    /// What its messages are.
+    pub encoding: Encoding,
+    /// In order of their sequences.
+    pub parts: Vec<Part>,
+}
+
+/// A run of a batch's rows, encoded, sent as one unit with one token.
+#[derive(Debug, Clone)]
+pub struct Chunk {
+    /// Its place in the batch.
+    pub index: u32,
+    /// How many rows.
+    pub rows: u64,
+    /// Bytes in the sink's format before compression.
+    pub raw_bytes: u64,
+    /// What is sent, in pieces.
+    pub body: Vec<Bytes>,
+    /// When the messages that these rows come from were received, for the latency that users feel.
+    pub received: Vec<Received>,
+}
+
+/// How many of a chunk's rows were received when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Unix time in microseconds.
+    pub at_us: i64,
+    /// Rows of one message that are in the chunk.
+    pub rows: u64,
+}
+
+/// Why a sink did not take something, by what the consumer should do.
+#[derive(Debug, Error)]
+pub enum SinkError {
+    /// It may take it later: try again for as long as it takes.
+    #[error("{0}")]
+    Transient(String),
+    /// The sink's table does not fit: nothing can be written until somebody mends it.
+    #[error("{0}")]
+    Schema(String),
+    /// It will never take these rows.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Where batches go.
+#[async_trait]
+pub trait Sink: Send + Sync + 'static {
+    /// Its name, part of every batch's identity, e.g. `clickhouse:otel.otel_logs`.
+    fn name(&self) -> &str;
+
+    /// The version of its mapping from messages to rows: changed whenever the same batch would
+    /// give other rows, another order or other chunks.
+    fn schema_version(&self) -> u32;
+
+    /// Whether it takes this stream.
+    fn accepts(&self, stream: &str, encoding: Encoding) -> bool;
+
+    /// Cuts a batch into chunks and gives each to `emit`, in order. CPU work, called on a blocking
+    /// thread; `emit` blocks for backpressure and returns false to stop early (which is no error).
+    /// The chunks' boundaries and rows follow from the batch and the rule alone.
+    fn chunks(
+        &self,
+        batch: &Batch,
+        rule: &Rule,
+        emit: &mut dyn FnMut(Chunk) -> bool,
+    ) -> Result<(), SinkError>;
+
+    /// Writes a chunk: one attempt. Success means that the rows are in the sink, whether this
+    /// attempt put them there or an earlier one.
+    async fn write(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError>;
+
+    /// Writes a chunk of which some rows may be in the sink, because an attempt before this one, ours or a
+    /// predecessor's, ended unknown to us. A sink that can ask what it has asks here, and does not depend on
+    /// recognising the repetition alone.
+    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
+        self.write(id, chunk).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> BatchId {
+        BatchId {
+            buffer_id: Uuid::from_u128(7),
+            shard: 3,
+            stream: "otlp.logs".into(),
+            consumer: "default".into(),
+            sink: "clickhouse:otel.otel_logs".into(),
+            low: 12,
+            high: 15,
+            schema_version: 1,
+        }
+    }
+
+    #[test]
+    fn the_token_is_documented_and_stable() {
+        assert_eq!(
+            id().token(2),
+            "millpond/1/00000000-0000-0000-0000-000000000007/0003/otlp.logs/default/\
+             clickhouse:otel.otel_logs/v1/12-15/2"
+        );
+        assert_eq!(
+            id().source(),
+            "00000000-0000-0000-0000-000000000007/0003/otlp.logs/default"
+        );
+    }
+
+    #[test]
+    fn every_part_of_the_identity_is_in_the_token() {
+        let change: [fn(&mut BatchId); 8] = [
+            |id| id.buffer_id = Uuid::from_u128(8),
+            |id| id.shard = 4,
+            |id| id.stream = "otlp.traces".into(),
+            |id| id.consumer = "other".into(),
+            |id| id.sink = "clickhouse:otel.other".into(),
+            |id| id.low = 11,
+            |id| id.high = 16,
+            |id| id.schema_version = 2,
+        ];
+        for change in change {
+            let mut other = id();
+            change(&mut other);
+            assert_ne!(other.token(2), id().token(2));
+        }
+        assert_ne!(id().token(1), id().token(2));
+    }
+}

@@ -1,0 +1,236 @@
+//! One batch's way: fetch its parts, have the sink cut them into chunks on a blocking thread, write
+//! each chunk until the sink has it. It never plans or acknowledges.
+
+use crate::environment::{Environment, pause};
+use crate::error::ConsumeError;
+use crate::metrics::{self, Metrics, label};
+use crate::sink::{Batch, Chunk, Part, Sink, SinkError};
+use crate::status::{Level, Status};
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream;
+use millpond_manifest::Rule;
+use millpond_storage::{Backoff, Store};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::Instant;
+
+/// Parts of one batch fetched at a time; the fetchers of all batches together are bounded apart.
+const PARTS_AT_A_TIME: usize = 16;
+
+/// What all batches of a process share.
+pub(crate) struct Workshop {
+    pub(crate) store: Store,
+    pub(crate) sink: Arc<dyn Sink>,
+    pub(crate) metrics: Metrics,
+    pub(crate) status: Status,
+    pub(crate) environment: Arc<dyn Environment>,
+    pub(crate) memory: Memory,
+    pub(crate) fetchers: Arc<Semaphore>,
+    pub(crate) decoders: Arc<Semaphore>,
+    pub(crate) writers: Arc<Semaphore>,
+}
+
+/// The one budget that every byte held for a batch is drawn from.
+pub(crate) struct Memory {
+    free: Arc<Semaphore>,
+    limit_kib: u32,
+}
+
+impl Memory {
+    pub(crate) fn new(limit_bytes: u64) -> Self {
+        let limit_kib = u32::try_from(limit_bytes / 1024).unwrap_or(u32::MAX).max(1);
+        Memory {
+            free: Arc::new(Semaphore::new(limit_kib as usize)),
+            limit_kib,
+        }
+    }
+
+    /// Waits for its turn: first come, first served, so that no batch starves. What asks for more
+    /// than there is gets all there is, and so works alone.
+    async fn reserve(&self, bytes: u64) -> OwnedSemaphorePermit {
+        let kib = u32::try_from(bytes.div_ceil(1024))
+            .unwrap_or(u32::MAX)
+            .min(self.limit_kib);
+        let permit = self.free.clone().acquire_many_owned(kib).await;
+        permit.expect("the semaphore is never closed")
+    }
+
+    pub(crate) fn held(&self) -> u64 {
+        (u64::from(self.limit_kib) - self.free.available_permits() as u64) * 1024
+    }
+}
+
+/// A part to fetch.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) key: String,
+    pub(crate) length: u64,
+    /// Without its data.
+    pub(crate) part: Part,
+}
+
+/// A batch to do.
+pub(crate) struct Job {
+    /// Its parts still empty.
+    pub(crate) batch: Batch,
+    pub(crate) wanted: Vec<Wanted>,
+    pub(crate) rule: Rule,
+    /// A predecessor may have sent it.
+    pub(crate) in_doubt: bool,
+}
+
+impl Job {
+    /// What it holds at its largest: the fetched blocks, a chunk as it is built (columns, and their
+    /// compressed copy), and the chunks that wait for or are in an INSERT.
+    fn memory(&self) -> u64 {
+        let fetched: u64 = self.wanted.iter().map(|w| w.length).sum();
+        let raw: u64 = self.wanted.iter().map(|w| w.part.raw_length).sum();
+        fetched + 2 * raw.saturating_mul(3).div_ceil(2).min(self.rule.chunk_bytes)
+    }
+}
+
+impl Workshop {
+    /// Does a batch: when it returns, the sink has all of it.
+    pub(crate) async fn work(self: Arc<Self>, mut job: Job) -> Result<(), ConsumeError> {
+        let _memory = self.memory.reserve(job.memory()).await;
+        self.metrics
+            .held_bytes
+            .set(i64::try_from(self.memory.held()).unwrap_or(i64::MAX));
+        let wanted = std::mem::take(&mut job.wanted);
+        let fetches = wanted.into_iter().map(|wanted| self.fetch(wanted));
+        let mut fetched = stream::iter(fetches).buffered(PARTS_AT_A_TIME);
+        while let Some(part) = fetched.next().await {
+            job.batch.parts.push(part?);
+        }
+        drop(fetched);
+
+        let (id, in_doubt) = (job.batch.id.clone(), job.in_doubt);
+        let (sender, mut chunks) = mpsc::channel::<Chunk>(1);
+        let decoder = self.decoders.clone().acquire_owned().await.expect("never closed");
+        let sink = self.sink.clone();
+        let decoding = tokio::task::spawn_blocking(move || {
+            let _decoder = decoder;
+            let Job { batch, rule, .. } = job;
+            sink.chunks(&batch, &rule, &mut |chunk| sender.blocking_send(chunk).is_ok())
+        });
+        while let Some(chunk) = chunks.recv().await {
+            self.write(&id, &chunk, in_doubt).await?;
+        }
+        match decoding.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(ConsumeError::Refused {
+                batch: id.to_string(),
+                reason: error.to_string(),
+            }),
+            Err(panic) => Err(ConsumeError::Refused {
+                batch: id.to_string(),
+                reason: panic.to_string(),
+            }),
+        }?;
+        self.metrics.batches.get_or_create(&label(&id.stream)).inc();
+        Ok(())
+    }
+
+    async fn fetch(&self, wanted: Wanted) -> Result<Part, ConsumeError> {
+        let Wanted {
+            key,
+            length,
+            mut part,
+        } = wanted;
+        let what = format!("fetching {key}");
+        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+        loop {
+            let fetcher = self.fetchers.acquire().await.expect("never closed");
+            match self
+                .store
+                .get_range(&key, part.offset..part.offset + length)
+                .await
+            {
+                Ok(Some(data)) => {
+                    self.status.goes_on(&what);
+                    self.metrics.fetched_bytes.inc_by(data.len() as u64);
+                    part.data = data;
+                    return Ok(part);
+                }
+                Ok(None) => {
+                    return Err(ConsumeError::Lost {
+                        key,
+                        sequence: part.sequence,
+                    });
+                }
+                Err(error) => self.status.waits(&what, &error.to_string(), Level::Warn),
+            }
+            drop(fetcher);
+            pause(&*self.environment, &mut backoff).await;
+        }
+    }
+
+    async fn write(
+        &self,
+        id: &crate::BatchId,
+        chunk: &Chunk,
+        mut in_doubt: bool,
+    ) -> Result<(), ConsumeError> {
+        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+        loop {
+            let writer = self.writers.acquire().await.expect("never closed");
+            let began = Instant::now();
+            let outcome = if in_doubt {
+                self.sink.write_again(id, chunk).await
+            } else {
+                self.sink.write(id, chunk).await
+            };
+            self.metrics.write_seconds.observe(began.elapsed().as_secs_f64());
+            drop(writer);
+            let (reason, level) = match outcome {
+                Ok(()) => break,
+                Err(SinkError::Transient(reason)) => (reason, Level::Warn),
+                Err(SinkError::Schema(reason)) => (reason, Level::Error),
+                Err(SinkError::Refused(reason)) => {
+                    return Err(ConsumeError::Refused {
+                        batch: id.to_string(),
+                        reason,
+                    });
+                }
+            };
+            // Whatever the error says, the rows may have landed before it.
+            in_doubt = true;
+            self.metrics.write_retries.inc();
+            self.status.waits("writing to the sink", &reason, level);
+            pause(&*self.environment, &mut backoff).await;
+        }
+        self.status.goes_on("writing to the sink");
+        self.count(id, chunk);
+        Ok(())
+    }
+
+    fn count(&self, id: &crate::BatchId, chunk: &Chunk) {
+        let stream = label(&id.stream);
+        let now_us = self.environment.now_us();
+        self.metrics.chunks.get_or_create(&stream).inc();
+        self.metrics.records.get_or_create(&stream).inc_by(chunk.rows);
+        self.metrics
+            .inserted_bytes
+            .inc_by(chunk.body.iter().map(|b: &Bytes| b.len() as u64).sum());
+        let latency = self.metrics.latency.get_or_create(&stream);
+        for received in &chunk.received {
+            // Clocks may disagree: never below zero.
+            latency.observe(
+                Duration::from_micros(now_us.saturating_sub(received.at_us).max(0).unsigned_abs())
+                    .as_secs_f64(),
+            );
+        }
+    }
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let plan = millpond_manifest::cursor::Plan {
+            low: self.batch.id.low,
+            high: self.batch.id.high,
+        };
+        write!(f, "{} {}", self.batch.id.stream, metrics::range(plan))
+    }
+}

@@ -1,0 +1,347 @@
+//! A log to consume, made through the real formats, and a table that deduplicates by token as
+//! ClickHouse does and checks what every sink may rely on.
+
+#![allow(unreachable_pub, reason = "a module of one test")]
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millpond_consumer::{
+    Batch, BatchId, Chunk, Config, ConsumeError, Consumer, Received, Rule, Sink, SinkError,
+};
+use millpond_manifest::cas::{self, Swap};
+use millpond_manifest::{Buffer, Commit, Cursor, Manifest, NewPart, NewSegment, ProducerId, layout};
+use millpond_segment::{BlockBuilder, Compressor, Decompressor, Encoding, Limits, SegmentBuilder, blocks};
+use millpond_storage::Store;
+use prometheus_client::registry::Registry;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use ulid::Ulid;
+use uuid::Uuid;
+
+pub const STREAM: &str = "events.test";
+const PRODUCER: ProducerId = ProducerId([7; 16]);
+
+/// A buffer with one shard, and a producer of it that does no more than the formats ask for.
+pub struct Log {
+    pub store: Store,
+    next_row: u64,
+}
+
+impl Log {
+    pub async fn new(store: Store) -> Self {
+        let buffer_id = Uuid::from_u128(42);
+        cas::create_once(
+            &store,
+            layout::BUFFER,
+            Buffer {
+                id: buffer_id,
+                shards: 1,
+            },
+        )
+        .await
+        .unwrap();
+        let log = Manifest::new(buffer_id, 0).register(PRODUCER, 1).stamped(1);
+        let Swap::Committed(_) = cas::swap(&store, &layout::manifest(0), None, log).await else {
+            panic!("a new store refuses a manifest")
+        };
+        Log { store, next_row: 0 }
+    }
+
+    /// Commits one segment for each number, with that many rows.
+    pub async fn commit(&mut self, sizes: &[u64]) {
+        for size in sizes {
+            let mut block = BlockBuilder::new(1_000_000);
+            for row in self.next_row..self.next_row + size {
+                block.push(1_000_000, format!("row-{row}").as_bytes()).unwrap();
+            }
+            self.next_row += size;
+            let mut segment = SegmentBuilder::new();
+            let block = Compressor::new(1).unwrap().compress(&block, *size).unwrap();
+            segment.push(STREAM, Encoding::Ndjson, block).unwrap();
+            let segment = segment.finish();
+            let name = Ulid::from_parts(1, u128::from(self.next_row));
+            self.store
+                .put_if_absent(&layout::segment(0, name), segment.parts.clone())
+                .await
+                .unwrap();
+            let parts = segment.streams.iter().map(|p| NewPart {
+                stream: p.stream.clone(),
+                encoding: p.encoding,
+                offset: p.offset,
+                length: p.length,
+                raw_length: p.raw_len,
+                messages: p.messages,
+                records: p.records,
+                first_received_at_us: p.first_received_at_us,
+                last_received_at_us: p.last_received_at_us,
+            });
+            let new = NewSegment {
+                segment: name,
+                size: segment.size,
+                parts: parts.collect(),
+            };
+            let log = self.manifest().await;
+            let number = log.state.producer(PRODUCER).unwrap().commit + 1;
+            let Ok(Commit::Next { state, .. }) = log.state.commit(PRODUCER, number, &[new], 1) else {
+                panic!("the log refuses a segment")
+            };
+            let next = state.stamped(number);
+            let Swap::Committed(_) =
+                cas::swap(&self.store, &layout::manifest(0), Some(&log.version), next).await
+            else {
+                panic!("the swap of an undisturbed manifest fails")
+            };
+        }
+    }
+
+    pub async fn manifest(&self) -> cas::Snapshot<Manifest> {
+        cas::read(&self.store, &layout::manifest(0))
+            .await
+            .unwrap()
+            .unwrap()
+    }
+
+    pub async fn cursor(&self, consumer: &str) -> Option<Cursor> {
+        cas::read(&self.store, &layout::cursor(0, consumer))
+            .await
+            .unwrap()
+            .map(|found| found.state)
+    }
+
+    /// Every row committed so far, once.
+    pub fn rows(&self) -> BTreeMap<String, u64> {
+        (0..self.next_row).map(|row| (format!("row-{row}"), 1)).collect()
+    }
+}
+
+/// What the table does to the next write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It takes the rows and loses the answer.
+    LandsUnreported,
+    /// It takes nothing and says so.
+    Down,
+    /// It will never take these rows.
+    Refuses,
+}
+
+/// A table that drops a token it has seen, and remembers every attempt.
+pub struct Table {
+    name: String,
+    state: Mutex<State>,
+    gate: Semaphore,
+    rows_seen: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    by_token: HashMap<String, Vec<String>>,
+    tokens: Vec<String>,
+    /// Attempts after a token's first that were not said to be.
+    unannounced: Vec<String>,
+    faults: VecDeque<Fault>,
+}
+
+impl Table {
+    pub fn open(name: &str) -> Arc<Self> {
+        let table = Self::shut(name);
+        table.let_through(1 << 20);
+        table
+    }
+
+    /// Writes hang until [`let_through`](Self::let_through).
+    pub fn shut(name: &str) -> Arc<Self> {
+        let (rows_seen, _) = watch::channel(0);
+        Arc::new(Table {
+            name: name.into(),
+            state: Mutex::default(),
+            gate: Semaphore::new(0),
+            rows_seen,
+        })
+    }
+
+    pub fn let_through(&self, writes: usize) {
+        self.gate.add_permits(writes);
+    }
+
+    pub fn fail_next(&self, faults: &[Fault]) {
+        self.state.lock().unwrap().faults.extend(faults);
+    }
+
+    /// How often each row is in the table.
+    pub fn rows(&self) -> BTreeMap<String, u64> {
+        let mut rows = BTreeMap::new();
+        for row in self.state.lock().unwrap().by_token.values().flatten() {
+            *rows.entry(row.clone()).or_default() += 1;
+        }
+        rows
+    }
+
+    /// The tokens in the order of their attempts.
+    pub fn attempts(&self) -> Vec<String> {
+        self.state.lock().unwrap().tokens.clone()
+    }
+
+    /// Tokens of attempts that the consumer took for first ones, and that were not.
+    pub fn unannounced(&self) -> Vec<String> {
+        self.state.lock().unwrap().unannounced.clone()
+    }
+
+    pub async fn has(&self, rows: u64) {
+        let mut seen = self.rows_seen.subscribe();
+        seen.wait_for(|seen| *seen >= rows).await.unwrap();
+    }
+}
+
+#[async_trait]
+impl Sink for Table {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn schema_version(&self) -> u32 {
+        1
+    }
+
+    fn accepts(&self, stream: &str, _: Encoding) -> bool {
+        stream == STREAM
+    }
+
+    fn chunks(
+        &self,
+        batch: &Batch,
+        rule: &Rule,
+        emit: &mut dyn FnMut(Chunk) -> bool,
+    ) -> Result<(), SinkError> {
+        let refused = |e: &dyn std::fmt::Display| SinkError::Refused(e.to_string());
+        let mut rows = Vec::new();
+        let mut decompressor = Decompressor::new().map_err(|e| refused(&e))?;
+        for part in &batch.parts {
+            for block in blocks(&part.data, part.offset, &Limits::default()) {
+                let block = block.map_err(|e| refused(&e))?;
+                let raw = block.decode(&mut decompressor).map_err(|e| refused(&e))?;
+                for message in raw.messages() {
+                    rows.push(Bytes::copy_from_slice(message.map_err(|e| refused(&e))?.payload));
+                }
+            }
+        }
+        for (index, rows) in (0..).zip(rows.chunks(usize::try_from(rule.chunk_rows).unwrap())) {
+            let received = vec![Received {
+                at_us: 1_000_000,
+                rows: rows.len() as u64,
+            }];
+            let chunk = Chunk {
+                index,
+                rows: rows.len() as u64,
+                raw_bytes: 1,
+                body: rows.to_vec(),
+                received,
+            };
+            if !emit(chunk) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn write(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
+        let token = id.token(chunk.index);
+        {
+            let mut state = self.state.lock().unwrap();
+            if state.tokens.contains(&token) {
+                state.unannounced.push(token);
+            }
+        }
+        self.write_again(id, chunk).await
+    }
+
+    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
+        self.gate.acquire().await.unwrap().forget();
+        let token = id.token(chunk.index);
+        let rows: Vec<_> = chunk
+            .body
+            .iter()
+            .map(|b| String::from_utf8(b.to_vec()).unwrap())
+            .collect();
+        let (outcome, seen) = {
+            let mut state = self.state.lock().unwrap();
+            state.tokens.push(token.clone());
+            let fault = state.faults.pop_front();
+            if let None | Some(Fault::LandsUnreported) = fault {
+                let stored = state
+                    .by_token
+                    .entry(token.clone())
+                    .or_insert_with(|| rows.clone());
+                assert_eq!(*stored, rows, "two row sets share the token {token}");
+            }
+            let outcome = match fault {
+                None => Ok(()),
+                Some(Fault::Refuses) => Err(SinkError::Refused("bad rows".into())),
+                Some(_) => Err(SinkError::Transient("connection reset".into())),
+            };
+            (
+                outcome,
+                state.by_token.values().map(|rows| rows.len() as u64).sum(),
+            )
+        };
+        self.rows_seen.send_replace(seen);
+        outcome
+    }
+}
+
+/// A consumer running in a task of its own.
+pub struct Running {
+    pub shutdown: CancellationToken,
+    pub task: JoinHandle<Result<(), ConsumeError>>,
+}
+
+impl Running {
+    /// As SIGTERM does.
+    pub async fn stop(self) -> Result<(), ConsumeError> {
+        self.shutdown.cancel();
+        self.task.await.unwrap()
+    }
+
+    /// As kill -9 does, as far as the buffer and the table can tell.
+    pub async fn crash(self) {
+        self.task.abort();
+        assert!(self.task.await.unwrap_err().is_cancelled());
+    }
+}
+
+/// Small batches and short waits.
+pub fn config(instance: &str) -> Config {
+    Config {
+        instance: instance.into(),
+        lease: Duration::from_secs(60),
+        poll_interval: Duration::from_millis(5),
+        ack_interval: Duration::from_millis(5),
+        batch_records: 10,
+        chunk_rows: 4,
+        writers: 2,
+        ..Config::default()
+    }
+}
+
+pub fn start(store: &Store, config: Config, table: &Arc<Table>) -> Running {
+    let consumer = Consumer::new(store.clone(), config, table.clone(), &mut Registry::default()).unwrap();
+    let shutdown = CancellationToken::new();
+    let task = tokio::spawn(consumer.run(shutdown.clone()));
+    Running { shutdown, task }
+}
+
+/// Polls until it holds. A test that hangs here names what it waited for.
+pub async fn eventually<F: AsyncFnMut() -> bool>(what: &str, mut holds: F) {
+    let wait = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), wait)
+        .await
+        .unwrap_or_else(|_| panic!("never: {what}"));
+}

@@ -1,0 +1,121 @@
+// Package clients holds clickhouse-go, unmodified, in HTTP mode against embedded-clickhouse. One server runs
+// for all tests, over a folder of its own and on a free port; every test has a database of its own.
+//
+// The program is target/debug/embedded-clickhouse or what MILLPOND_EMBEDDED_CLICKHOUSE names.
+package clients
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ClickHouse/clickhouse-go/v2"
+	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
+)
+
+// How long anything may take before it counts as hung.
+const patience = 2 * time.Minute
+
+// address is HOST:PORT of the server.
+var address string
+
+func TestMain(m *testing.M) {
+	code, err := withServer(m.Run)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// withServer runs the tests with a server, which must end well when it is asked to.
+func withServer(tests func() int) (code int, err error) {
+	program := os.Getenv("MILLPOND_EMBEDDED_CLICKHOUSE")
+	if program == "" {
+		program = filepath.Join("..", "..", "..", "..", "target", "debug", "embedded-clickhouse")
+	}
+	data, err := os.MkdirTemp("", "embedded-clickhouse-go-")
+	if err != nil {
+		return 1, err
+	}
+	defer os.RemoveAll(data)
+	server := exec.Command(program, "--listen", "127.0.0.1:0", "--path", data)
+	server.Stderr = os.Stderr
+	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	stdout, err := server.StdoutPipe()
+	if err != nil {
+		return 1, err
+	}
+	if err := server.Start(); err != nil {
+		return 1, fmt.Errorf("%w: build it with `cargo build -p embedded-clickhouse`", err)
+	}
+	defer server.Process.Kill()
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		return 1, fmt.Errorf("%s did not start: %w", program, err)
+	}
+	address = strings.TrimSpace(strings.TrimPrefix(line, "listening on http://"))
+
+	code = tests()
+	if err := server.Process.Signal(syscall.SIGTERM); err != nil {
+		return 1, fmt.Errorf("the server has ended on its own: %w", err)
+	}
+	hung := time.AfterFunc(patience, func() { server.Process.Kill() })
+	defer hung.Stop()
+	if err := server.Wait(); err != nil {
+		return 1, fmt.Errorf("the server did not end well: %w", err)
+	}
+	return code, nil
+}
+
+// database makes a database for the test and returns a context and options that name it.
+func database(t *testing.T) (context.Context, *clickhouse.Options) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	name := strings.NewReplacer("/", "_", "-", "_").Replace(t.Name())
+	exec1(t, ctx, open(t, options("default")), "CREATE DATABASE `"+name+"`")
+	return ctx, options(name)
+}
+
+func options(database string) *clickhouse.Options {
+	return &clickhouse.Options{
+		Protocol: clickhouse.HTTP,
+		Addr:     []string{address},
+		Auth:     clickhouse.Auth{Database: database, Username: "someone", Password: "something"},
+	}
+}
+
+func open(t *testing.T, options *clickhouse.Options) driver.Conn {
+	t.Helper()
+	conn, err := clickhouse.Open(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func exec1(t *testing.T, ctx context.Context, conn driver.Conn, sql string, args ...any) {
+	t.Helper()
+	if err := conn.Exec(ctx, sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// one reads the one value of a query.
+func one[T any](t *testing.T, ctx context.Context, conn driver.Conn, sql string, args ...any) T {
+	t.Helper()
+	var value T
+	if err := conn.QueryRow(ctx, sql, args...).Scan(&value); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return value
+}

@@ -1,0 +1,6 @@
+//! The program as its clients see it, with the real engine. Needs libchdb: `scripts/install-libchdb.sh`.
+
+mod crate_client;
+mod http;
+mod process;
+mod support;

@@ -1,0 +1,136 @@
+//! Decompresses request messages, as much at a time as is reserved from the budget: what a message turns out to hold
+//! is never allocated beyond the reservation, nor beyond the limit. It never trusts a length that a message claims.
+
+use std::io::{self, Read};
+
+use bytes::buf::Reader;
+use bytes::{Buf, Bytes};
+use flate2::bufread::MultiGzDecoder;
+use tonic::Status;
+
+use crate::reply;
+
+/// The largest window of a zstd frame: 8 MiB, which RFC 8878 asks every decoder to support and no encoder to exceed
+/// without agreement. A decoder holds that much beside its output, so few may be at work at once.
+const ZSTD_WINDOW_LOG_MAX: u32 = 23;
+
+/// The first guess of the ratio when a message does not say its length: OTLP compresses by 5 to 10.
+const RATIO_GUESS: usize = 8;
+
+/// The highest ratio that a claimed length is believed; more is allocated as it comes.
+const RATIO_CREDIBLE: usize = 32;
+
+/// The least to reserve for a decompressed message.
+const ROOM_MIN: usize = 4 << 10;
+
+/// How a request's messages are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Encoding {
+    Gzip,
+    Zstd,
+}
+
+/// How far one step came.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// The message is complete.
+    Done,
+    /// The room is used up, and there is more.
+    MoreRoom,
+}
+
+enum Decoder {
+    Gzip(MultiGzDecoder<Reader<Bytes>>),
+    Zstd(Box<zstd::stream::read::Decoder<'static, Reader<Bytes>>>),
+}
+
+/// One message being decompressed.
+pub(crate) struct Inflater {
+    decoder: Decoder,
+    out: Vec<u8>,
+    /// The byte that showed that there is more than the room.
+    ahead: Option<u8>,
+}
+
+impl Inflater {
+    pub(crate) fn new(encoding: Encoding, wire: Bytes) -> Result<Inflater, Status> {
+        let decoder = match encoding {
+            Encoding::Gzip => Decoder::Gzip(MultiGzDecoder::new(wire.reader())),
+            Encoding::Zstd => {
+                let mut decoder = zstd::stream::read::Decoder::with_buffer(wire.reader())
+                    .map_err(|error| malformed(encoding, 0, &error))?;
+                decoder
+                    .window_log_max(ZSTD_WINDOW_LOG_MAX)
+                    .map_err(|error| malformed(encoding, 0, &error))?;
+                Decoder::Zstd(Box::new(decoder))
+            }
+        };
+        Ok(Inflater {
+            decoder,
+            out: Vec::new(),
+            ahead: None,
+        })
+    }
+
+    /// Goes on until the message is complete or `room` bytes are there. CPU work: for a blocking thread.
+    pub(crate) fn step(&mut self, room: usize) -> Result<Progress, Status> {
+        self.out.reserve_exact(room.saturating_sub(self.out.len()));
+        self.out.extend(self.ahead.take());
+        let (encoding, decoder): (Encoding, &mut dyn Read) = match &mut self.decoder {
+            Decoder::Gzip(decoder) => (Encoding::Gzip, decoder),
+            Decoder::Zstd(decoder) => (Encoding::Zstd, decoder),
+        };
+        let missing = room.saturating_sub(self.out.len());
+        let read = decoder
+            .take(u64::try_from(missing).unwrap_or(u64::MAX))
+            .read_to_end(&mut self.out);
+        let read = read.map_err(|error| malformed(encoding, self.out.len(), &error))?;
+        if read < missing {
+            return Ok(Progress::Done);
+        }
+        let mut ahead = [0];
+        match decoder
+            .read(&mut ahead)
+            .map_err(|error| malformed(encoding, self.out.len(), &error))?
+        {
+            0 => Ok(Progress::Done),
+            _ => {
+                self.ahead = Some(ahead[0]);
+                Ok(Progress::MoreRoom)
+            }
+        }
+    }
+
+    /// The decompressed message.
+    pub(crate) fn finish(mut self) -> Bytes {
+        if self.out.capacity() - self.out.len() > self.out.len() / 4 {
+            self.out.shrink_to_fit();
+        }
+        self.out.into()
+    }
+}
+
+/// How much to reserve at first: what the message says it holds, when that is credible.
+pub(crate) fn first_room(encoding: Encoding, wire: &[u8], max: usize) -> usize {
+    let claimed = match encoding {
+        Encoding::Gzip => wire.last_chunk().map(|size| u64::from(u32::from_le_bytes(*size))),
+        Encoding::Zstd => zstd::zstd_safe::get_frame_content_size(wire).ok().flatten(),
+    };
+    let room = claimed
+        .and_then(|claimed| usize::try_from(claimed).ok())
+        .filter(|claimed| *claimed > 0);
+    room.unwrap_or(wire.len().saturating_mul(RATIO_GUESS))
+        .min(wire.len().saturating_mul(RATIO_CREDIBLE))
+        .max(ROOM_MIN)
+        .min(max)
+}
+
+fn malformed(encoding: Encoding, offset: usize, error: &io::Error) -> Status {
+    let name = match encoding {
+        Encoding::Gzip => "gzip",
+        Encoding::Zstd => "zstd",
+    };
+    reply::invalid(format_args!(
+        "malformed {name} after {offset} bytes of output: {error}"
+    ))
+}

@@ -1,0 +1,22 @@
+//! OTLP/gRPC in front of a producer: `opentelemetry.proto.collector.logs.v1.LogsService/Export`.
+//!
+//! It does not decode OTLP. A request is read within limits and the memory budget, decompressed within both, checked by
+//! one walk over its wire structure, and appended as it is. It answers success only when the records are committed;
+//! what a client should retry is answered UNAVAILABLE, DEADLINE_EXCEEDED or, with RetryInfo, RESOURCE_EXHAUSTED; what
+//! it should not is INVALID_ARGUMENT.
+//!
+//! Framing and decompression are done here, on hyper, rather than by tonic, which (0.14) allocates what a
+//! message's prefix promises and lets a zstd frame choose a window of 128 MiB, neither of which a budget could bound.
+
+mod config;
+mod connection;
+mod inflate;
+mod memory;
+mod message;
+mod metrics;
+mod reply;
+mod request;
+mod server;
+
+pub use config::Config;
+pub use server::{Error, Gateway};

@@ -1,0 +1,146 @@
+//! The gateway's metrics, `millpond_gateway_*`. They never influence what it does.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+use tonic::Code;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    code: &'static str,
+}
+
+/// The metrics of one gateway.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    requests: Family<Outcome, Counter>,
+    in_flight: Gauge,
+    seconds: Histogram,
+    pub(crate) records: Counter,
+    pub(crate) received_bytes: Counter,
+    pub(crate) raw_bytes: Counter,
+    pub(crate) connections: Gauge,
+    pub(crate) connections_refused: Counter,
+}
+
+impl Metrics {
+    pub(crate) fn register(registry: &mut Registry) -> Arc<Metrics> {
+        let metrics = Metrics {
+            requests: Family::default(),
+            in_flight: Gauge::default(),
+            seconds: Histogram::new(exponential_buckets(0.001, 2.0, 16)),
+            records: Counter::default(),
+            received_bytes: Counter::default(),
+            raw_bytes: Counter::default(),
+            connections: Gauge::default(),
+            connections_refused: Counter::default(),
+        };
+        let registry = registry.sub_registry_with_prefix("millpond_gateway");
+        registry.register(
+            "requests",
+            "Requests by the gRPC code of their answer",
+            metrics.requests.clone(),
+        );
+        registry.register(
+            "requests_in_flight",
+            "Requests being read or waiting for their commit",
+            metrics.in_flight.clone(),
+        );
+        registry.register_with_unit(
+            "request_duration",
+            "From a request's headers to its answer",
+            Unit::Seconds,
+            metrics.seconds.clone(),
+        );
+        registry.register(
+            "records",
+            "Records committed and acknowledged",
+            metrics.records.clone(),
+        );
+        registry.register_with_unit(
+            "received",
+            "Bytes of request messages as they came, compressed or not",
+            Unit::Bytes,
+            metrics.received_bytes.clone(),
+        );
+        registry.register_with_unit(
+            "raw",
+            "Bytes of request messages after decompression",
+            Unit::Bytes,
+            metrics.raw_bytes.clone(),
+        );
+        registry.register("connections", "Open connections", metrics.connections.clone());
+        registry.register(
+            "connections_refused",
+            "Connections closed because there were too many, or because they did not speak HTTP/2",
+            metrics.connections_refused.clone(),
+        );
+        Arc::new(metrics)
+    }
+
+    pub(crate) fn begin(self: &Arc<Self>) -> InFlight {
+        self.in_flight.inc();
+        InFlight {
+            metrics: Arc::clone(self),
+            started: Instant::now(),
+            outcome: "CANCELLED",
+        }
+    }
+}
+
+/// One request from its headers to its answer. Dropped without an outcome it counts as cancelled: the client went away.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    metrics: Arc<Metrics>,
+    started: Instant,
+    outcome: &'static str,
+}
+
+impl InFlight {
+    pub(crate) fn answered(&mut self, code: Code) {
+        self.outcome = name(code);
+    }
+
+    pub(crate) fn not_grpc(&mut self) {
+        self.outcome = "NOT_GRPC";
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.metrics.in_flight.dec();
+        self.metrics
+            .requests
+            .get_or_create(&Outcome { code: self.outcome })
+            .inc();
+        self.metrics.seconds.observe(self.started.elapsed().as_secs_f64());
+    }
+}
+
+fn name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}

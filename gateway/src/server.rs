@@ -1,0 +1,174 @@
+//! The listener: takes connections while there is room, and drains them when told to stop. It never refuses one for want
+//! of memory: requests are what is refused, where a reason can be given.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use millpond_producer::Producer;
+use prometheus_client::registry::Registry;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::Config;
+use crate::connection::{self, Tasks};
+use crate::metrics::Metrics;
+use crate::request::Service;
+
+/// How long accepting pauses when the system refuses (out of file descriptors, usually): time for some to be closed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long clients get to take their last answers and close, once all requests are answered.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// How often a drain looks whether requests are still in flight.
+const DRAIN_POLL: Duration = Duration::from_millis(10);
+
+/// Why a gateway stopped other than by a clean drain.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The listener's socket is unusable.
+    #[error("listening for OTLP/gRPC: {0}")]
+    Listener(#[source] io::Error),
+    /// The drain timeout passed. The requests were not acknowledged: their clients will send them again.
+    #[error("{requests} requests still in flight after {} s of draining; their clients will retry", after.as_secs_f32())]
+    DrainTimeout {
+        /// How many requests were cut off.
+        requests: usize,
+        /// The drain timeout.
+        after: Duration,
+    },
+}
+
+/// OTLP/gRPC for logs in front of one producer.
+pub struct Gateway {
+    producer: Producer,
+    config: Config,
+    metrics: Arc<Metrics>,
+    service: Arc<Service>,
+    open: Arc<AtomicUsize>,
+    tasks: Tasks,
+}
+
+impl Gateway {
+    /// A gateway that is not yet serving. Its metrics, `millpond_gateway_*`, are registered at once.
+    pub fn new(producer: Producer, config: Config, registry: &mut Registry) -> Gateway {
+        let metrics = Metrics::register(registry);
+        let service = Arc::new(Service::new(producer.clone(), &config, Arc::clone(&metrics)));
+        let tasks = Tasks {
+            tracker: TaskTracker::new(),
+            drain: CancellationToken::new(),
+            kill: CancellationToken::new(),
+        };
+        Gateway {
+            producer,
+            config,
+            metrics,
+            service,
+            open: Arc::default(),
+            tasks,
+        }
+    }
+
+    /// Serves until `shutdown`, then stops accepting and finishes the requests in flight. The producer is left open:
+    /// drain it afterwards. Dropping the future cuts everything off.
+    ///
+    /// # Errors
+    /// [`Error::Listener`] when the socket is unusable; [`Error::DrainTimeout`] when requests had to be cut off.
+    pub async fn serve(self, listener: TcpListener, shutdown: CancellationToken) -> Result<(), Error> {
+        let _kill = self.tasks.kill.clone().drop_guard();
+        listener.local_addr().map_err(Error::Listener)?;
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                accepted = listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, _)) => self.accept(stream),
+                Err(error) => {
+                    tracing::warn!(%error, "accepting a connection");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        drop(listener);
+        self.drain().await
+    }
+
+    fn accept(&self, stream: TcpStream) {
+        let open = OpenConnection::new(&self.open, &self.metrics);
+        if open.nth > self.config.max_connections {
+            self.metrics.connections_refused.inc();
+            return;
+        }
+        let (service, config, metrics) = (
+            Arc::clone(&self.service),
+            self.config.clone(),
+            Arc::clone(&self.metrics),
+        );
+        let (budget, tasks) = (self.producer.budget().clone(), self.tasks.clone());
+        self.tasks.spawn(async move {
+            if let Err(refused) = connection::serve(stream, open.nth, service, &config, &budget, tasks).await
+            {
+                metrics.connections_refused.inc();
+                tracing::debug!(reason = %refused, "connection closed");
+            }
+            drop(open);
+        });
+    }
+
+    /// Waits until all requests are answered and all connections closed. Connections get [`GOODBYE`] after the last
+    /// answer, so that a client which does not close its side holds up nothing.
+    async fn drain(&self) -> Result<(), Error> {
+        self.tasks.drain.cancel();
+        self.tasks.tracker.close();
+        let after = self.config.drain_timeout;
+        let began = Instant::now();
+        let mut idle_since = None;
+        let cut_off = loop {
+            if self.tasks.tracker.is_empty() {
+                return Ok(());
+            }
+            match self.service.in_flight() {
+                0 if idle_since.get_or_insert_with(Instant::now).elapsed() >= GOODBYE => break None,
+                0 => {}
+                requests if began.elapsed() >= after => break Some(requests),
+                _ => idle_since = None,
+            }
+            sleep(DRAIN_POLL).await;
+        };
+        self.tasks.kill.cancel();
+        self.tasks.tracker.wait().await;
+        cut_off.map_or(Ok(()), |requests| Err(Error::DrainTimeout { requests, after }))
+    }
+}
+
+/// One of the open connections, until dropped.
+struct OpenConnection {
+    nth: usize,
+    open: Arc<AtomicUsize>,
+    metrics: Arc<Metrics>,
+}
+
+impl OpenConnection {
+    fn new(open: &Arc<AtomicUsize>, metrics: &Arc<Metrics>) -> OpenConnection {
+        metrics.connections.inc();
+        let nth = open.fetch_add(1, Ordering::Relaxed) + 1;
+        OpenConnection {
+            nth,
+            open: Arc::clone(open),
+            metrics: Arc::clone(metrics),
+        }
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        self.metrics.connections.dec();
+    }
+}

@@ -1,0 +1,57 @@
+//! The object `buffer`: which buffer this is and how many shards it has. Written once.
+
+use crate::cas::{Object, Stamp};
+use crate::{FormatError, envelope, proto};
+use bytes::Bytes;
+use uuid::Uuid;
+
+/// The most shards that a buffer can have: keys carry four digits.
+pub const SHARDS_MAX: u32 = 10_000;
+
+/// What the object `buffer` says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Buffer {
+    /// Part of every batch's identity: a buffer made anew at the same URL is another buffer.
+    pub id: Uuid,
+    /// At least one.
+    pub shards: u32,
+}
+
+impl Object for Buffer {
+    const NAME: &'static str = "buffer object";
+    const MAGIC: [u8; 4] = *b"MPBF";
+
+    fn encode(&self) -> Bytes {
+        envelope::wrap(
+            Self::MAGIC,
+            &proto::Buffer {
+                buffer_id: self.id.as_bytes().to_vec(),
+                shards: self.shards,
+            },
+        )
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let message: proto::Buffer = envelope::unwrap(Self::NAME, Self::MAGIC, bytes)?;
+        let id = Uuid::from_bytes(envelope::sixteen(Self::NAME, "buffer_id", &message.buffer_id)?);
+        if message.shards == 0 || message.shards > SHARDS_MAX {
+            return Err(FormatError::Content {
+                object: Self::NAME,
+                reason: format!(
+                    "{} shards, which is not between 1 and {SHARDS_MAX}",
+                    message.shards
+                ),
+            });
+        }
+        Ok(Buffer {
+            id,
+            shards: message.shards,
+        })
+    }
+
+    fn stamp(&self) -> Stamp {
+        // It is never replaced, so it needs nothing to tell two writes of it apart but its id.
+        let (version, nonce) = self.id.as_u64_pair();
+        Stamp { version, nonce }
+    }
+}

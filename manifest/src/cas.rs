@@ -1,0 +1,151 @@
+//! The one seam through which the manifest, the cursors and the buffer object are read and
+//! swapped. It makes one attempt and tells its outcome in three words; retrying is the callers'.
+
+use crate::FormatError;
+use bytes::Bytes;
+use millpond_storage::{Cas, Created, Fetched, Store, Version, Versioned};
+use thiserror::Error;
+
+/// What tells two states of one object apart even where their ETags are equal: an ETag can be
+/// derived from the content alone, so every state carries a counter and its writer's nonce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    /// Counts the states of the object.
+    pub version: u64,
+    /// Drawn at random for each write.
+    pub nonce: u64,
+}
+
+/// A compare-and-set object.
+pub trait Object: Sized {
+    /// For errors, e.g. "manifest".
+    const NAME: &'static str;
+    /// The envelope's first bytes.
+    const MAGIC: [u8; 4];
+    /// The object's bytes, envelope included.
+    fn encode(&self) -> Bytes;
+    /// Reads and checks the object's bytes.
+    fn decode(bytes: &[u8]) -> Result<Self, FormatError>;
+    /// Which state this is.
+    fn stamp(&self) -> Stamp;
+}
+
+/// A state as it was read or as it was committed, and what a swap must name to replace it.
+#[derive(Debug, Clone)]
+pub struct Snapshot<T> {
+    /// The state.
+    pub state: T,
+    /// The store's version of it.
+    pub version: Version,
+    /// The object's size in bytes.
+    pub bytes: usize,
+}
+
+/// The outcome of a swap. A lost swap is not an error.
+#[derive(Debug)]
+pub enum Swap<T> {
+    /// The new state is in force.
+    Committed(Snapshot<T>),
+    /// Another state is in force than the one named; ours is not and never will be.
+    Mismatch,
+    /// It may have landed, it may yet land. Read again and compare.
+    Unknown(millpond_storage::Error),
+}
+
+/// An object that could not be read.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// The store did not answer, or refused.
+    #[error(transparent)]
+    Store(#[from] millpond_storage::Error),
+    /// The store answered with something that is not the object.
+    #[error("{key}: {source}")]
+    Format {
+        /// The object's key below the buffer's URL.
+        key: String,
+        /// What is wrong with it.
+        source: FormatError,
+    },
+}
+
+fn open<T: Object>(key: &str, found: &Versioned) -> Result<Snapshot<T>, ReadError> {
+    let state = T::decode(&found.bytes).map_err(|source| ReadError::Format {
+        key: key.to_owned(),
+        source,
+    })?;
+    Ok(Snapshot {
+        state,
+        version: found.version.clone(),
+        bytes: found.bytes.len(),
+    })
+}
+
+/// Reads an object; `None` where there is none.
+pub async fn read<T: Object>(store: &Store, key: &str) -> Result<Option<Snapshot<T>>, ReadError> {
+    match store.get(key).await? {
+        Some(found) => open(key, &found).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// What a conditional read found.
+#[derive(Debug)]
+pub enum Reread<T> {
+    /// Still the state that was known; no body was sent.
+    Unchanged,
+    /// Another state.
+    Changed(Snapshot<T>),
+    /// No such object.
+    Absent,
+}
+
+/// Reads an object unless it is still the known one.
+pub async fn read_if_changed<T: Object>(
+    store: &Store,
+    key: &str,
+    known: &Version,
+) -> Result<Reread<T>, ReadError> {
+    Ok(match store.get_if_changed(key, known).await? {
+        Fetched::Unchanged => Reread::Unchanged,
+        Fetched::Changed(found) => Reread::Changed(open(key, &found)?),
+        Fetched::Absent => Reread::Absent,
+    })
+}
+
+/// Replaces the state that `expected` names (`None`: there must be none) by `next`.
+///
+/// # Panics
+/// In debug builds, when what was encoded does not read back as the same state: writing it would lose data.
+pub async fn swap<T: Object>(store: &Store, key: &str, expected: Option<&Version>, next: T) -> Swap<T> {
+    let body = next.encode();
+    debug_assert_eq!(
+        T::decode(&body).map(|s| s.stamp()).ok(),
+        Some(next.stamp()),
+        "{key}"
+    );
+    let bytes = body.len();
+    match store.compare_and_set(key, expected, body).await {
+        Cas::Committed(version) => Swap::Committed(Snapshot {
+            state: next,
+            version,
+            bytes,
+        }),
+        Cas::Mismatch => Swap::Mismatch,
+        Cas::Unknown(error) => Swap::Unknown(error),
+    }
+}
+
+/// Writes an object that is written once, or reads the one that is already there.
+pub async fn create_once<T: Object>(store: &Store, key: &str, object: T) -> Result<T, ReadError> {
+    loop {
+        match store.put_if_absent(key, vec![object.encode()]).await? {
+            Created::New => return Ok(object),
+            Created::Existed => {
+                if let Some(found) = read(store, key).await? {
+                    return Ok(found.state);
+                }
+                // It was deleted between the two requests; write it after all.
+            }
+        }
+    }
+}

@@ -1,0 +1,500 @@
+//! The cursor of one consumer in one shard, and its pure transitions: open, plan, acknowledge,
+//! renew, release. It never reads a clock or touches a store; it refuses every step that would
+//! break invariants 3 to 5 of the protocol.
+
+use crate::cas::{Object, Stamp};
+use crate::{FormatError, envelope, proto};
+use bytes::Bytes;
+use std::collections::{BTreeMap, VecDeque};
+use thiserror::Error;
+use uuid::Uuid;
+
+/// The most batches of a stream that may be planned and not acknowledged.
+pub const PLANS_MAX: usize = 4_096;
+
+/// What decides the bytes that are sent under a token, and how far an owner may run ahead. It is
+/// pinned while batches may be in doubt: a successor must cut the same batches into the same chunks.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Rule {
+    /// Records that a batch should have. A segment with half of it is a batch by itself.
+    pub batch_records: u64,
+    /// Raw bytes that a batch should have. A segment with half of it is a batch by itself.
+    pub batch_bytes: u64,
+    /// The most rows in a chunk.
+    pub chunk_rows: u64,
+    /// The most bytes in a chunk, uncompressed in the sink's format.
+    pub chunk_bytes: u64,
+    /// The most partitions of the sink's table that a chunk's rows may fall in.
+    pub max_partitions_per_chunk: u32,
+    /// How many batches of a stream may be in flight past the acknowledged position.
+    pub max_in_flight: u32,
+    /// The sink's name, part of every batch's identity.
+    pub sink: String,
+    /// The version of the sink's mapping from messages to rows, part of every batch's identity.
+    pub schema_version: u32,
+}
+
+impl Rule {
+    /// Names the first setting that cannot be meant.
+    pub fn check(&self) -> Result<(), String> {
+        let limits = [
+            ("batch_records", self.batch_records),
+            ("batch_bytes", self.batch_bytes),
+            ("chunk_rows", self.chunk_rows),
+            ("chunk_bytes", self.chunk_bytes),
+            ("max_partitions_per_chunk", self.max_partitions_per_chunk.into()),
+            ("max_in_flight", self.max_in_flight.into()),
+        ];
+        match limits.into_iter().find(|(_, value)| *value == 0) {
+            Some((name, _)) => Err(format!("{name} is 0: it must be at least 1")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A contiguous range of sequences that one batch covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+pub struct Plan {
+    /// First sequence.
+    pub low: u64,
+    /// Last sequence, inclusive.
+    pub high: u64,
+}
+
+/// Where a consumer is in one stream.
+#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
+pub struct StreamCursor {
+    /// Everything below is acknowledged.
+    pub next: u64,
+    /// Batches whose boundaries are decided but do not follow from the rule, in order.
+    pub planned: VecDeque<Plan>,
+}
+
+/// Whose the cursor is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ownership {
+    /// Nobody's, and nothing is in doubt.
+    Released,
+    /// An owner's until the lease has run out.
+    Held {
+        /// The owner's name.
+        owner: String,
+        /// Unix ms.
+        lease_expires_at_ms: u64,
+    },
+    /// Nobody's, but batches may be in doubt.
+    Abandoned,
+}
+
+/// The state of a consumer in one shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cursor {
+    /// Which buffer this is part of.
+    pub buffer_id: Uuid,
+    /// Which shard.
+    pub shard: u32,
+    /// Whose cursor.
+    pub consumer: String,
+    /// Tells states apart.
+    pub stamp: Stamp,
+    /// Counts the openings; an owner with a lower one is fenced.
+    pub epoch: u64,
+    /// Whose it is.
+    pub ownership: Ownership,
+    /// The rule in force.
+    pub rule: Rule,
+    /// Where a stream without a position of its own begins.
+    pub start: u64,
+    /// By stream.
+    pub streams: BTreeMap<String, StreamCursor>,
+}
+
+/// Who wants to open a cursor, and how.
+#[derive(Debug, Clone)]
+pub struct Opening<'a> {
+    /// The name of the owner to be.
+    pub owner: &'a str,
+    /// Unix ms.
+    pub now_ms: u64,
+    /// How long the lease lasts without being renewed, in milliseconds.
+    pub lease_ms: u64,
+    /// The rule as configured.
+    pub rule: &'a Rule,
+    /// Take it from an owner whose lease still runs.
+    pub take_over: bool,
+}
+
+/// A cursor that was opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opened {
+    /// The state to swap in, not yet stamped.
+    pub state: Cursor,
+    /// The predecessor did not release it cleanly: what it planned, and large segments within the
+    /// in-flight limit, may have been sent.
+    pub in_doubt: bool,
+    /// The pinned rule stays in force although another is configured.
+    pub rule_pinned: bool,
+}
+
+/// Why a cursor cannot be opened now.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("it is held by {owner} until unix ms {lease_expires_at_ms}")]
+pub struct HeldByAnother {
+    /// The owner.
+    pub owner: String,
+    /// Unix ms.
+    pub lease_expires_at_ms: u64,
+}
+
+/// A step that the protocol forbids: the caller's own bookkeeping is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("stream {stream}: {reason}")]
+pub struct Forbidden {
+    /// Which stream.
+    pub stream: String,
+    /// What was asked for and why it cannot be.
+    pub reason: String,
+}
+
+impl Cursor {
+    /// The cursor of a consumer that never was: released, at `start`.
+    pub fn new(buffer_id: Uuid, shard: u32, consumer: &str, start: u64, rule: Rule) -> Self {
+        Cursor {
+            buffer_id,
+            shard,
+            consumer: consumer.to_owned(),
+            stamp: Stamp { version: 0, nonce: 0 },
+            epoch: 0,
+            ownership: Ownership::Released,
+            rule,
+            start,
+            streams: BTreeMap::new(),
+        }
+    }
+
+    /// The state after this one, told apart from every other by its counter and `nonce`.
+    #[must_use]
+    pub fn stamped(mut self, nonce: u64) -> Self {
+        self.stamp = Stamp {
+            version: self.stamp.version + 1,
+            nonce,
+        };
+        self
+    }
+
+    /// Everything of the stream below this sequence is acknowledged.
+    pub fn next(&self, stream: &str) -> u64 {
+        self.streams.get(stream).map_or(self.start, |s| s.next)
+    }
+
+    /// The batches of the stream whose boundaries are written down.
+    pub fn planned(&self, stream: &str) -> impl Iterator<Item = Plan> {
+        self.streams
+            .get(stream)
+            .into_iter()
+            .flat_map(|s| s.planned.iter().copied())
+    }
+
+    /// Takes the cursor: a new epoch and a new owner. The configured rule comes into force only
+    /// where nothing is in doubt.
+    pub fn open(&self, opening: &Opening<'_>) -> Result<Opened, HeldByAnother> {
+        let &Opening {
+            owner,
+            now_ms,
+            lease_ms,
+            rule,
+            take_over,
+        } = opening;
+        if let Ownership::Held {
+            owner: holder,
+            lease_expires_at_ms,
+        } = &self.ownership
+        {
+            let lease_runs = *lease_expires_at_ms > now_ms;
+            if lease_runs && holder != owner && !take_over {
+                return Err(HeldByAnother {
+                    owner: holder.clone(),
+                    lease_expires_at_ms: *lease_expires_at_ms,
+                });
+            }
+        }
+        let in_doubt = self.ownership != Ownership::Released;
+        let mut state = self.clone();
+        state.epoch += 1;
+        state.ownership = Ownership::Held {
+            owner: owner.to_owned(),
+            lease_expires_at_ms: now_ms.saturating_add(lease_ms),
+        };
+        let rule_pinned = in_doubt && *rule != state.rule;
+        if !in_doubt {
+            state.rule = rule.clone();
+        }
+        Ok(Opened {
+            state,
+            in_doubt,
+            rule_pinned,
+        })
+    }
+
+    /// Writes down the boundaries of batches that do not follow from the rule.
+    pub fn plan(&mut self, stream: &str, plan: Plan) -> Result<(), Forbidden> {
+        let start = self.start;
+        let cursor = self.stream(stream, start);
+        let from = cursor.planned.back().map_or(cursor.next, |last| last.high + 1);
+        let reason = if plan.low > plan.high {
+            format!("the plan {}..={} is empty", plan.low, plan.high)
+        } else if plan.low < from {
+            format!(
+                "the plan {}..={} begins before {from}, which is decided already",
+                plan.low, plan.high
+            )
+        } else if cursor.planned.len() >= PLANS_MAX {
+            format!("{PLANS_MAX} batches are planned already")
+        } else {
+            cursor.planned.push_back(plan);
+            return Ok(());
+        };
+        Err(Forbidden {
+            stream: stream.to_owned(),
+            reason,
+        })
+    }
+
+    /// Everything of the stream below `next` is in the sink.
+    pub fn acknowledge(&mut self, stream: &str, next: u64) -> Result<(), Forbidden> {
+        let start = self.start;
+        let cursor = self.stream(stream, start);
+        let cut = cursor.planned.iter().find(|p| p.low < next && next <= p.high);
+        if next < cursor.next {
+            let reason = format!("position {next} lies before the acknowledged {}", cursor.next);
+            return Err(Forbidden {
+                stream: stream.to_owned(),
+                reason,
+            });
+        }
+        if let Some(Plan { low, high }) = cut {
+            let reason = format!("position {next} cuts the planned batch {low}..={high}");
+            return Err(Forbidden {
+                stream: stream.to_owned(),
+                reason,
+            });
+        }
+        cursor.next = next;
+        while cursor.planned.front().is_some_and(|p| p.high < next) {
+            cursor.planned.pop_front();
+        }
+        Ok(())
+    }
+
+    /// The owner lives.
+    pub fn renew(&mut self, now_ms: u64, lease_ms: u64) {
+        if let Ownership::Held {
+            lease_expires_at_ms, ..
+        } = &mut self.ownership
+        {
+            *lease_expires_at_ms = now_ms.saturating_add(lease_ms);
+        }
+    }
+
+    /// The owner goes. `in_doubt`: it may have sent something that is not acknowledged.
+    pub fn release(&mut self, in_doubt: bool) {
+        let planned = self.streams.values().any(|s| !s.planned.is_empty());
+        self.ownership = if in_doubt || planned {
+            Ownership::Abandoned
+        } else {
+            Ownership::Released
+        };
+    }
+
+    fn stream(&mut self, stream: &str, start: u64) -> &mut StreamCursor {
+        // Not `entry`: a name is copied only when the stream is new.
+        if !self.streams.contains_key(stream) {
+            let cursor = StreamCursor {
+                next: start,
+                planned: VecDeque::new(),
+            };
+            self.streams.insert(stream.to_owned(), cursor);
+        }
+        self.streams.get_mut(stream).expect("it was just put there")
+    }
+
+    /// Names the first rule of the format that this state breaks.
+    pub fn check(&self) -> Result<(), String> {
+        self.rule.check()?;
+        for (stream, cursor) in &self.streams {
+            let mut from = cursor.next;
+            for plan in &cursor.planned {
+                if plan.low < from || plan.high < plan.low || plan.high == u64::MAX {
+                    let Plan { low, high } = plan;
+                    return Err(format!(
+                        "stream {stream}: the plan {low}..={high} does not follow {from}"
+                    ));
+                }
+                from = plan.high + 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Object for Cursor {
+    const NAME: &'static str = "cursor";
+    const MAGIC: [u8; 4] = *b"MPCR";
+
+    fn encode(&self) -> Bytes {
+        // Destructured whole: a field added and forgotten here does not compile.
+        let Cursor {
+            buffer_id,
+            shard,
+            consumer,
+            stamp,
+            epoch,
+            ownership,
+            rule,
+            start,
+            streams,
+        } = self;
+        let (kind, owner, lease_expires_at_ms) = match ownership {
+            Ownership::Released => (proto::Ownership::Released, String::new(), 0),
+            Ownership::Abandoned => (proto::Ownership::Abandoned, String::new(), 0),
+            Ownership::Held {
+                owner,
+                lease_expires_at_ms,
+            } => (proto::Ownership::Held, owner.clone(), *lease_expires_at_ms),
+        };
+        envelope::wrap(
+            Self::MAGIC,
+            &proto::Cursor {
+                buffer_id: buffer_id.as_bytes().to_vec(),
+                shard: *shard,
+                consumer: consumer.clone(),
+                version: stamp.version,
+                writer_nonce: stamp.nonce,
+                epoch: *epoch,
+                ownership: kind.into(),
+                owner,
+                lease_expires_at_ms,
+                rule: Some(encode_rule(rule)),
+                start: *start,
+                streams: streams.iter().map(encode_stream).collect(),
+            },
+        )
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let c: proto::Cursor = envelope::unwrap(Self::NAME, Self::MAGIC, bytes)?;
+        let content = |reason: String| FormatError::Content {
+            object: Self::NAME,
+            reason,
+        };
+        let ownership = match proto::Ownership::try_from(c.ownership) {
+            Ok(proto::Ownership::Released) => Ownership::Released,
+            Ok(proto::Ownership::Abandoned) => Ownership::Abandoned,
+            Ok(proto::Ownership::Held) => Ownership::Held {
+                owner: c.owner,
+                lease_expires_at_ms: c.lease_expires_at_ms,
+            },
+            Err(_) => return Err(content(format!("unknown ownership {}", c.ownership))),
+        };
+        let rule = c.rule.ok_or_else(|| content("it has no rule".into()))?;
+        let mut streams = BTreeMap::new();
+        for stream in c.streams {
+            let planned = stream
+                .planned
+                .iter()
+                .map(|p| Plan {
+                    low: p.low,
+                    high: p.high,
+                })
+                .collect();
+            streams.insert(
+                stream.stream,
+                StreamCursor {
+                    next: stream.next,
+                    planned,
+                },
+            );
+        }
+        let cursor = Cursor {
+            buffer_id: Uuid::from_bytes(envelope::sixteen(Self::NAME, "buffer_id", &c.buffer_id)?),
+            shard: c.shard,
+            consumer: c.consumer,
+            stamp: Stamp {
+                version: c.version,
+                nonce: c.writer_nonce,
+            },
+            epoch: c.epoch,
+            ownership,
+            rule: decode_rule(rule),
+            start: c.start,
+            streams,
+        };
+        cursor.check().map_err(content)?;
+        Ok(cursor)
+    }
+
+    fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+}
+
+fn encode_stream((stream, cursor): (&String, &StreamCursor)) -> proto::StreamCursor {
+    let StreamCursor { next, planned } = cursor;
+    proto::StreamCursor {
+        stream: stream.clone(),
+        next: *next,
+        planned: planned
+            .iter()
+            .map(|p| proto::Plan {
+                low: p.low,
+                high: p.high,
+            })
+            .collect(),
+    }
+}
+
+fn encode_rule(rule: &Rule) -> proto::Rule {
+    let Rule {
+        batch_records,
+        batch_bytes,
+        chunk_rows,
+        chunk_bytes,
+        max_partitions_per_chunk,
+        max_in_flight,
+        sink,
+        schema_version,
+    } = rule.clone();
+    proto::Rule {
+        batch_records,
+        batch_bytes,
+        chunk_rows,
+        chunk_bytes,
+        max_partitions_per_chunk,
+        max_in_flight,
+        sink,
+        schema_version,
+    }
+}
+
+fn decode_rule(rule: proto::Rule) -> Rule {
+    let proto::Rule {
+        batch_records,
+        batch_bytes,
+        chunk_rows,
+        chunk_bytes,
+        max_partitions_per_chunk,
+        max_in_flight,
+        sink,
+        schema_version,
+    } = rule;
+    Rule {
+        batch_records,
+        batch_bytes,
+        chunk_rows,
+        chunk_bytes,
+        max_partitions_per_chunk,
+        max_in_flight,
+        sink,
+        schema_version,
+    }
+}

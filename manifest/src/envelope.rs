@@ -1,0 +1,133 @@
+//! What every compare-and-set object begins with: magic, format version, CRC32C. A byte changed
+//! anywhere is found here, before protobuf sees it.
+
+use crate::FORMAT_VERSION;
+use bytes::{BufMut, Bytes, BytesMut};
+use thiserror::Error;
+
+const HEADER: usize = 4 + 2 + 4;
+
+/// An object that is not what its key says it is.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum FormatError {
+    /// Shorter than the envelope.
+    #[error(
+        "{object} is {len} bytes long, shorter than its {HEADER}-byte envelope: it was cut off or is not Millpond's"
+    )]
+    Short {
+        /// What was expected, e.g. "manifest".
+        object: &'static str,
+        /// Bytes found.
+        len: usize,
+    },
+    /// Another kind of object.
+    #[error(
+        "{object} begins with {found:?}, not with its magic {expected:?}: it is not Millpond's or is damaged"
+    )]
+    Magic {
+        /// What was expected.
+        object: &'static str,
+        /// The bytes found.
+        found: [u8; 4],
+        /// The bytes expected.
+        expected: [u8; 4],
+    },
+    /// Written by a newer (or unknown) version.
+    #[error(
+        "{object} has format version {found}, this program reads version {FORMAT_VERSION}: use a newer millpond"
+    )]
+    Version {
+        /// What was expected.
+        object: &'static str,
+        /// The version found.
+        found: u16,
+    },
+    /// Damaged.
+    #[error("{object} is damaged: its CRC32C is {found:08x}, its envelope says {expected:08x}")]
+    Checksum {
+        /// What was expected.
+        object: &'static str,
+        /// Computed over the bytes.
+        found: u32,
+        /// Stated in the envelope.
+        expected: u32,
+    },
+    /// The checksum holds but the content breaks a rule of the format.
+    #[error("{object} is not valid: {reason}")]
+    Content {
+        /// What was expected.
+        object: &'static str,
+        /// The rule broken.
+        reason: String,
+    },
+}
+
+/// Puts the envelope around an encoded message. The CRC covers the version and the message.
+pub(crate) fn wrap(magic: [u8; 4], message: &impl prost::Message) -> Bytes {
+    let mut out = BytesMut::with_capacity(HEADER + message.encoded_len());
+    out.put_slice(&magic);
+    out.put_u16_le(FORMAT_VERSION);
+    out.put_u32_le(0);
+    // Encoding into a BytesMut cannot run out of room: it grows.
+    message.encode(&mut out).expect("a BytesMut grows");
+    let crc = checksum(FORMAT_VERSION, &out[HEADER..]);
+    out[6..HEADER].copy_from_slice(&crc.to_le_bytes());
+    out.freeze()
+}
+
+/// Takes the envelope off, checking it.
+pub(crate) fn unwrap<M: prost::Message + Default>(
+    object: &'static str,
+    magic: [u8; 4],
+    bytes: &[u8],
+) -> Result<M, FormatError> {
+    let (Some(found), Some(version), Some(crc), Some(body)) = (
+        bytes.first_chunk::<4>(),
+        bytes.get(4..6).and_then(|b| b.first_chunk::<2>()),
+        bytes.get(6..HEADER).and_then(|b| b.first_chunk::<4>()),
+        bytes.get(HEADER..),
+    ) else {
+        return Err(FormatError::Short {
+            object,
+            len: bytes.len(),
+        });
+    };
+    if *found != magic {
+        return Err(FormatError::Magic {
+            object,
+            found: *found,
+            expected: magic,
+        });
+    }
+    let version = u16::from_le_bytes(*version);
+    if version != FORMAT_VERSION {
+        return Err(FormatError::Version {
+            object,
+            found: version,
+        });
+    }
+    let (found, expected) = (checksum(version, body), u32::from_le_bytes(*crc));
+    if found != expected {
+        return Err(FormatError::Checksum {
+            object,
+            found,
+            expected,
+        });
+    }
+    M::decode(body).map_err(|e| FormatError::Content {
+        object,
+        reason: e.to_string(),
+    })
+}
+
+fn checksum(version: u16, body: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&version.to_le_bytes()), body)
+}
+
+/// Sixteen bytes, or the name of the field that does not have them.
+pub(crate) fn sixteen(object: &'static str, field: &str, bytes: &[u8]) -> Result<[u8; 16], FormatError> {
+    bytes.try_into().map_err(|_| FormatError::Content {
+        object,
+        reason: format!("{field} has {} bytes instead of 16", bytes.len()),
+    })
+}

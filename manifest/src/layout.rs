@@ -1,0 +1,77 @@
+//! Where a buffer's objects are: the keys below the buffer's URL, and which names they may carry.
+
+use thiserror::Error;
+use ulid::Ulid;
+
+/// The key of the object that says what the buffer is.
+pub const BUFFER: &str = "buffer";
+
+/// The key of a shard's manifest.
+pub fn manifest(shard: u32) -> String {
+    format!("shards/{shard:04}/manifest")
+}
+
+/// The key of a segment.
+pub fn segment(shard: u32, segment: Ulid) -> String {
+    format!("shards/{shard:04}/segments/{segment}")
+}
+
+/// The key of a consumer's cursor in a shard.
+pub fn cursor(shard: u32, consumer: &str) -> String {
+    format!("shards/{shard:04}/consumers/{consumer}/cursor")
+}
+
+/// The folder that a shard's consumers are in.
+pub fn consumers(shard: u32) -> String {
+    format!("shards/{shard:04}/consumers")
+}
+
+/// The folder that a shard's segments are in.
+pub fn segments(shard: u32) -> String {
+    format!("shards/{shard:04}/segments")
+}
+
+/// A name that cannot be used for a consumer.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error(
+    "consumer name {0:?} is not allowed: use 1 to {NAME_MAX} of the characters a-z A-Z 0-9 . _ - with a letter or digit first"
+)]
+pub struct InvalidName(pub String);
+
+/// The most characters that a consumer's name may have.
+pub const NAME_MAX: usize = 100;
+
+/// Checks a consumer's name: it becomes part of a key and of every deduplication token. The rule is
+/// that of a stream's name.
+pub fn check_consumer_name(name: &str) -> Result<(), InvalidName> {
+    millpond_segment::check_stream_name(name).map_err(|e| InvalidName(e.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_would_change_a_key_are_refused() {
+        for bad in [
+            "",
+            "../x",
+            "a/b",
+            ".hidden",
+            "a b",
+            "é",
+            &"x".repeat(NAME_MAX + 1),
+        ] {
+            assert!(check_consumer_name(bad).is_err(), "{bad:?}");
+        }
+        for good in ["default", "a", "team-1.replay_2", &"x".repeat(NAME_MAX)] {
+            assert!(check_consumer_name(good).is_ok(), "{good:?}");
+        }
+    }
+
+    #[test]
+    fn shards_sort_as_numbers() {
+        assert_eq!(manifest(7), "shards/0007/manifest");
+        assert_eq!(cursor(0, "default"), "shards/0000/consumers/default/cursor");
+    }
+}

@@ -1,0 +1,25 @@
+//! The state of a shard: the manifest (the log of committed segments) and the cursors of its
+//! consumers. [`manifest`], [`cursor`] and [`plan`] are pure: they do no I/O and take the time and
+//! the random numbers as arguments. [`cas`] is the one place that reads and swaps these objects.
+
+pub mod buffer;
+pub mod cas;
+pub mod cursor;
+mod envelope;
+pub mod layout;
+pub mod manifest;
+pub mod plan;
+
+pub use buffer::Buffer;
+pub use cas::{Object, ReadError, Snapshot, Stamp, Swap};
+pub use cursor::{Cursor, Rule};
+pub use envelope::FormatError;
+pub use manifest::{Commit, CommitRefusal, Entry, Manifest, NewPart, NewSegment, Part, ProducerId};
+
+/// The format version that this code writes, and the only one it reads.
+pub const FORMAT_VERSION: u16 = 1;
+
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+mod proto {
+    include!(concat!(env!("OUT_DIR"), "/millpond.v1.rs"));
+}

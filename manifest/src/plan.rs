@@ -1,0 +1,131 @@
+//! How a stream's committed segments become batches. Pure: two owners of one cursor that see the
+//! same rule, plans and log get the same batches.
+
+use crate::cursor::{Plan, Rule};
+
+/// What the planner needs to know of a stream's part of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Records in it.
+    pub records: u64,
+    /// Bytes in it, uncompressed.
+    pub raw_bytes: u64,
+}
+
+/// Why a batch has the boundaries it has, and so what must be durable before it may be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ground {
+    /// The cursor says so.
+    Planned,
+    /// It is one large segment: the rule says so, and nobody needs to write that down.
+    Large,
+    /// Small neighbours; they are full, or a large segment follows. To be planned before it is sent.
+    Full,
+    /// Small neighbours at the end of the log: more could still join. To be planned before it is sent.
+    Open,
+}
+
+/// A batch to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its sequences.
+    pub plan: Plan,
+    /// Why these.
+    pub ground: Ground,
+    /// Of all its parts together.
+    pub size: Size,
+}
+
+impl Rule {
+    /// Whether a part is a batch by itself: at least half of what a batch should have.
+    pub fn is_large(&self, size: Size) -> bool {
+        size.records.saturating_mul(2) >= self.batch_records
+            || size.raw_bytes.saturating_mul(2) >= self.batch_bytes
+    }
+
+    fn is_full(&self, size: Size) -> bool {
+        size.records >= self.batch_records || size.raw_bytes >= self.batch_bytes
+    }
+}
+
+/// Cuts a stream's parts, from the acknowledged position on and in order, into batches. `planned` are
+/// the cursor's plans. At most `limit` candidates are returned.
+pub fn candidates(
+    rule: &Rule,
+    planned: impl IntoIterator<Item = Plan>,
+    parts: impl IntoIterator<Item = (u64, Size)>,
+    limit: usize,
+) -> Vec<Candidate> {
+    let mut planned = planned.into_iter().peekable();
+    let mut out: Vec<Candidate> = Vec::new();
+    // Whether the last of `out` is a group of small parts that may still take another.
+    let mut group_open = false;
+    for (sequence, size) in parts {
+        while planned.next_if(|plan| plan.high < sequence).is_some() {}
+        let within = planned.peek().copied().filter(|plan| plan.low <= sequence);
+        if let Some(plan) = within {
+            close(&mut out, &mut group_open);
+            match out.last_mut().filter(|last| last.plan == plan) {
+                Some(last) => last.size = add(last.size, size),
+                None => out.push(Candidate {
+                    plan,
+                    ground: Ground::Planned,
+                    size,
+                }),
+            }
+        } else if rule.is_large(size) {
+            close(&mut out, &mut group_open);
+            let plan = Plan {
+                low: sequence,
+                high: sequence,
+            };
+            out.push(Candidate {
+                plan,
+                ground: Ground::Large,
+                size,
+            });
+        } else {
+            match out.last_mut().filter(|_| group_open) {
+                Some(group) => {
+                    group.plan.high = sequence;
+                    group.size = add(group.size, size);
+                }
+                None => {
+                    let plan = Plan {
+                        low: sequence,
+                        high: sequence,
+                    };
+                    out.push(Candidate {
+                        plan,
+                        ground: Ground::Open,
+                        size,
+                    });
+                    group_open = true;
+                }
+            }
+            if out.last().is_some_and(|group| rule.is_full(group.size)) {
+                close(&mut out, &mut group_open);
+            }
+        }
+        if out.len() > limit {
+            out.truncate(limit);
+            break;
+        }
+    }
+    out
+}
+
+fn close(out: &mut [Candidate], group_open: &mut bool) {
+    if std::mem::take(group_open)
+        && let Some(group) = out.last_mut()
+    {
+        group.ground = Ground::Full;
+    }
+}
+
+fn add(a: Size, b: Size) -> Size {
+    Size {
+        records: a.records + b.records,
+        raw_bytes: a.raw_bytes + b.raw_bytes,
+    }
+}

@@ -1,0 +1,262 @@
+//! The log's transitions, told as stories and as properties: what a commit does, what it refuses,
+//! and that a state reads back as it was written or not at all.
+
+use millpond_manifest::cas::Object;
+use millpond_manifest::manifest::{PRODUCER_EXPIRY_MS, PRODUCERS_MAX};
+use millpond_manifest::{Commit, CommitRefusal, FormatError, Manifest, NewPart, NewSegment, ProducerId};
+use millpond_segment::Encoding;
+use proptest::prelude::*;
+use ulid::Ulid;
+use uuid::Uuid;
+
+const A: ProducerId = ProducerId([1; 16]);
+const B: ProducerId = ProducerId([2; 16]);
+
+fn segment(time_ms: u64, random: u128) -> NewSegment {
+    let part = NewPart {
+        stream: "otlp.logs".into(),
+        encoding: Encoding::Otlp,
+        offset: 5,
+        length: 90,
+        raw_length: 400,
+        messages: 2,
+        records: 20,
+        first_received_at_us: 1_000,
+        last_received_at_us: 2_000,
+    };
+    NewSegment {
+        segment: Ulid::from_parts(time_ms, random),
+        size: 100,
+        parts: vec![part],
+    }
+}
+
+fn empty() -> Manifest {
+    Manifest::new(Uuid::from_u128(9), 0)
+}
+
+fn next(outcome: Result<Commit, CommitRefusal>) -> (Manifest, u64) {
+    match outcome {
+        Ok(Commit::Next {
+            state,
+            first_sequence,
+        }) => (*state, first_sequence),
+        other => panic!("not a new state: {other:?}"),
+    }
+}
+
+#[test]
+fn a_commit_appends_in_order_and_a_repeated_one_is_recognised() {
+    let log = empty().register(A, 10).register(B, 10);
+    let (log, first) = next(log.commit(A, 1, &[segment(1, 1), segment(1, 2)], 11));
+    assert_eq!((first, log.next_sequence), (0, 2));
+    let (log, first) = next(log.commit(B, 1, &[segment(1, 3)], 12));
+    assert_eq!((first, log.next_sequence), (2, 3));
+
+    // The story of the lost answer: A never heard of its commit 1 and asks again.
+    let again = log.commit(A, 1, &[segment(1, 1), segment(1, 2)], 13);
+    assert_eq!(
+        again,
+        Ok(Commit::Already {
+            first_sequence: 0,
+            count: 2
+        })
+    );
+
+    let sequences: Vec<_> = log.parts(0, 0).map(|(s, e, _)| (s, e.segment.random())).collect();
+    assert_eq!(sequences, [(0, 1), (1, 2), (2, 3)]);
+    assert_eq!(log.parts(0, 2).count(), 1);
+    assert_eq!(log.parts(1, 0).count(), 0);
+}
+
+#[test]
+fn what_would_break_the_log_is_refused() {
+    let log = empty().register(A, 10);
+    assert_eq!(
+        log.commit(B, 1, &[segment(1, 1)], 11),
+        Err(CommitRefusal::NotRegistered(B))
+    );
+    let gap = CommitRefusal::Gap {
+        producer: A,
+        commit: 2,
+        last: 0,
+    };
+    assert_eq!(log.commit(A, 2, &[segment(1, 1)], 11), Err(gap));
+    assert!(matches!(
+        log.commit(A, 1, &[], 11),
+        Err(CommitRefusal::Invalid(_))
+    ));
+
+    let (log, _) = next(log.commit(A, 1, &[segment(1, 1)], 11));
+    let (log, _) = next(log.commit(A, 2, &[segment(1, 2)], 11));
+    let old = CommitRefusal::Superseded {
+        producer: A,
+        commit: 1,
+        last: 2,
+    };
+    assert_eq!(log.commit(A, 1, &[segment(1, 1)], 12), Err(old));
+    assert!(matches!(
+        log.commit(A, 3, &[segment(1, 2)], 12),
+        Err(CommitRefusal::Invalid(_))
+    ));
+
+    let mut outside = segment(1, 3);
+    outside.parts[0].length = 96;
+    assert!(matches!(
+        log.commit(A, 3, &[outside], 12),
+        Err(CommitRefusal::Invalid(_))
+    ));
+    let mut other_encoding = segment(1, 3);
+    other_encoding.parts[0].encoding = Encoding::Ndjson;
+    assert!(matches!(
+        log.commit(A, 3, &[other_encoding], 12),
+        Err(CommitRefusal::Invalid(_))
+    ));
+    let mut bad_name = segment(1, 3);
+    bad_name.parts[0].stream = "a/b".into();
+    assert!(matches!(
+        log.commit(A, 3, &[bad_name], 12),
+        Err(CommitRefusal::Invalid(_))
+    ));
+}
+
+#[test]
+fn a_segment_below_the_orphan_floor_must_be_uploaded_anew() {
+    let mut log = empty().register(A, 10);
+    log.orphan_floor_ms = 100;
+    let refused = log.commit(A, 1, &[segment(100, 1), segment(99, 2)], 200);
+    assert_eq!(
+        refused,
+        Err(CommitRefusal::BelowFloor {
+            segments: vec![1],
+            floor_ms: 100
+        })
+    );
+}
+
+#[test]
+fn producers_long_gone_are_forgotten_when_another_registers() {
+    let log = empty().register(A, 0);
+    assert!(log.register(B, PRODUCER_EXPIRY_MS - 1).producer(A).is_some());
+    assert!(log.register(B, PRODUCER_EXPIRY_MS).producer(A).is_none());
+
+    let mut full = empty();
+    for i in 0..=PRODUCERS_MAX as u64 {
+        full = full.register(ProducerId(u128::from(i).to_be_bytes()), i);
+    }
+    assert_eq!(full.producers.len(), PRODUCERS_MAX);
+    assert!(
+        full.producer(ProducerId(0_u128.to_be_bytes())).is_none(),
+        "the oldest went"
+    );
+}
+
+#[test]
+fn a_registration_that_is_repeated_changes_nothing() {
+    let (log, _) = next(empty().register(A, 0).commit(A, 1, &[segment(1, 1)], 5));
+    assert_eq!(log.register(A, 99), log);
+}
+
+fn some_log() -> impl Strategy<Value = Manifest> {
+    let commits = prop::collection::vec((0_u8..4, 1_usize..4, any::<u64>(), 0_u8..3), 0..30);
+    commits.prop_map(|commits| {
+        let mut log = empty();
+        for id in 0..4 {
+            log = log.register(ProducerId([id; 16]), u64::from(id));
+        }
+        let mut random = 0;
+        for (id, count, now, stream) in commits {
+            let producer = ProducerId([id; 16]);
+            let number = log.producer(producer).unwrap().commit + 1;
+            let segments: Vec<_> = (0..count)
+                .map(|_| {
+                    random += 1;
+                    let mut segment = segment(now >> 20, random);
+                    segment.parts[0].stream = format!("events.{stream}");
+                    segment
+                })
+                .collect();
+            log = next(log.commit(producer, number, &segments, now)).0.stamped(now);
+        }
+        log
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_log_reads_back_as_it_was_written(log in some_log()) {
+        prop_assert_eq!(log.check(), Ok(()));
+        prop_assert_eq!(Manifest::decode(&log.encode()).unwrap(), log);
+    }
+
+    #[test]
+    fn a_flipped_bit_or_a_cut_is_found(log in some_log(), at in any::<prop::sample::Index>(), bit in 0_u32..8) {
+        let good = log.encode();
+        let at = at.index(good.len());
+        let mut bad = good.to_vec();
+        bad[at] ^= 1_u8 << bit;
+        prop_assert!(Manifest::decode(&bad).is_err());
+        prop_assert!(Manifest::decode(&good[..at]).is_err());
+    }
+
+    #[test]
+    fn random_bytes_are_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert!(Manifest::decode(&bytes).is_err());
+    }
+}
+
+#[test]
+fn each_kind_of_damage_has_its_own_error() {
+    let good = empty().encode();
+    assert!(matches!(Manifest::decode(b""), Err(FormatError::Short { .. })));
+    assert!(matches!(
+        Manifest::decode(b"MPCR......"),
+        Err(FormatError::Magic { .. })
+    ));
+    let mut newer = good.to_vec();
+    newer[4] = 2;
+    assert!(matches!(
+        Manifest::decode(&newer),
+        Err(FormatError::Version { found: 2, .. })
+    ));
+    let mut damaged = good.to_vec();
+    *damaged.last_mut().unwrap() ^= 1;
+    assert!(matches!(
+        Manifest::decode(&damaged),
+        Err(FormatError::Checksum { .. })
+    ));
+}
+
+/// What a second implementation has to read. Written by `cargo test -p millpond-manifest --
+/// --ignored write_golden`; a change of these bytes is a change of the format.
+fn golden() -> Manifest {
+    let log = empty().register(A, 10).register(B, 20);
+    let mut two_streams = segment(1_700_000_000_000, 0xfeed);
+    let mut traces = two_streams.parts[0].clone();
+    traces.stream = "otlp.traces".into();
+    traces.offset = 95;
+    traces.length = 5;
+    two_streams.parts.push(traces);
+    let (log, _) = next(log.commit(
+        A,
+        1,
+        &[two_streams, segment(1_700_000_000_001, 2)],
+        1_700_000_000_002,
+    ));
+    log.stamped(0x0123_4567_89ab_cdef)
+}
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/manifest-v1");
+
+#[test]
+fn the_golden_manifest_is_read_and_written_alike() {
+    let bytes = std::fs::read(GOLDEN).expect("the golden file is in the repository");
+    assert_eq!(Manifest::decode(&bytes).unwrap(), golden());
+    assert_eq!(golden().encode(), bytes);
+}
+
+#[test]
+#[ignore = "writes the golden file"]
+fn write_golden() {
+    std::fs::write(GOLDEN, golden().encode()).unwrap();
+}

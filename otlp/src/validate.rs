@@ -1,0 +1,233 @@
+//! The structural walk of an `ExportLogsServiceRequest`: refuses what is not one, saying where, and
+//! counts the log records.
+//!
+//! The gateway runs it on every request, so the walk carries no positions and no names. Only when it
+//! has failed is the same walk run again with a [`Recorder`] that knows where it is.
+
+use crate::schema::{EXPORT_LOGS, Kind, Message};
+use crate::wire::{Reader, Reason};
+
+/// How deeply messages may be nested below the request: protobuf's own default (C++, Java, prost).
+/// About 48 arrays or 32 maps within one another.
+pub const DEPTH_MAX: u32 = 100;
+
+/// What a request holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Log records.
+    pub records: u64,
+}
+
+/// A request that is not OTLP.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("malformed OTLP at byte {offset} ({field}): {reason}")]
+pub struct Malformed {
+    /// Where the field at fault begins, in bytes from the start of the request.
+    pub offset: usize,
+    /// The path of that field, such as `resource_logs[3].scope_logs[0].log_records[7].body`.
+    pub field: String,
+    /// What is wrong with it.
+    pub reason: Reason,
+}
+
+/// Walks every message that OTLP defines within an `ExportLogsServiceRequest` and counts the records.
+///
+/// Unknown fields are skipped, after the same checks of their own structure. An id of the wrong length is
+/// not malformed: OTLP says to read the record as one without that id.
+///
+/// # Errors
+/// [`Malformed`] for bytes that are cut short, a varint over 64 bits, field number 0, a known field with
+/// the wrong wire type, a group, and messages nested more than [`DEPTH_MAX`] deep.
+pub fn validate_logs(payload: &[u8]) -> Result<Counts, Malformed> {
+    match walk(&EXPORT_LOGS, payload, 0, &mut Silent) {
+        Ok(records) => Ok(Counts { records }),
+        Err(reason) => Err(locate(payload, reason)),
+    }
+}
+
+#[cold]
+fn locate(payload: &[u8], reason: Reason) -> Malformed {
+    let mut recorder = Recorder::new(payload);
+    let again = walk(&EXPORT_LOGS, payload, 0, &mut recorder);
+    debug_assert_eq!(again, Err(reason));
+    Malformed {
+        offset: recorder.offset,
+        field: recorder.path(),
+        reason,
+    }
+}
+
+/// Follows a walk.
+trait Trace {
+    /// A message begins, in the field seen last.
+    fn enter(&mut self, message: &'static Message);
+    /// It has ended without a fault.
+    fn leave(&mut self);
+    /// A field begins here.
+    fn field(&mut self, rest: &[u8]);
+    /// The field has this number.
+    fn number(&mut self, number: u32);
+}
+
+struct Silent;
+
+impl Trace for Silent {
+    #[inline]
+    fn enter(&mut self, _: &'static Message) {}
+    #[inline]
+    fn leave(&mut self) {}
+    #[inline]
+    fn field(&mut self, _: &[u8]) {}
+    #[inline]
+    fn number(&mut self, _: u32) {}
+}
+
+fn walk<T: Trace>(message: &'static Message, bytes: &[u8], depth: u32, trace: &mut T) -> Result<u64, Reason> {
+    if depth > DEPTH_MAX {
+        return Err(Reason::Depth);
+    }
+    trace.enter(message);
+    let mut records = 0;
+    let mut old_records = 0;
+    let mut has_scopes = false;
+    let mut reader = Reader::new(bytes);
+    while !reader.is_empty() {
+        trace.field(reader.rest());
+        let (number, wire) = reader.tag()?;
+        trace.number(number);
+        let kind = message.kind(number);
+        if kind.wire().is_some_and(|expected| expected != wire) {
+            return Err(if matches!(wire, 3 | 4) {
+                Reason::Group
+            } else {
+                Reason::WireType
+            });
+        }
+        match kind {
+            Kind::Bytes => {
+                reader.bytes()?;
+            }
+            Kind::Message(inner) => records += walk(inner, reader.bytes()?, depth + 1, trace)?,
+            Kind::Varint => {
+                reader.varint()?;
+            }
+            Kind::Fixed64 => {
+                reader.fixed64()?;
+            }
+            Kind::Fixed32 => {
+                reader.fixed32()?;
+            }
+            Kind::Record(inner) => records += 1 + walk(inner, reader.bytes()?, depth + 1, trace)?,
+            Kind::Scopes(inner) => {
+                has_scopes = true;
+                records += walk(inner, reader.bytes()?, depth + 1, trace)?;
+            }
+            Kind::OldScopes(inner) => old_records += walk(inner, reader.bytes()?, depth + 1, trace)?,
+            Kind::Unknown => {
+                reader.value(wire)?;
+            }
+        }
+    }
+    trace.leave();
+    Ok(if has_scopes {
+        records
+    } else {
+        records + old_records
+    })
+}
+
+/// Remembers the way from the request to the field that is being read. A fault leaves it there.
+struct Recorder {
+    /// Where the request begins. Messages are slices of it, so an address is a position.
+    start: usize,
+    offset: usize,
+    /// Level `i` is the message open at depth `i`; levels past `open` are kept for the next messages.
+    levels: Vec<Level>,
+    open: usize,
+}
+
+struct Level {
+    message: &'static Message,
+    /// The field that is being read, once its number is known.
+    number: Option<u32>,
+    /// How often each repeated field has been seen in this message, by its number.
+    seen: Vec<(u32, u64)>,
+}
+
+impl Recorder {
+    fn new(payload: &[u8]) -> Self {
+        Self {
+            start: payload.as_ptr().addr(),
+            offset: 0,
+            levels: Vec::new(),
+            open: 0,
+        }
+    }
+
+    fn path(&self) -> String {
+        let steps: Vec<String> = self.levels[..self.open]
+            .iter()
+            .filter_map(|level| Some((level, level.number?)))
+            .map(|(level, number)| match level.message.field(number) {
+                Some(field) if field.repeated => {
+                    let seen = level
+                        .seen
+                        .iter()
+                        .find(|(seen, _)| *seen == number)
+                        .map_or(1, |(_, times)| *times);
+                    format!("{}[{}]", field.name, seen - 1)
+                }
+                Some(field) if !field.name.is_empty() => field.name.to_owned(),
+                _ => format!("unknown field {number}"),
+            })
+            .collect();
+        if steps.is_empty() {
+            "the request itself".to_owned()
+        } else {
+            steps.join(".")
+        }
+    }
+}
+
+impl Trace for Recorder {
+    fn enter(&mut self, message: &'static Message) {
+        match self.levels.get_mut(self.open) {
+            Some(level) => {
+                level.message = message;
+                level.number = None;
+                level.seen.clear();
+            }
+            None => self.levels.push(Level {
+                message,
+                number: None,
+                seen: Vec::new(),
+            }),
+        }
+        self.open += 1;
+    }
+
+    fn leave(&mut self) {
+        self.open -= 1;
+    }
+
+    fn field(&mut self, rest: &[u8]) {
+        self.offset = rest.as_ptr().addr() - self.start;
+        if let Some(level) = self.levels[..self.open].last_mut() {
+            level.number = None;
+        }
+    }
+
+    fn number(&mut self, number: u32) {
+        let Some(level) = self.levels[..self.open].last_mut() else {
+            return;
+        };
+        level.number = Some(number);
+        if !level.message.field(number).is_some_and(|field| field.repeated) {
+            return;
+        }
+        match level.seen.iter_mut().find(|(seen, _)| *seen == number) {
+            Some((_, times)) => *times += 1,
+            None => level.seen.push((number, 1)),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Borrowed views of `AnyValue` and `KeyValue`.
+//!
+//! They read validated bytes; what validation excludes ends an iteration early and never panics.
+
+use crate::wire::{Reader, Value};
+
+/// A value of OTLP. As in the Collector the last field set wins, whichever it is, and an array or map
+/// given twice replaces the first (protobuf itself would append the second to it).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum AnyValue<'a> {
+    /// No value was given.
+    #[default]
+    Empty,
+    /// The bytes of a string, which need not be UTF-8.
+    String(&'a [u8]),
+    /// A boolean.
+    Bool(bool),
+    /// A signed integer.
+    Int(i64),
+    /// A double, with any NaN as it came.
+    Double(f64),
+    /// A list of values.
+    Array(Values<'a>),
+    /// A list of keys and values, in their order, keys possibly repeated.
+    Map(KeyValues<'a>),
+    /// Bytes.
+    Bytes(&'a [u8]),
+    /// An index into a table of strings. Only OTLP profiles have one; elsewhere it means nothing.
+    StringIndex(i32),
+}
+
+impl<'a> AnyValue<'a> {
+    /// Reads one occurrence of the message on top of `self`, which is how protobuf merges occurrences.
+    #[inline]
+    pub(crate) fn merge(&mut self, bytes: &'a [u8]) {
+        let mut reader = Reader::new(bytes);
+        while let Some((number, value)) = reader.next_field() {
+            *self = match (number, value) {
+                (1, Value::Len(string)) => AnyValue::String(string),
+                (2, Value::Varint(number)) => AnyValue::Bool(number != 0),
+                (3, Value::Varint(number)) => AnyValue::Int(number.cast_signed()),
+                (4, Value::Fixed64(bits)) => AnyValue::Double(f64::from_bits(bits)),
+                (5, Value::Len(message)) => AnyValue::Array(Values {
+                    reader: Reader::new(message),
+                }),
+                (6, Value::Len(message)) => AnyValue::Map(KeyValues {
+                    reader: Reader::new(message),
+                    number: 1,
+                }),
+                (7, Value::Len(bytes)) => AnyValue::Bytes(bytes),
+                (8, Value::Varint(index)) => AnyValue::StringIndex(low_i32(index)),
+                _ => continue,
+            };
+        }
+    }
+}
+
+/// Protobuf's int32: the low 32 bits of the varint.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "protobuf defines int32 by truncation"
+)]
+pub(crate) fn low_i32(varint: u64) -> i32 {
+    (varint as u32).cast_signed()
+}
+
+/// The values of an array, in order.
+#[derive(Clone, Copy, Debug)]
+pub struct Values<'a> {
+    reader: Reader<'a>,
+}
+
+impl<'a> Iterator for Values<'a> {
+    type Item = AnyValue<'a>;
+
+    fn next(&mut self) -> Option<AnyValue<'a>> {
+        loop {
+            if let (1, Value::Len(message)) = self.reader.next_field()? {
+                let mut value = AnyValue::Empty;
+                value.merge(message);
+                return Some(value);
+            }
+        }
+    }
+}
+
+/// Equal when they are the same bytes.
+impl PartialEq for Values<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.reader.rest() == other.reader.rest()
+    }
+}
+
+/// A key and its value.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KeyValue<'a> {
+    /// The bytes of the key, which need not be UTF-8.
+    pub key: &'a [u8],
+    /// The value.
+    pub value: AnyValue<'a>,
+}
+
+impl<'a> KeyValue<'a> {
+    #[inline]
+    fn read(bytes: &'a [u8]) -> Self {
+        let mut pair = KeyValue::default();
+        let mut reader = Reader::new(bytes);
+        while let Some((number, value)) = reader.next_field() {
+            match (number, value) {
+                (1, Value::Len(key)) => pair.key = key,
+                (2, Value::Len(message)) => pair.value.merge(message),
+                _ => {}
+            }
+        }
+        pair
+    }
+}
+
+/// The keys and values of a map or of a message with attributes, in order.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyValues<'a> {
+    reader: Reader<'a>,
+    /// The number of the field that holds them.
+    number: u32,
+}
+
+impl<'a> KeyValues<'a> {
+    pub(crate) fn new(message: &'a [u8], number: u32) -> Self {
+        Self {
+            reader: Reader::new(message),
+            number,
+        }
+    }
+}
+
+impl<'a> Iterator for KeyValues<'a> {
+    type Item = KeyValue<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<KeyValue<'a>> {
+        loop {
+            let (number, value) = self.reader.next_field()?;
+            if number == self.number
+                && let Value::Len(message) = value
+            {
+                return Some(KeyValue::read(message));
+            }
+        }
+    }
+}
+
+/// Equal when they are the same bytes.
+impl PartialEq for KeyValues<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number && self.reader.rest() == other.reader.rest()
+    }
+}

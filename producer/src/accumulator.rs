@@ -1,0 +1,159 @@
+//! The accumulator: one task that puts messages into blocks and blocks into segments, and decides when a
+//! segment closes. The order in which it takes messages is the order in which they are committed. It never
+//! waits for the store.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::encoder::Encoders;
+use crate::metrics::Metrics;
+use crate::segment::{DoneBlock, EncodedWork, FillingSegment, FullBlock, Waiter};
+use crate::uploader::Uploaders;
+use crate::{Append, Budget, Config};
+
+/// An accepted message and where its caller waits.
+pub(crate) struct Accepted {
+    pub(crate) append: Append,
+    pub(crate) waiter: Waiter,
+}
+
+/// Messages taken from the queue in one go.
+const TAKEN_MAX: usize = 64;
+
+pub(crate) struct Accumulator {
+    config: Config,
+    budget: Budget,
+    encoders: Encoders,
+    uploaders: Uploaders,
+    metrics: Metrics,
+    next_number: u64,
+    open: Option<FillingSegment>,
+    /// Closed, and waiting for encoders.
+    closed: HashMap<u64, FillingSegment>,
+    encoding: JoinSet<DoneBlock>,
+    /// Streams that filled a block lately: their next block gets a whole buffer at once.
+    busy: HashSet<Arc<str>>,
+}
+
+impl Accumulator {
+    pub(crate) fn new(
+        config: Config,
+        budget: Budget,
+        encoders: Encoders,
+        uploaders: Uploaders,
+        metrics: Metrics,
+    ) -> Self {
+        Self {
+            config,
+            budget,
+            encoders,
+            uploaders,
+            metrics,
+            next_number: 0,
+            open: None,
+            closed: HashMap::new(),
+            encoding: JoinSet::new(),
+            busy: HashSet::new(),
+        }
+    }
+
+    /// Runs until `closing` (or until nobody can append any more) and then until everything accepted is with
+    /// the uploaders.
+    pub(crate) async fn run(mut self, mut messages: mpsc::Receiver<Accepted>, closing: CancellationToken) {
+        let mut taken = Vec::with_capacity(TAKEN_MAX);
+        let mut accepting = true;
+        while accepting || !self.encoding.is_empty() {
+            let close_at = self.open.as_ref().map(|open| open.first_at + self.config.linger);
+            tokio::select! {
+                biased;
+                () = closing.cancelled(), if accepting && !messages.is_closed() => messages.close(),
+                Some(done) = self.encoding.join_next(), if !self.encoding.is_empty() => match done {
+                    Ok(done) => self.put(done),
+                    // The task only waits; it ends this way when the runtime goes down, and we with it.
+                    Err(error) => return tracing::error!("an encoder's task broke off: {error}"),
+                },
+                () = sleep_until(close_at.unwrap_or_else(Instant::now)), if close_at.is_some() => self.close_open(),
+                count = messages.recv_many(&mut taken, TAKEN_MAX), if accepting => {
+                    taken.drain(..).for_each(|accepted| self.accept(accepted));
+                    if count == 0 {
+                        accepting = false;
+                        self.close_open();
+                    }
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self, accepted: Accepted) {
+        let Accepted { append, waiter } = accepted;
+        let (budget, number) = (&self.budget, self.next_number);
+        let open = self
+            .open
+            .get_or_insert_with(|| FillingSegment::new(number, budget.nothing(), Instant::now()));
+        self.next_number = open.number + 1;
+        let full = self.busy.contains(&append.stream);
+        let (encoders, block_bytes) = (&self.encoders, self.config.block_bytes);
+        let blocks = open.append(append, waiter, block_bytes, |base| encoders.builder(base, full));
+        let too_large = open.raw_len >= self.config.segment_raw_bytes;
+        blocks.into_iter().flatten().for_each(|block| self.encode(block));
+        if too_large {
+            self.close_open();
+        }
+    }
+
+    fn encode(&mut self, block: FullBlock) {
+        self.encoding.spawn(block.encode(self.encoders.clone()));
+    }
+
+    fn put(&mut self, done: DoneBlock) {
+        let number = done.segment;
+        if let Some(open) = self.open.as_mut().filter(|open| open.number == number) {
+            open.put(done);
+            if open.compressed_len >= self.config.segment_bytes {
+                self.close_open();
+            }
+            return;
+        }
+        if let Some(closed) = self.closed.get_mut(&number) {
+            closed.put(done);
+        }
+        self.hand_over(number);
+    }
+
+    fn close_open(&mut self) {
+        let Some(mut open) = self.open.take() else { return };
+        self.metrics
+            .linger_seconds
+            .observe(open.first_at.elapsed().as_secs_f64());
+        let number = open.number;
+        open.close().into_iter().for_each(|block| self.encode(block));
+        for (stream, filled) in open.streams() {
+            if filled {
+                self.busy.insert(Arc::clone(stream));
+            } else {
+                self.busy.remove(stream);
+            }
+        }
+        self.closed.insert(number, open);
+        self.hand_over(number);
+    }
+
+    /// Gives a closed segment to the uploaders once its last block is encoded.
+    fn hand_over(&mut self, number: u64) {
+        if self.closed.get(&number).is_none_or(FillingSegment::is_encoding) {
+            return;
+        }
+        let finished = self.closed.remove(&number).map(FillingSegment::finish);
+        match finished {
+            Some(Ok(EncodedWork { waiters, .. })) if waiters.is_empty() => self.uploaders.skip(number),
+            Some(Ok(work)) => self.uploaders.upload(work),
+            Some(Err(number)) => self.uploaders.skip(number),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! One budget of bytes for everything that is held. It grants in the order of asking, so that a large
+//! request is not starved by small ones; it never grants more than its limit.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+/// There was no budget within the wait: retry later.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "over the memory limit: {needed} bytes more than the {held} held would pass the limit of {limit}; retry later"
+)]
+pub struct OverBudget {
+    /// Bytes asked for.
+    pub needed: usize,
+    /// Bytes held at the time.
+    pub held: usize,
+    /// Bytes that may be held.
+    pub limit: usize,
+}
+
+/// The bytes that a process may hold. Clones share one budget.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    free: Arc<Semaphore>,
+    limit: usize,
+    max_wait: Duration,
+}
+
+impl Budget {
+    /// A budget of `limit` bytes, for which a caller waits at most `max_wait`.
+    pub fn new(limit: usize, max_wait: Duration) -> Self {
+        let limit = limit.min(Semaphore::MAX_PERMITS);
+        Self {
+            free: Arc::new(Semaphore::new(limit)),
+            limit,
+            max_wait,
+        }
+    }
+
+    /// Reserves `bytes`, in the order of asking. Dropping the future gives up the place in the queue.
+    ///
+    /// # Errors
+    /// When the budget is exhausted for `max_wait`, or could never give that much.
+    pub async fn reserve(&self, bytes: usize) -> Result<Reservation, OverBudget> {
+        let over = || OverBudget {
+            needed: bytes,
+            held: self.held(),
+            limit: self.limit,
+        };
+        if bytes > self.limit {
+            return Err(over());
+        }
+        let permits = u32::try_from(bytes).map_err(|_| over())?;
+        match timeout(self.max_wait, Arc::clone(&self.free).acquire_many_owned(permits)).await {
+            // The semaphore is never closed.
+            Ok(Ok(permit)) => Ok(Reservation { permit }),
+            Ok(Err(_)) | Err(_) => Err(over()),
+        }
+    }
+
+    /// Bytes held now, with what is being gathered for the first in the queue.
+    pub fn held(&self) -> usize {
+        self.limit - self.free.available_permits().min(self.limit)
+    }
+
+    /// Bytes that may be held.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// A reservation of nothing, to [`merge`](Reservation::merge) into.
+    pub fn nothing(&self) -> Reservation {
+        // Asking for no permits succeeds even when there are none; it cannot block.
+        let permit = Arc::clone(&self.free).try_acquire_many_owned(0);
+        Reservation {
+            permit: permit.expect("zero permits of a semaphore that is never closed"),
+        }
+    }
+}
+
+/// Bytes drawn from a [`Budget`]; they go back when this is dropped. It travels with what it pays for.
+#[derive(Debug)]
+pub struct Reservation {
+    permit: OwnedSemaphorePermit,
+}
+
+impl Reservation {
+    /// Bytes reserved.
+    pub fn bytes(&self) -> usize {
+        self.permit.num_permits()
+    }
+
+    /// Takes over the bytes of another reservation of the same budget.
+    ///
+    /// # Panics
+    /// When the other is of another budget, or both together are over 4 GiB.
+    pub fn merge(&mut self, other: Reservation) {
+        self.permit.merge(other.permit);
+    }
+
+    /// Takes `bytes` out of this reservation; all of it if there are fewer.
+    pub fn split(&mut self, bytes: usize) -> Reservation {
+        let bytes = bytes.min(self.bytes());
+        let permit = self.permit.split(bytes);
+        Reservation {
+            permit: permit.expect("no more than there is"),
+        }
+    }
+
+    /// Gives back what is over `bytes`.
+    pub fn shrink(&mut self, bytes: usize) {
+        drop(self.split(self.bytes().saturating_sub(bytes)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn budget(limit: usize) -> Budget {
+        Budget::new(limit, Duration::from_secs(10))
+    }
+
+    #[tokio::test]
+    async fn a_reservation_can_be_split_merged_and_shrunk_and_goes_back_when_dropped() {
+        let budget = budget(100);
+        let mut all = budget.nothing();
+        all.merge(budget.reserve(60).await.unwrap());
+        assert_eq!((all.bytes(), budget.held()), (60, 60));
+        let part = all.split(20);
+        assert_eq!((all.bytes(), part.bytes(), budget.held()), (40, 20, 60));
+        all.shrink(10);
+        assert_eq!((all.bytes(), budget.held()), (10, 30));
+        all.shrink(50);
+        assert_eq!(all.bytes(), 10);
+        drop((all, part));
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_is_refused_after_the_wait_and_not_before() {
+        let budget = budget(100);
+        let _held = budget.reserve(90).await.unwrap();
+        let start = tokio::time::Instant::now();
+        let refused = budget.reserve(20).await.unwrap_err();
+        assert_eq!((refused.needed, refused.limit), (20, 100));
+        assert_eq!(start.elapsed().as_secs(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_could_never_be_granted_is_refused_at_once() {
+        let start = tokio::time::Instant::now();
+        assert!(budget(100).reserve(101).await.is_err());
+        assert_eq!(start.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_large_request_is_not_starved_by_small_ones_that_come_later() {
+        let budget = budget(100);
+        let held = budget.reserve(50).await.unwrap();
+        let (large, small, ()) = tokio::join!(budget.reserve(100), budget.reserve(1), async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            drop(held);
+        });
+        // Granted first, the large one holds everything until the small one has waited in vain.
+        assert_eq!(large.unwrap().bytes(), 100);
+        assert!(small.is_err());
+    }
+}

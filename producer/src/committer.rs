@@ -1,0 +1,386 @@
+//! The committer: one task that commits uploaded segments in their order, as many as there are with one
+//! compare-and-set, never two at a time. What a commit means is decided by `millpond-manifest`; here is only
+//! what to do about its outcomes. It never gives up while the process lives.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millpond_manifest::{
+    Commit, CommitRefusal, Manifest, NewSegment, ProducerId, Snapshot, Swap, cas, layout,
+};
+use millpond_storage::{Backoff, Version};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use crate::health::Stage;
+use crate::segment::{UploadedWork, fail};
+use crate::streams::Streams;
+use crate::uploader::{Arrival, Upload};
+use crate::{AppendError, Committed};
+
+/// Segments in one commit at most: the manifest's tail has room for so many at a time.
+const COMMIT_SEGMENTS_MAX: usize = 512;
+
+/// A compare-and-set whose outcome is unknown: the version it expected, `None` for no manifest.
+///
+/// While that is still the manifest's version the write may yet land. Once the manifest has another version,
+/// either the table shows the commit, or the write never happened and never will.
+type Unresolved = Option<Option<Version>>;
+
+/// What is known of the manifest: `None` when it must be read again.
+type Known = Option<Option<Snapshot<Manifest>>>;
+
+pub(crate) struct Committer {
+    upload: Upload,
+    buffer_id: Uuid,
+    streams: Streams,
+    producer: ProducerId,
+    registered: bool,
+    /// The number of this producer's last commit.
+    last: u64,
+    known: Known,
+    unresolved: Unresolved,
+    next_number: u64,
+    waiting: BTreeMap<u64, Arrival>,
+}
+
+/// What to do after an attempt.
+enum Next {
+    Done,
+    AtOnce,
+    AfterAWait,
+}
+
+impl Committer {
+    pub(crate) fn new(upload: Upload, buffer_id: Uuid, streams: Streams) -> Self {
+        let producer = upload.environment.producer_id();
+        Self {
+            upload,
+            buffer_id,
+            streams,
+            producer,
+            registered: false,
+            last: 0,
+            known: None,
+            unresolved: None,
+            next_number: 0,
+            waiting: BTreeMap::new(),
+        }
+    }
+
+    /// Runs until the uploaders are gone and everything that they brought is committed.
+    pub(crate) async fn run(mut self, mut arrivals: mpsc::Receiver<Arrival>) {
+        while let Some(arrival) = arrivals.recv().await {
+            self.arrive(arrival);
+            loop {
+                let mut group = Vec::new();
+                self.extend(&mut group, &mut arrivals);
+                if group.is_empty() {
+                    break;
+                }
+                self.commit(group, &mut arrivals).await;
+            }
+        }
+    }
+
+    fn arrive(&mut self, arrival: Arrival) {
+        let number = match &arrival {
+            Arrival::Uploaded(uploaded) => {
+                self.upload.metrics.segments_uncommitted.inc();
+                uploaded.work.number
+            }
+            Arrival::Skipped(number) => *number,
+        };
+        self.waiting.insert(number, arrival);
+    }
+
+    /// Moves what has arrived and is next in order into the group.
+    fn extend(&mut self, group: &mut Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
+        while let Ok(arrival) = arrivals.try_recv() {
+            self.arrive(arrival);
+        }
+        while group.len() < COMMIT_SEGMENTS_MAX
+            && let Some(arrival) = self.waiting.remove(&self.next_number)
+        {
+            self.next_number += 1;
+            match arrival {
+                Arrival::Uploaded(uploaded) => group.push(uploaded),
+                Arrival::Skipped(_) => {}
+            }
+        }
+    }
+
+    /// Commits a group of segments, however long it takes.
+    async fn commit(&mut self, mut group: Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
+        let started = Instant::now();
+        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(3));
+        while !group.is_empty() {
+            // What an unresolved attempt named must not change, or its landing would be misread.
+            if self.unresolved.is_none() {
+                self.extend(&mut group, arrivals);
+            }
+            match self.attempt(&mut group).await {
+                Next::Done => {
+                    self.upload.health.got_on(Stage::Commit);
+                    self.upload
+                        .metrics
+                        .commit_seconds
+                        .observe(started.elapsed().as_secs_f64());
+                }
+                Next::AtOnce => {}
+                Next::AfterAWait => sleep(self.upload.environment.next_wait(&mut backoff)).await,
+            }
+        }
+    }
+
+    /// Makes sure that the manifest is known and that it knows this producer; then tries to commit.
+    async fn attempt(&mut self, group: &mut Vec<UploadedWork>) -> Next {
+        if !self.read_manifest().await {
+            return Next::AfterAWait;
+        }
+        if !self.registered {
+            return self.register().await;
+        }
+        let now_ms = self.upload.environment.unix_ms();
+        let Some(Some(snapshot)) = &self.known else {
+            // It was registered, and the manifest is gone: as if it had been forgotten.
+            return self.forgotten(group, "the manifest is gone");
+        };
+        let number = self.last + 1;
+        #[cfg(feature = "planted-bug-no-producer-table")]
+        let number = snapshot
+            .state
+            .producer(self.producer)
+            .map_or(number, |row| row.commit + 1);
+        let segments: Vec<NewSegment> = group.iter().map(UploadedWork::describe).collect();
+        match snapshot.state.commit(self.producer, number, &segments, now_ms) {
+            Ok(Commit::Next {
+                state,
+                first_sequence,
+            }) => {
+                let expected = snapshot.version.clone();
+                let state = state.stamped(self.upload.environment.nonce());
+                if self.swap(Some(expected), state).await {
+                    self.succeed(group, number, first_sequence, segments.len() as u64);
+                    return Next::Done;
+                }
+                Next::AfterAWait
+            }
+            Ok(Commit::Already {
+                first_sequence,
+                count,
+            }) => {
+                self.upload.metrics.commits_found.inc();
+                self.succeed(group, number, first_sequence, count);
+                Next::Done
+            }
+            Err(CommitRefusal::BelowFloor { segments, floor_ms }) => {
+                self.upload_again(group, &segments, floor_ms).await;
+                Next::AtOnce
+            }
+            Err(CommitRefusal::Invalid(_)) => {
+                self.drop_invalid(group, number, now_ms);
+                Next::AtOnce
+            }
+            Err(refusal @ CommitRefusal::NotRegistered(_)) => self.forgotten(group, &refusal.to_string()),
+            Err(refusal @ (CommitRefusal::Superseded { .. } | CommitRefusal::Gap { .. })) => {
+                // Someone else uses our id, or the manifest was put back to an older state.
+                tracing::error!("{refusal}: was the buffer restored from a copy?");
+                self.unresolved = Some(None);
+                self.forgotten(group, &refusal.to_string())
+            }
+        }
+    }
+
+    /// Reads the manifest unless it is known. Whether it is known now.
+    async fn read_manifest(&mut self) -> bool {
+        if self.known.is_some() {
+            return true;
+        }
+        let key = layout::manifest(self.upload.shard);
+        let problem = match cas::read::<Manifest>(&self.upload.store, &key).await {
+            Ok(Some(found)) if found.state.buffer_id != self.buffer_id => {
+                format!(
+                    "{key} belongs to buffer {}, not to {}",
+                    found.state.buffer_id, self.buffer_id
+                )
+            }
+            Ok(found) => {
+                self.streams
+                    .learn(found.as_ref().map_or(&[], |found| &found.state.streams));
+                self.resolve(found.as_ref());
+                self.known = Some(found);
+                return true;
+            }
+            Err(error) => error.to_string(),
+        };
+        self.upload.health.held_up(Stage::Commit, &problem);
+        false
+    }
+
+    /// Forgets an unresolved attempt once it is certain that it did not land and never will. One that did land
+    /// is found in the table by `commit` itself.
+    fn resolve(&mut self, found: Option<&Snapshot<Manifest>>) {
+        let Some(expected) = &self.unresolved else { return };
+        let changed = expected.as_ref() != found.map(|found| &found.version);
+        let row = found.and_then(|found| found.state.producer(self.producer));
+        if changed && row.is_some_and(|row| row.commit <= self.last) {
+            self.unresolved = None;
+        }
+    }
+
+    /// One compare-and-set. Whether it is certain that it took effect.
+    async fn swap(&mut self, expected: Option<Version>, next: Manifest) -> bool {
+        let metrics = &self.upload.metrics;
+        let key = layout::manifest(self.upload.shard);
+        self.known = None;
+        match cas::swap(&self.upload.store, &key, expected.as_ref(), next).await {
+            Swap::Committed(snapshot) => {
+                metrics.attempt("committed");
+                self.known = Some(Some(snapshot));
+                true
+            }
+            Swap::Mismatch => {
+                metrics.attempt("mismatch");
+                false
+            }
+            Swap::Unknown(error) => {
+                metrics.attempt("unknown");
+                self.upload.health.held_up(Stage::Commit, &error);
+                self.unresolved = Some(expected);
+                false
+            }
+        }
+    }
+
+    /// Enters this producer into the manifest's table, which is its commit number 0.
+    async fn register(&mut self) -> Next {
+        let now_ms = self.upload.environment.unix_ms();
+        let snapshot = self.known.clone().flatten();
+        let new = || Manifest::new(self.buffer_id, self.upload.shard);
+        let (version, state) =
+            snapshot.map_or_else(|| (None, new()), |found| (Some(found.version), found.state));
+        if state.producer(self.producer).is_none() {
+            let next = state
+                .register(self.producer, now_ms)
+                .stamped(self.upload.environment.nonce());
+            if !self.swap(version, next).await {
+                // Whether it landed is seen in the table; there is nothing else to resolve.
+                self.unresolved = None;
+                return Next::AfterAWait;
+            }
+        }
+        tracing::info!(
+            "registered as producer {} in shard {}",
+            self.producer,
+            self.upload.shard
+        );
+        self.registered = true;
+        Next::AtOnce
+    }
+
+    /// Registers before the first segment is there. Whether it is registered now.
+    pub(crate) async fn try_register(&mut self) -> bool {
+        if !self.registered && self.read_manifest().await {
+            self.register().await;
+        }
+        if self.registered {
+            self.upload.health.got_on(Stage::Commit);
+        }
+        self.registered
+    }
+
+    /// The group is in the log, from `first_sequence` on.
+    fn succeed(&mut self, group: &mut Vec<UploadedWork>, number: u64, first_sequence: u64, count: u64) {
+        let shard = self.upload.shard;
+        let metrics = self.upload.metrics.clone();
+        self.last = number;
+        self.unresolved = None;
+        metrics.commit_segments.observe(group.len() as f64);
+        for (sequence, uploaded) in
+            (first_sequence..first_sequence.saturating_add(count)).zip(group.drain(..))
+        {
+            metrics.segments_uncommitted.dec();
+            metrics.segments.inc();
+            metrics.stored_bytes.inc_by(uploaded.work.encoded.size);
+            for part in &uploaded.work.encoded.streams {
+                metrics.blocks.inc_by(u64::from(part.blocks));
+                metrics.messages.inc_by(part.messages);
+                metrics.records.inc_by(part.records);
+                metrics.raw_bytes.inc_by(part.raw_len);
+            }
+            for waiter in uploaded.work.waiters {
+                // A caller that has gone away does not want to know.
+                let _ = waiter.send(Ok(Committed { shard, sequence }));
+            }
+        }
+    }
+
+    /// Uploads segments again, under names above the orphan floor: those they had may be deleted any moment.
+    async fn upload_again(&mut self, group: &mut Vec<UploadedWork>, places: &[usize], floor_ms: u64) {
+        tracing::warn!(
+            "{} segments are named before the orphan floor {floor_ms}: uploading again",
+            places.len()
+        );
+        for (place, uploaded) in std::mem::take(group).into_iter().enumerate() {
+            group.push(if places.contains(&place) {
+                self.upload.metrics.reuploads.inc();
+                self.upload.put(uploaded.work, floor_ms).await
+            } else {
+                uploaded
+            });
+        }
+    }
+
+    /// Takes the first segment that the manifest refuses out of the group and tells its callers. The state that
+    /// refuses it is not the one that an earlier attempt was made on, so it is certain that it did not land.
+    fn drop_invalid(&mut self, group: &mut Vec<UploadedWork>, number: u64, now_ms: u64) {
+        let Some(Some(snapshot)) = &self.known else { return };
+        let segments: Vec<NewSegment> = group.iter().map(UploadedWork::describe).collect();
+        let refused = (1..=segments.len()).find_map(|count| {
+            match snapshot
+                .state
+                .commit(self.producer, number, &segments[..count], now_ms)
+            {
+                Err(CommitRefusal::Invalid(reason)) => Some((count - 1, reason)),
+                _ => None,
+            }
+        });
+        let Some((place, reason)) = refused else { return };
+        tracing::error!(
+            "segment {} cannot be committed: {reason}",
+            segments[place].segment
+        );
+        self.upload.metrics.segments_uncommitted.dec();
+        fail(
+            group.remove(place).work.waiters,
+            &AppendError::NotCommitted(reason.into()),
+        );
+    }
+
+    /// The manifest does not know this producer (any more): it goes on under a new id. What became of an
+    /// unresolved attempt cannot be known, so its callers are told just that.
+    fn forgotten(&mut self, group: &mut Vec<UploadedWork>, reason: &str) -> Next {
+        let metrics = &self.upload.metrics;
+        metrics.expired.inc();
+        if self.unresolved.take().is_some() {
+            tracing::error!(
+                "the outcome of a commit of {} segments is unknown: {reason}",
+                group.len()
+            );
+            let error = AppendError::OutcomeUnknown(Arc::from(reason));
+            for uploaded in group.drain(..) {
+                metrics.segments_uncommitted.dec();
+                fail(uploaded.work.waiters, &error);
+            }
+        } else {
+            tracing::warn!("going on under a new producer id: {reason}");
+        }
+        self.producer = self.upload.environment.producer_id();
+        self.registered = false;
+        self.last = 0;
+        Next::AtOnce
+    }
+}

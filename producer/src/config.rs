@@ -1,0 +1,128 @@
+//! What can be set about a producer, with the defaults and their reasons.
+
+use std::time::Duration;
+
+use millpond_segment::Limits;
+
+/// How a producer batches, and how much it may hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// How long after its first message a segment closes at the latest (1 s: with S3's 60 ms a PUT this is most
+    /// of the latency, and one PUT and one CAS a second is what a producer costs at least).
+    pub linger: Duration,
+    /// Compressed bytes at which a segment closes (16 MiB: past that a PUT gets slower, not cheaper).
+    pub segment_bytes: usize,
+    /// Raw bytes at which a segment closes (128 MiB), for content that compresses extremely well.
+    pub segment_raw_bytes: usize,
+    /// Raw bytes of a block (1 MiB: larger ones compress no better).
+    pub block_bytes: usize,
+    /// Segments uploaded at the same time (4: enough for 64 MiB in flight).
+    pub max_uploads: usize,
+    /// zstd level (1: the fastest; 3 takes half as much CPU again for 6 % fewer bytes).
+    pub compression_level: i32,
+    /// Bytes that the producer and whoever shares its [`Budget`](crate::Budget) may hold (256 MiB).
+    pub memory_limit: usize,
+    /// How long a caller waits for budget before it is refused (10 s: within the patience of OTLP clients).
+    pub max_wait: Duration,
+    /// Blocks compressed at the same time (the number of cores).
+    pub encoders: usize,
+    /// The shard to write to; `None` draws one at random.
+    pub shard: Option<u32>,
+    /// Shards of a buffer that does not exist yet (1).
+    pub shards_when_created: u32,
+    /// How long [`start`](crate::Producer::start) tries to reach the store (30 s).
+    pub start_timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            linger: Duration::from_secs(1),
+            segment_bytes: 16 << 20,
+            segment_raw_bytes: 128 << 20,
+            block_bytes: 1 << 20,
+            max_uploads: 4,
+            compression_level: 1,
+            memory_limit: 256 << 20,
+            max_wait: Duration::from_secs(10),
+            encoders: std::thread::available_parallelism().map_or(1, usize::from),
+            shard: None,
+            shards_when_created: 1,
+            start_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A setting that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{setting} is {found}: {rule}")]
+pub struct ConfigError {
+    /// The setting's name.
+    pub setting: &'static str,
+    /// Its value.
+    pub found: u64,
+    /// What it must be.
+    pub rule: &'static str,
+}
+
+impl Config {
+    /// Buffers of a whole block that are used again and again: one in each encoder and one that fills.
+    pub(crate) fn block_buffers(&self) -> usize {
+        self.encoders + 1
+    }
+
+    /// Bytes held whatever happens: the block buffers, and in each encoder room to compress a block into.
+    pub(crate) fn working_memory(&self) -> usize {
+        (self.encoders + self.block_buffers()) * self.block_bytes
+    }
+
+    /// Checks every setting; the first that makes no sense is the error.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        const GIB: u64 = 1 << 30;
+        let within = |setting, found: usize, least: u64, most: u64, rule| {
+            let found = found as u64;
+            if (least..=most).contains(&found) {
+                Ok(())
+            } else {
+                Err(ConfigError { setting, found, rule })
+            }
+        };
+        let block_max = Limits::default().block_raw_max;
+        within(
+            "block_bytes",
+            self.block_bytes,
+            1,
+            block_max,
+            "use 1 byte to 64 MiB",
+        )?;
+        within(
+            "segment_bytes",
+            self.segment_bytes,
+            1,
+            GIB / 2,
+            "use 1 byte to 512 MiB",
+        )?;
+        within(
+            "segment_raw_bytes",
+            self.segment_raw_bytes,
+            1,
+            GIB / 2,
+            "use 1 byte to 512 MiB",
+        )?;
+        let blocks = self.segment_raw_bytes / self.block_bytes;
+        within(
+            "segment_raw_bytes / block_bytes",
+            blocks,
+            0,
+            30_000,
+            "use at most 30,000 blocks in a segment",
+        )?;
+        within("max_uploads", self.max_uploads, 1, 1024, "use 1 to 1024")?;
+        within("encoders", self.encoders, 1, 1024, "use 1 to 1024")?;
+        let working = self.working_memory() as u64;
+        let most = u64::from(u32::MAX) * 256;
+        let least = working + self.block_bytes as u64;
+        let rule = "use at least (2 × encoders + 2) × block_bytes: the encoders hold all but one of them at all times";
+        within("memory_limit", self.memory_limit, least, most, rule)
+    }
+}

@@ -1,0 +1,111 @@
+//! CPU work: blocks are compressed on the blocking pool, at most `encoders` at a time, with zstd contexts
+//! and block buffers that are used again. It knows nothing of segments.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use millpond_segment::{BlockBuilder, CompressError, Compressor, EncodedBlock, Limits};
+use tokio::sync::Semaphore;
+
+use crate::Config;
+use crate::metrics::Metrics;
+
+/// The encoders of a producer. Clones share them.
+#[derive(Clone)]
+pub(crate) struct Encoders(Arc<Inner>);
+
+/// Buffers of a whole block: no more of them than were paid for.
+#[derive(Default)]
+struct Buffers {
+    idle: Vec<Vec<u8>>,
+    made: usize,
+}
+
+struct Inner {
+    free: Semaphore,
+    compressors: Mutex<Vec<Compressor>>,
+    buffers: Mutex<Buffers>,
+    level: i32,
+    buffers_max: usize,
+    block_bytes: usize,
+    metrics: Metrics,
+}
+
+impl Encoders {
+    pub(crate) fn new(config: &Config, metrics: Metrics) -> Self {
+        Self(Arc::new(Inner {
+            free: Semaphore::new(config.encoders),
+            compressors: Mutex::default(),
+            buffers: Mutex::default(),
+            level: config.compression_level,
+            buffers_max: config.block_buffers(),
+            block_bytes: config.block_bytes,
+            metrics,
+        }))
+    }
+
+    /// A builder for the next block. `full` says that the block is expected to fill: only then is a buffer of
+    /// a whole block worth its memory; others grow as they fill.
+    pub(crate) fn builder(&self, base_received_at_us: i64, full: bool) -> BlockBuilder {
+        let buffer = if full { self.0.whole_buffer() } else { None };
+        BlockBuilder::with_buffer(
+            base_received_at_us,
+            buffer.unwrap_or_default(),
+            &Limits::default(),
+        )
+    }
+
+    /// Compresses a block when an encoder is free.
+    pub(crate) async fn encode(&self, block: BlockBuilder, records: u64) -> Result<EncodedBlock, String> {
+        let inner = Arc::clone(&self.0);
+        inner.metrics.blocks_encoding.inc();
+        // Never closed; if it were, compressing without a turn would still be right.
+        let turn = self.0.free.acquire().await;
+        #[expect(clippy::disallowed_methods, reason = "this is the module that owns it")]
+        let work = tokio::task::spawn_blocking(move || inner.compress(block, records));
+        let result = work.await;
+        drop(turn);
+        self.0.metrics.blocks_encoding.dec();
+        result
+            .map_err(|panic| format!("an encoder broke off: {panic}"))?
+            .map_err(|error| error.to_string())
+    }
+}
+
+impl Inner {
+    fn whole_buffer(&self) -> Option<Vec<u8>> {
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(buffer) = buffers.idle.pop() {
+            return Some(buffer);
+        }
+        if buffers.made >= self.buffers_max {
+            return None;
+        }
+        buffers.made += 1;
+        Some(Vec::with_capacity(self.block_bytes))
+    }
+
+    fn compress(&self, block: BlockBuilder, records: u64) -> Result<EncodedBlock, CompressError> {
+        let idle = self
+            .compressors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        let mut compressor = match idle {
+            Some(compressor) => compressor,
+            None => Compressor::new(self.level)?,
+        };
+        let encoded = compressor.compress(&block, records)?;
+        self.compressors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(compressor);
+        let buffer = block.into_buffer();
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those of giant messages and of streams that hardly send are not worth keeping.
+        let useful = self.block_bytes..=self.block_bytes * 2;
+        if buffers.idle.len() < buffers.made && useful.contains(&buffer.capacity()) {
+            buffers.idle.push(buffer);
+        }
+        Ok(encoded)
+    }
+}

@@ -1,0 +1,73 @@
+//! What the producer is waiting for, for `/readyz` and the log. It decides nothing.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Whether the producer gets on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// The last request of every kind to the store succeeded.
+    Ready,
+    /// The producer goes on trying; the sentence says what and why.
+    Waiting(String),
+    /// The producer was told to drain.
+    Closed,
+}
+
+/// Where the pipeline can be held up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stage {
+    Upload,
+    Commit,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stage::Upload => "upload",
+            Stage::Commit => "commit",
+        })
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Health {
+    /// By stage: what it waits for.
+    waiting: Arc<Mutex<[Option<String>; 2]>>,
+}
+
+impl Health {
+    /// One line in the log when a stage is held up, not one for each attempt.
+    pub(crate) fn held_up(&self, stage: Stage, reason: &dyn fmt::Display) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = &mut waiting[stage as usize];
+        if slot.is_none() {
+            tracing::warn!("{stage} waits for the store and goes on trying: {reason}");
+        } else {
+            tracing::debug!("{stage} still waits: {reason}");
+        }
+        *slot = Some(reason.to_string());
+    }
+
+    pub(crate) fn got_on(&self, stage: Stage) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting[stage as usize].take().is_some() {
+            tracing::info!("{stage} goes on: the store answers again");
+        }
+    }
+
+    pub(crate) fn readiness(&self) -> Readiness {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let reasons = [Stage::Upload, Stage::Commit].into_iter().filter_map(|stage| {
+            waiting[stage as usize]
+                .as_ref()
+                .map(|reason| format!("waiting for the store ({stage}): {reason}"))
+        });
+        let reasons: Vec<_> = reasons.collect();
+        if reasons.is_empty() {
+            Readiness::Ready
+        } else {
+            Readiness::Waiting(reasons.join("; "))
+        }
+    }
+}

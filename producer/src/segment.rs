@@ -1,0 +1,328 @@
+//! One segment on its way: filling with blocks, then encoded, then uploaded. Pure bookkeeping: no task, no
+//! I/O.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use millpond_manifest::{NewPart, NewSegment};
+use millpond_segment::{
+    BlockBuilder, EncodedBlock, EncodedSegment, Encoding, MessageTooLarge, SegmentBuilder, StreamPart,
+};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use ulid::Ulid;
+
+use crate::append::WAITER_BYTES;
+use crate::encoder::Encoders;
+use crate::{Append, AppendError, Committed, Reservation};
+
+/// Where a caller waits for the commit. That it has gone away is no reason to do anything else.
+pub(crate) type Waiter = oneshot::Sender<Result<Committed, AppendError>>;
+
+/// Tells all `waiters` the same.
+pub(crate) fn fail(waiters: Vec<Waiter>, error: &AppendError) {
+    for waiter in waiters {
+        // A caller that has gone away does not want to know.
+        let _ = waiter.send(Err(error.clone()));
+    }
+}
+
+/// A block that is full, or whose segment closes.
+pub(crate) struct FullBlock {
+    pub(crate) segment: u64,
+    pub(crate) stream: usize,
+    pub(crate) slot: usize,
+    pub(crate) builder: BlockBuilder,
+    pub(crate) records: u64,
+    pub(crate) reservation: Reservation,
+}
+
+/// What became of a [`FullBlock`].
+pub(crate) struct DoneBlock {
+    pub(crate) segment: u64,
+    pub(crate) stream: usize,
+    pub(crate) slot: usize,
+    pub(crate) encoded: Result<EncodedBlock, String>,
+    pub(crate) reservation: Reservation,
+}
+
+impl FullBlock {
+    /// Compresses the block and gives back the part of its reservation that this frees.
+    pub(crate) async fn encode(self, encoders: Encoders) -> DoneBlock {
+        let FullBlock {
+            segment,
+            stream,
+            slot,
+            builder,
+            records,
+            mut reservation,
+        } = self;
+        let encoded = encoders.encode(builder, records).await;
+        if let Ok(block) = &encoded {
+            let waiters = usize::try_from(block.messages)
+                .unwrap_or(usize::MAX)
+                .saturating_mul(WAITER_BYTES);
+            reservation.shrink(block.bytes.len().saturating_add(waiters));
+        }
+        DoneBlock {
+            segment,
+            stream,
+            slot,
+            encoded,
+            reservation,
+        }
+    }
+}
+
+struct OpenBlock {
+    builder: BlockBuilder,
+    records: u64,
+    reservation: Reservation,
+}
+
+struct OpenStream {
+    name: Arc<str>,
+    encoding: Encoding,
+    open: Option<OpenBlock>,
+    /// In order; `None` while an encoder has it.
+    encoded: Vec<Option<EncodedBlock>>,
+    filled_a_block: bool,
+}
+
+/// A segment that is filling, or closed and waiting for its encoders.
+pub(crate) struct FillingSegment {
+    pub(crate) number: u64,
+    pub(crate) first_at: Instant,
+    streams: Vec<OpenStream>,
+    places: HashMap<Arc<str>, usize>,
+    waiters: Vec<Waiter>,
+    reservation: Reservation,
+    pub(crate) raw_len: usize,
+    pub(crate) compressed_len: usize,
+    in_encoders: usize,
+    failure: Option<String>,
+}
+
+impl FillingSegment {
+    pub(crate) fn new(number: u64, nothing: Reservation, first_at: Instant) -> Self {
+        Self {
+            number,
+            first_at,
+            streams: Vec::new(),
+            places: HashMap::new(),
+            waiters: Vec::new(),
+            reservation: nothing,
+            raw_len: 0,
+            compressed_len: 0,
+            in_encoders: 0,
+            failure: None,
+        }
+    }
+
+    /// Appends a message; `builder` makes the builder of a new block. Gives the blocks that are full now: one
+    /// that has no room for the message, and the message's own if it fills it.
+    pub(crate) fn append(
+        &mut self,
+        append: Append,
+        waiter: Waiter,
+        block_bytes: usize,
+        builder: impl Fn(i64) -> BlockBuilder,
+    ) -> [Option<FullBlock>; 2] {
+        let Append {
+            stream,
+            encoding,
+            payload,
+            records,
+            received_at_us,
+            reservation,
+        } = append;
+        let place = self.place(&stream, encoding);
+        let known = self.streams[place].encoding;
+        if known != encoding {
+            let reason = format!("stream {stream} holds {known} messages, not {encoding}");
+            fail(vec![waiter], &AppendError::Refused(reason.into()));
+            return [None, None];
+        }
+        let room = |open: &OpenBlock| {
+            open.builder.raw_len() + BlockBuilder::message_len_max(payload.len()) <= block_bytes
+        };
+        let before = match &self.streams[place].open {
+            Some(open) if !room(open) => self.ship(place),
+            _ => None,
+        };
+        let open = self.streams[place].open.get_or_insert_with(|| OpenBlock {
+            builder: builder(received_at_us),
+            records: 0,
+            reservation: self.reservation.split(0),
+        });
+        let raw_len = open.builder.raw_len();
+        if let Err(error @ MessageTooLarge { .. }) = open.builder.push(received_at_us, &payload) {
+            fail(vec![waiter], &AppendError::Refused(error.to_string().into()));
+            return [before, None];
+        }
+        self.raw_len += open.builder.raw_len() - raw_len;
+        open.records += records;
+        open.reservation.merge(reservation);
+        self.waiters.push(waiter);
+        let full = open.builder.raw_len() >= block_bytes;
+        let filled = before.is_some() || full;
+        self.streams[place].filled_a_block |= filled;
+        let own = if full { self.ship(place) } else { None };
+        [before, own]
+    }
+
+    fn place(&mut self, stream: &Arc<str>, encoding: Encoding) -> usize {
+        if let Some(&place) = self.places.get(stream) {
+            return place;
+        }
+        let (name, place) = (Arc::clone(stream), self.streams.len());
+        let (open, encoded, filled_a_block) = (None, Vec::new(), false);
+        self.streams.push(OpenStream {
+            name,
+            encoding,
+            open,
+            encoded,
+            filled_a_block,
+        });
+        self.places.insert(Arc::clone(stream), place);
+        place
+    }
+
+    /// Takes a stream's open block, if it has one with messages in it.
+    fn ship(&mut self, place: usize) -> Option<FullBlock> {
+        let stream = &mut self.streams[place];
+        let OpenBlock {
+            builder,
+            records,
+            reservation,
+        } = stream.open.take().filter(|b| !b.builder.is_empty())?;
+        let slot = stream.encoded.len();
+        stream.encoded.push(None);
+        self.in_encoders += 1;
+        Some(FullBlock {
+            segment: self.number,
+            stream: place,
+            slot,
+            builder,
+            records,
+            reservation,
+        })
+    }
+
+    /// Takes the blocks that are left: the segment gets no more messages.
+    pub(crate) fn close(&mut self) -> Vec<FullBlock> {
+        (0..self.streams.len())
+            .filter_map(|place| self.ship(place))
+            .collect()
+    }
+
+    /// The streams, and whether each has filled a block.
+    pub(crate) fn streams(&self) -> impl Iterator<Item = (&Arc<str>, bool)> {
+        self.streams
+            .iter()
+            .map(|stream| (&stream.name, stream.filled_a_block))
+    }
+
+    /// Puts a block that comes from the encoders into its place.
+    pub(crate) fn put(&mut self, done: DoneBlock) {
+        self.in_encoders -= 1;
+        self.reservation.merge(done.reservation);
+        match done.encoded {
+            Ok(block) => {
+                self.compressed_len += block.bytes.len();
+                self.streams[done.stream].encoded[done.slot] = Some(block);
+            }
+            Err(reason) => self.failure = Some(reason),
+        }
+    }
+
+    /// Whether an encoder still has a block of it.
+    pub(crate) fn is_encoding(&self) -> bool {
+        self.in_encoders > 0
+    }
+
+    /// Puts the blocks of a closed segment together. On an error its callers have been told.
+    pub(crate) fn finish(self) -> Result<EncodedWork, u64> {
+        let Self {
+            number,
+            streams,
+            waiters,
+            mut reservation,
+            failure,
+            ..
+        } = self;
+        let mut builder = SegmentBuilder::new();
+        let mut result = failure.map_or(Ok(()), Err);
+        for stream in streams {
+            for block in stream.encoded.into_iter().flatten() {
+                let pushed = builder
+                    .push(&stream.name, stream.encoding, block)
+                    .map_err(|e| e.to_string());
+                result = result.and(pushed);
+            }
+        }
+        if let Err(reason) = result {
+            tracing::error!(
+                "a segment of {} messages could not be encoded: {reason}",
+                waiters.len()
+            );
+            fail(waiters, &AppendError::NotCommitted(reason.into()));
+            return Err(number);
+        }
+        let encoded = builder.finish();
+        let held = usize::try_from(encoded.size).unwrap_or(usize::MAX);
+        reservation.shrink(held.saturating_add(waiters.len().saturating_mul(WAITER_BYTES)));
+        Ok(EncodedWork {
+            number,
+            encoded,
+            waiters,
+            reservation,
+        })
+    }
+}
+
+/// A segment that is encoded.
+pub(crate) struct EncodedWork {
+    /// Its place in the producer's order.
+    pub(crate) number: u64,
+    pub(crate) encoded: EncodedSegment,
+    pub(crate) waiters: Vec<Waiter>,
+    /// Kept until the commit, since the orphan floor may ask for the bytes again.
+    #[expect(
+        dead_code,
+        reason = "it is held for what it pays for, and goes back when this is dropped"
+    )]
+    reservation: Reservation,
+}
+
+/// A segment that is in the store.
+pub(crate) struct UploadedWork {
+    pub(crate) name: Ulid,
+    pub(crate) work: EncodedWork,
+}
+
+impl UploadedWork {
+    /// The segment as a commit describes it.
+    pub(crate) fn describe(&self) -> NewSegment {
+        let parts = self.work.encoded.streams.iter().map(new_part).collect();
+        NewSegment {
+            segment: self.name,
+            size: self.work.encoded.size,
+            parts,
+        }
+    }
+}
+
+fn new_part(part: &StreamPart) -> NewPart {
+    NewPart {
+        stream: part.stream.clone(),
+        encoding: part.encoding,
+        offset: part.offset,
+        length: part.length,
+        raw_length: part.raw_len,
+        messages: part.messages,
+        records: part.records,
+        first_received_at_us: part.first_received_at_us,
+        last_received_at_us: part.last_received_at_us,
+    }
+}

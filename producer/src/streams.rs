@@ -1,0 +1,76 @@
+//! Which encoding each stream has, as far as known here, so that a message of another is refused before it
+//! can spoil a segment. The manifest's table is the truth; this learns from it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use millpond_manifest::manifest::{STREAMS_MAX, Stream};
+use millpond_segment::{Encoding, check_stream_name};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Streams {
+    encodings: Arc<Mutex<HashMap<String, Encoding>>>,
+}
+
+impl Streams {
+    /// Whether a message may go to `stream`; if not, why not.
+    pub(crate) fn admit(&self, stream: &str, encoding: Encoding) -> Result<(), String> {
+        let mut encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
+        match encodings.get(stream) {
+            Some(&known) if known == encoding => return Ok(()),
+            Some(known) => return Err(format!("stream {stream} holds {known} messages, not {encoding}")),
+            None => {}
+        }
+        check_stream_name(stream).map_err(|error| error.to_string())?;
+        if encodings.len() >= STREAMS_MAX {
+            return Err(format!(
+                "stream {stream} is new, and the shard has its {STREAMS_MAX} streams already"
+            ));
+        }
+        encodings.insert(stream.to_owned(), encoding);
+        Ok(())
+    }
+
+    /// Takes over what the manifest says.
+    pub(crate) fn learn(&self, table: &[Stream]) {
+        let mut encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
+        for stream in table {
+            match encodings.get_mut(&stream.name) {
+                Some(known) => *known = stream.encoding,
+                None => {
+                    encodings.insert(stream.name.clone(), stream.encoding);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_keeps_its_encoding_and_the_manifest_is_right() {
+        let streams = Streams::default();
+        assert_eq!(streams.admit("a", Encoding::Otlp), Ok(()));
+        assert_eq!(streams.admit("a", Encoding::Otlp), Ok(()));
+        let refused = streams.admit("a", Encoding::Ndjson).unwrap_err();
+        assert_eq!(refused, "stream a holds otlp messages, not ndjson");
+        streams.learn(&[Stream {
+            name: "a".into(),
+            encoding: Encoding::Ndjson,
+        }]);
+        assert_eq!(streams.admit("a", Encoding::Ndjson), Ok(()));
+        assert!(streams.admit("a/b", Encoding::Otlp).is_err());
+    }
+
+    #[test]
+    fn the_number_of_streams_is_bounded() {
+        let streams = Streams::default();
+        for number in 0..STREAMS_MAX {
+            streams.admit(&format!("s{number}"), Encoding::Otlp).unwrap();
+        }
+        assert!(streams.admit("one-more", Encoding::Otlp).is_err());
+        assert_eq!(streams.admit("s7", Encoding::Otlp), Ok(()));
+    }
+}

@@ -1,0 +1,47 @@
+//! Whatever the network does to commits and uploads, what was acknowledged is in the log, once.
+//!
+//! With the bug planted, `cargo test -p millpond-producer --features planted-bug-no-producer-table` fails, and in
+//! one test: `a_commit_that_landed_but_was_not_reported_yields_its_records_once`. The test beside it, which is
+//! there only then, says what it found; `make planted-bugs` runs that one.
+
+mod support;
+
+use std::time::Duration;
+
+use millpond_storage::unreliable::{Fault, On};
+use support::{World, append_until_acknowledged, config, not_once};
+
+/// Sends messages one after another while the answers to commits get lost. Gives what is not in the log once.
+async fn landed_but_unreported_commits() -> Vec<(String, usize)> {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    let messages: Vec<String> = (0..6).map(|number| format!("message {number}")).collect();
+    for (number, message) in messages.iter().enumerate() {
+        if number % 2 == 1 {
+            world
+                .controls
+                .once(On::Update, "manifest", Fault::LandsUnreported);
+        }
+        append_until_acknowledged(&producer, message).await;
+    }
+    producer.drain(Duration::from_secs(60)).await.unwrap();
+    assert_eq!(world.controls.unused(), 0, "every fault has happened");
+    let log = world.log().await;
+    not_once(&log, &messages)
+        .into_iter()
+        .map(|(message, times)| (message.to_owned(), times))
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_landed_but_was_not_reported_yields_its_records_once() {
+    assert_eq!(landed_but_unreported_commits().await, []);
+}
+
+#[cfg(feature = "planted-bug-no-producer-table")]
+#[tokio::test(start_paused = true)]
+async fn without_the_producer_table_a_commit_that_was_not_reported_yields_its_records_twice() {
+    let twice = landed_but_unreported_commits().await;
+    let expected = ["message 1", "message 3", "message 5"].map(|message| (message.to_owned(), 2));
+    assert_eq!(twice, expected);
+}

@@ -1,0 +1,326 @@
+//! Faults of the store that a producer must survive: late and unreported writes, outages, contention, the
+//! orphan floor, being forgotten.
+#![cfg(not(feature = "planted-bug-no-producer-table"))]
+
+mod support;
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use millpond_producer::{AppendError, Config, Readiness};
+use millpond_segment::Encoding;
+use millpond_storage::unreliable::{Fault, Faults, On, Outage, WriteFaults};
+use support::{World, append, append_until_acknowledged, config, message, not_once, until};
+
+fn names(prefix: &str, count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("{prefix} {number}")).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upload_that_landed_but_was_not_reported_is_one_segment() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    world.controls.once(On::Create, "", Fault::LandsUnreported);
+    append(&producer, "a").await.unwrap();
+    assert_eq!(world.controls.unused(), 0);
+    assert_eq!(
+        (world.log().await, world.segments().await),
+        (vec!["a".to_owned()], 1)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_lands_after_the_next_attempt_has_read_the_manifest_counts_once() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    // The first attempt is reported as failed and is still under way ...
+    let late = world.controls.detain(On::Update, "manifest");
+    // ... when the second one, made of the same manifest, is about to be sent.
+    let mut second = world.controls.hold(On::Update, "manifest");
+    let appending = append(&producer, "a");
+    let network = async {
+        second.arrived().await;
+        late.release();
+        world.controls.settled().await;
+        assert_eq!(world.log().await, ["a"], "the first attempt has landed");
+        second.release();
+    };
+    let (committed, ()) = tokio::join!(appending, network);
+    assert_eq!(committed.unwrap().sequence, 0);
+    assert_eq!(world.log().await, ["a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_lands_after_the_one_that_replaced_it_changes_nothing() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    let late = world.controls.detain(On::Update, "manifest");
+    append(&producer, "a").await.unwrap();
+    late.release();
+    world.controls.settled().await;
+    append(&producer, "b").await.unwrap();
+    assert_eq!(world.log().await, ["a", "b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_makes_callers_wait_and_loses_nothing() {
+    for outage in [Outage::Fails, Outage::Hangs] {
+        let world = World::new();
+        let small = Config {
+            memory_limit: 16 << 10,
+            max_wait: Duration::from_secs(10),
+            ..config()
+        };
+        let producer = world.producer(small, 1).await;
+        world.controls.set_outage(Some(outage));
+        let messages = names("during the outage, message", 100);
+        let clients = join_all(messages.iter().map(|message| async {
+            let mut refused = 0;
+            loop {
+                match append(&producer, message).await {
+                    Ok(_) => return refused,
+                    Err(AppendError::OverBudget(_)) => refused += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }));
+        let network = async {
+            tokio::time::sleep(Duration::from_secs(120)).await;
+            assert!(matches!(producer.ready(), Readiness::Waiting(_)));
+            assert!(producer.budget().held() <= producer.budget().limit());
+            assert_eq!(world.log().await, Vec::<String>::new());
+            world.controls.heal();
+        };
+        let (refused, ()) = tokio::join!(clients, network);
+        assert!(
+            refused.iter().sum::<usize>() > 100,
+            "callers were refused while the memory was full"
+        );
+        assert_eq!(not_once(&world.log().await, &messages), [].into());
+        producer.drain(Duration::from_secs(60)).await.unwrap();
+        assert_eq!(producer.budget().held(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_producer_is_ready_again_after_an_outage() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    world.controls.once(On::Update, "manifest", Fault::Lost);
+    world.controls.once(On::Create, "", Fault::Lost);
+    append(&producer, "a").await.unwrap();
+    assert_eq!(producer.ready(), Readiness::Ready);
+}
+
+#[tokio::test(start_paused = true)]
+async fn random_faults_lose_nothing_and_double_nothing() {
+    for seed in 0..20 {
+        let world = World::new();
+        let producers = [
+            world.producer(config(), 2 * seed).await,
+            world.producer(config(), 2 * seed + 1).await,
+        ];
+        let write = WriteFaults::each(0.12);
+        world.controls.set_faults(Faults {
+            seed,
+            write,
+            read_error: 0.2,
+            latency: None,
+        });
+        let messages: Vec<_> = producers
+            .iter()
+            .zip(["first", "second"])
+            .map(|(_, name)| names(name, 30))
+            .collect();
+        let clients = producers
+            .iter()
+            .zip(&messages)
+            .map(|(producer, messages)| async move {
+                for message in messages {
+                    append_until_acknowledged(producer, message).await;
+                }
+            });
+        join_all(clients).await;
+        world.controls.heal();
+        world.controls.settled().await;
+        let (log, messages) = (world.log().await, messages.concat());
+        assert_eq!(not_once(&log, &messages), [].into(), "seed {seed}");
+        for name in ["first", "second"] {
+            let order: Vec<_> = log
+                .iter()
+                .filter(|message| message.starts_with(name))
+                .cloned()
+                .collect();
+            assert_eq!(order, names(name, 30), "seed {seed}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn producers_that_contend_for_one_shard_all_get_in() {
+    let world = World::new();
+    let mut tasks = Vec::new();
+    for seed in 0..4 {
+        let producer = world.producer(config(), seed).await;
+        tasks.push(tokio::spawn(async move {
+            let messages = names(&format!("producer {seed}, message"), 25);
+            for message in &messages {
+                append(&producer, message).await.unwrap();
+            }
+            messages
+        }));
+    }
+    let mut messages = Vec::new();
+    for task in tasks {
+        messages.extend(task.await.unwrap());
+    }
+    let log = world.log().await;
+    assert_eq!(not_once(&log, &messages), [].into());
+    for seed in 0..4 {
+        let name = format!("producer {seed}, message");
+        let order: Vec<_> = log
+            .iter()
+            .filter(|message| message.starts_with(&name))
+            .cloned()
+            .collect();
+        assert_eq!(order, names(&name, 25));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_segment_below_the_orphan_floor_is_uploaded_again_above_it() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    let mut upload = world.controls.hold(On::Create, "");
+    let floor_ms = 1_767_225_600_000 + 60_000;
+    let collector = async {
+        upload.arrived().await;
+        world
+            .change_manifest(|manifest| manifest.orphan_floor_ms = floor_ms)
+            .await;
+        upload.release();
+    };
+    let (committed, ()) = tokio::join!(append(&producer, "a"), collector);
+    committed.unwrap();
+    assert_eq!(world.log().await, ["a"]);
+    let entry = world.manifest().await.state.tail[0].clone();
+    assert!(entry.segment.timestamp_ms() >= floor_ms);
+    assert_eq!(
+        world.segments().await,
+        2,
+        "the first one is left to the collector"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forgotten_producer_whose_commit_certainly_failed_goes_on_under_a_new_id() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    let mut commit = world.controls.hold(On::Update, "manifest");
+    let others = async {
+        commit.arrived().await;
+        world.change_manifest(|manifest| manifest.producers.clear()).await;
+        commit.release();
+    };
+    let (committed, ()) = tokio::join!(append(&producer, "a"), others);
+    committed.unwrap();
+    append(&producer, "b").await.unwrap();
+    assert_eq!(world.log().await, ["a", "b"]);
+    assert_eq!(world.manifest().await.state.producers.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forgotten_producer_whose_commit_may_have_landed_says_so_and_goes_on() {
+    for fault in [Fault::LandsUnreported, Fault::Lost] {
+        let world = World::new();
+        let producer = world.producer(config(), 1).await;
+        world.controls.once(On::Update, "manifest", fault);
+        let mut read = world.controls.hold(On::Get, "manifest");
+        let others = async {
+            read.arrived().await;
+            world.change_manifest(|manifest| manifest.producers.clear()).await;
+            read.release();
+        };
+        let (result, ()) = tokio::join!(append(&producer, "a"), others);
+        let error = result.unwrap_err();
+        assert!(
+            matches!(error, AppendError::OutcomeUnknown(_)) && error.is_retryable(),
+            "{error}"
+        );
+        append(&producer, "b").await.unwrap();
+        let log = world.log().await;
+        match fault {
+            Fault::LandsUnreported => assert_eq!(log, ["a", "b"]),
+            _ => assert_eq!(log, ["b"]),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_another_producer_began_in_another_encoding_is_refused_alone() {
+    let world = World::new();
+    let (first, second) = (
+        world.producer(config(), 1).await,
+        world.producer(config(), 2).await,
+    );
+    append(&first, "a").await.unwrap();
+    let other = |payload| {
+        let mut other = message(&second, payload);
+        other.encoding = Encoding::Otlp;
+        other
+    };
+    let mut fine = message(&second, "b");
+    fine.stream = "events.other".into();
+    let (refused, fine) = tokio::join!(second.append(other("x")), second.append(fine));
+    let refused = refused.unwrap_err();
+    assert!(matches!(refused, AppendError::NotCommitted(_)), "{refused}");
+    fine.unwrap();
+    let refused = second.append(other("x")).await.unwrap_err();
+    assert!(matches!(refused, AppendError::Refused(_)), "{refused}");
+    assert_eq!(world.log().await, ["a", "b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_while_a_commit_is_slow_goes_with_the_next_one() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    let mut slow = world.controls.hold(On::Update, "manifest");
+    let before = world.store.requests().cas_committed;
+    let messages = names("message", 12);
+    let clients = join_all(messages.iter().map(|message| append(&producer, message)));
+    let network = async {
+        slow.arrived().await;
+        until(|| async { world.segments().await == messages.len() }).await;
+        slow.release();
+    };
+    let (committed, ()) = tokio::join!(clients, network);
+    let sequences: Vec<_> = committed
+        .into_iter()
+        .map(|committed| committed.unwrap().sequence)
+        .collect();
+    assert_eq!(sequences, (0..12).collect::<Vec<_>>());
+    assert_eq!(world.store.requests().cas_committed - before, 2);
+    assert_eq!(world.log().await, messages);
+}
+
+#[tokio::test(start_paused = true)]
+async fn segments_are_committed_in_the_order_of_acceptance_whatever_the_uploads_do() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    let mut slow = world.controls.hold(On::Create, "");
+    let messages = names("message", 10);
+    let others = async {
+        // The one that is held up is the first: encoders may finish in any order.
+        slow.arrived().await;
+        let clients = join_all(messages[1..].iter().map(|message| append(&producer, message)));
+        let network = async {
+            until(|| async { world.segments().await == messages.len() - 1 }).await;
+            assert_eq!(world.log().await, Vec::<String>::new());
+            slow.release();
+        };
+        tokio::join!(clients, network).0
+    };
+    let (first, others) = tokio::join!(append(&producer, &messages[0]), others);
+    assert!(first.is_ok() && others.iter().all(Result::is_ok));
+    assert_eq!(world.log().await, messages);
+}

@@ -1,0 +1,280 @@
+//! A seeded simulation of a shard: clients, producers that are killed, stalled or drained at any moment, a
+//! network in which a write has each of its four outcomes, and a collector that raises the orphan floor and
+//! forgets producers. Whatever they do: what was acknowledged is in the log, once, where the answer said;
+//! what was certainly not appended is not; nothing is there twice; each client's messages are in order.
+//!
+//! The clock is the paused one of tokio. Only the threads that compress are not seeded.
+#![cfg(not(feature = "planted-bug-no-producer-table"))]
+
+mod support;
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use futures::future::join_all;
+use millpond_producer::{AppendError, Config, Environment, Producer};
+use millpond_storage::unreliable::{Controls, Faults, Outage, S3Latency, WriteFaults};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use support::{START_MS, World, append, config, segments};
+use tokio::time::{Instant, sleep, timeout};
+use ulid::Ulid;
+
+/// Producers that are alive at the same time; each is followed by another when it ends.
+const PLACES: usize = 3;
+/// Clients of each producer.
+const CLIENTS: usize = 3;
+/// How long things go wrong.
+const DURATION: Duration = Duration::from_secs(30);
+const LATE_BY_MAX: Duration = Duration::from_secs(3);
+
+/// What a client knows of a message.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Answer {
+    Committed(u64),
+    NotAppended,
+    /// It was told so, or never told anything.
+    Unknown,
+}
+
+/// What became of all messages, by the clients. Every attempt is a message of its own.
+#[derive(Default)]
+struct Story(Mutex<HashMap<String, Answer>>);
+
+impl Story {
+    fn note(&self, message: &str, answer: Answer) {
+        self.0.lock().unwrap().insert(message.to_owned(), answer);
+    }
+}
+
+/// A producer that is away and may come back.
+struct Stalled {
+    producer: Producer,
+    controls: Controls,
+    registry: Registry,
+}
+
+/// What the runs came across, so that none of it is left out unnoticed.
+#[derive(Debug, Default)]
+struct Seen {
+    acknowledged: usize,
+    landed_untold: usize,
+    lost_untold: usize,
+    deleted: usize,
+    /// By the producers' own count.
+    reuploads: u64,
+    commits_found: u64,
+    expired: u64,
+}
+
+impl Seen {
+    fn count(&mut self, registry: &Registry) {
+        let mut text = String::new();
+        encode(&mut text, registry).unwrap();
+        let counter = |name: &str| -> u64 {
+            let name = format!("millpond_producer_{name}_total ");
+            let value = text.lines().find_map(|line| line.strip_prefix(&name));
+            value.unwrap().parse().unwrap()
+        };
+        self.reuploads += counter("reuploads");
+        self.commits_found += counter("commits_found");
+        self.expired += counter("expired");
+    }
+}
+
+/// The time of day, which passes with the paused clock.
+fn environment(start: Instant, seed: u64) -> Environment {
+    let clock = move || START_MS + u64::try_from(start.elapsed().as_millis()).unwrap();
+    Environment::new(clock, seed)
+}
+
+/// Sends one message after another until its producer is gone.
+async fn client(producer: &Producer, name: String, story: &Story) {
+    for number in 0.. {
+        let message = format!("{name} message {number:04}");
+        story.note(&message, Answer::Unknown);
+        match append(producer, &message).await {
+            Ok(committed) => story.note(&message, Answer::Committed(committed.sequence)),
+            Err(AppendError::Closed) => return story.note(&message, Answer::NotAppended),
+            Err(error) => {
+                assert!(error.is_retryable(), "{message}: {error}");
+                if error.has_no_side_effects() {
+                    story.note(&message, Answer::NotAppended);
+                }
+            }
+        }
+    }
+}
+
+/// One producer after another in one place. Gives those that stalled.
+async fn place(
+    world: &World,
+    name: String,
+    start: Instant,
+    mut rng: StdRng,
+    story: &Story,
+    seen: &Mutex<Seen>,
+) -> Vec<Stalled> {
+    let mut stalled: Vec<Stalled> = Vec::new();
+    for incarnation in 0.. {
+        if start.elapsed() > DURATION {
+            break;
+        }
+        let (store, controls) = world.honest.behind(Faults {
+            seed: rng.random(),
+            write: WriteFaults {
+                late_by_max: LATE_BY_MAX,
+                ..WriteFaults::each(0.08)
+            },
+            read_error: 0.1,
+            latency: Some(S3Latency::default()),
+        });
+        let store = store.with_request_timeout(Duration::from_secs(5));
+        let config = Config {
+            linger: Duration::from_millis(rng.random_range(1..200)),
+            segment_raw_bytes: rng.random_range(1..200),
+            memory_limit: 12 << 10,
+            start_timeout: Duration::from_secs(3),
+            ..config()
+        };
+        let (environment, mut registry) = (environment(start, rng.random()), Registry::default());
+        let started = Producer::start_in(environment, store, config, &mut registry).await;
+        let Ok(producer) = started else { continue };
+        let clients =
+            (0..CLIENTS).map(|number| client(&producer, format!("{name}.{incarnation}.{number}"), story));
+        let life = Duration::from_millis(rng.random_range(0..6_000));
+        // Clients go away in the midst of a message.
+        let _ = timeout(life, join_all(clients)).await;
+        match rng.random_range(0..3) {
+            // It is stopped in good order, by a network that is no better than before.
+            0 => {
+                producer.drain(Duration::from_secs(600)).await.unwrap();
+                seen.lock().unwrap().count(&registry);
+            }
+            // It is killed: nothing that it does from now on gets out.
+            1 => {
+                controls.set_outage(Some(Outage::Hangs));
+                seen.lock().unwrap().count(&registry);
+            }
+            // It stalls, and goes on when others have taken its place.
+            _ => {
+                controls.set_outage(Some(Outage::Hangs));
+                stalled.push(Stalled {
+                    producer,
+                    controls,
+                    registry,
+                });
+            }
+        }
+        if let Some(awake) = stalled.iter().find(|_| rng.random()) {
+            awake.controls.set_outage(None);
+        }
+    }
+    stalled
+}
+
+/// Raises the orphan floor as far as it may, deletes what is not in the log below it, and forgets producers.
+async fn collector(world: &World, start: Instant, mut rng: StdRng, seen: &Mutex<Seen>) {
+    while start.elapsed() < DURATION {
+        sleep(Duration::from_millis(rng.random_range(100..2_000))).await;
+        let elapsed_ms = u64::try_from(start.elapsed().as_millis()).unwrap();
+        let floor_ms = START_MS + elapsed_ms.saturating_sub(rng.random_range(0..1_000));
+        let forgets = rng.random_range(0..4) == 0;
+        let who: usize = rng.random_range(0..PLACES);
+        world
+            .change_manifest(|manifest| {
+                manifest.orphan_floor_ms = manifest.orphan_floor_ms.max(floor_ms);
+                if forgets && who < manifest.producers.len() {
+                    manifest.producers.remove(who);
+                }
+            })
+            .await;
+        let log = world.manifest().await.state.tail;
+        for object in world.honest.list("shards/0000/segments").await.unwrap() {
+            let name: Ulid = object.key.rsplit('/').next().unwrap().parse().unwrap();
+            let needed = log.iter().any(|entry| entry.segment == name);
+            if name.timestamp_ms() < floor_ms && !needed {
+                world.honest.delete(&object.key).await.unwrap();
+                seen.lock().unwrap().deleted += 1;
+            }
+        }
+    }
+}
+
+async fn run(seed: u64, seen: &Mutex<Seen>) {
+    let world = World::new();
+    // The manifest is there before the collector.
+    let first = world.producer(config(), seed).await;
+    first.drain(Duration::from_secs(60)).await.unwrap();
+    let (start, story) = (Instant::now(), Story::default());
+    let mut rng = StdRng::seed_from_u64(seed);
+    let collector = collector(&world, start, StdRng::seed_from_u64(rng.random()), seen);
+    let places = (0..PLACES).map(|number| {
+        let rng = StdRng::seed_from_u64(rng.random());
+        place(&world, number.to_string(), start, rng, &story, seen)
+    });
+    let (stalled, ()) = tokio::join!(join_all(places), collector);
+    for stalled in stalled.into_iter().flatten() {
+        stalled.controls.heal();
+        stalled.producer.drain(Duration::from_secs(600)).await.unwrap();
+        seen.lock().unwrap().count(&stalled.registry);
+    }
+    // Late writes of those that were killed.
+    sleep(LATE_BY_MAX * 2).await;
+    let log = segments(&world.honest).await;
+    check(seed, log, &story, &mut seen.lock().unwrap());
+}
+
+fn check(seed: u64, log: Vec<Vec<String>>, story: &Story, seen: &mut Seen) {
+    let story = story.0.lock().unwrap();
+    let mut found: HashMap<String, u64> = HashMap::new();
+    let mut last_of: HashMap<String, String> = HashMap::new();
+    for (sequence, messages) in (0..).zip(log) {
+        for message in messages {
+            let (client, _) = message.split_once(' ').unwrap();
+            let last = last_of.entry(client.to_owned()).or_default();
+            assert!(*last < message, "seed {seed}: {message:?} comes after {last:?}");
+            last.clone_from(&message);
+            let twice = found.insert(message.clone(), sequence);
+            assert_eq!(twice, None, "seed {seed}: {message:?} is there twice");
+            assert!(
+                story.contains_key(&message),
+                "seed {seed}: nobody sent {message:?}"
+            );
+        }
+    }
+    for (message, answer) in &*story {
+        let found = found.get(message).copied();
+        match answer {
+            Answer::Committed(sequence) => {
+                assert_eq!(
+                    found,
+                    Some(*sequence),
+                    "seed {seed}: {message:?} was acknowledged"
+                );
+                seen.acknowledged += 1;
+            }
+            Answer::NotAppended => assert_eq!(found, None, "seed {seed}: {message:?} was not appended"),
+            Answer::Unknown if found.is_some() => seen.landed_untold += 1,
+            Answer::Unknown => seen.lost_untold += 1,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_acknowledged_record_is_lost_or_doubled_whoever_dies() {
+    let seen = Mutex::new(Seen::default());
+    for seed in 0..6 {
+        run(seed, &seen).await;
+    }
+    let seen = seen.into_inner().unwrap();
+    println!("{seen:?}");
+    assert!(seen.acknowledged > 1_000, "{seen:?}");
+    let rare = [seen.landed_untold, seen.lost_untold, seen.deleted];
+    assert!(rare.iter().all(|times| *times > 3), "{seen:?}");
+    let rare = [seen.reuploads, seen.commits_found, seen.expired];
+    assert!(rare.iter().all(|times| *times > 3), "{seen:?}");
+}

@@ -1,0 +1,470 @@
+//! Chunks of one batch, read back from their Native blocks.
+
+use super::*;
+use crate::frame::decompress;
+use crate::schema::{MAP, STRING, WORD};
+use bytes::Bytes;
+use millpond_consumer::BatchId;
+use millpond_segment::{BlockBuilder, Compressor, Encoding, Limits};
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value::Value};
+use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use proptest::prelude::*;
+use prost::Message as _;
+use std::collections::BTreeMap;
+
+/// Reads one Native block of our types: every row as column name and text.
+fn read(chunk: &Chunk) -> Vec<BTreeMap<String, String>> {
+    let raw = decompress(&chunk.body);
+    assert_eq!(raw.len() as u64, chunk.raw_bytes);
+    let mut bytes = Native(&raw);
+    let columns = bytes.varint();
+    let rows = bytes.varint();
+    assert_eq!(rows as u64, chunk.rows);
+    assert_eq!(
+        chunk.received.iter().map(|received| received.rows).sum::<u64>(),
+        chunk.rows
+    );
+    let mut table = vec![BTreeMap::new(); rows];
+    for _ in 0..columns {
+        let name = bytes.text();
+        let kind = bytes.text();
+        let values: Vec<String> = match kind.as_str() {
+            STRING => (0..rows).map(|_| bytes.text()).collect(),
+            "UInt8" => (0..rows).map(|_| bytes.word(1).to_string()).collect(),
+            "UInt32" => (0..rows).map(|_| bytes.word(4).to_string()).collect(),
+            kind if kind == "UInt64" || kind.starts_with("DateTime64") => {
+                (0..rows).map(|_| bytes.word(8).to_string()).collect()
+            }
+            WORD => {
+                assert_eq!(bytes.word(8), 1);
+                bytes.dictionary(rows)
+            }
+            MAP => {
+                assert_eq!(bytes.word(8), 1);
+                let ends: Vec<usize> = (0..rows)
+                    .map(|_| usize::try_from(bytes.word(8)).unwrap())
+                    .collect();
+                let entries = ends.last().copied().unwrap_or(0);
+                let keys = bytes.dictionary(entries);
+                let values: Vec<String> = (0..entries).map(|_| bytes.text()).collect();
+                let starts = std::iter::once(0).chain(ends.iter().copied());
+                starts
+                    .zip(&ends)
+                    .map(|(start, &end)| {
+                        format!(
+                            "{:?}",
+                            keys[start..end]
+                                .iter()
+                                .zip(&values[start..end])
+                                .collect::<Vec<_>>()
+                        )
+                    })
+                    .collect()
+            }
+            other => panic!("{other}"),
+        };
+        for (row, value) in table.iter_mut().zip(values) {
+            row.insert(name.clone(), value);
+        }
+    }
+    assert!(bytes.0.is_empty());
+    table
+}
+
+struct Native<'a>(&'a [u8]);
+
+impl Native<'_> {
+    fn word(&mut self, size: usize) -> u64 {
+        let (word, rest) = self.0.split_at(size);
+        self.0 = rest;
+        word.iter()
+            .rev()
+            .fold(0, |value, &byte| value << 8 | u64::from(byte))
+    }
+
+    fn varint(&mut self) -> usize {
+        let byte = usize::try_from(self.word(1)).unwrap();
+        if byte < 0x80 {
+            byte
+        } else {
+            byte - 0x80 + (self.varint() << 7)
+        }
+    }
+
+    fn text(&mut self) -> String {
+        let length = self.varint();
+        let (text, rest) = self.0.split_at(length);
+        self.0 = rest;
+        String::from_utf8(text.to_vec()).unwrap()
+    }
+
+    fn dictionary(&mut self, rows: usize) -> Vec<String> {
+        if rows == 0 {
+            return Vec::new();
+        }
+        let width = 1 << (self.word(8) & 0xff);
+        let values: Vec<String> = (0..self.word(8)).map(|_| self.text()).collect();
+        assert_eq!(self.word(8), rows as u64);
+        (0..rows)
+            .map(|_| values[usize::try_from(self.word(width)).unwrap()].clone())
+            .collect()
+    }
+}
+
+const DAY: u64 = 86_400_000_000_000;
+
+fn pair(key: &str, value: &str) -> KeyValue {
+    let value = Some(AnyValue {
+        value: Some(Value::StringValue(value.into())),
+    });
+    KeyValue {
+        key: key.into(),
+        value,
+        ..KeyValue::default()
+    }
+}
+
+/// A request with a record per timestamp; `number` tells requests apart.
+fn request(number: usize, times: &[u64]) -> Vec<u8> {
+    let record = |(index, &time): (usize, &u64)| LogRecord {
+        time_unix_nano: time,
+        severity_text: ["INFO", "WARN"][index % 2].into(),
+        body: Some(AnyValue {
+            value: Some(Value::StringValue(format!("{number}/{index}"))),
+        }),
+        attributes: (0..index % 4)
+            .map(|key| pair(&format!("key{key}"), &format!("{number}")))
+            .collect(),
+        ..LogRecord::default()
+    };
+    let (one, other) = times.split_at(times.len() / 2);
+    let scope = |name: &str, times: &[u64]| ScopeLogs {
+        scope: Some(InstrumentationScope {
+            name: name.into(),
+            attributes: vec![pair("scope", name)],
+            ..InstrumentationScope::default()
+        }),
+        log_records: times.iter().enumerate().map(record).collect(),
+        ..ScopeLogs::default()
+    };
+    let service = format!("service{}", number % 3);
+    let logs = ResourceLogs {
+        resource: Some(Resource {
+            attributes: vec![pair("service.name", &service)],
+            ..Resource::default()
+        }),
+        scope_logs: vec![scope("one", one), scope("other", other)],
+        ..ResourceLogs::default()
+    };
+    ExportLogsServiceRequest {
+        resource_logs: vec![logs],
+    }
+    .encode_to_vec()
+}
+
+/// A batch of messages, with a block boundary after every `per_block`, and a part after every `per_part` blocks.
+fn batch(messages: &[Vec<u8>], per_block: usize, per_part: usize) -> Batch {
+    let mut compressor = Compressor::new(1).unwrap();
+    let blocks: Vec<Bytes> = messages
+        .chunks(per_block)
+        .enumerate()
+        .map(|(block, messages)| {
+            let mut builder = BlockBuilder::with_buffer(1, Vec::new(), &Limits::default());
+            for (index, message) in messages.iter().enumerate() {
+                // The time of a message is its place in the batch, whatever block it is in.
+                builder
+                    .push(i64::try_from(block * per_block + index).unwrap(), message)
+                    .unwrap();
+            }
+            compressor.compress(&builder, 0).unwrap().bytes
+        })
+        .collect();
+    let parts = blocks
+        .chunks(per_part)
+        .zip(7..)
+        .map(|(blocks, sequence)| Part {
+            sequence,
+            segment: ulid::Ulid::nil(),
+            offset: 8,
+            data: blocks.concat().into(),
+            raw_length: 0,
+            records: 0,
+        })
+        .collect();
+    let id = BatchId {
+        buffer_id: uuid::Uuid::nil(),
+        shard: 0,
+        stream: "otlp.logs".into(),
+        consumer: "test".into(),
+        sink: "clickhouse:otel.otel_logs".into(),
+        low: 7,
+        high: 9,
+        schema_version: 1,
+    };
+    Batch {
+        id,
+        encoding: Encoding::Otlp,
+        parts,
+    }
+}
+
+fn rule(chunk_rows: u64, chunk_bytes: u64, max_partitions_per_chunk: u32) -> Rule {
+    Rule {
+        batch_records: 1_000_000,
+        batch_bytes: 1 << 30,
+        chunk_rows,
+        chunk_bytes,
+        max_partitions_per_chunk,
+        max_in_flight: 4,
+        sink: "clickhouse:otel.otel_logs".into(),
+        schema_version: 1,
+    }
+}
+
+fn cut_all(batch: &Batch, rule: &Rule, columns: Columns) -> Vec<Chunk> {
+    let mut workspace = Workspace::new().unwrap();
+    let mut chunks = Vec::new();
+    cut(batch, rule, columns, 1234, &mut workspace, &mut |chunk| {
+        chunks.push(chunk);
+        true
+    })
+    .unwrap();
+    chunks
+}
+
+fn bodies(chunks: &[Chunk]) -> Vec<Vec<String>> {
+    chunks
+        .iter()
+        .map(|chunk| {
+            read(chunk)
+                .into_iter()
+                .map(|mut row| row.remove("Body").unwrap())
+                .collect()
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    /// However the messages came in blocks and segments, the chunks are the same, byte for byte.
+    #[test]
+    fn chunks_do_not_depend_on_blocks(
+        sizes in proptest::collection::vec(0usize..30, 1..12),
+        per_block in 1usize..6,
+        per_part in 1usize..4,
+        chunk_rows in 1u64..50,
+        chunk_bytes in 1000u64..10_000,
+        partitions in 1u32..4,
+    ) {
+        let messages: Vec<_> = sizes
+            .iter()
+            .enumerate()
+            .map(|(number, &size)| {
+                let times: Vec<u64> = (0..size as u64).map(|index| (index * 7 + number as u64) % 5 * DAY + 1).collect();
+                request(number, &times)
+            })
+            .collect();
+        let rule = rule(chunk_rows, chunk_bytes, partitions);
+        let whole = cut_all(&batch(&messages, messages.len(), 1), &rule, Columns::All);
+        let split = cut_all(&batch(&messages, per_block, per_part), &rule, Columns::All);
+        prop_assert_eq!(whole.len(), split.len());
+        for (index, (one, other)) in whole.iter().zip(&split).enumerate() {
+            prop_assert_eq!(one.index as usize, index);
+            prop_assert_eq!(&one.body, &other.body);
+            prop_assert_eq!(&one.received, &other.received);
+            prop_assert!(one.rows <= chunk_rows);
+            let days: std::collections::BTreeSet<u64> =
+                read(one).iter().map(|row| row["Timestamp"].parse::<u64>().unwrap() / DAY).collect();
+            prop_assert!(days.len() <= partitions as usize);
+        }
+        // Every row is there once.
+        let mut found = bodies(&whole).concat();
+        let mut expected: Vec<String> = sizes
+            .iter()
+            .enumerate()
+            .flat_map(|(number, &size)| {
+                (0..size / 2).chain(0..size - size / 2).map(move |index| format!("{number}/{index}"))
+            })
+            .collect();
+        found.sort();
+        expected.sort();
+        prop_assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn a_chunk_ends_at_its_rows() {
+    let messages = [request(0, &[1; 5]), request(1, &[1; 5])];
+    let chunks = cut_all(&batch(&messages, 1, 1), &rule(4, 1 << 20, 50), Columns::All);
+    assert_eq!(
+        bodies(&chunks),
+        [
+            vec!["0/0", "0/1", "0/0", "0/1"],
+            vec!["0/2", "1/0", "1/1", "1/0"],
+            vec!["1/1", "1/2"]
+        ]
+    );
+    assert_eq!(
+        chunks[1].received,
+        [Received { at_us: 0, rows: 1 }, Received { at_us: 1, rows: 3 }]
+    );
+}
+
+#[test]
+fn a_chunk_ends_with_the_row_that_fills_it() {
+    let messages = [request(0, &[1; 9])];
+    let chunks = cut_all(&batch(&messages, 1, 1), &rule(1000, 1, 50), Columns::All);
+    assert_eq!(chunks.len(), 9);
+}
+
+#[test]
+fn rows_over_many_partitions_are_split_by_partition() {
+    let times: Vec<u64> = [3, 1, 2, 3, 1, 2, 0, 0].map(|day| day * DAY).to_vec();
+    let messages = [request(0, &times)];
+    let chunks = cut_all(&batch(&messages, 1, 1), &rule(1000, 1 << 20, 2), Columns::All);
+    let days: Vec<Vec<String>> = chunks
+        .iter()
+        .map(|chunk| {
+            read(chunk)
+                .into_iter()
+                .map(|mut row| row.remove("Timestamp").unwrap())
+                .collect()
+        })
+        .collect();
+    let day = |day: u64| (day * DAY).to_string();
+    // A timestamp of zero and no observed one stays zero: 1970.
+    assert_eq!(
+        days,
+        [
+            vec![day(1), day(1), day(0), day(0)],
+            vec![day(3), day(2), day(3), day(2)]
+        ]
+    );
+    // The maps and dictionaries of a part are those of its rows.
+    let whole = cut_all(&batch(&messages, 1, 1), &rule(1000, 1 << 20, 50), Columns::None);
+    let mut rows: Vec<_> = cut_all(&batch(&messages, 1, 1), &rule(1000, 1 << 20, 2), Columns::None)
+        .iter()
+        .flat_map(read)
+        .collect();
+    let mut expected = read(&whole[0]);
+    rows.sort();
+    expected.sort();
+    assert_eq!(rows, expected);
+}
+
+#[test]
+fn our_columns_say_where_a_row_came_from() {
+    let messages = [request(0, &[1]), request(1, &[1])];
+    let chunks = cut_all(&batch(&messages, 1, 1), &rule(1, 1 << 20, 50), Columns::All);
+    let row = &read(&chunks[1])[0];
+    assert_eq!(row["_millpond_received_at"], "1");
+    assert_eq!(row["_millpond_inserted_at"], "1234");
+    assert_eq!(
+        row["_millpond_source"],
+        "00000000-0000-0000-0000-000000000000/0000/otlp.logs/test"
+    );
+    assert_eq!(row["_millpond_batch"], "7");
+    assert_eq!(row["_millpond_chunk"], "1");
+    assert_eq!(row.len(), 21);
+    let chunks = cut_all(&batch(&messages, 1, 1), &rule(1, 1 << 20, 50), Columns::None);
+    assert_eq!(read(&chunks[1])[0].len(), 16);
+}
+
+#[test]
+fn the_rows_that_a_table_lacks_can_be_taken_from_a_chunk() {
+    let times = |days: [u64; 6]| days.map(|day| day * DAY + day).to_vec();
+    let messages = [
+        request(0, &times([1, 2, 3, 1, 2, 3])),
+        request(1, &times([3, 3, 2, 1, 1, 4])),
+    ];
+    let chunk = &cut_all(&batch(&messages, 1, 1), &rule(1000, 1 << 20, 50), Columns::All)[0];
+    let whole = read(chunk);
+    for there in [vec![], vec![1, 3], vec![1, 2, 3, 4]] {
+        let ticks = |day: &u64| i64::try_from(day * DAY + day).unwrap();
+        let (body, rows) = crate::recovery::without(&chunk.body, &there.iter().map(ticks).collect());
+        let missing = Chunk {
+            rows,
+            raw_bytes: decompress(&body).len() as u64,
+            body,
+            received: vec![Received { at_us: 0, rows }],
+            ..chunk.clone()
+        };
+        let expected: Vec<_> = whole
+            .iter()
+            .filter(|row| !there.contains(&(row["Timestamp"].parse::<u64>().unwrap() / DAY)))
+            .cloned()
+            .collect();
+        assert_eq!(read(&missing), expected);
+    }
+}
+
+#[test]
+fn it_stops_when_no_more_is_wanted() {
+    let messages = [request(0, &[1; 50])];
+    let mut given = 0;
+    let mut workspace = Workspace::new().unwrap();
+    let batch = batch(&messages, 1, 1);
+    cut(
+        &batch,
+        &rule(10, 1 << 20, 50),
+        Columns::All,
+        0,
+        &mut workspace,
+        &mut |_| {
+            given += 1;
+            given < 2
+        },
+    )
+    .unwrap();
+    assert_eq!(given, 2);
+    // What was left does not leak into the next batch.
+    let mut rows = 0;
+    cut(
+        &batch,
+        &rule(10, 1 << 20, 50),
+        Columns::All,
+        0,
+        &mut workspace,
+        &mut |chunk| {
+            rows += chunk.rows;
+            true
+        },
+    )
+    .unwrap();
+    assert_eq!(rows, 50);
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_and_named() {
+    let refused = |batch: &Batch| {
+        let mut workspace = Workspace::new().unwrap();
+        let error = cut(
+            batch,
+            &rule(10, 1 << 20, 50),
+            Columns::All,
+            0,
+            &mut workspace,
+            &mut |_| true,
+        )
+        .unwrap_err();
+        let SinkError::Refused(reason) = error else {
+            panic!("{error:?}")
+        };
+        reason
+    };
+    let reason = refused(&batch(&[request(0, &[1]), vec![0x0a, 0x05]], 2, 1));
+    assert_eq!(
+        reason,
+        "segment 00000000000000000000000000 (sequence 7): message 1 of the block at byte 8: malformed OTLP at byte 0 \
+         (resource_logs[0]): the message ends inside this field"
+    );
+    let mut damaged = batch(&[request(0, &[1])], 1, 1);
+    let mut data = damaged.parts[0].data.to_vec();
+    let last = data.len() - 1;
+    data[last] ^= 1;
+    damaged.parts[0].data = data.into();
+    assert!(refused(&damaged).starts_with("segment 00000000000000000000000000 (sequence 7): "));
+}

@@ -1,0 +1,33 @@
+//! The ClickHouse sink: OTLP logs into the table `otel_logs`, as the Collector's clickhouseexporter makes and
+//! fills it, plus Millpond's own columns. See `design/clickhouse-sink.md`.
+//!
+//! A batch becomes chunks, a chunk one Native block, sent as one INSERT with one deduplication token. Nothing
+//! here retries: the consumer does, with the same bytes.
+
+mod chunks;
+mod config;
+mod failure;
+mod frame;
+mod native;
+mod recovery;
+mod rows;
+mod schema;
+mod server;
+mod sink;
+mod text;
+
+pub use config::{Columns, Config, Indexes};
+pub use sink::ClickHouse;
+
+/// What [`ClickHouse`] does to a batch, without a server: for measurements only (`examples/encode.rs`).
+#[doc(hidden)]
+pub fn encode(
+    batch: &millpond_consumer::Batch,
+    rule: &millpond_consumer::Rule,
+    columns: Columns,
+    emit: &mut dyn FnMut(millpond_consumer::Chunk) -> bool,
+) -> Result<(), millpond_consumer::SinkError> {
+    let mut workspace = chunks::Workspace::new()
+        .map_err(|error| millpond_consumer::SinkError::Transient(error.to_string()))?;
+    chunks::cut(batch, rule, columns, 0, &mut workspace, emit)
+}

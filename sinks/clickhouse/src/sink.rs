@@ -1,0 +1,261 @@
+//! The sink itself: a checked table, and requests to the server. One attempt each.
+
+use crate::chunks::{self, Workspace};
+use crate::config::{Columns, Config};
+use crate::failure::classify;
+use crate::recovery;
+use crate::schema;
+use crate::server::{Server, Table};
+use async_trait::async_trait;
+use bytes::Bytes;
+use clickhouse::{Client, Compression};
+use millpond_consumer::{Batch, BatchId, Chunk, Rule, Sink, SinkError};
+use millpond_segment::Encoding;
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tracing::{debug, info, warn};
+
+/// The version of the mapping from messages to rows and chunks. Changed with either.
+const SCHEMA_VERSION: u32 = 1;
+
+/// The stream that we take.
+const STREAM: &str = "otlp.logs";
+
+/// What makes one INSERT one block under one token, whatever the server's defaults are
+/// (`design/clickhouse-sink.md` has the reason of each).
+const PINNED: [(&str, &str); 9] = [
+    ("async_insert", "0"),
+    ("insert_deduplicate", "1"),
+    ("deduplicate_blocks_in_dependent_materialized_views", "1"),
+    ("max_insert_block_size", "1048449"),
+    ("min_insert_block_size_rows", "0"),
+    ("min_insert_block_size_bytes", "0"),
+    ("max_insert_threads", "1"),
+    ("max_partitions_per_insert_block", "0"),
+    ("wait_end_of_query", "1"),
+];
+
+/// ClickHouse as a [`Sink`].
+pub struct ClickHouse {
+    name: String,
+    insert: String,
+    inserting: Client,
+    server: Server,
+    table: Table,
+    warned: OnceLock<()>,
+    workspaces: Mutex<Vec<Workspace>>,
+}
+
+impl fmt::Debug for ClickHouse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClickHouse")
+            .field("name", &self.name)
+            .field("url", &self.server.config.url)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ClickHouse {
+    /// Connects, creates what is missing (if the settings say so), and checks the table.
+    ///
+    /// # Errors
+    /// `Schema` when the table does not fit, naming each column at fault with what mends it, or when the server
+    /// does not let us in; `Transient` when it cannot be reached or cannot answer now.
+    pub async fn open(config: Config) -> Result<Self, SinkError> {
+        let url = check_url(&config.url)?;
+        let mut client = Client::default()
+            .with_url(url)
+            .with_product_info("millpond", env!("CARGO_PKG_VERSION"));
+        if let Some(user) = &config.user {
+            client = client.with_user(user);
+        }
+        if let Some(password) = &config.password {
+            client = client.with_password(password);
+        }
+        let server = Server { client, config };
+        let version = server.version().await?;
+        if server.config.create {
+            server.create(version).await?;
+        }
+        let table = server.table().await?;
+        let config = &server.config;
+        info!(table = %schema::table(config), server = %format!("{}.{}", version.0, version.1), "the table fits");
+        Ok(Self {
+            name: format!("clickhouse:{}.{}", config.database, config.table),
+            insert: schema::insert(config),
+            inserting: inserting(server.client.clone()),
+            server,
+            table,
+            warned: OnceLock::new(),
+            workspaces: Mutex::default(),
+        })
+    }
+
+    /// Why the table may forget a token too early under this rule, and what mends it. Tokens times partitions
+    /// can be in doubt at once: every batch in flight, at its target size.
+    pub fn window_warning(&self, rule: &Rule) -> Option<String> {
+        let chunks = rule
+            .batch_records
+            .div_ceil(rule.chunk_rows.max(1))
+            .max(rule.batch_bytes.div_ceil(rule.chunk_bytes.max(1)))
+            .max(1);
+        let needed = chunks
+            .saturating_mul(rule.max_in_flight.into())
+            .saturating_mul(rule.max_partitions_per_chunk.into());
+        let Table {
+            engine,
+            engine_full,
+            default_window,
+            ..
+        } = &self.table;
+        schema::window_warning(&self.server.config, engine, engine_full, *default_window, needed)
+    }
+
+    /// One INSERT of one block.
+    async fn insert(&self, token: &str, rows: u64, body: &[Bytes]) -> Result<(), SinkError> {
+        let config = &self.server.config;
+        let timeout = Some(Duration::from_secs(config.timeout_seconds));
+        let mut insert = self
+            .inserting
+            .insert_formatted_with(self.insert.clone())
+            .with_timeouts(timeout, timeout)
+            .with_setting("insert_deduplication_token", token);
+        let failed = |error| {
+            let table = schema::table(config);
+            classify(&format!("inserting {rows} rows into {table} as {token}"), &error)
+        };
+        for frame in body {
+            insert.send(frame.clone()).await.map_err(failed)?;
+        }
+        insert.end().await.map_err(failed)
+    }
+
+    fn workspace(&self) -> Result<Workspace, SinkError> {
+        let kept = self
+            .workspaces
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        kept.map_or_else(Workspace::new, Ok)
+            .map_err(|error| SinkError::Transient(format!("no memory for a zstd decompressor: {error}")))
+    }
+}
+
+/// The client for INSERTs: the settings that must never be missing, and bodies that are compressed already.
+fn inserting(client: Client) -> Client {
+    PINNED
+        .into_iter()
+        .fold(
+            client.with_compression(Compression::None),
+            |client, (name, value)| client.with_setting(name, value),
+        )
+        .with_setting("decompress", "1")
+}
+
+/// Only what the client would report in a way that nobody understands, or would put into logs.
+fn check_url(url: &str) -> Result<&str, SinkError> {
+    let advice = match url
+        .strip_prefix("http://")
+        .or_else(|| url.strip_prefix("https://"))
+    {
+        None | Some("") => "give its HTTP interface, such as http://127.0.0.1:8123",
+        Some(rest) if rest.split('/').next().is_some_and(|host| host.contains('@')) => {
+            return Err(SinkError::Schema(
+                "the URL of ClickHouse has a user in it: give user and password as settings of their own"
+                    .to_owned(),
+            ));
+        }
+        Some(_) => return Ok(url),
+    };
+    Err(SinkError::Schema(format!(
+        "{url:?} is not the URL of a ClickHouse server: {advice}"
+    )))
+}
+
+#[async_trait]
+impl Sink for ClickHouse {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn schema_version(&self) -> u32 {
+        SCHEMA_VERSION
+    }
+
+    fn accepts(&self, stream: &str, encoding: Encoding) -> bool {
+        stream == STREAM && encoding == Encoding::Otlp
+    }
+
+    fn chunks(
+        &self,
+        batch: &Batch,
+        rule: &Rule,
+        emit: &mut dyn FnMut(Chunk) -> bool,
+    ) -> Result<(), SinkError> {
+        self.warned.get_or_init(|| {
+            if let Some(warning) = self.window_warning(rule) {
+                warn!("{warning}");
+            }
+        });
+        let mut workspace = self.workspace()?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now_ms = i64::try_from(now.as_millis()).unwrap_or(i64::MAX);
+        let outcome = chunks::cut(
+            batch,
+            rule,
+            self.server.config.columns,
+            now_ms,
+            &mut workspace,
+            emit,
+        );
+        self.workspaces
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(workspace);
+        outcome
+    }
+
+    async fn write(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
+        self.insert(&id.token(chunk.index), chunk.rows, &chunk.body).await
+    }
+
+    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
+        if self.server.config.columns == Columns::None {
+            return self.write(id, chunk).await;
+        }
+        let token = id.token(chunk.index);
+        let there = self.server.rows_of(id, chunk.index).await?;
+        if there >= chunk.rows {
+            debug!("{token}: its {} rows are in the table", chunk.rows);
+            return Ok(());
+        }
+        if there == 0 {
+            return self.write(id, chunk).await;
+        }
+        if !self.table.partitioned_by_time {
+            warn!(
+                "{token}: {there} of its {} rows are in the table, and its partition key is not of the timestamp alone: all \
+                 are sent, and what is there is recognised by the token",
+                chunk.rows
+            );
+            return self.write(id, chunk).await;
+        }
+        let times: HashSet<i64> = self.server.times_of(id, chunk.index).await?.into_iter().collect();
+        let body = chunk.body.clone();
+        let missing = tokio::task::spawn_blocking(move || recovery::without(&body, &times));
+        let (body, rows) = missing
+            .await
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        if rows == 0 {
+            // Somebody has deleted some rows since: a partition that is there was inserted whole.
+            return Ok(());
+        }
+        info!(
+            "{token}: {there} of its {} rows are in the table; sending the {rows} of the partitions that it lacks",
+            chunk.rows
+        );
+        self.insert(&token, rows, &body).await
+    }
+}

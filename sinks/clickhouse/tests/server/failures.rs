@@ -1,0 +1,151 @@
+//! What a failure is taken for: passing, the table's, or the rows'.
+
+use crate::support::{NEW_YEAR, Server, at, batch, chunk};
+use millpond_clickhouse::{ClickHouse, Config};
+use millpond_consumer::{Sink as _, SinkError};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+async fn write(sink: &ClickHouse) -> SinkError {
+    let batch = batch(1, &[at([NEW_YEAR])]);
+    sink.write(&batch.id, &chunk(sink, &batch)).await.unwrap_err()
+}
+
+#[tokio::test]
+async fn a_server_that_is_down_is_waited_for() {
+    let mut server = Server::start();
+    let sink = server.open().await;
+    server.kill();
+    let error = write(&sink).await;
+    assert!(matches!(error, SinkError::Transient(_)), "{error}");
+    assert!(
+        error
+            .to_string()
+            .starts_with("inserting 1 rows into `otel`.`otel_logs` as millpond/1/"),
+        "{error}"
+    );
+    let error = ClickHouse::open(server.config()).await.unwrap_err();
+    assert!(matches!(error, SinkError::Transient(_)), "{error}");
+    assert!(error.to_string().contains(&server.url), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_has_too_much_to_merge_is_waited_for() {
+    let server = Server::start();
+    let sink = server.open().await;
+    server
+        .run("ALTER TABLE otel.otel_logs MODIFY SETTING parts_to_throw_insert = 1")
+        .await;
+    let other = batch(2, &[at([NEW_YEAR])]);
+    sink.write(&other.id, &chunk(&sink, &other)).await.unwrap();
+    let error = write(&sink).await;
+    assert!(matches!(error, SinkError::Transient(_)), "{error}");
+    assert!(error.to_string().contains("Code: 252"), "{error}");
+    server
+        .run("ALTER TABLE otel.otel_logs RESET SETTING parts_to_throw_insert")
+        .await;
+    let batch = batch(1, &[at([NEW_YEAR])]);
+    sink.write_again(&batch.id, &chunk(&sink, &batch)).await.unwrap();
+    assert_eq!(server.ask("SELECT count() FROM otel.otel_logs").await, "2");
+}
+
+#[tokio::test]
+async fn a_table_that_is_gone_or_changed_must_be_mended() {
+    let server = Server::start();
+    let sink = server.open().await;
+    server
+        .run("ALTER TABLE otel.otel_logs DROP COLUMN EventName")
+        .await;
+    let error = write(&sink).await;
+    assert!(matches!(error, SinkError::Schema(_)), "{error}");
+    assert!(error.to_string().contains("EventName"), "{error}");
+    server.run("DROP TABLE otel.otel_logs").await;
+    let error = write(&sink).await;
+    assert!(matches!(error, SinkError::Schema(_)), "{error}");
+    assert!(error.to_string().contains("Code: 60"), "{error}");
+}
+
+#[tokio::test]
+async fn rows_that_the_table_forbids_are_refused() {
+    let server = Server::start();
+    let sink = server.open().await;
+    server
+        .run("ALTER TABLE otel.otel_logs ADD CONSTRAINT tidy CHECK Body != '0'")
+        .await;
+    let error = write(&sink).await;
+    assert!(matches!(error, SinkError::Refused(_)), "{error}");
+    assert!(error.to_string().contains("tidy"), "{error}");
+}
+
+/// Something at the other end that answers every request so, or never. The embedded server has no users and no
+/// proxy before it, so what those say is told from here.
+async fn answers(answer: Option<String>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let mut silent = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let Some(answer) = &answer else {
+                silent.push(stream);
+                continue;
+            };
+            let mut request = vec![0; 1 << 16];
+            let _ = stream.read(&mut request).await;
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    url
+}
+
+async fn open(url: String, timeout_seconds: u64) -> SinkError {
+    let config = Config {
+        url,
+        timeout_seconds,
+        ..Config::default()
+    };
+    ClickHouse::open(config).await.unwrap_err()
+}
+
+#[tokio::test]
+async fn a_proxy_without_a_server_behind_it_is_waited_for() {
+    for status in [
+        "502 Bad Gateway",
+        "503 Service Unavailable",
+        "429 Too Many Requests",
+    ] {
+        let error = open(answers(Some(http(status, "<html>sorry</html>"))).await, 30).await;
+        assert!(matches!(error, SinkError::Transient(_)), "{status}: {error}");
+    }
+    let error = open(answers(Some("nonsense".into())).await, 30).await;
+    assert!(matches!(error, SinkError::Transient(_)), "{error}");
+}
+
+fn http(status: &str, body: &str) -> String {
+    let length = body.len();
+    format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}")
+}
+
+#[tokio::test]
+async fn a_server_that_never_answers_is_given_up_for_now() {
+    let error = open(answers(None).await, 1).await;
+    assert!(matches!(error, SinkError::Transient(_)), "{error}");
+    assert!(error.to_string().contains("timeout"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_know_us_is_no_passing_thing() {
+    let exception = "Code: 516. DB::Exception: millpond: Authentication failed: password is incorrect, or there is no \
+                     user with such name. (AUTHENTICATION_FAILED) (version 26.7.2.1)\n";
+    let error = open(answers(Some(http("403 Forbidden", exception))).await, 30).await;
+    assert!(matches!(error, SinkError::Schema(_)), "{error}");
+    assert!(error.to_string().contains("Authentication failed"), "{error}");
+}
+
+#[tokio::test]
+async fn a_url_that_is_none_is_said_so() {
+    for url in ["localhost:8123", "http://", "http://me:secret@localhost:8123"] {
+        let error = open(url.into(), 1).await;
+        assert!(matches!(error, SinkError::Schema(_)), "{url}: {error}");
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+}

@@ -1,0 +1,9 @@
+//! The sink against the real engine: `embedded-clickhouse` (`cargo build -p embedded-clickhouse`) over chDB
+//! (`scripts/install-libchdb.sh`). Each test has a server of its own.
+
+mod failures;
+mod fields;
+mod recovery;
+mod support;
+mod tables;
+mod writes;

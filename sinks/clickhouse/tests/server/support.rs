@@ -1,0 +1,292 @@
+//! A server for one test, batches for the sink, and a proxy that remembers what passes through it.
+
+use bytes::Bytes;
+use clickhouse::Client;
+use millpond_clickhouse::{ClickHouse, Config};
+use millpond_consumer::{Batch, BatchId, Chunk, Part, Rule, Sink as _};
+use millpond_segment::{BlockBuilder, Compressor, Encoding, Limits};
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};
+use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use prost::Message as _;
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+/// A running embedded ClickHouse over a folder of its own; it ends with the test.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) url: String,
+    _data: TempDir,
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let program = program();
+        let mut child = Command::new(&program)
+            .args(["--listen", "127.0.0.1:0", "--path"])
+            .arg(data.path())
+            .env("RUST_LOG", "error")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| {
+                panic!(
+                    "{}: {error}; run `cargo build -p embedded-clickhouse`",
+                    program.display()
+                )
+            });
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let Some(url) = line.strip_prefix("listening on ") else {
+            panic!(
+                "embedded-clickhouse did not start (is libchdb there? scripts/install-libchdb.sh): {line:?}"
+            )
+        };
+        Self {
+            url: url.trim().to_owned(),
+            child,
+            _data: data,
+        }
+    }
+
+    /// The settings of a sink on this server.
+    pub(crate) fn config(&self) -> Config {
+        Config {
+            url: self.url.clone(),
+            ..Config::default()
+        }
+    }
+
+    pub(crate) async fn open(&self) -> ClickHouse {
+        ClickHouse::open(self.config()).await.unwrap()
+    }
+
+    pub(crate) async fn run(&self, sql: &str) {
+        let client = Client::default().with_url(&self.url);
+        client.query_raw(sql).execute().await.unwrap();
+    }
+
+    /// The answer as text, its rows separated by line ends and their values by tabs.
+    pub(crate) async fn ask(&self, sql: &str) -> String {
+        let client = Client::default().with_url(&self.url);
+        let mut answer = client.query_raw(sql).fetch_bytes("TSVRaw").unwrap();
+        let text = String::from_utf8(answer.collect().await.unwrap().to_vec()).unwrap();
+        text.trim_end_matches('\n').to_owned()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Beside this test's own folder, where cargo puts the programs.
+fn program() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let profile = test.parent().and_then(|deps| deps.parent()).unwrap();
+    profile.join("embedded-clickhouse")
+}
+
+pub(crate) const DAY: u64 = 86_400_000_000_000;
+/// 2024-01-01.
+pub(crate) const NEW_YEAR: u64 = 1_704_067_200_000_000_000;
+
+pub(crate) fn text(value: impl Into<String>) -> Option<AnyValue> {
+    any(Value::StringValue(value.into()))
+}
+
+// What the generated structs take.
+#[expect(clippy::unnecessary_wraps)]
+pub(crate) fn any(value: Value) -> Option<AnyValue> {
+    Some(AnyValue { value: Some(value) })
+}
+
+pub(crate) fn pair(key: &str, value: Option<AnyValue>) -> KeyValue {
+    KeyValue {
+        key: key.into(),
+        value,
+        ..KeyValue::default()
+    }
+}
+
+/// A record at this time, with a body that is its number.
+pub(crate) fn record(number: usize, time_unix_nano: u64) -> LogRecord {
+    LogRecord {
+        time_unix_nano,
+        body: text(number.to_string()),
+        attributes: vec![pair("number", text(number.to_string()))],
+        ..LogRecord::default()
+    }
+}
+
+/// A request of one resource and one scope.
+pub(crate) fn request(log_records: Vec<LogRecord>) -> Vec<u8> {
+    let resource = Resource {
+        attributes: vec![pair("service.name", text("shop"))],
+        ..Resource::default()
+    };
+    let logs = ResourceLogs {
+        resource: Some(resource),
+        scope_logs: vec![ScopeLogs {
+            log_records,
+            ..ScopeLogs::default()
+        }],
+        ..ResourceLogs::default()
+    };
+    ExportLogsServiceRequest {
+        resource_logs: vec![logs],
+    }
+    .encode_to_vec()
+}
+
+/// Records of these times, one request.
+pub(crate) fn at(times: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    request(
+        times
+            .into_iter()
+            .enumerate()
+            .map(|(number, time)| record(number, time))
+            .collect(),
+    )
+}
+
+/// A batch of one segment with these messages.
+pub(crate) fn batch(low: u64, messages: &[Vec<u8>]) -> Batch {
+    let mut compressor = Compressor::new(1).unwrap();
+    let mut blocks = Vec::new();
+    for (received_at, message) in (1_700_000_000_000_000..).zip(messages) {
+        let mut builder = BlockBuilder::with_buffer(received_at, Vec::new(), &Limits::default());
+        builder.push(received_at, message).unwrap();
+        blocks.extend_from_slice(&compressor.compress(&builder, 0).unwrap().bytes);
+    }
+    let part = Part {
+        sequence: low,
+        segment: ulid::Ulid::nil(),
+        offset: 8,
+        data: Bytes::from(blocks),
+        raw_length: 0,
+        records: 0,
+    };
+    let id = BatchId {
+        buffer_id: uuid::Uuid::from_u128(7),
+        shard: 0,
+        stream: "otlp.logs".into(),
+        consumer: "test".into(),
+        sink: "clickhouse:otel.otel_logs".into(),
+        low,
+        high: low,
+        schema_version: 1,
+    };
+    Batch {
+        id,
+        encoding: Encoding::Otlp,
+        parts: vec![part],
+    }
+}
+
+/// As the consumer's default.
+pub(crate) fn rule() -> Rule {
+    Rule {
+        batch_records: 100_000,
+        batch_bytes: 64 << 20,
+        chunk_rows: 100_000,
+        chunk_bytes: 64 << 20,
+        max_partitions_per_chunk: 50,
+        max_in_flight: 16,
+        sink: "clickhouse:otel.otel_logs".into(),
+        schema_version: 1,
+    }
+}
+
+pub(crate) fn chunks(sink: &ClickHouse, batch: &Batch) -> Vec<Chunk> {
+    let mut chunks = Vec::new();
+    let mut keep = |chunk| {
+        chunks.push(chunk);
+        true
+    };
+    sink.chunks(batch, &rule(), &mut keep).unwrap();
+    chunks
+}
+
+/// The one chunk of a small batch.
+pub(crate) fn chunk(sink: &ClickHouse, batch: &Batch) -> Chunk {
+    let [chunk] = chunks(sink, batch).try_into().unwrap();
+    chunk
+}
+
+/// A proxy in front of a server.
+pub(crate) struct Proxy {
+    pub(crate) url: String,
+    requests: Arc<Mutex<Vec<u8>>>,
+    /// Close the connection where the answer would begin.
+    pub(crate) cut: Arc<Mutex<bool>>,
+}
+
+impl Proxy {
+    pub(crate) async fn start(server: &Server) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let address = server.url.strip_prefix("http://").unwrap().to_owned();
+        let proxy = Self {
+            url,
+            requests: Arc::default(),
+            cut: Arc::default(),
+        };
+        let (requests, cut) = (proxy.requests.clone(), proxy.cut.clone());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(&address).await.unwrap();
+                tokio::spawn(pass(client, server, requests.clone(), cut.clone()));
+            }
+        });
+        proxy
+    }
+
+    /// Everything that was sent to the server, heads and bodies.
+    pub(crate) fn requests(&self) -> String {
+        String::from_utf8_lossy(&self.requests.lock().unwrap()).into_owned()
+    }
+}
+
+async fn pass(client: TcpStream, server: TcpStream, requests: Arc<Mutex<Vec<u8>>>, cut: Arc<Mutex<bool>>) {
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let forward = async {
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(length @ 1..) = from_client.read(&mut buffer).await {
+            requests.lock().unwrap().extend_from_slice(&buffer[..length]);
+            if to_server.write_all(&buffer[..length]).await.is_err() {
+                break;
+            }
+        }
+    };
+    let back = async {
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(length @ 1..) = from_server.read(&mut buffer).await {
+            // The server answers when it is done.
+            if *cut.lock().unwrap() || to_client.write_all(&buffer[..length]).await.is_err() {
+                break;
+            }
+        }
+    };
+    // Either side's end is the end of both.
+    tokio::select! {
+        () = forward => {}
+        () = back => {}
+    }
+}

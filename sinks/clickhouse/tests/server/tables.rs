@@ -1,0 +1,145 @@
+//! What `open` makes, and what it says of a table that is there.
+
+use crate::support::{Server, rule};
+use millpond_clickhouse::{ClickHouse, Columns, Config, Indexes};
+use millpond_consumer::SinkError;
+
+const DEFINITION: &str =
+    "SELECT create_table_query FROM system.tables WHERE database = 'otel' AND name = 'otel_logs'";
+
+/// What the server makes of the DDL of clickhouseexporter v0.161.0 with a TTL of 72 hours.
+const EXPORTER_TEXT: &str = include_str!("../../testdata/exporter-table-text.sql");
+const EXPORTER_BLOOM: &str = include_str!("../../testdata/exporter-table-bloom.sql");
+
+const WINDOW: &str = ", non_replicated_deduplication_window = 10000";
+
+#[tokio::test]
+async fn a_missing_table_is_made_as_the_exporter_makes_it() {
+    let server = Server::start();
+    let (head, indexes) = EXPORTER_TEXT.split_once(", INDEX ").unwrap();
+    let (_, tail) = indexes.split_once(") ENGINE").unwrap();
+    let without = format!("{head}) ENGINE{tail}");
+    for (indexes, expected) in [
+        (Indexes::Exporter, EXPORTER_TEXT),
+        (Indexes::Text, EXPORTER_TEXT),
+        (Indexes::Bloom, EXPORTER_BLOOM),
+        (Indexes::None, &without),
+    ] {
+        let config = Config {
+            columns: Columns::None,
+            indexes,
+            ttl_seconds: 72 * 3600,
+            ..server.config()
+        };
+        ClickHouse::open(config).await.unwrap();
+        let made = server.ask(DEFINITION).await;
+        assert_eq!(made, format!("{}{WINDOW}", expected.trim_end()), "{indexes:?}");
+        server.run("DROP TABLE otel.otel_logs").await;
+    }
+}
+
+#[tokio::test]
+async fn our_columns_come_after_the_exporters() {
+    let server = Server::start();
+    server.open().await;
+    let made = server.ask(DEFINITION).await;
+    let columns = made.split_once(" (").unwrap().1;
+    let theirs = EXPORTER_TEXT.split_once(" (").unwrap().1;
+    let (their_columns, their_indexes) = theirs.split_once(", INDEX").unwrap();
+    let (their_indexes, _) = their_indexes.split_once(") ENGINE").unwrap();
+    let ours = "`_millpond_received_at` DateTime64(6) COMMENT 'When the buffer received the record' \
+                CODEC(Delta(8), ZSTD(1)), \
+                `_millpond_inserted_at` DateTime64(3) COMMENT 'When the row was encoded for its insert' \
+                CODEC(Delta(8), ZSTD(1)), \
+                `_millpond_source` LowCardinality(String) \
+                COMMENT 'Buffer, shard, stream and consumer that the row came through' CODEC(ZSTD(1)), \
+                `_millpond_batch` UInt64 COMMENT 'First sequence of the batch that the row came in' \
+                CODEC(Delta(8), ZSTD(1)), \
+                `_millpond_chunk` UInt32 COMMENT 'Chunk of the batch that the row came in' \
+                CODEC(Delta(4), ZSTD(1)), \
+                INDEX _millpond_batch_range _millpond_batch TYPE minmax GRANULARITY 1";
+    assert_eq!(
+        columns,
+        format!(
+            "{their_columns}, {ours}, INDEX{their_indexes}) ENGINE = MergeTree PARTITION BY toDate(Timestamp) \
+             ORDER BY (toStartOfFiveMinutes(Timestamp), ServiceName, Timestamp) \
+             SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1{WINDOW}"
+        )
+    );
+    // And a table that we made fits.
+    server.open().await;
+}
+
+#[tokio::test]
+async fn a_table_that_does_not_fit_is_an_error_with_what_mends_it() {
+    let server = Server::start();
+    server.open().await;
+    for sql in [
+        "ALTER TABLE otel.otel_logs DROP COLUMN _millpond_chunk",
+        "ALTER TABLE otel.otel_logs DROP COLUMN EventName",
+        "ALTER TABLE otel.otel_logs MODIFY COLUMN ScopeName LowCardinality(String)",
+    ] {
+        server.run(sql).await;
+    }
+    let Err(SinkError::Schema(error)) = ClickHouse::open(server.config()).await else {
+        panic!("the table does not fit")
+    };
+    let faults: Vec<&str> = error.split("; ").collect();
+    assert_eq!(
+        faults,
+        [
+            "column ScopeName of table `otel`.`otel_logs` has type LowCardinality(String) where String is expected: \
+             ALTER TABLE `otel`.`otel_logs` MODIFY COLUMN `ScopeName` String",
+            "table `otel`.`otel_logs` has no column EventName (expected type String): ALTER TABLE `otel`.`otel_logs` \
+             ADD COLUMN `EventName` String COMMENT 'Event name for log records representing events' CODEC(ZSTD(1))",
+            "table `otel`.`otel_logs` has no column _millpond_chunk (expected type UInt32): ALTER TABLE \
+             `otel`.`otel_logs` ADD COLUMN `_millpond_chunk` UInt32 COMMENT 'Chunk of the batch that the row came in' \
+             CODEC(Delta(4), ZSTD(1))",
+        ]
+    );
+    for fault in faults {
+        server.run(fault.split_once(": ").unwrap().1).await;
+    }
+    server.open().await;
+}
+
+#[tokio::test]
+async fn without_leave_to_create_nothing_is_made() {
+    let server = Server::start();
+    let config = Config {
+        create: false,
+        ..server.config()
+    };
+    let error = ClickHouse::open(config).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "there is no table `otel`.`otel_logs`: create it, or let `create` be true"
+    );
+    let databases = server
+        .ask("SELECT count() FROM system.databases WHERE name = 'otel'")
+        .await;
+    assert_eq!(databases, "0");
+}
+
+#[tokio::test]
+async fn a_window_that_is_too_small_is_warned_of_with_what_mends_it() {
+    let server = Server::start();
+    assert_eq!(server.open().await.window_warning(&rule()), None);
+    server
+        .run("ALTER TABLE otel.otel_logs MODIFY SETTING non_replicated_deduplication_window = 799")
+        .await;
+    let warning = server.open().await.window_warning(&rule()).unwrap();
+    // 16 batches of one chunk over 50 partitions each.
+    assert!(
+        warning.contains("remembers 799 inserts where 800 can be in doubt"),
+        "{warning}"
+    );
+    server.run(&warning[warning.find("ALTER").unwrap()..]).await;
+    assert_eq!(server.open().await.window_warning(&rule()), None);
+    // A table of somebody else's has none at all.
+    server
+        .run("ALTER TABLE otel.otel_logs RESET SETTING non_replicated_deduplication_window")
+        .await;
+    let warning = server.open().await.window_warning(&rule()).unwrap();
+    assert!(warning.contains("remembers 0 inserts"), "{warning}");
+}

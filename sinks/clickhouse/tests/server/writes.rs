@@ -1,0 +1,151 @@
+//! What an INSERT is: one block, compressed, under one token and the pinned settings.
+
+use crate::support::{DAY, NEW_YEAR, Proxy, Server, at, batch, chunk, chunks};
+use millpond_clickhouse::{ClickHouse, Columns, Config};
+use millpond_consumer::Sink as _;
+
+const COUNT: &str = "SELECT count(), uniqExact(Body) FROM otel.otel_logs";
+
+#[tokio::test]
+async fn a_chunk_is_one_block() {
+    let server = Server::start();
+    let sink = server.open().await;
+    // A view gives a row a block; its table forgets repetitions like the logs'.
+    server
+        .run(
+            "CREATE TABLE otel.blocks (rows UInt64) ENGINE = MergeTree ORDER BY () \
+             SETTINGS non_replicated_deduplication_window = 100",
+        )
+        .await;
+    server
+        .run("CREATE MATERIALIZED VIEW otel.counting TO otel.blocks AS SELECT count() AS rows FROM otel.otel_logs")
+        .await;
+    let batch = batch(1, &[at((0..100_000).map(|row| NEW_YEAR + row))]);
+    let chunk = chunk(&sink, &batch);
+    for _ in 0..2 {
+        sink.write(&batch.id, &chunk).await.unwrap();
+        assert_eq!(server.ask("SELECT rows FROM otel.blocks").await, "100000");
+        assert_eq!(server.ask(COUNT).await, "100000\t100000");
+        let parts =
+            "SELECT count() FROM system.parts WHERE database = 'otel' AND table = 'otel_logs' AND level = 0";
+        assert_eq!(server.ask(parts).await, "1");
+    }
+}
+
+#[tokio::test]
+async fn the_same_chunk_again_adds_nothing_and_another_does() {
+    let server = Server::start();
+    let sink = server.open().await;
+    // The same rows in two batches are two chunks.
+    let first = batch(1, &[at([NEW_YEAR, NEW_YEAR + DAY])]);
+    let second = batch(2, &[at([NEW_YEAR, NEW_YEAR + DAY])]);
+    for (batch, expected) in [
+        (&first, "2\t2"),
+        (&first, "2\t2"),
+        (&second, "4\t2"),
+        (&first, "4\t2"),
+    ] {
+        sink.write(&batch.id, &chunk(&sink, batch)).await.unwrap();
+        assert_eq!(server.ask(COUNT).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn rows_over_many_partitions_are_split_the_same_way_every_time() {
+    let server = Server::start();
+    let sink = server.open().await;
+    let batch = batch(1, &[at((0..360).map(|row| NEW_YEAR + row % 120 * DAY))]);
+    for _ in 0..2 {
+        let chunks = chunks(&sink, &batch);
+        let rows: Vec<u64> = chunks.iter().map(|chunk| chunk.rows).collect();
+        assert_eq!(rows, [150, 150, 60]);
+        for chunk in &chunks {
+            sink.write(&batch.id, chunk).await.unwrap();
+        }
+        assert_eq!(server.ask(COUNT).await, "360\t360");
+    }
+    let partitions =
+        "SELECT _millpond_chunk, uniqExact(_partition_id) FROM otel.otel_logs GROUP BY 1 ORDER BY 1";
+    assert_eq!(server.ask(partitions).await, "0\t50\n1\t50\n2\t20");
+}
+
+#[tokio::test]
+async fn a_request_pins_what_makes_one_block_under_one_token() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server).await;
+    let config = Config {
+        url: proxy.url.clone(),
+        ..server.config()
+    };
+    let sink = ClickHouse::open(config).await.unwrap();
+    let batch = batch(1, &[at((0..1000).map(|row| NEW_YEAR + row))]);
+    let chunk = chunk(&sink, &batch);
+    let opening = proxy.requests().len();
+    sink.write(&batch.id, &chunk).await.unwrap();
+    let requests = proxy.requests();
+    let insert = &requests[opening..];
+    let (line, _) = insert.split_once("\r\n").unwrap();
+    let parameters: Vec<&str> = line.split(['?', '&', ' ']).collect();
+    for setting in [
+        "async_insert=0",
+        "insert_deduplicate=1",
+        "deduplicate_blocks_in_dependent_materialized_views=1",
+        "max_insert_block_size=1048449",
+        "min_insert_block_size_rows=0",
+        "min_insert_block_size_bytes=0",
+        "max_insert_threads=1",
+        "max_partitions_per_insert_block=0",
+        "wait_end_of_query=1",
+        "decompress=1",
+        "insert_deduplication_token=millpond%2F1%2F00000000-0000-0000-0000-000000000007%2F0000%2Fotlp.logs%2Ftest%2F\
+         clickhouse%3Aotel.otel_logs%2Fv1%2F1-1%2F0",
+    ] {
+        assert!(parameters.contains(&setting), "{setting} is not in {line}");
+    }
+    // What went over the wire is a fraction of what the engine has read.
+    let sent: usize = chunk.body.iter().map(bytes::Bytes::len).sum();
+    assert!(
+        4 * sent as u64 <= chunk.raw_bytes,
+        "{sent} of {}",
+        chunk.raw_bytes
+    );
+    assert_eq!(server.ask(COUNT).await, "1000\t1000");
+}
+
+#[tokio::test]
+async fn the_exporters_own_table_takes_rows() {
+    let server = Server::start();
+    server.run("CREATE DATABASE otel").await;
+    server
+        .run(include_str!("../../testdata/exporter-table-bloom.sql"))
+        .await;
+    // Without a TTL, which would drop these rows.
+    server.run("ALTER TABLE otel.otel_logs REMOVE TTL").await;
+    let config = Config {
+        columns: Columns::None,
+        ..server.config()
+    };
+    let sink = ClickHouse::open(config).await.unwrap();
+    let batch = batch(1, &[at([NEW_YEAR, NEW_YEAR])]);
+    sink.write(&batch.id, &chunk(&sink, &batch)).await.unwrap();
+    assert_eq!(server.ask(COUNT).await, "2\t2");
+}
+
+#[tokio::test]
+async fn our_columns_cost_less_than_a_byte_a_row() {
+    let server = Server::start();
+    let sink = server.open().await;
+    // In a compact part the engine does not know what a column takes.
+    server
+        .run("ALTER TABLE otel.otel_logs MODIFY SETTING min_bytes_for_wide_part = 0")
+        .await;
+    let messages: Vec<_> = (0..100)
+        .map(|message| at((0..1000).map(|row| NEW_YEAR + message * 1_000_000 + row)))
+        .collect();
+    let batch = batch(1, &messages);
+    sink.write(&batch.id, &chunk(&sink, &batch)).await.unwrap();
+    let sql = "SELECT sum(column_data_compressed_bytes) FROM system.parts_columns WHERE database = 'otel' \
+               AND table = 'otel_logs' AND active AND startsWith(column, '_millpond_')";
+    let bytes: u64 = server.ask(sql).await.parse().unwrap();
+    assert!((1..100_000).contains(&bytes), "{bytes} bytes for 100,000 rows");
+}

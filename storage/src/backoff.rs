@@ -1,0 +1,65 @@
+//! How long to wait before the next attempt. Pure: the random numbers come from the caller.
+
+use rand::{Rng, RngExt};
+use std::time::Duration;
+
+/// Exponential backoff with full jitter: the n-th wait is uniform between zero and `initial × 2ⁿ`, at most `max`.
+///
+/// Full jitter spreads writers that failed together, which is what a contended compare-and-set needs.
+#[derive(Debug, Clone)]
+pub struct Backoff {
+    initial: Duration,
+    max: Duration,
+    attempt: u32,
+}
+
+impl Backoff {
+    /// Waits of up to `initial` at first, doubling up to `max`.
+    pub fn new(initial: Duration, max: Duration) -> Self {
+        Self {
+            initial,
+            max,
+            attempt: 0,
+        }
+    }
+
+    /// The next wait.
+    pub fn next(&mut self, rng: &mut impl Rng) -> Duration {
+        let ceiling = self
+            .initial
+            .saturating_mul(1u32.checked_shl(self.attempt).unwrap_or(u32::MAX))
+            .min(self.max);
+        self.attempt = self.attempt.saturating_add(1);
+        ceiling.mul_f64(rng.random::<f64>())
+    }
+
+    /// Starts over, after a success.
+    pub fn reset(&mut self) {
+        self.attempt = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::SeedableRng;
+    use rand::rngs::StdRng;
+
+    #[test]
+    fn waits_grow_to_the_maximum_and_never_pass_it() {
+        let mut rng = StdRng::seed_from_u64(1);
+        let initial = Duration::from_millis(10);
+        let max = Duration::from_millis(100);
+        let mut backoff = Backoff::new(initial, max);
+        let mut longest = Duration::ZERO;
+        for attempt in 0..10_000u32 {
+            let wait = backoff.next(&mut rng);
+            let ceiling = initial.saturating_mul(1 << attempt.min(20)).min(max);
+            assert!(wait <= ceiling, "{wait:?} at attempt {attempt}");
+            longest = longest.max(wait);
+        }
+        assert!(longest > max.mul_f64(0.9));
+        backoff.reset();
+        assert!(backoff.next(&mut rng) <= initial);
+    }
+}

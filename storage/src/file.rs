@@ -1,0 +1,328 @@
+//! A buffer in a directory, with the same contract as one in a bucket: atomic, durable, compare-and-set.
+//!
+//! `object_store`'s own file store has no conditional update. Here one is made of a lock file, a staged
+//! file that is synced, and a rename. A version is the file's inode, size and modification time, and the
+//! time is made to grow with every update, whatever the clock or the file system does; so no version of
+//! an object comes back. Deleting a compare-and-set object by hand and making it anew is not guarded.
+
+use crate::error::Failure;
+use async_trait::async_trait;
+use futures::stream::{BoxStream, StreamExt};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path as Location;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UpdateVersion,
+};
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+const STORE: &str = "file";
+
+/// `LocalFileSystem` neither lists nor takes names that end in `#` and digits: they are its staged files.
+/// Its own count from 1.
+const LOCK: &str = ".millpond-lock#0";
+const STAGED_SUFFIX: &str = "#0";
+
+#[derive(Debug, Clone)]
+pub(crate) struct FileStore {
+    files: LocalFileSystem,
+    lock_path: PathBuf,
+    /// This process's turn at the lock file, so that waiting for it holds one thread and not many.
+    turn: Arc<Mutex<()>>,
+}
+
+/// Releases the lock file, then the turn.
+struct Locked {
+    _file: File,
+    _turn: OwnedMutexGuard<()>,
+}
+
+impl FileStore {
+    /// Opens a directory; `None` when it is not there and is not to be made.
+    pub(crate) fn open(root: &Path, create: bool) -> std::result::Result<Option<Self>, Failure> {
+        match fs::metadata(root) {
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => return Err(Failure::Invalid("it is not a directory".to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !create => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir_all(root)
+                    .and_then(|()| root.parent().map_or(Ok(()), sync_directory))
+                    .map_err(|error| failed("make the directory", &error))?;
+            }
+            Err(error) => return Err(failed("look for the directory", &error).into()),
+        }
+        let files = LocalFileSystem::new_with_prefix(root)?.with_fsync(true);
+        Ok(Some(Self {
+            files,
+            lock_path: root.join(LOCK),
+            turn: Arc::default(),
+        }))
+    }
+
+    async fn lock(&self) -> Result<Locked> {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        let path = self.lock_path.clone();
+        blocking(move || {
+            let file = File::options()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .open(&path)
+                .and_then(|file| file.lock().map(|()| file))
+                .map_err(|error| failed("lock", &error))?;
+            Ok(Locked {
+                _file: file,
+                _turn: turn,
+            })
+        })
+        .await
+    }
+
+    async fn update(
+        &self,
+        location: &Location,
+        payload: PutPayload,
+        expected: UpdateVersion,
+    ) -> Result<PutResult> {
+        let locked = self.lock().await?;
+        let current = match self.files.head(location).await {
+            Ok(current) => current,
+            Err(error @ Error::NotFound { .. }) => return Err(refused(location, error.into())),
+            Err(error) => return Err(error),
+        };
+        if current.e_tag != expected.e_tag {
+            return Err(refused(location, "it is at another version".into()));
+        }
+        let path = self.files.path_to_filesystem(location)?;
+        let not_before = SystemTime::from(current.last_modified);
+        // From here on the write goes on even if the caller goes away, and keeps the lock until it is done.
+        let locked = blocking(move || {
+            replace(&path, &payload, not_before).map_err(|error| failed("replace", &error))?;
+            Ok(locked)
+        })
+        .await?;
+        let written = self.files.head(location).await?;
+        drop(locked);
+        Ok(PutResult {
+            e_tag: written.e_tag,
+            version: None,
+            extensions: Default::default(),
+        })
+    }
+
+    async fn remove(&self, location: &Location) -> Result<()> {
+        let _locked = self.lock().await?;
+        self.files.delete(location).await
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await?
+}
+
+/// Puts a new file in the place of one that was last modified at `not_before`, and is durable when it returns.
+fn replace(path: &Path, payload: &PutPayload, not_before: SystemTime) -> io::Result<()> {
+    let mut staged = path.as_os_str().to_owned();
+    staged.push(STAGED_SUFFIX);
+    let staged = PathBuf::from(staged);
+    // A staged file that a crash left behind is overwritten; the lock says that nobody else is using it.
+    let mut file = File::create(&staged)?;
+    for piece in payload {
+        file.write_all(piece)?;
+    }
+    modify_after(&file, not_before)?;
+    file.sync_all()?;
+    drop(file);
+    fs::rename(&staged, path)?;
+    path.parent().map_or(Ok(()), sync_directory)
+}
+
+/// Makes the file's modification time later than `before`, by the steps in which file systems count.
+fn modify_after(file: &File, before: SystemTime) -> io::Result<()> {
+    // `LocalFileSystem` counts microseconds in its ETags, and reads them no finer.
+    const STEPS: [Duration; 3] = [
+        Duration::from_micros(2),
+        Duration::from_millis(10),
+        Duration::from_secs(2),
+    ];
+    let later = |file: &File| -> io::Result<bool> {
+        Ok(file.metadata()?.modified()? >= before + Duration::from_micros(1))
+    };
+    for step in STEPS {
+        if later(file)? {
+            return Ok(());
+        }
+        file.set_modified(before + step)?;
+    }
+    if later(file)? {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        "the file system does not keep modification times, which versions are made of",
+    ))
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+fn failed(what: &str, error: &io::Error) -> Error {
+    Error::Generic {
+        store: STORE,
+        source: Box::new(io::Error::new(error.kind(), format!("cannot {what}: {error}"))),
+    }
+}
+
+fn refused(location: &Location, why: Box<dyn std::error::Error + Send + Sync>) -> Error {
+    Error::Precondition {
+        path: location.to_string(),
+        source: why,
+    }
+}
+
+fn unused(operation: &str) -> Error {
+    Error::NotImplemented {
+        operation: operation.to_owned(),
+        implementer: STORE.to_owned(),
+    }
+}
+
+impl fmt::Display for FileStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.files.fmt(f)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for FileStore {
+    async fn put_opts(
+        &self,
+        location: &Location,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        match options.mode.clone() {
+            // A hard link, which the system makes or refuses as one step: no lock is needed.
+            PutMode::Create => self.files.put_opts(location, payload, options).await,
+            PutMode::Update(expected) => self.update(location, payload, expected).await,
+            // It would not keep the versions' promise, and a buffer has no use for it.
+            PutMode::Overwrite => Err(unused("an unconditional put")),
+        }
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        _location: &Location,
+        _options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        Err(unused("a multipart upload"))
+    }
+
+    async fn get_opts(&self, location: &Location, options: GetOptions) -> Result<GetResult> {
+        self.files.get_opts(location, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Location>>,
+    ) -> BoxStream<'static, Result<Location>> {
+        let store = self.clone();
+        locations
+            .then(move |location| {
+                let store = store.clone();
+                async move {
+                    let location = location?;
+                    store.remove(&location).await?;
+                    Ok(location)
+                }
+            })
+            .boxed()
+    }
+
+    fn list(&self, prefix: Option<&Location>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.files.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Location>) -> Result<ListResult> {
+        self.files.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, _: &Location, _: &Location, _: CopyOptions) -> Result<()> {
+        Err(unused("a copy"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cas, Store};
+    use bytes::Bytes;
+
+    fn store(directory: &Path) -> Store {
+        let files = FileStore::open(directory, false)
+            .expect("open")
+            .expect("the directory is there");
+        Store::over(Arc::new(files), "")
+    }
+
+    #[tokio::test]
+    async fn no_version_comes_back_even_if_the_clock_stands_still() {
+        let directory = tempfile::tempdir().expect("directory");
+        let store = store(directory.path());
+        let path = directory.path().join("k");
+        let Cas::Committed(mut version) = store.compare_and_set("k", None, "a".into()).await else {
+            panic!("the first write is committed");
+        };
+        let mut seen = vec![version.clone()];
+        for _ in 0..50 {
+            // The clock jumps back: whatever was written looks as if written in the future.
+            let ahead = SystemTime::now() + Duration::from_secs(3600);
+            let file = File::options().write(true).open(&path).expect("file");
+            if seen.len() == 1 {
+                file.set_modified(ahead).expect("set time");
+                version = store.get("k").await.expect("get").expect("there").version;
+            }
+            let Cas::Committed(next) = store.compare_and_set("k", Some(&version), "a".into()).await else {
+                panic!("a write at the right version is committed");
+            };
+            assert!(!seen.contains(&next), "{next:?} came back");
+            seen.push(next.clone());
+            version = next;
+        }
+    }
+
+    #[tokio::test]
+    async fn staged_and_lock_files_are_not_listed_and_cannot_be_had() {
+        let directory = tempfile::tempdir().expect("directory");
+        let store = store(directory.path());
+        let Cas::Committed(version) = store.compare_and_set("a/k", None, "1".into()).await else {
+            panic!("committed");
+        };
+        let second = store.compare_and_set("a/k", Some(&version), "2".into()).await;
+        assert!(matches!(second, Cas::Committed(_)));
+        // What a crash between write and rename leaves behind.
+        fs::write(directory.path().join("a/k#0"), "half").expect("write");
+        fs::write(directory.path().join("a/s#1"), "half").expect("write");
+        let keys: Vec<_> = store
+            .list("")
+            .await
+            .expect("list")
+            .into_iter()
+            .map(|l| l.key)
+            .collect();
+        assert_eq!(keys, ["a/k"]);
+        assert!(store.get("a/k#0").await.is_err());
+        let third = store.get("a/k").await.expect("get").expect("there");
+        let cas = store
+            .compare_and_set("a/k", Some(&third.version), Bytes::from_static(b"3"))
+            .await;
+        assert!(matches!(cas, Cas::Committed(_)), "{cas:?}");
+    }
+}

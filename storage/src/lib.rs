@@ -1,0 +1,27 @@
+//! Buffer URLs, requests to the object store, and their outcomes.
+//!
+//! The one crate that knows what kind of store is underneath. It never retries a request by itself and
+//! never guesses what became of one.
+
+mod backoff;
+mod error;
+mod file;
+mod metrics;
+mod open;
+mod retry;
+mod s3;
+mod self_test;
+mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
+pub mod unreliable;
+mod url;
+
+pub use backoff::Backoff;
+pub use error::{Error, ErrorKind};
+pub use metrics::RequestCounts;
+pub use open::{OpenError, S3Credentials, StoreOptions};
+pub use retry::{Cancelled, retrying};
+pub use self_test::{SelfTestError, Violation};
+pub use store::{Cas, Created, Fetched, Listed, Store, Version, Versioned};
+pub use url::{BufferUrl, BufferUrlError};

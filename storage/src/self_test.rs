@@ -1,0 +1,356 @@
+//! Does this store keep the promise that everything rests on? Asked before a buffer is written to.
+//!
+//! A store that ignores a precondition loses committed data without a word, and there are such stores:
+//! MinIO has shipped two of these faults (#21526, #21603), and others check the precondition and then act
+//! on it, which only concurrent writers notice. So the test is concurrent. A question that was not answered
+//! is asked again; it is never taken for a verdict.
+
+use crate::error::{Error, ErrorKind};
+use crate::{Cas, Created, Store, Version};
+use bytes::Bytes;
+use futures::future::join_all;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use uuid::Uuid;
+
+/// Why a store is not fit to hold a buffer, or could not be tested.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SelfTestError {
+    /// The store does not keep a precondition.
+    #[error(
+        "the store at {url} cannot hold a buffer: {violation}. Committed data would be overwritten without notice. \
+         Use a store with conditional writes (AWS S3, Google Cloud Storage, Azure Blob Storage, Cloudflare R2, \
+         a current MinIO), or upgrade this one; a proxy or gateway in front of it may be what drops the condition"
+    )]
+    Unfit {
+        /// The buffer's URL.
+        url: String,
+        /// Which promise was broken.
+        violation: Violation,
+    },
+    /// The store did not answer well enough for a verdict.
+    #[error("the store could not be tested for conditional writes: {0}")]
+    Unanswered(#[from] Error),
+}
+
+impl SelfTestError {
+    /// What the caller can do about it. An unfit store is [`ErrorKind::Misconfigured`].
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unfit { .. } => ErrorKind::Misconfigured,
+            Self::Unanswered(error) => error.kind(),
+        }
+    }
+}
+
+/// A promise that a store broke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// An update with an old version was accepted.
+    #[error("it ignores If-Match (an update based on a replaced version was accepted)")]
+    StaleUpdate,
+    /// A second creation was accepted.
+    #[error("it ignores If-None-Match (an object was created twice)")]
+    SecondCreate,
+    /// An update of nothing was accepted.
+    #[error("it ignores If-Match on an absent key (an update created an object)")]
+    UpdateOfNothing,
+    /// Of concurrent updates from one version, more than one was accepted.
+    #[error(
+        "it keeps If-Match only while nobody else writes ({winners} of {writers} concurrent updates from one version were accepted)"
+    )]
+    ConcurrentUpdates {
+        /// Accepted updates.
+        winners: usize,
+        /// All of them.
+        writers: usize,
+    },
+    /// Of concurrent creations of one object, more than one was accepted.
+    #[error(
+        "it keeps If-None-Match only while nobody else writes ({winners} of {writers} concurrent creations of one object were accepted)"
+    )]
+    ConcurrentCreates {
+        /// Accepted creations.
+        winners: usize,
+        /// All of them.
+        writers: usize,
+    },
+    /// An accepted write is not what a read finds.
+    #[error("a write that it accepted is not there when read back")]
+    AcceptedAndGone,
+    /// A write was refused though its condition held.
+    #[error("it refuses conditional writes whose condition holds")]
+    RefusesAll,
+}
+
+/// Concurrent writers of a round: enough that a store that checks and then acts lets two through.
+const WRITERS: usize = 16;
+/// Rounds each of updates and of creations.
+const ROUNDS: usize = 4;
+/// How often a question is asked that gets no clear answer.
+const ATTEMPTS: usize = 8;
+
+impl Store {
+    /// Tests that the store keeps the preconditions of writes, under 16 concurrent writers too. Takes about
+    /// 150 requests under `self-test/` in the buffer, where it cleans up behind itself.
+    ///
+    /// # Errors
+    /// When it does not, saying which; when it gave no answer to tell from.
+    pub async fn self_test(&self) -> Result<(), SelfTestError> {
+        let test = Test {
+            store: self,
+            folder: format!("self-test/{}", Uuid::new_v4()),
+        };
+        let verdict = test.run().await;
+        test.clean_up().await;
+        match verdict {
+            Ok(()) => Ok(()),
+            Err(Finding::Violation(violation)) => Err(SelfTestError::Unfit {
+                url: self.url().to_owned(),
+                violation,
+            }),
+            Err(Finding::Unanswered(error)) => Err(error.into()),
+        }
+    }
+}
+
+struct Test<'a> {
+    store: &'a Store,
+    folder: String,
+}
+
+enum Finding {
+    Violation(Violation),
+    Unanswered(Error),
+}
+
+impl From<Error> for Finding {
+    fn from(error: Error) -> Self {
+        Self::Unanswered(error)
+    }
+}
+
+/// What became of one contender in a round.
+enum Claim {
+    Accepted,
+    Refused,
+    Unknown(Error),
+}
+
+impl From<Cas> for Claim {
+    fn from(cas: Cas) -> Self {
+        match cas {
+            Cas::Committed(_) => Self::Accepted,
+            Cas::Mismatch => Self::Refused,
+            Cas::Unknown(error) => Self::Unknown(error),
+        }
+    }
+}
+
+impl From<Result<Created, Error>> for Claim {
+    fn from(created: Result<Created, Error>) -> Self {
+        match created {
+            Ok(Created::New) => Self::Accepted,
+            Ok(Created::Existed) => Self::Refused,
+            Err(error) => Self::Unknown(error),
+        }
+    }
+}
+
+impl Test<'_> {
+    async fn run(&self) -> Result<(), Finding> {
+        self.one_after_another().await?;
+        for round in 0..ROUNDS {
+            self.at_once(&format!("creates-{round}"), true).await?;
+            self.at_once(&format!("updates-{round}"), false).await?;
+        }
+        Ok(())
+    }
+
+    async fn one_after_another(&self) -> Result<(), Finding> {
+        let key = self.key("alone");
+        let first = self.create(&key).await?;
+        self.replace(&key, &first).await?;
+        self.must_refuse(Violation::StaleUpdate, || async {
+            self.store
+                .compare_and_set(&key, Some(&first), body("stale"))
+                .await
+                .into()
+        })
+        .await?;
+        self.must_refuse(Violation::SecondCreate, || async {
+            self.store.put_if_absent(&key, vec![body("second")]).await.into()
+        })
+        .await?;
+        let absent = self.key("absent");
+        self.must_refuse(Violation::UpdateOfNothing, || async {
+            self.store
+                .compare_and_set(&absent, Some(&first), body("nothing"))
+                .await
+                .into()
+        })
+        .await
+    }
+
+    /// Asks until the answer is clear.
+    async fn must_refuse<C: Future<Output = Claim>>(
+        &self,
+        violation: Violation,
+        ask: impl Fn() -> C,
+    ) -> Result<(), Finding> {
+        self.patiently(|| async {
+            match ask().await {
+                Claim::Refused => Ok(()),
+                Claim::Accepted => Err(Finding::Violation(violation)),
+                Claim::Unknown(error) => Err(error.into()),
+            }
+        })
+        .await
+    }
+
+    /// One round of concurrent writers of one object; repeated, on another key, while it has no clear end.
+    async fn at_once(&self, name: &str, creates: bool) -> Result<(), Finding> {
+        let attempts = AtomicUsize::new(0);
+        self.patiently(|| async {
+            // Never the same key: a late write of the attempt before would take part in this one.
+            let attempt = attempts.fetch_add(1, Ordering::Relaxed);
+            let key = self.key(&format!("{name}-{attempt}"));
+            let base = match creates {
+                true => None,
+                false => Some(self.create(&key).await?),
+            };
+            let bodies: Vec<Bytes> = (0..WRITERS).map(|i| body(&i.to_string())).collect();
+            let contend = |body: &Bytes| self.contend(&key, base.as_ref(), body.clone());
+            let claims = join_all(bodies.iter().map(contend)).await;
+            self.judge(&key, creates, &bodies, &claims).await
+        })
+        .await
+    }
+
+    async fn contend(&self, key: &str, base: Option<&Version>, body: Bytes) -> Claim {
+        match base {
+            None => self.store.put_if_absent(key, vec![body]).await.into(),
+            Some(_) => self.store.compare_and_set(key, base, body).await.into(),
+        }
+    }
+
+    async fn judge(
+        &self,
+        key: &str,
+        creates: bool,
+        bodies: &[Bytes],
+        claims: &[Claim],
+    ) -> Result<(), Finding> {
+        let (writers, mut winner, mut winners, mut unknown) = (claims.len(), None, 0, None);
+        for (claim, body) in claims.iter().zip(bodies) {
+            match claim {
+                Claim::Accepted => {
+                    winners += 1;
+                    winner = Some(body);
+                }
+                Claim::Refused => {}
+                Claim::Unknown(error) => unknown = Some(error.clone()),
+            }
+        }
+        if winners > 1 {
+            return Err(Finding::Violation(if creates {
+                Violation::ConcurrentCreates { winners, writers }
+            } else {
+                Violation::ConcurrentUpdates { winners, writers }
+            }));
+        }
+        match (winner, unknown) {
+            (Some(winner), _) => {
+                // In a store that keeps its promise no other one, reported or not, can have replaced it.
+                let found = self.store.get(key).await?;
+                match found.is_some_and(|found| found.bytes == *winner) {
+                    true => Ok(()),
+                    false => Err(Finding::Violation(Violation::AcceptedAndGone)),
+                }
+            }
+            // One of the unknown ones may have won, or none reached the store.
+            (None, Some(error)) => Err(error.into()),
+            (None, None) => Err(Finding::Violation(Violation::RefusesAll)),
+        }
+    }
+
+    /// Repeats a question that was not answered. Returns the first verdict, or the last failure to get one.
+    async fn patiently<T, F: Future<Output = Result<T, Finding>>>(
+        &self,
+        ask: impl Fn() -> F,
+    ) -> Result<T, Finding> {
+        let mut backoff = crate::Backoff::new(
+            std::time::Duration::from_millis(50),
+            std::time::Duration::from_secs(2),
+        );
+        let mut last = ask().await;
+        for _ in 1..ATTEMPTS {
+            if !matches!(last, Err(Finding::Unanswered(_))) {
+                break;
+            }
+            let wait = backoff.next(&mut rand::rng());
+            tokio::time::sleep(wait).await;
+            last = ask().await;
+        }
+        last
+    }
+
+    /// Makes an object that nobody else makes, whatever was reported.
+    async fn create(&self, key: &str) -> Result<Version, Finding> {
+        let body = body("first");
+        self.settle(key, &body, || async {
+            self.store.compare_and_set(key, None, body.clone()).await
+        })
+        .await
+    }
+
+    async fn replace(&self, key: &str, version: &Version) -> Result<Version, Finding> {
+        let body = body("replaced");
+        self.settle(key, &body, || async {
+            self.store.compare_and_set(key, Some(version), body.clone()).await
+        })
+        .await
+    }
+
+    /// Writes until the body is what the key holds, and returns its version.
+    async fn settle<W: Future<Output = Cas>>(
+        &self,
+        key: &str,
+        body: &Bytes,
+        write: impl Fn() -> W,
+    ) -> Result<Version, Finding> {
+        self.patiently(|| async {
+            let unknown = match write().await {
+                Cas::Committed(version) => return Ok(version),
+                Cas::Mismatch => None,
+                Cas::Unknown(error) => Some(error),
+            };
+            match (self.store.get(key).await?, unknown) {
+                (Some(found), _) if found.bytes == *body => Ok(found.version),
+                (_, Some(error)) => Err(error.into()),
+                (_, None) => Err(Finding::Violation(Violation::RefusesAll)),
+            }
+        })
+        .await
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.folder)
+    }
+
+    async fn clean_up(&self) {
+        let tidy = async {
+            for object in self.store.list(&self.folder).await? {
+                self.store.delete(&object.key).await?;
+            }
+            Ok::<_, Error>(())
+        };
+        if let Err(error) = tidy.await {
+            tracing::warn!(%error, "the self-test's objects are left behind; they may be deleted by hand");
+        }
+    }
+}
+
+/// Bodies never repeat, so that no two states of an object have the same version anywhere.
+fn body(name: &str) -> Bytes {
+    Bytes::from(format!("{name} {}", Uuid::new_v4()))
+}

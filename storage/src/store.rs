@@ -1,0 +1,486 @@
+//! Requests to one buffer: get, put, compare-and-set, list, delete.
+//!
+//! Every method makes one attempt, within the request timeout, and counts it. Nothing is retried here:
+//! a retry inside the client would report our own landed write as a loss, and only the caller knows how
+//! to find out what became of an attempt.
+
+use crate::error::{Error, ErrorKind, Failure};
+use crate::metrics::{Kind, Metrics, Outcome, RequestCounts};
+use crate::unreliable::{Controls, Faults, Unreliable};
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    GetOptions, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    PutResult, UpdateVersion,
+};
+use prometheus_client::registry::Registry;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The default of [`StoreOptions::request_timeout`](crate::StoreOptions): longer than S3 ever takes over
+/// 16 MiB on a working network, short enough that a dead connection is noticed within a client's patience.
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The largest object that is read into memory: many times what any part of a buffer can be.
+const OBJECT_BYTES_MAX: u64 = 1 << 30;
+
+/// Keys on one page of a listing: S3's, GCS's and (at most) Azure's.
+const LIST_PAGE: usize = 1_000;
+
+/// One buffer in an object store. Cheap to clone; clones share the connections and the counts.
+#[derive(Clone)]
+pub struct Store(Arc<Inner>);
+
+struct Inner {
+    objects: Arc<dyn ObjectStore>,
+    prefix: String,
+    url: String,
+    timeout: Duration,
+    metrics: Metrics,
+}
+
+/// Names one state of an object: what a later compare-and-set expects to find.
+///
+/// It may be derived from the content, so equal bytes may have equal versions: an object that is compared
+/// and set carries something that never repeats.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Version(UpdateVersion);
+
+/// An object and the version that was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Versioned {
+    /// The object's content.
+    pub bytes: Bytes,
+    /// What to expect in a [`Store::compare_and_set`] based on this content.
+    pub version: Version,
+}
+
+/// The answer of [`Store::get_if_changed`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fetched {
+    /// Still the known version; no body was moved.
+    Unchanged,
+    /// Another version.
+    Changed(Versioned),
+    /// No such object.
+    Absent,
+}
+
+/// The answer of [`Store::put_if_absent`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Created {
+    /// The object was not there and now is.
+    New,
+    /// The object was there already, and is as it was. It may be the caller's own, of an earlier attempt
+    /// that was reported as an error.
+    Existed,
+}
+
+/// The outcome of [`Store::compare_and_set`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub enum Cas {
+    /// The write took effect; this is the object's version now.
+    Committed(Version),
+    /// The write did not take effect: the object is not at the expected version. True of this attempt;
+    /// an earlier attempt with an unknown outcome may be what changed the object.
+    Mismatch,
+    /// Nobody knows: the write took effect, did not, or still will. Read the object again to find out.
+    /// (A 409 from S3 comes here too. It means that nothing was written, so a caller that reads again
+    /// loses a request and nothing else, and needs no fourth case.)
+    Unknown(Error),
+}
+
+/// One object in a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// The object's key, relative to the buffer.
+    pub key: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// When it was written, by the store's clock: Unix time in milliseconds.
+    pub last_modified_ms: i64,
+}
+
+impl Store {
+    /// A buffer under `prefix` (without slashes at its ends; empty for the whole store) of any object
+    /// store whose client does not retry, with the default request timeout.
+    pub fn over(objects: Arc<dyn ObjectStore>, prefix: &str) -> Self {
+        let url = format!("{objects}/{prefix}");
+        Self::new(objects, prefix, url, REQUEST_TIMEOUT)
+    }
+
+    /// An empty buffer in this process's memory. Only clones of the returned value see it.
+    pub fn memory() -> Self {
+        let objects = Arc::new(InMemory::new());
+        Self::new(objects, "", "memory:///".to_owned(), REQUEST_TIMEOUT)
+    }
+
+    pub(crate) fn new(objects: Arc<dyn ObjectStore>, prefix: &str, url: String, timeout: Duration) -> Self {
+        Self(Arc::new(Inner {
+            objects,
+            prefix: prefix.trim_matches('/').to_owned(),
+            url,
+            timeout,
+            metrics: Metrics::new(),
+        }))
+    }
+
+    /// The same buffer through a bad network (and what makes it bad), for tests. Requests are counted anew.
+    pub fn behind(&self, faults: Faults) -> (Self, Controls) {
+        let unreliable = Unreliable::new(Arc::clone(&self.0.objects), faults);
+        let controls = unreliable.controls();
+        let inner = &self.0;
+        let store = Self::new(
+            Arc::new(unreliable),
+            &inner.prefix,
+            inner.url.clone(),
+            inner.timeout,
+        );
+        (store, controls)
+    }
+
+    /// The same buffer and the same counts, with another request timeout.
+    #[must_use]
+    pub fn with_request_timeout(&self, timeout: Duration) -> Self {
+        let Inner {
+            objects,
+            prefix,
+            url,
+            timeout: _,
+            metrics,
+        } = &*self.0;
+        Self(Arc::new(Inner {
+            objects: Arc::clone(objects),
+            prefix: prefix.clone(),
+            url: url.clone(),
+            timeout,
+            metrics: metrics.clone(),
+        }))
+    }
+
+    /// The buffer's URL, for messages.
+    pub fn url(&self) -> &str {
+        &self.0.url
+    }
+
+    /// What was requested so far.
+    pub fn requests(&self) -> RequestCounts {
+        self.0.metrics.counts()
+    }
+
+    /// Exports `millpond_store_requests_total{kind,outcome}`, `millpond_store_bytes_total{direction}` and
+    /// `millpond_store_request_seconds{kind}`.
+    pub fn register_metrics(&self, registry: &mut Registry) {
+        self.0.metrics.register(registry);
+    }
+
+    /// Reads an object; `None` when there is none.
+    ///
+    /// # Errors
+    /// When there was no usable answer; when the object is larger than 1 GiB.
+    pub async fn get(&self, key: &str) -> Result<Option<Versioned>, Error> {
+        match self.fetch(key, GetOptions::default()).await {
+            Ok(Fetched::Changed(versioned)) => Ok(Some(versioned)),
+            // Nothing was known, so "unchanged" can only be a confused store's way to say nothing.
+            Ok(Fetched::Absent | Fetched::Unchanged) => Ok(None),
+            Err(failure) => Err(self.error("get", key, &failure)),
+        }
+    }
+
+    /// Reads an object unless it is still at the known version.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    pub async fn get_if_changed(&self, key: &str, known: &Version) -> Result<Fetched, Error> {
+        let options = GetOptions::new().with_if_none_match(known.0.e_tag.clone());
+        self.fetch(key, options)
+            .await
+            .map_err(|failure| self.error("get", key, &failure))
+    }
+
+    /// Reads a part of an object: exactly the range's bytes. `None` when there is no such object.
+    ///
+    /// # Errors
+    /// As [`Store::get`]; and `Misconfigured` when the range is empty or the object does not have all of it.
+    pub async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<Bytes>, Error> {
+        match self.fetch_range(key, range).await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(failure) if failure.is_absent() => Ok(None),
+            Err(failure) => Err(self.error("get a range of", key, &failure)),
+        }
+    }
+
+    /// Asks for an object's size without reading it; `None` when there is none.
+    ///
+    /// # Errors
+    /// When there was no usable answer.
+    pub async fn head(&self, key: &str) -> Result<Option<Listed>, Error> {
+        let head = async |path: Path| self.0.objects.head(&path).await.map_err(Failure::from);
+        match self.request(Kind::head, key, head).await {
+            Ok(meta) => Ok(Some(listed(key.to_owned(), &meta))),
+            Err(failure) if failure.is_absent() => Ok(None),
+            Err(failure) => Err(self.error("head", key, &failure)),
+        }
+    }
+
+    /// Writes an object that must not be there yet. The body's pieces are sent one after another, not copied.
+    ///
+    /// # Errors
+    /// When there was no usable answer. The object may then be there, or appear later, whole: try again,
+    /// and take [`Created::Existed`] for an answer if the key is the caller's alone.
+    pub async fn put_if_absent(&self, key: &str, body: Vec<Bytes>) -> Result<Created, Error> {
+        match self.put(key, body.into_iter().collect(), PutMode::Create).await {
+            Ok(_) => Ok(Created::New),
+            Err(failure) if failure.is_refused_condition() => Ok(Created::Existed),
+            Err(failure) => Err(self.error("put", key, &failure)),
+        }
+    }
+
+    /// Replaces an object if it is at the expected version; creates it, for `None`, if it is not there.
+    pub async fn compare_and_set(&self, key: &str, expected: Option<&Version>, body: Bytes) -> Cas {
+        let mode = expected.map_or(PutMode::Create, |version| PutMode::Update(version.0.clone()));
+        let cas = match self.put(key, body.into(), mode).await {
+            Ok(result) => match version(result.e_tag, result.version) {
+                Ok(version) => Cas::Committed(version),
+                Err(failure) => Cas::Unknown(self.error("compare and set", key, &failure)),
+            },
+            Err(failure) if failure.is_refused_condition() => Cas::Mismatch,
+            Err(failure) => Cas::Unknown(self.error("compare and set", key, &failure)),
+        };
+        self.0.metrics.cas(&cas);
+        cas
+    }
+
+    /// All objects in a folder (`shards/0000/segments`; empty for the whole buffer), by key, ascending.
+    /// The request timeout holds for each page.
+    ///
+    /// # Errors
+    /// When a page was not answered: nothing is known then, since a part of a listing is none.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<Listed>, Error> {
+        let mut all = self
+            .list_folder(prefix)
+            .await
+            .map_err(|failure| self.error("list", prefix, &failure))?;
+        all.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        Ok(all)
+    }
+
+    /// Deletes an object. One that is not there is deleted already.
+    ///
+    /// # Errors
+    /// When there was no usable answer; the object may be gone, or go later.
+    pub async fn delete(&self, key: &str) -> Result<(), Error> {
+        let delete = async |path: Path| self.0.objects.delete(&path).await.map_err(Failure::from);
+        match self.request(Kind::delete, key, delete).await {
+            Ok(()) => Ok(()),
+            Err(failure) if failure.is_absent() => Ok(()),
+            Err(failure) => Err(self.error("delete", key, &failure)),
+        }
+    }
+
+    pub(crate) async fn fetch(&self, key: &str, options: GetOptions) -> Result<Fetched, Failure> {
+        let fetch = async |path: Path| {
+            let result = self.0.objects.get_opts(&path, options).await?;
+            let version = version(result.meta.e_tag.clone(), result.meta.version.clone())?;
+            let bytes = self.body(result).await?;
+            Ok(Versioned { bytes, version })
+        };
+        match self.request(Kind::get, key, fetch).await {
+            Ok(versioned) => Ok(Fetched::Changed(versioned)),
+            Err(Failure::Store(object_store::Error::NotModified { .. })) => Ok(Fetched::Unchanged),
+            Err(failure) if failure.is_absent() => Ok(Fetched::Absent),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn fetch_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, Failure> {
+        let wanted = range.end.saturating_sub(range.start);
+        // Servers read a number that they cannot hold as no range at all.
+        if wanted == 0 || wanted > OBJECT_BYTES_MAX || range.end > i64::MAX.unsigned_abs() {
+            return Err(Failure::Invalid(format!(
+                "{range:?} is no range of 1 to {OBJECT_BYTES_MAX} bytes"
+            )));
+        }
+        let fetch = async |path: Path| {
+            let options = GetOptions::new().with_range(Some(range.clone()));
+            let result = self.0.objects.get_opts(&path, options).await?;
+            let size = result.meta.size;
+            let bytes = self.body(result).await?;
+            if bytes.len() as u64 != wanted {
+                return Err(Failure::Invalid(format!(
+                    "the range {range:?} was asked for and the object has {size} bytes"
+                )));
+            }
+            Ok(bytes)
+        };
+        self.request(Kind::get, key, fetch).await
+    }
+
+    async fn body(&self, result: GetResult) -> Result<Bytes, Failure> {
+        let size = result.range.end.saturating_sub(result.range.start);
+        if size > OBJECT_BYTES_MAX {
+            return Err(Failure::Invalid(format!(
+                "{size} bytes are more than the {OBJECT_BYTES_MAX} that are read at once"
+            )));
+        }
+        let bytes = result.bytes().await?;
+        self.0.metrics.read(bytes.len() as u64);
+        Ok(bytes)
+    }
+
+    async fn put(&self, key: &str, payload: PutPayload, mode: PutMode) -> Result<PutResult, Failure> {
+        let bytes = payload.content_length() as u64;
+        let options = PutOptions {
+            mode,
+            ..PutOptions::default()
+        };
+        let put = async |path: Path| {
+            self.0.metrics.written(bytes);
+            Ok(self.0.objects.put_opts(&path, payload, options).await?)
+        };
+        self.request(Kind::put, key, put).await
+    }
+
+    async fn list_folder(&self, prefix: &str) -> Result<Vec<Listed>, Failure> {
+        let folder = if prefix.is_empty() {
+            Path::parse(&self.0.prefix).map_err(|error| Failure::Invalid(format!("not a prefix: {error}")))?
+        } else {
+            self.path(prefix)?
+        };
+        let strip = if self.0.prefix.is_empty() {
+            0
+        } else {
+            self.0.prefix.len() + 1
+        };
+        let mut entries = self.0.objects.list(Some(&folder));
+        let mut all = Vec::new();
+        loop {
+            // One request brings a page; the entries after its first cost nothing.
+            let page_starts = all.len().is_multiple_of(LIST_PAGE);
+            let mut request = page_starts.then(|| self.0.metrics.start(Kind::list));
+            let entry = tokio::time::timeout(self.0.timeout, entries.try_next())
+                .await
+                .map_err(|_| Failure::Timeout(self.0.timeout))
+                .and_then(|entry| entry.map_err(Failure::from));
+            if let Some(request) = &mut request {
+                request.ended(outcome(&entry));
+            }
+            match entry {
+                Ok(Some(meta)) => {
+                    let key = meta.location.as_ref().get(strip..).unwrap_or_default();
+                    all.push(listed(key.to_owned(), &meta));
+                }
+                Ok(None) => return Ok(all),
+                Err(failure) if failure.is_absent() => return Ok(Vec::new()),
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    async fn request<T>(
+        &self,
+        kind: Kind,
+        key: &str,
+        attempt: impl AsyncFnOnce(Path) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let path = self.path(key)?;
+        let mut request = self.0.metrics.start(kind);
+        let answer = tokio::time::timeout(self.0.timeout, attempt(path))
+            .await
+            .unwrap_or(Err(Failure::Timeout(self.0.timeout)));
+        request.ended(outcome(&answer));
+        answer
+    }
+
+    fn path(&self, key: &str) -> Result<Path, Failure> {
+        if key.is_empty() || key.starts_with('/') || key.ends_with('/') {
+            return Err(Failure::Invalid(
+                "a key is not empty and neither starts nor ends with a slash".to_owned(),
+            ));
+        }
+        let path = if self.0.prefix.is_empty() {
+            Path::parse(key)
+        } else {
+            Path::parse(format!("{}/{key}", self.0.prefix))
+        };
+        path.map_err(|error| Failure::Invalid(format!("not a key: {error}")))
+    }
+
+    pub(crate) fn error(&self, operation: &'static str, key: &str, failure: &Failure) -> Error {
+        Error::new(operation, key, &self.0.url, failure)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("url", &self.0.url)
+            .finish_non_exhaustive()
+    }
+}
+
+fn version(e_tag: Option<String>, version: Option<String>) -> Result<Version, Failure> {
+    if e_tag.is_none() && version.is_none() {
+        return Err(Failure::Invalid(
+            "the store names no version (no ETag in its answer), so nothing can be compared and set in it"
+                .to_owned(),
+        ));
+    }
+    Ok(Version(UpdateVersion { e_tag, version }))
+}
+
+fn listed(key: String, meta: &ObjectMeta) -> Listed {
+    Listed {
+        key,
+        size: meta.size,
+        last_modified_ms: meta.last_modified.timestamp_millis(),
+    }
+}
+
+fn outcome<T>(answer: &Result<T, Failure>) -> Outcome {
+    match answer {
+        Ok(_) => Outcome::ok,
+        Err(Failure::Store(object_store::Error::NotModified { .. })) => Outcome::unchanged,
+        Err(failure) if failure.is_absent() => Outcome::absent,
+        Err(failure) if failure.is_refused_condition() => Outcome::mismatch,
+        Err(failure) => match failure.kind() {
+            ErrorKind::Transient => Outcome::transient,
+            ErrorKind::Denied => Outcome::denied,
+            ErrorKind::Misconfigured => Outcome::misconfigured,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spawnable<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) {
+        drop(future);
+    }
+
+    #[test]
+    fn every_request_can_run_on_any_thread() {
+        let store = Store::memory();
+        spawnable(async move {
+            let _ = store.get("k").await;
+            let _ = store.get_range("k", 0..1).await;
+            let _ = store.put_if_absent("k", Vec::new()).await;
+            let _ = store.compare_and_set("k", None, Bytes::new()).await;
+            let _ = store.list("").await;
+            let _ = store.delete("k").await;
+            let _ = store.head("k").await;
+            let _ = store.self_test().await;
+            let url = crate::BufferUrl::parse("memory:///").expect("url");
+            let _ = Store::open(&url, &crate::StoreOptions::default()).await;
+            let cancel = tokio_util::sync::CancellationToken::new();
+            let backoff = crate::Backoff::new(Duration::ZERO, Duration::ZERO);
+            let _ = crate::retrying("get", backoff, &cancel, || store.get("k")).await;
+        });
+    }
+}

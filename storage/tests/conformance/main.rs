@@ -1,0 +1,144 @@
+//! One suite for every kind of store: memory, a directory, a real MinIO; each honest, and each behind a
+//! network that loses, delays and breaks off.
+
+mod contract;
+mod faults;
+mod open;
+mod self_test;
+
+use bytes::Bytes;
+use millpond_storage::testing::Minio;
+use millpond_storage::{Backoff, BufferUrl, Cas, Error, Store, StoreOptions, retrying};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// The number of concurrent writers that the issue and the self-test speak of.
+const WRITERS: usize = 16;
+
+/// A store to test, and what must live as long as it does.
+struct Ground {
+    kind: Kind,
+    store: Store,
+    url: BufferUrl,
+    options: StoreOptions,
+    _directory: Option<tempfile::TempDir>,
+    minio: Option<Arc<Minio>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Memory,
+    File,
+    Minio,
+}
+
+impl Ground {
+    async fn new(kind: Kind) -> Self {
+        let (url, options, directory, minio) = match kind {
+            Kind::Memory => {
+                let url = BufferUrl::parse("memory:///").expect("url");
+                (url, StoreOptions::default(), None, None)
+            }
+            Kind::File => {
+                let directory = tempfile::tempdir().expect("directory");
+                let url = format!("file://{}", directory.path().display());
+                let url = BufferUrl::parse(&url).expect("url");
+                (url, StoreOptions::default(), Some(directory), None)
+            }
+            Kind::Minio => {
+                let minio = minio().await;
+                (minio.url(), minio.options(), None, Some(minio))
+            }
+        };
+        Self::over(kind, url, options, directory, minio).await
+    }
+
+    async fn over(
+        kind: Kind,
+        url: BufferUrl,
+        options: StoreOptions,
+        directory: Option<tempfile::TempDir>,
+        minio: Option<Arc<Minio>>,
+    ) -> Self {
+        Self {
+            kind,
+            store: Store::open(&url, &options).await.expect("open"),
+            url,
+            options,
+            _directory: directory,
+            minio,
+        }
+    }
+}
+
+async fn minio() -> Arc<Minio> {
+    let started = tokio::task::spawn_blocking(Minio::start).await;
+    Arc::new(started.expect("join").unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Repeats a harmless operation through faults.
+async fn patiently<T, F>(attempt: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
+    retrying("get through", backoff, &CancellationToken::new(), attempt)
+        .await
+        .expect("never cancelled")
+}
+
+async fn content(store: &Store, key: &str) -> Option<Bytes> {
+    let found = patiently(|| store.get(key)).await;
+    found.map(|found| found.bytes)
+}
+
+/// Adds a line to an object as a committer does: read, compare and set, and after anything but a commit
+/// read again to see what became of it. The number of unknown outcomes on the way.
+async fn append(store: &Store, key: &str, line: &str) -> usize {
+    let mut unknown = 0;
+    loop {
+        let found = patiently(|| store.get(key)).await;
+        let (mut text, version) = match found {
+            Some(found) => (found.bytes.to_vec(), Some(found.version)),
+            None => (Vec::new(), None),
+        };
+        if text.split(|byte| *byte == b'\n').any(|l| l == line.as_bytes()) {
+            return unknown;
+        }
+        text.extend_from_slice(line.as_bytes());
+        text.push(b'\n');
+        match store.compare_and_set(key, version.as_ref(), text.into()).await {
+            Cas::Committed(_) => return unknown,
+            Cas::Mismatch => {}
+            Cas::Unknown(_) => unknown += 1,
+        }
+    }
+}
+
+/// Sixteen writers add lines to one object; every line must be there once. The unknown outcomes on the way.
+async fn concurrent_appends(stores: &[Store], key: &str, lines_each: usize) -> usize {
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..WRITERS {
+        let store = stores[writer % stores.len()].clone();
+        let key = key.to_owned();
+        writers.spawn(async move {
+            let mut unknown = 0;
+            for line in 0..lines_each {
+                unknown += append(&store, &key, &format!("{writer}-{line}")).await;
+            }
+            unknown
+        });
+    }
+    let unknown = writers.join_all().await.into_iter().sum();
+    let text = content(&stores[0], key).await.expect("written");
+    let text = String::from_utf8(text.to_vec()).expect("text");
+    let mut found: Vec<_> = text.lines().map(str::to_owned).collect();
+    found.sort_unstable();
+    let mut wanted: Vec<_> = (0..WRITERS)
+        .flat_map(|writer| (0..lines_each).map(move |line| format!("{writer}-{line}")))
+        .collect();
+    wanted.sort_unstable();
+    assert_eq!(found, wanted);
+    unknown
+}

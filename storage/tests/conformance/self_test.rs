@@ -1,0 +1,192 @@
+//! Stores that break a promise each, and must be refused for it.
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use millpond_storage::{ErrorKind, SelfTestError, Store, Violation};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use std::fmt;
+use std::sync::Arc;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fault {
+    /// Checks the precondition, then acts on it: right while nobody else writes.
+    ChecksThenActs,
+    /// The same, for creations only.
+    ChecksThenCreates,
+    IgnoresIfMatch,
+    IgnoresIfNoneMatch,
+    CreatesOnIfMatch,
+    /// Tells one winner, and keeps what a loser wrote.
+    KeepsTheRefused,
+    Refuses,
+}
+
+/// A store in memory with one fault.
+#[derive(Debug)]
+struct Broken {
+    inner: InMemory,
+    fault: Fault,
+}
+
+impl Broken {
+    async fn check(&self, location: &Path, mode: &PutMode) -> Result<()> {
+        let current = match self.inner.head(location).await {
+            Ok(meta) => meta.e_tag,
+            Err(Error::NotFound { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let expected = match mode {
+            PutMode::Overwrite => return Ok(()),
+            PutMode::Create => None,
+            PutMode::Update(version) => version.e_tag.clone(),
+        };
+        match current == expected {
+            true => Ok(()),
+            false => Err(Error::Precondition {
+                path: location.to_string(),
+                source: "another version".into(),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "broken({:?})", self.fault)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Broken {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        mut options: PutOptions,
+    ) -> Result<PutResult> {
+        let update = matches!(options.mode, PutMode::Update(_));
+        let broken = match self.fault {
+            Fault::Refuses => {
+                return Err(Error::Precondition {
+                    path: location.to_string(),
+                    source: "always".into(),
+                });
+            }
+            Fault::KeepsTheRefused => false,
+            Fault::ChecksThenActs => true,
+            Fault::ChecksThenCreates => !update,
+            Fault::IgnoresIfNoneMatch => {
+                if !update {
+                    options.mode = PutMode::Overwrite;
+                }
+                false
+            }
+            Fault::IgnoresIfMatch => {
+                if update {
+                    options.mode = PutMode::Overwrite;
+                }
+                false
+            }
+            Fault::CreatesOnIfMatch => {
+                if update && self.inner.head(location).await.is_err() {
+                    options.mode = PutMode::Overwrite;
+                }
+                false
+            }
+        };
+        if self.fault == Fault::KeepsTheRefused {
+            let result = self.inner.put_opts(location, payload.clone(), options).await;
+            if result.is_err() {
+                self.inner.put(location, payload).await?;
+            }
+            return result;
+        }
+        if broken {
+            self.check(location, &options.mode).await?;
+            tokio::task::yield_now().await;
+            options.mode = PutMode::Overwrite;
+        }
+        self.inner.put_opts(location, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(location, options).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.inner.get_opts(location, options).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+async fn violation(fault: Fault) -> Violation {
+    let inner = InMemory::new();
+    let store = Store::over(Arc::new(Broken { inner, fault }), "b");
+    let error = store.self_test().await.expect_err("a broken store");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured);
+    let left = store.list("").await.expect("list");
+    assert!(left.is_empty(), "left behind: {left:?}");
+    match error {
+        SelfTestError::Unfit { violation, .. } => violation,
+        SelfTestError::Unanswered(error) => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_breaks_only_under_concurrency_is_refused() {
+    let Violation::ConcurrentCreates { winners, writers } = violation(Fault::ChecksThenCreates).await else {
+        panic!("creations are what it breaks");
+    };
+    assert!(winners > 1 && writers == 16);
+    let found = violation(Fault::ChecksThenActs).await;
+    assert!(
+        matches!(
+            found,
+            Violation::ConcurrentCreates { .. } | Violation::ConcurrentUpdates { .. }
+        ),
+        "{found:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_store_that_ignores_a_precondition_is_refused_and_told_which() {
+    for (fault, wanted, named) in [
+        (Fault::IgnoresIfMatch, Violation::StaleUpdate, "If-Match"),
+        (
+            Fault::IgnoresIfNoneMatch,
+            Violation::SecondCreate,
+            "If-None-Match",
+        ),
+        (Fault::CreatesOnIfMatch, Violation::UpdateOfNothing, "absent key"),
+        (Fault::KeepsTheRefused, Violation::AcceptedAndGone, "read back"),
+        (Fault::Refuses, Violation::RefusesAll, "refuses"),
+    ] {
+        let found = violation(fault).await;
+        assert_eq!(found, wanted);
+        assert!(found.to_string().contains(named), "{found}");
+    }
+}

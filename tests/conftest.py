@@ -1,0 +1,156 @@
+"""Fixtures: one MinIO and one embedded ClickHouse for the tests that leave them alone, a fresh
+buffer and database for every test, and the logs of its processes when it fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.process import Process
+from harness.services import (
+    CREDENTIALS,
+    Buffer,
+    Collector,
+    Consumer,
+    EmbeddedClickHouse,
+    Gateway,
+    Load,
+    Minio,
+    Service,
+    program,
+)
+
+_LOG_TAIL = 6_000
+_numbers = itertools.count(1)
+
+
+class Site:
+    """What one test runs: its processes, all stopped at its end, its buffer and its database."""
+
+    def __init__(self, directory: Path, minio: Minio, clickhouse: EmbeddedClickHouse) -> None:
+        number = next(_numbers)
+        self.directory = directory
+        self.minio = minio
+        self.clickhouse = clickhouse
+        self.buffer = Buffer(f"s3://test-{number}/buffer", minio.endpoint)
+        self.database = f"test_{number}"
+        self._own: list[Process] = []
+        # Shared services write on over all tests; a failure shows what they said during this one.
+        self._seen = {process: len(process.messages()) for process in (minio, clickhouse)}
+
+    def add(self, process):
+        """Makes this test the owner of a process: stopped at the end, shown on failure."""
+        self._own.append(process)
+        return process
+
+    def gateway(self, *flags: object, name: str = "gateway") -> Gateway:
+        return self.add(Gateway(self.directory, self.buffer, *flags, name=name)).up()
+
+    def consumer_of(self, *flags: object, **options: str) -> Consumer:
+        """A consumer that has not been started."""
+        options.setdefault("database", self.database)
+        return self.add(
+            Consumer(self.directory, self.buffer, self.clickhouse.url, *flags, **options)
+        )
+
+    def consumer(self, *flags: object, **options: str) -> Consumer:
+        return self.consumer_of(*flags, **options).up()
+
+    def load(self, gateway: Gateway, *flags: object, records: int, name: str = "load") -> Load:
+        return self.add(Load(self.directory, gateway.address, *flags, records=records, name=name))
+
+    def collector(self, exporter: str, settings: dict, name: str = "collector") -> Collector:
+        return self.add(Collector(self.directory, exporter, settings, name=name)).up()
+
+    def check_manifest(self) -> None:
+        """`millpond manifest check` finds nothing wrong with the buffer."""
+        check = self.add(
+            Process(
+                "manifest-check",
+                [program("millpond"), "manifest", "check", *self.buffer.flags, "--json"],
+                self.directory,
+                CREDENTIALS,
+            )
+        )
+        check.start()
+        assert check.wait() == 0, check.stdout()
+
+    def stop(self) -> None:
+        for process in reversed(self._own):
+            process.kill()
+
+    def report(self) -> Iterator[tuple[str, str]]:
+        for process in [*self._own, *self._seen]:
+            text = process.messages()[self._seen.get(process, 0) :]
+            if process.output.exists():
+                text += process.stdout()[-_LOG_TAIL // 4 :]
+            yield f"{process.name} ({process.log})", text[-_LOG_TAIL:]
+
+
+@pytest.fixture(scope="session")
+def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
+def _running(service: Service) -> Iterator[Service]:
+    service.up()
+    yield service
+    service.kill()
+
+
+@pytest.fixture(scope="session")
+def shared_minio(shared_directory: Path) -> Iterator[Minio]:
+    yield from _running(Minio(shared_directory))
+
+
+@pytest.fixture(scope="session")
+def shared_clickhouse(shared_directory: Path) -> Iterator[EmbeddedClickHouse]:
+    yield from _running(EmbeddedClickHouse(shared_directory))
+
+
+@pytest.fixture
+def site(request, tmp_path: Path, shared_minio: Minio, shared_clickhouse: EmbeddedClickHouse):
+    """A site on the shared services, which the test must not harm."""
+    site = Site(tmp_path, shared_minio, shared_clickhouse)
+    request.node.site = site
+    yield site
+    site.stop()
+
+
+@pytest.fixture(scope="module")
+def module_site(
+    request, tmp_path_factory, shared_minio: Minio, shared_clickhouse: EmbeddedClickHouse
+):
+    """A site that all tests of one file look at."""
+    site = Site(tmp_path_factory.mktemp("site"), shared_minio, shared_clickhouse)
+    request.node.site = site
+    yield site
+    site.stop()
+
+
+@pytest.fixture
+def own_site(request, tmp_path: Path):
+    """A site whose MinIO and ClickHouse are the test's own, to be killed as it likes."""
+    minio = Minio(tmp_path)
+    clickhouse = EmbeddedClickHouse(tmp_path)
+    site = Site(tmp_path, minio, clickhouse)
+    request.node.site = site
+    try:
+        site.add(minio).up()
+        site.add(clickhouse).up()
+        yield site
+    finally:
+        site.stop()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    site = getattr(item, "site", None) or getattr(item.parent, "site", None)
+    if report.failed and site is not None:
+        for title, text in site.report():
+            report.sections.append((title, text))

@@ -1,0 +1,58 @@
+"""Comparing what was acknowledged with what is in ClickHouse, as multisets of the unique
+attribute."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from .process import Process, eventually
+from .services import EmbeddedClickHouse
+
+LOAD_ID = "millpond.load.id"
+
+
+def ids(clickhouse: EmbeddedClickHouse, database: str) -> Counter[str]:
+    """How often each load id is in the table; rows without one count under the empty id."""
+    return Counter(clickhouse.lines(f"SELECT LogAttributes['{LOAD_ID}'] FROM {database}.otel_logs"))
+
+
+def rows_of(clickhouse: EmbeddedClickHouse, database: str) -> int:
+    return int(clickhouse.scalar(f"SELECT count() FROM {database}.otel_logs"))
+
+
+def wait_for_all(
+    acknowledged: Iterable[str],
+    clickhouse: EmbeddedClickHouse,
+    database: str,
+    *alive: Process,
+    timeout: float = 120,
+) -> None:
+    """Waits until every acknowledged record is there; fails at once when a process in `alive`
+    ends."""
+    wanted = set(acknowledged)
+
+    def arrived() -> bool:
+        for process in alive:
+            process.must_run()
+        missing = wanted - ids(clickhouse, database).keys()
+        if missing:
+            raise AssertionError(f"{len(missing)} of {len(wanted)} missing")
+        return True
+
+    eventually(f"acknowledged records in {database}", arrived, timeout, interval=0.5)
+
+
+def assert_exactly_once(
+    acknowledged: list[str], clickhouse: EmbeddedClickHouse, database: str
+) -> None:
+    """Every acknowledged record is there once; whatever else is there (sent, committed, but the
+    answer was lost) is there at most once. Call it when the consumer has ended, so that nothing
+    can arrive later."""
+    repeated = [name for name, count in Counter(acknowledged).items() if count > 1]
+    assert not repeated, f"the load generator acknowledged twice: {repeated[:5]}"
+    found = ids(clickhouse, database)
+    missing = [name for name in acknowledged if name not in found]
+    doubled = {name: count for name, count in found.items() if count > 1}
+    assert not missing, f"{len(missing)} acknowledged records are missing: {missing[:5]}"
+    assert not doubled, f"{len(doubled)} records are there more than once: {list(doubled)[:5]}"

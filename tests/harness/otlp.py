@@ -1,0 +1,49 @@
+"""Sending OTLP/gRPC log requests whose bytes the test decides, malformed ones included."""
+
+from __future__ import annotations
+
+import grpc
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+
+EXPORT = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
+
+
+def channel(address: str) -> grpc.Channel:
+    """A connection of its own, without the client's limits, which are not under test."""
+    return grpc.insecure_channel(
+        address,
+        options=[
+            ("grpc.max_send_message_length", -1),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+        ],
+    )
+
+
+def export(address: str, payload: bytes, timeout: float = 60, method: str = EXPORT):
+    """Sends one request as it is; raises grpc.RpcError when it is refused."""
+    with channel(address) as connection:
+        call = connection.unary_unary(
+            method,
+            request_serializer=lambda raw: raw,
+            response_deserializer=ExportLogsServiceResponse.FromString,
+        )
+        return call(payload, timeout=timeout, wait_for_ready=True)
+
+
+def answer(address: str, payload: bytes) -> tuple[str, str]:
+    """Sends one request and returns the name of its status code and the message."""
+    try:
+        export(address, payload)
+    except grpc.RpcError as error:
+        return error.code().name, error.details()
+    return "OK", ""
+
+
+def refusal(address: str, payload: bytes, **options) -> grpc.RpcError:
+    """Sends a request that must be refused and returns the refusal (code(), details())."""
+    try:
+        export(address, payload, **options)
+    except grpc.RpcError as error:
+        return error
+    raise AssertionError(f"{address} accepted a request of {len(payload)} bytes it should refuse")

@@ -1,0 +1,152 @@
+"""One operating-system process under test: started, killed, stopped and restarted, with its output
+in a file that is shown when the test fails. Never decides anything by time: waits poll for a
+condition and say what they waited for when they give up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+# Generous: a wait only ever takes this long when something is broken.
+PATIENCE = 60.0
+
+
+class TimedOut(AssertionError):
+    """A condition that should have come true did not, however long we waited."""
+
+
+def eventually(
+    what: str,
+    condition: Callable[[], object],
+    timeout: float = PATIENCE,
+    interval: float = 0.05,
+):
+    """Polls `condition` until it returns something true, and returns that.
+
+    An exception counts as "not yet"; the last value or exception is part of the failure.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            last = condition()
+            if last:
+                return last
+        except TimedOut:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever is not there yet
+            last = error
+        if time.monotonic() > deadline:
+            raise TimedOut(f"waited {timeout:.0f} s for {what}; last: {last!r:.500}")
+        time.sleep(interval)
+
+
+_taken: set[int] = set()
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on and that this run has not handed out before."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port not in _taken:
+            _taken.add(port)
+            return port
+
+
+def _die_with_parent() -> None:
+    # A killed pytest must not leave servers behind. Linux only; elsewhere it is a courtesy less.
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+class Process:
+    """A program with its arguments; may be started many times, one at a time.
+
+    Start it from the main thread only: it dies with the thread that started it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[object],
+        logs: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.argv = [str(argument) for argument in argv]
+        self.log = logs / f"{name}.log"
+        self.output = logs / f"{name}.out"
+        self.environment = {**os.environ, **(environment or {})}
+        self._child: subprocess.Popen | None = None
+
+    def start(self) -> None:
+        assert self._child is None, f"{self.name} runs already"
+        with self.log.open("ab") as log, self.output.open("wb") as output:
+            log.write(f"--- {' '.join(self.argv)}\n".encode())
+            log.flush()
+            self._child = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=log,
+                env=self.environment,
+                preexec_fn=_die_with_parent,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None, f"{self.name} was not started"
+        return self._child.pid
+
+    def running(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    def send(self, signal_number: int) -> None:
+        assert self._child is not None, f"{self.name} was not started"
+        self._child.send_signal(signal_number)
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        """Waits for the process to end by itself and returns its exit code (-9: SIGKILL)."""
+        assert self._child is not None, f"{self.name} was not started"
+        try:
+            code = self._child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimedOut(f"{self.name} did not end within {timeout:.0f} s") from None
+        self._child = None
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to say goodbye. Fine with a process that has ended."""
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.send_signal(signal.SIGKILL)
+            self.wait()
+
+    def terminate(self, timeout: float = PATIENCE) -> int:
+        """SIGTERM, then the exit code."""
+        self.send(signal.SIGTERM)
+        return self.wait(timeout)
+
+    def must_run(self) -> None:
+        """Fails at once when the process has ended, instead of letting a wait run out."""
+        if not self.running():
+            raise TimedOut(f"{self.name} has ended: {self.messages()[-1500:]}")
+
+    def messages(self) -> str:
+        """Everything written to stderr so far, over all starts."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def stdout(self) -> str:
+        """What the latest start wrote to stdout."""
+        return self.output.read_text(errors="replace") if self.output.exists() else ""

@@ -1,0 +1,354 @@
+"""The programs of the pipeline, each as a process on free loopback ports: how it is started, when
+it is ready, how it is asked something. All flags of `millpond` that the tests use are here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from . import clickhouse
+from .process import Process, eventually, free_port
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BIN_DIR = Path(os.environ.get("MILLPOND_BIN_DIR", REPOSITORY / "target" / "debug"))
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "millpond-test",
+    "AWS_SECRET_ACCESS_KEY": "millpond-test-secret",
+    "AWS_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+def program(name: str) -> Path:
+    """One of our own binaries; `make build` makes them."""
+    path = BIN_DIR / name
+    assert path.exists(), f"{path} is missing: run `make build` first (or set MILLPOND_BIN_DIR)"
+    return path
+
+
+def tool(variable: str) -> str:
+    """A pinned tool, named by the variable that scripts/tools.sh exports."""
+    path = os.environ.get(variable)
+    assert path, f'{variable} is not set: run eval "$(scripts/tools.sh)" first, or `make test`'
+    return path
+
+
+def http_get(url: str, timeout: float = 5) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def with_defaults(flags: Sequence[object], defaults: Mapping[str, object]) -> list[object]:
+    """The flags, and those of the defaults that they do not give."""
+    missing = [(name, value) for name, value in defaults.items() if name not in flags]
+    return [*(part for pair in missing for part in pair), *flags]
+
+
+class Service(Process):
+    """A process with a port and a way to tell that it serves."""
+
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def up(self) -> Service:
+        """Starts it and waits until it serves."""
+        self.start()
+        return self.until_ready()
+
+    def until_ready(self) -> Service:
+        def serves() -> bool:
+            self.must_run()
+            return self.ready()
+
+        eventually(f"{self.name} to be ready", serves)
+        return self
+
+
+class Minio(Service):
+    """A real S3-compatible store with its data in a directory that outlives the process."""
+
+    def __init__(self, directory: Path, name: str = "minio") -> None:
+        self.port = free_port()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        data = directory / f"{name}-data"
+        data.mkdir()
+        super().__init__(
+            name,
+            [
+                tool("MILLPOND_MINIO"),
+                "server",
+                "--quiet",
+                "--address",
+                f"127.0.0.1:{self.port}",
+                data,
+            ],
+            directory,
+            {
+                "MINIO_ROOT_USER": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+                "MINIO_ROOT_PASSWORD": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+                "MINIO_BROWSER": "off",
+                "MINIO_UPDATE": "off",
+                "CI": "true",
+                "HOME": str(directory),
+            },
+        )
+
+    def ready(self) -> bool:
+        return http_get(f"{self.endpoint}/minio/health/cluster")[0] == 200
+
+
+class EmbeddedClickHouse(Service):
+    """The ClickHouse engine behind its HTTP interface; the data outlive the process."""
+
+    def __init__(self, directory: Path, name: str = "clickhouse") -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        super().__init__(
+            name,
+            [
+                program("embedded-clickhouse"),
+                *("--listen", f"127.0.0.1:{self.port}"),
+                *("--path", directory / f"{name}-data"),
+            ],
+            directory,
+        )
+
+    def ready(self) -> bool:
+        return http_get(f"{self.url}/ping")[0] == 200
+
+    def query(self, sql: str, **settings: object) -> bytes:
+        return clickhouse.query(self.url, sql, **settings)
+
+    def lines(self, sql: str) -> list[str]:
+        return clickhouse.lines(self.url, sql)
+
+    def scalar(self, sql: str) -> str:
+        return clickhouse.scalar(self.url, sql)
+
+    def rows(self, sql: str) -> list[dict]:
+        return clickhouse.rows(self.url, sql)
+
+
+class Buffer:
+    """A buffer URL and what a Millpond process needs to open it."""
+
+    def __init__(self, url: str, endpoint: str | None = None) -> None:
+        self.url = url
+        self.flags = ["--buffer", url]
+        if endpoint is not None:
+            self.flags += ["--s3-endpoint", endpoint]
+
+
+class Millpond(Service):
+    """A long-running `millpond` command with its admin port."""
+
+    def __init__(self, name: str, command: list[object], directory: Path) -> None:
+        self.admin = f"127.0.0.1:{free_port()}"
+        super().__init__(
+            name,
+            [program("millpond"), *command, "--admin", self.admin],
+            directory,
+            {**CREDENTIALS, "RUST_BACKTRACE": "1"},
+        )
+
+    def ready(self) -> bool:
+        return http_get(f"http://{self.admin}/readyz")[0] == 200
+
+    def alive(self) -> bool:
+        return http_get(f"http://{self.admin}/healthz")[0] == 200
+
+    def metrics(self) -> str:
+        status, body = http_get(f"http://{self.admin}/metrics")
+        assert status == 200, f"/metrics of {self.name} answered {status}: {body}"
+        return body
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        values = [
+            float(line.rsplit(" ", 1)[1])
+            for line in self.metrics().splitlines()
+            if line.split("{")[0].split(" ")[0] == name
+        ]
+        assert values, f"{self.name} has no metric {name}"
+        return sum(values)
+
+
+class Gateway(Millpond):
+    def __init__(
+        self, directory: Path, buffer: Buffer, *flags: object, name: str = "gateway"
+    ) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        super().__init__(
+            name,
+            [
+                "gateway",
+                *buffer.flags,
+                "--create-bucket",
+                *("--listen", self.address),
+                *with_defaults(flags, {"--linger": "100ms"}),
+            ],
+            directory,
+        )
+
+
+class Consumer(Millpond):
+    def __init__(
+        self,
+        directory: Path,
+        buffer: Buffer,
+        clickhouse_url: str,
+        *flags: object,
+        database: str,
+        consumer: str = "e2e",
+        name: str = "consumer",
+    ) -> None:
+        super().__init__(
+            name,
+            [
+                "consume",
+                *buffer.flags,
+                *("--consumer", consumer),
+                *("--clickhouse", clickhouse_url),
+                *("--database", database),
+                *with_defaults(flags, {"--lease": "2s"}),
+            ],
+            directory,
+        )
+
+    def owns(self) -> bool:
+        """Whether it is the owner of its cursor, not a process that stands by."""
+        return self.metric("millpond_consumer_shards_owned") > 0
+
+    def fenced(self) -> float:
+        """How often another owner has taken the cursor away from it."""
+        return self.metric("millpond_consumer_fenced_total")
+
+
+class Load(Process):
+    """`millpond load`: every record with a unique `millpond.load.id`; writes down what was
+    acknowledged."""
+
+    def __init__(
+        self, directory: Path, endpoint: str, *flags: object, records: int, name: str = "load"
+    ) -> None:
+        self.acknowledged_file = directory / f"{name}-acknowledged.txt"
+        super().__init__(
+            name,
+            [
+                program("millpond"),
+                "load",
+                *("--endpoint", f"http://{endpoint}"),
+                *("--records", records),
+                *("--acknowledged-file", self.acknowledged_file),
+                "--json",
+                *with_defaults(flags, {"--records-per-request": 100}),
+            ],
+            directory,
+        )
+
+    def acknowledged(self) -> list[str]:
+        """The ids of acknowledged records, so far while it runs."""
+        if not self.acknowledged_file.exists():
+            return []
+        text = self.acknowledged_file.read_text()
+        ids = []
+        # A line that is being written is not an acknowledgement yet.
+        for line in text[: text.rfind("\n") + 1].splitlines():
+            run, first, count = line.split()
+            ids += [f"{run}-{n:012}" for n in range(int(first), int(first) + int(count))]
+        return ids
+
+    def report(self) -> dict:
+        return json.loads(self.stdout().strip().splitlines()[-1])
+
+    def run(self, timeout: float = 120) -> dict:
+        self.start()
+        code = self.wait(timeout)
+        assert code == 0, f"millpond load ended with {code}: {self.messages()[-2000:]}"
+        return self.report()
+
+
+class Collector(Service):
+    """The OpenTelemetry Collector of builder.yaml: OTLP in, one exporter out, answers only when
+    the exporter has finished unless it is given a queue."""
+
+    def __init__(
+        self,
+        directory: Path,
+        exporter: str,
+        settings: Mapping[str, object],
+        name: str = "collector",
+    ) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        configuration = {
+            "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": self.address}}}},
+            "exporters": {exporter: settings},
+            "service": {
+                "telemetry": {"metrics": {"level": "none"}},
+                "pipelines": {"logs": {"receivers": ["otlp"], "exporters": [exporter]}},
+            },
+        }
+        # YAML is a superset of JSON.
+        file = directory / f"{name}.yaml"
+        file.write_text(json.dumps(configuration, indent=2))
+        super().__init__(name, [tool("MILLPOND_COLLECTOR"), "--config", file], directory)
+
+    def ready(self) -> bool:
+        return "Everything is ready" in self.messages()
+
+
+def forward_to(address: str) -> dict:
+    """Settings of the otlp_grpc exporter as people run it: a queue, and retries without end."""
+    return {
+        "endpoint": address,
+        "tls": {"insecure": True},
+        "sending_queue": {"enabled": True, "num_consumers": 4},
+        "retry_on_failure": {
+            "enabled": True,
+            "initial_interval": "200ms",
+            "max_interval": "1s",
+            "max_elapsed_time": "0s",
+        },
+    }
+
+
+def export_to_clickhouse(url: str, database: str) -> dict:
+    """Settings of the clickhouseexporter over HTTP, without a queue: its answer is ClickHouse's."""
+    return {
+        "endpoint": url,
+        "database": database,
+        "create_schema": True,
+        "async_insert": False,
+        "timeout": "30s",
+        "sending_queue": {"enabled": False},
+        "retry_on_failure": {"enabled": False},
+    }
+
+
+def telemetrygen(directory: Path, address: str, *flags: object, name: str = "telemetrygen") -> None:
+    """Runs telemetrygen to its end: log records over OTLP/gRPC."""
+    process = Process(
+        name,
+        [
+            tool("MILLPOND_TELEMETRYGEN"),
+            "logs",
+            *("--otlp-endpoint", address),
+            "--otlp-insecure",
+            *("--rate", "0"),
+            *("--timeout", "60s"),
+            *flags,
+        ],
+        directory,
+    )
+    process.start()
+    code = process.wait(120)
+    assert code == 0, f"telemetrygen ended with {code}: {process.messages()[-2000:]}"

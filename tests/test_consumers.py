@@ -1,0 +1,91 @@
+"""More than one consumer: two processes on one cursor (one is fenced and stands by), and consumers
+with names of their own (each gets everything)."""
+
+import signal
+
+from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
+from harness.process import eventually
+
+
+def _more_rows(site, load) -> None:
+    """Waits until rows arrive, unless the load has ended before."""
+    seen = rows_of(site.clickhouse, site.database)
+    eventually(
+        "more rows",
+        lambda: rows_of(site.clickhouse, site.database) > seen or not load.running(),
+    )
+
+
+def _finish(site, load, *consumers) -> None:
+    assert load.wait() == 0
+    acknowledged = load.acknowledged()
+    assert len(acknowledged) == 12_000
+    wait_for_all(acknowledged, site.clickhouse, site.database, *consumers)
+    for consumer in consumers:
+        assert consumer.terminate() == 0
+    assert_exactly_once(acknowledged, site.clickhouse, site.database)
+
+
+def test_a_takeover_fences_the_living_owner_which_stands_by(site):
+    gateway = site.gateway()
+    first = site.consumer("--instance", "one", name="consumer-one")
+    load = site.load(gateway, "--rate", 2_000, records=12_000)
+    load.start()
+    _more_rows(site, load)
+    second = site.consumer("--instance", "two", "--take-over", name="consumer-two")
+    eventually("the first to notice that it is fenced", lambda: first.fenced() == 1)
+    assert "fenced: two owns the cursor" in first.messages()
+    assert not first.owns()
+    assert second.owns()
+    _more_rows(site, load)
+
+    # The one that stands by goes on when the owner leaves.
+    assert second.terminate() == 0
+    eventually("the first to own the cursor again", first.owns)
+    _finish(site, load, first)
+
+
+def test_an_owner_that_slept_past_its_lease_is_fenced_when_it_wakes(site):
+    gateway = site.gateway()
+    first = site.consumer("--instance", "one", name="consumer-one")
+    load = site.load(gateway, "--rate", 2_000, records=12_000)
+    load.start()
+    _more_rows(site, load)
+    first.send(signal.SIGSTOP)
+    second = site.consumer("--instance", "two", name="consumer-two")
+    eventually("the second to own the cursor", second.owns)
+    first.send(signal.SIGCONT)
+    eventually("the first to notice that it is fenced", lambda: first.fenced() == 1)
+    assert second.owns()
+    _finish(site, load, second, first)
+
+
+def test_a_second_consumer_of_the_same_name_stands_by_while_the_first_lives(site):
+    gateway = site.gateway()
+    first = site.consumer("--instance", "one", name="consumer-one")
+    second = site.consumer("--instance", "two", name="consumer-two")
+    load = site.load(gateway, "--rate", 4_000, records=12_000)
+    load.start()
+    assert load.wait() == 0
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, first, second)
+    assert first.owns()
+    assert first.fenced() == 0
+    assert not second.owns()
+    assert [consumer.terminate() for consumer in (second, first)] == [0, 0]
+    assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
+
+
+def test_consumers_with_different_names_each_get_everything(site):
+    gateway = site.gateway()
+    databases = [f"{site.database}_a", f"{site.database}_b"]
+    consumers = [
+        site.consumer(database=database, consumer=f"name-{n}", name=f"consumer-{n}")
+        for n, database in enumerate(databases)
+    ]
+    load = site.load(gateway, records=10_000)
+    load.run()
+    acknowledged = load.acknowledged()
+    for consumer, database in zip(consumers, databases, strict=True):
+        wait_for_all(acknowledged, site.clickhouse, database, consumer)
+        assert consumer.terminate() == 0
+        assert_exactly_once(acknowledged, site.clickhouse, database)
