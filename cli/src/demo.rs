@@ -51,7 +51,7 @@ impl Wishes {
         let keep = text("KEEP").is_some_and(|keep| keep != "0");
         Ok(Wishes {
             seconds,
-            rate: number("DEMO_RATE", 0)?,
+            rate: number("DEMO_RATE", 50_000)?,
             buffer: text("DEMO_BUFFER"),
             keep,
         })

@@ -86,7 +86,8 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) compression_level: i32,
 
-    /// The most bytes held for requests, blocks and segments. 256MiB: a minute of 30 MB/s compressed tenfold.
+    /// How much memory the gateway may take. Four fifths are for requests, blocks and segments; the rest is for
+    /// connections, idle buffers and the allocator. 256MiB: a minute of 30 MB/s compressed tenfold.
     #[arg(
         long,
         env = "MILLPOND_GATEWAY_MEMORY_LIMIT",
@@ -136,7 +137,7 @@ impl GatewayArgs {
             block_bytes: self.block_bytes.bytes(),
             max_uploads: self.max_uploads,
             compression_level: self.compression_level,
-            memory_limit: self.memory_limit.bytes(),
+            memory_limit: self.memory_limit.bytes() / 5 * 4,
             max_wait: self.max_wait.0,
             shard: self.shard,
             shards_when_created: self.shards,

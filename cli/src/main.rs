@@ -1,6 +1,7 @@
 //! The `millpond` program: every command's front door. The work is done in the libraries.
 
 mod admin;
+mod allocator;
 mod consume;
 mod demo;
 mod dev;
@@ -68,6 +69,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    allocator::set_up();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let command = match settings::with_file(Cli::command(), &arguments) {
         Ok(command) => command,

@@ -38,7 +38,8 @@ pub struct Config {
     /// How far the first connection may send ahead (HTTP/2's connection window); the n-th gets an n-th of it, but at
     /// least 64 KiB, the protocol's own minimum. 8 MiB.
     pub connection_window_bytes: u32,
-    /// The largest HTTP/2 frame accepted. 256 KiB: fewer frames and reads for clients that make use of it.
+    /// The largest HTTP/2 frame accepted. 64 KiB: fewer frames and reads for clients that make use of it, in buffers
+    /// that the allocator still keeps at hand.
     pub max_frame_bytes: u32,
     /// How long requests in flight may take to finish once the gateway is told to stop. 30 s: a linger and a commit
     /// with some retries.
@@ -60,7 +61,7 @@ impl Default for Config {
             max_header_bytes: 16 << 10,
             stream_window_bytes: 1 << 20,
             connection_window_bytes: 8 << 20,
-            max_frame_bytes: 256 << 10,
+            max_frame_bytes: 64 << 10,
             drain_timeout: Duration::from_secs(30),
         }
     }

@@ -8,6 +8,7 @@
 //! Framing and decompression are done here, on hyper, rather than by tonic, which (0.14) allocates what a
 //! message's prefix promises and lets a zstd frame choose a window of 128 MiB, neither of which a budget could bound.
 
+mod buffers;
 mod config;
 mod connection;
 mod inflate;

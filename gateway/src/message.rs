@@ -10,6 +10,7 @@ use hyper::body::Body;
 use tokio::time::{Instant, Sleep, sleep};
 use tonic::Status;
 
+use crate::buffers::Buffers;
 use crate::memory::Held;
 use crate::reply;
 
@@ -35,8 +36,13 @@ pub(crate) struct Message {
     pub(crate) bytes: Bytes,
 }
 
-/// Reads the message and the end of the body after it. `held` grows to the message's length.
-pub(crate) async fn read<B>(body: B, limits: &Limits, held: &mut Held) -> Result<Message, Status>
+/// Reads the message and the end of the body after it. `held` grows to the room that the message takes.
+pub(crate) async fn read<B>(
+    body: B,
+    limits: &Limits,
+    buffers: &Buffers,
+    held: &mut Held,
+) -> Result<Message, Status>
 where
     B: Body<Data = Bytes>,
     B::Error: std::error::Error,
@@ -72,7 +78,12 @@ where
     if length > limits.max_message_bytes {
         return Err(reply::too_large("as sent", length, limits.max_message_bytes));
     }
+    let room = Buffers::room(length);
     let mut message = Vec::new();
+    if let Some(buffer) = buffers.take(room) {
+        frames.reserve(held, room).await?;
+        message = buffer;
+    }
     loop {
         let missing = length - message.len();
         if data.len() > missing {
@@ -85,7 +96,7 @@ where
             let step = FIRST_STEP
                 .max(message.capacity() * 2)
                 .max(message.len() + data.len())
-                .min(length);
+                .min(room);
             frames.reserve(held, step).await?;
             message.reserve_exact(step - message.len());
         }
@@ -95,7 +106,7 @@ where
             None if message.len() == length => {
                 return Ok(Message {
                     compressed,
-                    bytes: message.into(),
+                    bytes: buffers.lend(message),
                 });
             }
             None => {

@@ -17,6 +17,7 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::timeout;
 use tonic::Status;
 
+use crate::buffers::Buffers;
 use crate::config::Config;
 use crate::inflate::{Encoding, Inflater, Progress, first_room};
 use crate::memory::Held;
@@ -35,6 +36,9 @@ const VALIDATE_INLINE_MAX: usize = 1 << 20;
 /// No message may be longer than this part of the memory budget.
 const MESSAGE_SHARE: usize = 4;
 
+/// Idle buffers of messages may take this part of the memory budget, beside it.
+const IDLE_SHARE: usize = 32;
+
 /// What all requests of a gateway share.
 pub(crate) struct Service {
     producer: Producer,
@@ -42,6 +46,7 @@ pub(crate) struct Service {
     limits: Limits,
     max_requests: usize,
     requests: Semaphore,
+    buffers: Buffers,
     /// Decompressions at work. As many as cores: each holds a window beside what it has reserved.
     inflaters: Semaphore,
     metrics: Arc<Metrics>,
@@ -57,9 +62,8 @@ impl Service {
     pub(crate) fn new(producer: Producer, config: &Config, metrics: Arc<Metrics>) -> Service {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         // A compressed message is held twice for a moment; so a few of the longest always fit.
-        let max_message_bytes = config
-            .max_message_bytes
-            .min(producer.budget().limit() / MESSAGE_SHARE);
+        let memory_limit = producer.budget().limit();
+        let max_message_bytes = config.max_message_bytes.min(memory_limit / MESSAGE_SHARE);
         let max_requests = config.max_requests.clamp(1, Semaphore::MAX_PERMITS);
         Service {
             producer,
@@ -71,6 +75,7 @@ impl Service {
             },
             max_requests,
             requests: Semaphore::new(max_requests),
+            buffers: Buffers::new(memory_limit / IDLE_SHARE),
             inflaters: Semaphore::new(cores),
             metrics,
         }
@@ -115,7 +120,7 @@ impl Service {
             ));
         };
         let mut held = Held::nothing(self.producer.budget());
-        let message = message::read(request.into_body(), &self.limits, &mut held).await?;
+        let message = message::read(request.into_body(), &self.limits, &self.buffers, &mut held).await?;
         let received_at_us = now_us();
         self.metrics.received_bytes.inc_by(message.bytes.len() as u64);
         let payload = self.open(message, encoding, &mut held).await?;
