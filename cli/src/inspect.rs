@@ -6,11 +6,12 @@ use anyhow::{Context, bail};
 use bytes::Bytes;
 use millpond_manifest::cas;
 use millpond_manifest::cursor::Ownership;
-use millpond_manifest::{Buffer, Cursor, Manifest, layout};
+use millpond_manifest::{Buffer, Cursor, Log, Manifest, Page, layout};
 use millpond_segment::{Index, Limits};
 use millpond_storage::Store;
 use serde_json::{Value, json};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// What can be asked of a buffer's manifests.
 #[derive(Debug, clap::Subcommand)]
@@ -62,6 +63,18 @@ async fn buffer(store: &Store) -> anyhow::Result<Buffer> {
     Ok(found.state)
 }
 
+/// The log with all of its pages.
+async fn whole(store: &Store, manifest: Manifest) -> anyhow::Result<Log> {
+    let mut log = Log::new(manifest);
+    while let Some(reference) = log.missing(0).cloned() {
+        let key = layout::page(log.shard, reference.first, reference.page);
+        let page = cas::read::<Page>(store, &key).await?;
+        let page = page.with_context(|| format!("{key} is in the manifest but not in the store"))?;
+        log.load(&reference, Arc::new(page.state)).with_context(|| key)?;
+    }
+    Ok(log)
+}
+
 async fn cursors(store: &Store, shard: u32) -> anyhow::Result<Vec<Cursor>> {
     let mut cursors = Vec::new();
     for found in store.list(&layout::consumers(shard)).await? {
@@ -84,6 +97,7 @@ async fn dump(args: &ManifestArgs) -> anyhow::Result<()> {
         let log = cas::read::<Manifest>(&store, &layout::manifest(shard)).await?;
         let bytes = log.as_ref().map_or(0, |log| log.bytes);
         let log = log.map_or_else(|| Manifest::new(buffer.id, shard), |log| log.state);
+        let log = whole(&store, log).await?;
         let cursors = cursors(&store, shard).await?;
         if args.json {
             shards.push(shard_json(&log, bytes, &cursors));
@@ -98,9 +112,9 @@ async fn dump(args: &ManifestArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn shard_json(log: &Manifest, bytes: usize, cursors: &[Cursor]) -> Value {
-    let entries: Vec<Value> = (log.tail_start()..)
-        .zip(&log.tail)
+fn shard_json(log: &Log, bytes: usize, cursors: &[Cursor]) -> Value {
+    let entries: Vec<Value> = log
+        .entries(0)
         .map(|(sequence, entry)| {
             let parts: Vec<Value> = entry.parts.iter().map(|p| json!({
             "stream": log.streams[p.stream as usize].name, "offset": p.offset, "length": p.length,
@@ -113,19 +127,23 @@ fn shard_json(log: &Manifest, bytes: usize, cursors: &[Cursor]) -> Value {
             })
         })
         .collect();
+    let pages: Vec<Value> = log.pages.iter().map(|p| json!({
+        "first": p.first, "last": p.last, "page": p.page.to_string(), "bytes": p.bytes, "messages": p.messages,
+        "records": p.records,
+    })).collect();
     let producers: Vec<Value> = log.producers.iter().map(|p| json!({
         "id": p.id.to_string(), "commit": p.commit, "first_sequence": p.first_sequence, "count": p.count,
         "seen_at_ms": p.seen_at_ms,
     })).collect();
     json!({
         "shard": log.shard, "version": log.stamp.version, "bytes": bytes, "first_sequence": log.first_sequence,
-        "next_sequence": log.next_sequence, "orphan_floor_ms": log.orphan_floor_ms, "entries": entries,
+        "next_sequence": log.next_sequence, "orphan_floor_ms": log.orphan_floor_ms, "pages": pages, "entries": entries,
         "streams": log.streams.iter().map(|s| json!({"name": s.name, "encoding": s.encoding.name()})).collect::<Vec<_>>(),
         "producers": producers, "consumers": cursors.iter().map(|c| cursor_json(log, c)).collect::<Vec<_>>(),
     })
 }
 
-fn cursor_json(log: &Manifest, cursor: &Cursor) -> Value {
+fn cursor_json(log: &Log, cursor: &Cursor) -> Value {
     let (ownership, owner, lease) = match &cursor.ownership {
         Ownership::Released => ("released", None, None),
         Ownership::Abandoned => ("abandoned", None, None),
@@ -138,7 +156,7 @@ fn cursor_json(log: &Manifest, cursor: &Cursor) -> Value {
         .zip(&log.streams)
         .map(|(index, stream)| {
             let next = cursor.next(&stream.name);
-            let waiting: u64 = log.parts(index, next).map(|(_, _, part)| part.records).sum();
+            let waiting = log.records(index, next);
             let planned: Vec<_> = cursor.planned(&stream.name).collect();
             json!({ "stream": stream.name, "next": next, "planned": planned, "records_behind": waiting })
         })
@@ -149,17 +167,18 @@ fn cursor_json(log: &Manifest, cursor: &Cursor) -> Value {
     })
 }
 
-fn print_shard(log: &Manifest, bytes: usize, cursors: &[Cursor]) {
+fn print_shard(log: &Log, bytes: usize, cursors: &[Cursor]) {
     println!(
-        "shard {:04}: version {}, {} in the manifest, sequences {}..{}, {} producers",
+        "shard {:04}: version {}, {} in the manifest and {} pages, sequences {}..{}, {} producers",
         log.shard,
         log.stamp.version,
         readable(bytes as u64),
+        log.pages.len(),
         log.first_sequence,
         log.next_sequence,
         log.producers.len()
     );
-    for (sequence, entry) in (log.tail_start()..).zip(&log.tail) {
+    for (sequence, entry) in log.entries(0) {
         println!("  {sequence:>8}  {}  {:>10}", entry.segment, readable(entry.size));
         for part in &entry.parts {
             println!(
@@ -189,7 +208,7 @@ fn print_shard(log: &Manifest, bytes: usize, cursors: &[Cursor]) {
         );
         for (index, stream) in (0_u32..).zip(&log.streams) {
             let next = cursor.next(&stream.name);
-            let behind: u64 = log.parts(index, next).map(|(_, _, part)| part.records).sum();
+            let behind = log.records(index, next);
             println!(
                 "    {:<24} next {next}, {behind} records behind, {} batches planned",
                 stream.name,
@@ -228,7 +247,14 @@ async fn check(args: &ManifestArgs) -> anyhow::Result<ExitCode> {
             .into_iter()
             .map(|found| (found.key, found.size))
             .collect();
-        for (sequence, entry) in (log.tail_start()..).zip(&log.tail) {
+        let log = match whole(&store, log).await {
+            Ok(log) => log,
+            Err(error) => {
+                broken.push(format!("{error:#}"));
+                continue;
+            }
+        };
+        for (sequence, entry) in log.entries(0) {
             segments += 1;
             records += entry.parts.iter().map(|p| p.records).sum::<u64>();
             let key = layout::segment(shard, entry.segment);

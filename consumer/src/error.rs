@@ -49,15 +49,35 @@ pub enum ConsumeError {
         /// Its schema version.
         version: u32,
     },
-    /// A committed segment is gone.
+    /// A committed segment, or a page of the log, is gone.
     #[error(
-        "segment {key} (sequence {sequence}) is in the manifest but not in the store: it was deleted by hand or by a lifecycle rule; restore it"
+        "{key} (sequence {sequence}) is in the manifest but not in the store: it was deleted by hand or by a lifecycle rule; restore it"
     )]
     Lost {
         /// Its key.
         key: String,
         /// Its place in the log.
         sequence: u64,
+    },
+    /// Retention dropped what was about to be read.
+    #[error(
+        "{key} (sequence {sequence}) was trimmed before this consumer had read it: the log begins at {first} now; start it again to go on from there"
+    )]
+    Trimmed {
+        /// The object's key.
+        key: String,
+        /// Its place in the log.
+        sequence: u64,
+        /// Where the log begins.
+        first: u64,
+    },
+    /// A page is another one than the manifest refers to.
+    #[error("{key}: {wrong}")]
+    WrongPage {
+        /// The page's key.
+        key: String,
+        /// What is wrong.
+        wrong: millpond_manifest::log::WrongPage,
     },
     /// The sink will never take a batch.
     #[error("batch {batch} cannot be written: {reason}")]

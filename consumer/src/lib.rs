@@ -2,6 +2,7 @@
 //! parallel and out of order; what is acknowledged is contiguous. `design/consumer.md` tells the
 //! whole; the decisions are pure and live in `schedule`, the rest only carries.
 
+pub mod collector;
 mod config;
 mod environment;
 mod error;

@@ -3,7 +3,7 @@
 
 use millpond_manifest::cursor::Plan;
 use millpond_manifest::plan::{Candidate, Ground, Size, candidates};
-use millpond_manifest::{Cursor, Manifest};
+use millpond_manifest::{Cursor, Log, PageReference};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A batch of a stream.
@@ -48,31 +48,41 @@ pub(crate) enum Mode {
 }
 
 impl Schedule {
-    /// A successor's schedule: all that its predecessor may have sent comes first.
-    pub(crate) fn in_doubt(cursor: &Cursor, log: &Manifest, accepts: &dyn Fn(&str) -> bool) -> Self {
+    /// A successor's schedule: all that its predecessor may have sent comes first. An error names the page that must be
+    /// loaded to know.
+    pub(crate) fn in_doubt<'l>(
+        cursor: &Cursor,
+        log: &'l Log,
+        accepts: &dyn Fn(&str) -> bool,
+    ) -> Result<Self, &'l PageReference> {
         let mut doubt = BTreeSet::new();
         for (index, stream) in streams(log, accepts) {
-            // Every plan may have been sent, and every large segment as far as the in-flight limit
-            // reaches: counted without the small ones between them, so never too few.
-            let mut large = 0;
-            for candidate in stream_candidates(cursor, log, index, stream, usize::MAX - 1) {
+            // Every plan may have been sent, and every large segment that can have been among the first
+            // `max_in_flight` batches.
+            let mut before = Before::default();
+            let seen = stream_candidates(cursor, log, index, stream, usize::MAX - 1);
+            for candidate in seen.candidates {
                 let sent = match candidate.ground {
                     Ground::Planned => true,
-                    Ground::Large => {
-                        large += 1;
-                        large <= cursor.rule.max_in_flight
-                    }
+                    Ground::Large => before.at_least() < cursor.rule.max_in_flight,
                     Ground::Full | Ground::Open => false,
                 };
+                before.count(candidate.ground);
                 if sent {
                     doubt.insert((stream.to_owned(), candidate.plan));
                 }
             }
+            let planned_further = cursor.planned(stream).any(|plan| plan.high >= seen.end);
+            if (planned_further || before.at_least() < cursor.rule.max_in_flight)
+                && let Some(missing) = log.missing(cursor.next(stream))
+            {
+                return Err(missing);
+            }
         }
-        Schedule {
+        Ok(Schedule {
             work: BTreeMap::new(),
             doubt,
-        }
+        })
     }
 
     /// Whether a predecessor may have sent this batch.
@@ -119,7 +129,7 @@ impl Schedule {
     pub(crate) fn decide(
         &self,
         cursor: &Cursor,
-        log: &Manifest,
+        log: &Log,
         accepts: &dyn Fn(&str) -> bool,
         mode: Mode,
         slots: usize,
@@ -128,8 +138,9 @@ impl Schedule {
         let limit = cursor.rule.max_in_flight as usize;
         let mut busy = self.running();
         for (index, stream) in streams(log, accepts) {
-            let found = stream_candidates(cursor, log, index, stream, limit);
-            self.acknowledge(&mut decision, cursor, log, stream, &found);
+            let seen = stream_candidates(cursor, log, index, stream, limit);
+            self.acknowledge(&mut decision, cursor, stream, &seen);
+            let found = seen.candidates;
             let mut waiting = 0;
             for candidate in found.iter().take(limit) {
                 let key = (stream.to_owned(), candidate.plan);
@@ -174,16 +185,15 @@ impl Schedule {
         &self,
         decision: &mut Decision,
         cursor: &Cursor,
-        log: &Manifest,
         stream: &str,
-        found: &[Candidate],
+        Seen { candidates, end }: &Seen,
     ) {
         let done = |plan: Plan| self.work.get(&(stream.to_owned(), plan)) == Some(&Progress::Done);
-        let finished = found.iter().take_while(|c| done(c.plan)).count();
-        let next = match found.get(finished) {
+        let finished = candidates.iter().take_while(|c| done(c.plan)).count();
+        let next = match candidates.get(finished) {
             Some(unfinished) => unfinished.plan.low,
-            None if finished > cursor.rule.max_in_flight as usize => found[finished - 1].plan.high + 1,
-            None => log.next_sequence,
+            None if finished > cursor.rule.max_in_flight as usize => candidates[finished - 1].plan.high + 1,
+            None => *end,
         };
         if next > cursor.next(stream) {
             decision.acknowledge.push((stream.to_owned(), next));
@@ -192,7 +202,7 @@ impl Schedule {
     }
 }
 
-fn streams<'a>(log: &'a Manifest, accepts: &dyn Fn(&str) -> bool) -> Vec<(u32, &'a str)> {
+fn streams<'a>(log: &'a Log, accepts: &dyn Fn(&str) -> bool) -> Vec<(u32, &'a str)> {
     let numbered = (0_u32..).zip(&log.streams);
     numbered
         .map(|(i, s)| (i, s.name.as_str()))
@@ -200,15 +210,42 @@ fn streams<'a>(log: &'a Manifest, accepts: &dyn Fn(&str) -> bool) -> Vec<(u32, &
         .collect()
 }
 
-/// One more than `limit`, so that the caller sees whether there are more.
-fn stream_candidates(
-    cursor: &Cursor,
-    log: &Manifest,
-    index: u32,
-    stream: &str,
-    limit: usize,
-) -> Vec<Candidate> {
-    let parts = log.parts(index, cursor.next(stream)).map(|(sequence, _, part)| {
+/// A stream's batches to be, as far as the log is seen.
+struct Seen {
+    candidates: Vec<Candidate>,
+    /// They say all about the sequences below this one.
+    end: u64,
+}
+
+/// Of how many batches at least a predecessor must have thought before it came to a certain one.
+#[derive(Default)]
+struct Before {
+    certain: u32,
+    full: u32,
+}
+
+impl Before {
+    fn count(&mut self, ground: Ground) {
+        match ground {
+            Ground::Planned | Ground::Large => self.certain += 1,
+            Ground::Full => self.full += 1,
+            Ground::Open => {}
+        }
+    }
+
+    /// The predecessor may have cut small neighbours otherwise. Its batches of them have less than one and a half times what
+    /// makes one full, in records and in bytes; ours have as much as makes one full in one of the two: of three of ours, it
+    /// had one at least.
+    fn at_least(&self) -> u32 {
+        self.certain + self.full / 3
+    }
+}
+
+/// One more than `limit`, so that the caller sees whether there are more. What could still be another batch when more of
+/// the log is loaded is not among them.
+fn stream_candidates(cursor: &Cursor, log: &Log, index: u32, stream: &str, limit: usize) -> Seen {
+    let next = cursor.next(stream);
+    let parts = log.parts(index, next).map(|(sequence, _, part)| {
         (
             sequence,
             Size {
@@ -217,5 +254,18 @@ fn stream_candidates(
             },
         )
     });
-    candidates(&cursor.rule, cursor.planned(stream), parts, limit + 1)
+    let mut found = candidates(&cursor.rule, cursor.planned(stream), parts, limit + 1);
+    let mut end = log.horizon(next);
+    if end < log.next_sequence
+        && let Some(last) = found.last()
+        // A group that alone fills all that is loaded is large enough as it is.
+        && (last.plan.high >= end || (last.ground == Ground::Open && found.len() > 1))
+    {
+        end = last.plan.low;
+        found.pop();
+    }
+    Seen {
+        candidates: found,
+        end,
+    }
 }

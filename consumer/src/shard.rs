@@ -13,7 +13,8 @@ use crate::work::{Job, Wanted, Workshop};
 use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt, OptionFuture};
 use millpond_manifest::cas::{self, ReadError, Reread, Snapshot};
-use millpond_manifest::{Cursor, Manifest, layout};
+use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
+use millpond_storage::Version;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,8 +48,8 @@ impl Shard {
             self.workshop.metrics.owned_shards.inc();
             let term = async {
                 // Read after the epoch was won: it shows all that the predecessor can have seen.
-                let log = self.read_log().await?;
-                Tenure::new(&self, *owned, log).serve().await
+                let log = self.read_log().await?.map(Known::new);
+                Tenure::begin(&self, *owned, log).await?.serve().await
             }
             .await;
             self.workshop.metrics.owned_shards.dec();
@@ -108,6 +109,34 @@ impl Shard {
         Ok(log)
     }
 
+    /// Waits until a page is there.
+    async fn read_page(&self, reference: &PageReference) -> Result<Arc<Page>, ConsumeError> {
+        let key = layout::page(self.claim.shard, reference.first, reference.page);
+        let Claim {
+            store,
+            status,
+            environment,
+            ..
+        } = &self.claim;
+        let page = read_patiently::<Page>(store, &key, status, &**environment).await?;
+        match page {
+            Some(page) => Ok(Arc::new(page.state)),
+            None => Err(self.gone(&key, reference.first).await?),
+        }
+    }
+
+    /// Why an object of the log is not there: the log no longer begins before it, or it was taken away.
+    async fn gone(&self, key: &str, sequence: u64) -> Result<ConsumeError, ConsumeError> {
+        let log = self.read_log().await?;
+        let first = log.map_or(0, |log| log.state.first_sequence);
+        let key = key.to_owned();
+        Ok(if sequence < first {
+            ConsumeError::Trimmed { key, sequence, first }
+        } else {
+            ConsumeError::Lost { key, sequence }
+        })
+    }
+
     fn check_log(&self, log: &Manifest) -> Result<(), ConsumeError> {
         if log.buffer_id == self.claim.buffer_id {
             return Ok(());
@@ -120,6 +149,32 @@ impl Shard {
     }
 }
 
+/// The log as last read.
+struct Known {
+    log: Log,
+    version: Version,
+}
+
+impl Known {
+    fn new(snapshot: Snapshot<Manifest>) -> Known {
+        Known {
+            log: Log::new(snapshot.state),
+            version: snapshot.version,
+        }
+    }
+
+    fn load(&mut self, reference: &PageReference, page: Arc<Page>) -> Result<(), ConsumeError> {
+        let key = layout::page(self.log.shard, reference.first, reference.page);
+        self.log
+            .load(reference, page)
+            .map_err(|wrong| ConsumeError::WrongPage { key, wrong })
+    }
+}
+
+/// Of each stream, so many pages from its position on are kept loaded.
+const PAGES_AHEAD: usize = 2;
+
+type Loading<'a> = BoxFuture<'a, (PageReference, Result<Arc<Page>, ConsumeError>)>;
 type Reading = BoxFuture<'static, Result<Option<Snapshot<Manifest>>, ReadError>>;
 type Swapping = BoxFuture<'static, Result<Outcome, ConsumeError>>;
 
@@ -127,10 +182,11 @@ type Swapping = BoxFuture<'static, Result<Outcome, ConsumeError>>;
 struct Tenure<'a> {
     shard: &'a Shard,
     durable: Snapshot<Cursor>,
-    log: Option<Snapshot<Manifest>>,
+    log: Option<Known>,
     schedule: Schedule,
     work: JoinSet<(Key, Result<(), ConsumeError>)>,
     reading: Option<Reading>,
+    loading: Option<Loading<'a>>,
     swapping: Option<Swapping>,
     poll_at: Instant,
     swapped_at: Instant,
@@ -141,26 +197,31 @@ struct Tenure<'a> {
 }
 
 impl<'a> Tenure<'a> {
-    fn new(shard: &'a Shard, owned: Owned, log: Option<Snapshot<Manifest>>) -> Self {
-        let now = Instant::now();
-        let schedule = match &log {
-            Some(log) if owned.in_doubt => replay(shard, &owned.durable.state, &log.state),
+    async fn begin(
+        shard: &'a Shard,
+        owned: Owned,
+        mut log: Option<Known>,
+    ) -> Result<Tenure<'a>, ConsumeError> {
+        let schedule = match &mut log {
+            Some(known) if owned.in_doubt => replay(shard, &owned.durable.state, known).await?,
             _ => Schedule::default(),
         };
-        Tenure {
+        let now = Instant::now();
+        Ok(Tenure {
             shard,
             durable: owned.durable,
             log,
             schedule,
             work: JoinSet::new(),
             reading: None,
+            loading: None,
             swapping: None,
             poll_at: now,
             swapped_at: now,
             swap_again_at: now,
             drain_until: None,
             ignored: HashSet::new(),
-        }
+        })
     }
 
     async fn serve(mut self) -> Result<Term, ConsumeError> {
@@ -178,12 +239,18 @@ impl<'a> Tenure<'a> {
                 return self.release().await;
             }
             self.begin_read();
+            self.begin_load();
             let timer = self.next_timer(&decision);
             tokio::select! {
                 Some(done) = self.work.join_next(), if !self.work.is_empty() => {
                     let (key, outcome) = done.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
-                    outcome?;
-                    self.finished(&key);
+                    match outcome {
+                        Ok(()) => self.finished(&key),
+                        Err(ConsumeError::Lost { key, sequence }) => {
+                            return Err(self.shard.gone(&key, sequence).await?);
+                        }
+                        Err(error) => return Err(error),
+                    }
                 }
                 Some(outcome) = OptionFuture::from(self.swapping.as_mut()), if self.swapping.is_some() => {
                     self.swapping = None;
@@ -195,6 +262,14 @@ impl<'a> Tenure<'a> {
                 Some(outcome) = OptionFuture::from(self.reading.as_mut()), if self.reading.is_some() => {
                     self.reading = None;
                     self.read(outcome)?;
+                }
+                Some((reference, page)) = OptionFuture::from(self.loading.as_mut()), if self.loading.is_some() => {
+                    self.loading = None;
+                    // It may have left the log meanwhile, and then it is no matter that it is gone.
+                    if let Some(known) = self.log.as_mut().filter(|k| k.log.pages.contains(&reference)) {
+                        known.load(&reference, page?)?;
+                        self.measure_backlog();
+                    }
                 }
                 () = shutdown.cancelled(), if self.drain_until.is_none() => {
                     info!(shard = self.shard.claim.shard, "stopping: finishing {} batches", self.schedule.running());
@@ -209,7 +284,7 @@ impl<'a> Tenure<'a> {
         let Some(log) = &self.log else {
             return Decision::default();
         };
-        for stream in &log.state.streams {
+        for stream in &log.log.streams {
             if !self.shard.workshop.sink.accepts(&stream.name, stream.encoding)
                 && self.ignored.insert(stream.name.clone())
             {
@@ -224,15 +299,15 @@ impl<'a> Tenure<'a> {
         } else {
             Mode::Working
         };
-        let accepts = accepts(&*self.shard.workshop.sink, &log.state);
+        let accepts = accepts(&*self.shard.workshop.sink, &log.log);
         let slots = self.shard.config.writers;
         self.schedule
-            .decide(&self.durable.state, &log.state, &accepts, mode, slots)
+            .decide(&self.durable.state, &log.log, &accepts, mode, slots)
     }
 
     fn start(&mut self, key: Key) {
         let Some(log) = &self.log else { return };
-        let Some(job) = self.job(&log.state, &key) else {
+        let Some(job) = self.job(&log.log, &key) else {
             return;
         };
         debug!(?job, "starts");
@@ -254,7 +329,7 @@ impl<'a> Tenure<'a> {
     }
 
     /// The batch's identity and what to fetch for it.
-    fn job(&self, log: &Manifest, key: &Key) -> Option<Job> {
+    fn job(&self, log: &Log, key: &Key) -> Option<Job> {
         let (stream, plan) = key;
         let claim = &self.shard.claim;
         let index = log.stream_index(stream)?;
@@ -369,9 +444,16 @@ impl<'a> Tenure<'a> {
         match outcome {
             Ok(news) => {
                 self.shard.claim.status.goes_on(&what);
-                if let Some(log) = news {
-                    self.shard.check_log(&log.state)?;
-                    self.log = Some(log);
+                if let Some(news) = news {
+                    self.shard.check_log(&news.state)?;
+                    self.log = Some(match self.log.take() {
+                        None => Known::new(news),
+                        Some(known) => Known {
+                            log: known.log.advanced(news.state),
+                            version: news.version,
+                        },
+                    });
+                    self.warn_of_trimmed();
                     self.measure_backlog();
                 }
                 Ok(())
@@ -387,15 +469,60 @@ impl<'a> Tenure<'a> {
         }
     }
 
+    /// Keeps the pages loaded that the positions need next, and no others.
+    fn begin_load(&mut self) {
+        let Some(known) = &mut self.log else { return };
+        if known.log.pages.is_empty() {
+            return;
+        }
+        let sink = &*self.shard.workshop.sink;
+        let accepted = known
+            .log
+            .streams
+            .iter()
+            .filter(|s| sink.accepts(&s.name, s.encoding));
+        let mut wanted = Vec::new();
+        for stream in accepted {
+            let next = self.durable.state.next(&stream.name);
+            let from = known.log.pages.partition_point(|page| page.last < next);
+            wanted.extend(known.log.pages[from..].iter().take(PAGES_AHEAD).cloned());
+        }
+        known.log.unload(|page| wanted.contains(page));
+        if self.loading.is_some() {
+            return;
+        }
+        let missing = wanted.into_iter().find(|page| !known.log.is_loaded(page));
+        let shard = self.shard;
+        self.loading = missing.map(|page| {
+            async move {
+                let read = shard.read_page(&page).await;
+                (page, read)
+            }
+            .boxed()
+        });
+    }
+
+    /// Retention may drop what this consumer has not read.
+    fn warn_of_trimmed(&self) {
+        let Some(known) = &self.log else { return };
+        let first = known.log.first_sequence;
+        for stream in &known.log.streams {
+            let next = self.durable.state.next(&stream.name);
+            if next < first && self.shard.workshop.sink.accepts(&stream.name, stream.encoding) {
+                warn!(
+                    shard = self.shard.claim.shard,
+                    stream = stream.name,
+                    "sequences {next}..{first} were trimmed before this consumer had read them: what was in them is lost to it"
+                );
+            }
+        }
+    }
+
     fn measure_backlog(&self) {
         let Some(log) = &self.log else { return };
-        for (index, stream) in (0_u32..).zip(&log.state.streams) {
+        for (index, stream) in (0_u32..).zip(&log.log.streams) {
             let next = self.durable.state.next(&stream.name);
-            let records: u64 = log
-                .state
-                .parts(index, next)
-                .map(|(_, _, part)| part.records)
-                .sum();
+            let records = log.log.records(index, next);
             let gauge = self
                 .shard
                 .workshop
@@ -481,8 +608,18 @@ impl<'a> Tenure<'a> {
 }
 
 /// At a takeover: what the predecessor may have sent comes first.
-fn replay(shard: &Shard, cursor: &Cursor, log: &Manifest) -> Schedule {
-    let schedule = Schedule::in_doubt(cursor, log, &accepts(&*shard.workshop.sink, log));
+async fn replay(shard: &Shard, cursor: &Cursor, known: &mut Known) -> Result<Schedule, ConsumeError> {
+    let schedule = loop {
+        let missing = {
+            let accepts = accepts(&*shard.workshop.sink, &known.log);
+            match Schedule::in_doubt(cursor, &known.log, &accepts) {
+                Ok(schedule) => break schedule,
+                Err(page) => page.clone(),
+            }
+        };
+        let page = shard.read_page(&missing).await?;
+        known.load(&missing, page)?;
+    };
     let batches = schedule.doubtful();
     if batches > 0 {
         info!(
@@ -491,10 +628,10 @@ fn replay(shard: &Shard, cursor: &Cursor, log: &Manifest) -> Schedule {
         );
         shard.workshop.metrics.replayed_batches.inc_by(batches as u64);
     }
-    schedule
+    Ok(schedule)
 }
 
-fn accepts<'a>(sink: &'a dyn crate::Sink, log: &'a Manifest) -> impl Fn(&str) -> bool + 'a {
+fn accepts<'a>(sink: &'a dyn crate::Sink, log: &'a Log) -> impl Fn(&str) -> bool + 'a {
     |name| {
         log.streams
             .iter()

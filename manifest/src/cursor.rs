@@ -286,6 +286,25 @@ impl Cursor {
         Ok(())
     }
 
+    /// Everything from `position` on is to be read again, and nothing before it: of every stream, those that come later
+    /// included. Plans are forgotten, and an owner that still lives is fenced: the epoch is a new one.
+    #[must_use]
+    pub fn reset(&self, position: u64) -> Cursor {
+        Cursor {
+            epoch: self.epoch + 1,
+            ownership: Ownership::Released,
+            start: position,
+            streams: BTreeMap::new(),
+            ..self.clone()
+        }
+    }
+
+    /// The lowest position of the given streams: nothing from there on may be deleted.
+    pub fn needs<'a>(&self, streams: impl IntoIterator<Item = &'a str>) -> u64 {
+        let next = streams.into_iter().map(|stream| self.next(stream));
+        next.min().unwrap_or(self.start)
+    }
+
     /// The owner lives.
     pub fn renew(&mut self, now_ms: u64, lease_ms: u64) {
         if let Ownership::Held {

@@ -16,6 +16,16 @@ pub fn segment(shard: u32, segment: Ulid) -> String {
     format!("shards/{shard:04}/segments/{segment}")
 }
 
+/// The key of a page: `first` is the sequence of its first entry.
+pub fn page(shard: u32, first: u64, page: Ulid) -> String {
+    format!("shards/{shard:04}/pages/{first:020}-{page}")
+}
+
+/// The folder that a shard's pages are in.
+pub fn pages(shard: u32) -> String {
+    format!("shards/{shard:04}/pages")
+}
+
 /// The key of a consumer's cursor in a shard.
 pub fn cursor(shard: u32, consumer: &str) -> String {
     format!("shards/{shard:04}/consumers/{consumer}/cursor")

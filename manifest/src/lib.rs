@@ -7,14 +7,18 @@ pub mod cas;
 pub mod cursor;
 mod envelope;
 pub mod layout;
+pub mod log;
 pub mod manifest;
+pub mod page;
 pub mod plan;
 
 pub use buffer::Buffer;
 pub use cas::{Object, ReadError, Snapshot, Stamp, Swap};
 pub use cursor::{Cursor, Rule};
 pub use envelope::FormatError;
+pub use log::Log;
 pub use manifest::{Commit, CommitRefusal, Entry, Manifest, NewPart, NewSegment, Part, ProducerId};
+pub use page::{Page, PageReference};
 
 /// The format version that this code writes, and the only one it reads.
 pub const FORMAT_VERSION: u16 = 1;

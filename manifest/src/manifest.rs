@@ -2,6 +2,7 @@
 //! producers make. It never reads a clock, draws a random number or touches a store.
 
 use crate::cas::{Object, Stamp};
+use crate::page::{Page, PageReference};
 use crate::{FormatError, envelope, proto};
 use bytes::Bytes;
 use millpond_segment::Encoding;
@@ -15,6 +16,9 @@ use uuid::Uuid;
 pub const STREAMS_MAX: usize = 1_024;
 /// The most producers remembered. Past it, the one not seen for longest is forgotten.
 pub const PRODUCERS_MAX: usize = 4_096;
+/// A tail with this many entries is sealed into a page by the next commit, so that a commit moves a bounded number of
+/// bytes whatever the backlog.
+pub const TAIL_MAX: usize = 2_048;
 /// A producer not seen for this long is forgotten when another registers (milliseconds).
 pub const PRODUCER_EXPIRY_MS: u64 = 24 * 3_600 * 1_000;
 
@@ -75,23 +79,6 @@ pub struct Entry {
     pub committed_at_ms: u64,
     /// At most one for each stream.
     pub parts: Vec<Part>,
-}
-
-/// A sealed run of entries, kept in an object of its own.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PageReference {
-    /// Sequence of its first entry.
-    pub first: u64,
-    /// Sequence of its last entry.
-    pub last: u64,
-    /// Its key below the shard.
-    pub object: String,
-    /// Bytes of the segments in it.
-    pub bytes: u64,
-    /// Messages in it.
-    pub messages: u64,
-    /// Records in it.
-    pub records: u64,
 }
 
 /// What the manifest remembers of a producer: enough to recognise its last commit.
@@ -274,20 +261,6 @@ impl Manifest {
             .and_then(|i| u32::try_from(i).ok())
     }
 
-    /// The parts of a stream from a sequence on, oldest first, as far as the tail goes.
-    pub fn parts(&self, stream: u32, from: u64) -> impl Iterator<Item = (u64, &Entry, &Part)> {
-        let start = self.tail_start();
-        let skip = usize::try_from(from.saturating_sub(start)).unwrap_or(usize::MAX);
-        self.tail
-            .iter()
-            .enumerate()
-            .skip(skip)
-            .filter_map(move |(i, entry)| {
-                let part = entry.parts.iter().find(|p| p.stream == stream)?;
-                Some((start + i as u64, entry, part))
-            })
-    }
-
     /// Registers a producer (its commit number 0). Producers that were not seen for
     /// [`PRODUCER_EXPIRY_MS`] are forgotten; so is the one not seen for longest when the table is full.
     #[must_use]
@@ -370,6 +343,44 @@ impl Manifest {
         })
     }
 
+    /// Takes the tail's entries up to and including sequence `last` into a page named `page`. `None` when the page cannot
+    /// be referenced: its name is before the orphan floor, so that it may be deleted any moment, or the tail does not
+    /// have that sequence.
+    pub fn seal(&self, page: Ulid, last: u64) -> Option<(Page, Manifest)> {
+        let first = self.tail_start();
+        if page.timestamp_ms() < self.orphan_floor_ms || last < first || last >= self.next_sequence {
+            return None;
+        }
+        let count = usize::try_from(last - first).ok()? + 1;
+        let mut next = self.clone();
+        let tail = next.tail.split_off(count);
+        let sealed = Page {
+            buffer_id: self.buffer_id,
+            shard: self.shard,
+            first,
+            entries: std::mem::replace(&mut next.tail, tail),
+        };
+        next.pages.push(sealed.reference(page));
+        Some((sealed, next))
+    }
+
+    /// What a collector does: the log begins at `first_sequence` from now on (never earlier than it does now), and no
+    /// segment or page named before `orphan_floor_ms` can join it any more. Pages of which nothing is left are dropped.
+    /// Nothing may be deleted before this state is in force.
+    #[must_use]
+    pub fn collect(&self, first_sequence: u64, orphan_floor_ms: u64) -> Manifest {
+        let mut next = self.clone();
+        next.first_sequence = first_sequence.clamp(self.first_sequence, self.next_sequence);
+        next.orphan_floor_ms = orphan_floor_ms.max(self.orphan_floor_ms);
+        next.pages.retain(|page| page.last >= next.first_sequence);
+        if next.pages.is_empty() {
+            let gone = next.first_sequence.saturating_sub(self.tail_start());
+            next.tail
+                .drain(..usize::try_from(gone).unwrap_or(usize::MAX).min(next.tail.len()));
+        }
+        next
+    }
+
     fn check_segments(&self, segments: &[NewSegment]) -> Result<(), CommitRefusal> {
         if segments.is_empty() {
             return Err(CommitRefusal::Invalid("it has no segments".into()));
@@ -448,7 +459,7 @@ impl Manifest {
 }
 
 /// The rules that an entry keeps, checked before it is written and after it is read.
-fn check_entry(entry: &Entry, streams: usize) -> Result<(), String> {
+pub(crate) fn check_entry(entry: &Entry, streams: usize) -> Result<(), String> {
     let mut seen = HashSet::new();
     for part in &entry.parts {
         let end = part.offset.checked_add(part.length);
@@ -500,7 +511,7 @@ impl Object for Manifest {
                 next_sequence: *next_sequence,
                 orphan_floor_ms: *orphan_floor_ms,
                 streams: streams.iter().map(encode_stream).collect(),
-                pages: pages.iter().map(encode_page).collect(),
+                pages: pages.iter().map(PageReference::encode).collect(),
                 tail: tail.iter().map(encode_entry).collect(),
                 producers: producers.iter().map(encode_producer).collect(),
             },
@@ -529,8 +540,16 @@ impl Object for Manifest {
                 .map(decode_stream)
                 .collect::<Result<_, _>>()
                 .map_err(content)?,
-            pages: m.pages.into_iter().map(decode_page).collect(),
-            tail: m.tail.iter().map(decode_entry).collect::<Result<_, _>>()?,
+            pages: m
+                .pages
+                .iter()
+                .map(PageReference::decode)
+                .collect::<Result<_, _>>()?,
+            tail: m
+                .tail
+                .iter()
+                .map(|entry| decode_entry(Self::NAME, entry))
+                .collect::<Result<_, _>>()?,
             producers: m
                 .producers
                 .iter()
@@ -549,7 +568,18 @@ impl Object for Manifest {
 impl Manifest {
     /// Names the first rule of the format that this state breaks.
     pub fn check(&self) -> Result<(), String> {
-        let mut at = self.first_sequence;
+        // The oldest page goes when all of it has; until then the log may begin inside of it.
+        let mut at = self.pages.first().map_or(self.first_sequence, |page| page.first);
+        if self
+            .pages
+            .first()
+            .is_some_and(|page| self.first_sequence < page.first || self.first_sequence > page.last)
+        {
+            return Err(format!(
+                "first_sequence {} is not in the oldest page",
+                self.first_sequence
+            ));
+        }
         for page in &self.pages {
             if page.first != at || page.last < page.first {
                 return Err(format!(
@@ -607,45 +637,7 @@ fn decode_stream(stream: proto::Stream) -> Result<Stream, String> {
     })
 }
 
-fn encode_page(page: &PageReference) -> proto::PageReference {
-    let PageReference {
-        first,
-        last,
-        object,
-        bytes,
-        messages,
-        records,
-    } = page.clone();
-    proto::PageReference {
-        first,
-        last,
-        object,
-        bytes,
-        messages,
-        records,
-    }
-}
-
-fn decode_page(page: proto::PageReference) -> PageReference {
-    let proto::PageReference {
-        first,
-        last,
-        object,
-        bytes,
-        messages,
-        records,
-    } = page;
-    PageReference {
-        first,
-        last,
-        object,
-        bytes,
-        messages,
-        records,
-    }
-}
-
-fn encode_entry(entry: &Entry) -> proto::Entry {
+pub(crate) fn encode_entry(entry: &Entry) -> proto::Entry {
     let Entry {
         segment,
         size,
@@ -683,14 +675,14 @@ fn encode_entry(entry: &Entry) -> proto::Entry {
     }
 }
 
-fn decode_entry(entry: &proto::Entry) -> Result<Entry, FormatError> {
-    let segment = Ulid::from_bytes(envelope::sixteen(Manifest::NAME, "tail.segment", &entry.segment)?);
+pub(crate) fn decode_entry(object: &'static str, entry: &proto::Entry) -> Result<Entry, FormatError> {
+    let segment = Ulid::from_bytes(envelope::sixteen(object, "entry.segment", &entry.segment)?);
     let parts = entry.parts.iter().map(|part| {
         let last = part
             .first_received_at_us
             .checked_add_unsigned(part.received_span_us);
         let last_received_at_us = last.ok_or_else(|| FormatError::Content {
-            object: Manifest::NAME,
+            object,
             reason: format!(
                 "segment {segment}: received_span_us {} overflows",
                 part.received_span_us

@@ -3,7 +3,7 @@
 
 use millpond_manifest::cas::Object;
 use millpond_manifest::manifest::{PRODUCER_EXPIRY_MS, PRODUCERS_MAX};
-use millpond_manifest::{Commit, CommitRefusal, FormatError, Manifest, NewPart, NewSegment, ProducerId};
+use millpond_manifest::{Commit, CommitRefusal, FormatError, Log, Manifest, NewPart, NewSegment, ProducerId};
 use millpond_segment::Encoding;
 use proptest::prelude::*;
 use ulid::Ulid;
@@ -63,6 +63,7 @@ fn a_commit_appends_in_order_and_a_repeated_one_is_recognised() {
         })
     );
 
+    let log = Log::new(log);
     let sequences: Vec<_> = log.parts(0, 0).map(|(s, e, _)| (s, e.segment.random())).collect();
     assert_eq!(sequences, [(0, 1), (1, 2), (2, 3)]);
     assert_eq!(log.parts(0, 2).count(), 1);

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_manifest::{
-    Commit, CommitRefusal, Manifest, NewSegment, ProducerId, Snapshot, Swap, cas, layout,
+    Commit, CommitRefusal, Manifest, NewSegment, Object, Page, ProducerId, Snapshot, Swap, cas, layout,
 };
 use millpond_storage::{Backoff, Version};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
+use ulid::Ulid;
 use uuid::Uuid;
 
 use crate::health::Stage;
@@ -32,9 +33,19 @@ type Unresolved = Option<Option<Version>>;
 /// What is known of the manifest: `None` when it must be read again.
 type Known = Option<Option<Snapshot<Manifest>>>;
 
+/// A page on its way into the manifest.
+struct NewPage {
+    name: Ulid,
+    page: Page,
+    /// It is in the store: a manifest may refer to it.
+    stored: bool,
+}
+
 pub(crate) struct Committer {
     upload: Upload,
     buffer_id: Uuid,
+    tail_max: usize,
+    page: Option<NewPage>,
     streams: Streams,
     producer: ProducerId,
     registered: bool,
@@ -54,11 +65,13 @@ enum Next {
 }
 
 impl Committer {
-    pub(crate) fn new(upload: Upload, buffer_id: Uuid, streams: Streams) -> Self {
+    pub(crate) fn new(upload: Upload, buffer_id: Uuid, tail_max: usize, streams: Streams) -> Self {
         let producer = upload.environment.producer_id();
         Self {
             upload,
             buffer_id,
+            tail_max,
+            page: None,
             streams,
             producer,
             registered: false,
@@ -143,6 +156,9 @@ impl Committer {
         if !self.registered {
             return self.register().await;
         }
+        if !self.store_page().await {
+            return Next::AfterAWait;
+        }
         let now_ms = self.upload.environment.unix_ms();
         let Some(Some(snapshot)) = &self.known else {
             // It was registered, and the manifest is gone: as if it had been forgotten.
@@ -155,14 +171,21 @@ impl Committer {
             .producer(self.producer)
             .map_or(number, |row| row.commit + 1);
         let segments: Vec<NewSegment> = group.iter().map(UploadedWork::describe).collect();
-        match snapshot.state.commit(self.producer, number, &segments, now_ms) {
+        let sealed = self.sealed(&snapshot.state);
+        let base = sealed.as_ref().unwrap_or(&snapshot.state);
+        match base.commit(self.producer, number, &segments, now_ms) {
             Ok(Commit::Next {
                 state,
                 first_sequence,
             }) => {
                 let expected = snapshot.version.clone();
                 let state = state.stamped(self.upload.environment.nonce());
+                let seals = sealed.is_some();
                 if self.swap(Some(expected), state).await {
+                    if seals {
+                        self.page = None;
+                        self.upload.metrics.pages.inc();
+                    }
                     self.succeed(group, number, first_sequence, segments.len() as u64);
                     return Next::Done;
                 }
@@ -192,6 +215,55 @@ impl Committer {
                 self.forgotten(group, &refusal.to_string())
             }
         }
+    }
+
+    /// Puts the page of a full tail into the store, before any manifest refers to it. Whether a commit can go on.
+    async fn store_page(&mut self) -> bool {
+        let Some(Some(snapshot)) = &self.known else {
+            return true;
+        };
+        let state = &snapshot.state;
+        if state.tail.len() < self.tail_max {
+            self.page = None;
+            return true;
+        }
+        if self.sealed(state).is_some() {
+            return true;
+        }
+        // One that was begun is gone on with as long as the log does: its name is our own.
+        let begun = self.page.take().filter(|begun| {
+            let again = state.seal(begun.name, begun.page.last());
+            again.is_some_and(|(page, _)| page == begun.page)
+        });
+        let begun = begun.or_else(|| {
+            let name = self.upload.environment.ulid(state.orphan_floor_ms);
+            let (page, _) = state.seal(name, state.next_sequence - 1)?;
+            Some(NewPage {
+                name,
+                page,
+                stored: false,
+            })
+        });
+        let Some(mut begun) = begun else { return true };
+        let key = layout::page(self.upload.shard, begun.page.first, begun.name);
+        let put = self
+            .upload
+            .store
+            .put_if_absent(&key, vec![begun.page.encode()])
+            .await;
+        begun.stored = put.is_ok();
+        self.page = Some(begun);
+        if let Err(error) = &put {
+            self.upload.health.held_up(Stage::Commit, error);
+        }
+        put.is_ok()
+    }
+
+    /// The state with its full tail sealed, once that page is in the store.
+    fn sealed(&self, state: &Manifest) -> Option<Manifest> {
+        let new = self.page.as_ref().filter(|new| new.stored)?;
+        let (page, sealed) = state.seal(new.name, new.page.last())?;
+        (page == new.page).then_some(sealed)
     }
 
     /// Reads the manifest unless it is known. Whether it is known now.

@@ -30,6 +30,8 @@ pub struct Config {
     pub shard: Option<u32>,
     /// Shards of a buffer that does not exist yet (1).
     pub shards_when_created: u32,
+    /// Entries in the manifest at which the next commit seals them into a page (2,048: a manifest of about 120 KB).
+    pub tail_max: usize,
     /// How long [`start`](crate::Producer::start) tries to reach the store (30 s).
     pub start_timeout: Duration,
 }
@@ -48,6 +50,7 @@ impl Default for Config {
             encoders: std::thread::available_parallelism().map_or(1, usize::from),
             shard: None,
             shards_when_created: 1,
+            tail_max: millpond_manifest::manifest::TAIL_MAX,
             start_timeout: Duration::from_secs(30),
         }
     }
@@ -117,6 +120,7 @@ impl Config {
             30_000,
             "use at most 30,000 blocks in a segment",
         )?;
+        within("tail_max", self.tail_max, 1, 65_536, "use 1 to 65,536")?;
         within("max_uploads", self.max_uploads, 1, 1024, "use 1 to 1024")?;
         within("encoders", self.encoders, 1, 1024, "use 1 to 1024")?;
         let working = self.working_memory() as u64;

@@ -30,6 +30,7 @@ pub(crate) struct Metrics {
     pub(crate) refused: Counter,
     pub(crate) upload_retries: Counter,
     pub(crate) reuploads: Counter,
+    pub(crate) pages: Counter,
     pub(crate) commit_attempts: Family<AttemptLabels, Counter>,
     pub(crate) commits_found: Counter,
     pub(crate) expired: Counter,
@@ -56,6 +57,7 @@ impl Metrics {
             refused: Counter::default(),
             upload_retries: Counter::default(),
             reuploads: Counter::default(),
+            pages: Counter::default(),
             commit_attempts: Family::default(),
             commits_found: Counter::default(),
             expired: Counter::default(),
@@ -106,6 +108,11 @@ impl Metrics {
             "reuploads",
             "Segments uploaded again under a new name, for the orphan floor",
             m.reuploads,
+        );
+        to.register(
+            "pages",
+            "Pages that a full tail of the manifest was sealed into",
+            m.pages,
         );
         to.register(
             "commit_attempts",

@@ -124,7 +124,7 @@ impl Producer {
             health: health_of_upload,
             metrics: metrics_of_upload,
         };
-        let mut committer = Committer::new(upload.clone(), buffer.id, streams.clone());
+        let mut committer = Committer::new(upload.clone(), buffer.id, config.tail_max, streams.clone());
         register(&mut committer, &upload, give_up_at).await?;
 
         let tasks = TaskTracker::new();

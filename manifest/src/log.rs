@@ -1,0 +1,163 @@
+//! A shard's log as a reader sees it: the manifest, and those of its pages that are loaded. It never reads a page
+//! itself: it says which one is missing.
+
+use crate::manifest::{Entry, Part};
+use crate::{Manifest, Page, PageReference};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use thiserror::Error;
+use ulid::Ulid;
+
+/// The manifest and the pages that are loaded. It derefs to the manifest.
+#[derive(Debug, Clone)]
+pub struct Log {
+    manifest: Manifest,
+    pages: BTreeMap<Ulid, Arc<Page>>,
+}
+
+/// A page that is not what its reference says.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("it is another page than the manifest refers to: it holds sequences {first}..={last} of shard {shard:04}, its reference in the manifest says {}..={}", .reference.first, .reference.last)]
+pub struct WrongPage {
+    /// What the manifest says.
+    pub reference: PageReference,
+    /// The shard it names.
+    pub shard: u32,
+    /// Its first sequence.
+    pub first: u64,
+    /// Its last sequence.
+    pub last: u64,
+}
+
+impl std::ops::Deref for Log {
+    type Target = Manifest;
+
+    fn deref(&self) -> &Manifest {
+        &self.manifest
+    }
+}
+
+impl Log {
+    /// A log of which no page is loaded.
+    pub fn new(manifest: Manifest) -> Log {
+        Log {
+            manifest,
+            pages: BTreeMap::new(),
+        }
+    }
+
+    /// Goes on to a later state of the same manifest: pages that are still in it stay loaded.
+    #[must_use]
+    pub fn advanced(mut self, manifest: Manifest) -> Log {
+        self.pages
+            .retain(|name, _| manifest.pages.iter().any(|reference| reference.page == *name));
+        Log {
+            manifest,
+            pages: self.pages,
+        }
+    }
+
+    /// Adds a page that was read.
+    pub fn load(&mut self, reference: &PageReference, page: Arc<Page>) -> Result<(), WrongPage> {
+        let manifest = &self.manifest;
+        let same = page.reference(reference.page) == *reference;
+        let known = |entry: &Entry| {
+            entry
+                .parts
+                .iter()
+                .all(|part| (part.stream as usize) < manifest.streams.len())
+        };
+        if !same
+            || !page.entries.iter().all(known)
+            || page.shard != manifest.shard
+            || page.buffer_id != manifest.buffer_id
+        {
+            return Err(WrongPage {
+                reference: reference.clone(),
+                shard: page.shard,
+                first: page.first,
+                last: page.last(),
+            });
+        }
+        self.pages.insert(reference.page, page);
+        Ok(())
+    }
+
+    /// Forgets loaded pages but those that `keep` wants.
+    pub fn unload(&mut self, keep: impl Fn(&PageReference) -> bool) {
+        let manifest = &self.manifest;
+        self.pages
+            .retain(|name, _| manifest.pages.iter().any(|r| r.page == *name && keep(r)));
+    }
+
+    /// Whether a page is loaded.
+    pub fn is_loaded(&self, reference: &PageReference) -> bool {
+        self.pages.contains_key(&reference.page)
+    }
+
+    /// The first page from sequence `from` on that is not loaded.
+    pub fn missing(&self, from: u64) -> Option<&PageReference> {
+        let from = self.manifest.pages.partition_point(|page| page.last < from);
+        self.manifest.pages[from..]
+            .iter()
+            .find(|page| !self.is_loaded(page))
+    }
+
+    /// What is seen of the log from sequence `from` on ends before this one: at the first page that is not loaded, or at
+    /// the log's end.
+    pub fn horizon(&self, from: u64) -> u64 {
+        self.missing(from)
+            .map_or(self.manifest.next_sequence, |page| page.first)
+    }
+
+    /// The entries from a sequence on, oldest first, as far as they are seen.
+    pub fn entries(&self, from: u64) -> impl Iterator<Item = (u64, &Entry)> {
+        let from = from.max(self.manifest.first_sequence);
+        let horizon = self.horizon(from);
+        let skipped = self.manifest.pages.partition_point(|page| page.last < from);
+        let paged = self.manifest.pages[skipped..]
+            .iter()
+            .take_while(move |reference| reference.last < horizon)
+            .filter_map(|reference| self.pages.get(&reference.page))
+            .flat_map(move |page| seen(page.first, &page.entries, from));
+        let tail = if horizon == self.manifest.next_sequence {
+            &self.manifest.tail[..]
+        } else {
+            &[]
+        };
+        paged.chain(seen(self.manifest.tail_start(), tail, from))
+    }
+
+    /// Records of a stream from a sequence on. Of pages that are not loaded, those of all streams are counted: only the
+    /// page itself tells them apart.
+    pub fn records(&self, stream: u32, from: u64) -> u64 {
+        let of = |entry: &Entry| {
+            let parts = entry.parts.iter().filter(|part| part.stream == stream);
+            parts.map(|part| part.records).sum::<u64>()
+        };
+        let skipped = self.manifest.pages.partition_point(|page| page.last < from);
+        let paged = self.manifest.pages[skipped..].iter().map(|reference| {
+            self.pages.get(&reference.page).map_or(reference.records, |page| {
+                seen(page.first, &page.entries, from)
+                    .map(|(_, entry)| of(entry))
+                    .sum()
+            })
+        });
+        let tail = seen(self.manifest.tail_start(), &self.manifest.tail, from);
+        paged.sum::<u64>() + tail.map(|(_, entry)| of(entry)).sum::<u64>()
+    }
+
+    /// The parts of a stream from a sequence on, oldest first, as far as they are seen.
+    pub fn parts(&self, stream: u32, from: u64) -> impl Iterator<Item = (u64, &Entry, &Part)> {
+        self.entries(from).filter_map(move |(sequence, entry)| {
+            let part = entry.parts.iter().find(|part| part.stream == stream)?;
+            Some((sequence, entry, part))
+        })
+    }
+}
+
+/// A run of entries that begins at sequence `first`, from sequence `from` on.
+fn seen(first: u64, entries: &[Entry], from: u64) -> impl Iterator<Item = (u64, &Entry)> {
+    let skip = usize::try_from(from.saturating_sub(first)).unwrap_or(usize::MAX);
+    (first..).zip(entries).skip(skip)
+}
