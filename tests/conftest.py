@@ -5,6 +5,7 @@ buffer and database for every test, and the logs of its processes when it fails.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,16 +69,21 @@ class Site:
 
     def check_manifest(self) -> None:
         """`millpond manifest check` finds nothing wrong with the buffer."""
-        check = self.add(
-            Process(
-                "manifest-check",
-                [program("millpond"), "manifest", "check", *self.buffer.flags, "--json"],
-                self.directory,
-                CREDENTIALS,
-            )
-        )
-        check.start()
-        assert check.wait() == 0, check.stdout()
+        self.millpond("manifest", "check", "--json")
+
+    def millpond(self, *command: object, code: int = 0) -> Process:
+        """A `millpond` command on the buffer, run to its end, which must be with this exit code."""
+        name = "-".join(str(word) for word in command[:2])
+        words = [program("millpond"), *command, *self.buffer.flags]
+        process = self.add(Process(name, words, self.directory, CREDENTIALS))
+        process.start()
+        ended = process.wait()
+        assert ended == code, f"{name} ended with {ended}: {process.stdout()} {process.messages()}"
+        return process
+
+    def answer(self, *command: object) -> dict:
+        """What such a command says as JSON."""
+        return json.loads(self.millpond(*command, "--json").stdout().strip().splitlines()[-1])
 
     def stop(self) -> None:
         for process in reversed(self._own):

@@ -1,10 +1,12 @@
 //! `millpond consume`: a consumer with ClickHouse behind it.
 
 use crate::admin::Admin;
+use crate::gc::GcSettings;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::units::{Size, Time, readable};
 use millpond_clickhouse::{ClickHouse, Columns, Indexes};
+use millpond_consumer::collector::Collector;
 use millpond_consumer::{Consumer, SinkError};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -172,6 +174,13 @@ pub(crate) struct ConsumeArgs {
     #[arg(long, env = "MILLPOND_MAX_IN_FLIGHT", value_name = "N", default_value_t = 16)]
     pub(crate) max_in_flight: u32,
 
+    #[command(flatten)]
+    pub(crate) gc: GcSettings,
+
+    /// How often this process looks for garbage. 5m; 0s leaves it to others (`millpond gc`). Any number may do it at once.
+    #[arg(long, env = "MILLPOND_GC_INTERVAL", value_name = "TIME", default_value = "5m")]
+    pub(crate) gc_interval: Time,
+
     /// How long a stopping consumer works on what it has begun.
     #[arg(
         long,
@@ -252,6 +261,11 @@ pub(crate) async fn run(args: ConsumeArgs) -> anyhow::Result<()> {
     let mut registry = Registry::default();
     store.register_metrics(&mut registry);
     let consumer = Consumer::new(store.clone(), args.consumer(), Arc::new(sink), &mut registry)?;
+    let collecting = (!args.gc_interval.0.is_zero()).then(|| {
+        let config = args.gc.collector(args.gc_interval.0);
+        let collector = Collector::new(store.clone(), config, &mut registry);
+        tokio::spawn(collector.run(shutdown.clone()))
+    });
     admin.show(registry);
     let status = consumer.status();
     admin.ready_when(move || status.waiting_for());
@@ -264,6 +278,10 @@ pub(crate) async fn run(args: ConsumeArgs) -> anyhow::Result<()> {
         readable(args.memory_limit.0)
     );
     consumer.run(shutdown).await?;
+    if let Some(collecting) = collecting {
+        // The signal ended it too; a panic of its is no reason to exit otherwise.
+        let _ = collecting.await;
+    }
     info!("consumer {}: stopped", args.consumer);
     Ok(())
 }

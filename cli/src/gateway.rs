@@ -118,6 +118,11 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "MILLPOND_SHARDS", value_name = "N", default_value_t = 1)]
     pub(crate) shards: u32,
 
+    /// Entries in the manifest at which the next commit seals them into a page of their own. 2048: a commit then moves
+    /// 120 KB at most, whatever the backlog.
+    #[arg(long, env = "MILLPOND_TAIL_MAX", value_name = "N", default_value_t = 2048)]
+    pub(crate) tail_max: usize,
+
     /// How long a stopping gateway works on what it has accepted.
     #[arg(
         long,
@@ -141,6 +146,7 @@ impl GatewayArgs {
             max_wait: self.max_wait.0,
             shard: self.shard,
             shards_when_created: self.shards,
+            tail_max: self.tail_max,
             ..millpond_producer::Config::default()
         }
     }

@@ -57,14 +57,14 @@ impl ManifestCommand {
     }
 }
 
-async fn buffer(store: &Store) -> anyhow::Result<Buffer> {
+pub(crate) async fn buffer(store: &Store) -> anyhow::Result<Buffer> {
     let found = cas::read::<Buffer>(store, layout::BUFFER).await?;
     let found = found.with_context(|| format!("there is no buffer at {}", store.url()))?;
     Ok(found.state)
 }
 
 /// The log with all of its pages.
-async fn whole(store: &Store, manifest: Manifest) -> anyhow::Result<Log> {
+pub(crate) async fn whole(store: &Store, manifest: Manifest) -> anyhow::Result<Log> {
     let mut log = Log::new(manifest);
     while let Some(reference) = log.missing(0).cloned() {
         let key = layout::page(log.shard, reference.first, reference.page);
@@ -75,7 +75,7 @@ async fn whole(store: &Store, manifest: Manifest) -> anyhow::Result<Log> {
     Ok(log)
 }
 
-async fn cursors(store: &Store, shard: u32) -> anyhow::Result<Vec<Cursor>> {
+pub(crate) async fn cursors(store: &Store, shard: u32) -> anyhow::Result<Vec<Cursor>> {
     let mut cursors = Vec::new();
     for found in store.list(&layout::consumers(shard)).await? {
         if found.key.ends_with("/cursor") {
@@ -224,59 +224,19 @@ async fn check(args: &ManifestArgs) -> anyhow::Result<ExitCode> {
     let mut broken = Vec::new();
     let (mut segments, mut records) = (0, 0);
     for shard in 0..buffer.shards {
-        // Reading checks the envelope and every rule of the format.
-        let log = match cas::read::<Manifest>(&store, &layout::manifest(shard)).await {
-            Ok(log) => log,
-            Err(error) => {
-                broken.push(error.to_string());
-                continue;
+        let mut checked = check_shard(&store, &buffer, shard).await?;
+        // A collector may have trimmed the log while it was looked at; what is broken stays so.
+        for _ in 0..CHECKS_MAX {
+            if checked.broken.is_empty()
+                || first_sequence(&store, shard).await == Some(checked.first_sequence)
+            {
+                break;
             }
-        };
-        let Some(log) = log.map(|log| log.state) else {
-            continue;
-        };
-        if log.buffer_id != buffer.id {
-            broken.push(format!(
-                "shard {shard:04} belongs to buffer {}, not {}",
-                log.buffer_id, buffer.id
-            ));
+            checked = check_shard(&store, &buffer, shard).await?;
         }
-        let stored: std::collections::HashMap<_, _> = store
-            .list(&layout::segments(shard))
-            .await?
-            .into_iter()
-            .map(|found| (found.key, found.size))
-            .collect();
-        let log = match whole(&store, log).await {
-            Ok(log) => log,
-            Err(error) => {
-                broken.push(format!("{error:#}"));
-                continue;
-            }
-        };
-        for (sequence, entry) in log.entries(0) {
-            segments += 1;
-            records += entry.parts.iter().map(|p| p.records).sum::<u64>();
-            let key = layout::segment(shard, entry.segment);
-            match stored.get(&key) {
-                None => broken.push(format!("sequence {sequence}: segment {key} is missing")),
-                Some(size) if *size != entry.size => broken.push(format!(
-                    "sequence {sequence}: segment {key} has {size} bytes, the manifest says {}",
-                    entry.size
-                )),
-                Some(_) => {}
-            }
-        }
-        match cursors(&store, shard).await {
-            Ok(cursors) => broken.extend(cursors.iter().filter_map(|c| {
-                let ahead = c.streams.iter().find(|(_, s)| s.next > log.next_sequence)?;
-                Some(format!(
-                    "consumer {} acknowledged {} up to {}, past the log's end {}",
-                    c.consumer, ahead.0, ahead.1.next, log.next_sequence
-                ))
-            })),
-            Err(error) => broken.push(error.to_string()),
-        }
+        segments += checked.segments;
+        records += checked.records;
+        broken.extend(checked.broken);
     }
     if args.json {
         println!(
@@ -295,6 +255,84 @@ async fn check(args: &ManifestArgs) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// How often a shard is looked at while a collector trims it.
+const CHECKS_MAX: usize = 5;
+
+/// What was found in a shard.
+#[derive(Default)]
+struct Checked {
+    first_sequence: u64,
+    segments: u64,
+    records: u64,
+    broken: Vec<String>,
+}
+
+async fn first_sequence(store: &Store, shard: u32) -> Option<u64> {
+    let log = cas::read::<Manifest>(store, &layout::manifest(shard)).await;
+    Some(log.ok()??.state.first_sequence)
+}
+
+async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Result<Checked> {
+    let mut checked = Checked::default();
+    // Reading checks the envelope and every rule of the format.
+    let log = match cas::read::<Manifest>(store, &layout::manifest(shard)).await {
+        Ok(log) => log,
+        Err(error) => {
+            checked.broken.push(error.to_string());
+            return Ok(checked);
+        }
+    };
+    let Some(log) = log.map(|log| log.state) else {
+        return Ok(checked);
+    };
+    checked.first_sequence = log.first_sequence;
+    if log.buffer_id != buffer.id {
+        checked.broken.push(format!(
+            "shard {shard:04} belongs to buffer {}, not {}",
+            log.buffer_id, buffer.id
+        ));
+    }
+    let stored: std::collections::HashMap<_, _> = store
+        .list(&layout::segments(shard))
+        .await?
+        .into_iter()
+        .map(|found| (found.key, found.size))
+        .collect();
+    let log = match whole(store, log).await {
+        Ok(log) => log,
+        Err(error) => {
+            checked.broken.push(format!("{error:#}"));
+            return Ok(checked);
+        }
+    };
+    for (sequence, entry) in log.entries(0) {
+        checked.segments += 1;
+        checked.records += entry.parts.iter().map(|p| p.records).sum::<u64>();
+        let key = layout::segment(shard, entry.segment);
+        match stored.get(&key) {
+            None => checked
+                .broken
+                .push(format!("sequence {sequence}: segment {key} is missing")),
+            Some(size) if *size != entry.size => checked.broken.push(format!(
+                "sequence {sequence}: segment {key} has {size} bytes, the manifest says {}",
+                entry.size
+            )),
+            Some(_) => {}
+        }
+    }
+    match cursors(store, shard).await {
+        Ok(cursors) => checked.broken.extend(cursors.iter().filter_map(|c| {
+            let ahead = c.streams.iter().find(|(_, s)| s.next > log.next_sequence)?;
+            Some(format!(
+                "consumer {} acknowledged {} up to {}, past the log's end {}",
+                c.consumer, ahead.0, ahead.1.next, log.next_sequence
+            ))
+        })),
+        Err(error) => checked.broken.push(error.to_string()),
+    }
+    Ok(checked)
 }
 
 impl SegmentCommand {

@@ -3,9 +3,11 @@
 mod admin;
 mod allocator;
 mod consume;
+mod consumers;
 mod demo;
 mod dev;
 mod gateway;
+mod gc;
 mod inspect;
 mod logging;
 mod settings;
@@ -54,6 +56,11 @@ enum Command {
     Demo,
     /// Send OTLP logs to an endpoint and report what was acknowledged.
     Load(millpond_bench::load::LoadArgs),
+    /// See and set how far consumers are.
+    #[command(subcommand)]
+    Consumer(consumers::ConsumerCommand),
+    /// Delete what nobody needs any more: one round (a running consumer does so by itself).
+    Gc(gc::GcArgs),
     /// Look at a buffer's manifests and cursors.
     #[command(subcommand)]
     Manifest(inspect::ManifestCommand),
@@ -101,6 +108,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Command::Dev(args) => dev::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Demo => demo::run().await,
             Command::Load(args) => load(args).await,
+            Command::Consumer(command) => command.run().await.map(|()| ExitCode::SUCCESS),
+            Command::Gc(args) => gc::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Manifest(command) => command.run().await,
             Command::Segment(command) => command.run().await.map(|()| ExitCode::SUCCESS),
             Command::Config { command } => {

@@ -194,6 +194,8 @@ struct Tenure<'a> {
     swap_again_at: Instant,
     drain_until: Option<Instant>,
     ignored: HashSet<String>,
+    /// Where the log began when it was last said that something was trimmed unread.
+    trimmed: u64,
 }
 
 impl<'a> Tenure<'a> {
@@ -207,7 +209,7 @@ impl<'a> Tenure<'a> {
             _ => Schedule::default(),
         };
         let now = Instant::now();
-        Ok(Tenure {
+        let mut tenure = Tenure {
             shard,
             durable: owned.durable,
             log,
@@ -221,7 +223,10 @@ impl<'a> Tenure<'a> {
             swap_again_at: now,
             drain_until: None,
             ignored: HashSet::new(),
-        })
+            trimmed: 0,
+        };
+        tenure.warn_of_trimmed();
+        Ok(tenure)
     }
 
     async fn serve(mut self) -> Result<Term, ConsumeError> {
@@ -503,9 +508,12 @@ impl<'a> Tenure<'a> {
     }
 
     /// Retention may drop what this consumer has not read.
-    fn warn_of_trimmed(&self) {
+    fn warn_of_trimmed(&mut self) {
         let Some(known) = &self.log else { return };
         let first = known.log.first_sequence;
+        if std::mem::replace(&mut self.trimmed, first) == first {
+            return;
+        }
         for stream in &known.log.streams {
             let next = self.durable.state.next(&stream.name);
             if next < first && self.shard.workshop.sink.accepts(&stream.name, stream.encoding) {

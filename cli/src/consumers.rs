@@ -1,0 +1,288 @@
+//! `millpond consumer`: who reads a buffer and how far, and an operator's hand on a cursor.
+
+use crate::inspect::{buffer, cursors, whole};
+use crate::store::StoreArgs;
+use anyhow::{Context, bail, ensure};
+use millpond_manifest::cas::{self, Snapshot, Swap};
+use millpond_manifest::cursor::Ownership;
+use millpond_manifest::{Cursor, Log, Manifest, layout};
+use millpond_storage::Store;
+use serde_json::json;
+use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What can be done about a buffer's consumers.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum ConsumerCommand {
+    /// Show every consumer: its owner, its position in every stream, and how many records it is behind.
+    List {
+        #[command(flatten)]
+        store: StoreArgs,
+        /// One JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Set a consumer's position, in all streams, to read again or to skip. What a table already has is sent to it again:
+    /// to fill another table, use another consumer name.
+    Reset {
+        #[command(flatten)]
+        hand: Hand,
+        /// earliest, latest, a sequence, or a time like 2026-11-21T09:00:00Z: the first segment committed then or later.
+        #[arg(long, value_name = "WHERE")]
+        to: Target,
+    },
+    /// Forget a consumer, so that nothing is kept for it any more.
+    Remove {
+        #[command(flatten)]
+        hand: Hand,
+    },
+}
+
+/// Which consumer, and how hard.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Hand {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// The consumer's name.
+    consumer: String,
+    /// Only in this shard.
+    #[arg(long, value_name = "N")]
+    shard: Option<u32>,
+    /// Although an owner lives. It is fenced, and what it has sent and not acknowledged is forgotten.
+    #[arg(long)]
+    force: bool,
+}
+
+/// Where a consumer is to go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    Earliest,
+    Latest,
+    Sequence(u64),
+    /// Unix ms.
+    Time(u64),
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(sequence) = text.parse() {
+            return Ok(Target::Sequence(sequence));
+        }
+        match text {
+            "earliest" => Ok(Target::Earliest),
+            "latest" => Ok(Target::Latest),
+            _ => {
+                let wrong = || {
+                    format!(
+                        "{text:?} is neither earliest, latest, a sequence nor a time like 2026-11-21T09:00:00Z"
+                    )
+                };
+                let time = humantime::parse_rfc3339_weak(text).map_err(|_| wrong())?;
+                let since = time.duration_since(UNIX_EPOCH).map_err(|_| wrong())?;
+                Ok(Target::Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
+            }
+        }
+    }
+}
+
+impl Target {
+    /// The sequence to go on from.
+    fn position(self, log: &Log) -> anyhow::Result<u64> {
+        let (first, next) = (log.first_sequence, log.next_sequence);
+        Ok(match self {
+            Target::Earliest => first,
+            Target::Latest => next,
+            Target::Sequence(sequence) => {
+                ensure!(
+                    (first..=next).contains(&sequence),
+                    "sequence {sequence} is not in the log of shard {:04}, which goes from {first} to {next}",
+                    log.shard
+                );
+                sequence
+            }
+            Target::Time(at_ms) => {
+                let found = log.entries(0).find(|(_, entry)| entry.committed_at_ms >= at_ms);
+                found.map_or(next, |(sequence, _)| sequence)
+            }
+        })
+    }
+}
+
+impl ConsumerCommand {
+    pub(crate) async fn run(self) -> anyhow::Result<()> {
+        match self {
+            ConsumerCommand::List { store, json } => list(&store, json).await,
+            ConsumerCommand::Reset { hand, to } => reset(&hand, to).await,
+            ConsumerCommand::Remove { hand } => remove(&hand).await,
+        }
+    }
+}
+
+async fn list(args: &StoreArgs, as_json: bool) -> anyhow::Result<()> {
+    let store = args.open(false).await?;
+    let mut all = Vec::new();
+    for shard in 0..buffer(&store).await?.shards {
+        let log = read_log(&store, shard).await?;
+        for cursor in cursors(&store, shard).await? {
+            let owner = match &cursor.ownership {
+                Ownership::Released => "released".to_owned(),
+                Ownership::Abandoned => "abandoned with batches in doubt".to_owned(),
+                Ownership::Held {
+                    owner,
+                    lease_expires_at_ms,
+                } if *lease_expires_at_ms > now_ms() => format!("held by {owner}"),
+                Ownership::Held { owner, .. } => format!("left by {owner}, whose lease has run out"),
+            };
+            if !as_json {
+                println!(
+                    "{} in shard {shard:04}: {owner}, epoch {}",
+                    cursor.consumer, cursor.epoch
+                );
+            }
+            let mut streams = Vec::new();
+            for (index, stream) in (0_u32..).zip(log.iter().flat_map(|log| &log.streams)) {
+                let next = cursor.next(&stream.name);
+                let behind = log.as_ref().map_or(0, |log| log.records(index, next));
+                if as_json {
+                    streams.push(json!({ "stream": stream.name, "next": next, "records_behind": behind }));
+                } else {
+                    println!("    {:<24} next {next}, {behind} records behind", stream.name);
+                }
+            }
+            all.push(json!({
+                "consumer": cursor.consumer, "shard": shard, "epoch": cursor.epoch, "ownership": owner,
+                "sink": cursor.rule.sink, "streams": streams,
+            }));
+        }
+    }
+    if as_json {
+        println!("{}", json!({ "consumers": all }));
+    } else if all.is_empty() {
+        println!("no consumer has read this buffer");
+    }
+    Ok(())
+}
+
+async fn reset(hand: &Hand, to: Target) -> anyhow::Result<()> {
+    let store = hand.store.open(false).await?;
+    // All positions first: nothing is changed when one cannot be meant.
+    let mut changes = Vec::new();
+    let mut streams = 0;
+    for (shard, cursor) in hand.cursors(&store).await? {
+        let Some(log) = read_log(&store, shard).await? else {
+            continue;
+        };
+        streams += 1;
+        if matches!(to, Target::Sequence(_)) && streams > 1 {
+            bail!("a sequence belongs to one shard: say which with --shard");
+        }
+        changes.push((shard, to.position(&log)?, cursor));
+    }
+    for (shard, position, cursor) in changes {
+        let next = cursor.state.reset(position).stamped(rand::random());
+        let stamp = next.stamp;
+        let key = layout::cursor(shard, &hand.consumer);
+        match cas::swap(&store, &key, Some(&cursor.version), next).await {
+            Swap::Committed(_) => {}
+            Swap::Mismatch => {
+                bail!("the cursor in shard {shard:04} changed meanwhile: somebody owns it; try again")
+            }
+            Swap::Unknown(error) => {
+                let found = cas::read::<Cursor>(&store, &key).await?;
+                if found.is_none_or(|found| found.state.stamp != stamp) {
+                    return Err(error).context(format!(
+                        "the cursor in shard {shard:04} was not changed; try again"
+                    ));
+                }
+            }
+        }
+        println!(
+            "{} in shard {shard:04} goes on from sequence {position}",
+            hand.consumer
+        );
+    }
+    Ok(())
+}
+
+async fn remove(hand: &Hand) -> anyhow::Result<()> {
+    let store = hand.store.open(false).await?;
+    for (shard, _) in hand.cursors(&store).await? {
+        store.delete(&layout::cursor(shard, &hand.consumer)).await?;
+        println!("{} is removed from shard {shard:04}", hand.consumer);
+    }
+    Ok(())
+}
+
+impl Hand {
+    /// The cursors that are meant; an error when there is none, or when an owner lives and force was not asked for.
+    async fn cursors(&self, store: &Store) -> anyhow::Result<Vec<(u32, Snapshot<Cursor>)>> {
+        layout::check_consumer_name(&self.consumer)?;
+        let shards = buffer(store).await?.shards;
+        if let Some(shard) = self.shard {
+            ensure!(
+                shard < shards,
+                "there is no shard {shard}: the buffer has {shards}"
+            );
+        }
+        let mut found = Vec::new();
+        for shard in self.shard.map_or(0..shards, |shard| shard..shard + 1) {
+            let cursor = cas::read::<Cursor>(store, &layout::cursor(shard, &self.consumer)).await?;
+            found.extend(cursor.map(|cursor| (shard, cursor)));
+        }
+        if found.is_empty() {
+            bail!(
+                "no consumer {} has read the buffer at {}: `millpond consumer list` shows those that have",
+                self.consumer,
+                store.url()
+            );
+        }
+        for (shard, cursor) in &found {
+            if let Ownership::Held {
+                owner,
+                lease_expires_at_ms,
+            } = &cursor.state.ownership
+                && *lease_expires_at_ms > now_ms()
+                && !self.force
+            {
+                bail!(
+                    "{owner} owns the cursor of {} in shard {shard:04} for another {} ms: stop it first, or use --force",
+                    self.consumer,
+                    lease_expires_at_ms.saturating_sub(now_ms())
+                );
+            }
+        }
+        Ok(found)
+    }
+}
+
+async fn read_log(store: &Store, shard: u32) -> anyhow::Result<Option<Log>> {
+    match cas::read::<Manifest>(store, &layout::manifest(shard)).await? {
+        Some(found) => Ok(Some(whole(store, found.state).await?)),
+        None => Ok(None),
+    }
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_read_as_people_write_them() {
+        assert_eq!("earliest".parse(), Ok(Target::Earliest));
+        assert_eq!("latest".parse(), Ok(Target::Latest));
+        assert_eq!("12".parse(), Ok(Target::Sequence(12)));
+        assert_eq!("1970-01-01T00:00:01Z".parse(), Ok(Target::Time(1_000)));
+        assert_eq!("1970-01-01 00:00:02".parse(), Ok(Target::Time(2_000)));
+        for bad in ["", "-1", "yesterday", "1960-01-01T00:00:00Z"] {
+            let error = bad.parse::<Target>().expect_err(bad);
+            assert!(error.contains("neither earliest"), "{error}");
+        }
+    }
+}

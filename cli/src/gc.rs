@@ -1,0 +1,80 @@
+//! `millpond gc`: one round of the collector by hand, and the settings of the one that runs beside a consumer.
+
+use crate::store::StoreArgs;
+use crate::units::{Time, readable};
+use millpond_consumer::collector::{Collected, Collector, CollectorConfig};
+use prometheus_client::registry::Registry;
+use std::time::Duration;
+
+/// What may be deleted, and when.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct GcSettings {
+    /// How old an object must be that no manifest refers to before it is deleted. 1h: a gateway whose segment has
+    /// waited longer for its commit has to upload it again.
+    #[arg(long, env = "MILLPOND_GC_GRACE", value_name = "TIME", default_value = "1h")]
+    pub(crate) gc_grace: Time,
+
+    /// Delete what was committed longer ago than this, READ OR NOT. 0s: never; only what every consumer has
+    /// acknowledged goes.
+    #[arg(
+        long,
+        env = "MILLPOND_RETENTION_MAX_AGE",
+        value_name = "TIME",
+        default_value = "0s"
+    )]
+    pub(crate) retention_max_age: Time,
+}
+
+impl GcSettings {
+    pub(crate) fn collector(&self, interval: Duration) -> CollectorConfig {
+        CollectorConfig {
+            interval,
+            grace: self.gc_grace.0,
+            max_age: (!self.retention_max_age.0.is_zero()).then_some(self.retention_max_age.0),
+        }
+    }
+}
+
+/// Which buffer, and how.
+#[derive(Debug, clap::Args)]
+pub(crate) struct GcArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
+    settings: GcSettings,
+    /// Change nothing; say what would go. (What trimming sets free is younger than the grace at first, so a later round
+    /// may delete more.)
+    #[arg(long)]
+    dry_run: bool,
+    /// One JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One round over all shards.
+pub(crate) async fn run(args: GcArgs) -> anyhow::Result<()> {
+    let store = args.store.open(false).await?;
+    let config = args.settings.collector(Duration::ZERO);
+    let mut collector = Collector::new(store, config, &mut Registry::default());
+    let done = collector.round(args.dry_run).await?;
+    if args.json {
+        println!("{}", serde_json::to_string(&done)?);
+        return Ok(());
+    }
+    let Collected {
+        trimmed_sequences,
+        unread_sequences,
+        segments,
+        bytes,
+        pages,
+    } = done;
+    let would = if args.dry_run { "would be " } else { "" };
+    println!(
+        "{trimmed_sequences} sequences {would}trimmed, {unread_sequences} of them before some consumer had read them"
+    );
+    println!(
+        "{segments} segments with {} and {pages} pages {would}deleted",
+        readable(bytes)
+    );
+    Ok(())
+}

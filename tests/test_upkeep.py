@@ -1,0 +1,144 @@
+"""A log that grows, is sealed, read across its pages and collected; and an operator's hand on the
+consumers."""
+
+from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
+from harness.process import eventually
+
+
+def test_a_backlog_in_pages_is_read_once_though_the_consumer_is_killed(site):
+    gateway = site.gateway("--tail-max", 3, "--linger", "20ms")
+    load = site.load(gateway, "--concurrency", 4, records=20_000)
+    load.run()
+    assert gateway.metric("millpond_producer_pages_total") > 5
+    [shard] = site.answer("manifest", "dump")["shards"]
+    assert len(shard["pages"]) > 5
+    assert len(shard["entries"]) == shard["next_sequence"]
+
+    # Small batches, so that it dies in the middle.
+    flags = ("--batch-records", 500, "--gc-interval", "0s")
+    first = site.consumer(*flags, name="consumer-one")
+    eventually("some rows", lambda: rows_of(site.clickhouse, site.database) > 0)
+    first.kill()
+    second = site.consumer(*flags, name="consumer-two")
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, second)
+    assert second.terminate() == 0
+    assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
+
+    # All of it is read, and nothing is younger than no grace at all.
+    would = site.answer("gc", "--gc-grace", "0s", "--dry-run")
+    assert would["trimmed_sequences"] == shard["next_sequence"]
+    site.check_manifest()
+    done = site.answer("gc", "--gc-grace", "0s")
+    assert done == would
+    assert (done["segments"], done["unread_sequences"]) == (shard["next_sequence"], 0)
+    [shard] = site.answer("manifest", "dump")["shards"]
+    assert (shard["first_sequence"], shard["pages"], shard["entries"]) == (
+        shard["next_sequence"],
+        [],
+        [],
+    )
+    nothing = {name: 0 for name in done}
+    assert site.answer("gc", "--gc-grace", "0s") == nothing
+    site.check_manifest()
+
+
+def test_garbage_is_collected_under_load_and_crashes(site):
+    flags = ("--tail-max", 4, "--linger", "50ms")
+    gateway = site.gateway(*flags)
+    eager = ("--gc-interval", "100ms", "--gc-grace", "300ms")
+    consumer = site.consumer(*eager)
+    # A request without an answer is not sent again: the killed gateway may have committed it.
+    load = site.load(gateway, "--rate", 3_000, "--retry-for", "0s", records=24_000)
+    load.start()
+    for _ in range(3):
+        seen = consumer.metric("millpond_collector_deleted_segments_total")
+        eventually(
+            "segments to be deleted",
+            lambda seen=seen, consumer=consumer: (
+                consumer.metric("millpond_collector_deleted_segments_total") > seen
+            ),
+        )
+        consumer.kill()
+        gateway.kill()
+        gateway.up()
+        consumer.up()
+    load.wait()
+    assert len(load.acknowledged()) > 12_000
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
+    # What the killed gateway left uncommitted goes too.
+    site.check_manifest()
+    assert consumer.terminate() == 0
+    assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
+    assert gateway.terminate() == 0
+    site.millpond("gc", "--gc-grace", "0s")
+    [shard] = site.answer("manifest", "dump")["shards"]
+    assert shard["first_sequence"] == shard["next_sequence"]
+
+
+def test_retention_drops_what_nobody_read_and_says_so(site):
+    gateway = site.gateway()
+    site.load(gateway, records=1_000).run()
+    consumer = site.consumer("--gc-interval", "0s", name="consumer-before")
+    eventually("it to own its cursor", consumer.owns)
+    assert consumer.terminate() == 0
+    site.load(gateway, records=1_000, name="load-unread").run()
+    done = site.answer("gc", "--retention-max-age", "1ms", "--gc-grace", "0s")
+    assert done["unread_sequences"] > 0
+    load = site.load(gateway, records=1_000, name="load-after")
+    load.run()
+    # It goes on from where the log begins now.
+    consumer = site.consumer("--gc-interval", "0s")
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
+    assert "were trimmed before this consumer had read them" in consumer.messages()
+    assert consumer.terminate() == 0
+
+
+def test_a_consumer_is_listed_reset_and_removed(site):
+    gateway = site.gateway()
+    load = site.load(gateway, records=5_000)
+    load.run()
+    consumer = site.consumer("--gc-interval", "0s")
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
+
+    refused = site.millpond("consumer", "reset", "e2e", "--to", "earliest", code=1)
+    assert "owns the cursor of e2e" in refused.messages()
+    assert "--force" in refused.messages()
+    assert site.millpond("consumer", "remove", "e2e", code=1)
+    assert consumer.terminate() == 0
+    [listed] = site.answer("consumer", "list")["consumers"]
+    assert (listed["consumer"], listed["ownership"]) == ("e2e", "released")
+    [stream] = listed["streams"]
+    assert (stream["stream"], stream["records_behind"]) == ("otlp.logs", 0)
+
+    # Read again, into another table.
+    site.millpond("consumer", "reset", "e2e", "--to", "earliest")
+    [listed] = site.answer("consumer", "list")["consumers"]
+    assert listed["streams"][0]["records_behind"] == 5_000
+    other = f"{site.database}_again"
+    again = site.consumer("--gc-interval", "0s", database=other, name="consumer-again")
+    wait_for_all(load.acknowledged(), site.clickhouse, other, again)
+    assert again.terminate() == 0
+    assert_exactly_once(load.acknowledged(), site.clickhouse, other)
+
+    for where, behind in (("latest", 0), ("2020-01-01T00:00:00Z", 5_000), ("0", 5_000)):
+        site.millpond("consumer", "reset", "e2e", "--to", where)
+        [listed] = site.answer("consumer", "list")["consumers"]
+        assert listed["streams"][0]["records_behind"] == behind
+    past = site.millpond("consumer", "reset", "e2e", "--to", "99999", code=1)
+    assert "is not in the log" in past.messages()
+    unknown = site.millpond("consumer", "remove", "nobody", code=1)
+    assert "no consumer nobody" in unknown.messages()
+    site.millpond("consumer", "remove", "e2e")
+    assert site.answer("consumer", "list")["consumers"] == []
+
+
+def test_a_reset_by_force_fences_the_owner(site):
+    gateway = site.gateway()
+    load = site.load(gateway, records=2_000)
+    load.run()
+    consumer = site.consumer("--gc-interval", "0s")
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
+    site.millpond("consumer", "reset", "e2e", "--to", "latest", "--force")
+    eventually("the owner to notice", lambda: consumer.fenced() == 1)
+    assert consumer.terminate() == 0
+    assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
