@@ -3,6 +3,7 @@ consumers."""
 
 from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
 from harness.process import eventually
+from harness.services import Buffer
 
 
 def test_a_backlog_in_pages_is_read_once_though_the_consumer_is_killed(site):
@@ -142,3 +143,39 @@ def test_a_reset_by_force_fences_the_owner(site):
     eventually("the owner to notice", lambda: consumer.fenced() == 1)
     assert consumer.terminate() == 0
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
+
+
+def test_a_segment_that_cannot_be_read_is_named_and_left_out_when_told_so(site):
+    # Not in MinIO, which would notice by itself.
+    folder = site.directory / "buffer"
+    site.buffer = Buffer(folder.as_uri())
+    gateway = site.gateway("--linger", "20ms")
+    load = site.load(gateway, "--concurrency", 1, records=1_000)
+    load.run()
+    [shard] = site.answer("manifest", "dump")["shards"]
+    damaged = shard["entries"][2]
+    file = folder / "shards/0000/segments" / damaged["segment"]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+    first = site.consumer_of("--gc-interval", "0s", name="consumer-stopped")
+    first.start()
+    assert first.wait() == 1
+    named = f"segment {damaged['segment']} (sequence 2)"
+    assert named in first.messages()
+    assert "millpond consumer skip" in first.messages()
+    words = ("consumer", "skip", "e2e", "--stream", "otlp.logs", "--reason", "a bit flipped")
+    site.millpond(*words, "--sequence", 2)
+    again = site.millpond(*words, "--sequence", 2, code=1)
+    assert "is left out already" in again.messages()
+    past = site.millpond(*words, "--sequence", 999, code=1)
+    assert "has no otlp.logs" in past.messages()
+
+    consumer = site.consumer("--gc-interval", "0s")
+    left = damaged["parts"][0]["records"]
+    eventually("the others", lambda: rows_of(site.clickhouse, site.database) == 1_000 - left)
+    assert consumer.terminate() == 0
+    [listed] = site.answer("consumer", "list")["consumers"]
+    assert [(s["sequence"], s["reason"]) for s in listed["skipped"]] == [(2, "a bit flipped")]
+    assert listed["streams"][0]["records_behind"] == 0

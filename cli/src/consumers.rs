@@ -4,7 +4,7 @@ use crate::inspect::{buffer, cursors, whole};
 use crate::store::StoreArgs;
 use anyhow::{Context, bail, ensure};
 use millpond_manifest::cas::{self, Snapshot, Swap};
-use millpond_manifest::cursor::Ownership;
+use millpond_manifest::cursor::{Ownership, Skip};
 use millpond_manifest::{Cursor, Log, Manifest, layout};
 use millpond_storage::Store;
 use serde_json::json;
@@ -30,6 +30,25 @@ pub(crate) enum ConsumerCommand {
         /// earliest, latest, a sequence, or a time like 2026-11-21T09:00:00Z: the first segment committed then or later.
         #[arg(long, value_name = "WHERE")]
         to: Target,
+    },
+    /// Leave out one stream's part of one segment that cannot be read. It is written down in the cursor, with the reason.
+    Skip {
+        #[command(flatten)]
+        store: StoreArgs,
+        /// The consumer's name.
+        consumer: String,
+        /// As the consumer's error names it, like otlp.logs.
+        #[arg(long)]
+        stream: String,
+        /// The segment's sequence, as the consumer's error names it.
+        #[arg(long)]
+        sequence: u64,
+        /// The shard that the segment is in.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        shard: u32,
+        /// Why, for those who ask later.
+        #[arg(long)]
+        reason: String,
     },
     /// Forget a consumer, so that nothing is kept for it any more.
     Remove {
@@ -116,6 +135,22 @@ impl ConsumerCommand {
             ConsumerCommand::List { store, json } => list(&store, json).await,
             ConsumerCommand::Reset { hand, to } => reset(&hand, to).await,
             ConsumerCommand::Remove { hand } => remove(&hand).await,
+            ConsumerCommand::Skip {
+                store,
+                consumer,
+                stream,
+                sequence,
+                shard,
+                reason,
+            } => {
+                let skip = Skip {
+                    stream,
+                    sequence,
+                    at_ms: now_ms(),
+                    reason,
+                };
+                leave_out(&store.open(false).await?, &consumer, shard, skip).await
+            }
         }
     }
 }
@@ -151,9 +186,17 @@ async fn list(args: &StoreArgs, as_json: bool) -> anyhow::Result<()> {
                     println!("    {:<24} next {next}, {behind} records behind", stream.name);
                 }
             }
+            if !as_json {
+                for skip in &cursor.skipped {
+                    println!(
+                        "    left out: sequence {} of {}: {}",
+                        skip.sequence, skip.stream, skip.reason
+                    );
+                }
+            }
             all.push(json!({
                 "consumer": cursor.consumer, "shard": shard, "epoch": cursor.epoch, "ownership": owner,
-                "sink": cursor.rule.sink, "streams": streams,
+                "sink": cursor.rule.sink, "streams": streams, "skipped": cursor.skipped,
             }));
         }
     }
@@ -181,28 +224,62 @@ async fn reset(hand: &Hand, to: Target) -> anyhow::Result<()> {
         changes.push((shard, to.position(&log)?, cursor));
     }
     for (shard, position, cursor) in changes {
-        let next = cursor.state.reset(position).stamped(rand::random());
-        let stamp = next.stamp;
-        let key = layout::cursor(shard, &hand.consumer);
-        match cas::swap(&store, &key, Some(&cursor.version), next).await {
-            Swap::Committed(_) => {}
-            Swap::Mismatch => {
-                bail!("the cursor in shard {shard:04} changed meanwhile: somebody owns it; try again")
-            }
-            Swap::Unknown(error) => {
-                let found = cas::read::<Cursor>(&store, &key).await?;
-                if found.is_none_or(|found| found.state.stamp != stamp) {
-                    return Err(error).context(format!(
-                        "the cursor in shard {shard:04} was not changed; try again"
-                    ));
-                }
-            }
-        }
+        change(&store, &cursor, cursor.state.reset(position)).await?;
         println!(
             "{} in shard {shard:04} goes on from sequence {position}",
             hand.consumer
         );
     }
+    Ok(())
+}
+
+/// Swaps a cursor, an unknown outcome looked up.
+async fn change(store: &Store, before: &Snapshot<Cursor>, next: Cursor) -> anyhow::Result<()> {
+    let next = next.stamped(rand::random());
+    let (stamp, shard) = (next.stamp, next.shard);
+    let key = layout::cursor(shard, &next.consumer);
+    match cas::swap(store, &key, Some(&before.version), next).await {
+        Swap::Committed(_) => Ok(()),
+        Swap::Mismatch => {
+            bail!("the cursor in shard {shard:04} changed meanwhile: its owner lives; try again")
+        }
+        Swap::Unknown(error) => {
+            let found = cas::read::<Cursor>(store, &key).await?;
+            if found.is_some_and(|found| found.state.stamp == stamp) {
+                return Ok(());
+            }
+            Err(error).with_context(|| format!("it is not known whether the cursor in shard {shard:04} was changed; look with `millpond consumer list`"))
+        }
+    }
+}
+
+async fn leave_out(store: &Store, consumer: &str, shard: u32, skip: Skip) -> anyhow::Result<()> {
+    layout::check_consumer_name(consumer)?;
+    let log = read_log(store, shard)
+        .await?
+        .with_context(|| format!("shard {shard:04} has no manifest"))?;
+    let index = log.stream_index(&skip.stream);
+    let index = index.with_context(|| format!("shard {shard:04} has no stream {}", skip.stream))?;
+    let found = log
+        .parts(index, skip.sequence)
+        .next()
+        .filter(|(sequence, ..)| *sequence == skip.sequence);
+    let (_, entry, part) = found.with_context(|| {
+        format!(
+            "sequence {} of shard {shard:04} has no {}",
+            skip.sequence, skip.stream
+        )
+    })?;
+    let cursor = cas::read::<Cursor>(store, &layout::cursor(shard, consumer)).await?;
+    let before = cursor.with_context(|| format!("no consumer {consumer} has read shard {shard:04}"))?;
+    let mut next = before.state.clone();
+    let sequence = skip.sequence;
+    next.skip(skip)?;
+    change(store, &before, next).await?;
+    println!(
+        "{consumer} leaves out {} records of segment {} (sequence {sequence})",
+        part.records, entry.segment
+    );
     Ok(())
 }
 

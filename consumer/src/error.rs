@@ -80,7 +80,9 @@ pub enum ConsumeError {
         wrong: millpond_manifest::log::WrongPage,
     },
     /// The sink will never take a batch.
-    #[error("batch {batch} cannot be written: {reason}")]
+    #[error(
+        "batch {batch} cannot be written: {reason}. Nothing is left out by itself: `millpond consumer skip` leaves a sequence out"
+    )]
     Refused {
         /// Its identity.
         batch: String,

@@ -352,7 +352,21 @@ impl<'a> Tenure<'a> {
         let within = log
             .parts(index, plan.low)
             .take_while(|(sequence, ..)| *sequence <= plan.high);
-        let wanted = within.map(|(sequence, entry, part)| Wanted {
+        let wanted = within.filter(|(sequence, entry, part)| {
+            let skipped = self.durable.state.is_skipped(stream, *sequence);
+            if skipped {
+                warn!(
+                    shard = claim.shard,
+                    stream,
+                    sequence,
+                    "{} records of segment {} are left out, as an operator said",
+                    part.records,
+                    entry.segment
+                );
+            }
+            !skipped
+        });
+        let wanted = wanted.map(|(sequence, entry, part)| Wanted {
             key: layout::segment(claim.shard, entry.segment),
             length: part.length,
             part: Part {

@@ -70,6 +70,22 @@ pub struct StreamCursor {
     pub planned: VecDeque<Plan>,
 }
 
+/// The most parts that a cursor remembers to leave out.
+pub const SKIPS_MAX: usize = 1_000;
+
+/// A stream's part of a segment that an operator said to leave out, because it cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Skip {
+    /// Which stream.
+    pub stream: String,
+    /// Which sequence.
+    pub sequence: u64,
+    /// When it was said, unix ms.
+    pub at_ms: u64,
+    /// Why, in the operator's words.
+    pub reason: String,
+}
+
 /// Whose the cursor is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ownership {
@@ -107,6 +123,8 @@ pub struct Cursor {
     pub start: u64,
     /// By stream.
     pub streams: BTreeMap<String, StreamCursor>,
+    /// What is left out, in the order in which it was said. Kept as a record.
+    pub skipped: Vec<Skip>,
 }
 
 /// Who wants to open a cursor, and how.
@@ -169,6 +187,7 @@ impl Cursor {
             rule,
             start,
             streams: BTreeMap::new(),
+            skipped: Vec::new(),
         }
     }
 
@@ -299,6 +318,33 @@ impl Cursor {
         }
     }
 
+    /// Leaves a part out that is not acknowledged yet. Whoever owns the cursor goes on with that. The batch that the part is
+    /// in keeps its identity: what was sent of it before came before the part.
+    pub fn skip(&mut self, skip: Skip) -> Result<(), Forbidden> {
+        let next = self.next(&skip.stream);
+        let reason = if skip.sequence < next {
+            format!("sequence {} lies before the acknowledged {next}", skip.sequence)
+        } else if self.is_skipped(&skip.stream, skip.sequence) {
+            format!("sequence {} is left out already", skip.sequence)
+        } else if self.skipped.len() >= SKIPS_MAX {
+            format!("{SKIPS_MAX} parts are left out already")
+        } else {
+            self.skipped.push(skip);
+            return Ok(());
+        };
+        Err(Forbidden {
+            stream: skip.stream,
+            reason,
+        })
+    }
+
+    /// Whether an operator said to leave this part out.
+    pub fn is_skipped(&self, stream: &str, sequence: u64) -> bool {
+        self.skipped
+            .iter()
+            .any(|s| s.sequence == sequence && s.stream == stream)
+    }
+
     /// The lowest position of the given streams: nothing from there on may be deleted.
     pub fn needs<'a>(&self, streams: impl IntoIterator<Item = &'a str>) -> u64 {
         let next = streams.into_iter().map(|stream| self.next(stream));
@@ -372,6 +418,7 @@ impl Object for Cursor {
             rule,
             start,
             streams,
+            skipped,
         } = self;
         let (kind, owner, lease_expires_at_ms) = match ownership {
             Ownership::Released => (proto::Ownership::Released, String::new(), 0),
@@ -396,6 +443,7 @@ impl Object for Cursor {
                 rule: Some(encode_rule(rule)),
                 start: *start,
                 streams: streams.iter().map(encode_stream).collect(),
+                skipped: skipped.iter().map(encode_skip).collect(),
             },
         )
     }
@@ -447,6 +495,7 @@ impl Object for Cursor {
             rule: decode_rule(rule),
             start: c.start,
             streams,
+            skipped: c.skipped.into_iter().map(decode_skip).collect(),
         };
         cursor.check().map_err(content)?;
         Ok(cursor)
@@ -469,6 +518,36 @@ fn encode_stream((stream, cursor): (&String, &StreamCursor)) -> proto::StreamCur
                 high: p.high,
             })
             .collect(),
+    }
+}
+
+fn encode_skip(skip: &Skip) -> proto::Skip {
+    let Skip {
+        stream,
+        sequence,
+        at_ms,
+        reason,
+    } = skip.clone();
+    proto::Skip {
+        stream,
+        sequence,
+        at_ms,
+        reason,
+    }
+}
+
+fn decode_skip(skip: proto::Skip) -> Skip {
+    let proto::Skip {
+        stream,
+        sequence,
+        at_ms,
+        reason,
+    } = skip;
+    Skip {
+        stream,
+        sequence,
+        at_ms,
+        reason,
     }
 }
 

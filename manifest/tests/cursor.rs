@@ -2,7 +2,7 @@
 //! force, what may be planned and acknowledged.
 
 use millpond_manifest::cas::Object;
-use millpond_manifest::cursor::{Opening, Ownership, Plan};
+use millpond_manifest::cursor::{Opening, Ownership, Plan, Skip};
 use millpond_manifest::plan::{Candidate, Ground, Size, candidates};
 use millpond_manifest::{Cursor, Rule};
 use proptest::prelude::*;
@@ -291,4 +291,49 @@ fn the_golden_cursor_is_read_and_written_alike() {
 #[ignore = "writes the golden file"]
 fn write_golden() {
     std::fs::write(GOLDEN, golden().encode()).unwrap();
+}
+
+#[test]
+fn a_part_is_left_out_only_where_it_still_matters_and_the_reason_is_kept() {
+    let mut cursor = fresh();
+    let skip = |sequence| Skip {
+        stream: "s".into(),
+        sequence,
+        at_ms: 5,
+        reason: "damaged".into(),
+    };
+    cursor.acknowledge("s", 3).expect("forward");
+    assert!(
+        cursor
+            .skip(skip(2))
+            .expect_err("past")
+            .reason
+            .contains("acknowledged 3")
+    );
+    cursor.skip(skip(3)).expect("not acknowledged");
+    assert!(
+        cursor
+            .skip(skip(3))
+            .expect_err("twice")
+            .reason
+            .contains("already")
+    );
+    assert!(cursor.is_skipped("s", 3) && !cursor.is_skipped("s", 4) && !cursor.is_skipped("t", 3));
+    let read = Cursor::decode(&cursor.encode()).expect("it reads back");
+    assert_eq!(read.skipped, [skip(3)]);
+}
+
+#[test]
+fn a_reset_is_a_new_epoch_from_one_position() {
+    let mut cursor = fresh();
+    cursor.plan("s", Plan { low: 1, high: 4 }).expect("a plan");
+    cursor.acknowledge("t", 9).expect("forward");
+    let reset = cursor.reset(2);
+    assert_eq!(
+        (reset.next("s"), reset.next("t"), reset.needs(["s", "t"])),
+        (2, 2, 2)
+    );
+    assert_eq!((reset.planned("s").count(), reset.epoch), (0, cursor.epoch + 1));
+    assert_eq!(reset.ownership, Ownership::Released);
+    assert_eq!(cursor.needs(["s", "t"]), 0);
 }
