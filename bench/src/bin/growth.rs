@@ -419,3 +419,28 @@ fn thread_cpu() -> anyhow::Result<Duration> {
 fn now() -> anyhow::Result<Duration> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(bytes: u64, commit_cpu_us: f64) -> Line {
+        Line {
+            backlog_segments: 0,
+            commit_bytes_written: 100,
+            commit_bytes_read: 100,
+            conflict_bytes_written: 200,
+            poll_bytes: bytes,
+            commit_cpu_us,
+        }
+    }
+
+    #[test]
+    fn twice_as_much_is_allowed_and_no_more() {
+        let small = line(100, 10.0);
+        assert!(judge(&small, &line(200, 20.0)));
+        assert!(!judge(&small, &line(201, 10.0)), "bytes");
+        assert!(!judge(&small, &line(100, 20.1)), "CPU time");
+        assert!(!judge(&line(100, 0.0), &line(100, 0.0)), "nothing was measured");
+    }
+}
