@@ -33,6 +33,11 @@ bench: ## CPU, throughput, latency and memory, against their floors (5 minutes; 
 	cargo build --locked --release --bin millpond --bin embedded-clickhouse --bin bench
 	exec target/release/bench $(BENCH_FLAGS)
 
+.PHONY: bench-growth
+bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a million segments (a minute)
+	@cargo build --locked --release --bin growth
+	exec target/release/growth
+
 .PHONY: test
 test: test-rust planted-bugs test-clients test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
 

@@ -397,11 +397,20 @@ impl Manifest {
                 floor_ms: self.orphan_floor_ms,
             });
         }
-        let mut names: HashSet<Ulid> = self.tail.iter().map(|e| e.segment).collect();
-        match segments.iter().find(|s| !names.insert(s.segment)) {
+        // The new ones are few and the tail is long: each name of the tail is looked up among the new.
+        let mut names: Vec<Ulid> = segments.iter().map(|s| s.segment).collect();
+        names.sort_unstable();
+        let twice = names
+            .windows(2)
+            .find(|pair| pair[0] == pair[1])
+            .map(|pair| pair[0]);
+        let there = || {
+            let mut tail = self.tail.iter().map(|entry| entry.segment);
+            tail.find(|name| names.binary_search(name).is_ok())
+        };
+        match twice.or_else(there) {
             Some(twice) => Err(CommitRefusal::Invalid(format!(
-                "segment {} is in the log already",
-                twice.segment
+                "segment {twice} is in the log already"
             ))),
             None => Ok(()),
         }
@@ -460,13 +469,14 @@ impl Manifest {
 
 /// The rules that an entry keeps, checked before it is written and after it is read.
 pub(crate) fn check_entry(entry: &Entry, streams: usize) -> Result<(), String> {
-    let mut seen = HashSet::new();
+    // Most have one part, and this is done for every entry of the tail: a set for each would be an allocation each.
+    let mut seen = (entry.parts.len() > 1).then(HashSet::new);
     for part in &entry.parts {
         let end = part.offset.checked_add(part.length);
         if part.stream as usize >= streams {
             return Err(format!("stream {} is not in the table of {streams}", part.stream));
         }
-        if !seen.insert(part.stream) {
+        if seen.as_mut().is_some_and(|seen| !seen.insert(part.stream)) {
             return Err(format!("stream {} is in it twice", part.stream));
         }
         if end.is_none_or(|end| end > entry.size) {

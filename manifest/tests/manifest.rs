@@ -101,6 +101,12 @@ fn what_would_break_the_log_is_refused() {
         Err(CommitRefusal::Invalid(_))
     ));
 
+    // Once in the log, and once in one commit.
+    assert!(matches!(
+        log.commit(A, 3, &[segment(1, 3), segment(1, 4), segment(1, 3)], 12),
+        Err(CommitRefusal::Invalid(_))
+    ));
+
     let mut outside = segment(1, 3);
     outside.parts[0].length = 96;
     assert!(matches!(

@@ -292,3 +292,47 @@ fn a_page_without_entries_is_not_valid() {
         Err(FormatError::Content { .. })
     ));
 }
+
+/// What a second implementation has to read: a log that begins inside its first page, which is sealed, and goes on in the
+/// tail. Written by `cargo test -p millpond-manifest -- --ignored write_golden`; a change of these bytes is a change of the
+/// format.
+fn golden() -> (Manifest, Page) {
+    let mut shard = Shard::new();
+    shard.now_ms = 1_700_000_000_000;
+    shard.commit(3);
+    shard.seal(2);
+    shard.commit(2);
+    let (_, page) = shard.pages.pop_first().expect("a page");
+    let collected = shard.manifest.collect(1, 1_699_999_999_000);
+    (collected.stamped(0x0123_4567_89ab_cdef), page)
+}
+
+const GOLDEN_MANIFEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/manifest-with-pages-v1");
+const GOLDEN_PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/page-v1");
+
+#[test]
+fn the_golden_page_and_its_manifest_are_read_and_written_alike() {
+    let (manifest, page) = golden();
+    let bytes = std::fs::read(GOLDEN_MANIFEST).expect("the golden file is in the repository");
+    assert_eq!(Manifest::decode(&bytes).as_ref(), Ok(&manifest));
+    assert_eq!(manifest.encode(), bytes);
+    let bytes = std::fs::read(GOLDEN_PAGE).expect("the golden file is in the repository");
+    assert_eq!(Page::decode(&bytes).as_ref(), Ok(&page));
+    assert_eq!(page.encode(), bytes);
+    // They belong together.
+    let reference = manifest.pages[0].clone();
+    assert_eq!((reference.first, reference.last), (0, 2));
+    let mut log = Log::new(manifest);
+    log.load(&reference, Arc::new(page))
+        .expect("the page it refers to");
+    let sequences: Vec<_> = log.entries(0).map(|(sequence, _)| sequence).collect();
+    assert_eq!(sequences, [1, 2, 3, 4]);
+}
+
+#[test]
+#[ignore = "writes the golden files"]
+fn write_golden() {
+    let (manifest, page) = golden();
+    std::fs::write(GOLDEN_MANIFEST, manifest.encode()).unwrap();
+    std::fs::write(GOLDEN_PAGE, page.encode()).unwrap();
+}
