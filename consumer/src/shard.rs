@@ -121,7 +121,8 @@ impl Shard {
         let page = read_patiently::<Page>(store, &key, status, &**environment).await?;
         match page {
             Some(page) => Ok(Arc::new(page.state)),
-            None => Err(self.gone(&key, reference.first).await?),
+            // As long as the log begins inside of it, it must be there.
+            None => Err(self.gone(&key, reference.last).await?),
         }
     }
 
