@@ -6,7 +6,7 @@ use crate::environment::now_ms;
 use crate::error::ConsumeError;
 use crate::metrics::{label, range};
 use crate::owner::{Attempt, Claim, Outcome, Owned, read_patiently};
-use crate::schedule::{Decision, Key, Mode, Schedule};
+use crate::schedule::{Decision, Key, Mode, Schedule, begins};
 use crate::sink::{Batch, BatchId, Part};
 use crate::status::Level;
 use crate::work::{Job, Wanted, Workshop};
@@ -208,7 +208,7 @@ impl<'a> Tenure<'a> {
             _ => Schedule::default(),
         };
         let now = Instant::now();
-        Ok(Tenure {
+        let tenure = Tenure {
             shard,
             durable: owned.durable,
             log,
@@ -222,7 +222,9 @@ impl<'a> Tenure<'a> {
             swap_again_at: now,
             drain_until: None,
             ignored: HashSet::new(),
-        })
+        };
+        tenure.warn_of_trimmed();
+        Ok(tenure)
     }
 
     async fn serve(mut self) -> Result<Term, ConsumeError> {
@@ -470,7 +472,7 @@ impl<'a> Tenure<'a> {
         }
     }
 
-    /// Keeps the pages loaded that the positions need next, and no others.
+    /// Keeps the pages loaded that the positions and the batches under way need next, and no others.
     fn begin_load(&mut self) {
         let Some(known) = &mut self.log else { return };
         if known.log.pages.is_empty() {
@@ -484,9 +486,14 @@ impl<'a> Tenure<'a> {
             .filter(|s| sink.accepts(&s.name, s.encoding));
         let mut wanted = Vec::new();
         for stream in accepted {
-            let next = self.durable.state.next(&stream.name);
+            let cursor = &self.durable.state;
+            let next = begins(cursor, &known.log, &stream.name);
             let from = known.log.pages.partition_point(|page| page.last < next);
-            wanted.extend(known.log.pages[from..].iter().take(PAGES_AHEAD).cloned());
+            let through = self.schedule.reaches(cursor, &known.log, &stream.name);
+            let ahead = (0..).zip(&known.log.pages[from..]).take_while(|(place, page)| {
+                *place < PAGES_AHEAD || through.is_some_and(|through| page.first <= through)
+            });
+            wanted.extend(ahead.map(|(_, page)| page.clone()));
         }
         known.log.unload(|page| wanted.contains(page));
         if self.loading.is_some() {
@@ -505,11 +512,15 @@ impl<'a> Tenure<'a> {
 
     /// Retention may drop what this consumer has not read.
     fn warn_of_trimmed(&self) {
-        let Some(known) = &self.log else { return };
-        let first = known.log.first_sequence;
-        for stream in &known.log.streams {
-            let next = self.durable.state.next(&stream.name);
-            if next < first && self.shard.workshop.sink.accepts(&stream.name, stream.encoding) {
+        let Some(Known { log, .. }) = &self.log else {
+            return;
+        };
+        let (cursor, sink) = (&self.durable.state, &self.shard.workshop.sink);
+        for stream in &log.streams {
+            let next = cursor.next(&stream.name);
+            if next < log.first_sequence && sink.accepts(&stream.name, stream.encoding) {
+                // A planned batch that was cut goes as a whole.
+                let first = log.first_sequence.max(begins(cursor, log, &stream.name));
                 warn!(
                     shard = self.shard.claim.shard,
                     stream = stream.name,
