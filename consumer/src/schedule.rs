@@ -34,7 +34,7 @@ pub(crate) struct Decision {
     pub(crate) acknowledge: Vec<(String, u64)>,
     /// Some batch's acknowledgement is among them: they are worth a request.
     pub(crate) progress: bool,
-    /// Batches wait only because so many are finished and not acknowledged.
+    /// Batches, or pages, wait only because so much is finished and not acknowledged.
     pub(crate) blocked: bool,
 }
 
@@ -74,7 +74,7 @@ impl Schedule {
             }
             let planned_further = cursor.planned(stream).any(|plan| plan.high >= seen.end);
             if (planned_further || before.at_least() < cursor.rule.max_in_flight)
-                && let Some(missing) = log.missing(cursor.next(stream))
+                && let Some(missing) = log.missing(begins(cursor, log, stream))
             {
                 return Err(missing);
             }
@@ -123,6 +123,19 @@ impl Schedule {
     pub(crate) fn acknowledged(&mut self, cursor: &Cursor) {
         self.work
             .retain(|(stream, plan), _| plan.high >= cursor.next(stream));
+        // Retention may have dropped what was in doubt.
+        self.doubt
+            .retain(|(stream, plan)| plan.high >= cursor.next(stream));
+    }
+
+    /// The last sequence of a stream that must be seen for anything to go on: the batch that comes first may be planned
+    /// over more of the log than is looked at otherwise, and nothing new begins before what is in doubt is done.
+    pub(crate) fn reaches(&self, cursor: &Cursor, log: &Log, stream: &str) -> Option<u64> {
+        let from = begins(cursor, log, stream);
+        let planned = cursor.planned(stream).find(|plan| plan.high >= from);
+        let doubtful = self.doubt.iter().filter(|(of, _)| of == stream);
+        let plans = planned.into_iter().chain(doubtful.map(|(_, plan)| *plan));
+        plans.map(|plan| plan.high).max()
     }
 
     /// What to do now. `slots` is how many batches the writers can take at once.
@@ -136,15 +149,24 @@ impl Schedule {
     ) -> Decision {
         let mut decision = Decision::default();
         let limit = cursor.rule.max_in_flight as usize;
+        // What is in doubt can lie further ahead: behind small neighbours of which the predecessor may have made fewer
+        // batches. They wait for it, so it must not wait for them.
+        let reach = if self.doubt.is_empty() {
+            limit
+        } else {
+            usize::MAX - 1
+        };
         let mut busy = self.running();
         for (index, stream) in streams(log, accepts) {
-            let seen = stream_candidates(cursor, log, index, stream, limit);
-            self.acknowledge(&mut decision, cursor, stream, &seen);
+            let seen = stream_candidates(cursor, log, index, stream, reach);
+            let paged = seen.end < log.next_sequence;
+            self.acknowledge(&mut decision, cursor, log, stream, &seen);
             let found = seen.candidates;
             let mut waiting = 0;
-            for candidate in found.iter().take(limit) {
+            for (place, candidate) in found.iter().enumerate() {
                 let key = (stream.to_owned(), candidate.plan);
-                if self.work.contains_key(&key) {
+                let ahead = place >= limit && !self.doubt.contains(&key);
+                if ahead || self.work.contains_key(&key) {
                     continue;
                 }
                 waiting += 1;
@@ -170,7 +192,7 @@ impl Schedule {
                     _ => {}
                 }
             }
-            decision.blocked |= found.len() > limit && waiting == 0;
+            decision.blocked |= (found.len() > limit || paged) && waiting == 0;
         }
         #[cfg(feature = "planted-bug-sink-before-plan")]
         decision
@@ -185,6 +207,7 @@ impl Schedule {
         &self,
         decision: &mut Decision,
         cursor: &Cursor,
+        log: &Log,
         stream: &str,
         Seen { candidates, end }: &Seen,
     ) {
@@ -192,12 +215,12 @@ impl Schedule {
         let finished = candidates.iter().take_while(|c| done(c.plan)).count();
         let next = match candidates.get(finished) {
             Some(unfinished) => unfinished.plan.low,
-            None if finished > cursor.rule.max_in_flight as usize => candidates[finished - 1].plan.high + 1,
             None => *end,
         };
         if next > cursor.next(stream) {
             decision.acknowledge.push((stream.to_owned(), next));
-            decision.progress |= finished > 0;
+            // Over pages without a part of this stream, too: which pages are looked at follows the position.
+            decision.progress |= finished > 0 || next < log.tail_start();
         }
     }
 }
@@ -241,11 +264,21 @@ impl Before {
     }
 }
 
+/// Where a stream's batches begin: at its position, or after a planned batch of which retention dropped a part. Some of it
+/// may have been sent: under its tokens the rest would be taken for that, under others it could be there twice. So it is
+/// lost as a whole.
+pub(crate) fn begins(cursor: &Cursor, log: &Log, stream: &str) -> u64 {
+    let cut = cursor
+        .planned(stream)
+        .take_while(|plan| plan.low < log.first_sequence);
+    cut.last().map_or(cursor.next(stream), |plan| plan.high + 1)
+}
+
 /// One more than `limit`, so that the caller sees whether there are more. What could still be another batch when more of
 /// the log is loaded is not among them.
 fn stream_candidates(cursor: &Cursor, log: &Log, index: u32, stream: &str, limit: usize) -> Seen {
-    let next = cursor.next(stream);
-    let parts = log.parts(index, next).map(|(sequence, _, part)| {
+    let from = begins(cursor, log, stream);
+    let parts = log.parts(index, from).map(|(sequence, _, part)| {
         (
             sequence,
             Size {
@@ -255,7 +288,7 @@ fn stream_candidates(cursor: &Cursor, log: &Log, index: u32, stream: &str, limit
         )
     });
     let mut found = candidates(&cursor.rule, cursor.planned(stream), parts, limit + 1);
-    let mut end = log.horizon(next);
+    let mut end = log.horizon(from).max(from);
     if end < log.next_sequence
         && let Some(last) = found.last()
         // A group that alone fills all that is loaded is large enough as it is.
@@ -263,6 +296,10 @@ fn stream_candidates(cursor: &Cursor, log: &Log, index: u32, stream: &str, limit
     {
         end = last.plan.low;
         found.pop();
+    } else if found.len() > limit
+        && let Some(last) = found.last()
+    {
+        end = last.plan.high + 1;
     }
     Seen {
         candidates: found,

@@ -6,7 +6,7 @@ use crate::environment::now_ms;
 use crate::error::ConsumeError;
 use crate::metrics::{label, range};
 use crate::owner::{Attempt, Claim, Outcome, Owned, read_patiently};
-use crate::schedule::{Decision, Key, Mode, Schedule};
+use crate::schedule::{Decision, Key, Mode, Schedule, begins};
 use crate::sink::{Batch, BatchId, Part};
 use crate::status::Level;
 use crate::work::{Job, Wanted, Workshop};
@@ -121,7 +121,8 @@ impl Shard {
         let page = read_patiently::<Page>(store, &key, status, &**environment).await?;
         match page {
             Some(page) => Ok(Arc::new(page.state)),
-            None => Err(self.gone(&key, reference.first).await?),
+            // As long as the log begins inside of it, it must be there.
+            None => Err(self.gone(&key, reference.last).await?),
         }
     }
 
@@ -488,7 +489,7 @@ impl<'a> Tenure<'a> {
         }
     }
 
-    /// Keeps the pages loaded that the positions need next, and no others.
+    /// Keeps the pages loaded that the positions and the batches under way need next, and no others.
     fn begin_load(&mut self) {
         let Some(known) = &mut self.log else { return };
         if known.log.pages.is_empty() {
@@ -502,9 +503,14 @@ impl<'a> Tenure<'a> {
             .filter(|s| sink.accepts(&s.name, s.encoding));
         let mut wanted = Vec::new();
         for stream in accepted {
-            let next = self.durable.state.next(&stream.name);
+            let cursor = &self.durable.state;
+            let next = begins(cursor, &known.log, &stream.name);
             let from = known.log.pages.partition_point(|page| page.last < next);
-            wanted.extend(known.log.pages[from..].iter().take(PAGES_AHEAD).cloned());
+            let through = self.schedule.reaches(cursor, &known.log, &stream.name);
+            let ahead = (0..).zip(&known.log.pages[from..]).take_while(|(place, page)| {
+                *place < PAGES_AHEAD || through.is_some_and(|through| page.first <= through)
+            });
+            wanted.extend(ahead.map(|(_, page)| page.clone()));
         }
         known.log.unload(|page| wanted.contains(page));
         if self.loading.is_some() {
@@ -523,14 +529,18 @@ impl<'a> Tenure<'a> {
 
     /// Retention may drop what this consumer has not read.
     fn warn_of_trimmed(&mut self) {
-        let Some(known) = &self.log else { return };
-        let first = known.log.first_sequence;
-        if std::mem::replace(&mut self.trimmed, first) == first {
+        let Some(Known { log, .. }) = &self.log else {
+            return;
+        };
+        if std::mem::replace(&mut self.trimmed, log.first_sequence) == log.first_sequence {
             return;
         }
-        for stream in &known.log.streams {
-            let next = self.durable.state.next(&stream.name);
-            if next < first && self.shard.workshop.sink.accepts(&stream.name, stream.encoding) {
+        let (cursor, sink) = (&self.durable.state, &self.shard.workshop.sink);
+        for stream in &log.streams {
+            let next = cursor.next(&stream.name);
+            if next < log.first_sequence && sink.accepts(&stream.name, stream.encoding) {
+                // A planned batch that was cut goes as a whole.
+                let first = log.first_sequence.max(begins(cursor, log, &stream.name));
                 warn!(
                     shard = self.shard.claim.shard,
                     stream = stream.name,

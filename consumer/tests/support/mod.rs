@@ -1,7 +1,8 @@
 //! A log to consume, made through the real formats, and a table that deduplicates by token as
 //! ClickHouse does and checks what every sink may rely on.
 
-#![allow(unreachable_pub, reason = "a module of one test")]
+#![allow(unreachable_pub, reason = "a module of tests")]
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -23,6 +24,8 @@ use ulid::Ulid;
 use uuid::Uuid;
 
 pub const STREAM: &str = "events.test";
+/// Another stream that the table takes.
+pub const OTHER: &str = "events.other";
 const PRODUCER: ProducerId = ProducerId([7; 16]);
 
 /// A buffer with one shard, and a producer of it that does no more than the formats ask for.
@@ -53,6 +56,11 @@ impl Log {
 
     /// Commits one segment for each number, with that many rows.
     pub async fn commit(&mut self, sizes: &[u64]) {
+        self.commit_to(STREAM, sizes).await;
+    }
+
+    /// Commits one segment of a stream for each number, with that many rows.
+    pub async fn commit_to(&mut self, stream: &str, sizes: &[u64]) {
         for size in sizes {
             let mut block = BlockBuilder::new(1_000_000);
             for row in self.next_row..self.next_row + size {
@@ -61,7 +69,7 @@ impl Log {
             self.next_row += size;
             let mut segment = SegmentBuilder::new();
             let block = Compressor::new(1).unwrap().compress(&block, *size).unwrap();
-            segment.push(STREAM, Encoding::Ndjson, block).unwrap();
+            segment.push(stream, Encoding::Ndjson, block).unwrap();
             let segment = segment.finish();
             let name = Ulid::from_parts(1, u128::from(self.next_row));
             self.store
@@ -96,6 +104,45 @@ impl Log {
                 panic!("the swap of an undisturbed manifest fails")
             };
         }
+    }
+
+    /// Swaps the manifest for what `change` makes of it.
+    pub async fn change(&self, change: impl Fn(&Manifest) -> Manifest) {
+        loop {
+            let log = self.manifest().await;
+            let next = change(&log.state).stamped(0);
+            match cas::swap(&self.store, &layout::manifest(0), Some(&log.version), next).await {
+                Swap::Committed(_) => return,
+                Swap::Mismatch => {}
+                Swap::Unknown(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Seals the tail into pages of so many entries, as far as it fills them.
+    pub async fn seal(&self, entries: usize) {
+        loop {
+            let log = self.manifest().await.state;
+            if log.tail.len() < entries {
+                return;
+            }
+            let last = log.tail_start() + entries as u64 - 1;
+            let name = Ulid::from_parts(log.orphan_floor_ms.max(1), u128::from(last));
+            let (page, _) = log.seal(name, last).expect("it is in the tail");
+            let key = layout::page(0, page.first, name);
+            self.store
+                .put_if_absent(&key, vec![cas::Object::encode(&page)])
+                .await
+                .unwrap();
+            self.change(|log| log.seal(name, last).expect("it is in the tail").1)
+                .await;
+        }
+    }
+
+    /// The key of the log's page at a place.
+    pub async fn page_key(&self, place: usize) -> String {
+        let page = &self.manifest().await.state.pages[place];
+        layout::page(0, page.first, page.page)
     }
 
     pub async fn manifest(&self) -> cas::Snapshot<Manifest> {
@@ -186,6 +233,11 @@ impl Table {
         self.state.lock().unwrap().tokens.clone()
     }
 
+    /// The rows of each chunk in the table.
+    pub fn chunks(&self) -> Vec<Vec<String>> {
+        self.state.lock().unwrap().by_token.values().cloned().collect()
+    }
+
     /// Tokens of attempts that the consumer took for first ones, and that were not.
     pub fn unannounced(&self) -> Vec<String> {
         self.state.lock().unwrap().unannounced.clone()
@@ -208,7 +260,7 @@ impl Sink for Table {
     }
 
     fn accepts(&self, stream: &str, _: Encoding) -> bool {
-        stream == STREAM
+        stream == STREAM || stream == OTHER
     }
 
     fn chunks(

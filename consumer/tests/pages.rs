@@ -1,0 +1,404 @@
+//! A consumer of a log that is mostly in pages: it reads every record once and in order however far the pages are
+//! behind, whoever dies in the midst of them, and names the page that it cannot read.
+
+mod support;
+
+use millpond_consumer::{Config, ConsumeError};
+use millpond_manifest::layout;
+use millpond_storage::unreliable::{Fault, Faults, On, WriteFaults};
+use millpond_storage::{Cas, Store};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use support::{Log, OTHER, Running, STREAM, Table, config, eventually, start};
+
+const NEVER: Duration = Duration::from_secs(3_600);
+
+fn successor(instance: &str) -> Config {
+    Config {
+        take_over: true,
+        ..config(instance)
+    }
+}
+
+async fn acknowledged(log: &Log, stream: &str, next: u64) {
+    eventually(&format!("{stream} is acknowledged up to {next}"), async || {
+        let cursor = log.cursor("default").await;
+        cursor.is_some_and(|cursor| cursor.next(stream) == next)
+    })
+    .await;
+}
+
+/// All is in the table, once, and acknowledged; the consumer that did it is stopped.
+async fn delivered(log: &Log, consumer: Running, table: &Table) {
+    eventually("all is there", async || table.rows() == log.rows()).await;
+    acknowledged(log, STREAM, log.manifest().await.state.next_sequence).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+    assert_eq!(table.unannounced(), [""; 0]);
+    // Rows in a chunk are in their order.
+    for rows in table.chunks() {
+        let numbers: Vec<u64> = rows.iter().map(|row| row[4..].parse().unwrap()).collect();
+        assert!(numbers.is_sorted(), "{numbers:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_backlog_of_many_pages_is_delivered_once_and_in_order() {
+    let tiny = vec![1; 41];
+    let large = vec![20; 17];
+    let mixed: Vec<u64> = (0..43).map(|i| [1, 1, 25, 2, 1, 9, 1, 3][i % 8]).collect();
+    for sizes in [tiny, large, mixed] {
+        // A group of tiny segments is full within a page, across pages, or not in all of the log: it must go all the
+        // same when it fills all that is loaded.
+        for (batch_records, max_in_flight, entries) in [(2, 16, 3), (10, 2, 3), (1_000, 16, 2), (1_000, 1, 1)]
+        {
+            let mut log = Log::new(Store::memory()).await;
+            log.commit(&sizes).await;
+            log.seal(entries).await;
+            let table = Table::open("table");
+            let settings = Config {
+                batch_records,
+                max_in_flight,
+                ..config("a")
+            };
+            let consumer = start(&log.store, settings.clone(), &table);
+            // More comes, and is sealed, while it reads.
+            for more in sizes.chunks(4).take(3) {
+                log.commit(more).await;
+                log.seal(entries + 1).await;
+            }
+            delivered(&log, consumer, &table).await;
+            let consumer = start(&log.store, settings, &table);
+            log.commit(&[1, 30]).await;
+            delivered(&log, consumer, &table).await;
+        }
+    }
+}
+
+/// The table of streams tells nothing of where a stream's records are: pages without any are passed quickly.
+#[tokio::test]
+async fn streams_at_different_positions_both_arrive() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit_to(OTHER, &[1]).await;
+    log.commit(&[20; 60]).await;
+    log.commit_to(OTHER, &[2, 30]).await;
+    log.commit(&[1]).await;
+    log.seal(2).await;
+    let table = Table::open("table");
+    let consumer = start(&log.store, config("a"), &table);
+    delivered(&log, consumer, &table).await;
+    // One stream alone has news, far ahead of the other's position.
+    log.commit_to(OTHER, &[20; 31]).await;
+    log.commit(&[1]).await;
+    log.seal(1).await;
+    let consumer = start(&log.store, config("a"), &table);
+    delivered(&log, consumer, &table).await;
+}
+
+/// Nothing in them is worth an acknowledgement, but for the pages behind them.
+#[tokio::test]
+async fn many_pages_of_streams_that_the_sink_does_not_take_are_passed() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[1]).await;
+    log.commit_to("ignored", &[1; 40]).await;
+    log.commit(&[1, 20]).await;
+    log.seal(2).await;
+    let table = Table::open("table");
+    let consumer = start(&log.store, config("a"), &table);
+    acknowledged(&log, STREAM, 43).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows().len(), 22);
+}
+
+#[tokio::test]
+async fn a_planned_batch_over_pages_and_a_tail_that_became_one_is_sent_again_as_it_was() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20, 1, 1, 1]).await;
+    log.seal(2).await;
+    log.commit(&[1, 1]).await;
+    let table = Table::shut("table");
+    let settings = Config {
+        batch_records: 40,
+        writers: 1,
+        ..config("a")
+    };
+    let (store, network) = log.store.behind(Faults::default());
+    let mut second_page = network.hold(On::Get, &log.page_key(1).await);
+    let first = start(&store, settings, &table);
+    // The only writer is busy with the large segment until all of the log is seen.
+    second_page.arrived().await;
+    second_page.release();
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+    table.let_through(5);
+    eventually("a batch is planned over two pages and the tail", async || {
+        let cursor = log.cursor("default").await.unwrap();
+        let mut plans = cursor.planned(STREAM).map(|plan| (plan.low, plan.high));
+        plans.next() == Some((1, 5))
+    })
+    .await;
+    // One chunk of it gets through, then the owner dies.
+    table.let_through(1);
+    table.has(24).await;
+    first.crash().await;
+    // The tail is in pages of its own when the successor comes: the plan is over four.
+    log.seal(1).await;
+    log.commit(&[1, 20, 1, 1]).await;
+    log.seal(2).await;
+    table.let_through(1 << 10);
+    let second = start(&log.store, successor("b"), &table);
+    delivered(&log, second, &table).await;
+}
+
+#[tokio::test]
+async fn large_segments_in_doubt_in_pages_are_announced_as_such() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20, 1, 20, 20, 1, 1, 20, 20, 1, 20, 20, 20]).await;
+    log.seal(2).await;
+    let table = Table::open("table");
+    let settings = Config {
+        ack_interval: NEVER,
+        max_in_flight: 4,
+        ..config("a")
+    };
+    let first = start(&log.store, settings.clone(), &table);
+    table.has(42).await;
+    first.crash().await;
+    let second = start(
+        &log.store,
+        Config {
+            take_over: true,
+            ..settings
+        },
+        &table,
+    );
+    table.has(82).await;
+    second.crash().await;
+    log.commit(&[1, 20]).await;
+    let third = start(&log.store, successor("c"), &table);
+    delivered(&log, third, &table).await;
+}
+
+/// The predecessor sent nothing, and nobody can know that: large segments after small ones count as in doubt.
+#[tokio::test]
+async fn a_large_segment_in_doubt_behind_full_groups_of_small_ones_holds_nothing_up() {
+    for entries in [1_000, 4] {
+        let mut log = Log::new(Store::memory()).await;
+        log.commit(&[1]).await;
+        let table = Table::open("table");
+        let settings = Config {
+            max_in_flight: 2,
+            ..config("a")
+        };
+        let first = start(&log.store, settings.clone(), &table);
+        acknowledged(&log, STREAM, 1).await;
+        first.crash().await;
+        log.commit(&[1; 40]).await;
+        log.commit(&[20, 1, 20]).await;
+        log.seal(entries).await;
+        let second = start(
+            &log.store,
+            Config {
+                take_over: true,
+                ..settings
+            },
+            &table,
+        );
+        delivered(&log, second, &table).await;
+    }
+}
+
+async fn overwrite(store: &Store, key: &str, bytes: Vec<u8>) {
+    let found = store.get(key).await.unwrap().unwrap();
+    let written = store
+        .compare_and_set(key, Some(&found.version), bytes.into())
+        .await;
+    assert!(matches!(written, Cas::Committed(_)), "{written:?}");
+}
+
+async fn error(store: &Store) -> ConsumeError {
+    let consumer = start(store, successor("a"), &Table::open("table"));
+    consumer.task.await.unwrap().unwrap_err()
+}
+
+#[tokio::test]
+async fn a_page_that_is_damaged_gone_or_another_one_is_named() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20; 10]).await;
+    log.seal(2).await;
+    let key = log.page_key(3).await;
+    let whole = log.store.get(&key).await.unwrap().unwrap().bytes.to_vec();
+    let other = log
+        .store
+        .get(&log.page_key(2).await)
+        .await
+        .unwrap()
+        .unwrap()
+        .bytes;
+
+    let mut damaged = whole.clone();
+    damaged[whole.len() / 2] ^= 4;
+    overwrite(&log.store, &key, damaged).await;
+    let found = error(&log.store).await;
+    assert!(
+        matches!(&found, ConsumeError::Format { key: named, .. } if *named == key),
+        "{found}"
+    );
+
+    overwrite(&log.store, &key, other.to_vec()).await;
+    let found = error(&log.store).await;
+    assert!(
+        matches!(&found, ConsumeError::WrongPage { key: named, .. } if *named == key),
+        "{found}"
+    );
+    assert!(found.to_string().contains(&key), "{found}");
+
+    log.store.delete(&key).await.unwrap();
+    let found = error(&log.store).await;
+    assert!(
+        matches!(&found, ConsumeError::Lost { key: named, .. } if *named == key),
+        "{found}"
+    );
+
+    // Half of it was trimmed; the other half must still be there, and "start it again" would not help.
+    log.change(|log| log.collect(7, 0)).await;
+    let found = error(&log.store).await;
+    assert!(
+        matches!(&found, ConsumeError::Lost { key: named, .. } if *named == key),
+        "{found}"
+    );
+
+    log.store.put_if_absent(&key, vec![whole.into()]).await.unwrap();
+    let table = Table::open("table");
+    let consumer = start(&log.store, successor("b"), &table);
+    acknowledged(&log, STREAM, 10).await;
+    consumer.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn pages_that_cannot_be_read_for_a_while_are_waited_for() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[1, 20, 1].repeat(6)).await;
+    log.seal(3).await;
+    for seed in 0..4 {
+        let (store, network) = log.store.behind(Faults {
+            seed,
+            write: WriteFaults::each(0.05),
+            read_error: 0.25,
+            latency: None,
+        });
+        for page in 0..6 {
+            network.once(On::Get, &log.page_key(page).await, Fault::Lost);
+            network.once(On::Get, &log.page_key(page).await, Fault::Lost);
+        }
+        let table = Table::open("table");
+        let consumer = start(
+            &store,
+            Config {
+                consumer: format!("{seed}"),
+                ..config("a")
+            },
+            &table,
+        );
+        eventually("all is there", async || table.rows() == log.rows()).await;
+        assert_eq!(network.unused(), 0);
+        network.heal();
+        consumer.stop().await.unwrap();
+        assert_eq!(table.rows(), log.rows());
+    }
+}
+
+/// Retention drops a page, or a segment, between the manifest's reading and its own.
+#[tokio::test]
+async fn what_was_trimmed_before_it_was_read_is_said_and_a_restart_goes_on() {
+    for page in [true, false] {
+        let mut log = Log::new(Store::memory()).await;
+        log.commit(&[20; 6]).await;
+        let segment = layout::segment(0, log.manifest().await.state.tail[0].segment);
+        log.seal(2).await;
+        let key = if page { log.page_key(0).await } else { segment };
+        let (store, network) = log.store.behind(Faults::default());
+        let mut held = network.hold(On::Get, &key);
+        let table = Table::open("table");
+        let consumer = start(&store, config("a"), &table);
+        held.arrived().await;
+        log.change(|log| log.collect(3, 0)).await;
+        log.store.delete(&key).await.unwrap();
+        held.release();
+        let error = consumer.task.await.unwrap().unwrap_err();
+        assert!(
+            matches!(&error, ConsumeError::Trimmed { key: named, sequence: 0 | 1, first: 3 } if *named == key),
+            "{error}"
+        );
+        let again = start(&store, successor("b"), &table);
+        acknowledged(&log, STREAM, 6).await;
+        again.stop().await.unwrap();
+        let rows = table.rows();
+        assert!(rows.values().all(|times| *times == 1), "{rows:?}");
+        assert!(
+            (60..120).all(|row| rows.contains_key(&format!("row-{row}"))),
+            "{rows:?}"
+        );
+    }
+}
+
+/// Retention cuts a batch of which the table has a part. What is left of it cannot be sent under its tokens: they stand
+/// for other rows.
+#[tokio::test]
+async fn no_two_row_sets_share_a_token_though_a_planned_batch_was_trimmed() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[1; 8]).await;
+    let table = Table::shut("table");
+    table.let_through(1);
+    let first = start(&log.store, config("a"), &table);
+    table.has(4).await;
+    first.crash().await;
+    log.change(|log| log.collect(2, 0)).await;
+    log.commit(&[1, 20, 1]).await;
+    log.seal(2).await;
+    table.let_through(1 << 10);
+    let second = start(&log.store, successor("b"), &table);
+    acknowledged(&log, STREAM, 11).await;
+    second.stop().await.unwrap();
+    let rows: BTreeMap<_, _> = table.rows();
+    assert!(rows.values().all(|times| *times == 1), "{rows:?}");
+    assert!(
+        (8..30).all(|row| rows.contains_key(&format!("row-{row}"))),
+        "{rows:?}"
+    );
+}
+
+#[tokio::test]
+async fn batches_in_doubt_that_were_trimmed_hold_nothing_up() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20, 1, 20, 20, 1, 1]).await;
+    log.seal(2).await;
+    let table = Table::open("table");
+    let settings = Config {
+        ack_interval: NEVER,
+        ..config("a")
+    };
+    let first = start(&log.store, settings, &table);
+    table.has(41).await;
+    first.crash().await;
+    let shut = Table::shut("table");
+    let second = start(&log.store, successor("b"), &shut);
+    eventually("the second owns it", async || {
+        log.cursor("default").await.unwrap().epoch == 2
+    })
+    .await;
+    // What it has not begun is trimmed under its eyes.
+    log.change(|log| log.collect(4, 0)).await;
+    second.crash().await;
+    let third = start(&log.store, successor("c"), &table);
+    log.commit(&[1, 20]).await;
+    acknowledged(&log, STREAM, 8).await;
+    third.stop().await.unwrap();
+    let rows = table.rows();
+    assert!(rows.values().all(|times| *times == 1), "{rows:?}");
+    assert!(
+        (63..84).all(|row| rows.contains_key(&format!("row-{row}"))),
+        "{rows:?}"
+    );
+}
