@@ -34,7 +34,7 @@ bench: ## CPU, throughput, latency and memory, against their floors (5 minutes; 
 	exec target/release/bench $(BENCH_FLAGS)
 
 .PHONY: bench-growth
-bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a million segments (a minute)
+bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a million segments
 	@cargo build --locked --release --bin growth
 	exec target/release/growth
 

@@ -557,8 +557,8 @@ impl Object for Manifest {
                 .collect::<Result<_, _>>()?,
             tail: m
                 .tail
-                .iter()
-                .map(|entry| decode_entry(Self::NAME, entry))
+                .into_iter()
+                .map(|entry| decode_entry(Self::NAME, &entry))
                 .collect::<Result<_, _>>()?,
             producers: m
                 .producers
