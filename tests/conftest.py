@@ -83,7 +83,11 @@ class Site:
 
     def answer(self, *command: object) -> dict:
         """What such a command says as JSON."""
-        return json.loads(self.millpond(*command, "--json").stdout().strip().splitlines()[-1])
+        return self.parsed(self.millpond(*command, "--json"))
+
+    @staticmethod
+    def parsed(process: Process) -> dict:
+        return json.loads(process.stdout().strip().splitlines()[-1])
 
     def stop(self) -> None:
         for process in reversed(self._own):

@@ -4,8 +4,9 @@ use crate::admin::Admin;
 use crate::gc::GcSettings;
 use crate::shutdown;
 use crate::store::StoreArgs;
+use crate::table::TableArgs;
 use crate::units::{Size, Time, readable};
-use millpond_clickhouse::{ClickHouse, Columns, Indexes};
+use millpond_clickhouse::{ClickHouse, Indexes};
 use millpond_consumer::collector::Collector;
 use millpond_consumer::{Consumer, SinkError};
 use prometheus_client::registry::Registry;
@@ -33,36 +34,8 @@ pub(crate) struct ConsumeArgs {
     #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL")]
     pub(crate) clickhouse: String,
 
-    /// The database that rows go to; it is made when missing.
-    #[arg(long, env = "MILLPOND_DATABASE", value_name = "NAME", default_value = "otel")]
-    pub(crate) database: String,
-
-    /// The table for logs; it is made when missing, as the Collector's clickhouseexporter makes it.
-    #[arg(
-        long,
-        env = "MILLPOND_LOGS_TABLE",
-        value_name = "NAME",
-        default_value = "otel_logs"
-    )]
-    pub(crate) logs_table: String,
-
-    /// ClickHouse's user. Without it the server's default user.
-    #[arg(long, env = "MILLPOND_CLICKHOUSE_USER", value_name = "NAME")]
-    pub(crate) clickhouse_user: Option<String>,
-
-    /// The user's password. Give it as the variable: flags can be seen by other users of the machine.
-    #[arg(
-        long,
-        env = "MILLPOND_CLICKHOUSE_PASSWORD",
-        value_name = "PASSWORD",
-        hide_env_values = true
-    )]
-    pub(crate) clickhouse_password: Option<String>,
-
-    /// Millpond's own columns in the table: `all`, or `none` for the exporter's schema as it is, which gives up
-    /// asking the table which chunks it has.
-    #[arg(long, env = "MILLPOND_COLUMNS", value_name = "all|none", default_value = "all", value_parser = columns)]
-    pub(crate) columns: Columns,
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
 
     /// Indexes of a table that is made: `exporter` (what the Collector's makes on this server), `bloom`, `text`
     /// or `none`. Text indexes cost the server 1.4 to 2 times as much a row.
@@ -191,14 +164,6 @@ pub(crate) struct ConsumeArgs {
     pub(crate) drain_timeout: Time,
 }
 
-fn columns(text: &str) -> Result<Columns, String> {
-    match text {
-        "all" => Ok(Columns::All),
-        "none" => Ok(Columns::None),
-        _ => Err("use all or none".into()),
-    }
-}
-
 fn indexes(text: &str) -> Result<Indexes, String> {
     match text {
         "exporter" => Ok(Indexes::Exporter),
@@ -234,15 +199,9 @@ impl ConsumeArgs {
 
     fn clickhouse(&self) -> millpond_clickhouse::Config {
         millpond_clickhouse::Config {
-            url: self.clickhouse.clone(),
-            user: self.clickhouse_user.clone(),
-            password: self.clickhouse_password.clone(),
-            database: self.database.clone(),
-            table: self.logs_table.clone(),
-            columns: self.columns,
             indexes: self.indexes,
             ttl_seconds: self.ttl.0.as_secs(),
-            ..millpond_clickhouse::Config::default()
+            ..self.table.at(&self.clickhouse)
         }
     }
 }
@@ -273,7 +232,7 @@ pub(crate) async fn run(args: ConsumeArgs) -> anyhow::Result<()> {
         "consumer {}: buffer {}, {} at {}, metrics on http://{admin_address}, memory limit {}",
         args.consumer,
         store.url(),
-        args.database,
+        args.table.database,
         args.clickhouse,
         readable(args.memory_limit.0)
     );

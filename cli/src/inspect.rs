@@ -224,16 +224,7 @@ async fn check(args: &ManifestArgs) -> anyhow::Result<ExitCode> {
     let mut broken = Vec::new();
     let (mut segments, mut records) = (0, 0);
     for shard in 0..buffer.shards {
-        let mut checked = check_shard(&store, &buffer, shard).await?;
-        // A collector may have trimmed the log while it was looked at; what is broken stays so.
-        for _ in 0..CHECKS_MAX {
-            if checked.broken.is_empty()
-                || first_sequence(&store, shard).await == Some(checked.first_sequence)
-            {
-                break;
-            }
-            checked = check_shard(&store, &buffer, shard).await?;
-        }
+        let checked = check_patiently(&store, &buffer, shard).await?;
         segments += checked.segments;
         records += checked.records;
         broken.extend(checked.broken);
@@ -262,16 +253,29 @@ const CHECKS_MAX: usize = 5;
 
 /// What was found in a shard.
 #[derive(Default)]
-struct Checked {
+pub(crate) struct Checked {
     first_sequence: u64,
     segments: u64,
-    records: u64,
-    broken: Vec<String>,
+    pub(crate) records: u64,
+    pub(crate) broken: Vec<String>,
 }
 
 async fn first_sequence(store: &Store, shard: u32) -> Option<u64> {
     let log = cas::read::<Manifest>(store, &layout::manifest(shard)).await;
     Some(log.ok()??.state.first_sequence)
+}
+
+/// Checks a shard that may be trimmed meanwhile.
+pub(crate) async fn check_patiently(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Result<Checked> {
+    let mut checked = check_shard(store, buffer, shard).await?;
+    for _ in 0..CHECKS_MAX {
+        // What is broken stays so.
+        if checked.broken.is_empty() || first_sequence(store, shard).await == Some(checked.first_sequence) {
+            break;
+        }
+        checked = check_shard(store, buffer, shard).await?;
+    }
+    Ok(checked)
 }
 
 async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Result<Checked> {

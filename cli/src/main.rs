@@ -6,6 +6,7 @@ mod consume;
 mod consumers;
 mod demo;
 mod dev;
+mod doctor;
 mod gateway;
 mod gc;
 mod inspect;
@@ -13,6 +14,7 @@ mod logging;
 mod settings;
 mod shutdown;
 mod store;
+mod table;
 mod units;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -59,6 +61,8 @@ enum Command {
     /// See and set how far consumers are.
     #[command(subcommand)]
     Consumer(consumers::ConsumerCommand),
+    /// Look for what is wrong with a live buffer, or soon will be, and say what to do; exits 1 on an error.
+    Doctor(doctor::DoctorArgs),
     /// Delete what nobody needs any more: one round (a running consumer does so by itself).
     Gc(gc::GcArgs),
     /// Look at a buffer's manifests and cursors.
@@ -109,6 +113,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Command::Demo => demo::run().await,
             Command::Load(args) => load(args).await,
             Command::Consumer(command) => command.run().await.map(|()| ExitCode::SUCCESS),
+            Command::Doctor(args) => doctor::run(args).await,
             Command::Gc(args) => gc::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Manifest(command) => command.run().await,
             Command::Segment(command) => command.run().await.map(|()| ExitCode::SUCCESS),
