@@ -38,6 +38,14 @@ pub enum CollectError {
     /// A page that the manifest refers to is gone.
     #[error("{0} is in the manifest but not in the store: nothing of this shard is deleted until it is back")]
     PageGone(String),
+    /// A page is another one than the manifest refers to.
+    #[error("{key}: {wrong}: nothing of this shard is deleted until it is back")]
+    WrongPage {
+        /// The page's key.
+        key: String,
+        /// What is wrong.
+        wrong: millpond_manifest::log::WrongPage,
+    },
     /// Others changed the manifest all the time, or the store did not say what became of a swap.
     #[error("the manifest of shard {0:04} could not be changed; another round will try again")]
     Contended(u32),
@@ -333,6 +341,8 @@ impl Collector {
                 let Some(page) = cas::read::<Page>(&self.store, &key).await? else {
                     return Err(CollectError::PageGone(key));
                 };
+                log.check_page(reference, &page.state)
+                    .map_err(|wrong| CollectError::WrongPage { key, wrong })?;
                 let segments = page.state.entries.iter().map(|entry| entry.segment);
                 self.pages.insert(reference.page, segments.collect());
             }
