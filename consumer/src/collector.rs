@@ -305,14 +305,15 @@ impl Collector {
     /// What is named before the floor and not referred to: nothing can refer to it any more.
     async fn garbage(&mut self, log: &Manifest) -> Result<Garbage, CollectError> {
         let mut garbage = Garbage::default();
-        let below = |name: &str| {
-            let name = Ulid::from_string(name).ok()?;
-            (name.timestamp_ms() < log.orphan_floor_ms).then_some(name)
+        // What is not named as Millpond names it is not Millpond's to delete.
+        let below = |key: &str, named: &dyn Fn(Ulid) -> Option<String>| {
+            let name = Ulid::from_string(key.rsplit(['/', '-']).next()?).ok()?;
+            let ours = named(name).is_some_and(|named| named == key);
+            (ours && name.timestamp_ms() < log.orphan_floor_ms).then_some(name)
         };
         let mut segments = Vec::new();
         for found in self.store.list(&layout::segments(log.shard)).await? {
-            // What is not named as a segment is not Millpond's to delete.
-            let name = found.key.rsplit('/').next().and_then(below);
+            let name = below(&found.key, &|name| Some(layout::segment(log.shard, name)));
             segments.extend(name.map(|name| (name, found.key, found.size)));
         }
         if !segments.is_empty() {
@@ -322,7 +323,8 @@ impl Collector {
         garbage.segments = segments.into_iter().map(|(_, key, size)| (key, size)).collect();
         let referred: HashSet<Ulid> = log.pages.iter().map(|page| page.page).collect();
         for found in self.store.list(&layout::pages(log.shard)).await? {
-            let name = found.key.rsplit('-').next().and_then(below);
+            let first = || found.key.rsplit('/').next()?.split('-').next()?.parse().ok();
+            let name = below(&found.key, &|name| Some(layout::page(log.shard, first()?, name)));
             if name.is_some_and(|name| !referred.contains(&name)) {
                 garbage.pages.push(found.key);
             }
