@@ -233,10 +233,18 @@ impl Collector {
     }
 
     async fn collect(&mut self, shard: u32, dry: bool) -> Result<Collected, CollectError> {
-        let Some((log, mut done)) = self.advance(shard, dry).await? else {
-            return Ok(Collected::default());
+        let mut done = Collected::default();
+        let garbage = loop {
+            let Some((log, advanced)) = self.advance(shard, dry).await? else {
+                return Ok(done);
+            };
+            done.add(&advanced);
+            match self.garbage(&log).await {
+                // Another collector has gone on meanwhile, and deleted what it trimmed.
+                Err(CollectError::PageGone(key)) if !self.refers_to(shard, &key).await? => {}
+                garbage => break garbage?,
+            }
         };
-        let garbage = self.garbage(&log).await?;
         done.segments = garbage.segments.len() as u64;
         done.bytes = garbage.segments.iter().map(|(_, size)| size).sum();
         done.pages = garbage.pages.len() as u64;
@@ -248,6 +256,15 @@ impl Collector {
             self.metrics.pages.inc_by(done.pages);
         }
         Ok(done)
+    }
+
+    /// Whether the manifest, as it is now, refers to the page with this key.
+    async fn refers_to(&self, shard: u32, key: &str) -> Result<bool, CollectError> {
+        let found = cas::read::<Manifest>(&self.store, &layout::manifest(shard)).await?;
+        Ok(found.is_some_and(|found| {
+            let mut pages = found.state.pages.iter();
+            pages.any(|page| layout::page(shard, page.first, page.page) == key)
+        }))
     }
 
     /// Moves the log's beginning and the orphan floor forward. The state returned is in force (but for a dry round).
