@@ -38,6 +38,14 @@ pub enum CollectError {
     /// A page that the manifest refers to is gone.
     #[error("{0} is in the manifest but not in the store: nothing of this shard is deleted until it is back")]
     PageGone(String),
+    /// A page is another one than the manifest refers to.
+    #[error("{key}: {wrong}: nothing of this shard is deleted until it is back")]
+    WrongPage {
+        /// The page's key.
+        key: String,
+        /// What is wrong.
+        wrong: millpond_manifest::log::WrongPage,
+    },
     /// Others changed the manifest all the time, or the store did not say what became of a swap.
     #[error("the manifest of shard {0:04} could not be changed; another round will try again")]
     Contended(u32),
@@ -225,10 +233,18 @@ impl Collector {
     }
 
     async fn collect(&mut self, shard: u32, dry: bool) -> Result<Collected, CollectError> {
-        let Some((log, mut done)) = self.advance(shard, dry).await? else {
-            return Ok(Collected::default());
+        let mut done = Collected::default();
+        let garbage = loop {
+            let Some((log, advanced)) = self.advance(shard, dry).await? else {
+                return Ok(done);
+            };
+            done.add(&advanced);
+            match self.garbage(&log).await {
+                // Another collector has gone on meanwhile, and deleted what it trimmed.
+                Err(CollectError::PageGone(key)) if !self.refers_to(shard, &key).await? => {}
+                garbage => break garbage?,
+            }
         };
-        let garbage = self.garbage(&log).await?;
         done.segments = garbage.segments.len() as u64;
         done.bytes = garbage.segments.iter().map(|(_, size)| size).sum();
         done.pages = garbage.pages.len() as u64;
@@ -240,6 +256,15 @@ impl Collector {
             self.metrics.pages.inc_by(done.pages);
         }
         Ok(done)
+    }
+
+    /// Whether the manifest, as it is now, refers to the page with this key.
+    async fn refers_to(&self, shard: u32, key: &str) -> Result<bool, CollectError> {
+        let found = cas::read::<Manifest>(&self.store, &layout::manifest(shard)).await?;
+        Ok(found.is_some_and(|found| {
+            let mut pages = found.state.pages.iter();
+            pages.any(|page| layout::page(shard, page.first, page.page) == key)
+        }))
     }
 
     /// Moves the log's beginning and the orphan floor forward. The state returned is in force (but for a dry round).
@@ -297,14 +322,15 @@ impl Collector {
     /// What is named before the floor and not referred to: nothing can refer to it any more.
     async fn garbage(&mut self, log: &Manifest) -> Result<Garbage, CollectError> {
         let mut garbage = Garbage::default();
-        let below = |name: &str| {
-            let name = Ulid::from_string(name).ok()?;
-            (name.timestamp_ms() < log.orphan_floor_ms).then_some(name)
+        // What is not named as Millpond names it is not Millpond's to delete.
+        let below = |key: &str, named: &dyn Fn(Ulid) -> Option<String>| {
+            let name = Ulid::from_string(key.rsplit(['/', '-']).next()?).ok()?;
+            let ours = named(name).is_some_and(|named| named == key);
+            (ours && name.timestamp_ms() < log.orphan_floor_ms).then_some(name)
         };
         let mut segments = Vec::new();
         for found in self.store.list(&layout::segments(log.shard)).await? {
-            // What is not named as a segment is not Millpond's to delete.
-            let name = found.key.rsplit('/').next().and_then(below);
+            let name = below(&found.key, &|name| Some(layout::segment(log.shard, name)));
             segments.extend(name.map(|name| (name, found.key, found.size)));
         }
         if !segments.is_empty() {
@@ -314,7 +340,8 @@ impl Collector {
         garbage.segments = segments.into_iter().map(|(_, key, size)| (key, size)).collect();
         let referred: HashSet<Ulid> = log.pages.iter().map(|page| page.page).collect();
         for found in self.store.list(&layout::pages(log.shard)).await? {
-            let name = found.key.rsplit('-').next().and_then(below);
+            let first = || found.key.rsplit('/').next()?.split('-').next()?.parse().ok();
+            let name = below(&found.key, &|name| Some(layout::page(log.shard, first()?, name)));
             if name.is_some_and(|name| !referred.contains(&name)) {
                 garbage.pages.push(found.key);
             }
@@ -333,6 +360,8 @@ impl Collector {
                 let Some(page) = cas::read::<Page>(&self.store, &key).await? else {
                     return Err(CollectError::PageGone(key));
                 };
+                log.check_page(reference, &page.state)
+                    .map_err(|wrong| CollectError::WrongPage { key, wrong })?;
                 let segments = page.state.entries.iter().map(|entry| entry.segment);
                 self.pages.insert(reference.page, segments.collect());
             }

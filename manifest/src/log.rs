@@ -37,6 +37,29 @@ impl std::ops::Deref for Log {
     }
 }
 
+impl Manifest {
+    /// Whether a page that was read is the one that `reference`, of this manifest, refers to.
+    pub fn check_page(&self, reference: &PageReference, page: &Page) -> Result<(), WrongPage> {
+        let known = |entry: &Entry| {
+            let mut parts = entry.parts.iter();
+            parts.all(|part| (part.stream as usize) < self.streams.len())
+        };
+        if page.reference(reference.page) == *reference
+            && page.entries.iter().all(known)
+            && page.shard == self.shard
+            && page.buffer_id == self.buffer_id
+        {
+            return Ok(());
+        }
+        Err(WrongPage {
+            reference: reference.clone(),
+            shard: page.shard,
+            first: page.first,
+            last: page.last(),
+        })
+    }
+}
+
 impl Log {
     /// A log of which no page is loaded.
     pub fn new(manifest: Manifest) -> Log {
@@ -59,26 +82,7 @@ impl Log {
 
     /// Adds a page that was read.
     pub fn load(&mut self, reference: &PageReference, page: Arc<Page>) -> Result<(), WrongPage> {
-        let manifest = &self.manifest;
-        let same = page.reference(reference.page) == *reference;
-        let known = |entry: &Entry| {
-            entry
-                .parts
-                .iter()
-                .all(|part| (part.stream as usize) < manifest.streams.len())
-        };
-        if !same
-            || !page.entries.iter().all(known)
-            || page.shard != manifest.shard
-            || page.buffer_id != manifest.buffer_id
-        {
-            return Err(WrongPage {
-                reference: reference.clone(),
-                shard: page.shard,
-                first: page.first,
-                last: page.last(),
-            });
-        }
+        self.manifest.check_page(reference, &page)?;
         self.pages.insert(reference.page, page);
         Ok(())
     }

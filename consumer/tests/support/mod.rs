@@ -31,6 +31,8 @@ const PRODUCER: ProducerId = ProducerId([7; 16]);
 /// A buffer with one shard, and a producer of it that does no more than the formats ask for.
 pub struct Log {
     pub store: Store,
+    /// What time it is for whoever commits and seals.
+    pub now_ms: u64,
     next_row: u64,
 }
 
@@ -51,7 +53,11 @@ impl Log {
         let Swap::Committed(_) = cas::swap(&store, &layout::manifest(0), None, log).await else {
             panic!("a new store refuses a manifest")
         };
-        Log { store, next_row: 0 }
+        Log {
+            store,
+            now_ms: 1,
+            next_row: 0,
+        }
     }
 
     /// Commits one segment for each number, with that many rows.
@@ -71,7 +77,7 @@ impl Log {
             let block = Compressor::new(1).unwrap().compress(&block, *size).unwrap();
             segment.push(stream, Encoding::Ndjson, block).unwrap();
             let segment = segment.finish();
-            let name = Ulid::from_parts(1, u128::from(self.next_row));
+            let name = Ulid::from_parts(self.now_ms, u128::from(self.next_row));
             self.store
                 .put_if_absent(&layout::segment(0, name), segment.parts.clone())
                 .await
@@ -94,7 +100,8 @@ impl Log {
             };
             let log = self.manifest().await;
             let number = log.state.producer(PRODUCER).unwrap().commit + 1;
-            let Ok(Commit::Next { state, .. }) = log.state.commit(PRODUCER, number, &[new], 1) else {
+            let Ok(Commit::Next { state, .. }) = log.state.commit(PRODUCER, number, &[new], self.now_ms)
+            else {
                 panic!("the log refuses a segment")
             };
             let next = state.stamped(number);
@@ -127,7 +134,7 @@ impl Log {
                 return;
             }
             let last = log.tail_start() + entries as u64 - 1;
-            let name = Ulid::from_parts(log.orphan_floor_ms.max(1), u128::from(last));
+            let name = Ulid::from_parts(self.now_ms, u128::from(last));
             let (page, _) = log.seal(name, last).expect("it is in the tail");
             let key = layout::page(0, page.first, name);
             self.store

@@ -1,0 +1,543 @@
+//! What a collector promises: it deletes what nobody needs any more, in the end all of it, and never what the log
+//! refers to, whatever the store, other collectors and stalled producers do.
+
+mod support;
+
+use millpond_consumer::Environment;
+use millpond_consumer::collector::{CollectError, Collected, Collector, CollectorConfig};
+use millpond_manifest::{Cursor, Log as Pages, Manifest, Page, ReadError, Rule, Swap, cas, layout};
+use millpond_producer::{Append, Config as ProducerConfig, Producer};
+use millpond_segment::Encoding;
+use millpond_storage::unreliable::{Fault, Faults, On, S3Latency, WriteFaults};
+use millpond_storage::{Cas, Store};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use support::{Log, OTHER, STREAM};
+use ulid::Ulid;
+
+const GRACE: Duration = Duration::from_secs(10);
+
+/// A clock that is set, and numbers that are told apart.
+#[derive(Debug)]
+struct Clock {
+    now_ms: AtomicU64,
+    drawn: AtomicU64,
+}
+
+impl Clock {
+    fn at(now_ms: u64) -> Arc<Clock> {
+        Arc::new(Clock {
+            now_ms: AtomicU64::new(now_ms),
+            drawn: AtomicU64::new(1),
+        })
+    }
+
+    fn set(&self, now_ms: u64) {
+        self.now_ms.store(now_ms, Relaxed);
+    }
+}
+
+impl Environment for Clock {
+    fn now_us(&self) -> i64 {
+        i64::try_from(self.now_ms.load(Relaxed) * 1_000).unwrap()
+    }
+
+    fn random(&self) -> u64 {
+        self.drawn.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed)
+    }
+}
+
+fn collector_of(store: &Store, clock: &Arc<Clock>, max_age: Option<Duration>) -> (Collector, Registry) {
+    let config = CollectorConfig {
+        interval: Duration::from_secs(1),
+        grace: GRACE,
+        max_age,
+    };
+    let mut registry = Registry::default();
+    let collector = Collector::new(store.clone(), config, &mut registry).with_environment(clock.clone());
+    (collector, registry)
+}
+
+fn collector(store: &Store, clock: &Arc<Clock>) -> Collector {
+    collector_of(store, clock, None).0
+}
+
+fn counter(registry: &Registry, name: &str) -> u64 {
+    let mut text = String::new();
+    encode(&mut text, registry).unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("{name}_total ")));
+    line.unwrap_or_else(|| panic!("{name} in {text}"))
+        .parse()
+        .unwrap()
+}
+
+/// A consumer's position, as if it had read so far.
+async fn acknowledge(log: &Log, consumer: &str, stream: &str, next: u64) {
+    let rule = Rule {
+        batch_records: 10,
+        batch_bytes: 10,
+        chunk_rows: 10,
+        chunk_bytes: 10,
+        max_partitions_per_chunk: 1,
+        max_in_flight: 1,
+        sink: "table".into(),
+        schema_version: 1,
+    };
+    let key = layout::cursor(0, consumer);
+    let found = cas::read::<Cursor>(&log.store, &key).await.unwrap();
+    let version = found.as_ref().map(|found| found.version.clone());
+    let buffer = log.manifest().await.state.buffer_id;
+    let mut cursor = found.map_or_else(|| Cursor::new(buffer, 0, consumer, 0, rule), |found| found.state);
+    cursor.acknowledge(stream, next).unwrap();
+    let swapped = cas::swap(&log.store, &key, version.as_ref(), cursor.stamped(next)).await;
+    assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
+}
+
+async fn keys(store: &Store) -> BTreeSet<String> {
+    let found = store.list("").await.unwrap();
+    found.into_iter().map(|object| object.key).collect()
+}
+
+/// The segments and pages that the log refers to.
+async fn live(store: &Store) -> BTreeSet<String> {
+    let state = cas::read::<Manifest>(store, &layout::manifest(0))
+        .await
+        .unwrap()
+        .unwrap()
+        .state;
+    let mut live: BTreeSet<String> = state
+        .pages
+        .iter()
+        .map(|page| layout::page(0, page.first, page.page))
+        .collect();
+    let mut log = Pages::new(state);
+    while let Some(reference) = log.missing(0).cloned() {
+        let key = layout::page(0, reference.first, reference.page);
+        let page = cas::read::<Page>(store, &key).await.unwrap();
+        let page = page.unwrap_or_else(|| panic!("{key} is gone")).state;
+        log.load(&reference, Arc::new(page)).unwrap();
+    }
+    live.extend(log.entries(0).map(|(_, entry)| layout::segment(0, entry.segment)));
+    live
+}
+
+/// All that the log refers to is there; what else there is of segments and pages is the answer.
+async fn garbage(store: &Store) -> BTreeSet<String> {
+    let live = live(store).await;
+    let there: BTreeSet<String> = keys(store).await;
+    let missing: Vec<_> = live.difference(&there).collect();
+    assert!(missing.is_empty(), "live and gone: {missing:?}");
+    let data = there
+        .into_iter()
+        .filter(|key| key.contains("/segments/") || key.contains("/pages/"));
+    data.filter(|key| !live.contains(key)).collect()
+}
+
+async fn put(store: &Store, key: &str) {
+    store.put_if_absent(key, vec!["x".into()]).await.unwrap();
+}
+
+/// Eight segments: two pages of three, and two in the tail.
+async fn eight() -> Log {
+    let mut log = Log::new(Store::memory()).await;
+    log.now_ms = 1_000;
+    log.commit(&[1; 8]).await;
+    log.seal(3).await;
+    log
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_every_consumer_has_acknowledged_goes_and_nothing_else() {
+    let log = eight().await;
+    let clock = Clock::at(100_000);
+    let (mut collector, registry) = collector_of(&log.store, &clock, None);
+    let foreign = [
+        "shards/0000/segments/README".to_owned(),
+        format!("shards/0000/segments/backup/{}", Ulid::from_parts(1, 1)),
+        format!(
+            "shards/0000/segments/{}",
+            Ulid::from_parts(1, u128::MAX).to_string().to_lowercase()
+        ),
+        format!("shards/0000/segments/copy-{}", Ulid::from_parts(1, 1)),
+        format!("shards/0000/pages/notes-{}", Ulid::from_parts(1, 1)),
+        format!(
+            "shards/0000/pages/backup/00000000000000000000-{}",
+            Ulid::from_parts(1, 1)
+        ),
+        "shards/0000/consumers/readme.txt".to_owned(),
+        "elsewhere".to_owned(),
+    ];
+    for key in &foreign {
+        put(&log.store, key).await;
+    }
+    let before = keys(&log.store).await;
+
+    // Nobody reads it: all of it may still be wanted.
+    assert_eq!(collector.round(false).await.unwrap(), Collected::default());
+    assert_eq!(keys(&log.store).await, before);
+
+    acknowledge(&log, "one", STREAM, 8).await;
+    acknowledge(&log, "two", STREAM, 4).await;
+    let before = (keys(&log.store).await, log.manifest().await.version);
+    let would = collector.round(true).await.unwrap();
+    assert_eq!((keys(&log.store).await, log.manifest().await.version), before);
+    let done = collector.round(false).await.unwrap();
+    assert_eq!(would, done);
+    assert_eq!((done.trimmed_sequences, done.unread_sequences), (4, 0));
+    // Of the second page one segment is gone, and the page stays.
+    assert_eq!((done.segments, done.pages), (4, 1));
+    assert_eq!(log.manifest().await.state.first_sequence, 4);
+    assert_eq!(garbage(&log.store).await, foreign_data(&foreign));
+    assert_eq!(live(&log.store).await.len(), 5);
+    assert_eq!(
+        collector.round(false).await.unwrap(),
+        Collected::default(),
+        "nothing is left to do"
+    );
+
+    acknowledge(&log, "two", STREAM, 8).await;
+    let done = collector.round(false).await.unwrap();
+    assert_eq!((done.segments, done.pages), (4, 1));
+    assert!(live(&log.store).await.is_empty());
+    assert_eq!(garbage(&log.store).await, foreign_data(&foreign));
+    let counted = [
+        "trimmed_sequences",
+        "unread_sequences",
+        "deleted_segments",
+        "deleted_pages",
+        "failures",
+    ]
+    .map(|name| counter(&registry, &format!("millpond_collector_{name}")));
+    assert_eq!(counted, [8, 0, 8, 2, 0]);
+    let there = keys(&log.store).await;
+    assert!(foreign.iter().all(|key| there.contains(key)), "{there:?}");
+}
+
+fn foreign_data(foreign: &[String]) -> BTreeSet<String> {
+    let data = foreign
+        .iter()
+        .filter(|key| key.contains("/segments/") || key.contains("/pages/"));
+    data.cloned().collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_slowest_stream_of_the_slowest_consumer_is_what_counts() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[1; 3]).await;
+    log.commit_to(OTHER, &[1; 3]).await;
+    acknowledge(&log, "one", STREAM, 6).await;
+    let mut collector = collector(&log.store, &Clock::at(100_000));
+    assert_eq!(collector.round(false).await.unwrap().trimmed_sequences, 0);
+    acknowledge(&log, "one", OTHER, 4).await;
+    assert_eq!(collector.round(false).await.unwrap().trimmed_sequences, 4);
+    assert_eq!(garbage(&log.store).await, BTreeSet::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn orphans_are_deleted_when_they_are_older_than_the_grace() {
+    let log = eight().await;
+    let orphans = [5_000, 20_000].map(|ms| {
+        let name = Ulid::from_parts(ms, 7);
+        [layout::segment(0, name), layout::page(0, 2, name)]
+    });
+    for key in orphans.as_flattened() {
+        put(&log.store, key).await;
+    }
+    let clock = Clock::at(15_000);
+    let mut collector = collector(&log.store, &clock);
+    // At the grace exactly, a commit of it is still allowed.
+    assert_eq!(collector.round(false).await.unwrap(), Collected::default());
+    clock.set(15_001);
+    let done = collector.round(false).await.unwrap();
+    assert_eq!((done.segments, done.pages, done.bytes), (1, 1, 1));
+    assert_eq!(garbage(&log.store).await, orphans[1].iter().cloned().collect());
+    // A clock that goes back takes nothing back, and one that is far ahead does no harm to what is in the log.
+    clock.set(0);
+    assert_eq!(collector.round(false).await.unwrap(), Collected::default());
+    assert_eq!(log.manifest().await.state.orphan_floor_ms, 5_001);
+    clock.set(1 << 40);
+    let done = collector.round(false).await.unwrap();
+    assert_eq!((done.segments, done.pages, done.trimmed_sequences), (1, 1, 0));
+    assert_eq!(garbage(&log.store).await, BTreeSet::new());
+    assert_eq!(live(&log.store).await.len(), 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retention_drops_what_is_too_old_and_counts_what_nobody_had_read() {
+    let mut log = Log::new(Store::memory()).await;
+    for (now_ms, sizes) in [(1_000, 2), (2_000, 2), (3_000, 3)] {
+        log.now_ms = now_ms;
+        log.commit(&vec![1; sizes]).await;
+        log.seal(2).await;
+    }
+    // Pages 0-1 at 1,000, 2-3 at 2,000, 4-5 at 3,000, and 6 in the tail.
+    acknowledge(&log, "one", STREAM, 1).await;
+    let clock = Clock::at(52_000);
+    let (mut collector, registry) = collector_of(&log.store, &clock, Some(Duration::from_secs(50)));
+    let done = collector.round(false).await.unwrap();
+    assert_eq!(
+        (done.trimmed_sequences, done.unread_sequences, done.pages),
+        (2, 1, 1)
+    );
+    clock.set(52_001);
+    let done = collector.round(false).await.unwrap();
+    assert_eq!(
+        (done.trimmed_sequences, done.unread_sequences, done.pages),
+        (2, 2, 1)
+    );
+    assert_eq!(live(&log.store).await.len(), 4);
+    // The last page and the tail; and a log that is empty can be committed to.
+    clock.set(60_000);
+    let done = collector.round(false).await.unwrap();
+    assert_eq!(
+        (done.trimmed_sequences, done.unread_sequences, done.segments),
+        (3, 3, 3)
+    );
+    assert_eq!(garbage(&log.store).await, BTreeSet::new());
+    log.now_ms = 60_000;
+    log.commit(&[1; 3]).await;
+    assert_eq!(collector.round(false).await.unwrap(), Collected::default());
+    assert_eq!(log.manifest().await.state.first_sequence, 7);
+    assert_eq!(counter(&registry, "millpond_collector_unread_sequences"), 6);
+}
+
+/// Its segment waits for its commit longer than the grace, and is deleted meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_stalled_producer_uploads_again_what_was_deleted() {
+    let store = Store::memory();
+    let (network, controls) = store.behind(Faults::default());
+    let clock = Clock::at(1_000_000);
+    let environment = {
+        let clock = clock.clone();
+        millpond_producer::Environment::new(move || clock.now_ms.load(Relaxed), 1)
+    };
+    let config = ProducerConfig {
+        segment_raw_bytes: 1,
+        block_bytes: 1_024,
+        memory_limit: 1 << 20,
+        encoders: 1,
+        tail_max: 2,
+        ..ProducerConfig::default()
+    };
+    let mut registry = Registry::default();
+    let producer = Producer::start_in(environment, network, config, &mut registry)
+        .await
+        .unwrap();
+    let append = async |payload: &'static str| {
+        let append = Append {
+            stream: STREAM.into(),
+            encoding: Encoding::Ndjson,
+            payload: payload.into(),
+            records: 1,
+            received_at_us: 1,
+            reservation: producer.budget().nothing(),
+        };
+        producer.append(append).await.unwrap().sequence
+    };
+    // The third is committed with a page, which is deleted as well.
+    for round in 0..3 {
+        let mut held = controls.hold(On::Update, "manifest");
+        let collect = async {
+            held.arrived().await;
+            clock.set(1_100_000 + round * 100_000);
+            let done = collector(&store, &clock).round(false).await.unwrap();
+            assert_eq!((done.segments, done.pages), (1, u64::from(round == 2)));
+            held.release();
+        };
+        let (sequence, ()) = tokio::join!(append("x"), collect);
+        assert_eq!(sequence, round);
+        assert_eq!(garbage(&store).await, BTreeSet::new());
+        assert_eq!(counter(&registry, "millpond_producer_reuploads"), round + 1);
+    }
+    let state = cas::read::<Manifest>(&store, &layout::manifest(0))
+        .await
+        .unwrap()
+        .unwrap()
+        .state;
+    assert_eq!((state.pages.len(), state.tail.len()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_that_cannot_be_trusted_stops_the_deletions() {
+    let log = eight().await;
+    put(&log.store, &layout::segment(0, Ulid::from_parts(500, 1))).await;
+    acknowledge(&log, "one", STREAM, 1).await;
+    let (key, other) = (log.page_key(0).await, log.page_key(1).await);
+    let whole = log.store.get(&key).await.unwrap().unwrap().bytes;
+    let other = log.store.get(&other).await.unwrap().unwrap().bytes;
+    let mut damaged = whole.to_vec();
+    damaged[40] ^= 1;
+    for content in [None, Some(damaged.into()), Some(other)] {
+        log.store.delete(&key).await.unwrap();
+        if let Some(content) = content.clone() {
+            log.store.put_if_absent(&key, vec![content]).await.unwrap();
+        }
+        let before = keys(&log.store).await;
+        let error = collector(&log.store, &Clock::at(100_000))
+            .round(false)
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains(&key), "{error}");
+        match &error {
+            CollectError::PageGone(_) => assert_eq!(content, None),
+            CollectError::Read(ReadError::Format { .. }) => assert!(content.is_some()),
+            CollectError::WrongPage { .. } => assert!(content.is_some()),
+            error => panic!("{error}"),
+        }
+        assert_eq!(keys(&log.store).await, before);
+    }
+    log.store.delete(&key).await.unwrap();
+    log.store.put_if_absent(&key, vec![whole]).await.unwrap();
+    let done = collector(&log.store, &Clock::at(100_000))
+        .round(false)
+        .await
+        .unwrap();
+    assert_eq!((done.segments, done.pages), (2, 0));
+    assert_eq!(garbage(&log.store).await, BTreeSet::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_that_died_after_its_swap_is_finished_by_the_next() {
+    let log = eight().await;
+    acknowledge(&log, "one", STREAM, 5).await;
+    let clock = Clock::at(100_000);
+    for (on, at) in [(On::List, "segments"), (On::Delete, "")] {
+        let (store, network) = log.store.behind(Faults::default());
+        let mut held = network.hold(on, at);
+        let mut dies = collector(&store, &clock);
+        let task = tokio::spawn(async move { dies.round(false).await });
+        held.arrived().await;
+        task.abort();
+        assert!(task.await.unwrap_err().is_cancelled());
+        assert_eq!(log.manifest().await.state.first_sequence, 5);
+        assert!(!garbage(&log.store).await.is_empty());
+    }
+    let done = collector(&log.store, &clock).round(false).await.unwrap();
+    assert_eq!(done.trimmed_sequences, 0);
+    assert_eq!(garbage(&log.store).await, BTreeSet::new());
+}
+
+/// A page is gone since another collector had every right to delete it.
+#[tokio::test(start_paused = true)]
+async fn a_stalled_collector_is_not_misled_by_another() {
+    let log = eight().await;
+    put(&log.store, &layout::segment(0, Ulid::from_parts(500, 1))).await;
+    acknowledge(&log, "one", STREAM, 1).await;
+    let clock = Clock::at(100_000);
+    let (store, network) = log.store.behind(Faults::default());
+    let mut held = network.hold(On::Get, &log.page_key(0).await);
+    let mut stalled = collector(&store, &clock);
+    let other = async {
+        held.arrived().await;
+        acknowledge(&log, "one", STREAM, 4).await;
+        collector(&log.store, &clock).round(false).await.unwrap();
+        held.release();
+    };
+    let (done, ()) = tokio::join!(stalled.round(false), other);
+    assert_eq!(done.unwrap().trimmed_sequences, 1);
+    assert_eq!(garbage(&log.store).await, BTreeSet::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_swap_may_have_each_of_its_outcomes() {
+    for fault in [
+        Fault::LandsUnreported,
+        Fault::Lost,
+        Fault::LandsLate(Duration::from_secs(1)),
+        Fault::Hangs,
+    ] {
+        let log = eight().await;
+        acknowledge(&log, "one", STREAM, 5).await;
+        let (store, network) = log.store.behind(Faults::default());
+        network.once(On::Update, "manifest", fault);
+        let clock = Clock::at(100_000);
+        let mut collector = collector(&store, &clock);
+        // Whichever attempt it was that landed, nothing is deleted before it has.
+        while collector.round(false).await.is_err() {}
+        network.settled().await;
+        assert_eq!(network.unused(), 0);
+        assert_eq!(log.manifest().await.state.first_sequence, 5);
+        assert_eq!(garbage(&log.store).await, BTreeSet::new(), "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_collectors_with_a_bad_network_and_a_growing_log_leave_what_is_live_and_nothing_else() {
+    for seed in 0..60 {
+        let mut log = eight().await;
+        let clock = Clock::at(0);
+        for round in 1..8_u64 {
+            let now_ms = round * 20_000;
+            clock.set(now_ms);
+            log.now_ms = now_ms;
+            log.commit(&[1; 3]).await;
+            log.seal(2).await;
+            put(&log.store, &layout::segment(0, Ulid::from_parts(now_ms, 1))).await;
+            put(&log.store, &layout::page(0, 2, Ulid::from_parts(now_ms, 1))).await;
+            acknowledge(&log, "one", STREAM, round * 3 + seed % 4).await;
+            let rounds = (0..2).map(async |i| {
+                let (store, network) = log.store.behind(Faults {
+                    seed: seed * 100 + round * 2 + i,
+                    write: WriteFaults {
+                        late_by_max: Duration::from_secs(20),
+                        ..WriteFaults::each(if seed % 2 == 0 { 0.1 } else { 0.0 })
+                    },
+                    read_error: if seed % 2 == 0 { 0.1 } else { 0.0 },
+                    latency: Some(S3Latency::default()),
+                });
+                let mut collector = collector(&store, &clock);
+                while let Err(error) = collector.round(false).await {
+                    let seen = garbage(&log.store).await;
+                    assert!(
+                        !matches!(error, CollectError::PageGone(_)),
+                        "seed {seed}: {error}; {seen:?}"
+                    );
+                    assert!(
+                        seed % 2 == 0 || matches!(error, CollectError::Contended(_)),
+                        "seed {seed}: {error}"
+                    );
+                }
+                network
+            });
+            let networks = futures::future::join_all(rounds).await;
+            garbage(&log.store).await;
+            if round == 7 {
+                for network in networks {
+                    network.settled().await;
+                }
+            }
+        }
+        clock.set(1_000_000);
+        collector(&log.store, &clock).round(false).await.unwrap();
+        assert_eq!(garbage(&log.store).await, BTreeSet::new(), "seed {seed}");
+        let state = log.manifest().await.state;
+        assert_eq!(state.first_sequence, 21 + seed % 4, "seed {seed}");
+    }
+}
+
+async fn overwrite(store: &Store, key: &str, bytes: bytes::Bytes) {
+    let found = store.get(key).await.unwrap().unwrap();
+    let written = store.compare_and_set(key, Some(&found.version), bytes).await;
+    assert!(matches!(written, Cas::Committed(_)), "{written:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_cursor_keeps_everything() {
+    let log = eight().await;
+    acknowledge(&log, "one", STREAM, 8).await;
+    acknowledge(&log, "two", STREAM, 8).await;
+    overwrite(&log.store, &layout::cursor(0, "two"), "nonsense".into()).await;
+    let before = keys(&log.store).await;
+    let error = collector(&log.store, &Clock::at(100_000))
+        .round(false)
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("consumers/two/cursor"), "{error}");
+    assert_eq!(keys(&log.store).await, before);
+}
