@@ -234,6 +234,9 @@ impl Collector {
 
     async fn collect(&mut self, shard: u32, dry: bool) -> Result<Collected, CollectError> {
         let mut done = Collected::default();
+        if !dry && !self.is_worth_it(shard).await? {
+            return Ok(done);
+        }
         let garbage = loop {
             let Some((log, advanced)) = self.advance(shard, dry).await? else {
                 return Ok(done);
@@ -256,6 +259,20 @@ impl Collector {
             self.metrics.pages.inc_by(done.pages);
         }
         Ok(done)
+    }
+
+    /// Whether a round would trim or delete anything. In a shard where nothing happens the orphan floor alone is not worth a
+    /// new manifest, which every consumer would read.
+    async fn is_worth_it(&mut self, shard: u32) -> Result<bool, CollectError> {
+        let Some((log, would)) = self.advance(shard, true).await? else {
+            return Ok(false);
+        };
+        if would.trimmed_sequences > 0 {
+            return Ok(true);
+        }
+        // What is in the way is the round's own to find.
+        let garbage = self.garbage(&log).await;
+        Ok(garbage.map_or(true, |garbage| !garbage.is_empty()))
     }
 
     /// Whether the manifest, as it is now, refers to the page with this key.
@@ -380,6 +397,12 @@ impl Collector {
             failed = failed.and(deleted);
         }
         Ok(failed?)
+    }
+}
+
+impl Garbage {
+    fn is_empty(&self) -> bool {
+        self.segments.is_empty() && self.pages.is_empty()
     }
 }
 
