@@ -1,5 +1,8 @@
-//! What the program and the benchmarks share: the load generator, reading the processes' metrics, free ports.
+//! What the program and the benchmarks share: the load generator, child processes and their metrics, questions to
+//! ClickHouse, free ports.
 
+pub mod clickhouse;
 pub mod load;
 pub mod metrics;
 pub mod ports;
+pub mod process;

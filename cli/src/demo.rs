@@ -3,14 +3,16 @@
 
 mod check;
 
-use crate::dev::{Plan, Service, Stack};
+use crate::dev::{Plan, Stack};
 use crate::shutdown;
 use crate::units::readable;
 use anyhow::{Context, bail};
 use check::{ClickHouse, Verdict};
+use millpond_bench::clickhouse::UNIQUE;
 use millpond_bench::load::{Compression, LoadConfig, Progress, Report};
 use millpond_bench::metrics::{Requests, Scrape};
 use millpond_bench::ports::free_addresses;
+use millpond_bench::process::Process;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -82,6 +84,7 @@ impl Drop for Place {
 
 /// Runs the demo. The exit code is 1 when a record is missing or doubled.
 pub(crate) async fn run() -> anyhow::Result<ExitCode> {
+    millpond_bench::process::kill_on_panic();
     let wishes = Wishes::from_environment()?;
     let shutdown = shutdown::on_signal()?;
     let place = Place::new(wishes.keep)?;
@@ -185,7 +188,7 @@ async fn demo(wishes: &Wishes, directory: &Path, shutdown: CancellationToken) ->
 }
 
 /// Starts MinIO if that is the wish.
-async fn start_store(wishes: &Wishes, directory: &Path) -> anyhow::Result<(Plan, Option<Service>)> {
+async fn start_store(wishes: &Wishes, directory: &Path) -> anyhow::Result<(Plan, Option<Process>)> {
     let mut plan = Plan::new(directory)?;
     if wishes.buffer.as_deref() != Some("minio") {
         return Ok((plan, None));
@@ -197,7 +200,7 @@ async fn start_store(wishes: &Wishes, directory: &Path) -> anyhow::Result<(Plan,
     command
         .args(["server", "--quiet", "--address", &address.to_string()])
         .arg(directory.join("minio"));
-    let mut minio = Service::start("minio", command, directory)?;
+    let mut minio = Process::start("minio", command, &directory.join("logs"))?;
     minio
         .ready(&format!("http://{address}/minio/health/cluster"))
         .await?;
@@ -237,7 +240,7 @@ async fn drive(
         records: None,
         bodies: None,
         seed: 1,
-        unique_attribute: check::UNIQUE.to_owned(),
+        unique_attribute: UNIQUE.to_owned(),
         run: run.to_owned(),
         compression: Compression::None,
         retry_for: Duration::from_secs(60),
@@ -347,10 +350,7 @@ impl Summary {
         );
         println!(
             "  in ClickHouse {} rows: {} duplicates, {} missing (by the attribute {})",
-            verdict.rows,
-            verdict.duplicates,
-            verdict.missing,
-            check::UNIQUE
+            verdict.rows, verdict.duplicates, verdict.missing, UNIQUE
         );
         println!("  pace          {pace:.0} rows/s, everything on this machine, the load generator included");
         println!("  latency       p50 {p50:.0} ms, p99 {p99:.0} ms from the gateway to a row in ClickHouse");

@@ -4,20 +4,13 @@
 use crate::shutdown;
 use anyhow::{Context, bail};
 use millpond_bench::ports::free_addresses;
+use millpond_bench::process::Process;
 use millpond_storage::BufferUrl;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use std::fs::{self, File};
+use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
-use tokio::process::{Child, Command};
-use tokio::time::Instant;
+use tokio::process::Command;
 use tracing::info;
-
-/// How long a child may take to be ready, or to end once it was asked to.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Settings of `millpond dev`.
 #[derive(Debug, clap::Args)]
@@ -50,6 +43,7 @@ pub(crate) struct DevArgs {
 
 /// Runs until a signal, or until one of the three ends.
 pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
+    millpond_bench::process::kill_on_panic();
     let shutdown = shutdown::on_signal()?;
     let directory = args.directory.clone();
     let plan = Plan {
@@ -76,8 +70,8 @@ pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
         ended = stack.watch() => Err(ended),
         () = shutdown.cancelled() => Ok(()),
     };
-    stack.stop().await?;
-    ended
+    let stopped = stack.stop().await;
+    ended.and(stopped)
 }
 
 /// What a stack is made of.
@@ -137,105 +131,12 @@ impl Plan {
     }
 }
 
-/// A child process with its log.
-pub(crate) struct Service {
-    name: &'static str,
-    child: Child,
-    log: PathBuf,
-}
-
-impl Service {
-    /// Starts a program; everything it prints goes to a log of its own.
-    pub(crate) fn start(
-        name: &'static str,
-        mut command: Command,
-        directory: &Path,
-    ) -> anyhow::Result<Service> {
-        let logs = directory.join("logs");
-        fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
-        let log = logs.join(format!("{name}.log"));
-        let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-        let program = command.as_std().get_program().to_owned();
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file)
-            // A terminal's Ctrl-C is for the parent, which stops the children in order.
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
-            .with_context(|| format!("cannot start {} ({name})", program.display()))?;
-        Ok(Service { name, child, log })
-    }
-
-    /// Waits until `url` answers 200, or says why it never will.
-    pub(crate) async fn ready(&mut self, url: &str) -> anyhow::Result<()> {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait()? {
-                return Err(self.ended(status));
-            }
-            let answer = reqwest::Client::new()
-                .get(url)
-                .timeout(Duration::from_secs(2))
-                .send()
-                .await;
-            match answer {
-                Ok(answer) if answer.status().is_success() => return Ok(()),
-                _ if Instant::now() < until => tokio::time::sleep(Duration::from_millis(50)).await,
-                _ => bail!(
-                    "{} is not ready after {PATIENCE:?}; its log ends:\n{}",
-                    self.name,
-                    self.last_words()
-                ),
-            }
-        }
-    }
-
-    fn ended(&self, status: ExitStatus) -> anyhow::Error {
-        anyhow::anyhow!(
-            "{} ended ({status}); its log ends:\n{}",
-            self.name,
-            self.last_words()
-        )
-    }
-
-    fn last_words(&self) -> String {
-        let log = fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(10)..].join("\n")
-    }
-
-    /// Waits for its end, which is a failure whenever it comes.
-    async fn watch(&mut self) -> anyhow::Error {
-        match self.child.wait().await {
-            Ok(status) => self.ended(status),
-            Err(error) => error.into(),
-        }
-    }
-
-    /// SIGTERM, and SIGKILL to one that does not listen.
-    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
-        let Some(pid) = self.child.id() else { return Ok(()) };
-        let _ = kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGTERM);
-        match tokio::time::timeout(PATIENCE, self.child.wait()).await {
-            Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(Ok(status)) => Err(self.ended(status)),
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => {
-                self.child.kill().await?;
-                bail!("{} did not stop within {PATIENCE:?} and was killed", self.name)
-            }
-        }
-    }
-}
-
 /// The three of them, running.
 pub(crate) struct Stack {
     pub(crate) plan: Plan,
-    clickhouse: Service,
-    gateway: Service,
-    consumer: Service,
+    clickhouse: Process,
+    gateway: Process,
+    consumer: Process,
 }
 
 impl Stack {
@@ -249,12 +150,13 @@ impl Stack {
             );
         }
         let directory = &plan.directory;
+        let logs = directory.join("logs");
         let mut command = Command::new(embedded);
         command
             .args(["--listen", &plan.clickhouse.to_string()])
             .arg("--path")
             .arg(directory.join("clickhouse"));
-        let mut clickhouse = Service::start("clickhouse", command, directory)?;
+        let mut clickhouse = Process::start("clickhouse", command, &logs)?;
         clickhouse
             .ready(&format!("http://{}/ping", plan.clickhouse))
             .await?;
@@ -267,7 +169,7 @@ impl Stack {
             "--admin",
             &plan.gateway_admin.to_string(),
         ]);
-        let mut gateway = Service::start("gateway", command, directory)?;
+        let mut gateway = Process::start("gateway", command, &logs)?;
         gateway
             .ready(&format!("http://{}/readyz", plan.gateway_admin))
             .await?;
@@ -276,7 +178,7 @@ impl Stack {
         command.args(["--clickhouse", &format!("http://{}", plan.clickhouse)]);
         // One consumer in this directory at a time: after a crash the next one goes on at once.
         command.args(["--instance", "dev", "--admin", &plan.consumer_admin.to_string()]);
-        let mut consumer = Service::start("consumer", command, directory)?;
+        let mut consumer = Process::start("consumer", command, &logs)?;
         consumer
             .ready(&format!("http://{}/readyz", plan.consumer_admin))
             .await?;

@@ -1,16 +1,13 @@
 //! The demo's questions to ClickHouse: how many rows, which records are missing or doubled.
 
 use anyhow::{Context, bail};
+use millpond_bench::clickhouse::UNIQUE;
 use std::collections::HashMap;
 use std::path::Path;
-
-/// The attribute that every record of the load has a value of its own in.
-pub(super) const UNIQUE: &str = "millpond.load.id";
 
 /// ClickHouse's HTTP interface.
 pub(super) struct ClickHouse {
     url: String,
-    client: reqwest::Client,
 }
 
 /// Rows against what was acknowledged.
@@ -36,21 +33,11 @@ pub(super) fn sample_query(run: &str) -> String {
 
 impl ClickHouse {
     pub(super) fn new(url: &str) -> Self {
-        ClickHouse {
-            url: url.to_owned(),
-            client: reqwest::Client::new(),
-        }
+        ClickHouse { url: url.to_owned() }
     }
 
     pub(super) async fn query(&self, sql: &str) -> anyhow::Result<String> {
-        let answer = self.client.post(&self.url).body(sql.to_owned()).send().await;
-        let answer = answer.with_context(|| format!("no answer from ClickHouse at {}", self.url))?;
-        let status = answer.status();
-        let text = answer.text().await?;
-        if !status.is_success() {
-            bail!("ClickHouse refused {sql:?}: {text}");
-        }
-        Ok(text)
+        millpond_bench::clickhouse::query(&self.url, sql).await
     }
 
     pub(super) async fn count(&self) -> anyhow::Result<u64> {

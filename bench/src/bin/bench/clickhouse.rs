@@ -3,29 +3,15 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
+use millpond_bench::clickhouse::UNIQUE;
 use tokio::time::{Instant, sleep};
-
-/// The attribute that every record of the load has a value of its own in.
-const UNIQUE: &str = "millpond.load.id";
 
 /// How long merges may go on before the engine's time is taken anyway.
 const MERGES_PATIENCE: Duration = Duration::from_secs(10);
 
-pub(crate) async fn query(clickhouse: SocketAddr, sql: &str) -> anyhow::Result<String> {
-    let url = format!("http://{clickhouse}/");
-    let answer = reqwest::Client::new()
-        .post(&url)
-        .body(sql.to_owned())
-        .send()
-        .await;
-    let answer = answer.with_context(|| format!("no answer from ClickHouse at {url}"))?;
-    let status = answer.status();
-    let text = answer.text().await?;
-    if !status.is_success() {
-        bail!("ClickHouse refused {sql:?}: {text}");
-    }
-    Ok(text)
+async fn query(clickhouse: SocketAddr, sql: &str) -> anyhow::Result<String> {
+    millpond_bench::clickhouse::query(&format!("http://{clickhouse}/"), sql).await
 }
 
 /// An error unless exactly `records` records are there, each once.

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use crate::clickhouse;
 use crate::floor::{self, Floor};
-use crate::process::{Process, ended_cpu_seconds};
 use crate::report::Spread;
 use crate::stack::{Settings, Stack};
+use millpond_bench::process::{Process, ended_cpu_seconds};
 
 /// The load may take this long: 20,000 records a second, far below what any machine should do, for the default number.
 const LOAD_PATIENCE: Duration = Duration::from_secs(60);

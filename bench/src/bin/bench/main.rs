@@ -7,7 +7,6 @@ mod cost;
 mod floor;
 mod latency;
 mod memory;
-mod process;
 mod report;
 mod stack;
 
@@ -56,7 +55,7 @@ enum Part {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    process::kill_on_panic();
+    millpond_bench::process::kill_on_panic();
     let outcome = tokio::select! {
         outcome = run(Flags::parse()) => outcome,
         stopped = stopped() => stopped,

@@ -11,9 +11,9 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
-use crate::process::Process;
 use millpond_bench::metrics::Scrape;
 use millpond_bench::ports::free_addresses;
+use millpond_bench::process::Process;
 
 /// How long the table may stand still before what is missing counts as missing.
 const STALLED: Duration = Duration::from_secs(60);

@@ -16,7 +16,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 /// How long a child may take to be ready, or to end once it was asked to.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `/proc`'s clock ticks a second: Linux promises 100 to user space on every architecture that it still supports.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -25,7 +25,7 @@ const TICKS_PER_SECOND: f64 = 100.0;
 static ALIVE: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// A panic aborts a released program without dropping anything: then this kills the children.
-pub(crate) fn kill_on_panic() {
+pub fn kill_on_panic() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         default(panic);
@@ -36,7 +36,7 @@ pub(crate) fn kill_on_panic() {
 }
 
 /// A child process. It is killed when this is dropped.
-pub(crate) struct Process {
+pub struct Process {
     name: &'static str,
     child: Child,
     pid: Pid,
@@ -44,12 +44,9 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts a program; what it prints goes to `<directory>/<name>.log`.
-    pub(crate) fn start(
-        name: &'static str,
-        mut command: Command,
-        directory: &Path,
-    ) -> anyhow::Result<Process> {
+    /// Starts a program; what it prints goes to `<directory>/<name>.log`, in a directory that is made.
+    pub fn start(name: &'static str, mut command: Command, directory: &Path) -> anyhow::Result<Process> {
+        fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
         let log = directory.join(format!("{name}.log"));
         let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let program = command.as_std().get_program().to_owned();
@@ -74,7 +71,7 @@ impl Process {
     }
 
     /// Waits until `url` answers 200, or says why it never will.
-    pub(crate) async fn ready(&mut self, url: &str) -> anyhow::Result<()> {
+    pub async fn ready(&mut self, url: &str) -> anyhow::Result<()> {
         let answers = async {
             loop {
                 if let Some(status) = self.child.try_wait()? {
@@ -93,7 +90,7 @@ impl Process {
         match timeout(PATIENCE, answers).await {
             Ok(result) => result,
             Err(_) => bail!(
-                "{} is not ready after {PATIENCE:?}:\n{}",
+                "{} is not ready after {PATIENCE:?}; its log ends:\n{}",
                 self.name,
                 self.last_words()
             ),
@@ -101,7 +98,7 @@ impl Process {
     }
 
     /// User and system time so far, in seconds, to 10 ms.
-    pub(crate) fn cpu_seconds(&self) -> anyhow::Result<f64> {
+    pub fn cpu_seconds(&self) -> anyhow::Result<f64> {
         let path = format!("/proc/{}/stat", self.pid);
         let stat = fs::read_to_string(&path).with_context(|| format!("{} is gone ({path})", self.name))?;
         // The second field, the name in brackets, may hold blanks; utime and stime are the 14th and 15th.
@@ -114,7 +111,7 @@ impl Process {
     }
 
     /// The most memory that it had resident until now, in bytes.
-    pub(crate) fn peak_memory(&self) -> anyhow::Result<u64> {
+    pub fn peak_memory(&self) -> anyhow::Result<u64> {
         let path = format!("/proc/{}/status", self.pid);
         let status = fs::read_to_string(&path).with_context(|| format!("{} is gone ({path})", self.name))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -123,12 +120,17 @@ impl Process {
             .with_context(|| format!("no VmHWM in {path}"))
     }
 
-    pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        // Once its end was seen, the number may be another's.
+        self.child
+            .id()
+            .with_context(|| format!("{} has ended", self.name))?;
         kill(self.pid, signal).with_context(|| format!("cannot send {signal} to {}", self.name))
     }
 
     /// Waits for its end, at most `patience`, and returns what it printed.
-    pub(crate) async fn output(mut self, patience: Duration) -> anyhow::Result<String> {
+    pub async fn output(mut self, patience: Duration) -> anyhow::Result<String> {
         match timeout(patience, self.child.wait()).await {
             Ok(status) => {
                 let status = status?;
@@ -139,21 +141,35 @@ impl Process {
                 Ok(fs::read_to_string(&self.log)?)
             }
             Err(_) => bail!(
-                "{} is still running after {patience:?}:\n{}",
+                "{} is still running after {patience:?}; its log ends:\n{}",
                 self.name,
                 self.last_words()
             ),
         }
     }
 
+    /// Waits for its end, which is a failure whenever it comes.
+    pub async fn watch(&mut self) -> anyhow::Error {
+        match self.child.wait().await {
+            Ok(status) => self.ended(status),
+            Err(error) => error.into(),
+        }
+    }
+
     /// SIGTERM, and an error when that does not end it cleanly.
-    pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        self.signal(Signal::SIGTERM)?;
+    pub async fn stop(self) -> anyhow::Result<()> {
+        if self.child.id().is_some() {
+            self.signal(Signal::SIGTERM)?;
+        }
         self.output(PATIENCE).await.map(drop)
     }
 
     fn ended(&self, status: ExitStatus) -> anyhow::Error {
-        anyhow::anyhow!("{} ended ({status}):\n{}", self.name, self.last_words())
+        anyhow::anyhow!(
+            "{} ended ({status}); its log ends:\n{}",
+            self.name,
+            self.last_words()
+        )
     }
 
     fn last_words(&self) -> String {
@@ -175,7 +191,7 @@ fn alive(change: impl FnOnce(&mut Vec<Pid>)) {
 }
 
 /// User and system time of all children that have ended, in seconds.
-pub(crate) fn ended_cpu_seconds() -> anyhow::Result<f64> {
+pub fn ended_cpu_seconds() -> anyhow::Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
     let us = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
     Ok(us as f64 / 1e6)
