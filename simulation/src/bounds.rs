@@ -28,8 +28,6 @@ pub enum Bug {
     RuleNotPinned,
     /// An owner that gives the cursor back says that nothing is in doubt, whatever it has sent.
     ReleasedInDoubt,
-    /// A successor reads the log before it wins the epoch.
-    LogBeforeOpening,
 }
 
 /// The bounds of a search. Every count is of the whole run.
@@ -86,31 +84,50 @@ impl Bounds {
         expiries: 0,
     };
 
-    /// Commits of two producers against each other and a collector, with sealing, expiry and crashes; nobody reads.
+    /// Commits of two producers against each other and a collector, with sealing; nobody reads.
     pub fn commit() -> Bounds {
         Bounds {
             segments: vec![vec![1, 1], vec![1]],
             tail_max: 1,
             ticks: 1,
             rounds: 1,
-            producer_faults: 2,
-            producer_crashes: 1,
-            expiries: 1,
+            producer_faults: 1,
+            collector_faults: 1,
             ..Bounds::NOTHING
         }
     }
 
-    /// Two owners of a cursor over the segments of one producer.
+    /// Producers that crash, or that the table forgets.
+    pub fn forgotten() -> Bounds {
+        Bounds {
+            segments: vec![vec![1], vec![1]],
+            collector_faults: 0,
+            producer_crashes: 1,
+            expiries: 1,
+            ..Bounds::commit()
+        }
+    }
+
+    /// Two owners of a cursor over small and large segments of one producer.
     pub fn delivery() -> Bounds {
         Bounds {
             segments: vec![vec![1, 1, 2]],
             owners: 2,
-            tail_max: 2,
             epochs: 3,
             owner_faults: 1,
+            ..Bounds::NOTHING
+        }
+    }
+
+    /// Two owners that crash, or give the cursor back to each other.
+    pub fn takeover() -> Bounds {
+        Bounds {
+            segments: vec![vec![1, 2]],
+            tail_max: 1,
             owner_crashes: 1,
             releases: 1,
-            ..Bounds::NOTHING
+            epochs: 2,
+            ..Bounds::delivery()
         }
     }
 
@@ -120,10 +137,10 @@ impl Bounds {
             segments: vec![vec![1], vec![2]],
             owners: 2,
             tail_max: 1,
+            max_in_flight: 1,
             ticks: 1,
             rounds: 1,
             epochs: 2,
-            producer_faults: 1,
             ..Bounds::NOTHING
         }
     }

@@ -112,12 +112,19 @@ fn garbage(log: &Manifest, store: &Store) -> Collector {
             return Collector::Idle;
         };
         let gone = log.first_sequence.saturating_sub(reference.first);
-        let kept = found.page.entries.iter().skip(usize::try_from(gone).unwrap_or(usize::MAX));
+        let kept = found
+            .page
+            .entries
+            .iter()
+            .skip(usize::try_from(gone).unwrap_or(usize::MAX));
         live.extend(kept.map(|entry| entry.segment));
     }
     let below = |name: &Ulid| name.timestamp_ms() < log.orphan_floor_ms;
     let referred = |name: &Ulid| log.pages.iter().any(|page| page.page == *name);
-    let segments = store.segments.iter().filter(|name| below(name) && !live.contains(name));
+    let segments = store
+        .segments
+        .iter()
+        .filter(|name| below(name) && !live.contains(name));
     let pages = store.pages.keys().filter(|name| below(name) && !referred(name));
     let (segments, pages): (Vec<_>, Vec<_>) = (segments.copied().collect(), pages.copied().collect());
     if segments.is_empty() && pages.is_empty() {

@@ -13,8 +13,12 @@ use std::time::Instant;
 enum Scope {
     /// Producers and the collector.
     Commit,
+    /// Producers that crash or are forgotten.
+    Forgotten,
     /// Owners of a cursor.
     Delivery,
+    /// Owners that crash or give the cursor back.
+    Takeover,
     /// Everybody.
     Whole,
 }
@@ -78,7 +82,9 @@ impl Arguments {
     fn bounds(&self) -> anyhow::Result<Bounds> {
         let from = match self.scope {
             Scope::Commit => Bounds::commit(),
+            Scope::Forgotten => Bounds::forgotten(),
             Scope::Delivery => Bounds::delivery(),
+            Scope::Takeover => Bounds::takeover(),
             Scope::Whole => Bounds::whole(),
         };
         let segments = match &self.segments {

@@ -80,7 +80,7 @@ enum Phase {
     #[default]
     StandingBy,
     /// It has read the cursor, and will swap it.
-    Opening(Option<Versioned<Cursor>>, Option<Known>),
+    Opening(Option<Versioned<Cursor>>),
     /// Its opening was not reported.
     Unsure(Versioned<Cursor>, bool),
     Serving(Box<Tenure>),
@@ -255,7 +255,7 @@ impl Owner {
                     steps.push(Step::Look);
                 }
             }
-            Phase::Opening(..) => steps.extend(swaps.map(Step::Open)),
+            Phase::Opening(_) => steps.extend(swaps.map(Step::Open)),
             Phase::Unsure(..) => steps.push(Step::LookAgain),
             Phase::Serving(tenure) if tenure.releasing => {
                 if tenure.reread {
@@ -308,23 +308,19 @@ impl Owner {
                 left.owner_crashes -= 1;
                 me.end();
             }
-            (Step::Look, phase) => {
-                let log = (system.bug == Bug::LogBeforeOpening).then(|| Known::read(store));
-                *phase = Phase::Opening(store.cursor.clone(), log);
-            }
-            (Step::Open(outcome), Phase::Opening(seen, log)) => {
+            (Step::Look, phase) => *phase = Phase::Opening(store.cursor.clone()),
+            (Step::Open(outcome), Phase::Opening(seen)) => {
                 let rule = system.rule(place);
-                let opened = open(seen.as_ref(), place, &rule, system.bug)?;
-                let (next, in_doubt) = (Versioned::new(opened.0.stamped(nonce)), opened.1);
-                let log = log.take();
+                let (opened, in_doubt) = open(seen.as_ref(), place, &rule, system.bug)?;
+                let next = Versioned::new(opened.stamped(nonce));
                 me.phase = match store.swap(Write::Cursor(next.clone()), outcome)? {
-                    Answer::Committed => serving(next, in_doubt, log),
+                    Answer::Committed => serving(next, in_doubt),
                     Answer::Mismatch => Phase::StandingBy,
                     Answer::Unknown => Phase::Unsure(next, in_doubt),
                 };
             }
             (Step::LookAgain, Phase::Unsure(ours, in_doubt)) => match &store.cursor {
-                Some(found) if found == ours => me.phase = serving(found.clone(), *in_doubt, None),
+                Some(found) if found == ours => me.phase = serving(found.clone(), *in_doubt),
                 // The next attempt has a nonce of its own.
                 _ => me.end(),
             },
@@ -363,7 +359,9 @@ impl Tenure {
                 let within = log
                     .entries(plan.low)
                     .take_while(|(sequence, _)| *sequence <= plan.high);
-                let found: Vec<_> = within.map(|(sequence, entry)| (sequence, entry.segment)).collect();
+                let found: Vec<_> = within
+                    .map(|(sequence, entry)| (sequence, entry.segment))
+                    .collect();
                 if let Some((sequence, _)) = found.iter().find(|(_, name)| !store.segments.contains(name)) {
                     if *sequence >= store.manifest.first_sequence {
                         store.broken.get_or_insert(Broken::Lost);
@@ -435,20 +433,16 @@ impl Tenure {
     }
 }
 
-fn serving(durable: Versioned<Cursor>, in_doubt: bool, log: Option<Known>) -> Phase {
-    let mut tenure = Tenure {
+fn serving(durable: Versioned<Cursor>, in_doubt: bool) -> Phase {
+    Phase::Serving(Box::new(Tenure {
         durable,
+        log: None,
         in_doubt,
         doubt: BTreeSet::new(),
         work: BTreeMap::new(),
         reread: false,
         releasing: false,
-        log,
-    };
-    if tenure.in_doubt && tenure.log.is_some() {
-        tenure.find_doubt();
-    }
-    Phase::Serving(Box::new(tenure))
+    }))
 }
 
 /// The state that opens the cursor, and whether batches are in doubt.

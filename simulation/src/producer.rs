@@ -271,9 +271,7 @@ impl Producer {
 
     /// Whether the tail is full and the page for it is not in the store.
     fn needs_page(&self, state: &Manifest, system: &System) -> bool {
-        state.tail.len() >= system.bounds.tail_max
-            && !state.tail.is_empty()
-            && self.sealed(state).is_none()
+        state.tail.len() >= system.bounds.tail_max && !state.tail.is_empty() && self.sealed(state).is_none()
     }
 
     fn sealed(&self, state: &Manifest) -> Option<Manifest> {

@@ -13,9 +13,10 @@ use ulid::Ulid;
 /// The properties that a search within `bounds` checks.
 pub fn all(bounds: &Bounds) -> Vec<Property<System>> {
     let mut all = vec![
-        Property::always("1: the log is whole and nothing is in it twice", |_, world: &World| {
-            log_is_whole(world)
-        }),
+        Property::always(
+            "1: the log is whole and nothing is in it twice",
+            |_, world: &World| log_is_whole(world),
+        ),
         Property::always("1: what the log refers to is in the store", |_, world: &World| {
             nothing_lost(world)
         }),
@@ -24,10 +25,13 @@ pub fn all(bounds: &Bounds) -> Vec<Property<System>> {
             let cursor = world.store.cursor.as_ref();
             cursor.map_or(first == 0, |cursor| cursor.needs([STREAM]) >= first)
         }),
-        Property::always("2: a success implies the records are in the log, once", |_, w: &World| {
-            told_is_true(w)
+        Property::always(
+            "2: a success implies the records are in the log, once",
+            |_, w: &World| told_is_true(w),
+        ),
+        Property::always("3: all below next is in the sink", |_, world: &World| {
+            nothing_skipped(world)
         }),
-        Property::always("3: all below next is in the sink", |_, world: &World| nothing_skipped(world)),
         Property::always("3: nothing is in the sink twice", |_, world: &World| {
             let mut seen = BTreeSet::new();
             let mut rows = world.store.sink.values().flatten();
@@ -36,9 +40,10 @@ pub fn all(bounds: &Bounds) -> Vec<Property<System>> {
         Property::always("4: a token names one row set", |_, world: &World| {
             world.store.broken != Some(Broken::Token)
         }),
-        Property::always("5: only the last to open the cursor moves it", |_, world: &World| {
-            world.store.broken != Some(Broken::Fence)
-        }),
+        Property::always(
+            "5: only the last to open the cursor moves it",
+            |_, world: &World| world.store.broken != Some(Broken::Fence),
+        ),
         Property::always("6: the tail is bounded", |system: &System, world: &World| {
             let group = system.bounds.segments.iter().map(Vec::len).max().unwrap_or(0);
             world.store.manifest.tail.len() < system.bounds.tail_max + group
@@ -61,11 +66,15 @@ fn reached(bounds: &Bounds) -> Vec<Property<System>> {
     let sometimes = [
         (
             sealed,
-            Property::sometimes("a tail is sealed", |_, w: &World| !w.store.manifest.pages.is_empty()),
+            Property::sometimes("a tail is sealed", |_, w: &World| {
+                !w.store.manifest.pages.is_empty()
+            }),
         ),
         (
             collected && owned,
-            Property::sometimes("the log is trimmed", |_, w: &World| w.store.manifest.first_sequence > 0),
+            Property::sometimes("the log is trimmed", |_, w: &World| {
+                w.store.manifest.first_sequence > 0
+            }),
         ),
         (
             collected && owned,
@@ -89,9 +98,10 @@ fn reached(bounds: &Bounds) -> Vec<Property<System>> {
         ),
         (
             retried && bounds.expiries > 0,
-            Property::sometimes("a producer is forgotten with an attempt in doubt", |_, w: &World| {
-                !w.unknown.is_empty()
-            }),
+            Property::sometimes(
+                "a producer is forgotten with an attempt in doubt",
+                |_, w: &World| !w.unknown.is_empty(),
+            ),
         ),
         (
             true,
