@@ -31,6 +31,9 @@ struct Arguments {
     /// A bug to plant.
     #[arg(long, value_enum, default_value = "none")]
     bug: Bug,
+    /// Search breadth first: a violation is then shown by the fewest steps, and the search takes more memory.
+    #[arg(long)]
+    shortest: bool,
     /// Records of each segment of each producer, as in 1,1/2.
     #[arg(long)]
     segments: Option<String>,
@@ -121,13 +124,20 @@ fn main() -> anyhow::Result<()> {
         bug: arguments.bug,
     };
     println!("{system:?}");
-    let started = Instant::now();
-    let checker = system
+    let builder = system
         .checker()
         .threads(available_parallelism().map_or(1, NonZero::get))
-        .finish_when(HasDiscoveries::AnyFailures)
-        .spawn_dfs()
-        .report(&mut WriteReporter::new(&mut std::io::stdout()));
+        .finish_when(HasDiscoveries::AnyFailures);
+    if arguments.shortest {
+        search(builder.spawn_bfs())
+    } else {
+        search(builder.spawn_dfs())
+    }
+}
+
+fn search(checker: impl Checker<System>) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let checker = checker.report(&mut WriteReporter::new(&mut std::io::stdout()));
     println!(
         "{} states in {:.1} s",
         checker.unique_state_count(),
