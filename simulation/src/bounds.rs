@@ -1,0 +1,159 @@
+//! How far a search goes, and the bugs that can be planted.
+
+/// A rule of the protocol that is taken away, in the model's glue, to show that the properties notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Bug {
+    /// The protocol as it is.
+    #[default]
+    None,
+    /// A producer numbers an attempt by what it finds in the table: one that landed unreported is made again.
+    ProducerTableIgnored,
+    /// Other segments join a commit whose outcome is unknown.
+    UnresolvedGroupChanged,
+    /// Segments named before the orphan floor are committed.
+    OrphanFloorIgnored,
+    /// Sealing takes the entries out of the tail and forgets to refer to their page.
+    PageReferenceDropped,
+    /// A manifest refers to a page that is not in the store yet.
+    PageAfterReference,
+    /// The collector deletes by a manifest that is not in force yet.
+    DeleteBeforeTrim,
+    /// An owner's swap of the cursor wins whatever state is in force.
+    FenceIgnored,
+    /// Small neighbours are sent before a durable cursor plans them.
+    PlanAfterSink,
+    /// The position moves to the end of the last finished batch.
+    AcknowledgeOverHole,
+    /// A successor's own rule comes into force although batches are in doubt.
+    RuleNotPinned,
+    /// An owner that gives the cursor back says that nothing is in doubt, whatever it has sent.
+    ReleasedInDoubt,
+}
+
+/// The bounds of a search. Every count is of the whole run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bounds {
+    /// Of each producer, the records in each of its segments.
+    pub segments: Vec<Vec<u64>>,
+    /// Owners that want the cursor.
+    pub owners: usize,
+    /// A tail with so many entries is sealed.
+    pub tail_max: usize,
+    /// Batches in flight past the acknowledged position.
+    pub max_in_flight: u32,
+    /// Whether the second owner is configured with another rule than the first.
+    pub rules_differ: bool,
+    /// Steps of the clock.
+    pub ticks: u8,
+    /// Rounds of the collector.
+    pub rounds: u8,
+    /// Openings of the cursor.
+    pub epochs: u8,
+    /// Swaps of producers whose outcome is not reported.
+    pub producer_faults: u8,
+    /// Swaps of owners whose outcome is not reported.
+    pub owner_faults: u8,
+    /// Swaps of the collector whose outcome is not reported.
+    pub collector_faults: u8,
+    /// Crashes of producers.
+    pub producer_crashes: u8,
+    /// Crashes of owners.
+    pub owner_crashes: u8,
+    /// Owners that give the cursor back.
+    pub releases: u8,
+    /// Registrations that find all other producers expired.
+    pub expiries: u8,
+}
+
+impl Bounds {
+    const NOTHING: Bounds = Bounds {
+        segments: Vec::new(),
+        owners: 0,
+        tail_max: 2,
+        max_in_flight: 2,
+        rules_differ: false,
+        ticks: 0,
+        rounds: 0,
+        epochs: 0,
+        producer_faults: 0,
+        owner_faults: 0,
+        collector_faults: 0,
+        producer_crashes: 0,
+        owner_crashes: 0,
+        releases: 0,
+        expiries: 0,
+    };
+
+    /// Commits of two producers against each other and a collector, with sealing; nobody reads.
+    pub fn commit() -> Bounds {
+        Bounds {
+            segments: vec![vec![1, 1], vec![1]],
+            tail_max: 1,
+            ticks: 1,
+            rounds: 1,
+            producer_faults: 1,
+            collector_faults: 1,
+            ..Bounds::NOTHING
+        }
+    }
+
+    /// Producers that crash, or that the table forgets.
+    pub fn forgotten() -> Bounds {
+        Bounds {
+            segments: vec![vec![1], vec![1]],
+            collector_faults: 0,
+            producer_crashes: 1,
+            expiries: 1,
+            ..Bounds::commit()
+        }
+    }
+
+    /// Two owners of a cursor over small and large segments of one producer.
+    pub fn delivery() -> Bounds {
+        Bounds {
+            segments: vec![vec![1, 1, 2]],
+            owners: 2,
+            epochs: 3,
+            owner_faults: 1,
+            ..Bounds::NOTHING
+        }
+    }
+
+    /// Two owners that crash, or give the cursor back to each other.
+    pub fn takeover() -> Bounds {
+        Bounds {
+            segments: vec![vec![1, 2]],
+            tail_max: 1,
+            owner_crashes: 1,
+            releases: 1,
+            epochs: 2,
+            ..Bounds::delivery()
+        }
+    }
+
+    /// Everybody at once: two producers, two owners and the collector.
+    pub fn whole() -> Bounds {
+        Bounds {
+            segments: vec![vec![1], vec![2]],
+            owners: 2,
+            tail_max: 1,
+            max_in_flight: 1,
+            ticks: 1,
+            rounds: 1,
+            epochs: 2,
+            ..Bounds::NOTHING
+        }
+    }
+
+    /// How many records a segment holds; segments are numbered through all producers.
+    pub fn records(&self, segment: u8) -> u64 {
+        let all = self.segments.iter().flatten();
+        all.copied().nth(segment.into()).unwrap_or(1)
+    }
+
+    /// The number of a producer's segment.
+    pub fn number(&self, producer: usize, segment: u8) -> u8 {
+        let before: usize = self.segments.iter().take(producer).map(Vec::len).sum();
+        u8::try_from(before).unwrap_or(u8::MAX).saturating_add(segment)
+    }
+}

@@ -1,0 +1,135 @@
+//! The collector: moves the log's beginning and the orphan floor, then deletes, as `consumer/src/collector.rs` does.
+
+use crate::bounds::Bug;
+use crate::model::{System, World};
+use crate::producer::STREAM;
+use crate::store::{Answer, Outcome, Store, Versioned, Write, outcomes};
+use millpond_manifest::Manifest;
+use std::collections::BTreeSet;
+use ulid::Ulid;
+
+/// Where the collector is in its round.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub enum Collector {
+    /// Between rounds.
+    #[default]
+    Idle,
+    /// It has read the manifest and the cursor, and will swap this state in.
+    Swapping(Versioned<Manifest>),
+    /// This state is in force, or was: what it shows to be garbage can be listed.
+    InForce(Versioned<Manifest>),
+    /// It deletes these segments and pages.
+    Deleting(Vec<Ulid>, Vec<Ulid>),
+}
+
+/// What the collector can do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Reads the manifest and the cursor.
+    Read,
+    /// Swaps the manifest.
+    Swap(Outcome),
+    /// Lists what can go.
+    List,
+    /// Deletes it.
+    Delete,
+    /// Gives the round up, or ends and is started again.
+    Crash,
+}
+
+impl Collector {
+    /// Adds the steps that are possible.
+    pub fn steps(&self, world: &World, steps: &mut Vec<Step>) {
+        match self {
+            Collector::Idle => {
+                if world.left.rounds > 0 {
+                    steps.push(Step::Read);
+                }
+                return;
+            }
+            Collector::Swapping(_) => {
+                let outcomes = outcomes(world.left.collector_faults);
+                steps.extend(outcomes.iter().map(|&outcome| Step::Swap(outcome)));
+            }
+            Collector::InForce(_) => steps.push(Step::List),
+            Collector::Deleting(..) => steps.push(Step::Delete),
+        }
+        steps.push(Step::Crash);
+    }
+
+    /// Takes a step; `None` if it is none.
+    pub fn step(step: Step, system: &System, world: &mut World) -> Option<()> {
+        let World {
+            store,
+            collector,
+            clock,
+            left,
+            ..
+        } = world;
+        *collector = match (step, std::mem::take(collector)) {
+            (Step::Read, Collector::Idle) => {
+                left.rounds -= 1;
+                let log = &store.manifest;
+                let needed = store
+                    .cursor
+                    .as_ref()
+                    .map_or(log.first_sequence, |cursor| cursor.needs([STREAM]));
+                let next = log.collect(needed, u64::from(*clock));
+                if next == **log {
+                    Collector::InForce(log.clone())
+                } else if system.bug == Bug::DeleteBeforeTrim {
+                    Collector::InForce(Versioned::new(next))
+                } else {
+                    Collector::Swapping(Versioned::new(next.stamped(0)))
+                }
+            }
+            (Step::Swap(outcome), Collector::Swapping(next)) => {
+                left.collector_faults -= u8::from(outcome != Outcome::Reported);
+                match store.swap(Write::Manifest(next.clone()), outcome)? {
+                    Answer::Committed => Collector::InForce(next),
+                    Answer::Mismatch | Answer::Unknown => Collector::Idle,
+                }
+            }
+            (Step::List, Collector::InForce(log)) => garbage(&log, store),
+            (Step::Delete, Collector::Deleting(segments, pages)) => {
+                store.segments.retain(|name| !segments.contains(name));
+                store.pages.retain(|name, _| !pages.contains(name));
+                Collector::Idle
+            }
+            (Step::Crash, _) => Collector::Idle,
+            _ => return None,
+        };
+        Some(())
+    }
+}
+
+/// What is named before the floor and not referred to.
+fn garbage(log: &Manifest, store: &Store) -> Collector {
+    let mut live: BTreeSet<Ulid> = log.tail.iter().map(|entry| entry.segment).collect();
+    for reference in &log.pages {
+        let Some(found) = store.pages.get(&reference.page) else {
+            // Nothing is deleted until it is back.
+            return Collector::Idle;
+        };
+        let gone = log.first_sequence.saturating_sub(reference.first);
+        let kept = found
+            .page
+            .entries
+            .iter()
+            .skip(usize::try_from(gone).unwrap_or(usize::MAX));
+        live.extend(kept.map(|entry| entry.segment));
+    }
+    let below = |name: &Ulid| name.timestamp_ms() < log.orphan_floor_ms;
+    let referred = |name: &Ulid| log.pages.iter().any(|page| page.page == *name);
+    let segments = store
+        .segments
+        .iter()
+        .filter(|name| below(name) && !live.contains(name));
+    let pages = store.pages.keys().filter(|name| below(name) && !referred(name));
+    let (segments, pages): (Vec<_>, Vec<_>) = (segments.copied().collect(), pages.copied().collect());
+    if segments.is_empty() && pages.is_empty() {
+        Collector::Idle
+    } else {
+        Collector::Deleting(segments, pages)
+    }
+}

@@ -1,0 +1,154 @@
+//! The whole system as a `stateright` model.
+
+use crate::bounds::{Bounds, Bug};
+use crate::collector::{self, Collector};
+use crate::owner::{self, Owner};
+use crate::producer::{self, Producer};
+use crate::properties;
+use crate::store::Store;
+use millpond_manifest::Rule;
+use stateright::{Model, Property};
+
+/// What is searched.
+#[derive(Debug, Clone)]
+pub struct System {
+    /// How far.
+    pub bounds: Bounds,
+    /// The bug that is planted.
+    pub bug: Bug,
+}
+
+/// What may still happen.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "they are those of `Bounds`")]
+pub struct Left {
+    pub rounds: u8,
+    pub producer_faults: u8,
+    pub owner_faults: u8,
+    pub collector_faults: u8,
+    pub producer_crashes: u8,
+    pub owner_crashes: u8,
+    pub releases: u8,
+    pub expiries: u8,
+}
+
+/// A state of the whole.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct World {
+    /// What all share.
+    pub store: Store,
+    /// Those who write.
+    pub producers: Vec<Producer>,
+    /// Those who read.
+    pub owners: Vec<Owner>,
+    /// The one that deletes.
+    pub collector: Collector,
+    /// The time.
+    pub clock: u8,
+    /// What may still happen.
+    pub left: Left,
+    /// Which callers were told success, and at which sequence.
+    pub told: Vec<(u8, u64)>,
+    /// Which callers were told that the outcome is unknown.
+    pub unknown: Vec<u8>,
+}
+
+/// A step of the whole.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Time passes.
+    Tick,
+    /// A late swap lands.
+    Land(usize),
+    /// A producer's.
+    Producer(usize, producer::Step),
+    /// An owner's.
+    Owner(usize, owner::Step),
+    /// The collector's.
+    Collector(collector::Step),
+}
+
+impl System {
+    /// An owner's rule as configured.
+    pub fn rule(&self, owner: usize) -> Rule {
+        let differs = self.bounds.rules_differ && owner > 0;
+        Rule {
+            batch_records: if differs { 5 } else { 3 },
+            batch_bytes: 1_000,
+            chunk_rows: 1_000,
+            chunk_bytes: 1_000,
+            max_partitions_per_chunk: 1,
+            max_in_flight: self.bounds.max_in_flight,
+            sink: "clickhouse:otel.otel_logs".into(),
+            schema_version: 1,
+        }
+    }
+}
+
+impl Model for System {
+    type State = World;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<World> {
+        let bounds = &self.bounds;
+        vec![World {
+            store: Store::new(),
+            producers: vec![Producer::default(); bounds.segments.len()],
+            owners: vec![Owner::default(); bounds.owners],
+            collector: Collector::default(),
+            clock: 0,
+            left: Left {
+                rounds: bounds.rounds,
+                producer_faults: bounds.producer_faults,
+                owner_faults: bounds.owner_faults,
+                collector_faults: bounds.collector_faults,
+                producer_crashes: bounds.producer_crashes,
+                owner_crashes: bounds.owner_crashes,
+                releases: bounds.releases,
+                expiries: bounds.expiries,
+            },
+            told: Vec::new(),
+            unknown: Vec::new(),
+        }]
+    }
+
+    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        // What comes after a mistake shows nothing more.
+        if world.store.broken.is_some() {
+            return;
+        }
+        if world.clock < self.bounds.ticks {
+            actions.push(Action::Tick);
+        }
+        actions.extend((0..world.store.late.len()).map(Action::Land));
+        for (i, producer) in world.producers.iter().enumerate() {
+            let mut steps = Vec::new();
+            producer.steps(i, self, world, &mut steps);
+            actions.extend(steps.into_iter().map(|step| Action::Producer(i, step)));
+        }
+        for (i, owner) in world.owners.iter().enumerate() {
+            let mut steps = Vec::new();
+            owner.steps(self, world, &mut steps);
+            actions.extend(steps.into_iter().map(|step| Action::Owner(i, step)));
+        }
+        let mut steps = Vec::new();
+        world.collector.steps(world, &mut steps);
+        actions.extend(steps.into_iter().map(Action::Collector));
+    }
+
+    fn next_state(&self, world: &World, action: Action) -> Option<World> {
+        let mut next = world.clone();
+        match action {
+            Action::Tick => next.clock += 1,
+            Action::Land(place) => next.store.land_late(place),
+            Action::Producer(place, step) => Producer::step(place, step, self, &mut next)?,
+            Action::Owner(place, step) => Owner::step(place, step, self, &mut next)?,
+            Action::Collector(step) => Collector::step(step, self, &mut next)?,
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        properties::all(&self.bounds)
+    }
+}

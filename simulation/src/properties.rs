@@ -1,0 +1,183 @@
+//! What must hold in every state, by the numbers of the invariants in `design/protocols.md`; and what must be reached in
+//! some state, so that a search shows something.
+
+use crate::bounds::Bounds;
+use crate::model::{System, World};
+use crate::producer::{STREAM, number, upload};
+use crate::store::Broken;
+use millpond_manifest::Entry;
+use stateright::Property;
+use std::collections::BTreeSet;
+use ulid::Ulid;
+
+/// The properties that a search within `bounds` checks.
+pub fn all(bounds: &Bounds) -> Vec<Property<System>> {
+    let mut all = vec![
+        Property::always(
+            "1: the log is whole and nothing is in it twice",
+            |_, world: &World| log_is_whole(world),
+        ),
+        Property::always("1: what the log refers to is in the store", |_, world: &World| {
+            nothing_lost(world)
+        }),
+        Property::always("1: nothing unread is trimmed", |_, world: &World| {
+            let first = world.store.manifest.first_sequence;
+            let cursor = world.store.cursor.as_ref();
+            cursor.map_or(first == 0, |cursor| cursor.needs([STREAM]) >= first)
+        }),
+        Property::always(
+            "2: a success implies the records are in the log, once",
+            |_, w: &World| told_is_true(w),
+        ),
+        Property::always("3: all below next is in the sink", |_, world: &World| {
+            nothing_skipped(world)
+        }),
+        Property::always("3: nothing is in the sink twice", |_, world: &World| {
+            let mut seen = BTreeSet::new();
+            let mut rows = world.store.sink.values().flatten();
+            rows.all(|segment| seen.insert(number(*segment)))
+        }),
+        Property::always("4: a token names one row set", |_, world: &World| {
+            world.store.broken != Some(Broken::Token)
+        }),
+        Property::always(
+            "5: only the last to open the cursor moves it",
+            |_, world: &World| world.store.broken != Some(Broken::Fence),
+        ),
+        Property::always("6: the tail is bounded", |system: &System, world: &World| {
+            let group = system.bounds.segments.iter().map(Vec::len).max().unwrap_or(0);
+            world.store.manifest.tail.len() < system.bounds.tail_max + group
+        }),
+        Property::always("no actor's bookkeeping is wrong", |_, world: &World| {
+            world.store.broken != Some(Broken::Forbidden)
+        }),
+    ];
+    all.extend(reached(bounds));
+    all
+}
+
+/// What some state must show; which of it can be depends on the bounds.
+fn reached(bounds: &Bounds) -> Vec<Property<System>> {
+    let sealed = bounds.tail_max < bounds.segments.iter().map(Vec::len).sum();
+    let collected = bounds.rounds > 0 && bounds.ticks > 0;
+    let retried = bounds.producer_faults > 0;
+    let owned = bounds.owners > 0;
+    let taken = bounds.owners > 1 && bounds.epochs > 1;
+    let sometimes = [
+        (
+            sealed,
+            Property::sometimes("a tail is sealed", |_, w: &World| {
+                !w.store.manifest.pages.is_empty()
+            }),
+        ),
+        (
+            collected && owned,
+            Property::sometimes("the log is trimmed", |_, w: &World| {
+                w.store.manifest.first_sequence > 0
+            }),
+        ),
+        (
+            collected && owned,
+            Property::sometimes("a trimmed segment is deleted", |_, w: &World| {
+                let deleted = |segment: &Ulid| !w.store.segments.contains(segment);
+                w.store.history.iter().any(deleted)
+            }),
+        ),
+        (
+            collected,
+            Property::sometimes("a segment is committed under a second name", |_, w: &World| {
+                w.store.history.iter().any(|segment| upload(*segment) > 0)
+            }),
+        ),
+        (
+            retried,
+            Property::sometimes("a commit lands unreported", |_, w: &World| {
+                let mut producers = w.producers.iter().enumerate();
+                producers.any(|(place, producer)| producer.landed_unreported(place, &w.store))
+            }),
+        ),
+        (
+            retried && bounds.expiries > 0,
+            Property::sometimes(
+                "a producer is forgotten with an attempt in doubt",
+                |_, w: &World| !w.unknown.is_empty(),
+            ),
+        ),
+        (
+            true,
+            Property::sometimes("every caller is told", |s: &System, w: &World| {
+                w.told.len() == s.bounds.segments.iter().map(Vec::len).sum::<usize>()
+            }),
+        ),
+        (
+            owned,
+            Property::sometimes("everything is delivered", |s: &System, w: &World| {
+                let cursor = w.store.cursor.as_ref();
+                let all: usize = s.bounds.segments.iter().map(Vec::len).sum();
+                cursor.is_some_and(|cursor| cursor.next(STREAM) == all as u64)
+            }),
+        ),
+        (
+            taken,
+            Property::sometimes("a successor replays", |_, w: &World| {
+                w.owners.iter().any(super::owner::Owner::replays)
+            }),
+        ),
+        (
+            taken,
+            Property::sometimes("a fenced owner does not know it yet", |_, w: &World| {
+                w.owners.iter().any(|owner| owner.is_fenced(&w.store))
+            }),
+        ),
+    ];
+    let wanted = sometimes.into_iter().filter(|(wanted, _)| *wanted);
+    wanted.map(|(_, property)| property).collect()
+}
+
+/// Contiguous, as it was committed, with no records twice.
+fn log_is_whole(World { store, .. }: &World) -> bool {
+    let log = &store.manifest;
+    let as_committed = |(sequence, entry): (u64, &Entry)| {
+        let place = usize::try_from(sequence).unwrap_or(usize::MAX);
+        store.history.get(place) == Some(&entry.segment)
+    };
+    let mut seen = BTreeSet::new();
+    !matches!(store.broken, Some(Broken::Format | Broken::Log))
+        && store.history.len() as u64 == log.next_sequence
+        && (log.tail_start()..).zip(&log.tail).all(as_committed)
+        && log.pages.iter().all(|reference| {
+            let page = store.pages.get(&reference.page);
+            // That it is there is another property.
+            page.is_none_or(|found| {
+                found.page.reference(reference.page) == *reference
+                    && (found.page.first..).zip(&found.page.entries).all(as_committed)
+            })
+        })
+        && store.history.iter().all(|segment| seen.insert(number(*segment)))
+}
+
+fn nothing_lost(World { store, .. }: &World) -> bool {
+    let first = usize::try_from(store.manifest.first_sequence).unwrap_or(usize::MAX);
+    let mut retained = store.history.iter().skip(first);
+    let mut pages = store.manifest.pages.iter();
+    store.broken != Some(Broken::Lost)
+        && retained.all(|segment| store.segments.contains(segment))
+        && pages.all(|reference| store.pages.contains_key(&reference.page))
+}
+
+fn told_is_true(world: &World) -> bool {
+    let history = &world.store.history;
+    world.told.iter().all(|&(told, sequence)| {
+        let place = usize::try_from(sequence).unwrap_or(usize::MAX);
+        let count = history.iter().filter(|segment| number(**segment) == told).count();
+        count == 1 && history.get(place).is_some_and(|segment| number(*segment) == told)
+    })
+}
+
+fn nothing_skipped(World { store, .. }: &World) -> bool {
+    let next = store.cursor.as_ref().map_or(0, |cursor| cursor.next(STREAM));
+    let taken: BTreeSet<Ulid> = store.sink.values().flatten().copied().collect();
+    let next = usize::try_from(next).unwrap_or(usize::MAX);
+    let mut below = store.history.iter().take(next);
+    below.all(|segment| taken.contains(segment)) && next <= store.history.len()
+}

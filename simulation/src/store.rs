@@ -1,0 +1,293 @@
+//! The store as the model sees it: two compare-and-set objects, segments, pages, writes that may still land, and the sink
+//! behind the consumers. It keeps the history of the log beside, for the properties.
+
+use millpond_manifest::cursor::Plan;
+use millpond_manifest::{Cursor, Manifest, Object, Page};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Deref;
+use std::sync::Arc;
+use ulid::Ulid;
+use uuid::Uuid;
+
+/// A state of a compare-and-set object. Equality and hash are those of its bytes.
+pub struct Versioned<T> {
+    state: Arc<T>,
+    digest: u64,
+}
+
+impl<T: Object> Versioned<T> {
+    /// A state to write or to read.
+    pub fn new(state: T) -> Self {
+        let mut hasher = DefaultHasher::new();
+        state.encode().hash(&mut hasher);
+        Versioned {
+            state: Arc::new(state),
+            digest: hasher.finish(),
+        }
+    }
+
+    /// Counts the states of the object; at most one of each number is ever in force.
+    pub fn version(&self) -> u64 {
+        self.state.stamp().version
+    }
+}
+
+impl<T: Object + PartialEq> Versioned<T> {
+    /// Whether a reader gets what was written: it checks every rule of the format.
+    fn reads_back(&self) -> bool {
+        T::decode(&self.state.encode()).is_ok_and(|read| read == *self.state)
+    }
+}
+
+impl<T> Clone for Versioned<T> {
+    fn clone(&self) -> Self {
+        Versioned {
+            state: Arc::clone(&self.state),
+            digest: self.digest,
+        }
+    }
+}
+
+impl<T> Deref for Versioned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.state
+    }
+}
+
+impl<T> PartialEq for Versioned<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest == other.digest
+    }
+}
+
+impl<T> Eq for Versioned<T> {}
+
+impl<T> Hash for Versioned<T> {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.digest.hash(hasher);
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Versioned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.state.fmt(f)
+    }
+}
+
+/// A page in the store or in a producer's hands. Its name decides its content.
+#[derive(Debug, Clone)]
+pub struct StoredPage {
+    /// Its name.
+    pub name: Ulid,
+    /// Its content.
+    pub page: Arc<Page>,
+}
+
+impl PartialEq for StoredPage {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.page == other.page
+    }
+}
+
+impl Eq for StoredPage {}
+
+impl Hash for StoredPage {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.name.hash(hasher);
+        self.page.first.hash(hasher);
+        for entry in &self.page.entries {
+            entry.segment.hash(hasher);
+        }
+    }
+}
+
+/// A new state of one of the two objects. It replaces the state numbered one lower, and no other.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Write {
+    /// Of the manifest.
+    Manifest(Versioned<Manifest>),
+    /// Of the cursor.
+    Cursor(Versioned<Cursor>),
+}
+
+/// What becomes of a swap. One that names a state no longer in force does not land, whatever was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// It lands or it does not, and the store says which.
+    Reported,
+    /// It lands if it can; the answer is lost.
+    Unreported,
+    /// It has not landed when the answer is lost. It may land as long as the state it names is in force, or never.
+    Late,
+}
+
+/// Every outcome of a swap, `faults` allowing.
+pub fn outcomes(faults: u8) -> &'static [Outcome] {
+    match faults {
+        0 => &[Outcome::Reported],
+        _ => &[Outcome::Reported, Outcome::Unreported, Outcome::Late],
+    }
+}
+
+/// What the writer of a swap learns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// It is in force.
+    Committed,
+    /// It is not and never will be.
+    Mismatch,
+    /// Anything.
+    Unknown,
+}
+
+/// A step that no protocol may come to; the properties report it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Broken {
+    /// An object was written that its readers refuse.
+    Format,
+    /// The log lost entries or was rewritten.
+    Log,
+    /// An owner that is not the last to open the cursor moved it.
+    Fence,
+    /// Two row sets were sent under one token.
+    Token,
+    /// An object that the log refers to was not there.
+    Lost,
+    /// A pure function refused a step as the caller's own mistake.
+    Forbidden,
+}
+
+/// All that is shared.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Store {
+    /// The manifest in force; number 0 is the one that does not exist yet.
+    pub manifest: Versioned<Manifest>,
+    /// The cursor in force.
+    pub cursor: Option<Versioned<Cursor>>,
+    /// Segment objects.
+    pub segments: BTreeSet<Ulid>,
+    /// Page objects.
+    pub pages: BTreeMap<Ulid, StoredPage>,
+    /// Swaps that may still land.
+    pub late: Vec<Write>,
+    /// What the sink took under each token: a second write under a token is dropped.
+    pub sink: BTreeMap<Plan, Vec<Ulid>>,
+    /// Not in the store: the segment of every sequence ever committed.
+    pub history: Vec<Ulid>,
+    /// Not in the store: the first step that went wrong.
+    pub broken: Option<Broken>,
+}
+
+impl Store {
+    /// An empty buffer.
+    pub fn new() -> Self {
+        Store {
+            manifest: Versioned::new(Manifest::new(Uuid::nil(), 0)),
+            cursor: None,
+            segments: BTreeSet::new(),
+            pages: BTreeMap::new(),
+            late: Vec::new(),
+            sink: BTreeMap::new(),
+            history: Vec::new(),
+            broken: None,
+        }
+    }
+
+    /// One compare-and-set. `None`: the outcome is the same as another one's.
+    pub fn swap(&mut self, write: Write, outcome: Outcome) -> Option<Answer> {
+        match (self.is_next(&write), outcome) {
+            (true, Outcome::Reported) => {
+                self.land(write);
+                Some(Answer::Committed)
+            }
+            (true, Outcome::Unreported) => {
+                self.land(write);
+                Some(Answer::Unknown)
+            }
+            (true, Outcome::Late) => {
+                if !self.late.contains(&write) {
+                    self.late.push(write);
+                }
+                Some(Answer::Unknown)
+            }
+            (false, Outcome::Reported) => Some(Answer::Mismatch),
+            (false, Outcome::Unreported) => Some(Answer::Unknown),
+            (false, Outcome::Late) => None,
+        }
+    }
+
+    /// A late swap lands.
+    pub fn land_late(&mut self, place: usize) {
+        let write = self.late.remove(place);
+        self.land(write);
+    }
+
+    fn is_next(&self, write: &Write) -> bool {
+        match write {
+            Write::Manifest(next) => next.version() == self.manifest.version() + 1,
+            Write::Cursor(next) => next.version() == self.cursor_version() + 1,
+        }
+    }
+
+    /// The number of the cursor's state; 0: there is none.
+    pub fn cursor_version(&self) -> u64 {
+        self.cursor.as_ref().map_or(0, Versioned::version)
+    }
+
+    /// Puts a state in force.
+    pub fn land(&mut self, write: Write) {
+        match write {
+            Write::Manifest(next) => self.land_manifest(next),
+            Write::Cursor(next) => self.land_cursor(next),
+        }
+        let late = std::mem::take(&mut self.late);
+        self.late = late.into_iter().filter(|write| self.is_next(write)).collect();
+    }
+
+    fn land_manifest(&mut self, next: Versioned<Manifest>) {
+        if !next.reads_back() {
+            self.broken.get_or_insert(Broken::Format);
+        }
+        let (from, start) = (self.manifest.next_sequence, next.tail_start());
+        if start > from || next.next_sequence < from {
+            self.broken.get_or_insert(Broken::Log);
+        }
+        let new = usize::try_from(next.next_sequence.saturating_sub(from)).unwrap_or(usize::MAX);
+        let known = next.tail.len().saturating_sub(new);
+        self.history
+            .extend(next.tail[known..].iter().map(|entry| entry.segment));
+        self.manifest = next;
+    }
+
+    fn land_cursor(&mut self, next: Versioned<Cursor>) {
+        if !next.reads_back() {
+            self.broken.get_or_insert(Broken::Format);
+        }
+        if let Some(before) = &self.cursor {
+            // The nonce names the writer.
+            let same_owner = before.epoch == next.epoch && before.stamp.nonce == next.stamp.nonce;
+            if !(same_owner || next.epoch > before.epoch) {
+                self.broken.get_or_insert(Broken::Fence);
+            }
+        }
+        self.cursor = Some(next);
+    }
+
+    /// The sink takes rows under a token, or drops them if it has the token.
+    pub fn insert(&mut self, token: Plan, rows: &[Ulid]) {
+        let taken = self.sink.entry(token).or_insert_with(|| rows.to_vec());
+        if taken != rows {
+            self.broken.get_or_insert(Broken::Token);
+        }
+    }
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Store::new()
+    }
+}
