@@ -3,22 +3,29 @@
 
 mod support;
 
-use millpond_consumer::Environment;
+use futures::future::join_all;
 use millpond_consumer::collector::{CollectError, Collected, Collector, CollectorConfig};
+use millpond_consumer::{ConsumeError, Consumer, Environment};
 use millpond_manifest::{Cursor, Log as Pages, Manifest, Page, ReadError, Rule, Swap, cas, layout};
-use millpond_producer::{Append, Config as ProducerConfig, Producer};
+use millpond_producer::{Append, AppendError, Config as ProducerConfig, Producer};
 use millpond_segment::Encoding;
-use millpond_storage::unreliable::{Fault, Faults, On, S3Latency, WriteFaults};
+use millpond_storage::unreliable::{Controls, Fault, Faults, On, Outage, S3Latency, WriteFaults};
 use millpond_storage::{Cas, Store};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use support::{Log, OTHER, STREAM};
+use support::{Fault as TableFault, Log, OTHER, Running, STREAM, Table, eventually};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
 use ulid::Ulid;
 
+/// Runs of the simulation.
+const SEEDS: u64 = 20;
 const GRACE: Duration = Duration::from_secs(10);
 
 /// A clock that is set, and numbers that are told apart.
@@ -505,7 +512,7 @@ async fn several_collectors_with_a_bad_network_and_a_growing_log_leave_what_is_l
                 }
                 network
             });
-            let networks = futures::future::join_all(rounds).await;
+            let networks = join_all(rounds).await;
             garbage(&log.store).await;
             if round == 7 {
                 for network in networks {
@@ -540,4 +547,475 @@ async fn a_damaged_cursor_keeps_everything() {
         .unwrap_err();
     assert!(error.to_string().contains("consumers/two/cursor"), "{error}");
     assert_eq!(keys(&log.store).await, before);
+}
+
+/// The grace of the simulation's collectors.
+const SHORT_GRACE: Duration = Duration::from_secs(3);
+/// How long things go wrong.
+const TROUBLE: Duration = Duration::from_secs(20);
+
+/// Says which seed it was when a test fails.
+struct Seed(u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("seed {}", self.0);
+        }
+    }
+}
+
+/// What the runs came across, so that none of it is left out unnoticed.
+#[derive(Debug, Default)]
+struct Seen {
+    acknowledged: u64,
+    unknown: u64,
+    reuploads: u64,
+    segments: u64,
+    pages: u64,
+    failed_rounds: u64,
+    takeovers: u64,
+}
+
+/// The time of day passes with the paused clock, and jumps. One for all.
+struct JumpingClock {
+    begin: Instant,
+    ahead_ms: AtomicU64,
+    random: Mutex<StdRng>,
+}
+
+impl JumpingClock {
+    fn unix_ms(&self) -> u64 {
+        u64::try_from(self.begin.elapsed().as_millis()).unwrap() + self.ahead_ms.load(Relaxed)
+    }
+}
+
+impl Environment for JumpingClock {
+    fn now_us(&self) -> i64 {
+        i64::try_from(self.unix_ms() * 1_000).unwrap()
+    }
+
+    fn random(&self) -> u64 {
+        self.random.lock().unwrap().random()
+    }
+}
+
+struct Simulation {
+    store: Store,
+    clock: Arc<JumpingClock>,
+    tables: Vec<Arc<Table>>,
+    /// What appends came to: certainly in the log, or perhaps.
+    acknowledged: Mutex<BTreeSet<String>>,
+    unknown: Mutex<BTreeSet<String>>,
+    /// All networks there were: some have late writes under way.
+    networks: Mutex<Vec<Controls>>,
+    stalled: Mutex<Vec<(Producer, Controls, Registry)>>,
+    seen: Mutex<Seen>,
+}
+
+impl Simulation {
+    fn network(&self, rng: &mut StdRng, probability: f64) -> (Store, Controls) {
+        let (store, network) = self.store.behind(Faults {
+            seed: rng.random(),
+            write: WriteFaults {
+                late_by_max: Duration::from_secs(6),
+                ..WriteFaults::each(probability)
+            },
+            read_error: probability,
+            latency: None,
+        });
+        self.networks.lock().unwrap().push(network.clone());
+        (store.with_request_timeout(Duration::from_secs(1)), network)
+    }
+
+    async fn producer(&self, rng: &mut StdRng, store: Store) -> Option<(Producer, Registry)> {
+        let config = ProducerConfig {
+            linger: Duration::from_millis(20),
+            segment_raw_bytes: 1,
+            block_bytes: 1_024,
+            memory_limit: 12 << 10,
+            encoders: 1,
+            tail_max: rng.random_range(2..=4),
+            start_timeout: Duration::from_secs(2),
+            ..ProducerConfig::default()
+        };
+        let clock = self.clock.clone();
+        let environment = millpond_producer::Environment::new(move || clock.unix_ms(), rng.random());
+        let mut registry = Registry::default();
+        let started = Producer::start_in(environment, store, config, &mut registry).await;
+        Some((started.ok()?, registry))
+    }
+
+    /// Sends one message after another until its producer is gone.
+    async fn client(&self, producer: &Producer, name: String, mut rng: StdRng) {
+        for number in 0.. {
+            sleep(Duration::from_millis(rng.random_range(0..600))).await;
+            let message = format!("{name}.{number}");
+            self.unknown.lock().unwrap().insert(message.clone());
+            let append = Append {
+                stream: if rng.random_range(0..4) == 0 {
+                    OTHER
+                } else {
+                    STREAM
+                }
+                .into(),
+                encoding: Encoding::Ndjson,
+                payload: message.clone().into(),
+                records: rng.random_range(1..4),
+                received_at_us: 1,
+                reservation: producer.budget().nothing(),
+            };
+            match producer.append(append).await {
+                Ok(_) => {
+                    self.unknown.lock().unwrap().remove(&message);
+                    self.acknowledged.lock().unwrap().insert(message);
+                }
+                Err(AppendError::Closed) => return,
+                Err(error) => assert!(error.is_retryable(), "{message}: {error}"),
+            }
+        }
+    }
+
+    /// One producer after another: drained, killed, or stalled until everything is over.
+    async fn producers(&self, place: u32, mut rng: StdRng) {
+        for incarnation in 0.. {
+            if self.clock.begin.elapsed() > TROUBLE {
+                return;
+            }
+            let (store, network) = self.network(&mut rng, 0.06);
+            let Some((producer, registry)) = self.producer(&mut rng, store).await else {
+                continue;
+            };
+            let client_rng = StdRng::seed_from_u64(rng.random());
+            let client = self.client(&producer, format!("{place}.{incarnation}"), client_rng);
+            let life = Duration::from_millis(rng.random_range(0..8_000));
+            let _ = timeout(life, client).await;
+            match rng.random_range(0..3) {
+                0 => {
+                    network.heal();
+                    producer.drain(Duration::from_secs(600)).await.unwrap();
+                    let reuploads = counter(&registry, "millpond_producer_reuploads");
+                    self.seen.lock().unwrap().reuploads += reuploads;
+                }
+                1 => network.set_outage(Some(Outage::Hangs)),
+                _ => {
+                    network.set_outage(Some(Outage::Hangs));
+                    self.stalled.lock().unwrap().push((producer, network, registry));
+                }
+            }
+        }
+    }
+
+    fn consumer(&self, table: usize, rng: &mut StdRng, store: &Store, instance: &str) -> Running {
+        let batch_records = [2, 5, 12, 100][rng.random_range(0..4)];
+        let config = millpond_consumer::Config {
+            consumer: format!("consumer-{table}"),
+            instance: instance.into(),
+            lease: Duration::from_secs(4),
+            take_over: true,
+            poll_interval: Duration::from_millis(200),
+            ack_interval: Duration::from_millis(200),
+            writers: 2,
+            drain_timeout: Duration::from_secs(2),
+            batch_records,
+            // Two chunks a batch at most: a decoder that waits for its writer stops the paused clock.
+            chunk_rows: batch_records,
+            max_in_flight: rng.random_range(1..5),
+            ..millpond_consumer::Config::default()
+        };
+        let sink = self.tables[table].clone();
+        let consumer = Consumer::new(store.clone(), config, sink, &mut Registry::default()).unwrap();
+        let consumer = consumer.with_environment(self.clock.clone());
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn(consumer.run(shutdown.clone()));
+        Running { shutdown, task }
+    }
+
+    /// One owner of a cursor after another: stopped, crashed, or stalled while the next one works.
+    async fn consumers(&self, table: usize, mut rng: StdRng) {
+        let mut asleep: Option<(Running, Controls)> = None;
+        for incarnation in 0.. {
+            if self.clock.begin.elapsed() > TROUBLE {
+                break;
+            }
+            let (store, network) = self.network(&mut rng, 0.04);
+            let consumer = self.consumer(table, &mut rng, &store, &format!("{incarnation}"));
+            self.seen.lock().unwrap().takeovers += 1;
+            for _ in 0..rng.random_range(0..3) {
+                let faults = [TableFault::LandsUnreported, TableFault::Down];
+                self.tables[table].fail_next(&[faults[rng.random_range(0..2)]]);
+            }
+            sleep(Duration::from_millis(rng.random_range(0..5_000))).await;
+            if let Some((awake, network)) = asleep.take() {
+                network.set_outage(None);
+                sleep(Duration::from_millis(rng.random_range(0..1_000))).await;
+                // It was fenced; what it had begun may have been read and collected since.
+                if awake.task.is_finished() {
+                    let ended = awake.task.await.unwrap();
+                    assert!(matches!(ended, Err(ConsumeError::Trimmed { .. })), "{ended:?}");
+                } else {
+                    awake.crash().await;
+                }
+            }
+            if consumer.task.is_finished() {
+                panic!("{:?}", consumer.task.await);
+            }
+            match rng.random_range(0..3) {
+                0 => consumer.stop().await.unwrap(),
+                1 => consumer.crash().await,
+                _ => {
+                    network.set_outage(Some(Outage::Hangs));
+                    asleep = Some((consumer, network));
+                }
+            }
+        }
+        if let Some((consumer, _)) = asleep {
+            consumer.task.abort();
+        }
+    }
+
+    fn collector(&self, store: Store) -> Collector {
+        let config = CollectorConfig {
+            interval: Duration::from_secs(1),
+            grace: SHORT_GRACE,
+            max_age: None,
+        };
+        Collector::new(store, config, &mut Registry::default()).with_environment(self.clock.clone())
+    }
+
+    /// Rounds, stalls in the midst of them, and what must hold after each.
+    async fn collectors(&self, mut rng: StdRng) {
+        let (store, network) = self.network(&mut rng, 0.05);
+        let store = store.with_request_timeout(Duration::from_secs(60));
+        let mut collector = self.collector(store);
+        while self.clock.begin.elapsed() < TROUBLE {
+            sleep(Duration::from_millis(rng.random_range(0..1_500))).await;
+            let stall = (rng.random_range(0..3) == 0).then(|| {
+                let (on, at) = [
+                    (On::List, "segments"),
+                    (On::Delete, ""),
+                    (On::Update, "manifest"),
+                    (On::Get, ""),
+                ][rng.random_range(0..4)];
+                (network.hold(on, at), rng.random_range(0..8_000))
+            });
+            let waits = async {
+                if let Some((held, for_ms)) = stall {
+                    sleep(Duration::from_millis(for_ms)).await;
+                    drop(held);
+                }
+            };
+            let (round, ()) = tokio::join!(collector.round(false), waits);
+            match round {
+                Ok(done) => {
+                    let mut seen = self.seen.lock().unwrap();
+                    seen.segments += done.segments;
+                    seen.pages += done.pages;
+                }
+                Err(CollectError::Contended(_) | CollectError::Read(ReadError::Store(_))) => {
+                    self.seen.lock().unwrap().failed_rounds += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+            self.nothing_live_is_missing().await;
+        }
+    }
+
+    async fn nothing_live_is_missing(&self) {
+        let before = cas::read::<Manifest>(&self.store, &layout::manifest(0))
+            .await
+            .unwrap()
+            .unwrap();
+        let mut log = Pages::new(before.state.clone());
+        let mut missing = Vec::new();
+        for reference in &before.state.pages {
+            let key = layout::page(0, reference.first, reference.page);
+            match cas::read::<Page>(&self.store, &key).await.unwrap() {
+                Some(page) => log.load(reference, Arc::new(page.state)).unwrap(),
+                None => missing.push(key),
+            }
+        }
+        let there = keys(&self.store).await;
+        let entries = log.entries(0).map(|(_, entry)| layout::segment(0, entry.segment));
+        missing.extend(entries.filter(|key| !there.contains(key)));
+        // Unless another collector has gone on meanwhile.
+        let after = cas::read::<Manifest>(&self.store, &layout::manifest(0))
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(
+            missing.is_empty() || after.state.first_sequence > before.state.first_sequence,
+            "live and gone: {missing:?}"
+        );
+    }
+
+    async fn jumps(&self, mut rng: StdRng) {
+        while self.clock.begin.elapsed() < TROUBLE {
+            sleep(Duration::from_millis(rng.random_range(0..8_000))).await;
+            let ahead = self.clock.ahead_ms.load(Relaxed);
+            let by = rng.random_range(0..12_000);
+            let jumped = if rng.random() { ahead + by } else { ahead - by };
+            self.clock.ahead_ms.store(jumped, Relaxed);
+        }
+    }
+
+    /// Nothing goes wrong any more: all is read, and all is collected.
+    async fn ends(&self, mut rng: StdRng) {
+        for (producer, network, registry) in std::mem::take(&mut *self.stalled.lock().unwrap()) {
+            network.heal();
+            producer.drain(Duration::from_secs(600)).await.unwrap();
+            self.seen.lock().unwrap().reuploads += counter(&registry, "millpond_producer_reuploads");
+        }
+        let networks = std::mem::take(&mut *self.networks.lock().unwrap());
+        for network in networks {
+            network.settled().await;
+        }
+        for table in 0..self.tables.len() {
+            let consumer = self.consumer(table, &mut rng, &self.store, "last");
+            eventually("all is acknowledged", async || {
+                let log = cas::read::<Manifest>(&self.store, &layout::manifest(0))
+                    .await
+                    .unwrap()
+                    .unwrap()
+                    .state;
+                let key = layout::cursor(0, &format!("consumer-{table}"));
+                let cursor = cas::read::<Cursor>(&self.store, &key)
+                    .await
+                    .unwrap()
+                    .unwrap()
+                    .state;
+                log.streams
+                    .iter()
+                    .all(|stream| cursor.next(&stream.name) == log.next_sequence)
+            })
+            .await;
+            consumer.stop().await.unwrap();
+        }
+        let (acknowledged, unknown) = (self.acknowledged.lock().unwrap(), self.unknown.lock().unwrap());
+        for table in &self.tables {
+            let rows = table.rows();
+            let twice: Vec<_> = rows.iter().filter(|(_, times)| **times != 1).collect();
+            assert!(twice.is_empty(), "{twice:?}");
+            let lost: Vec<_> = acknowledged
+                .iter()
+                .filter(|row| !rows.contains_key(*row))
+                .collect();
+            assert!(lost.is_empty(), "acknowledged and not in the table: {lost:?}");
+            let invented: Vec<_> = rows
+                .keys()
+                .filter(|row| !acknowledged.contains(*row) && !unknown.contains(*row))
+                .collect();
+            assert!(invented.is_empty(), "{invented:?}");
+        }
+        let mut seen = self.seen.lock().unwrap();
+        seen.acknowledged += acknowledged.len() as u64;
+        seen.unknown += unknown.len() as u64;
+        self.clock.ahead_ms.fetch_add(1_000_000, Relaxed);
+    }
+}
+
+async fn simulate(seed: u64) -> Seen {
+    let _says = Seed(seed);
+    let mut rng = StdRng::seed_from_u64(seed);
+    let tables = rng.random_range(1..=2);
+    let simulation = Simulation {
+        store: Store::memory(),
+        clock: Arc::new(JumpingClock {
+            begin: Instant::now(),
+            ahead_ms: AtomicU64::new(1_767_225_600_000),
+            random: Mutex::new(StdRng::seed_from_u64(rng.random())),
+        }),
+        tables: (0..tables).map(|_| Table::open("table")).collect(),
+        acknowledged: Mutex::default(),
+        unknown: Mutex::default(),
+        networks: Mutex::default(),
+        stalled: Mutex::default(),
+        seen: Mutex::default(),
+    };
+    let s = &simulation;
+    // Every consumer is known before the first collector comes: what it reads, it keeps from then on.
+    s.producer(&mut rng, s.store.clone()).await.unwrap();
+    for table in 0..s.tables.len() {
+        let consumer = s.consumer(table, &mut rng, &s.store, "first");
+        let key = layout::cursor(0, &format!("consumer-{table}"));
+        eventually("it is known", async || {
+            s.store.head(&key).await.unwrap().is_some()
+        })
+        .await;
+        consumer.stop().await.unwrap();
+    }
+    let mut forked = || StdRng::seed_from_u64(rng.random());
+    let producers = join_all((0..2).map(|place| s.producers(place, forked())));
+    let consumers = join_all((0..s.tables.len()).map(|table| s.consumers(table, forked())));
+    let collectors = join_all((0..2).map(|_| s.collectors(forked())));
+    tokio::join!(producers, consumers, collectors, s.jumps(forked()));
+    s.ends(forked()).await;
+    let done = s.collector(s.store.clone()).round(false).await.unwrap();
+    assert_eq!(garbage(&s.store).await, BTreeSet::new(), "garbage is left");
+    assert_eq!(live(&s.store).await, BTreeSet::new(), "all of it was read");
+    let mut seen = simulation.seen.into_inner().unwrap();
+    seen.segments += done.segments;
+    seen.pages += done.pages;
+    seen
+}
+
+/// Real producers, consumers and collectors that stall, die and come back over a bad network, while the clock jumps.
+#[test]
+fn whatever_happens_all_is_read_once_nothing_live_is_deleted_and_no_garbage_is_left() {
+    let only = std::env::var("MILLPOND_SEED")
+        .ok()
+        .map(|seed| seed.parse::<u64>().unwrap());
+    let all = Mutex::new(Seen::default());
+    let run = |seed: u64| {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().start_paused(true).build().unwrap();
+        let Seen {
+            acknowledged,
+            unknown,
+            reuploads,
+            segments,
+            pages,
+            failed_rounds,
+            takeovers,
+        } = runtime.block_on(simulate(seed));
+        runtime.shutdown_background();
+        let mut all = all.lock().unwrap();
+        all.acknowledged += acknowledged;
+        all.unknown += unknown;
+        all.reuploads += reuploads;
+        all.segments += segments;
+        all.pages += pages;
+        all.failed_rounds += failed_rounds;
+        all.takeovers += takeovers;
+    };
+    if let Some(seed) = only {
+        return run(seed);
+    }
+    std::thread::scope(|scope| {
+        let run = &run;
+        for thread in 0..2 {
+            scope.spawn(move || (0..SEEDS).filter(|seed| seed % 2 == thread).for_each(run));
+        }
+    });
+    let seen = all.into_inner().unwrap();
+    println!("{seen:?}");
+    let Seen {
+        acknowledged,
+        unknown,
+        reuploads,
+        segments,
+        pages,
+        failed_rounds,
+        takeovers,
+    } = seen;
+    let rare = [
+        acknowledged,
+        unknown,
+        reuploads,
+        segments,
+        pages,
+        failed_rounds,
+        takeovers,
+    ];
+    assert!(rare.iter().all(|times| *times > SEEDS / 2), "{rare:?}");
 }

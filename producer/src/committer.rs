@@ -223,6 +223,11 @@ impl Committer {
             return true;
         };
         let state = &snapshot.state;
+        // The swap that brought it in may have landed unreported.
+        let landed = |new: &mut NewPage| state.pages.iter().any(|page| page.page == new.name);
+        if self.page.take_if(landed).is_some() {
+            self.upload.metrics.pages.inc();
+        }
         if state.tail.len() < self.tail_max {
             self.page = None;
             return true;

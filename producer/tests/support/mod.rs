@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millpond_manifest::{Manifest, Snapshot, Swap, cas, layout};
+use millpond_manifest::{Log, Manifest, Page, Snapshot, Swap, cas, layout};
 use millpond_producer::{Append, AppendError, Committed, Config, Environment, Producer};
 use millpond_segment::{Decompressor, Encoding, Limits, blocks, verify};
 use millpond_storage::Store;
@@ -99,9 +99,15 @@ pub(crate) async fn log(store: &Store) -> Vec<String> {
 /// The messages of every segment in the log; the first has sequence 0.
 pub(crate) async fn segments(store: &Store) -> Vec<Vec<String>> {
     let manifest: Snapshot<Manifest> = cas::read(store, &layout::manifest(0)).await.unwrap().unwrap();
+    let mut log = Log::new(manifest.state);
+    while let Some(reference) = log.missing(0).cloned() {
+        let key = layout::page(0, reference.first, reference.page);
+        let page: Snapshot<Page> = cas::read(store, &key).await.unwrap().expect(&key);
+        log.load(&reference, Arc::new(page.state)).unwrap();
+    }
     let mut decompressor = Decompressor::new().unwrap();
     let mut segments = Vec::new();
-    for entry in &manifest.state.tail {
+    for (_, entry) in log.entries(0) {
         let mut found = Vec::new();
         let object = store
             .get(&layout::segment(0, entry.segment))
