@@ -8,6 +8,8 @@ pub enum Bug {
     None,
     /// A producer numbers an attempt by what it finds in the table: one that landed unreported is made again.
     ProducerTableIgnored,
+    /// An attempt of unknown outcome is given up although the state it named is still in force: it may land late.
+    ResolvedTooEarly,
     /// Other segments join a commit whose outcome is unknown.
     UnresolvedGroupChanged,
     /// Segments named before the orphan floor are committed.

@@ -145,7 +145,7 @@ impl Producer {
                 me.group.push(Work { number, segment });
             }
             Step::Read => {
-                me.resolve(place, &store.manifest);
+                me.resolve(place, &store.manifest, system.bug);
                 me.known = Some(store.manifest.clone());
             }
             Step::StorePage => {
@@ -281,10 +281,11 @@ impl Producer {
     }
 
     /// Forgets an unresolved attempt once it is certain that it did not land and never will.
-    fn resolve(&mut self, place: usize, found: &Versioned<Manifest>) {
+    fn resolve(&mut self, place: usize, found: &Versioned<Manifest>, bug: Bug) {
         let Some(expected) = self.unresolved else { return };
         let row = found.producer(self.id(place));
-        if found.version() != expected && row.is_some_and(|row| row.commit <= self.last) {
+        let changed = found.version() != expected || bug == Bug::ResolvedTooEarly;
+        if changed && row.is_some_and(|row| row.commit <= self.last) {
             self.unresolved = None;
         }
     }

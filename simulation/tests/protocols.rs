@@ -109,6 +109,11 @@ fn finds_that_the_producer_table_is_ignored() {
 }
 
 #[test]
+fn finds_that_an_attempt_is_given_up_while_it_may_still_land() {
+    finds(Bounds::commit(), Bug::ResolvedTooEarly, &["2"]);
+}
+
+#[test]
 fn finds_that_the_group_of_an_unresolved_commit_changes() {
     finds(Bounds::commit(), Bug::UnresolvedGroupChanged, &["2"]);
 }
