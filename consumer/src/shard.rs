@@ -191,6 +191,10 @@ struct Tenure<'a> {
     swapping: Option<Swapping>,
     poll_at: Instant,
     swapped_at: Instant,
+    /// When the swap under way was begun.
+    swap_began: Instant,
+    /// When the last swap that is known to be in force was begun: the lease runs from then on.
+    leased_at: Instant,
     /// After a failure, no swap before this.
     swap_again_at: Instant,
     drain_until: Option<Instant>,
@@ -221,6 +225,8 @@ impl<'a> Tenure<'a> {
             swapping: None,
             poll_at: now,
             swapped_at: now,
+            swap_began: now,
+            leased_at: now,
             swap_again_at: now,
             drain_until: None,
             ignored: HashSet::new(),
@@ -234,8 +240,11 @@ impl<'a> Tenure<'a> {
         let shutdown = self.shard.shutdown.clone();
         loop {
             let decision = self.decide();
-            for (key, _) in &decision.start {
-                self.start(key.clone());
+            // Another may own the cursor, and not know of what is begun now.
+            if self.leased_at.elapsed() < self.shard.config.lease {
+                for (key, _) in &decision.start {
+                    self.start(key.clone());
+                }
             }
             let wants_swap = self.begin_swap(&decision)?;
             if let Some(until) = self.drain_until
@@ -424,6 +433,7 @@ impl<'a> Tenure<'a> {
             u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
         );
         let before = self.durable.clone();
+        self.swap_began = now;
         // If it fails, the next one waits a little; if it does not, this is of no effect.
         self.swap_again_at = now + Duration::from_millis(200);
         self.swapping = Some(async move { claim.swap(before, next).await }.boxed());
@@ -433,6 +443,7 @@ impl<'a> Tenure<'a> {
     fn swapped(&mut self, durable: Snapshot<Cursor>) {
         if durable.state.stamp != self.durable.state.stamp {
             self.swapped_at = Instant::now();
+            self.leased_at = self.swap_began;
             self.swap_again_at = self.swapped_at;
         }
         self.durable = durable;

@@ -9,6 +9,7 @@ use millpond_manifest::{cas, layout};
 use millpond_storage::unreliable::{self, Faults, On, Outage, WriteFaults};
 use millpond_storage::{Cas, Store};
 use std::collections::HashSet;
+use std::time::Duration;
 use support::{Fault, Log, STREAM, Table, config, eventually, start};
 
 #[tokio::test]
@@ -460,6 +461,41 @@ async fn a_store_that_is_away_is_waited_for() {
     assert!(!consumer.task.is_finished());
     network.set_outage(None);
     table.has(27).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
+/// The rule that makes a large segment a batch needs no request: only the lease says that nobody else is at it.
+#[tokio::test]
+async fn an_owner_whose_lease_ran_out_begins_nothing_until_it_is_renewed() {
+    let mut log = Log::new(Store::memory()).await;
+    let (store, network) = log.store.behind(Faults::default());
+    log.commit(&[20]).await;
+    let table = Table::open("table");
+    let short = Config {
+        lease: Duration::from_millis(300),
+        ..config("a")
+    };
+    let consumer = start(&store, short, &table);
+    table.has(20).await;
+    eventually("it is acknowledged", async || {
+        log.cursor("default").await.unwrap().next(STREAM) == 1
+    })
+    .await;
+    let sent = table.attempts();
+    for _ in 0..12 {
+        network.once(On::Update, "cursor", unreliable::Fault::Lost);
+    }
+    // A failed swap is tried again after 200 ms: after six of them the lease has run out.
+    eventually("the lease runs out", async || network.unused() <= 6).await;
+    log.commit(&[30]).await;
+    eventually("all but one swaps have failed", async || network.unused() <= 1).await;
+    assert_eq!(
+        table.attempts(),
+        sent,
+        "it sent what it cannot know to be its own"
+    );
+    table.has(50).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), log.rows());
 }
