@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use ulid::Ulid;
 
 /// Runs of the simulation.
-const SEEDS: u64 = 20;
+const SEEDS: u64 = 100;
 const GRACE: Duration = Duration::from_secs(10);
 
 /// A clock that is set, and numbers that are told apart.
@@ -552,7 +552,7 @@ async fn a_damaged_cursor_keeps_everything() {
 /// The grace of the simulation's collectors.
 const SHORT_GRACE: Duration = Duration::from_secs(3);
 /// How long things go wrong.
-const TROUBLE: Duration = Duration::from_secs(20);
+const TROUBLE: Duration = Duration::from_secs(15);
 
 /// Says which seed it was when a test fails.
 struct Seed(u64);
@@ -575,6 +575,7 @@ struct Seen {
     pages: u64,
     failed_rounds: u64,
     takeovers: u64,
+    trimmed: u64,
 }
 
 /// The time of day passes with the paused clock, and jumps. One for all.
@@ -602,6 +603,9 @@ impl Environment for JumpingClock {
 
 struct Simulation {
     store: Store,
+    batch_records: u64,
+    /// With it, what was not read in time is lost; what was sent is in the table once all the same.
+    max_age: Option<Duration>,
     clock: Arc<JumpingClock>,
     tables: Vec<Arc<Table>>,
     /// What appends came to: certainly in the log, or perhaps.
@@ -707,7 +711,9 @@ impl Simulation {
     }
 
     fn consumer(&self, table: usize, rng: &mut StdRng, store: &Store, instance: &str) -> Running {
-        let batch_records = [2, 5, 12, 100][rng.random_range(0..4)];
+        // The same for all owners: one that stalls, and goes on before it learns that it was fenced, sends large segments
+        // by its own rule, whatever its successors released and changed meanwhile.
+        let batch_records = self.batch_records;
         let config = millpond_consumer::Config {
             consumer: format!("consumer-{table}"),
             instance: instance.into(),
@@ -750,19 +756,21 @@ impl Simulation {
                 network.set_outage(None);
                 sleep(Duration::from_millis(rng.random_range(0..1_000))).await;
                 // It was fenced; what it had begun may have been read and collected since.
-                if awake.task.is_finished() {
-                    let ended = awake.task.await.unwrap();
-                    assert!(matches!(ended, Err(ConsumeError::Trimmed { .. })), "{ended:?}");
-                } else {
-                    awake.crash().await;
-                }
+                self.ended(awake, true).await;
             }
             if consumer.task.is_finished() {
-                panic!("{:?}", consumer.task.await);
+                self.ended(consumer, false).await;
+                continue;
             }
             match rng.random_range(0..3) {
-                0 => consumer.stop().await.unwrap(),
-                1 => consumer.crash().await,
+                0 => {
+                    consumer.shutdown.cancel();
+                    while !consumer.task.is_finished() {
+                        sleep(Duration::from_millis(10)).await;
+                    }
+                    self.ended(consumer, false).await;
+                }
+                1 => self.ended(consumer, false).await,
                 _ => {
                     network.set_outage(Some(Outage::Hangs));
                     asleep = Some((consumer, network));
@@ -774,11 +782,24 @@ impl Simulation {
         }
     }
 
+    /// It was stopped, is killed now, or has ended for the one reason that there may be.
+    async fn ended(&self, consumer: Running, fenced: bool) {
+        consumer.task.abort();
+        match consumer.task.await {
+            Ok(Ok(())) => {}
+            Ok(Err(ConsumeError::Trimmed { .. })) if fenced || self.max_age.is_some() => {
+                self.seen.lock().unwrap().trimmed += 1;
+            }
+            Ok(Err(error)) => panic!("{error}"),
+            Err(aborted) => assert!(aborted.is_cancelled(), "{aborted}"),
+        }
+    }
+
     fn collector(&self, store: Store) -> Collector {
         let config = CollectorConfig {
             interval: Duration::from_secs(1),
             grace: SHORT_GRACE,
-            max_age: None,
+            max_age: self.max_age,
         };
         Collector::new(store, config, &mut Registry::default()).with_environment(self.clock.clone())
     }
@@ -861,7 +882,8 @@ impl Simulation {
 
     /// Nothing goes wrong any more: all is read, and all is collected.
     async fn ends(&self, mut rng: StdRng) {
-        for (producer, network, registry) in std::mem::take(&mut *self.stalled.lock().unwrap()) {
+        let stalled = std::mem::take(&mut *self.stalled.lock().unwrap());
+        for (producer, network, registry) in stalled {
             network.heal();
             producer.drain(Duration::from_secs(600)).await.unwrap();
             self.seen.lock().unwrap().reuploads += counter(&registry, "millpond_producer_reuploads");
@@ -900,7 +922,10 @@ impl Simulation {
                 .iter()
                 .filter(|row| !rows.contains_key(*row))
                 .collect();
-            assert!(lost.is_empty(), "acknowledged and not in the table: {lost:?}");
+            assert!(
+                lost.is_empty() || self.max_age.is_some(),
+                "acknowledged and not in the table: {lost:?}"
+            );
             let invented: Vec<_> = rows
                 .keys()
                 .filter(|row| !acknowledged.contains(*row) && !unknown.contains(*row))
@@ -920,6 +945,8 @@ async fn simulate(seed: u64) -> Seen {
     let tables = rng.random_range(1..=2);
     let simulation = Simulation {
         store: Store::memory(),
+        batch_records: [2, 5, 12, 100][rng.random_range(0..4)],
+        max_age: (seed % 4 == 3).then_some(Duration::from_millis(300)),
         clock: Arc::new(JumpingClock {
             begin: Instant::now(),
             ahead_ms: AtomicU64::new(1_767_225_600_000),
@@ -977,6 +1004,7 @@ fn whatever_happens_all_is_read_once_nothing_live_is_deleted_and_no_garbage_is_l
             pages,
             failed_rounds,
             takeovers,
+            trimmed,
         } = runtime.block_on(simulate(seed));
         runtime.shutdown_background();
         let mut all = all.lock().unwrap();
@@ -987,6 +1015,7 @@ fn whatever_happens_all_is_read_once_nothing_live_is_deleted_and_no_garbage_is_l
         all.pages += pages;
         all.failed_rounds += failed_rounds;
         all.takeovers += takeovers;
+        all.trimmed += trimmed;
     };
     if let Some(seed) = only {
         return run(seed);
@@ -1007,6 +1036,7 @@ fn whatever_happens_all_is_read_once_nothing_live_is_deleted_and_no_garbage_is_l
         pages,
         failed_rounds,
         takeovers,
+        ..
     } = seen;
     let rare = [
         acknowledged,
@@ -1017,5 +1047,5 @@ fn whatever_happens_all_is_read_once_nothing_live_is_deleted_and_no_garbage_is_l
         failed_rounds,
         takeovers,
     ];
-    assert!(rare.iter().all(|times| *times > SEEDS / 2), "{rare:?}");
+    assert!(rare.iter().all(|times| *times > SEEDS / 4), "{rare:?}");
 }
