@@ -18,7 +18,7 @@ def test_a_healthy_buffer_has_no_findings(site):
     gateway = site.gateway("--tail-max", 4, "--linger", "20ms")
     load = site.load(gateway, "--concurrency", 2, records=2_000)
     load.run()
-    consumer = site.consumer()
+    consumer = site.consumer("--lease", "60s")
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
     table = ("--clickhouse", site.clickhouse.url, "--database", site.database)
     found = _findings(site, *table)
