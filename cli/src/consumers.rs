@@ -1,5 +1,6 @@
 //! `millpond consumer`: who reads a buffer and how far, and an operator's hand on a cursor.
 
+use crate::clock::now_ms;
 use crate::inspect::{buffer, cursors, whole};
 use crate::store::StoreArgs;
 use anyhow::{Context, bail, ensure};
@@ -9,7 +10,7 @@ use millpond_manifest::{Cursor, Log, Manifest, layout};
 use millpond_storage::Store;
 use serde_json::json;
 use std::str::FromStr;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 /// What can be done about a buffer's consumers.
 #[derive(Debug, clap::Subcommand)]
@@ -164,10 +165,9 @@ async fn list(args: &StoreArgs, as_json: bool) -> anyhow::Result<()> {
             let owner = match &cursor.ownership {
                 Ownership::Released => "released".to_owned(),
                 Ownership::Abandoned => "abandoned with batches in doubt".to_owned(),
-                Ownership::Held {
-                    owner,
-                    lease_expires_at_ms,
-                } if *lease_expires_at_ms > now_ms() => format!("held by {owner}"),
+                Ownership::Held { owner, .. } if cursor.held_at(now_ms()).is_some() => {
+                    format!("held by {owner}")
+                }
                 Ownership::Held { owner, .. } => format!("left by {owner}, whose lease has run out"),
             };
             if !as_json {
@@ -315,18 +315,16 @@ impl Hand {
                 store.url()
             );
         }
+        let now_ms = now_ms();
         for (shard, cursor) in &found {
-            if let Ownership::Held {
-                owner,
-                lease_expires_at_ms,
-            } = &cursor.state.ownership
-                && *lease_expires_at_ms > now_ms()
+            if let Some(held) = cursor.state.held_at(now_ms)
                 && !self.force
             {
                 bail!(
-                    "{owner} owns the cursor of {} in shard {shard:04} for another {} ms: stop it first, or use --force",
+                    "{} owns the cursor of {} in shard {shard:04} for another {} ms: stop it first, or use --force",
+                    held.owner,
                     self.consumer,
-                    lease_expires_at_ms.saturating_sub(now_ms())
+                    held.lease_expires_at_ms - now_ms
                 );
             }
         }
@@ -339,11 +337,6 @@ async fn read_log(store: &Store, shard: u32) -> anyhow::Result<Option<Log>> {
         Some(found) => Ok(Some(whole(store, found.state).await?)),
         None => Ok(None),
     }
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

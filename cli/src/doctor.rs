@@ -1,5 +1,6 @@
 //! `millpond doctor`: what is wrong with a live buffer, or soon will be, and what to do about each finding.
 
+use crate::clock::now_ms;
 use crate::inspect::{buffer, check_patiently, cursors, whole};
 use crate::store::StoreArgs;
 use crate::table::TableArgs;
@@ -7,14 +8,13 @@ use crate::units::readable;
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::Rule;
 use millpond_manifest::cas;
-use millpond_manifest::cursor::Ownership;
 use millpond_manifest::manifest::TAIL_MAX;
 use millpond_manifest::{Buffer, Cursor, Log, Manifest, layout};
 use millpond_storage::Store;
 use serde_json::json;
 use std::fmt;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Clocks further apart than this are worth a word.
 const SKEW_MAX: Duration = Duration::from_secs(5);
@@ -273,7 +273,7 @@ fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
     let oldest = log.entries(needs).next();
     let lag = oldest.map(|(_, entry)| Duration::from_millis(now_ms().saturating_sub(entry.committed_at_ms)));
     let lag = lag.unwrap_or_default();
-    let alive = matches!(&cursor.ownership, Ownership::Held { lease_expires_at_ms, .. } if *lease_expires_at_ms > now_ms());
+    let alive = cursor.held_at(now_ms()).is_some();
     if !alive && oldest.is_some() {
         report.warning(
             format!("{name}: nobody runs it, and it is {} s behind", lag.as_secs()),
@@ -338,9 +338,4 @@ async fn look_at_table(config: millpond_clickhouse::Config, rules: &[Rule], repo
             "with Millpond's own columns a batch in doubt is looked up in the table too, so that nothing depends on the window alone",
         );
     }
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

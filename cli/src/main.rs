@@ -2,6 +2,7 @@
 
 mod admin;
 mod allocator;
+mod clock;
 mod consume;
 mod consumers;
 mod demo;

@@ -214,6 +214,20 @@ impl Cursor {
             .flat_map(|s| s.planned.iter().copied())
     }
 
+    /// Whose the cursor is at this time (unix ms), if the owner's lease still runs.
+    pub fn held_at(&self, now_ms: u64) -> Option<HeldByAnother> {
+        match &self.ownership {
+            Ownership::Held {
+                owner,
+                lease_expires_at_ms,
+            } if *lease_expires_at_ms > now_ms => Some(HeldByAnother {
+                owner: owner.clone(),
+                lease_expires_at_ms: *lease_expires_at_ms,
+            }),
+            _ => None,
+        }
+    }
+
     /// Takes the cursor: a new epoch and a new owner. The configured rule comes into force only
     /// where nothing is in doubt.
     pub fn open(&self, opening: &Opening<'_>) -> Result<Opened, HeldByAnother> {
@@ -224,18 +238,11 @@ impl Cursor {
             rule,
             take_over,
         } = opening;
-        if let Ownership::Held {
-            owner: holder,
-            lease_expires_at_ms,
-        } = &self.ownership
+        if let Some(held) = self.held_at(now_ms)
+            && held.owner != owner
+            && !take_over
         {
-            let lease_runs = *lease_expires_at_ms > now_ms;
-            if lease_runs && holder != owner && !take_over {
-                return Err(HeldByAnother {
-                    owner: holder.clone(),
-                    lease_expires_at_ms: *lease_expires_at_ms,
-                });
-            }
+            return Err(held);
         }
         let in_doubt = self.ownership != Ownership::Released;
         let mut state = self.clone();

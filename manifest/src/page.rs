@@ -57,12 +57,6 @@ impl Page {
         self.first + (self.entries.len() as u64).saturating_sub(1)
     }
 
-    /// The entry of a sequence.
-    pub fn entry(&self, sequence: u64) -> Option<&Entry> {
-        let place = sequence.checked_sub(self.first)?;
-        self.entries.get(usize::try_from(place).ok()?)
-    }
-
     /// Names the first rule of the format that this page breaks.
     fn check(&self) -> Result<(), String> {
         if self.entries.is_empty() {

@@ -1,0 +1,9 @@
+//! The time of day, for what operators ask.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Unix time in milliseconds.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
