@@ -119,8 +119,7 @@ struct Trim {
 
 /// What consumers have read goes, and what is too old. A buffer that nobody reads keeps everything.
 fn trim(log: &Manifest, cursors: &[Cursor], committed_before_ms: Option<u64>) -> Trim {
-    let streams = || log.streams.iter().map(|stream| stream.name.as_str());
-    let needed = cursors.iter().map(|cursor| cursor.needs(streams())).min();
+    let needed = cursors.iter().map(Cursor::needs).min();
     let needed = needed.unwrap_or(log.first_sequence);
     let too_old = committed_before_ms.map_or(log.first_sequence, |cutoff| {
         // A page was named when all of it had been committed.

@@ -12,8 +12,8 @@ use uuid::Uuid;
 /// The most batches of a stream that may be planned and not acknowledged.
 pub const PLANS_MAX: usize = 4_096;
 
-/// What decides the bytes that are sent under a token, and how far an owner may run ahead. It is
-/// pinned while batches may be in doubt: a successor must cut the same batches into the same chunks.
+/// How batches are made, and what decides the bytes that are sent under a token. It is pinned while batches may be in
+/// doubt: a successor must cut the same batches into the same chunks.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Rule {
     /// Records that a batch should have. A segment with half of it is a batch by itself.
@@ -66,7 +66,7 @@ pub struct Plan {
 pub struct StreamCursor {
     /// Everything below is acknowledged.
     pub next: u64,
-    /// Batches whose boundaries are decided but do not follow from the rule, in order.
+    /// Batches whose boundaries are decided, in order: no other may be sent.
     pub planned: VecDeque<Plan>,
 }
 
@@ -147,8 +147,7 @@ pub struct Opening<'a> {
 pub struct Opened {
     /// The state to swap in, not yet stamped.
     pub state: Cursor,
-    /// The predecessor did not release it cleanly: what it planned, and large segments within the
-    /// in-flight limit, may have been sent.
+    /// The predecessor did not release it cleanly: what it planned may have been sent.
     pub in_doubt: bool,
     /// The pinned rule stays in force although another is configured.
     pub rule_pinned: bool,
@@ -262,7 +261,8 @@ impl Cursor {
         })
     }
 
-    /// Writes down the boundaries of batches that do not follow from the rule.
+    /// Writes down the boundaries of a batch. It may be sent when the state that says so is in force, and not before:
+    /// so a successor knows exactly what anybody before it may have sent, or may still be sending.
     pub fn plan(&mut self, stream: &str, plan: Plan) -> Result<(), Forbidden> {
         let start = self.start;
         let cursor = self.stream(stream, start);
@@ -352,10 +352,11 @@ impl Cursor {
             .any(|s| s.sequence == sequence && s.stream == stream)
     }
 
-    /// The lowest position of the given streams: nothing from there on may be deleted.
-    pub fn needs<'a>(&self, streams: impl IntoIterator<Item = &'a str>) -> u64 {
-        let next = streams.into_iter().map(|stream| self.next(stream));
-        next.min().unwrap_or(self.start)
+    /// Nothing from here on may be deleted. A stream without a position is one that the consumer does not take, or one that
+    /// begins further on: an owner that moves any position writes one for every stream that it takes and has seen.
+    pub fn needs(&self) -> u64 {
+        let positions = self.streams.values().map(|stream| stream.next);
+        positions.min().unwrap_or(self.start)
     }
 
     /// The owner lives.
@@ -368,10 +369,10 @@ impl Cursor {
         }
     }
 
-    /// The owner goes. `in_doubt`: it may have sent something that is not acknowledged.
-    pub fn release(&mut self, in_doubt: bool) {
+    /// The owner goes. What it planned and did not acknowledge may have been sent.
+    pub fn release(&mut self) {
         let planned = self.streams.values().any(|s| !s.planned.is_empty());
-        self.ownership = if in_doubt || planned {
+        self.ownership = if planned {
             Ownership::Abandoned
         } else {
             Ownership::Released

@@ -2,7 +2,6 @@
 
 use crate::bounds::Bug;
 use crate::model::{System, World};
-use crate::producer::STREAM;
 use crate::store::{Answer, Outcome, Store, Versioned, Write, outcomes};
 use millpond_manifest::Manifest;
 use std::collections::BTreeSet;
@@ -73,7 +72,7 @@ impl Collector {
                 let needed = store
                     .cursor
                     .as_ref()
-                    .map_or(log.first_sequence, |cursor| cursor.needs([STREAM]));
+                    .map_or(log.first_sequence, |cursor| cursor.needs());
                 let next = log.collect(needed, u64::from(*clock));
                 if next == **log {
                     Collector::InForce(log.clone())

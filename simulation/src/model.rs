@@ -75,7 +75,7 @@ impl System {
         Rule {
             batch_records: if differs { 5 } else { 3 },
             batch_bytes: 1_000,
-            chunk_rows: 1_000,
+            chunk_rows: if differs { 1 } else { 1_000 },
             chunk_bytes: 1_000,
             max_partitions_per_chunk: 1,
             max_in_flight: self.bounds.max_in_flight,

@@ -89,18 +89,16 @@ fn everybody_at_once() {
     holds(Bounds::whole());
 }
 
-/// A gap of the protocol, described in `design/protocols.md`: an owner that was fenced and does not know it yet sends a
-/// large segment by its rule, while its successor has given the cursor back cleanly and a third owner has opened it with
-/// another rule. Whoever closes the gap turns this test round.
+/// An owner that was fenced and does not know it goes on while its successor gives the cursor back cleanly and a third
+/// one brings another rule into force.
 #[test]
-fn a_fenced_owner_that_outlives_a_change_of_the_rule_doubles_rows() {
-    let bounds = Bounds {
+fn a_fenced_owner_that_outlives_a_change_of_the_rule() {
+    holds(Bounds {
         owner_faults: 0,
         owner_crashes: 0,
         epochs: 3,
         ..different_rules(Bounds::takeover())
-    };
-    finds(bounds, Bug::None, &["3: nothing is in the sink twice"]);
+    });
 }
 
 #[test]
