@@ -185,7 +185,7 @@ impl Claim {
         // landed late. Either way it is the truth, plans included.
         let found = self.read().await?;
         Ok(match found {
-            Some(snapshot) if snapshot.state.epoch == epoch => Outcome::Ours(Box::new(snapshot)),
+            Some(snapshot) if snapshot.state.is_of(epoch) => Outcome::Ours(Box::new(snapshot)),
             Some(snapshot) => Outcome::Fenced {
                 owner: match snapshot.state.ownership {
                     millpond_manifest::cursor::Ownership::Held { owner, .. } => owner,

@@ -3,6 +3,7 @@
 
 use millpond_manifest::cursor::Plan;
 use millpond_manifest::plan::{Candidate, Ground, Size, candidates};
+use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Cursor, Log};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -139,6 +140,13 @@ impl Schedule {
                         busy += 1;
                         decision.start.push(key);
                     }
+                    Ground::Full
+                        if calm
+                            && planted::is(Bug::LargeNotPlanned)
+                            && cursor.rule.is_large(candidate.size) =>
+                    {
+                        decision.start.push(key);
+                    }
                     Ground::Full if calm => {
                         busy += 1;
                         decision.plans.push(key);
@@ -153,10 +161,9 @@ impl Schedule {
             }
             decision.blocked |= (found.len() > limit || paged) && waiting == 0;
         }
-        #[cfg(feature = "planted-bug-sink-before-plan")]
-        decision
-            .start
-            .append(&mut decision.plans);
+        if planted::is(Bug::PlanAfterSink) {
+            decision.start.append(&mut decision.plans.clone());
+        }
         decision
     }
 
@@ -171,14 +178,20 @@ impl Schedule {
         Seen { candidates, end }: &Seen,
     ) {
         let done = |plan: Plan| self.work.get(&(stream.to_owned(), plan)) == Some(&Progress::Done);
-        let finished = candidates.iter().take_while(|c| done(c.plan)).count();
+        let finished = match planted::is(Bug::AcknowledgeOverHole) {
+            true => candidates
+                .iter()
+                .rposition(|c| done(c.plan))
+                .map_or(0, |last| last + 1),
+            false => candidates.iter().take_while(|c| done(c.plan)).count(),
+        };
         let next = match candidates.get(finished) {
             Some(unfinished) => unfinished.plan.low,
             None => *end,
         };
         let moves = next > cursor.next(stream);
         // A stream that is taken and has no position gets one: the collector keeps what comes after it.
-        if moves || !cursor.streams.contains_key(stream) {
+        if moves || (!cursor.streams.contains_key(stream) && !planted::is(Bug::PositionNotWritten)) {
             decision.acknowledge.push((stream.to_owned(), next));
             // Over pages without a part of this stream, too: which pages are looked at follows the position.
             decision.progress |= moves && (finished > 0 || next < log.tail_start());
@@ -225,7 +238,11 @@ fn stream_candidates(cursor: &Cursor, log: &Log, index: u32, stream: &str, limit
         )
     });
     let mut found = candidates(&cursor.rule, cursor.planned(stream), parts, limit + 1);
-    let mut end = log.horizon(from).max(from);
+    let horizon = match planted::is(Bug::HorizonIgnored) {
+        true => log.next_sequence,
+        false => log.horizon(from),
+    };
+    let mut end = horizon.max(from);
     if end < log.next_sequence
         && let Some(last) = found.last()
         // A group that alone fills all that is loaded is large enough as it is.

@@ -3,6 +3,7 @@
 //! break invariants 3 to 5 of the protocol.
 
 use crate::cas::{Object, Stamp};
+use crate::planted::{self, Bug};
 use crate::{FormatError, envelope, proto};
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
@@ -227,6 +228,11 @@ impl Cursor {
         }
     }
 
+    /// Whether this state is one of the owner that opened the cursor in this epoch: whoever finds another is fenced.
+    pub fn is_of(&self, epoch: u64) -> bool {
+        self.epoch == epoch || planted::is(Bug::FenceIgnored)
+    }
+
     /// Takes the cursor: a new epoch and a new owner. The configured rule comes into force only
     /// where nothing is in doubt.
     pub fn open(&self, opening: &Opening<'_>) -> Result<Opened, HeldByAnother> {
@@ -251,7 +257,7 @@ impl Cursor {
             lease_expires_at_ms: now_ms.saturating_add(lease_ms),
         };
         let rule_pinned = in_doubt && *rule != state.rule;
-        if !in_doubt {
+        if !in_doubt || planted::is(Bug::RuleNotPinned) {
             state.rule = rule.clone();
         }
         Ok(Opened {
@@ -372,7 +378,7 @@ impl Cursor {
     /// The owner goes. What it planned and did not acknowledge may have been sent.
     pub fn release(&mut self) {
         let planned = self.streams.values().any(|s| !s.planned.is_empty());
-        self.ownership = if planned {
+        self.ownership = if planned && !planted::is(Bug::ReleasedInDoubt) {
             Ownership::Abandoned
         } else {
             Ownership::Released

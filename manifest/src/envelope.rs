@@ -2,6 +2,7 @@
 //! anywhere is found here, before protobuf sees it.
 
 use crate::FORMAT_VERSION;
+use crate::planted::{self, Bug};
 use bytes::{BufMut, Bytes};
 use thiserror::Error;
 
@@ -108,7 +109,7 @@ pub(crate) fn unwrap<M: prost::Message + Default>(
         });
     }
     let (found, expected) = (checksum(version, body), u32::from_le_bytes(*crc));
-    if found != expected {
+    if found != expected && !planted::is(Bug::ChecksumIgnored) {
         return Err(FormatError::Checksum {
             object,
             found,

@@ -322,10 +322,7 @@ fn a_reset_is_a_new_epoch_from_one_position() {
     cursor.plan("s", Plan { low: 1, high: 4 }).expect("a plan");
     cursor.acknowledge("t", 9).expect("forward");
     let reset = cursor.reset(2);
-    assert_eq!(
-        (reset.next("s"), reset.next("t"), reset.needs()),
-        (2, 2, 2)
-    );
+    assert_eq!((reset.next("s"), reset.next("t"), reset.needs()), (2, 2, 2));
     assert_eq!((reset.planned("s").count(), reset.epoch), (0, cursor.epoch + 1));
     assert_eq!(reset.ownership, Ownership::Released);
     assert_eq!(cursor.needs(), 0);

@@ -1,6 +1,6 @@
 //! The whole system as a `stateright` model.
 
-use crate::bounds::{Bounds, Bug};
+use crate::bounds::Bounds;
 use crate::collector::{self, Collector};
 use crate::owner::{self, Owner};
 use crate::producer::{self, Producer};
@@ -14,8 +14,6 @@ use stateright::{Model, Property};
 pub struct System {
     /// How far.
     pub bounds: Bounds,
-    /// The bug that is planted.
-    pub bug: Bug,
 }
 
 /// What may still happen.
@@ -143,7 +141,7 @@ impl Model for System {
             Action::Land(place) => next.store.land_late(place),
             Action::Producer(place, step) => Producer::step(place, step, self, &mut next)?,
             Action::Owner(place, step) => Owner::step(place, step, self, &mut next)?,
-            Action::Collector(step) => Collector::step(step, self, &mut next)?,
+            Action::Collector(step) => Collector::step(step, &mut next)?,
         }
         Some(next)
     }

@@ -1,7 +1,6 @@
 //! An owner of the cursor, or one that wants to be: opens it, plans, sends, acknowledges, as `consumer/src/schedule.rs`
 //! decides and `owner.rs` and `shard.rs` beside it do. The lease is no part of the safety: here it has always run out.
 
-use crate::bounds::Bug;
 use crate::model::{System, World};
 use crate::producer::STREAM;
 use crate::store::{Answer, Broken, Outcome, Store, Versioned, Write, outcomes};
@@ -236,7 +235,7 @@ impl Owner {
             (Step::Look, phase) => *phase = Phase::Opening(store.cursor.clone()),
             (Step::Open(outcome), Phase::Opening(seen)) => {
                 let rule = system.rule(place);
-                let (opened, in_doubt) = open(seen.as_ref(), place, &rule, system.bug)?;
+                let (opened, in_doubt) = open(seen.as_ref(), place, &rule)?;
                 let next = Versioned::new(opened.stamped(nonce));
                 me.phase = match store.swap(Write::Cursor(next.clone()), outcome)? {
                     Answer::Committed => serving(next, in_doubt),
@@ -253,7 +252,7 @@ impl Owner {
                 if matches!(step, Step::Release(_)) && !std::mem::replace(&mut tenure.releasing, true) {
                     left.releases -= 1;
                 }
-                if !tenure.step(step, nonce, system, store)? {
+                if !tenure.step(step, nonce, store)? {
                     me.end();
                 }
             }
@@ -271,7 +270,7 @@ impl Owner {
 
 impl Tenure {
     /// Takes a step. Whether the term goes on.
-    fn step(&mut self, step: Step, nonce: u64, system: &System, store: &mut Store) -> Option<bool> {
+    fn step(&mut self, step: Step, nonce: u64, store: &mut Store) -> Option<bool> {
         match step {
             Step::Poll => {
                 let known = Known::read(store);
@@ -306,14 +305,14 @@ impl Tenure {
             }
             Step::Save(plan, outcome) => match self.save(plan)? {
                 Ok(next) => {
-                    self.swap(next, nonce, outcome, system, store)?;
+                    self.swap(next, nonce, outcome, store)?;
                 }
                 Err(broken) => {
                     store.broken.get_or_insert(broken);
                 }
             },
             Step::Reread => match &store.cursor {
-                Some(found) if found.epoch == self.durable.epoch => {
+                Some(found) if found.is_of(self.durable.epoch) => {
                     self.acknowledged(found.clone());
                     let held = matches!(found.ownership, Ownership::Held { .. });
                     return Some(held || !self.releasing);
@@ -328,7 +327,7 @@ impl Tenure {
                     }
                 }
                 next.release();
-                return Some(!self.swap(next, nonce, outcome, system, store)?);
+                return Some(!self.swap(next, nonce, outcome, store)?);
             }
             Step::Look | Step::Open(_) | Step::LookAgain | Step::Crash => return None,
         }
@@ -336,19 +335,8 @@ impl Tenure {
     }
 
     /// One swap of the cursor. Whether it is certain that it took effect.
-    fn swap(
-        &mut self,
-        next: Cursor,
-        nonce: u64,
-        outcome: Outcome,
-        system: &System,
-        store: &mut Store,
-    ) -> Option<bool> {
-        let mut next = next.stamped(nonce);
-        if system.bug == Bug::FenceIgnored {
-            next.stamp.version = store.cursor_version() + 1;
-        }
-        let next = Versioned::new(next);
+    fn swap(&mut self, next: Cursor, nonce: u64, outcome: Outcome, store: &mut Store) -> Option<bool> {
+        let next = Versioned::new(next.stamped(nonce));
         let committed = store.swap(Write::Cursor(next.clone()), outcome)? == Answer::Committed;
         if committed {
             self.acknowledged(next);
@@ -371,7 +359,7 @@ fn serving(durable: Versioned<Cursor>, in_doubt: bool) -> Phase {
 }
 
 /// The state that opens the cursor, and whether batches are in doubt.
-fn open(seen: Option<&Versioned<Cursor>>, place: usize, rule: &Rule, bug: Bug) -> Option<(Cursor, bool)> {
+fn open(seen: Option<&Versioned<Cursor>>, place: usize, rule: &Rule) -> Option<(Cursor, bool)> {
     let fresh = || Cursor::new(Uuid::nil(), 0, "default", 0, rule.clone());
     let cursor = seen.map_or_else(fresh, |seen| (**seen).clone());
     let opening = Opening {
@@ -381,9 +369,6 @@ fn open(seen: Option<&Versioned<Cursor>>, place: usize, rule: &Rule, bug: Bug) -
         rule,
         take_over: true,
     };
-    let mut opened = cursor.open(&opening).ok()?;
-    if bug == Bug::RuleNotPinned {
-        opened.state.rule = rule.clone();
-    }
+    let opened = cursor.open(&opening).ok()?;
     Some((opened.state, opened.in_doubt))
 }
