@@ -184,3 +184,59 @@ where
         Ok(granted)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hyper::body::Frame;
+    use millpond_producer::Budget;
+    use std::convert::Infallible;
+    use std::task::{Context, Poll};
+
+    const FRAME_BYTES: usize = 64 << 10;
+    const LIMITS: Limits = Limits {
+        max_message_bytes: 1 << 20,
+        read_timeout: Duration::from_secs(30),
+        retry_after: Duration::from_secs(1),
+    };
+
+    /// One frame with an empty message, and how often it was asked for.
+    struct Asked<'a>(&'a mut usize);
+
+    impl Body for Asked<'_> {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            *self.0 += 1;
+            let first = *self.0 == 1;
+            Poll::Ready(first.then(|| Ok(Frame::data(Bytes::from_static(&[0; PREFIX])))))
+        }
+    }
+
+    /// What it took would be in memory, in no budget, and once for every request that waits.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_waits_for_memory_takes_nothing_from_its_connection() {
+        let budget = Budget::new(1 << 20, Duration::from_secs(10));
+        let everything = budget.reserve(budget.limit()).await.expect("all of it");
+        let admission = Admission::new(&budget, FRAME_BYTES);
+        let buffers = Buffers::new(0);
+
+        let mut asked = 0;
+        let refused = read(Asked(&mut asked), &LIMITS, &buffers, &admission)
+            .await
+            .expect_err("there is no memory");
+        assert_eq!((refused.code(), asked), (tonic::Code::ResourceExhausted, 0));
+
+        drop(everything);
+        let (message, held) = read(Asked(&mut asked), &LIMITS, &buffers, &admission)
+            .await
+            .expect("there is memory");
+        assert_eq!((message.bytes.len(), asked), (0, 2));
+        drop(held);
+        assert_eq!(budget.held(), 0);
+    }
+}
