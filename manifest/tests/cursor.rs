@@ -337,3 +337,12 @@ fn a_reset_is_a_new_epoch_from_one_position() {
     assert_eq!(reset.ownership, Ownership::Released);
     assert_eq!(cursor.needs(["s", "t"]), 0);
 }
+
+#[test]
+fn a_plan_or_an_epoch_that_has_none_after_it_is_refused() {
+    let mut cursor = fresh();
+    assert!(cursor.plan("otlp.logs", plan(3, u64::MAX)).is_err());
+    cursor.epoch = u64::MAX;
+    let error = Cursor::decode(&cursor.encode()).unwrap_err().to_string();
+    assert!(error.contains("its epoch"), "{error}");
+}
