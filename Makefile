@@ -39,7 +39,7 @@ bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a mil
 	exec target/release/growth
 
 .PHONY: test
-test: test-rust planted-bugs test-clients test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
+test: test-rust planted-bugs fuzz test-clients test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
 
 .PHONY: tools
 tools: ## Install the pinned tools and print their variables
@@ -63,6 +63,11 @@ planted-bugs: ## Each rule of the protocols taken away in turn (BUGS="fence-igno
 	@$(call section,planted bugs)
 	python3 scripts/planted-bugs.py $(BUGS)
 
+.PHONY: fuzz
+fuzz: build ## Everything that decodes, fuzzed (FUZZ_RUNS inputs a target, or FUZZ_SECONDS; TARGETS="manifest …")
+	@$(call section,fuzz)
+	scripts/fuzz.sh $(TARGETS)
+
 .PHONY: test-clients
 test-clients: build ## Public ClickHouse clients against the embedded ClickHouse
 	@$(call tools,libchdb python)
@@ -76,6 +81,11 @@ test-processes: build ## The whole pipeline as processes: MinIO, Collector, gate
 	@$(call section,whole-process tests)
 	$(call tools)
 	"$$MILLPOND_PYTHON" -m pytest tests
+
+.PHONY: soak
+soak: build ## The fault tests for longer (SOAK_MINUTES=60; MILLPOND_TEST_SEED for the schedule of an earlier run)
+	@$(call tools)
+	SOAK_MINUTES=$${SOAK_MINUTES:-60} "$$MILLPOND_PYTHON" -m pytest -s tests/test_faults.py -k survive_every
 
 .PHONY: lint
 lint: ## Formatting and lints of Rust, Go, shell and Python

@@ -13,6 +13,9 @@ use uuid::Uuid;
 /// The most batches of a stream that may be planned and not acknowledged.
 pub const PLANS_MAX: usize = 4_096;
 
+/// The highest epoch that is believed: nobody opens a cursor that often.
+const EPOCH_MAX: u64 = u64::MAX / 2;
+
 /// How batches are made, and what decides the bytes that are sent under a token. It is pinned while batches may be in
 /// doubt: a successor must cut the same batches into the same chunks.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -195,7 +198,7 @@ impl Cursor {
     #[must_use]
     pub fn stamped(mut self, nonce: u64) -> Self {
         self.stamp = Stamp {
-            version: self.stamp.version + 1,
+            version: self.stamp.version.wrapping_add(1),
             nonce,
         };
         self
@@ -275,6 +278,11 @@ impl Cursor {
         let from = cursor.planned.back().map_or(cursor.next, |last| last.high + 1);
         let reason = if plan.low > plan.high {
             format!("the plan {}..={} is empty", plan.low, plan.high)
+        } else if plan.high == u64::MAX {
+            format!(
+                "the plan {}..={} ends past the last sequence",
+                plan.low, plan.high
+            )
         } else if plan.low < from {
             format!(
                 "the plan {}..={} begins before {from}, which is decided already",
@@ -400,6 +408,10 @@ impl Cursor {
     /// Names the first rule of the format that this state breaks.
     pub fn check(&self) -> Result<(), String> {
         self.rule.check()?;
+        // Each opening and each reset takes the next.
+        if self.epoch > EPOCH_MAX {
+            return Err(format!("its epoch {} is over {EPOCH_MAX}", self.epoch));
+        }
         for (stream, cursor) in &self.streams {
             let mut from = cursor.next;
             for plan in &cursor.planned {

@@ -235,7 +235,7 @@ impl Manifest {
     #[must_use]
     pub fn stamped(mut self, nonce: u64) -> Self {
         self.stamp = Stamp {
-            version: self.stamp.version + 1,
+            version: self.stamp.version.wrapping_add(1),
             nonce,
         };
         self
@@ -318,7 +318,7 @@ impl Manifest {
                 last,
             });
         }
-        if commit > last + 1 {
+        if commit - last > 1 {
             return Err(CommitRefusal::Gap {
                 producer,
                 commit,
@@ -333,7 +333,9 @@ impl Manifest {
             next.tail.push(entry);
         }
         let (first_sequence, count) = (self.next_sequence, segments.len() as u64);
-        next.next_sequence += count;
+        next.next_sequence = first_sequence
+            .checked_add(count)
+            .ok_or_else(|| CommitRefusal::Invalid("the log has no sequences left".into()))?;
         next.producers[place] = ProducerRow {
             id: producer,
             commit,

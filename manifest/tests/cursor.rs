@@ -340,3 +340,12 @@ fn what_has_a_position_is_kept_and_what_has_none_is_not() {
     cursor.acknowledge("t", 12).expect("forward");
     assert_eq!(cursor.needs(), 9);
 }
+
+#[test]
+fn a_plan_or_an_epoch_that_has_none_after_it_is_refused() {
+    let mut cursor = fresh();
+    assert!(cursor.plan("otlp.logs", plan(3, u64::MAX)).is_err());
+    cursor.epoch = u64::MAX;
+    let error = Cursor::decode(&cursor.encode()).unwrap_err().to_string();
+    assert!(error.contains("its epoch"), "{error}");
+}
