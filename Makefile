@@ -69,6 +69,12 @@ planted-bugs: ## Bugs put in on purpose, which the tests must find
 	cargo test --locked --workspace --features $(BUGS) --test consumer -- a_batch_that_a_crashed_owner_sent \
 	    | grep '^test .* ok$$'
 
+.PHONY: test-go
+test-go: ## The Go producer and the Collector's exporter, with the race detector
+	@$(call tools,minio)
+	$(call section,go test)
+	cd otel-exporter && go test -race ./...
+
 .PHONY: test-clients
 test-clients: build ## Public ClickHouse clients against the embedded ClickHouse
 	@$(call tools,libchdb python)
@@ -88,9 +94,12 @@ lint: ## Formatting and lints of Rust, Go, shell and Python
 	@$(call section,lint)
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
-	unformatted=$$(gofmt -l $(CLIENTS)/go)
+	unformatted=$$(gofmt -l $(CLIENTS)/go otel-exporter)
 	[[ -z $$unformatted ]] || { printf 'run gofmt -w on: %s\n' $$unformatted; exit 1; }
 	(cd $(CLIENTS)/go && go vet ./...)
+	(cd otel-exporter && go vet ./...)
+	# What is generated from the .proto files is what they say; `go generate` writes it.
+	(cd otel-exporter/internal/generate && go vet . && go run . -check)
 	for script in scripts/*.sh .ci/run; do bash -n "$$script"; done
 	$(call tools,python)
 	"$$MILLPOND_PYTHON" -m ruff check tests $(CLIENTS)
