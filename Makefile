@@ -39,7 +39,11 @@ bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a mil
 	exec target/release/growth
 
 .PHONY: test
-test: test-rust planted-bugs test-clients test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
+test: test-rust planted-bugs test-go test-clients test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
+
+.PHONY: collector
+collector: ## A Collector with Millpond's exporter (otel-exporter/builder.yaml); prints its path
+	@scripts/install-otelcol.sh
 
 .PHONY: tools
 tools: ## Install the pinned tools and print their variables

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -8,65 +9,95 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 )
 
-// A minio is a real S3 server on a free port, with its data in a temporary folder.
-type minio struct{ endpoint string }
+// A minio is a real S3 server on a free port, with its data in a temporary folder. The tests share one: each has prefixes
+// of its own.
+type minio struct {
+	endpoint string
+	process  *exec.Cmd
+	ended    chan struct{}
+}
 
-func (minio) url() string { return "s3://millpond-test/" + uuid.NewString() }
+func (*minio) url() string { return "s3://millpond-test/" + uuid.NewString() }
 
-// startMinio starts a server that ends with the test. A test without the program fails: one that skipped would pass for
-// having shown nothing.
-func startMinio(t *testing.T) minio {
-	t.Helper()
+// bucketOfOnesOwn is one that is not there.
+func (*minio) bucketOfOnesOwn() string { return "s3://" + uuid.NewString() + "/p" }
+
+var sharedMinio = sync.OnceValues(func() (*minio, error) {
 	program := os.Getenv("MILLPOND_MINIO")
 	if program == "" {
-		t.Fatal(`MILLPOND_MINIO is not set to the MinIO to test with: run make test-go, or eval "$(scripts/tools.sh minio)"`)
+		return nil, errors.New(`MILLPOND_MINIO is not set to the MinIO to test with: run make test-go, or eval "$(scripts/tools.sh minio)"`)
+	}
+	data, err := os.MkdirTemp("", "millpond-minio-")
+	if err != nil {
+		return nil, err
+	}
+	minioData = data
+	// Another process may take the free port before MinIO does.
+	for range 3 {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		address := listener.Addr().String()
+		listener.Close()
+		command := exec.Command(program, "server", "--quiet", "--address", address, data)
+		command.Env = append(os.Environ(), "MINIO_ROOT_USER=millpond-test", "MINIO_ROOT_PASSWORD=millpond-test-secret",
+			"MINIO_BROWSER=off", "MINIO_UPDATE=off", "CI=true")
+		if err := command.Start(); err != nil {
+			return nil, err
+		}
+		server := &minio{"http://" + address, command, make(chan struct{})}
+		go func() {
+			_ = command.Wait()
+			close(server.ended)
+		}()
+		if server.answers() {
+			return server, nil
+		}
+	}
+	return nil, errors.New("minio ends as soon as it is started")
+})
+
+var minioData string
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if minioData != "" {
+		if server, err := sharedMinio(); err == nil {
+			_ = server.process.Process.Kill()
+			<-server.ended
+		}
+		_ = os.RemoveAll(minioData)
+	}
+	os.Exit(code)
+}
+
+// startMinio gives the server, and its credentials to the test. A test without the program fails: one that skipped would
+// pass for having shown nothing.
+func startMinio(t *testing.T) *minio {
+	t.Helper()
+	server, err := sharedMinio()
+	if err != nil {
+		t.Fatal(err)
 	}
 	t.Setenv("AWS_ACCESS_KEY_ID", "millpond-test")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "millpond-test-secret")
 	t.Setenv("AWS_REGION", "us-east-1")
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
-	// Another process may take the free port before MinIO does.
-	for range 3 {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		address := listener.Addr().String()
-		listener.Close()
-		command := exec.Command(program, "server", "--quiet", "--address", address, t.TempDir())
-		command.Env = append(os.Environ(), "MINIO_ROOT_USER=millpond-test", "MINIO_ROOT_PASSWORD=millpond-test-secret",
-			"MINIO_BROWSER=off", "MINIO_UPDATE=off", "CI=true")
-		if err := command.Start(); err != nil {
-			t.Fatal(err)
-		}
-		ended := make(chan struct{})
-		go func() {
-			_ = command.Wait()
-			close(ended)
-		}()
-		server := minio{"http://" + address}
-		if server.answers(ended) {
-			t.Cleanup(func() {
-				_ = command.Process.Kill()
-				<-ended
-			})
-			return server
-		}
-		_ = command.Process.Kill()
-		<-ended
-	}
-	t.Fatal("minio does not start")
-	return minio{}
+	return server
 }
 
-func (m minio) answers(ended <-chan struct{}) bool {
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+// answers waits until the server does, however slow the machine is; false when it has ended.
+func (m *minio) answers() bool {
+	for {
 		if response, err := http.Get(m.endpoint + "/minio/health/cluster"); err == nil {
 			response.Body.Close()
 			if response.StatusCode == http.StatusOK {
@@ -74,23 +105,22 @@ func (m minio) answers(ended <-chan struct{}) bool {
 			}
 		}
 		select {
-		case <-ended:
+		case <-m.ended:
 			return false
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	return false
 }
 
 func TestABucketThatIsMissingOrDeniedIsNoOutage(t *testing.T) {
 	server := startMinio(t)
 	options := Options{Endpoint: server.endpoint}
-	_, err := Open(t.Context(), server.url(), options)
+	url := server.bucketOfOnesOwn()
+	_, err := Open(t.Context(), url, options)
 	if KindOf(err) != Misconfigured || !strings.Contains(err.Error(), "no such bucket; make it, or set create_bucket") {
 		t.Error(err)
 	}
 	options.Create = true
-	url := server.url()
 	open(t, url, options)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "wrong")
 	if _, err := Open(t.Context(), url, options); KindOf(err) != Denied {
@@ -120,15 +150,15 @@ func TestEndpoints(t *testing.T) {
 }
 
 // answering is a server that gives one answer to every PUT, and counts them.
-func answering(t *testing.T, status int, code string) (*Store, *int) {
-	requests := 0
+func answering(t *testing.T, status int, code string) (*Store, *atomic.Int64) {
+	requests := &atomic.Int64{}
 	server := httptest.NewServer(http.HandlerFunc(func(response http.ResponseWriter, request *http.Request) {
 		if request.Method != http.MethodPut {
 			response.WriteHeader(http.StatusNotFound)
 			fmt.Fprint(response, "<Error><Code>NoSuchKey</Code></Error>")
 			return
 		}
-		requests++
+		requests.Add(1)
 		if status == 0 {
 			panic(http.ErrAbortHandler)
 		}
@@ -141,7 +171,7 @@ func answering(t *testing.T, status int, code string) (*Store, *int) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "id")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
 	t.Setenv("AWS_MAX_ATTEMPTS", "5")
-	return open(t, "s3://bucket/prefix", Options{Endpoint: server.URL}), &requests
+	return open(t, "s3://bucket/prefix", Options{Endpoint: server.URL}), requests
 }
 
 func TestWhatAnAnswerOfS3Means(t *testing.T) {
@@ -175,8 +205,8 @@ func TestWhatAnAnswerOfS3Means(t *testing.T) {
 				t.Errorf("%d %s: %s, %v", answer.status, answer.code, outcome, err)
 			}
 		}
-		if *requests != 2 {
-			t.Errorf("%d %s: %d requests for two attempts", answer.status, answer.code, *requests)
+		if count := requests.Load(); count != 2 {
+			t.Errorf("%d %s: %d requests for two attempts", answer.status, answer.code, count)
 		}
 	}
 }
