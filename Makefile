@@ -39,7 +39,11 @@ bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a mil
 	exec target/release/growth
 
 .PHONY: test
-test: test-rust planted-bugs fuzz test-clients test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
+test: test-rust planted-bugs fuzz test-go test-clients test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
+
+.PHONY: collector
+collector: ## A Collector with Millpond's exporter (otel-exporter/builder.yaml); prints its path
+	@scripts/install-otelcol.sh
 
 .PHONY: tools
 tools: ## Install the pinned tools and print their variables
@@ -68,6 +72,12 @@ fuzz: build ## Everything that decodes, fuzzed (FUZZ_RUNS inputs a target, or FU
 	@$(call section,fuzz)
 	scripts/fuzz.sh $(TARGETS)
 
+.PHONY: test-go
+test-go: ## The Go producer and the Collector's exporter, with the race detector
+	@$(call tools,minio)
+	$(call section,go test)
+	cd otel-exporter && go test -race ./...
+
 .PHONY: test-clients
 test-clients: build ## Public ClickHouse clients against the embedded ClickHouse
 	@$(call tools,libchdb python)
@@ -92,9 +102,12 @@ lint: ## Formatting and lints of Rust, Go, shell and Python
 	@$(call section,lint)
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
-	unformatted=$$(gofmt -l $(CLIENTS)/go)
+	unformatted=$$(gofmt -l $(CLIENTS)/go otel-exporter)
 	[[ -z $$unformatted ]] || { printf 'run gofmt -w on: %s\n' $$unformatted; exit 1; }
 	(cd $(CLIENTS)/go && go vet ./...)
+	(cd otel-exporter && go vet ./...)
+	# What is generated from the .proto files is what they say; `go generate` writes it.
+	(cd otel-exporter/internal/generate && go vet . && go run . -check)
 	for script in scripts/*.sh .ci/run; do bash -n "$$script"; done
 	$(call tools,python)
 	"$$MILLPOND_PYTHON" -m ruff check tests scripts $(CLIENTS)

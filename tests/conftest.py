@@ -20,9 +20,11 @@ from harness.services import (
     EmbeddedClickHouse,
     Gateway,
     Load,
+    MillpondCollector,
     Minio,
     Service,
     Versitygw,
+    append_to,
     program,
 )
 
@@ -75,6 +77,17 @@ class Site:
 
     def collector(self, exporter: str, settings: dict, name: str = "collector") -> Collector:
         return self.add(Collector(self.directory, exporter, settings, name=name)).up()
+
+    def millpond_collector(
+        self, name: str = "otelcol", extensions: dict | None = None, **settings: object
+    ) -> MillpondCollector:
+        """A Collector that appends to this test's buffer."""
+        exporter = append_to(self.buffer, **settings)
+        return self.add(
+            MillpondCollector(
+                self.directory, "millpond", exporter, name=name, extensions=extensions
+            )
+        ).up()
 
     def check_manifest(self) -> None:
         """`millpond manifest check` finds nothing wrong with the buffer."""

@@ -176,6 +176,7 @@ class Buffer:
 
     def __init__(self, url: str, endpoint: str | None = None) -> None:
         self.url = url
+        self.endpoint = endpoint
         self.flags = ["--buffer", url]
         if endpoint is not None:
             self.flags += ["--s3-endpoint", endpoint]
@@ -311,8 +312,10 @@ class Load(Process):
 
 
 class Collector(Service):
-    """The OpenTelemetry Collector of builder.yaml: OTLP in, one exporter out, answers only when
-    the exporter has finished unless it is given a queue."""
+    """An OpenTelemetry Collector: OTLP logs in, one exporter out, answers only when the exporter
+    has finished unless it is given a queue. The program is that of tests/collector/builder.yaml."""
+
+    variable = "MILLPOND_COLLECTOR"
 
     def __init__(
         self,
@@ -320,23 +323,47 @@ class Collector(Service):
         exporter: str,
         settings: Mapping[str, object],
         name: str = "collector",
+        extensions: Mapping[str, object] | None = None,
     ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         configuration = {
             "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": self.address}}}},
             "exporters": {exporter: settings},
+            "extensions": dict(extensions or {}),
             "service": {
                 "telemetry": {"metrics": {"level": "none"}},
+                "extensions": list(extensions or {}),
                 "pipelines": {"logs": {"receivers": ["otlp"], "exporters": [exporter]}},
             },
         }
         # YAML is a superset of JSON.
         file = directory / f"{name}.yaml"
         file.write_text(json.dumps(configuration, indent=2))
-        super().__init__(name, [tool("MILLPOND_COLLECTOR"), "--config", file], directory)
+        super().__init__(name, [tool(self.variable), "--config", file], directory, CREDENTIALS)
 
     def ready(self) -> bool:
-        return "Everything is ready" in self.messages()
+        # It says so at every start; the log has all of them.
+        return "Everything is ready" in self.messages().rsplit("\n--- ", 1)[-1]
+
+
+class MillpondCollector(Collector):
+    """The Collector of otel-exporter/builder.yaml, with the exporter `millpond`."""
+
+    variable = "MILLPOND_OTELCOL"
+
+
+def append_to(buffer: Buffer, **settings: object) -> dict:
+    """Settings of the exporter `millpond` with neither queue nor retries: its answer is that of the
+    commit, and a client that is told of a failure may send again."""
+    return {
+        "buffer": buffer.url,
+        "s3_endpoint": buffer.endpoint,
+        "create_bucket": True,
+        "linger": "100ms",
+        "sending_queue": {"enabled": False},
+        "retry_on_failure": {"enabled": False},
+        **settings,
+    }
 
 
 def forward_to(address: str) -> dict:
