@@ -47,11 +47,11 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             });
             objects::check(&cursor.reset(low));
         }
-        assert!(cursor.needs([&**stream]) <= next);
+        assert!(cursor.needs() <= next);
     }
     step(&cursor, |cursor| {
         cursor.renew(u64::MAX, u64::MAX);
-        cursor.release(false);
+        cursor.release();
         assert!(!matches!(cursor.ownership, Ownership::Held { .. }));
         true
     });
