@@ -750,7 +750,7 @@ func (x *Manifest) GetProducers() []*Producer {
 	return nil
 }
 
-// What decides the bytes under a token. Pinned while batches are in doubt.
+// How batches are made and what decides the bytes under a token. Pinned while batches are in doubt.
 type Rule struct {
 	state                 protoimpl.MessageState `protogen:"open.v1"`
 	BatchRecords          uint64                 `protobuf:"varint,1,opt,name=batch_records,json=batchRecords,proto3" json:"batch_records,omitempty"`
