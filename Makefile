@@ -69,6 +69,13 @@ planted-bugs: ## Bugs put in on purpose, which the tests must find
 	cargo test --locked --workspace --features $(BUGS) --test consumer -- a_batch_that_a_crashed_owner_sent \
 	    | grep '^test .* ok$$'
 
+SEEDS ?= 0..20000
+
+.PHONY: simulate
+simulate: ## Many more seeds of the simulation than the tests run (SEEDS=0..20000)
+	@cargo build --locked --release -p millpond-simulation
+	exec target/release/millpond-simulation run --seeds $(SEEDS)
+
 .PHONY: test-clients
 test-clients: build ## Public ClickHouse clients against the embedded ClickHouse
 	@$(call tools,libchdb python)

@@ -1,7 +1,7 @@
-//! Searches one bound by command.
+//! Searches one bound of the model by command.
 
 use anyhow::bail;
-use clap::{Parser, ValueEnum};
+use clap::{Args, ValueEnum};
 use millpond_simulation::{Bounds, Bug, System};
 use stateright::report::WriteReporter;
 use stateright::{Checker, HasDiscoveries, Model};
@@ -23,9 +23,9 @@ enum Scope {
     Whole,
 }
 
-/// Searches every state of the protocols within a bound, or until a property is violated.
-#[derive(Parser)]
-struct Arguments {
+/// What to search.
+#[derive(Args)]
+pub(crate) struct Search {
     /// Where the bounds begin; the flags change them.
     scope: Scope,
     /// A bug to plant.
@@ -81,7 +81,7 @@ struct Arguments {
     expiries: Option<u8>,
 }
 
-impl Arguments {
+impl Search {
     fn bounds(&self) -> anyhow::Result<Bounds> {
         let from = match self.scope {
             Scope::Commit => Bounds::commit(),
@@ -117,8 +117,8 @@ impl Arguments {
     }
 }
 
-fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+/// Searches every state of the protocols within a bound, or until a property is violated.
+pub(crate) fn run(arguments: &Search) -> anyhow::Result<()> {
     let system = System {
         bounds: arguments.bounds()?,
         bug: arguments.bug,

@@ -1,0 +1,29 @@
+//! The model and the simulation by command.
+
+mod search;
+mod simulate;
+
+use clap::{Parser, Subcommand};
+
+/// Model checks of Millpond's protocols, and a seeded simulation of the real pipeline.
+#[derive(Parser)]
+enum Arguments {
+    #[command(flatten)]
+    Command(Command),
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Search every state of the protocols within a bound, or until a property is violated.
+    Model(search::Search),
+    /// Run the real producers, consumers and collectors through seeds, until one breaks a promise.
+    Run(simulate::Simulate),
+}
+
+fn main() -> anyhow::Result<()> {
+    let Arguments::Command(command) = Arguments::parse();
+    match command {
+        Command::Model(arguments) => search::run(&arguments),
+        Command::Run(arguments) => simulate::run(&arguments),
+    }
+}
