@@ -27,8 +27,8 @@ pub struct Config {
     /// Requests in flight on one connection; the client holds back the rest. 1,024: a request waits for its commit,
     /// so a busy client has many.
     pub max_streams_per_connection: u32,
-    /// Requests in flight over all connections; one more is refused with RetryInfo. 16,384: a few KiB each beside
-    /// their messages, which the memory limit bounds.
+    /// Requests in flight over all connections; one more is refused with RetryInfo. 16,384: each holds
+    /// 12 KiB of the memory budget beside its message, so that the budget is what bounds them as a rule.
     pub max_requests: usize,
     /// Bytes of headers of one request. 16 KiB: ample for tokens and trace context.
     pub max_header_bytes: u32,

@@ -7,16 +7,17 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use futures::future::{Either, poll_fn, select};
 use hyper::body::Body;
+use millpond_producer::OverBudget;
 use tokio::time::{Instant, Sleep, sleep};
 use tonic::Status;
 
 use crate::buffers::Buffers;
-use crate::memory::Held;
+use crate::memory::{Admission, Held};
 use crate::reply;
 
 /// A message is reserved and allocated in steps, this one first and then doubling, so that a prefix which promises
-/// much costs little until the bytes come. A usual request needs one or two.
-const FIRST_STEP: usize = 256 << 10;
+/// much costs little until the bytes come. A usual request needs one.
+const FIRST_STEP: usize = 1 << 20;
 
 /// Of a gRPC message: one byte that says whether it is compressed, four of its length.
 const PREFIX: usize = 5;
@@ -36,13 +37,14 @@ pub(crate) struct Message {
     pub(crate) bytes: Bytes,
 }
 
-/// Reads the message and the end of the body after it. `held` grows to the room that the message takes.
+/// Reads the message and the end of the body after it. Nothing is taken from the connection before there is memory for
+/// it, so a client that has to wait is held back by HTTP/2. The reservation is for the room that the message takes.
 pub(crate) async fn read<B>(
     body: B,
     limits: &Limits,
     buffers: &Buffers,
-    held: &mut Held,
-) -> Result<Message, Status>
+    admission: &Admission,
+) -> Result<(Message, Held), Status>
 where
     B: Body<Data = Bytes>,
     B::Error: std::error::Error,
@@ -53,6 +55,7 @@ where
         limits,
         received: 0,
     };
+    let mut held = frames.waiting(admission.enter()).await?;
     let mut prefix = [0; PREFIX];
     let mut have = 0;
     let mut data = Bytes::new();
@@ -79,11 +82,12 @@ where
         return Err(reply::too_large("as sent", length, limits.max_message_bytes));
     }
     let room = Buffers::room(length);
-    let mut message = Vec::new();
-    if let Some(buffer) = buffers.take(room) {
-        frames.reserve(held, room).await?;
-        message = buffer;
+    frames.waiting(held.grow_to(room.min(FIRST_STEP))).await?;
+    if room <= FIRST_STEP && !compressed {
+        held.settle(room);
     }
+    let mut message = buffers.take(room).unwrap_or_default();
+    frames.waiting(held.grow_to(message.capacity())).await?;
     loop {
         let missing = length - message.len();
         if data.len() > missing {
@@ -97,17 +101,15 @@ where
                 .max(message.capacity() * 2)
                 .max(message.len() + data.len())
                 .min(room);
-            frames.reserve(held, step).await?;
+            frames.waiting(held.grow_to(step)).await?;
             message.reserve_exact(step - message.len());
         }
         message.extend_from_slice(&data);
         match frames.next().await? {
             Some(next) => data = next,
             None if message.len() == length => {
-                return Ok(Message {
-                    compressed,
-                    bytes: buffers.lend(message),
-                });
+                let bytes = buffers.lend(message);
+                return Ok((Message { compressed, bytes }, held));
             }
             None => {
                 return Err(reply::invalid(format_args!(
@@ -172,13 +174,69 @@ where
     }
 
     /// Waits for memory. The client's time stands still meanwhile.
-    async fn reserve(&mut self, held: &mut Held, bytes: usize) -> Result<(), Status> {
+    async fn waiting<T>(&mut self, memory: impl Future<Output = Result<T, OverBudget>>) -> Result<T, Status> {
         let began = Instant::now();
-        held.grow_to(bytes)
+        let granted = memory
             .await
             .map_err(|over| reply::exhausted(&over.to_string(), self.limits.retry_after))?;
         let deadline = self.timeout.deadline() + began.elapsed();
         self.timeout.as_mut().reset(deadline);
-        Ok(())
+        Ok(granted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hyper::body::Frame;
+    use millpond_producer::Budget;
+    use std::convert::Infallible;
+    use std::task::{Context, Poll};
+
+    const FRAME_BYTES: usize = 64 << 10;
+    const LIMITS: Limits = Limits {
+        max_message_bytes: 1 << 20,
+        read_timeout: Duration::from_secs(30),
+        retry_after: Duration::from_secs(1),
+    };
+
+    /// One frame with an empty message, and how often it was asked for.
+    struct Asked<'a>(&'a mut usize);
+
+    impl Body for Asked<'_> {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            *self.0 += 1;
+            let first = *self.0 == 1;
+            Poll::Ready(first.then(|| Ok(Frame::data(Bytes::from_static(&[0; PREFIX])))))
+        }
+    }
+
+    /// What it took would be in memory, in no budget, and once for every request that waits.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_waits_for_memory_takes_nothing_from_its_connection() {
+        let budget = Budget::new(1 << 20, Duration::from_secs(10));
+        let everything = budget.reserve(budget.limit()).await.expect("all of it");
+        let admission = Admission::new(&budget, FRAME_BYTES);
+        let buffers = Buffers::new(0);
+
+        let mut asked = 0;
+        let refused = read(Asked(&mut asked), &LIMITS, &buffers, &admission)
+            .await
+            .expect_err("there is no memory");
+        assert_eq!((refused.code(), asked), (tonic::Code::ResourceExhausted, 0));
+
+        drop(everything);
+        let (message, held) = read(Asked(&mut asked), &LIMITS, &buffers, &admission)
+            .await
+            .expect("there is memory");
+        assert_eq!((message.bytes.len(), asked), (0, 2));
+        drop(held);
+        assert_eq!(budget.held(), 0);
     }
 }

@@ -10,7 +10,7 @@ use hyper::body::Body;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use millpond_otlp::validate_logs;
-use millpond_producer::{Append, AppendError, Producer};
+use millpond_producer::{Append, AppendError, Producer, Reservation};
 use millpond_segment::Encoding as StreamEncoding;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, spawn_blocking};
@@ -20,7 +20,7 @@ use tonic::Status;
 use crate::buffers::Buffers;
 use crate::config::Config;
 use crate::inflate::{Encoding, Inflater, Progress, first_room};
-use crate::memory::Held;
+use crate::memory::{Admission, Held};
 use crate::message::{self, Limits, Message};
 use crate::metrics::{InFlight, Metrics};
 use crate::reply::{self, Reply};
@@ -46,6 +46,7 @@ pub(crate) struct Service {
     limits: Limits,
     max_requests: usize,
     requests: Semaphore,
+    admission: Admission,
     buffers: Buffers,
     /// Decompressions at work. As many as cores: each holds a window beside what it has reserved.
     inflaters: Semaphore,
@@ -66,6 +67,7 @@ impl Service {
         let max_message_bytes = config.max_message_bytes.min(memory_limit / MESSAGE_SHARE);
         let max_requests = config.max_requests.clamp(1, Semaphore::MAX_PERMITS);
         Service {
+            admission: Admission::new(producer.budget(), config.max_frame_bytes as usize),
             producer,
             stream: LOGS_STREAM.into(),
             limits: Limits {
@@ -119,8 +121,8 @@ impl Service {
                 self.limits.retry_after,
             ));
         };
-        let mut held = Held::nothing(self.producer.budget());
-        let message = message::read(request.into_body(), &self.limits, &self.buffers, &mut held).await?;
+        let (message, mut held) =
+            message::read(request.into_body(), &self.limits, &self.buffers, &self.admission).await?;
         let received_at_us = now_us();
         self.metrics.received_bytes.inc_by(message.bytes.len() as u64);
         let payload = self.open(message, encoding, &mut held).await?;
@@ -129,7 +131,8 @@ impl Service {
             return Ok(());
         }
         let records = payload.records;
-        self.append(payload, received_at_us, held).await?;
+        let (reservation, _own) = held.divide();
+        self.append(payload, received_at_us, reservation).await?;
         self.metrics.records.inc_by(records);
         Ok(())
     }
@@ -168,7 +171,7 @@ impl Service {
                 retry_after,
             ));
         };
-        let wire_bytes = held.bytes();
+        let wire_bytes = wire.len();
         let mut room = first_room(encoding, &wire, max);
         let mut inflater = Inflater::new(encoding, wire)?;
         loop {
@@ -178,6 +181,7 @@ impl Service {
             let step = spawn_blocking(move || inflater.step(room).map(|progress| (progress, inflater)));
             let (progress, unfinished) = step.await.map_err(|error| stopped(&error))??;
             if progress == Progress::Done {
+                held.settle(room);
                 return Ok(unfinished.finish());
             }
             if room == max {
@@ -192,15 +196,20 @@ impl Service {
         }
     }
 
-    async fn append(&self, payload: Payload, received_at_us: i64, held: Held) -> Result<(), Status> {
+    async fn append(
+        &self,
+        payload: Payload,
+        received_at_us: i64,
+        reservation: Reservation,
+    ) -> Result<(), Status> {
         let append = Append {
             stream: Arc::clone(&self.stream),
             encoding: StreamEncoding::Otlp,
             payload: payload.bytes,
             records: payload.records,
             received_at_us,
-            // Too much for a message that was compressed: the producer gives back the rest.
-            reservation: held.into_reservation(),
+            // More than it needs, by a frame: the producer gives that back.
+            reservation,
         };
         match self.producer.append(append).await {
             Ok(_) => Ok(()),

@@ -71,6 +71,11 @@ impl Budget {
         self.limit
     }
 
+    /// Another budget, of one `share`th of this one's limit and with the same wait.
+    pub fn part(&self, share: usize) -> Self {
+        Self::new(self.limit / share, self.max_wait)
+    }
+
     /// A reservation of nothing, to [`merge`](Reservation::merge) into.
     pub fn nothing(&self) -> Reservation {
         // Asking for no permits succeeds even when there are none; it cannot block.
