@@ -3,16 +3,11 @@
 mod search;
 mod simulate;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
+use std::process::ExitCode;
 
 /// Model checks of Millpond's protocols, and a seeded simulation of the real pipeline.
 #[derive(Parser)]
-enum Arguments {
-    #[command(flatten)]
-    Command(Command),
-}
-
-#[derive(Subcommand)]
 enum Command {
     /// Search every state of the protocols within a bound, or until a property is violated.
     Model(search::Search),
@@ -20,10 +15,16 @@ enum Command {
     Run(simulate::Simulate),
 }
 
-fn main() -> anyhow::Result<()> {
-    let Arguments::Command(command) = Arguments::parse();
-    match command {
+fn main() -> ExitCode {
+    let outcome = match Command::parse() {
         Command::Model(arguments) => search::run(&arguments),
         Command::Run(arguments) => simulate::run(&arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -5,9 +5,9 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// When every run begins, unix milliseconds.
@@ -79,7 +79,9 @@ enum Life {
 pub(crate) struct Process {
     pub(crate) name: String,
     pub(crate) machine: Arc<Machine>,
-    life: watch::Sender<Life>,
+    life: Mutex<Life>,
+    /// Not a watch channel: that wakes those who wait in an order that no seed decides.
+    changed: Notify,
 }
 
 impl Process {
@@ -87,27 +89,38 @@ impl Process {
         Arc::new(Process {
             name,
             machine,
-            life: watch::Sender::new(Life::Runs),
+            life: Mutex::new(Life::Runs),
+            changed: Notify::new(),
         })
     }
 
     /// Waits while the process stalls; for ever, if it is dead.
     pub(crate) async fn turn(&self) {
-        // The sender lives in `self`.
-        let _ = self.life.subscribe().wait_for(|life| *life == Life::Runs).await;
+        loop {
+            let changed = self.changed.notified();
+            if *self.life() == Life::Runs {
+                return;
+            }
+            changed.await;
+        }
     }
 
     pub(crate) fn stall(&self) {
-        self.life.send_replace(Life::Stalls);
+        *self.life() = Life::Stalls;
     }
 
     pub(crate) fn wake(&self) {
-        self.life.send_replace(Life::Runs);
+        *self.life() = Life::Runs;
+        self.changed.notify_waiters();
     }
 
     /// Nothing that it does from now on is seen by anybody.
     pub(crate) fn die(&self) {
-        self.life.send_replace(Life::Dead);
+        *self.life() = Life::Dead;
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
