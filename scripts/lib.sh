@@ -25,3 +25,33 @@ place() {
     chmod 755 "$staging"
     mv -T "$staging" "$1" 2>/dev/null || [[ -d $1 ]] || { say "cannot move $staging to $1"; exit 1; }
 }
+
+# The versions that build together are those of this release of the Collector.
+collector_version=v0.161.0
+
+# collector_builder: installs the pinned Collector builder and prints the program's path.
+collector_builder() {
+    local directory=$cache/collector-builder/$collector_version
+    need go "install Go 1.26 or later"
+    if [[ ! -x $directory/builder ]]; then
+        say "building the Collector builder $collector_version"
+        (
+            stage "$directory"
+            GOBIN=$staging go install "go.opentelemetry.io/collector/cmd/builder@$collector_version" >&2
+            place "$directory"
+        )
+    fi
+    echo "$directory/builder"
+}
+
+# build_collector BUILDER NAME: builds the Collector of $staging/builder.yaml, whose dist.name is NAME and whose
+# dist.output_path is ./source, and leaves only the program there.
+build_collector() {
+    # The builder writes its Go module and the program into the working directory's dist.output_path.
+    if ! (cd "$staging" && "$1" --skip-strict-versioning --config builder.yaml) >"$staging/build.log" 2>&1; then
+        cat "$staging/build.log" >&2
+        exit 1
+    fi
+    mv "$staging/source/$2" "$staging/$2"
+    rm -rf "$staging/source"
+}

@@ -100,14 +100,23 @@ fn decode(object: &Bytes) -> Content {
     found
 }
 
-fn path() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata/two-streams.segment")
+fn testdata(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("testdata")
+        .join(name)
 }
 
+fn path() -> PathBuf {
+    testdata("two-streams.segment")
+}
+
+/// The second one is written by the Go producer (otel-exporter/internal/segment/golden_test.go), which reads both, too.
 #[test]
-fn the_golden_file_has_the_content_it_was_written_with() {
-    let object = Bytes::from(std::fs::read(path()).unwrap());
-    assert_eq!(decode(&object), content());
+fn the_golden_files_have_the_content_they_were_written_with() {
+    for name in ["two-streams.segment", "two-streams-go.segment"] {
+        let object = Bytes::from(std::fs::read(testdata(name)).unwrap());
+        assert_eq!(decode(&object), content(), "{name}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import clickhouse
-from .process import Process, eventually, free_port
+from .process import PATIENCE, Process, eventually, free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN_DIR = Path(os.environ.get("MILLPOND_BIN_DIR", REPOSITORY / "target" / "debug"))
@@ -64,12 +64,12 @@ class Service(Process):
         self.start()
         return self.until_ready()
 
-    def until_ready(self) -> Service:
+    def until_ready(self, timeout: float = PATIENCE) -> Service:
         def serves() -> bool:
             self.must_run()
             return self.ready()
 
-        eventually(f"{self.name} to be ready", serves)
+        eventually(f"{self.name} to be ready", serves, timeout)
         return self
 
 
@@ -104,6 +104,39 @@ class Minio(Service):
 
     def ready(self) -> bool:
         return http_get(f"{self.endpoint}/minio/health/cluster")[0] == 200
+
+
+class Versitygw(Service):
+    """An S3-compatible store that shares no code with MinIO: files in a directory, ETags in their
+    extended attributes."""
+
+    def __init__(self, directory: Path, name: str = "versitygw") -> None:
+        self.port = free_port()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        data = directory / f"{name}-data"
+        data.mkdir()
+        super().__init__(
+            name,
+            [
+                tool("MILLPOND_VERSITYGW"),
+                "--quiet",
+                *("--port", f"127.0.0.1:{self.port}"),
+                *("--region", CREDENTIALS["AWS_REGION"]),
+                *("--health", "/health"),
+                # As servers are run; without it every request is a connection of its own.
+                "--keep-alive",
+                "posix",
+                data,
+            ],
+            directory,
+            {
+                "ROOT_ACCESS_KEY_ID": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+                "ROOT_SECRET_ACCESS_KEY": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            },
+        )
+
+    def ready(self) -> bool:
+        return http_get(f"{self.endpoint}/health")[0] == 200
 
 
 class EmbeddedClickHouse(Service):
@@ -143,6 +176,7 @@ class Buffer:
 
     def __init__(self, url: str, endpoint: str | None = None) -> None:
         self.url = url
+        self.endpoint = endpoint
         self.flags = ["--buffer", url]
         if endpoint is not None:
             self.flags += ["--s3-endpoint", endpoint]
@@ -278,8 +312,10 @@ class Load(Process):
 
 
 class Collector(Service):
-    """The OpenTelemetry Collector of builder.yaml: OTLP in, one exporter out, answers only when
-    the exporter has finished unless it is given a queue."""
+    """An OpenTelemetry Collector: OTLP logs in, one exporter out, answers only when the exporter
+    has finished unless it is given a queue. The program is that of tests/collector/builder.yaml."""
+
+    variable = "MILLPOND_COLLECTOR"
 
     def __init__(
         self,
@@ -287,23 +323,47 @@ class Collector(Service):
         exporter: str,
         settings: Mapping[str, object],
         name: str = "collector",
+        extensions: Mapping[str, object] | None = None,
     ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         configuration = {
             "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": self.address}}}},
             "exporters": {exporter: settings},
+            "extensions": dict(extensions or {}),
             "service": {
                 "telemetry": {"metrics": {"level": "none"}},
+                "extensions": list(extensions or {}),
                 "pipelines": {"logs": {"receivers": ["otlp"], "exporters": [exporter]}},
             },
         }
         # YAML is a superset of JSON.
         file = directory / f"{name}.yaml"
         file.write_text(json.dumps(configuration, indent=2))
-        super().__init__(name, [tool("MILLPOND_COLLECTOR"), "--config", file], directory)
+        super().__init__(name, [tool(self.variable), "--config", file], directory, CREDENTIALS)
 
     def ready(self) -> bool:
-        return "Everything is ready" in self.messages()
+        # It says so at every start; the log has all of them.
+        return "Everything is ready" in self.messages().rsplit("\n--- ", 1)[-1]
+
+
+class MillpondCollector(Collector):
+    """The Collector of otel-exporter/builder.yaml, with the exporter `millpond`."""
+
+    variable = "MILLPOND_OTELCOL"
+
+
+def append_to(buffer: Buffer, **settings: object) -> dict:
+    """Settings of the exporter `millpond` with neither queue nor retries: its answer is that of the
+    commit, and a client that is told of a failure may send again."""
+    return {
+        "buffer": buffer.url,
+        "s3_endpoint": buffer.endpoint,
+        "create_bucket": True,
+        "linger": "100ms",
+        "sending_queue": {"enabled": False},
+        "retry_on_failure": {"enabled": False},
+        **settings,
+    }
 
 
 def forward_to(address: str) -> dict:

@@ -1,0 +1,82 @@
+package manifest
+
+import (
+	"context"
+	"fmt"
+
+	"millpond.dev/otel-exporter/internal/storage"
+)
+
+// A Snapshot is a state as it was read or as it was committed, and what a swap must name to replace it.
+type Snapshot struct {
+	State   *Manifest
+	Version storage.Version
+}
+
+// A FormatError: the store answered with something that is not the object.
+type FormatError struct {
+	Key string
+	Err error
+}
+
+func (e *FormatError) Error() string { return fmt.Sprintf("%s: %v", e.Key, e.Err) }
+func (e *FormatError) Unwrap() error { return e.Err }
+
+// Read reads a shard's manifest; nil where there is none.
+func Read(ctx context.Context, store *storage.Store, shard uint32) (*Snapshot, error) {
+	key := Key(shard)
+	body, version, found, err := store.Get(ctx, key)
+	if err != nil || !found {
+		return nil, err
+	}
+	state, err := Decode(body)
+	if err != nil {
+		return nil, &FormatError{key, err}
+	}
+	return &Snapshot{state, version}, nil
+}
+
+// Swap replaces the state that expected names (nil: there must be none) by next. It makes one attempt; the error says
+// why the outcome is Unknown. A state that breaks a rule of the format is not sent: that is a Mismatch with an error.
+func Swap(ctx context.Context, store *storage.Store, shard uint32, expected *storage.Version, next *Manifest) (storage.Outcome, *Snapshot, error) {
+	if reason := next.Check(); reason != "" {
+		return storage.Mismatch, nil, fmt.Errorf("%s: refusing to write a state that is not valid: %s", Key(shard), reason)
+	}
+	body, err := next.Encode()
+	if err != nil {
+		return storage.Mismatch, nil, fmt.Errorf("%s: %w", Key(shard), err)
+	}
+	outcome, version, err := store.CompareAndSet(ctx, Key(shard), expected, body)
+	if outcome != storage.Committed {
+		return outcome, nil, err
+	}
+	return outcome, &Snapshot{next, version}, nil
+}
+
+// OpenBuffer reads the buffer object, or writes it; who loses the race reads what the winner wrote.
+func OpenBuffer(ctx context.Context, store *storage.Store, new *Buffer) (*Buffer, error) {
+	for {
+		body, _, found, err := store.Get(ctx, BufferKey)
+		if err != nil {
+			return nil, err
+		}
+		if found {
+			buffer, err := DecodeBuffer(body)
+			if err != nil {
+				return nil, &FormatError{BufferKey, err}
+			}
+			return buffer, nil
+		}
+		encoded, err := new.Encode()
+		if err != nil {
+			return nil, err
+		}
+		created, err := store.PutIfAbsent(ctx, BufferKey, storage.Body{encoded})
+		if err != nil {
+			return nil, err
+		}
+		if created {
+			return new, nil
+		}
+	}
+}

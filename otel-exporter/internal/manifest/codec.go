@@ -1,0 +1,172 @@
+package manifest
+
+import (
+	"github.com/oklog/ulid/v2"
+
+	"millpond.dev/otel-exporter/internal/manifest/manifestpb"
+	"millpond.dev/otel-exporter/internal/segment"
+)
+
+const manifestMagic = "MPMF"
+
+// Encode gives the object's bytes.
+func (m *Manifest) Encode() ([]byte, error) {
+	return wrap(manifestMagic, &manifestpb.Manifest{
+		BufferId:      m.BufferID[:],
+		Shard:         m.Shard,
+		Version:       m.Stamp.Version,
+		WriterNonce:   m.Stamp.Nonce,
+		FirstSequence: m.FirstSequence,
+		NextSequence:  m.NextSequence,
+		OrphanFloorMs: m.OrphanFloorMs,
+		Streams:       encodeAll(m.Streams, encodeStream),
+		Pages:         encodeAll(m.Pages, encodeReference),
+		Tail:          encodeAll(m.Tail, encodeEntry),
+		Producers:     encodeAll(m.Producers, encodeProducer),
+	})
+}
+
+// Decode reads and checks a manifest's bytes.
+func Decode(bytes []byte) (*Manifest, error) {
+	const object = "manifest"
+	message := &manifestpb.Manifest{}
+	if err := unwrap(object, manifestMagic, bytes, message); err != nil {
+		return nil, err
+	}
+	m := &Manifest{
+		Shard:         message.Shard,
+		Stamp:         Stamp{message.Version, message.WriterNonce},
+		FirstSequence: message.FirstSequence,
+		NextSequence:  message.NextSequence,
+		OrphanFloorMs: message.OrphanFloorMs,
+	}
+	id, err := sixteen(object, "buffer_id", message.BufferId)
+	if err != nil {
+		return nil, err
+	}
+	m.BufferID = id
+	if m.Streams, err = decodeAll(object, message.Streams, decodeStream); err != nil {
+		return nil, err
+	}
+	if m.Pages, err = decodeAll(object, message.Pages, decodeReference); err != nil {
+		return nil, err
+	}
+	if m.Tail, err = decodeAll(object, message.Tail, decodeEntry); err != nil {
+		return nil, err
+	}
+	if m.Producers, err = decodeAll(object, message.Producers, decodeProducer); err != nil {
+		return nil, err
+	}
+	if reason := m.Check(); reason != "" {
+		return nil, content(object, "%s", reason)
+	}
+	return m, nil
+}
+
+func encodeAll[T any, M any](all []T, encode func(*T) *M) []*M {
+	messages := make([]*M, len(all))
+	for i := range all {
+		messages[i] = encode(&all[i])
+	}
+	return messages
+}
+
+func decodeAll[T any, M any](object string, messages []*M, decode func(string, *M) (T, error)) ([]T, error) {
+	all := make([]T, len(messages))
+	for i, message := range messages {
+		var err error
+		if all[i], err = decode(object, message); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func encodeStream(stream *Stream) *manifestpb.Stream {
+	return &manifestpb.Stream{Name: stream.Name, Encoding: manifestpb.Encoding(stream.Encoding)}
+}
+
+func decodeStream(object string, message *manifestpb.Stream) (Stream, error) {
+	encoding := segment.Encoding(message.Encoding)
+	if manifestpb.Encoding(encoding) != message.Encoding || !encoding.Known() {
+		return Stream{}, content(object, "stream %q has the unknown encoding %d", message.Name, message.Encoding)
+	}
+	return Stream{message.Name, encoding}, nil
+}
+
+func encodeReference(reference *PageReference) *manifestpb.PageReference {
+	return &manifestpb.PageReference{
+		First:    reference.First,
+		Last:     reference.Last,
+		Page:     reference.Page[:],
+		Bytes:    reference.Bytes,
+		Messages: reference.Messages,
+		Records:  reference.Records,
+	}
+}
+
+func decodeReference(object string, message *manifestpb.PageReference) (PageReference, error) {
+	page, err := sixteen(object, "pages.page", message.Page)
+	return PageReference{
+		message.First, message.Last, page, message.Bytes, message.Messages, message.Records,
+	}, err
+}
+
+func encodeEntry(entry *Entry) *manifestpb.Entry {
+	return &manifestpb.Entry{
+		Segment:       entry.Segment[:],
+		Size:          entry.Size,
+		CommittedAtMs: entry.CommittedAtMs,
+		Parts:         encodeAll(entry.Parts, encodePart),
+	}
+}
+
+func decodeEntry(object string, message *manifestpb.Entry) (Entry, error) {
+	name, err := sixteen(object, "entry.segment", message.Segment)
+	if err != nil {
+		return Entry{}, err
+	}
+	entry := Entry{ulid.ULID(name), message.Size, message.CommittedAtMs, nil}
+	entry.Parts, err = decodeAll(object, message.Parts, decodePart)
+	return entry, err
+}
+
+func encodePart(part *Part) *manifestpb.Part {
+	return &manifestpb.Part{
+		Stream:            part.Stream,
+		Offset:            part.Offset,
+		Length:            part.Length,
+		RawLength:         part.RawLength,
+		Messages:          part.Messages,
+		Records:           part.Records,
+		FirstReceivedAtUs: part.FirstUs,
+		// Wraps into the right difference: the last is not before the first.
+		ReceivedSpanUs: uint64(part.LastUs) - uint64(part.FirstUs),
+	}
+}
+
+func decodePart(object string, message *manifestpb.Part) (Part, error) {
+	last := int64(uint64(message.FirstReceivedAtUs) + message.ReceivedSpanUs)
+	if uint64(last)-uint64(message.FirstReceivedAtUs) != message.ReceivedSpanUs || last < message.FirstReceivedAtUs {
+		return Part{}, content(object, "received_span_us %d overflows", message.ReceivedSpanUs)
+	}
+	return Part{
+		message.Stream, message.Offset, message.Length, message.RawLength,
+		message.Messages, message.Records, message.FirstReceivedAtUs, last,
+	}, nil
+}
+
+func encodeProducer(row *ProducerRow) *manifestpb.Producer {
+	return &manifestpb.Producer{
+		Id:            row.ID[:],
+		Commit:        row.Commit,
+		FirstSequence: row.FirstSequence,
+		Count:         row.Count,
+		SeenAtMs:      row.SeenAtMs,
+	}
+}
+
+func decodeProducer(object string, message *manifestpb.Producer) (ProducerRow, error) {
+	id, err := sixteen(object, "producers.id", message.Id)
+	return ProducerRow{id, message.Commit, message.FirstSequence, message.Count, message.SeenAtMs}, err
+}

@@ -1,0 +1,80 @@
+package manifest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// FormatVersion is the version that is written, and the only one that is read.
+const FormatVersion = 1
+
+const envelopeLen = 4 + 2 + 4
+
+// What can be wrong with an object; every error of a decoder is one of these.
+var (
+	ErrShort    = errors.New("it is shorter than its envelope: it was cut off or is not Millpond's")
+	ErrMagic    = errors.New("it does not begin with its magic: it is not Millpond's or is damaged")
+	ErrVersion  = errors.New("it has a format version that this program does not read: use a newer one")
+	ErrChecksum = errors.New("it is damaged: its checksum is wrong")
+	ErrContent  = errors.New("it is not valid")
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// checksum covers the version and the message.
+func checksum(version uint16, body []byte) uint32 {
+	var head [2]byte
+	binary.LittleEndian.PutUint16(head[:], version)
+	return crc32.Update(crc32.Checksum(head[:], castagnoli), castagnoli, body)
+}
+
+// wrap puts the envelope around a message: magic, format version, checksum.
+func wrap(magic string, message proto.Message) ([]byte, error) {
+	out := make([]byte, envelopeLen, envelopeLen+proto.Size(message))
+	copy(out, magic)
+	binary.LittleEndian.PutUint16(out[4:], FormatVersion)
+	// In order of the fields, as every writer has them: equal states have equal bytes.
+	out, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(out, message)
+	if err != nil {
+		return nil, err
+	}
+	binary.LittleEndian.PutUint32(out[6:], checksum(FormatVersion, out[envelopeLen:]))
+	return out, nil
+}
+
+// unwrap takes the envelope off, checking it before protobuf sees the content.
+func unwrap(object, magic string, bytes []byte, message proto.Message) error {
+	if len(bytes) < envelopeLen {
+		return fmt.Errorf("%s of %d bytes: %w", object, len(bytes), ErrShort)
+	}
+	if string(bytes[:4]) != magic {
+		return fmt.Errorf("%s begins with %q, not with %q: %w", object, bytes[:4], magic, ErrMagic)
+	}
+	version, body := binary.LittleEndian.Uint16(bytes[4:]), bytes[envelopeLen:]
+	if version != FormatVersion {
+		return fmt.Errorf("%s of format version %d: %w", object, version, ErrVersion)
+	}
+	if stated := binary.LittleEndian.Uint32(bytes[6:]); stated != checksum(version, body) {
+		return fmt.Errorf("%s: %w", object, ErrChecksum)
+	}
+	if err := proto.Unmarshal(body, message); err != nil {
+		return content(object, "%v", err)
+	}
+	return nil
+}
+
+// content is the error for an object whose checksum holds and which breaks a rule of the format.
+func content(object, format string, arguments ...any) error {
+	return fmt.Errorf("%s: %w: %s", object, ErrContent, fmt.Sprintf(format, arguments...))
+}
+
+func sixteen(object, field string, bytes []byte) ([16]byte, error) {
+	if len(bytes) != 16 {
+		return [16]byte{}, content(object, "%s has %d bytes instead of 16", field, len(bytes))
+	}
+	return [16]byte(bytes), nil
+}

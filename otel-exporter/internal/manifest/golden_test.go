@@ -1,0 +1,119 @@
+package manifest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/oklog/ulid/v2"
+
+	"millpond.dev/otel-exporter/internal/manifest/manifestpb"
+	"millpond.dev/otel-exporter/internal/segment"
+)
+
+// The golden files are the Rust crate's (manifest/testdata), which writes these very states from its own API and reads
+// the files back: manifest/tests/manifest.rs, manifest/tests/pages.rs. That Go reads each file as the state and writes
+// the state as the file is both directions at once.
+func goldenFile(t *testing.T, name string) []byte {
+	t.Helper()
+	bytes, err := os.ReadFile("../../../manifest/testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes
+}
+
+func checkGolden(t *testing.T, name string, encode func() ([]byte, error)) {
+	t.Helper()
+	encoded, err := encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(encoded, goldenFile(t, name)) {
+		t.Errorf("Go writes %s otherwise than Rust:\n%x\n%x", name, encoded, goldenFile(t, name))
+	}
+}
+
+var (
+	producerA = ProducerID(bytes.Repeat([]byte{1}, 16))
+	producerB = ProducerID(bytes.Repeat([]byte{2}, 16))
+	bufferID  = uuid.UUID{15: 9}
+)
+
+// named is a ULID of a time and a small random number.
+func named(timeMs uint64, random uint64) ulid.ULID {
+	var name ulid.ULID
+	if err := name.SetTime(timeMs); err != nil {
+		panic(err)
+	}
+	binary.BigEndian.PutUint64(name[8:], random)
+	return name
+}
+
+func newSegment(timeMs uint64, random uint64) NewSegment {
+	return NewSegment{named(timeMs, random), 100, []NewPart{{"otlp.logs", segment.OTLP, Part{
+		Offset: 5, Length: 90, RawLength: 400, Messages: 2, Records: 20, FirstUs: 1_000, LastUs: 2_000,
+	}}}}
+}
+
+func TestGoldenManifest(t *testing.T) {
+	two := newSegment(1_700_000_000_000, 0xfeed)
+	traces := two.Parts[0]
+	traces.Stream, traces.Part.Offset, traces.Part.Length = "otlp.traces", 95, 5
+	two.Parts = append(two.Parts, traces)
+	log := New(bufferID, 0).Register(producerA, 10).Register(producerB, 20)
+	commit, err := log.Commit(producerA, 1, []NewSegment{two, newSegment(1_700_000_000_001, 2)}, 1_700_000_000_002)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden := commit.State.Stamped(0x0123_4567_89ab_cdef)
+	checkGolden(t, "manifest-v1", golden.Encode)
+	read, err := Decode(goldenFile(t, "manifest-v1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkSame(t, read, golden)
+}
+
+func TestGoldenPageAndItsManifest(t *testing.T) {
+	shard := newShard(t)
+	shard.nowMs = 1_700_000_000_000
+	shard.commit(3)
+	page := shard.seal(2)
+	shard.commit(2)
+	// What a collector does is not Go's to do, but a log that begins inside of a page is Go's to read and go on with.
+	golden := *shard.manifest
+	golden.FirstSequence, golden.OrphanFloorMs = 1, 1_699_999_999_000
+	stamped := golden.Stamped(0x0123_4567_89ab_cdef)
+	checkGolden(t, "manifest-with-pages-v1", stamped.Encode)
+	checkGolden(t, "page-v1", page.Encode)
+	read, err := Decode(goldenFile(t, "manifest-with-pages-v1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkSame(t, read, stamped)
+	readPage, err := DecodePage(goldenFile(t, "page-v1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !readPage.Equal(page) || readPage.Reference(read.Pages[0].Page) != read.Pages[0] {
+		t.Errorf("the page is %+v", readPage)
+	}
+}
+
+// A cursor is the consumers': Go only has to understand it.
+func TestGoldenCursor(t *testing.T) {
+	cursor := &manifestpb.Cursor{}
+	if err := unwrap("cursor", "MPCR", goldenFile(t, "cursor-v1"), cursor); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(cursor.BufferId, bufferID[:]) || cursor.Consumer == "" || cursor.Rule.GetBatchRecords() == 0 ||
+		cursor.Rule.GetSink() == "" || len(cursor.Streams) == 0 {
+		t.Errorf("%v", cursor)
+	}
+	if unknown := cursor.ProtoReflect().GetUnknown(); len(unknown) > 0 {
+		t.Errorf("%x is not known", unknown)
+	}
+}

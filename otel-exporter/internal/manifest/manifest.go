@@ -1,0 +1,366 @@
+package manifest
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/oklog/ulid/v2"
+
+	"millpond.dev/otel-exporter/internal/segment"
+)
+
+const (
+	// StreamsMax is the most streams in one shard: each costs its name in every commit.
+	StreamsMax = 1_024
+	// ProducersMax is the most producers remembered. Past it, the one not seen for longest is forgotten.
+	ProducersMax = 4_096
+	// TailMax is the number of entries at which a tail is sealed into a page by the next commit, so that a commit moves
+	// a bounded number of bytes whatever the backlog.
+	TailMax = 2_048
+	// ProducerExpiryMs is how long a producer is remembered that is not seen, when another registers.
+	ProducerExpiryMs = 24 * 3_600 * 1_000
+)
+
+// A ProducerID is a producer's random name, drawn when it starts.
+type ProducerID [16]byte
+
+func (id ProducerID) String() string { return uuid.UUID(id).String() }
+
+// A Stamp tells two states of one object apart even where their ETags are equal: an ETag can be derived from the
+// content alone, so every state carries a counter and its writer's nonce.
+type Stamp struct{ Version, Nonce uint64 }
+
+// A Stream is one of a shard. Its place in the table is its name in the entries.
+type Stream struct {
+	Name     string
+	Encoding segment.Encoding
+}
+
+// A Part is one stream's blocks within one segment.
+type Part struct {
+	Stream          uint32 // index into the manifest's streams
+	Offset, Length  uint64 // in the segment object, in bytes
+	RawLength       uint64 // uncompressed, in bytes
+	Messages        uint64
+	Records         uint64
+	FirstUs, LastUs int64 // when its first and its last message were received, unix microseconds
+}
+
+// An Entry is a committed segment.
+type Entry struct {
+	Segment       ulid.ULID
+	Size          uint64 // of the object, in bytes
+	CommittedAtMs uint64 // unix, at the committing producer
+	Parts         []Part // at most one for each stream
+}
+
+// A ProducerRow is what the manifest remembers of a producer: enough to recognise its last commit.
+type ProducerRow struct {
+	ID            ProducerID
+	Commit        uint64 // number of its last commit; 0: registered, nothing committed yet
+	FirstSequence uint64 // of that commit
+	Count         uint64 // of that commit's segments
+	SeenAtMs      uint64 // unix
+}
+
+// A Manifest is the state of a shard's log. A state is never changed: every transition gives a new one, which shares
+// with the old one what is the same.
+type Manifest struct {
+	BufferID      uuid.UUID
+	Shard         uint32
+	Stamp         Stamp
+	FirstSequence uint64 // the oldest retained
+	NextSequence  uint64 // what the next committed segment gets
+	OrphanFloorMs uint64 // no segment named before this time (unix) can be committed any more
+	Streams       []Stream
+	Pages         []PageReference // sealed runs, oldest first
+	Tail          []Entry         // the newest entries; the last one has sequence NextSequence - 1
+	Producers     []ProducerRow   // in order of their ids
+}
+
+// A NewSegment is a segment as its producer describes it for a commit.
+type NewSegment struct {
+	Segment ulid.ULID
+	Size    uint64
+	Parts   []NewPart
+}
+
+// A NewPart is a part whose stream is still named, not numbered.
+type NewPart struct {
+	Stream   string
+	Encoding segment.Encoding
+	Part     Part // its Stream is not looked at
+}
+
+// New is a shard before its first commit.
+func New(bufferID uuid.UUID, shard uint32) *Manifest {
+	return &Manifest{BufferID: bufferID, Shard: shard}
+}
+
+// Stamped is the state told apart from every other by its counter and the nonce. Call it once, on a state of one's own.
+func (m *Manifest) Stamped(nonce uint64) *Manifest {
+	next := *m
+	next.Stamp = Stamp{m.Stamp.Version + 1, nonce}
+	return &next
+}
+
+// TailStart is the sequence of the tail's first entry.
+func (m *Manifest) TailStart() uint64 { return m.NextSequence - uint64(len(m.Tail)) }
+
+func (m *Manifest) producer(id ProducerID) (int, bool) {
+	return slices.BinarySearchFunc(m.Producers, id, func(row ProducerRow, id ProducerID) int {
+		return slices.Compare(row.ID[:], id[:])
+	})
+}
+
+// Producer is what is remembered of a producer, if anything.
+func (m *Manifest) Producer(id ProducerID) (ProducerRow, bool) {
+	place, found := m.producer(id)
+	if !found {
+		return ProducerRow{}, false
+	}
+	return m.Producers[place], true
+}
+
+// Register enters a producer (its commit number 0). Producers that were not seen for ProducerExpiryMs are forgotten; so
+// is the one not seen for longest when the table is full.
+func (m *Manifest) Register(id ProducerID, nowMs uint64) *Manifest {
+	next := *m
+	if _, found := m.producer(id); found {
+		return &next
+	}
+	next.Producers = slices.DeleteFunc(slices.Clone(m.Producers), func(row ProducerRow) bool {
+		return row.SeenAtMs <= math.MaxUint64-ProducerExpiryMs && row.SeenAtMs+ProducerExpiryMs <= nowMs
+	})
+	for len(next.Producers) >= ProducersMax {
+		oldest := slices.MinFunc(next.Producers, func(a, b ProducerRow) int { return cmp.Compare(a.SeenAtMs, b.SeenAtMs) })
+		place, _ := next.producer(oldest.ID)
+		next.Producers = slices.Delete(next.Producers, place, place+1)
+	}
+	place, _ := next.producer(id)
+	next.Producers = slices.Insert(next.Producers, place, ProducerRow{ID: id, SeenAtMs: nowMs})
+	return &next
+}
+
+// A Commit is what a commit comes to.
+type Commit struct {
+	// State is what to swap in, not yet stamped. Nil when this commit is in the log already: an earlier attempt of ours
+	// landed.
+	State         *Manifest
+	FirstSequence uint64
+	Count         uint64
+}
+
+// A NotRegisteredError: the producer was forgotten, or never registered. What became of an unknown outcome cannot be
+// known.
+type NotRegisteredError struct{ Producer ProducerID }
+
+func (e *NotRegisteredError) Error() string {
+	return fmt.Sprintf("producer %s is not registered in this shard", e.Producer)
+}
+
+// A BelowFloorError: segments named before the orphan floor may be deleted any moment. Upload them anew.
+type BelowFloorError struct {
+	Places  []int // in the commit
+	FloorMs uint64
+}
+
+func (e *BelowFloorError) Error() string {
+	return fmt.Sprintf("%d segments are named before the orphan floor %d", len(e.Places), e.FloorMs)
+}
+
+// A NumberError: the number does not follow the producer's last one. Its own bookkeeping is wrong, somebody else has its
+// id, or the manifest was put back to an older state.
+type NumberError struct {
+	Producer     ProducerID
+	Commit, Last uint64
+}
+
+func (e *NumberError) Error() string {
+	how := "does not follow"
+	if e.Commit <= e.Last {
+		how = "is older than"
+	}
+	return fmt.Sprintf("commit %d of producer %s %s its last commit %d", e.Commit, e.Producer, how, e.Last)
+}
+
+// An InvalidError: nothing to commit, a segment named twice, a stream twice in a segment, an invalid name, …
+type InvalidError struct{ Reason string }
+
+func (e *InvalidError) Error() string { return "commit is not valid: " + e.Reason }
+
+func invalid(format string, arguments ...any) error {
+	return &InvalidError{fmt.Sprintf(format, arguments...)}
+}
+
+// Commit is commit number `number` of a producer: its segments go to the end of the log, in their order. The error is
+// one of the four above.
+func (m *Manifest) Commit(producer ProducerID, number uint64, segments []NewSegment, nowMs uint64) (Commit, error) {
+	place, found := m.producer(producer)
+	if !found {
+		return Commit{}, &NotRegisteredError{producer}
+	}
+	row := m.Producers[place]
+	if number == row.Commit && number > 0 {
+		return Commit{FirstSequence: row.FirstSequence, Count: row.Count}, nil
+	}
+	if number != row.Commit+1 {
+		return Commit{}, &NumberError{producer, number, row.Commit}
+	}
+	if err := m.checkSegments(segments); err != nil {
+		return Commit{}, err
+	}
+	next, count := *m, uint64(len(segments))
+	next.Tail = make([]Entry, len(m.Tail), len(m.Tail)+len(segments))
+	copy(next.Tail, m.Tail)
+	next.Streams = slices.Clip(m.Streams)
+	for i := range segments {
+		entry, err := next.entry(&segments[i], nowMs)
+		if err != nil {
+			return Commit{}, err
+		}
+		next.Tail = append(next.Tail, entry)
+	}
+	next.NextSequence += count
+	next.Producers = slices.Clone(m.Producers)
+	next.Producers[place] = ProducerRow{producer, number, m.NextSequence, count, nowMs}
+	return Commit{State: &next, FirstSequence: m.NextSequence, Count: count}, nil
+}
+
+func (m *Manifest) checkSegments(segments []NewSegment) error {
+	if len(segments) == 0 {
+		return invalid("it has no segments")
+	}
+	var below []int
+	names := make(map[ulid.ULID]bool, len(segments))
+	twice := func(name ulid.ULID) error { return invalid("segment %s is in the log already", name) }
+	for i := range segments {
+		name := segments[i].Segment
+		if name.Time() < m.OrphanFloorMs {
+			below = append(below, i)
+		}
+	}
+	if below != nil {
+		return &BelowFloorError{below, m.OrphanFloorMs}
+	}
+	for i := range segments {
+		if names[segments[i].Segment] {
+			return twice(segments[i].Segment)
+		}
+		names[segments[i].Segment] = true
+	}
+	for i := range m.Tail {
+		if names[m.Tail[i].Segment] {
+			return twice(m.Tail[i].Segment)
+		}
+	}
+	return nil
+}
+
+// entry numbers a new segment's streams, adding to the table those that are new.
+func (m *Manifest) entry(new *NewSegment, nowMs uint64) (Entry, error) {
+	entry := Entry{new.Segment, new.Size, nowMs, make([]Part, 0, len(new.Parts))}
+	for i := range new.Parts {
+		part := &new.Parts[i]
+		index := slices.IndexFunc(m.Streams, func(stream Stream) bool { return stream.Name == part.Stream })
+		if index < 0 {
+			if err := segment.CheckStreamName(part.Stream); err != nil {
+				return Entry{}, invalid("segment %s: %v", new.Segment, err)
+			}
+			if len(m.Streams) >= StreamsMax {
+				return Entry{}, invalid("segment %s: the shard has its %d streams already", new.Segment, StreamsMax)
+			}
+			index = len(m.Streams)
+			m.Streams = append(m.Streams, Stream{part.Stream, part.Encoding})
+		}
+		if known := m.Streams[index].Encoding; known != part.Encoding {
+			return Entry{}, invalid("segment %s: stream %s holds %s messages, not %s",
+				new.Segment, part.Stream, known, part.Encoding)
+		}
+		numbered := part.Part
+		numbered.Stream = uint32(index)
+		entry.Parts = append(entry.Parts, numbered)
+	}
+	if reason := entry.check(len(m.Streams)); reason != "" {
+		return Entry{}, invalid("segment %s: %s", new.Segment, reason)
+	}
+	return entry, nil
+}
+
+// check names the first rule that the entry breaks; it is held to them before it is written and after it is read.
+func (e *Entry) check(streams int) string {
+	for i := range e.Parts {
+		part := &e.Parts[i]
+		if uint64(part.Stream) >= uint64(streams) {
+			return fmt.Sprintf("stream %d is not in the table of %d", part.Stream, streams)
+		}
+		// Parts are few: most entries have one to three.
+		for j := range i {
+			if e.Parts[j].Stream == part.Stream {
+				return fmt.Sprintf("stream %d is in it twice", part.Stream)
+			}
+		}
+		if end := part.Offset + part.Length; end < part.Offset || end > e.Size {
+			return fmt.Sprintf("the part at %d+%d lies outside its %d bytes", part.Offset, part.Length, e.Size)
+		}
+		if part.LastUs < part.FirstUs {
+			return "a part's last message was received before its first"
+		}
+	}
+	return ""
+}
+
+// Seal takes the tail's entries up to and including sequence last into a page of that name. It reports false when the
+// page cannot be referenced: its name is before the orphan floor, so that it may be deleted any moment, or the tail does
+// not have that sequence.
+func (m *Manifest) Seal(name ulid.ULID, last uint64) (*Page, *Manifest, bool) {
+	first := m.TailStart()
+	if name.Time() < m.OrphanFloorMs || last < first || last >= m.NextSequence {
+		return nil, nil, false
+	}
+	count := last - first + 1
+	page := &Page{m.BufferID, m.Shard, first, m.Tail[:count:count]}
+	next := *m
+	next.Tail = m.Tail[count:]
+	next.Pages = append(slices.Clip(m.Pages), page.Reference(name))
+	return page, &next, true
+}
+
+// Check names the first rule of the format that this state breaks; it is empty when there is none.
+func (m *Manifest) Check() string {
+	at := m.FirstSequence
+	if len(m.Pages) > 0 {
+		// The oldest page goes when all of it has; until then the log may begin inside of it.
+		oldest := m.Pages[0]
+		at = oldest.First
+		if m.FirstSequence < oldest.First || m.FirstSequence > oldest.Last {
+			return fmt.Sprintf("first_sequence %d is not in the oldest page", m.FirstSequence)
+		}
+	}
+	for _, page := range m.Pages {
+		if page.First != at || page.Last < page.First {
+			return fmt.Sprintf("page %d to %d does not begin at %d", page.First, page.Last, at)
+		}
+		if page.Last == math.MaxUint64 {
+			return "a page ends past the last sequence"
+		}
+		at = page.Last + 1
+	}
+	if end := at + uint64(len(m.Tail)); end < at || end != m.NextSequence {
+		return fmt.Sprintf("%d entries from sequence %d do not end at next_sequence %d", len(m.Tail), at, m.NextSequence)
+	}
+	for i := range m.Tail {
+		if reason := m.Tail[i].check(len(m.Streams)); reason != "" {
+			return fmt.Sprintf("sequence %d: %s", at+uint64(i), reason)
+		}
+	}
+	for i := 1; i < len(m.Producers); i++ {
+		if slices.Compare(m.Producers[i-1].ID[:], m.Producers[i].ID[:]) >= 0 {
+			return "the producer table is not in order"
+		}
+	}
+	return ""
+}

@@ -1,0 +1,103 @@
+package manifest
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/oklog/ulid/v2"
+
+	"millpond.dev/otel-exporter/internal/manifest/manifestpb"
+)
+
+// A Page is a sealed run of entries in an immutable object of its own. It is written before a manifest refers to it;
+// which pages belong to the log is the manifest's to say.
+type Page struct {
+	BufferID uuid.UUID
+	Shard    uint32
+	First    uint64 // sequence of the first entry
+	Entries  []Entry
+}
+
+// A PageReference is what the manifest says of a page.
+type PageReference struct {
+	First, Last              uint64 // sequences, both inclusive
+	Page                     ulid.ULID
+	Bytes, Messages, Records uint64 // sums over its entries
+}
+
+// Last is the sequence of the last entry.
+func (p *Page) Last() uint64 { return p.First + uint64(len(p.Entries)) - 1 }
+
+// Reference is what a manifest says of this page under that name.
+func (p *Page) Reference(name ulid.ULID) PageReference {
+	reference := PageReference{First: p.First, Last: p.Last(), Page: name}
+	for i := range p.Entries {
+		reference.Bytes += p.Entries[i].Size
+		for _, part := range p.Entries[i].Parts {
+			reference.Messages += part.Messages
+			reference.Records += part.Records
+		}
+	}
+	return reference
+}
+
+func (p *Page) check() string {
+	if len(p.Entries) == 0 {
+		return "it has no entries"
+	}
+	if p.First > math.MaxUint64-uint64(len(p.Entries)) {
+		return "it ends past the last sequence"
+	}
+	for i := range p.Entries {
+		// The table of streams is the manifest's, which is read later than the page was written: it only grows.
+		if reason := p.Entries[i].check(math.MaxInt); reason != "" {
+			return fmt.Sprintf("sequence %d: %s", p.First+uint64(i), reason)
+		}
+	}
+	return ""
+}
+
+const pageMagic = "MPPG"
+
+// Encode gives the object's bytes.
+func (p *Page) Encode() ([]byte, error) {
+	return wrap(pageMagic, &manifestpb.Page{
+		BufferId: p.BufferID[:],
+		Shard:    p.Shard,
+		First:    p.First,
+		Entries:  encodeAll(p.Entries, encodeEntry),
+	})
+}
+
+// DecodePage reads and checks a page's bytes.
+func DecodePage(bytes []byte) (*Page, error) {
+	const object = "page"
+	message := &manifestpb.Page{}
+	if err := unwrap(object, pageMagic, bytes, message); err != nil {
+		return nil, err
+	}
+	id, err := sixteen(object, "buffer_id", message.BufferId)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := decodeAll(object, message.Entries, decodeEntry)
+	if err != nil {
+		return nil, err
+	}
+	page := &Page{id, message.Shard, message.First, entries}
+	if reason := page.check(); reason != "" {
+		return nil, content(object, "%s", reason)
+	}
+	return page, nil
+}
+
+// Equal reports whether two pages say the same.
+func (p *Page) Equal(other *Page) bool {
+	return p.BufferID == other.BufferID && p.Shard == other.Shard && p.First == other.First &&
+		slices.EqualFunc(p.Entries, other.Entries, func(a, b Entry) bool {
+			return a.Segment == b.Segment && a.Size == b.Size && a.CommittedAtMs == b.CommittedAtMs &&
+				slices.Equal(a.Parts, b.Parts)
+		})
+}

@@ -1,0 +1,234 @@
+package segment
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"sync"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// A BlockBuilder collects the messages of one block of one stream.
+type BlockBuilder struct {
+	raw             []byte
+	baseUs          int64
+	messages        uint32
+	firstUs, lastUs int64
+	rawMax          uint64
+}
+
+// MessageLenMax is how many raw bytes Push adds at most for a payload of that length.
+func MessageLenMax(payloadLen int) int { return payloadLen + 20 }
+
+// NewBlockBuilder gives an empty block. Times are stored relative to baseUs (unix microseconds), best that of the first
+// message. The buffer may have been used before; its content is overwritten.
+func NewBlockBuilder(baseUs int64, buffer []byte) *BlockBuilder {
+	return &BlockBuilder{
+		raw:     buffer[:0],
+		baseUs:  baseUs,
+		firstUs: math.MaxInt64,
+		lastUs:  math.MinInt64,
+		rawMax:  DefaultLimits().BlockRawMax,
+	}
+}
+
+// Push appends a message: one copy of the payload. The block stays as it was if the message does not fit.
+func (b *BlockBuilder) Push(receivedAtUs int64, payload []byte) error {
+	// The subtraction wraps, so that every pair of times has a difference; the reader wraps back.
+	delta := receivedAtUs - b.baseUs
+	var head [2 * binary.MaxVarintLen64]byte
+	n := binary.PutVarint(head[:], delta)
+	n += binary.PutUvarint(head[n:], uint64(len(payload)))
+	if uint64(len(b.raw))+uint64(n)+uint64(len(payload)) > b.rawMax {
+		return fmt.Errorf("a message of %d bytes does not fit in a block that holds %d of at most %d bytes",
+			len(payload), len(b.raw), b.rawMax)
+	}
+	b.raw = append(append(b.raw, head[:n]...), payload...)
+	// At most one message per two raw bytes, of which there are far fewer than 2^32.
+	b.messages++
+	b.firstUs, b.lastUs = min(b.firstUs, receivedAtUs), max(b.lastUs, receivedAtUs)
+	return nil
+}
+
+// RawLen is the length of the raw content so far.
+func (b *BlockBuilder) RawLen() int { return len(b.raw) }
+
+// Buffer gives up the content and the buffer it was in.
+func (b *BlockBuilder) Buffer() []byte {
+	buffer := b.raw[:0]
+	b.raw, b.messages = nil, 0
+	return buffer
+}
+
+// An EncodedBlock is a block as it goes into a segment.
+type EncodedBlock struct {
+	Bytes           []byte // header and payload
+	RawLen          uint64
+	Messages        uint64
+	Records         uint64
+	FirstUs, LastUs int64
+}
+
+// A Compressor compresses blocks. It may be used by many goroutines at once.
+type Compressor struct {
+	zstd    *zstd.Encoder
+	scratch sync.Pool // *[]byte
+}
+
+// scratchKeptMax is the size over which a buffer is given back after use: one giant message should not be paid for ever.
+const scratchKeptMax = 8 << 20
+
+// NewCompressor gives a compressor at the zstd level (1 is the fastest of the standard levels), which keeps state for
+// so many goroutines.
+func NewCompressor(level, goroutines int) (*Compressor, error) {
+	encoder, err := zstd.NewWriter(nil,
+		zstd.WithEncoderLevel(zstd.EncoderLevelFromZstd(level)),
+		zstd.WithEncoderConcurrency(goroutines),
+		// The block has its own, over more.
+		zstd.WithEncoderCRC(false))
+	if err != nil {
+		return nil, fmt.Errorf("zstd: %w", err)
+	}
+	return &Compressor{zstd: encoder, scratch: sync.Pool{New: func() any { return new([]byte) }}}, nil
+}
+
+// Compress compresses a block that holds so many records; it stores it as it is when zstd does not shrink it.
+func (c *Compressor) Compress(block *BlockBuilder, records uint64) EncodedBlock {
+	scratch := c.scratch.Get().(*[]byte)
+	compressed := c.zstd.EncodeAll(block.raw, (*scratch)[:0])
+	header := blockHeader{
+		rawLen:      uint32(len(block.raw)),
+		messages:    block.messages,
+		baseUs:      block.baseUs,
+		compression: Zstd,
+	}
+	payload := compressed
+	if len(compressed) >= len(block.raw) {
+		header.compression, payload = Stored, block.raw
+	}
+	header.compressedLen = uint32(len(payload))
+	// Copied to its exact size: the scratch buffer has room for the worst case and is used again.
+	out := make([]byte, BlockHeaderLen+len(payload))
+	copy(out[BlockHeaderLen:], payload)
+	header.put(out, out[BlockHeaderLen:])
+	if cap(compressed) <= scratchKeptMax {
+		*scratch = compressed
+	}
+	c.scratch.Put(scratch)
+	return EncodedBlock{
+		Bytes:    out,
+		RawLen:   uint64(len(block.raw)),
+		Messages: uint64(block.messages),
+		Records:  records,
+		FirstUs:  block.firstUs,
+		LastUs:   block.lastUs,
+	}
+}
+
+// An EncodedSegment is a whole segment, ready to be uploaded.
+type EncodedSegment struct {
+	Pieces  [][]byte // the object, in order; nothing is concatenated
+	Size    uint64
+	Streams []StreamPart // as in its index
+}
+
+type streamBlocks struct {
+	part   StreamPart
+	blocks [][]byte
+}
+
+// A Builder puts blocks of many streams into one segment, each stream's blocks together. Streams are in the order of
+// their first block, a stream's blocks in the order of the pushes.
+type Builder struct {
+	streams     []streamBlocks
+	places      map[string]int
+	blocksLen   uint64
+	indexLenMax uint64 // what the index can take at most, by the streams so far
+	limits      Limits
+}
+
+// indexEntryMax is what a stream takes in the index at most, without its name: ten fields of a tag and a varint each,
+// and its own tag and length.
+const indexEntryMax = 10*11 + 6
+
+// NewBuilder gives an empty segment.
+func NewBuilder(limits Limits) *Builder {
+	return &Builder{places: make(map[string]int), limits: limits}
+}
+
+// Push adds a block of a stream. On an error the segment stays as it was.
+func (b *Builder) Push(stream string, encoding Encoding, block EncodedBlock) error {
+	place, known := b.places[stream]
+	indexLenMax, blocks := b.indexLenMax, uint32(1)
+	if known {
+		part := &b.streams[place].part
+		if part.Encoding != encoding {
+			return fmt.Errorf("stream %s holds %s messages, not %s", stream, part.Encoding, encoding)
+		}
+		blocks = part.Blocks + 1
+	} else {
+		if err := CheckStreamName(stream); err != nil {
+			return err
+		}
+		indexLenMax += indexEntryMax + uint64(len(stream))
+		if err := full("number of streams", uint64(len(b.streams)+1), uint64(b.limits.StreamsMax)); err != nil {
+			return err
+		}
+		if err := full("index", indexLenMax, b.limits.IndexMax); err != nil {
+			return err
+		}
+	}
+	if err := full("number of blocks of a stream", uint64(blocks), uint64(b.limits.BlocksMax)); err != nil {
+		return err
+	}
+	size := HeaderLen + FooterLen + b.blocksLen + indexLenMax + uint64(len(block.Bytes))
+	if err := full("size", size, b.limits.SegmentMax); err != nil {
+		return err
+	}
+	if !known {
+		place = len(b.streams)
+		b.places[stream] = place
+		b.streams = append(b.streams, streamBlocks{part: StreamPart{
+			Stream: stream, Encoding: encoding, FirstUs: math.MaxInt64, LastUs: math.MinInt64,
+		}})
+	}
+	b.indexLenMax = indexLenMax
+	b.blocksLen += uint64(len(block.Bytes))
+	entry := &b.streams[place]
+	part := &entry.part
+	part.Length += uint64(len(block.Bytes))
+	part.RawLen += block.RawLen
+	part.Blocks = blocks
+	part.Messages += block.Messages
+	part.Records += block.Records
+	part.FirstUs, part.LastUs = min(part.FirstUs, block.FirstUs), max(part.LastUs, block.LastUs)
+	entry.blocks = append(entry.blocks, block.Bytes)
+	return nil
+}
+
+func full(what string, found, limit uint64) error {
+	if found > limit {
+		return fmt.Errorf("the segment is full: %s would be %d, the limit is %d", what, found, limit)
+	}
+	return nil
+}
+
+// Finish closes the segment.
+func (b *Builder) Finish() (EncodedSegment, error) {
+	segment := EncodedSegment{Pieces: [][]byte{appendHeader(nil)}, Size: HeaderLen}
+	for _, stream := range b.streams {
+		part := stream.part
+		part.Offset = segment.Size
+		segment.Size += part.Length
+		segment.Pieces = append(segment.Pieces, stream.blocks...)
+		segment.Streams = append(segment.Streams, part)
+	}
+	tail, err := encodeTail(segment.Streams)
+	if err != nil {
+		return EncodedSegment{}, err
+	}
+	segment.Pieces = append(segment.Pieces, tail)
+	segment.Size += uint64(len(tail))
+	return segment, nil
+}

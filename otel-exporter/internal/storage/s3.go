@@ -1,0 +1,265 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/aws/smithy-go"
+)
+
+// A Bucket is a buffer in S3, or in what speaks its language. Credentials and region come from the AWS SDK's own chain.
+type Bucket struct {
+	client      *s3.Client
+	url         string
+	name        string
+	prefix      string // empty, or with a slash at its end
+	region      string
+	hasEndpoint bool
+}
+
+var errNoBucket = errors.New("there is no such bucket; make it, or set create_bucket")
+
+// defaultRegion is that of services that have none, and AWS's first one.
+const defaultRegion = "us-east-1"
+
+const (
+	connectTimeout = 5 * time.Second
+	// Servers close idle connections after about 20 s (S3); one that is used again at that moment costs an unknown
+	// outcome.
+	idleTimeout = 15 * time.Second
+	// connectionsKept is how many idle connections are worth keeping: uploads, commits and the self-test's writers.
+	connectionsKept = 16
+)
+
+func openBucket(ctx context.Context, place place, options Options) (*Bucket, error) {
+	load := []func(*config.LoadOptions) error{
+		config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }),
+		config.WithHTTPClient(httpClient()),
+	}
+	if options.Region != "" {
+		load = append(load, config.WithRegion(options.Region))
+	}
+	loaded, err := config.LoadDefaultConfig(ctx, load...)
+	if err != nil {
+		return nil, misconfigured(fmt.Errorf("the AWS configuration cannot be read: %w", err))
+	}
+	bucket := &Bucket{name: place.bucket}
+	bucket.url = "s3://" + place.bucket
+	if place.path != "" {
+		bucket.url += "/" + place.path
+		bucket.prefix = place.path + "/"
+	}
+	bucket.client = s3.NewFromConfig(loaded, func(o *s3.Options) {
+		// One attempt: see the head of the package.
+		o.Retryer = aws.NopRetryer{}
+		// Only those that the service demands: others do not know them, and every object has its own.
+		o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
+		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
+		if options.Endpoint != "" {
+			o.BaseEndpoint = &options.Endpoint
+		}
+		bucket.hasEndpoint = o.BaseEndpoint != nil
+		if o.Region == "" && bucket.hasEndpoint {
+			o.Region = defaultRegion
+		}
+		// AWS prefers the bucket in the host name; a certificate covers no name with further dots.
+		o.UsePathStyle = bucket.hasEndpoint || strings.Contains(place.bucket, ".")
+	})
+	used := bucket.client.Options()
+	bucket.region = used.Region
+	if bucket.region == "" {
+		return nil, misconfigured(errors.New("no AWS region is set: set s3_region or AWS_REGION, or choose a profile that has one"))
+	}
+	if bucket.hasEndpoint {
+		if err := checkEndpoint(*used.BaseEndpoint, options.AllowHTTP); err != nil {
+			return nil, misconfigured(err)
+		}
+	}
+	if _, err := used.Credentials.Retrieve(ctx); err != nil {
+		return nil, misconfigured(fmt.Errorf("no AWS credentials were found; whatever works for `aws s3 ls` works here: %w", err))
+	}
+	return bucket, nil
+}
+
+func httpClient() *awshttp.BuildableClient {
+	return awshttp.NewBuildableClient().
+		WithDialerOptions(func(dialer *net.Dialer) { dialer.Timeout = connectTimeout }).
+		WithTransportOptions(func(transport *http.Transport) {
+			transport.IdleConnTimeout = idleTimeout
+			transport.MaxIdleConnsPerHost = connectionsKept
+		})
+}
+
+// checkEndpoint refuses an address that is none, or that would send what is sent readably over a network.
+func checkEndpoint(endpoint string, allowHTTP bool) error {
+	address, err := url.Parse(endpoint)
+	if err != nil || address.Host == "" || address.Scheme != "http" && address.Scheme != "https" {
+		return fmt.Errorf("the S3 endpoint %q must start with https:// or http:// and name a host", endpoint)
+	}
+	if address.Scheme == "https" || allowHTTP || address.Hostname() == "localhost" {
+		return nil
+	}
+	if ip := net.ParseIP(address.Hostname()); ip != nil && ip.IsLoopback() {
+		return nil
+	}
+	return fmt.Errorf("the S3 endpoint %q has no TLS and is on another machine: use https://, or set allow_http", endpoint)
+}
+
+// URL is the bucket's and the prefix's.
+func (b *Bucket) URL() string { return b.url }
+
+func (b *Bucket) key(key string) *string { return aws.String(b.prefix + key) }
+
+// Get reads an object, or says ErrAbsent.
+func (b *Bucket) Get(ctx context.Context, key string) ([]byte, Version, error) {
+	output, err := b.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &b.name, Key: b.key(key)})
+	if err != nil {
+		var missing *types.NoSuchKey
+		if errors.As(err, &missing) {
+			return nil, "", ErrAbsent
+		}
+		return nil, "", s3Error(err)
+	}
+	defer output.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(output.Body, objectMax+1))
+	if err != nil {
+		return nil, "", transient(err)
+	}
+	if len(body) > objectMax {
+		return nil, "", misconfigured(fmt.Errorf("it has more than the %d bytes that are read at once", objectMax))
+	}
+	version, err := etag(output.ETag)
+	return body, version, err
+}
+
+// Create writes an object, or says ErrRefused if it is there.
+func (b *Bucket) Create(ctx context.Context, key string, body Body) (Version, error) {
+	return b.put(ctx, &s3.PutObjectInput{Key: b.key(key), IfNoneMatch: aws.String("*")}, body)
+}
+
+// Replace writes an object, or says ErrRefused if it is not at the version.
+func (b *Bucket) Replace(ctx context.Context, key string, expected Version, body Body) (Version, error) {
+	return b.put(ctx, &s3.PutObjectInput{Key: b.key(key), IfMatch: aws.String(string(expected))}, body)
+}
+
+func (b *Bucket) put(ctx context.Context, input *s3.PutObjectInput, body Body) (Version, error) {
+	input.Bucket = &b.name
+	input.Body = body.Reader()
+	input.ContentLength = aws.Int64(body.Len())
+	output, err := b.client.PutObject(ctx, input)
+	if err != nil {
+		return "", s3Refusal(err, input.IfMatch != nil)
+	}
+	return etag(output.ETag)
+}
+
+func etag(found *string) (Version, error) {
+	if aws.ToString(found) == "" {
+		return "", misconfigured(errors.New("the store names no version (no ETag in its answer), so nothing can be compared and set in it"))
+	}
+	return Version(*found), nil
+}
+
+// List gives the keys of all objects in a folder.
+func (b *Bucket) List(ctx context.Context, folder string) ([]string, error) {
+	var keys []string
+	pages := s3.NewListObjectsV2Paginator(b.client, &s3.ListObjectsV2Input{
+		Bucket: &b.name, Prefix: b.key(folder + "/"),
+	})
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, s3Error(err)
+		}
+		for _, object := range page.Contents {
+			keys = append(keys, strings.TrimPrefix(aws.ToString(object.Key), b.prefix))
+		}
+	}
+	return keys, nil
+}
+
+// Delete deletes an object.
+func (b *Bucket) Delete(ctx context.Context, key string) error {
+	_, err := b.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &b.name, Key: b.key(key)})
+	return s3Error(err)
+}
+
+// create makes the bucket; one of one's own that is there by now is fine.
+func (b *Bucket) create(ctx context.Context) error {
+	input := &s3.CreateBucketInput{Bucket: &b.name}
+	if b.region != defaultRegion {
+		input.CreateBucketConfiguration = &types.CreateBucketConfiguration{
+			LocationConstraint: types.BucketLocationConstraint(b.region),
+		}
+	}
+	_, err := b.client.CreateBucket(ctx, input)
+	var own *types.BucketAlreadyOwnedByYou
+	if err == nil || errors.As(err, &own) {
+		return nil
+	}
+	return fmt.Errorf("cannot make the bucket %q for %s: %w", b.name, b.url, s3Error(err))
+}
+
+// s3Refusal tells a condition that does not hold from a write about which nothing was decided.
+//
+// A 409 (ConditionalRequestConflict) is no decision: another conditional write to the key was under way, and the
+// condition was not looked at.
+func s3Refusal(err error, replaces bool) error {
+	status, code := answer(err)
+	if status == http.StatusPreconditionFailed {
+		return ErrRefused
+	}
+	if replaces && status == http.StatusNotFound && code != "NoSuchBucket" {
+		return ErrRefused
+	}
+	return s3Error(err)
+}
+
+// answer is the HTTP status of a refusal by the server and S3's word for it; zero when there was no answer.
+func answer(err error) (status int, code string) {
+	var response *awshttp.ResponseError
+	if errors.As(err, &response) {
+		status = response.HTTPStatusCode()
+	}
+	var api smithy.APIError
+	if errors.As(err, &api) {
+		code = api.ErrorCode()
+	}
+	return status, code
+}
+
+// s3Error says what can be done about a failed request, in the server's words.
+func s3Error(err error) error {
+	if err == nil || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return err
+	}
+	status, code := answer(err)
+	told := err
+	var api smithy.APIError
+	if errors.As(err, &api) && status != 0 {
+		told = fmt.Errorf("%d %s: %s", status, api.ErrorCode(), api.ErrorMessage())
+	}
+	switch {
+	case code == "NoSuchBucket":
+		return misconfigured(errNoBucket)
+	case status == 401, status == 403, code == "ExpiredToken":
+		return denied(told)
+	case status == 408, status == 409, status == 429, code == "RequestTimeout":
+		return transient(told)
+	case status >= 300 && status < 500, status == 501:
+		return misconfigured(told)
+	}
+	return transient(told)
+}

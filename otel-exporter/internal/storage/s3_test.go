@@ -1,0 +1,212 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// A minio is a real S3 server on a free port, with its data in a temporary folder. The tests share one: each has prefixes
+// of its own.
+type minio struct {
+	endpoint string
+	process  *exec.Cmd
+	ended    chan struct{}
+}
+
+func (*minio) url() string { return "s3://millpond-test/" + uuid.NewString() }
+
+// bucketOfOnesOwn is one that is not there.
+func (*minio) bucketOfOnesOwn() string { return "s3://" + uuid.NewString() + "/p" }
+
+var sharedMinio = sync.OnceValues(func() (*minio, error) {
+	program := os.Getenv("MILLPOND_MINIO")
+	if program == "" {
+		return nil, errors.New(`MILLPOND_MINIO is not set to the MinIO to test with: run make test-go, or eval "$(scripts/tools.sh minio)"`)
+	}
+	data, err := os.MkdirTemp("", "millpond-minio-")
+	if err != nil {
+		return nil, err
+	}
+	minioData = data
+	// Another process may take the free port before MinIO does.
+	for range 3 {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		address := listener.Addr().String()
+		listener.Close()
+		command := exec.Command(program, "server", "--quiet", "--address", address, data)
+		command.Env = append(os.Environ(), "MINIO_ROOT_USER=millpond-test", "MINIO_ROOT_PASSWORD=millpond-test-secret",
+			"MINIO_BROWSER=off", "MINIO_UPDATE=off", "CI=true")
+		if err := command.Start(); err != nil {
+			return nil, err
+		}
+		server := &minio{"http://" + address, command, make(chan struct{})}
+		go func() {
+			_ = command.Wait()
+			close(server.ended)
+		}()
+		if server.answers() {
+			return server, nil
+		}
+	}
+	return nil, errors.New("minio ends as soon as it is started")
+})
+
+var minioData string
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if minioData != "" {
+		if server, err := sharedMinio(); err == nil {
+			_ = server.process.Process.Kill()
+			<-server.ended
+		}
+		_ = os.RemoveAll(minioData)
+	}
+	os.Exit(code)
+}
+
+// startMinio gives the server, and its credentials to the test. A test without the program fails: one that skipped would
+// pass for having shown nothing.
+func startMinio(t *testing.T) *minio {
+	t.Helper()
+	server, err := sharedMinio()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("AWS_ACCESS_KEY_ID", "millpond-test")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "millpond-test-secret")
+	t.Setenv("AWS_REGION", "us-east-1")
+	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
+	return server
+}
+
+// answers waits until the server does, however slow the machine is; false when it has ended.
+func (m *minio) answers() bool {
+	for {
+		if response, err := http.Get(m.endpoint + "/minio/health/cluster"); err == nil {
+			response.Body.Close()
+			if response.StatusCode == http.StatusOK {
+				return true
+			}
+		}
+		select {
+		case <-m.ended:
+			return false
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func TestABucketThatIsMissingOrDeniedIsNoOutage(t *testing.T) {
+	server := startMinio(t)
+	options := Options{Endpoint: server.endpoint}
+	url := server.bucketOfOnesOwn()
+	_, err := Open(t.Context(), url, options)
+	if KindOf(err) != Misconfigured || !strings.Contains(err.Error(), "no such bucket; make it, or set create_bucket") {
+		t.Error(err)
+	}
+	options.Create = true
+	open(t, url, options)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+	if _, err := Open(t.Context(), url, options); KindOf(err) != Denied {
+		t.Error(err)
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	for endpoint, allowed := range map[string]bool{
+		"http://127.0.0.1:9000":        true,
+		"http://localhost":             true,
+		"http://[::1]:9000/x":          true,
+		"https://10.0.0.1":             true,
+		"http://10.0.0.1:9000":         false,
+		"http://localhost.example.org": false,
+		"http://":                      false,
+		"minio:9000":                   false,
+		"127.0.0.1:9000":               false,
+	} {
+		if err := checkEndpoint(endpoint, false); (err == nil) != allowed {
+			t.Errorf("%s: %v", endpoint, err)
+		}
+	}
+	if err := checkEndpoint("http://10.0.0.1:9000", true); err != nil {
+		t.Error(err)
+	}
+}
+
+// answering is a server that gives one answer to every PUT, and counts them.
+func answering(t *testing.T, status int, code string) (*Store, *atomic.Int64) {
+	requests := &atomic.Int64{}
+	server := httptest.NewServer(http.HandlerFunc(func(response http.ResponseWriter, request *http.Request) {
+		if request.Method != http.MethodPut {
+			response.WriteHeader(http.StatusNotFound)
+			fmt.Fprint(response, "<Error><Code>NoSuchKey</Code></Error>")
+			return
+		}
+		requests.Add(1)
+		if status == 0 {
+			panic(http.ErrAbortHandler)
+		}
+		response.WriteHeader(status)
+		if code != "" {
+			fmt.Fprintf(response, "<Error><Code>%s</Code><Message>in words</Message></Error>", code)
+		}
+	}))
+	t.Cleanup(server.Close)
+	t.Setenv("AWS_ACCESS_KEY_ID", "id")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	t.Setenv("AWS_MAX_ATTEMPTS", "5")
+	return open(t, "s3://bucket/prefix", Options{Endpoint: server.URL}), requests
+}
+
+func TestWhatAnAnswerOfS3Means(t *testing.T) {
+	version := Version("etag")
+	for _, answer := range []struct {
+		status          int
+		code            string
+		create, replace Outcome
+		kind            Kind
+	}{
+		{412, "PreconditionFailed", Mismatch, Mismatch, Transient},
+		// Another conditional write was under way; nothing was decided.
+		{409, "ConditionalRequestConflict", Unknown, Unknown, Transient},
+		{404, "NoSuchKey", Unknown, Mismatch, Misconfigured},
+		{404, "NoSuchBucket", Unknown, Unknown, Misconfigured},
+		{403, "AccessDenied", Unknown, Unknown, Denied},
+		{400, "ExpiredToken", Unknown, Unknown, Denied},
+		{400, "RequestTimeout", Unknown, Unknown, Transient},
+		{400, "InvalidArgument", Unknown, Unknown, Misconfigured},
+		{500, "InternalError", Unknown, Unknown, Transient},
+		{503, "SlowDown", Unknown, Unknown, Transient},
+		// A success that names no version can be the base of nothing.
+		{200, "", Unknown, Unknown, Misconfigured},
+		// The connection is cut.
+		{0, "", Unknown, Unknown, Transient},
+	} {
+		store, requests := answering(t, answer.status, answer.code)
+		for expected, wanted := range map[*Version]Outcome{nil: answer.create, &version: answer.replace} {
+			outcome, _, err := store.CompareAndSet(t.Context(), "k", expected, []byte("x"))
+			if outcome != wanted || outcome == Unknown && KindOf(err) != answer.kind {
+				t.Errorf("%d %s: %s, %v", answer.status, answer.code, outcome, err)
+			}
+		}
+		if count := requests.Load(); count != 2 {
+			t.Errorf("%d %s: %d requests for two attempts", answer.status, answer.code, count)
+		}
+	}
+}

@@ -1,0 +1,62 @@
+package storage
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// A place is where a buffer is.
+type place struct {
+	scheme string // s3, file or memory
+	bucket string
+	path   string // prefix in the bucket, without slashes at its ends; or the directory
+}
+
+var bucketName = regexp.MustCompile(`^[A-Za-z0-9._:-]+$`)
+
+// parseURL reads a buffer's URL. Paths and prefixes are taken as they are written: %20 is three characters.
+func parseURL(url string) (place, error) {
+	refuse := func(format string, arguments ...any) (place, error) {
+		return place{}, fmt.Errorf("%q is not a buffer URL for this producer: %s; write s3://bucket/prefix or file:///dir",
+			url, fmt.Sprintf(format, arguments...))
+	}
+	scheme, rest, found := strings.Cut(url, "://")
+	if !found {
+		return refuse("it has no scheme")
+	}
+	switch scheme {
+	case "s3":
+		bucket, prefix, _ := strings.Cut(rest, "/")
+		if !bucketName.MatchString(bucket) {
+			return refuse("%q is not the name of a bucket", bucket)
+		}
+		if strings.ContainsAny(prefix, "?#") {
+			return refuse("a prefix has no ? and no #; settings are options, not a part of the URL")
+		}
+		prefix = strings.TrimRight(prefix, "/")
+		for _, part := range strings.Split(prefix, "/") {
+			if prefix != "" && (part == "" || part == "." || part == "..") {
+				return refuse("its prefix is no key")
+			}
+		}
+		return place{"s3", bucket, prefix}, nil
+	case "file":
+		directory := strings.TrimRight(rest, "/")
+		if !strings.HasPrefix(rest, "/") {
+			return refuse("a directory is written with three slashes and in full, file:///dir")
+		}
+		if directory == "" {
+			return refuse("it names no directory")
+		}
+		return place{"file", "", directory}, nil
+	case "memory":
+		if rest != "" && rest != "/" {
+			return refuse("memory:/// takes no path")
+		}
+		return place{scheme: "memory"}, nil
+	case "gs", "az":
+		return refuse("Google's and Azure's stores are not in the Go producer; use `millpond gateway` there")
+	}
+	return refuse("the scheme %q is not known", scheme)
+}

@@ -1,0 +1,116 @@
+package millpondexporter
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/config/configoptional"
+	"go.opentelemetry.io/collector/config/configretry"
+	"go.opentelemetry.io/collector/exporter/exporterhelper"
+
+	"millpond.dev/otel-exporter/producer"
+)
+
+// Config has the settings of the exporter. Those of the producer have the names, the meanings and the defaults of
+// `millpond config gateway`, which prints their reasons; producer.Config has them, too.
+type Config struct {
+	TimeoutConfig exporterhelper.TimeoutConfig                             `mapstructure:",squash"`
+	QueueConfig   configoptional.Optional[exporterhelper.QueueBatchConfig] `mapstructure:"sending_queue"`
+	RetryConfig   configretry.BackOffConfig                                `mapstructure:"retry_on_failure"`
+
+	// Buffer is the buffer's URL: s3://bucket/prefix or file:///directory.
+	Buffer           string        `mapstructure:"buffer"`
+	S3Endpoint       string        `mapstructure:"s3_endpoint"`
+	S3Region         string        `mapstructure:"s3_region"`
+	AllowHTTP        bool          `mapstructure:"allow_http"`
+	RequestTimeout   time.Duration `mapstructure:"request_timeout"`
+	CreateBucket     bool          `mapstructure:"create_bucket"`
+	Linger           time.Duration `mapstructure:"linger"`
+	SegmentBytes     Size          `mapstructure:"segment_bytes"`
+	SegmentRawBytes  Size          `mapstructure:"segment_raw_bytes"`
+	BlockBytes       Size          `mapstructure:"block_bytes"`
+	MaxUploads       int           `mapstructure:"max_uploads"`
+	CompressionLevel int           `mapstructure:"compression_level"`
+	MemoryLimit      Size          `mapstructure:"memory_limit"`
+	MaxWait          time.Duration `mapstructure:"max_wait"`
+	Shard            *int          `mapstructure:"shard"`
+	Shards           int           `mapstructure:"shards"`
+	TailMax          int           `mapstructure:"tail_max"`
+	// DrainTimeout is how long a stopping exporter works on what it has accepted.
+	DrainTimeout time.Duration `mapstructure:"drain_timeout"`
+
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// numConsumers is how many requests wait for their commits at a time by default: each waits a second and more, which
+// exporterhelper's own default of ten is not meant for.
+const numConsumers = 100
+
+func createDefaultConfig() component.Config {
+	queue := exporterhelper.NewDefaultQueueConfig()
+	queue.NumConsumers = numConsumers
+	// No timeout: a request that is accepted is going to be committed, and one that is given up and sent again is there
+	// twice.
+	timeout := exporterhelper.NewDefaultTimeoutConfig()
+	timeout.Timeout = 0
+	retry := configretry.NewDefaultBackOffConfig()
+	defaults := producer.DefaultConfig()
+	return &Config{
+		TimeoutConfig:    timeout,
+		QueueConfig:      configoptional.Some(queue),
+		RetryConfig:      retry,
+		RequestTimeout:   defaults.RequestTimeout,
+		Linger:           defaults.Linger,
+		SegmentBytes:     Size(defaults.SegmentBytes),
+		SegmentRawBytes:  Size(defaults.SegmentRawBytes),
+		BlockBytes:       Size(defaults.BlockBytes),
+		MaxUploads:       defaults.MaxUploads,
+		CompressionLevel: defaults.CompressionLevel,
+		MemoryLimit:      Size(defaults.MemoryLimit),
+		MaxWait:          defaults.MaxWait,
+		Shards:           defaults.Shards,
+		TailMax:          defaults.TailMax,
+		DrainTimeout:     30 * time.Second,
+	}
+}
+
+// Validate names the first setting that makes no sense.
+func (c *Config) Validate() error {
+	if c.Buffer == "" {
+		return errors.New("buffer is missing: set it to the buffer's URL, like s3://bucket/prefix")
+	}
+	if c.Shard != nil && *c.Shard < 0 {
+		return fmt.Errorf("shard is %d: use 0 to 9,999, or leave it out", *c.Shard)
+	}
+	if c.DrainTimeout <= 0 {
+		return fmt.Errorf("drain_timeout is %s: use a time above zero, like 30s", c.DrainTimeout)
+	}
+	config := c.producer()
+	return config.Check()
+}
+
+func (c *Config) producer() producer.Config {
+	config := producer.DefaultConfig()
+	config.S3Endpoint = c.S3Endpoint
+	config.S3Region = c.S3Region
+	config.AllowHTTP = c.AllowHTTP
+	config.RequestTimeout = c.RequestTimeout
+	config.CreateBucket = c.CreateBucket
+	config.Linger = c.Linger
+	config.SegmentBytes = int(c.SegmentBytes)
+	config.SegmentRawBytes = int(c.SegmentRawBytes)
+	config.BlockBytes = int(c.BlockBytes)
+	config.MaxUploads = c.MaxUploads
+	config.CompressionLevel = c.CompressionLevel
+	config.MemoryLimit = int(c.MemoryLimit)
+	config.MaxWait = c.MaxWait
+	if c.Shard != nil {
+		config.Shard = *c.Shard
+	}
+	config.Shards = c.Shards
+	config.TailMax = c.TailMax
+	return config
+}

@@ -1,0 +1,310 @@
+package millpondexporter
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/component/componenttest"
+	"go.opentelemetry.io/collector/config/configoptional"
+	"go.opentelemetry.io/collector/confmap"
+	"go.opentelemetry.io/collector/consumer/consumererror"
+	"go.opentelemetry.io/collector/exporter"
+	"go.opentelemetry.io/collector/exporter/exporterhelper"
+	"go.opentelemetry.io/collector/exporter/exportertest"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/plog/plogotlp"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/pdata/pmetric/pmetricotlp"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata/metricdatatest"
+
+	"millpond.dev/otel-exporter/internal/manifest"
+	"millpond.dev/otel-exporter/internal/segment"
+	"millpond.dev/otel-exporter/internal/storage"
+	"millpond.dev/otel-exporter/millpondexporter/internal/metadata"
+	"millpond.dev/otel-exporter/millpondexporter/internal/metadatatest"
+)
+
+// direct is a configuration whose exporter answers with the commit: no queue, no retries.
+func direct(t *testing.T) (*Config, string) {
+	directory := t.TempDir()
+	config := createDefaultConfig().(*Config)
+	config.Buffer = "file://" + directory
+	config.Linger = 20 * time.Millisecond
+	config.QueueConfig = configoptional.None[exporterhelper.QueueBatchConfig]()
+	config.RetryConfig.Enabled = false
+	return config, directory
+}
+
+func started[T component.Component](t *testing.T, config *Config, create func(context.Context, exporter.Settings, component.Config) (T, error)) T {
+	t.Helper()
+	made, err := create(t.Context(), exportertest.NewNopSettings(metadata.Type), config)
+	require.NoError(t, err)
+	require.NoError(t, made.Start(t.Context(), componenttest.NewNopHost()))
+	return made
+}
+
+// A stored message, with what the manifest says of its part.
+type stored struct {
+	stream  string
+	payload []byte
+	part    manifest.Part
+}
+
+// read gives what is in the log of a buffer.
+func read(t *testing.T, directory string) []stored {
+	t.Helper()
+	store, err := storage.Open(t.Context(), "file://"+directory, storage.Options{})
+	require.NoError(t, err)
+	snapshot, err := manifest.Read(t.Context(), store, 0)
+	require.NoError(t, err)
+	require.NotNil(t, snapshot)
+	decompressor, err := segment.NewDecompressor()
+	require.NoError(t, err)
+	var log []stored
+	for _, entry := range snapshot.State.Tail {
+		object, _, _, err := store.Get(t.Context(), manifest.SegmentKey(0, entry.Segment))
+		require.NoError(t, err)
+		for _, part := range entry.Parts {
+			stream := snapshot.State.Streams[part.Stream]
+			assert.Equal(t, segment.OTLP, stream.Encoding)
+			blocks, err := segment.Blocks(object[part.Offset:part.Offset+part.Length], part.Offset, segment.DefaultLimits())
+			require.NoError(t, err)
+			for i := range blocks {
+				messages, err := decompressor.Decode(&blocks[i])
+				require.NoError(t, err)
+				for _, message := range messages {
+					log = append(log, stored{stream.Name, bytes.Clone(message.Payload), part})
+				}
+			}
+		}
+	}
+	return log
+}
+
+func someLogs(count int) plog.Logs {
+	logs := plog.NewLogs()
+	records := logs.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords()
+	for range count {
+		records.AppendEmpty().Body().SetStr("hello")
+	}
+	return logs
+}
+
+func someTraces(count int) ptrace.Traces {
+	traces := ptrace.NewTraces()
+	spans := traces.ResourceSpans().AppendEmpty().ScopeSpans().AppendEmpty().Spans()
+	for range count {
+		spans.AppendEmpty().SetName("work")
+	}
+	return traces
+}
+
+func someMetrics(points int) pmetric.Metrics {
+	metrics := pmetric.NewMetrics()
+	gauge := metrics.ResourceMetrics().AppendEmpty().ScopeMetrics().AppendEmpty().Metrics().AppendEmpty().SetEmptyGauge()
+	for range points {
+		gauge.DataPoints().AppendEmpty().SetIntValue(1)
+	}
+	return metrics
+}
+
+func TestEachSignalIsAStreamOfItsRequests(t *testing.T) {
+	config, directory := direct(t)
+	factory := NewFactory()
+	logs := started(t, config, factory.CreateLogs)
+	traces := started(t, config, factory.CreateTraces)
+	metrics := started(t, config, factory.CreateMetrics)
+
+	require.NoError(t, logs.ConsumeLogs(t.Context(), someLogs(3)))
+	require.NoError(t, traces.ConsumeTraces(t.Context(), someTraces(4)))
+	require.NoError(t, metrics.ConsumeMetrics(t.Context(), someMetrics(5)))
+
+	// They are there now, before anything is shut down.
+	log := read(t, directory)
+	require.Len(t, log, 3)
+	wanted, err := plogotlp.NewExportRequestFromLogs(someLogs(3)).MarshalProto()
+	require.NoError(t, err)
+	assert.Equal(t, stored{"otlp.logs", wanted, log[0].part}, log[0])
+	assert.EqualValues(t, 3, log[0].part.Records)
+	wanted, err = ptraceotlp.NewExportRequestFromTraces(someTraces(4)).MarshalProto()
+	require.NoError(t, err)
+	assert.Equal(t, stored{"otlp.traces", wanted, log[1].part}, log[1])
+	assert.EqualValues(t, 4, log[1].part.Records)
+	wanted, err = pmetricotlp.NewExportRequestFromMetrics(someMetrics(5)).MarshalProto()
+	require.NoError(t, err)
+	assert.Equal(t, stored{"otlp.metrics", wanted, log[2].part}, log[2])
+	assert.EqualValues(t, 5, log[2].part.Records)
+
+	// The signals share one producer, which closes with the last of them.
+	require.NoError(t, logs.Shutdown(t.Context()))
+	require.NoError(t, traces.ConsumeTraces(t.Context(), someTraces(1)))
+	require.NoError(t, traces.Shutdown(t.Context()))
+	require.NoError(t, metrics.ConsumeMetrics(t.Context(), someMetrics(1)))
+	require.NoError(t, metrics.Shutdown(t.Context()))
+	assert.Len(t, read(t, directory), 5)
+	assert.Empty(t, shared)
+	store, err := storage.Open(t.Context(), "file://"+directory, storage.Options{})
+	require.NoError(t, err)
+	snapshot, err := manifest.Read(t.Context(), store, 0)
+	require.NoError(t, err)
+	assert.Len(t, snapshot.State.Producers, 1)
+}
+
+func TestAStoppingExporterCommitsWhatItsQueueHas(t *testing.T) {
+	config, directory := direct(t)
+	queue := exporterhelper.NewDefaultQueueConfig()
+	queue.NumConsumers = 3
+	config.QueueConfig = configoptional.Some(queue)
+	logs := started(t, config, NewFactory().CreateLogs)
+	for range 50 {
+		require.NoError(t, logs.ConsumeLogs(t.Context(), someLogs(2)))
+	}
+	require.NoError(t, logs.Shutdown(t.Context()))
+	assert.Len(t, read(t, directory), 50)
+}
+
+func TestAStopDoesNotWaitForAStoreThatIsAwayForEver(t *testing.T) {
+	config, directory := direct(t)
+	config.DrainTimeout = 50 * time.Millisecond
+	logs := started(t, config, NewFactory().CreateLogs)
+	require.NoError(t, logs.ConsumeLogs(t.Context(), someLogs(1)))
+	// Somebody has the lock, and so no commit is answered.
+	lock, err := os.OpenFile(filepath.Join(directory, ".millpond-lock#0"), os.O_WRONLY, 0)
+	require.NoError(t, err)
+	defer lock.Close()
+	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	told := make(chan error)
+	go func() { told <- logs.ConsumeLogs(t.Context(), someLogs(1)) }()
+	producer := shared[config].producer
+	require.Eventually(t, func() bool { return producer.Stats().SegmentsUncommitted == 1 }, time.Minute, time.Millisecond)
+	require.ErrorContains(t, logs.Shutdown(t.Context()), "records that were not reported as sent may be lost")
+	err = <-told
+	require.Error(t, err)
+	assert.False(t, consumererror.IsPermanent(err))
+
+	// The producer goes on with what it accepted: that is why the answer was not a plain no.
+	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
+	require.NoError(t, producer.Close(t.Context()))
+	assert.Len(t, read(t, directory), 2)
+}
+
+func TestPermanentErrorsAreToldApart(t *testing.T) {
+	config, _ := direct(t)
+	config.BlockBytes, config.SegmentRawBytes = 1<<10, 1<<20
+	config.MemoryLimit = 1 << 20
+	logs := started(t, config, NewFactory().CreateLogs)
+	giant := plog.NewLogs()
+	giant.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords().AppendEmpty().
+		Body().SetStr(strings.Repeat("x", 1<<20))
+	err := logs.ConsumeLogs(t.Context(), giant)
+	require.ErrorContains(t, err, "is over the limit")
+	assert.True(t, consumererror.IsPermanent(err))
+
+	// A client that goes away is no permanent error: another attempt may be made.
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	err = logs.ConsumeLogs(gone, someLogs(1))
+	require.ErrorIs(t, err, context.Canceled)
+	assert.False(t, consumererror.IsPermanent(err))
+	require.NoError(t, logs.Shutdown(t.Context()))
+}
+
+func TestAStartThatFailsSaysWhyAndLeavesNothing(t *testing.T) {
+	config, _ := direct(t)
+	config.Buffer = "file://" + filepath.Join(t.TempDir(), "missing")
+	logs, err := NewFactory().CreateLogs(t.Context(), exportertest.NewNopSettings(metadata.Type), config)
+	require.NoError(t, err)
+	err = logs.Start(t.Context(), componenttest.NewNopHost())
+	require.ErrorContains(t, err, "make it, or set create_bucket")
+	require.NoError(t, logs.Shutdown(t.Context()))
+	assert.Empty(t, shared)
+}
+
+func TestTheTelemetryIsTheProducers(t *testing.T) {
+	config, _ := direct(t)
+	telemetry := componenttest.NewTelemetry()
+	defer func() { require.NoError(t, telemetry.Shutdown(context.Background())) }()
+	settings := exportertest.NewNopSettings(metadata.Type)
+	settings.TelemetrySettings = telemetry.NewTelemetrySettings()
+	logs, err := NewFactory().CreateLogs(t.Context(), settings, config)
+	require.NoError(t, err)
+	require.NoError(t, logs.Start(t.Context(), componenttest.NewNopHost()))
+	require.NoError(t, logs.ConsumeLogs(t.Context(), someLogs(7)))
+	metadatatest.AssertEqualMillpondRecords(t, telemetry,
+		[]metricdata.DataPoint[int64]{{Value: 7}}, metricdatatest.IgnoreTimestamp())
+	commits, err := telemetry.GetMetric("otelcol_millpond.commit.duration")
+	require.NoError(t, err)
+	assert.Equal(t, "s", commits.Unit)
+	require.NoError(t, logs.Shutdown(t.Context()))
+}
+
+func TestSettingsAreReadAsPeopleWriteThem(t *testing.T) {
+	config := createDefaultConfig().(*Config)
+	given := confmap.NewFromStringMap(map[string]any{
+		"buffer": "s3://b/p", "s3_endpoint": "https://minio", "s3_region": "x", "allow_http": true,
+		"request_timeout": "7s", "create_bucket": true, "linger": "250ms", "segment_bytes": "8MiB",
+		"segment_raw_bytes": 1 << 20, "block_bytes": "64KiB", "max_uploads": 2, "compression_level": 3,
+		"memory_limit": "1GiB", "max_wait": "3s", "shard": 2, "shards": 4, "tail_max": 100, "drain_timeout": "5s",
+		"timeout": "9s", "sending_queue": map[string]any{"enabled": false},
+	})
+	require.NoError(t, given.Unmarshal(config))
+	require.NoError(t, confmap.Validate(config))
+	assert.False(t, config.QueueConfig.HasValue())
+	assert.Equal(t, 9*time.Second, config.TimeoutConfig.Timeout)
+	made := config.producer()
+	assert.Equal(t, []any{8 << 20, 1 << 20, 64 << 10, 1 << 30, 2}, []any{
+		made.SegmentBytes, made.SegmentRawBytes, made.BlockBytes, made.MemoryLimit, made.Shard,
+	})
+	assert.Equal(t, []any{250 * time.Millisecond, 7 * time.Second, 3 * time.Second, 2, 3, 4, 100, true, true}, []any{
+		made.Linger, made.RequestTimeout, made.MaxWait, made.MaxUploads, made.CompressionLevel, made.Shards, made.TailMax,
+		made.AllowHTTP, made.CreateBucket,
+	})
+	for _, wrong := range []map[string]any{
+		{"bufer": "s3://b/p"}, {"segment_bytes": "ten"}, {"linger": "soon"}, {"memory_limit": "1.5MiB"},
+	} {
+		require.Error(t, confmap.NewFromStringMap(wrong).Unmarshal(createDefaultConfig()), "%v", wrong)
+	}
+	for reason, wrong := range map[string]map[string]any{
+		"buffer is missing":       {},
+		"shard is -1":             {"buffer": "s3://b", "shard": -1},
+		"drain_timeout is 0s":     {"buffer": "s3://b", "drain_timeout": "0s"},
+		"max_uploads is 0":        {"buffer": "s3://b", "max_uploads": 0},
+		"memory_limit is 1048576": {"buffer": "s3://b", "memory_limit": "1MiB"},
+	} {
+		config := createDefaultConfig()
+		require.NoError(t, confmap.NewFromStringMap(wrong).Unmarshal(config))
+		require.ErrorContains(t, confmap.Validate(config), reason)
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for text, wanted := range map[string]Size{
+		"1000": 1000, "64KiB": 64 << 10, "16MiB": 16 << 20, "2GiB": 2 << 30, "1 MB": 1e6, "7B": 7, "0": 0,
+	} {
+		var size Size
+		require.NoError(t, size.UnmarshalText([]byte(text)), text)
+		assert.Equal(t, wanted, size)
+		written, err := size.MarshalText()
+		require.NoError(t, err)
+		var again Size
+		require.NoError(t, again.UnmarshalText(written))
+		assert.Equal(t, size, again)
+	}
+	for _, text := range []string{"", "ten", "-1MiB", "1.5MiB", "99999999TiB", "MiB"} {
+		var size Size
+		err := size.UnmarshalText([]byte(text))
+		require.ErrorContains(t, err, "write 1048576, 64KiB, 16MiB or 1GiB", text)
+	}
+}

@@ -1,0 +1,60 @@
+package millpondexporter
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/collector/consumer/consumererror"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/plog/plogotlp"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/pdata/pmetric/pmetricotlp"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
+
+	"millpond.dev/otel-exporter/producer"
+)
+
+// The streams are those of `millpond gateway`, and so is what is in them: the bytes of an Export…ServiceRequest each.
+const (
+	logsStream    = "otlp.logs"
+	tracesStream  = "otlp.traces"
+	metricsStream = "otlp.metrics"
+)
+
+func (s *sharedProducer) pushLogs(ctx context.Context, logs plog.Logs) error {
+	payload, err := plogotlp.NewExportRequestFromLogs(logs).MarshalProto()
+	return s.push(ctx, logsStream, payload, err, logs.LogRecordCount())
+}
+
+func (s *sharedProducer) pushTraces(ctx context.Context, traces ptrace.Traces) error {
+	payload, err := ptraceotlp.NewExportRequestFromTraces(traces).MarshalProto()
+	return s.push(ctx, tracesStream, payload, err, traces.SpanCount())
+}
+
+func (s *sharedProducer) pushMetrics(ctx context.Context, metrics pmetric.Metrics) error {
+	payload, err := pmetricotlp.NewExportRequestFromMetrics(metrics).MarshalProto()
+	return s.push(ctx, metricsStream, payload, err, metrics.DataPointCount())
+}
+
+// push returns nil when the message is in the log. What will never be accepted is a permanent error; all others are
+// worth another try.
+func (s *sharedProducer) push(ctx context.Context, stream string, payload []byte, err error, records int) error {
+	if err != nil {
+		return consumererror.NewPermanent(err)
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer context.AfterFunc(s.stopping, func() { end(context.Cause(s.stopping)) })()
+	_, err = s.producer.Append(ctx, producer.Message{
+		Stream:     stream,
+		Encoding:   producer.OTLP,
+		Payload:    payload,
+		Records:    uint64(records),
+		ReceivedAt: time.Now(),
+	})
+	if err != nil && !producer.IsRetryable(err) {
+		return consumererror.NewPermanent(err)
+	}
+	return err
+}

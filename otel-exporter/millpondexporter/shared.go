@@ -1,0 +1,153 @@
+package millpondexporter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/exporter"
+	"go.uber.org/zap/exp/zapslog"
+
+	"millpond.dev/otel-exporter/millpondexporter/internal/metadata"
+	"millpond.dev/otel-exporter/producer"
+)
+
+// A sharedProducer is that of one exporter of the configuration, whatever signals it is used for: they share segments,
+// commits and the memory limit.
+type sharedProducer struct {
+	config   *Config
+	settings component.TelemetrySettings
+
+	mutex     sync.Mutex
+	users     int // components that have been started and not shut down
+	producer  *producer.Producer
+	telemetry *metadata.TelemetryBuilder
+	stopping  context.Context // ends when those who wait for a commit are to give up
+	giveUp    context.CancelCauseFunc
+}
+
+// The Collector gives the factory one and the same configuration for all signals of an exporter.
+var (
+	sharedMutex sync.Mutex
+	shared      = make(map[*Config]*sharedProducer)
+)
+
+func share(config *Config, settings exporter.Settings) *sharedProducer {
+	sharedMutex.Lock()
+	defer sharedMutex.Unlock()
+	if found, there := shared[config]; there {
+		return found
+	}
+	new := &sharedProducer{config: config, settings: settings.TelemetrySettings}
+	shared[config] = new
+	return new
+}
+
+// A lifecycle is a component of exporterhelper's whose start and stop are the shared producer's, too.
+type lifecycle struct {
+	inner   component.Component
+	shared  *sharedProducer
+	started bool // the Collector also shuts down what it did not start
+}
+
+// Start opens the buffer before anything is taken.
+func (l *lifecycle) Start(ctx context.Context, host component.Host) error {
+	if err := l.shared.start(ctx); err != nil {
+		return err
+	}
+	l.started = true
+	return l.inner.Start(ctx, host)
+}
+
+var errDrainTimeout = errors.New("the exporter is stopping, and its drain_timeout is over")
+
+// Shutdown lets exporterhelper hand over what it has queued and waits for the commits, for drain_timeout at most: a store
+// that is away must not keep the Collector from stopping. What a persistent queue has then, it keeps.
+func (l *lifecycle) Shutdown(ctx context.Context) error {
+	if !l.started {
+		return errors.Join(l.inner.Shutdown(ctx), l.shared.forget())
+	}
+	l.started = false
+	timer := time.AfterFunc(l.shared.config.DrainTimeout, l.shared.abandon)
+	defer timer.Stop()
+	return errors.Join(l.inner.Shutdown(ctx), l.shared.shutdown(ctx))
+}
+
+func (s *sharedProducer) start(ctx context.Context) error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.users == 0 {
+		if err := s.open(ctx); err != nil {
+			return err
+		}
+	}
+	s.users++
+	return nil
+}
+
+func (s *sharedProducer) open(ctx context.Context) error {
+	telemetry, err := metadata.NewTelemetryBuilder(s.settings)
+	if err != nil {
+		return err
+	}
+	config := s.config.producer()
+	config.Logger = slog.New(zapslog.NewHandler(s.settings.Logger.Core()))
+	config.Hooks = hooks(telemetry)
+	s.producer, err = producer.Open(ctx, s.config.Buffer, config)
+	if err != nil {
+		telemetry.Shutdown()
+		return err
+	}
+	s.telemetry = telemetry
+	s.stopping, s.giveUp = context.WithCancelCause(context.WithoutCancel(ctx))
+	return observe(telemetry, s.producer)
+}
+
+// abandon makes those who wait for a commit give up.
+func (s *sharedProducer) abandon() {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.giveUp != nil {
+		s.giveUp(errDrainTimeout)
+	}
+}
+
+// forget makes the configuration free for another producer, if nobody uses this one.
+func (s *sharedProducer) forget() error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.users == 0 {
+		sharedMutex.Lock()
+		defer sharedMutex.Unlock()
+		if shared[s.config] == s {
+			delete(shared, s.config)
+		}
+	}
+	return nil
+}
+
+// shutdown closes the producer when the last of its users has stopped.
+func (s *sharedProducer) shutdown(ctx context.Context) error {
+	s.mutex.Lock()
+	s.users--
+	last := s.users == 0
+	s.mutex.Unlock()
+	if !last {
+		return nil
+	}
+	// It ends with the drain's time or with the Collector's patience, whichever is first.
+	draining, end := context.WithCancel(ctx)
+	defer end()
+	defer context.AfterFunc(s.stopping, end)()
+	err := s.producer.Close(draining)
+	s.giveUp(nil)
+	s.telemetry.Shutdown()
+	if err != nil {
+		err = fmt.Errorf("records that were not reported as sent may be lost: %w", err)
+	}
+	return errors.Join(err, s.forget())
+}

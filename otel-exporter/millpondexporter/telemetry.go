@@ -1,0 +1,61 @@
+package millpondexporter
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"millpond.dev/otel-exporter/millpondexporter/internal/metadata"
+	"millpond.dev/otel-exporter/producer"
+)
+
+func hooks(telemetry *metadata.TelemetryBuilder) producer.Hooks {
+	return producer.Hooks{
+		Uploaded: func(took time.Duration) {
+			telemetry.MillpondUploadDuration.Record(context.Background(), took.Seconds())
+		},
+		Committed: func(took time.Duration, _ int) {
+			telemetry.MillpondCommitDuration.Record(context.Background(), took.Seconds())
+		},
+	}
+}
+
+// observe makes the telemetry read the producer's statistics whenever it is collected.
+func observe(telemetry *metadata.TelemetryBuilder, p *producer.Producer) error {
+	of := func(value func(producer.Stats) int64) metric.Int64Callback {
+		return func(_ context.Context, observer metric.Int64Observer) error {
+			observer.Observe(value(p.Stats()))
+			return nil
+		}
+	}
+	attempts := func(_ context.Context, observer metric.Int64Observer) error {
+		stats := p.Stats()
+		for outcome, count := range map[string]int64{
+			"committed": stats.CommitsCommitted,
+			"mismatch":  stats.CommitsMismatch,
+			"unknown":   stats.CommitsUnknown,
+		} {
+			observer.Observe(count, metric.WithAttributes(attribute.String("outcome", outcome)))
+		}
+		return nil
+	}
+	return errors.Join(
+		telemetry.RegisterMillpondMemoryHeldCallback(of(func(s producer.Stats) int64 { return s.MemoryHeldBytes })),
+		telemetry.RegisterMillpondMemoryLimitCallback(of(func(s producer.Stats) int64 { return s.MemoryLimitBytes })),
+		telemetry.RegisterMillpondSegmentsUncommittedCallback(of(func(s producer.Stats) int64 { return s.SegmentsUncommitted })),
+		telemetry.RegisterMillpondSegmentsCallback(of(func(s producer.Stats) int64 { return s.Segments })),
+		telemetry.RegisterMillpondRecordsCallback(of(func(s producer.Stats) int64 { return s.Records })),
+		telemetry.RegisterMillpondBytesRawCallback(of(func(s producer.Stats) int64 { return s.RawBytes })),
+		telemetry.RegisterMillpondBytesStoredCallback(of(func(s producer.Stats) int64 { return s.StoredBytes })),
+		telemetry.RegisterMillpondRefusedCallback(of(func(s producer.Stats) int64 { return s.Refused })),
+		telemetry.RegisterMillpondUploadRetriesCallback(of(func(s producer.Stats) int64 { return s.UploadRetries })),
+		telemetry.RegisterMillpondReuploadsCallback(of(func(s producer.Stats) int64 { return s.Reuploads })),
+		telemetry.RegisterMillpondCommitAttemptsCallback(attempts),
+		telemetry.RegisterMillpondCommitsFoundCallback(of(func(s producer.Stats) int64 { return s.CommitsFound })),
+		telemetry.RegisterMillpondExpiredCallback(of(func(s producer.Stats) int64 { return s.Expired })),
+		telemetry.RegisterMillpondPagesCallback(of(func(s producer.Stats) int64 { return s.Pages })),
+	)
+}

@@ -1,0 +1,166 @@
+package producer
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"millpond.dev/otel-exporter/internal/segment"
+)
+
+// The accumulator is one goroutine that puts messages into blocks and blocks into segments, and decides when a segment
+// closes. The order in which it takes messages is the order in which they are committed. It never waits for the store.
+type accumulator struct {
+	config    *Config
+	budget    *budget
+	encoders  *encoders
+	uploaders *uploaders
+	log       *slog.Logger
+
+	nextNumber int
+	open       *fillingSegment
+	closed     map[int]*fillingSegment // waiting for encoders
+	encoding   int                     // blocks that are with the encoders
+	done       chan doneBlock
+	linger     *time.Timer
+	busy       map[string]bool // streams that filled a block lately: their next one gets a whole buffer at once
+}
+
+// run goes on until messages is closed, and then until everything accepted is with the uploaders.
+func (a *accumulator) run(messages <-chan accepted) {
+	a.linger = time.NewTimer(time.Hour)
+	a.linger.Stop()
+	defer a.linger.Stop()
+	for messages != nil || a.encoding > 0 {
+		select {
+		case done := <-a.done:
+			a.encoding--
+			a.put(done)
+		case <-a.linger.C:
+			a.closeOpen()
+		case message, more := <-messages:
+			if !more {
+				messages = nil
+				a.closeOpen()
+				break
+			}
+			a.accept(message)
+		}
+	}
+}
+
+func (a *accumulator) accept(accepted accepted) {
+	if a.open == nil {
+		a.open = newFillingSegment(a.nextNumber, time.Now())
+		a.nextNumber++
+		a.linger.Reset(a.config.Linger)
+	}
+	a.append(accepted)
+	if a.open.rawLen >= a.config.SegmentRawBytes {
+		a.closeOpen()
+	}
+}
+
+// append puts a message into its stream's block, and sends to the encoders what is full then: a block that had no room
+// for it, and the message's own if it fills it.
+func (a *accumulator) append(accepted accepted) {
+	message := &accepted.message
+	refuse := func(reason string) {
+		a.budget.release(accepted.cost)
+		fail([]waiter{accepted.waiter}, &RefusedError{reason})
+	}
+	place := a.open.place(message.Stream, message.Encoding)
+	stream := &a.open.streams[place]
+	if stream.encoding != message.Encoding {
+		refuse(fmt.Sprintf("stream %s holds %s messages, not %s", stream.name, stream.encoding, message.Encoding))
+		return
+	}
+	needed := segment.MessageLenMax(len(message.Payload))
+	if stream.open != nil && stream.open.builder.RawLen()+needed > a.config.BlockBytes {
+		stream.filledABlock = true
+		a.encode(a.open.ship(place))
+	}
+	receivedAtUs := message.ReceivedAt.UnixMicro()
+	if stream.open == nil {
+		stream.open = a.encoders.open(receivedAtUs, a.busy[stream.name])
+	}
+	before := stream.open.builder.RawLen()
+	if err := stream.open.builder.Push(receivedAtUs, message.Payload); err != nil {
+		if before == 0 {
+			stream.open = nil
+		}
+		refuse(err.Error())
+		return
+	}
+	a.open.rawLen += stream.open.builder.RawLen() - before
+	stream.open.records += message.Records
+	stream.open.cost += accepted.cost
+	a.open.waiters = append(a.open.waiters, accepted.waiter)
+	if stream.open.builder.RawLen() >= a.config.BlockBytes {
+		stream.filledABlock = true
+		a.encode(a.open.ship(place))
+	}
+}
+
+func (a *accumulator) encode(full *fullBlock) {
+	a.encoding++
+	go func() { a.done <- a.encoders.encode(full) }()
+}
+
+func (a *accumulator) put(done doneBlock) {
+	if a.open != nil && a.open.number == done.segment {
+		a.open.put(done)
+		if a.open.compressedLen >= a.config.SegmentBytes {
+			a.closeOpen()
+		}
+		return
+	}
+	a.closed[done.segment].put(done)
+	a.handOver(done.segment)
+}
+
+func (a *accumulator) closeOpen() {
+	open := a.open
+	if open == nil {
+		return
+	}
+	a.open = nil
+	a.linger.Stop()
+	if hook := a.config.Hooks.Closed; hook != nil {
+		hook(time.Since(open.firstAt))
+	}
+	for place := range open.streams {
+		if full := open.ship(place); full != nil {
+			a.encode(full)
+		}
+		stream := &open.streams[place]
+		if stream.filledABlock {
+			a.busy[stream.name] = true
+		} else {
+			delete(a.busy, stream.name)
+		}
+	}
+	a.closed[open.number] = open
+	a.handOver(open.number)
+}
+
+// handOver gives a closed segment to the uploaders once its last block is encoded.
+func (a *accumulator) handOver(number int) {
+	closed := a.closed[number]
+	if closed.inEncoders > 0 {
+		return
+	}
+	delete(a.closed, number)
+	work, err := closed.finish()
+	if err != nil {
+		a.log.Error("millpond: a segment could not be encoded", "messages", len(work.waiters), "reason", err)
+		fail(work.waiters, &NotCommittedError{err.Error()})
+		work.waiters = nil
+	}
+	if len(work.waiters) == 0 {
+		a.budget.release(work.cost)
+		a.uploaders.skip(number)
+		return
+	}
+	a.uploaders.upload(work)
+}

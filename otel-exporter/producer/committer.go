@@ -1,0 +1,420 @@
+package producer
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/oklog/ulid/v2"
+
+	"millpond.dev/otel-exporter/internal/manifest"
+	"millpond.dev/otel-exporter/internal/storage"
+)
+
+// commitSegmentsMax is the most segments in one commit: the manifest's tail has room for so many at a time.
+const commitSegmentsMax = 512
+
+// The committer is one goroutine that commits uploaded segments in their order, as many as there are with one
+// compare-and-set, never two at a time. What a commit means is decided by package manifest; here is only what to do
+// about its outcomes. It never gives up.
+type committer struct {
+	*pipeline
+	bufferID uuid.UUID
+	tailMax  int
+	streams  *streams
+
+	page       *newPage
+	producer   manifest.ProducerID
+	registered bool
+	last       uint64 // the number of this producer's last commit
+
+	isKnown bool               // else the manifest must be read again
+	known   *manifest.Snapshot // nil: there is none
+
+	unresolved *unresolved
+
+	nextNumber int
+	waiting    map[int]arrival
+}
+
+// A newPage is a page on its way into the manifest.
+type newPage struct {
+	name   ulid.ULID
+	page   *manifest.Page
+	stored bool // a manifest may refer to it
+}
+
+// An unresolved compare-and-set is one whose outcome is unknown. While the manifest still has the version that it
+// expected, the write may yet land. Once it has another one, either the table shows the commit, or the write never
+// happened and never will.
+type unresolved struct {
+	expected *storage.Version // nil: it expected no manifest
+}
+
+// next is what to do after an attempt.
+type next int
+
+const (
+	done next = iota
+	atOnce
+	afterAWait
+)
+
+func newCommitter(pipeline *pipeline, bufferID uuid.UUID, tailMax int, streams *streams) *committer {
+	return &committer{
+		pipeline: pipeline,
+		bufferID: bufferID,
+		tailMax:  tailMax,
+		streams:  streams,
+		producer: pipeline.environment.producerID(),
+		waiting:  make(map[int]arrival),
+	}
+}
+
+// run goes on until the uploaders are gone and everything that they brought is committed.
+func (c *committer) run(arrivals <-chan arrival) {
+	for arrival := range arrivals {
+		c.arrive(arrival)
+		for group := c.extend(nil, arrivals); len(group) > 0; group = c.extend(nil, arrivals) {
+			c.commit(group, arrivals)
+		}
+	}
+}
+
+func (c *committer) arrive(arrival arrival) {
+	if arrival.uploaded != nil {
+		c.counters.segmentsUncommitted.Add(1)
+	}
+	c.waiting[arrival.number] = arrival
+}
+
+// extend moves what has arrived and is next in order into the group.
+func (c *committer) extend(group []uploadedWork, arrivals <-chan arrival) []uploadedWork {
+	for more := true; more; {
+		select {
+		case arrival, open := <-arrivals:
+			if more = open; open {
+				c.arrive(arrival)
+			}
+		default:
+			more = false
+		}
+	}
+	for len(group) < commitSegmentsMax {
+		arrival, found := c.waiting[c.nextNumber]
+		if !found {
+			break
+		}
+		delete(c.waiting, c.nextNumber)
+		c.nextNumber++
+		if arrival.uploaded != nil {
+			group = append(group, *arrival.uploaded)
+		}
+	}
+	return group
+}
+
+// commit commits a group of segments, however long it takes.
+func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
+	started := time.Now()
+	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
+	for len(group) > 0 {
+		// What an unresolved attempt named must not change, or its landing would be misread.
+		if c.unresolved == nil {
+			group = c.extend(group, arrivals)
+		}
+		segments := len(group)
+		var next next
+		switch group, next = c.attempt(group); next {
+		case done:
+			c.health.gotOn(committing)
+			if c.hooks.Committed != nil {
+				c.hooks.Committed(time.Since(started), segments)
+			}
+		case afterAWait:
+			time.Sleep(c.environment.wait(&backoff))
+		}
+	}
+}
+
+// attempt makes sure that the manifest is known and that it knows this producer; then it tries to commit. It gives what
+// is left to commit.
+func (c *committer) attempt(group []uploadedWork) ([]uploadedWork, next) {
+	if !c.readManifest() {
+		return group, afterAWait
+	}
+	if !c.registered {
+		return group, c.register()
+	}
+	if c.known == nil {
+		// It was registered, and the manifest is gone: as if it had been forgotten.
+		return c.forgotten(group, "the manifest is gone"), atOnce
+	}
+	if !c.storePage() {
+		return group, afterAWait
+	}
+	base, number := c.known.State, c.last+1
+	sealed := c.sealed(base)
+	if sealed != nil {
+		base = sealed
+	}
+	segments := describe(group)
+	commit, err := base.Commit(c.producer, number, segments, c.environment.unixMs())
+	if err != nil {
+		return c.refused(group, number, err)
+	}
+	if commit.State == nil {
+		c.counters.commitsFound.Add(1)
+		c.succeed(group, number, commit)
+		return nil, done
+	}
+	expected := c.known.Version
+	if !c.swap(&expected, commit.State.Stamped(c.environment.nonce())) {
+		return group, afterAWait
+	}
+	if sealed != nil {
+		c.page = nil
+		c.counters.pages.Add(1)
+	}
+	c.succeed(group, number, commit)
+	return nil, done
+}
+
+func describe(group []uploadedWork) []manifest.NewSegment {
+	segments := make([]manifest.NewSegment, len(group))
+	for i := range group {
+		segments[i] = group[i].describe()
+	}
+	return segments
+}
+
+// refused does what a refusal of the manifest asks for.
+func (c *committer) refused(group []uploadedWork, number uint64, err error) ([]uploadedWork, next) {
+	var below *manifest.BelowFloorError
+	var notRegistered *manifest.NotRegisteredError
+	var wrongNumber *manifest.NumberError
+	switch {
+	case errors.As(err, &below):
+		c.uploadAgain(group, below)
+		return group, atOnce
+	case errors.As(err, &notRegistered):
+		return c.forgotten(group, err.Error()), atOnce
+	case errors.As(err, &wrongNumber):
+		c.log.Error("millpond: was the buffer restored from a copy?", "reason", err)
+		c.unresolved = &unresolved{}
+		return c.forgotten(group, err.Error()), atOnce
+	}
+	return c.dropInvalid(group, number), atOnce
+}
+
+// storePage puts the page of a full tail into the store, before any manifest refers to it. It reports whether a commit
+// can go on.
+func (c *committer) storePage() bool {
+	state := c.known.State
+	if c.page != nil {
+		for _, page := range state.Pages {
+			if page.Page == c.page.name {
+				// The swap that brought it in has landed unreported.
+				c.page = nil
+				c.counters.pages.Add(1)
+				break
+			}
+		}
+	}
+	if len(state.Tail) < c.tailMax {
+		c.page = nil
+		return true
+	}
+	if c.sealed(state) != nil {
+		return true
+	}
+	// One that was begun is gone on with as long as the log does: its name is our own.
+	if c.page == nil || !c.seals(state) {
+		name := c.environment.ulid(state.OrphanFloorMs)
+		page, _, _ := state.Seal(name, state.NextSequence-1)
+		c.page = &newPage{name: name, page: page}
+	}
+	body, err := c.page.page.Encode()
+	if err == nil {
+		key := manifest.PageKey(c.shard, c.page.page.First, c.page.name)
+		_, err = c.store.PutIfAbsent(c.ctx, key, storage.Body{body})
+	}
+	if err != nil {
+		c.health.heldUp(committing, err)
+	}
+	c.page.stored = err == nil
+	return c.page.stored
+}
+
+// seals reports whether the page that was begun still is what it would be if it were begun now.
+func (c *committer) seals(state *manifest.Manifest) bool {
+	page, _, ok := state.Seal(c.page.name, c.page.page.Last())
+	return ok && page.Equal(c.page.page)
+}
+
+// sealed is the state with its full tail sealed, once that page is in the store.
+func (c *committer) sealed(state *manifest.Manifest) *manifest.Manifest {
+	if c.page == nil || !c.page.stored || !c.seals(state) {
+		return nil
+	}
+	_, sealed, _ := state.Seal(c.page.name, c.page.page.Last())
+	return sealed
+}
+
+// readManifest reads the manifest unless it is known. It reports whether it is known now.
+func (c *committer) readManifest() bool {
+	if c.isKnown {
+		return true
+	}
+	found, err := manifest.Read(c.ctx, c.store, c.shard)
+	if err == nil && found != nil && found.State.BufferID != c.bufferID {
+		err = fmt.Errorf("%s belongs to buffer %s, not to %s", manifest.Key(c.shard), found.State.BufferID, c.bufferID)
+	}
+	if err != nil {
+		c.health.heldUp(committing, err)
+		return false
+	}
+	if found != nil {
+		c.streams.learn(found.State.Streams)
+	}
+	c.resolve(found)
+	c.isKnown, c.known = true, found
+	return true
+}
+
+// resolve forgets an unresolved attempt once it is certain that it did not land and never will. One that did land is
+// found in the table by Commit itself.
+func (c *committer) resolve(found *manifest.Snapshot) {
+	if c.unresolved == nil || found == nil {
+		return
+	}
+	expected := c.unresolved.expected
+	changed := expected == nil || *expected != found.Version
+	if row, there := found.State.Producer(c.producer); changed && there && row.Commit <= c.last {
+		c.unresolved = nil
+	}
+}
+
+// swap makes one compare-and-set. It reports whether it is certain that it took effect.
+func (c *committer) swap(expected *storage.Version, next *manifest.Manifest) bool {
+	c.isKnown, c.known = false, nil
+	outcome, snapshot, err := manifest.Swap(c.ctx, c.store, c.shard, expected, next)
+	c.counters.commits[outcome].Add(1)
+	if err != nil {
+		c.health.heldUp(committing, err)
+	}
+	switch outcome {
+	case storage.Committed:
+		c.isKnown, c.known = true, snapshot
+		return true
+	case storage.Unknown:
+		c.unresolved = &unresolved{expected}
+	}
+	return false
+}
+
+// register enters this producer into the manifest's table, which is its commit number 0.
+func (c *committer) register() next {
+	state, version := manifest.New(c.bufferID, c.shard), (*storage.Version)(nil)
+	if c.known != nil {
+		state, version = c.known.State, &c.known.Version
+	}
+	if _, there := state.Producer(c.producer); !there {
+		next := state.Register(c.producer, c.environment.unixMs()).Stamped(c.environment.nonce())
+		if !c.swap(version, next) {
+			// Whether it landed is seen in the table; there is nothing else to resolve.
+			c.unresolved = nil
+			return afterAWait
+		}
+	}
+	c.log.Info("millpond: registered", "producer", c.producer.String(), "shard", c.shard)
+	c.registered = true
+	return atOnce
+}
+
+// tryRegister registers before the first segment is there. It reports whether it is registered now.
+func (c *committer) tryRegister() bool {
+	if !c.registered && c.readManifest() {
+		c.register()
+	}
+	if c.registered {
+		c.health.gotOn(committing)
+	}
+	return c.registered
+}
+
+// succeed tells the callers of a group that it is in the log.
+func (c *committer) succeed(group []uploadedWork, number uint64, commit manifest.Commit) {
+	c.last = number
+	c.unresolved = nil
+	for i := range group {
+		work := &group[i]
+		c.counters.segmentsUncommitted.Add(-1)
+		c.counters.segments.Add(1)
+		c.counters.storedBytes.Add(int64(work.encoded.Size))
+		for _, part := range work.encoded.Streams {
+			c.counters.blocks.Add(int64(part.Blocks))
+			c.counters.messages.Add(int64(part.Messages))
+			c.counters.records.Add(int64(part.Records))
+			c.counters.rawBytes.Add(int64(part.RawLen))
+		}
+		c.budget.release(work.cost)
+		committed := Committed{Shard: c.shard, Sequence: commit.FirstSequence + uint64(i)}
+		for _, waiter := range work.waiters {
+			waiter <- result{committed: committed}
+		}
+	}
+}
+
+// failed tells the callers of a segment that it is not going to be committed.
+func (c *committer) failed(work *uploadedWork, err error) {
+	c.counters.segmentsUncommitted.Add(-1)
+	c.budget.release(work.cost)
+	fail(work.waiters, err)
+}
+
+// uploadAgain uploads segments under names above the orphan floor: those they had may be deleted any moment.
+func (c *committer) uploadAgain(group []uploadedWork, below *manifest.BelowFloorError) {
+	c.log.Warn("millpond: uploading again", "reason", below)
+	for _, place := range below.Places {
+		c.counters.reuploads.Add(1)
+		group[place] = c.upload(group[place].encodedWork, below.FloorMs)
+	}
+}
+
+// dropInvalid takes the first segment that the manifest refuses out of the group and tells its callers. The state that
+// refuses it is not the one that an earlier attempt was made on, so it is certain that it did not land.
+func (c *committer) dropInvalid(group []uploadedWork, number uint64) []uploadedWork {
+	segments := describe(group)
+	for place := range segments {
+		_, err := c.known.State.Commit(c.producer, number, segments[:place+1], c.environment.unixMs())
+		var invalid *manifest.InvalidError
+		if errors.As(err, &invalid) {
+			c.log.Error("millpond: a segment cannot be committed", "segment", group[place].name.String(), "reason", invalid.Reason)
+			c.failed(&group[place], &NotCommittedError{invalid.Reason})
+			return append(group[:place:place], group[place+1:]...)
+		}
+	}
+	return group
+}
+
+// forgotten: the manifest does not know this producer (any more). It goes on under a new id. What became of an
+// unresolved attempt cannot be known, so its callers are told just that.
+func (c *committer) forgotten(group []uploadedWork, reason string) []uploadedWork {
+	c.counters.expired.Add(1)
+	if c.unresolved != nil {
+		c.log.Error("millpond: the outcome of a commit is unknown", "segments", len(group), "reason", reason)
+		for i := range group {
+			c.failed(&group[i], &OutcomeUnknownError{Reason: reason})
+		}
+		group = nil
+	} else {
+		c.log.Warn("millpond: going on under a new producer id", "reason", reason)
+	}
+	c.unresolved = nil
+	c.producer = c.environment.producerID()
+	c.registered = false
+	c.last = 0
+	return group
+}

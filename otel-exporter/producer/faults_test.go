@@ -1,0 +1,382 @@
+package producer
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"millpond.dev/otel-exporter/internal/manifest"
+	"millpond.dev/otel-exporter/internal/storage/unreliable"
+)
+
+func TestAnUploadThatLandedUnreportedIsOneSegment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		w.network.Once(unreliable.Create, "segments", unreliable.LandsUnreported)
+		w.mustAppend(p, "a")
+		w.checkLog("a")
+		if w.segments() != 1 || w.network.Unused() != 0 || p.Stats().UploadRetries != 1 {
+			t.Error(w.segments(), w.network.Unused(), p.Stats())
+		}
+	})
+}
+
+// Whatever the network does to commits, what was acknowledged is in the log, once: the table of producers tells.
+func TestACommitThatLandedUnreportedYieldsItsRecordsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		messages := names("message", 6)
+		for i, message := range messages {
+			if i%2 == 1 {
+				w.network.Once(unreliable.Replace, "manifest", unreliable.LandsUnreported)
+			}
+			w.mustAppend(p, message)
+		}
+		w.checkLog(messages...)
+		if found := p.Stats().CommitsFound; found != 3 || w.network.Unused() != 0 {
+			t.Error(found)
+		}
+	})
+}
+
+func TestACommitThatLandsAfterTheNextAttemptHasReadTheManifestCountsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		// The first attempt is reported as failed and is still under way ...
+		late := w.network.Detain(unreliable.Replace, "manifest")
+		// ... when the second one, made of the same manifest, is about to be sent.
+		second := w.network.Hold(unreliable.Replace, "manifest")
+		var client sync.WaitGroup
+		client.Go(func() { w.mustAppend(p, "a") })
+		<-second.Arrived()
+		late.Release()
+		w.network.Settled()
+		w.checkLog("a")
+		second.Release()
+		client.Wait()
+		w.checkLog("a")
+	})
+}
+
+// What an unresolved attempt named must not change: more segments join only when it is certain that it never lands.
+func TestNothingJoinsACommitWhoseOutcomeIsUnknown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		late := w.network.Detain(unreliable.Replace, "manifest")
+		second := w.network.Hold(unreliable.Replace, "manifest")
+		var clients sync.WaitGroup
+		clients.Go(func() { w.mustAppend(p, "a") })
+		<-late.Arrived()
+		// It is uploaded while the first attempt may yet land.
+		clients.Go(func() { w.mustAppend(p, "b") })
+		<-second.Arrived()
+		late.Release()
+		w.network.Settled()
+		second.Release()
+		clients.Wait()
+		w.checkLog("a", "b")
+	})
+}
+
+func TestACommitThatLandsAfterTheOneThatReplacedItChangesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		late := w.network.Detain(unreliable.Replace, "manifest")
+		w.mustAppend(p, "a")
+		late.Release()
+		w.network.Settled()
+		w.mustAppend(p, "b")
+		w.checkLog("a", "b")
+	})
+}
+
+func TestAnOutageMakesCallersWaitAndLosesNothing(t *testing.T) {
+	for _, outage := range []unreliable.Fault{unreliable.Lost, unreliable.Hangs} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, 1)
+			config := testConfig()
+			config.MemoryLimit = config.workingMemory() + 2<<10
+			p := w.producer(config, 1)
+			w.network.Outage(outage)
+			messages := names("during the outage, message", 100)
+			var clients sync.WaitGroup
+			for _, message := range messages {
+				clients.Go(func() { w.appendUntilAcknowledged(p, message) })
+			}
+			time.Sleep(2 * time.Minute)
+			synctest.Wait()
+			if p.Waiting() == "" {
+				t.Error("it does not say that it waits")
+			}
+			stats := p.Stats()
+			if stats.MemoryHeldBytes > stats.MemoryLimitBytes || stats.Refused < 100 {
+				t.Errorf("%+v", stats)
+			}
+			w.checkLog()
+			w.network.Outage(unreliable.Honest)
+			clients.Wait()
+			w.checkOnce(messages)
+			if p.Waiting() != "" {
+				t.Error(p.Waiting())
+			}
+		})
+	}
+}
+
+// seeds are those of a run of random faults; MILLPOND_TEST_SEED runs one of them alone.
+func seeds(t *testing.T, count uint64) []uint64 {
+	if given := os.Getenv("MILLPOND_TEST_SEED"); given != "" {
+		seed, err := strconv.ParseUint(given, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []uint64{seed}
+	}
+	var seeds []uint64
+	for seed := range count {
+		seeds = append(seeds, seed)
+	}
+	return seeds
+}
+
+func TestRandomFaultsLoseNothingAndDoubleNothing(t *testing.T) {
+	for _, seed := range seeds(t, 40) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, seed)
+				config := testConfig()
+				// Pages are sealed all the time.
+				config.TailMax = 4 + int(seed%8)
+				var clients sync.WaitGroup
+				var all []string
+				first, second := w.producer(config, 2*seed), w.producer(config, 2*seed+1)
+				w.network.Set(unreliable.Faults{Write: 0.12, Read: 0.2, Late: 10 * time.Second})
+				for name, p := range map[string]*Producer{"first": first, "second": second} {
+					for client := range 3 {
+						messages := names(fmt.Sprintf("%s, client %d, message", name, client), 12)
+						all = append(all, messages...)
+						clients.Go(func() {
+							for _, message := range messages {
+								w.appendUntilAcknowledged(p, message)
+							}
+						})
+					}
+				}
+				clients.Wait()
+				w.network.Set(unreliable.Faults{})
+				w.network.Settled()
+				w.checkOnce(all)
+				if log := w.log(); len(log) != len(all) {
+					t.Errorf("%d messages of %d sent", len(log), len(all))
+				}
+				if state := w.manifest(); len(state.Pages) == 0 || state.Check() != "" {
+					t.Errorf("%d pages, %s", len(state.Pages), state.Check())
+				}
+				// Each client sent one after another: that is their order in the log.
+				order := w.log()
+				for i := 1; i < len(all); i++ {
+					if before, _, _ := strings.Cut(all[i-1], "message"); strings.HasPrefix(all[i], before) &&
+						slices.Index(order, all[i-1]) > slices.Index(order, all[i]) {
+						t.Errorf("%q comes after %q", all[i-1], all[i])
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestProducersThatContendForOneShardAllGetIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		var clients sync.WaitGroup
+		var all []string
+		for seed := range uint64(4) {
+			p := w.producer(testConfig(), seed)
+			messages := names(fmt.Sprintf("producer %d, message", seed), 25)
+			all = append(all, messages...)
+			clients.Go(func() {
+				for _, message := range messages {
+					w.mustAppend(p, message)
+				}
+			})
+		}
+		clients.Wait()
+		w.checkOnce(all)
+	})
+}
+
+func TestASegmentBelowTheOrphanFloorIsUploadedAgainAboveIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		upload := w.network.Hold(unreliable.Create, "segments")
+		var client sync.WaitGroup
+		client.Go(func() { w.mustAppend(p, "a") })
+		<-upload.Arrived()
+		floor := uint64(time.Now().UnixMilli()) + 60_000
+		w.change(func(m *manifest.Manifest) { m.OrphanFloorMs = floor })
+		upload.Release()
+		client.Wait()
+		w.checkLog("a")
+		if entry := w.entries()[0]; entry.Segment.Time() < floor || w.segments() != 2 || p.Stats().Reuploads != 1 {
+			t.Error(entry, w.segments(), p.Stats().Reuploads)
+		}
+	})
+}
+
+func TestAForgottenProducerWhoseCommitCertainlyFailedGoesOnUnderANewID(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		commit := w.network.Hold(unreliable.Replace, "manifest")
+		var client sync.WaitGroup
+		client.Go(func() { w.mustAppend(p, "a") })
+		<-commit.Arrived()
+		w.change(func(m *manifest.Manifest) { m.Producers = nil })
+		commit.Release()
+		client.Wait()
+		w.mustAppend(p, "b")
+		w.checkLog("a", "b")
+		if count := len(w.manifest().Producers); count != 1 || p.Stats().Expired != 1 {
+			t.Error(count, p.Stats().Expired)
+		}
+	})
+}
+
+func TestAForgottenProducerWhoseCommitMayHaveLandedSaysSoAndGoesOn(t *testing.T) {
+	for fault, expected := range map[unreliable.Fault][]string{
+		unreliable.LandsUnreported: {"a", "b"},
+		unreliable.Lost:            {"b"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, 1)
+			p := w.producer(testConfig(), 1)
+			w.network.Once(unreliable.Replace, "manifest", fault)
+			read := w.network.Hold(unreliable.Get, "manifest")
+			var client sync.WaitGroup
+			client.Go(func() {
+				_, err := w.append(p, "a")
+				if !isA[*OutcomeUnknownError](err) || !IsRetryable(err) || HasNoSideEffects(err) {
+					t.Error(err)
+				}
+			})
+			<-read.Arrived()
+			w.change(func(m *manifest.Manifest) { m.Producers = nil })
+			read.Release()
+			client.Wait()
+			w.mustAppend(p, "b")
+			w.checkLog(expected...)
+		})
+	}
+}
+
+// The manifest was put back to an older state: the number does not follow, and nobody can tell what became of what.
+func TestAManifestThatWasPutBackIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		w.mustAppend(p, "a")
+		old := w.manifest()
+		w.mustAppend(p, "b")
+		w.change(func(m *manifest.Manifest) {
+			stamp := m.Stamp
+			*m = *old
+			m.Stamp = stamp
+		})
+		if _, err := w.append(p, "c"); !isA[*OutcomeUnknownError](err) {
+			t.Error(err)
+		}
+		w.mustAppend(p, "d")
+		w.checkLog("a", "d")
+	})
+}
+
+func TestAStreamThatAnotherProducerBeganInAnotherEncodingIsRefusedAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		first, second := w.producer(testConfig(), 1), w.producer(testConfig(), 2)
+		w.mustAppend(first, "a")
+		other := message("x")
+		other.Encoding = OTLP
+		fine := message("b")
+		fine.Stream = "events.other"
+		var clients sync.WaitGroup
+		clients.Go(func() {
+			if _, err := second.Append(t.Context(), other); !isA[*NotCommittedError](err) || !HasNoSideEffects(err) {
+				t.Error(err)
+			}
+		})
+		clients.Go(func() {
+			if _, err := second.Append(t.Context(), fine); err != nil {
+				t.Error(err)
+			}
+		})
+		clients.Wait()
+		if _, err := second.Append(t.Context(), other); !isA[*RefusedError](err) {
+			t.Error(err)
+		}
+		w.checkLog("a", "b")
+	})
+}
+
+func TestWhatWaitsWhileACommitIsSlowGoesWithTheNextOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		before := p.Stats().CommitsCommitted
+		slow := w.network.Hold(unreliable.Replace, "manifest")
+		messages := names("message", 12)
+		var clients sync.WaitGroup
+		for i, message := range messages {
+			clients.Go(func() {
+				if sequence := w.mustAppend(p, message); sequence != uint64(i) {
+					t.Errorf("%s has sequence %d", message, sequence)
+				}
+			})
+			synctest.Wait()
+		}
+		<-slow.Arrived()
+		if w.segments() != len(messages) {
+			t.Errorf("%d segments are uploaded", w.segments())
+		}
+		slow.Release()
+		clients.Wait()
+		if commits := p.Stats().CommitsCommitted - before; commits != 2 {
+			t.Errorf("%d commits", commits)
+		}
+		w.checkLog(messages...)
+	})
+}
+
+func TestSegmentsAreCommittedInTheOrderOfAcceptanceWhateverTheUploadsDo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		slow := w.network.Hold(unreliable.Create, "segments")
+		messages := names("message", 10)
+		var clients sync.WaitGroup
+		for _, message := range messages {
+			clients.Go(func() { w.mustAppend(p, message) })
+			synctest.Wait()
+		}
+		<-slow.Arrived()
+		if w.segments() != len(messages)-1 {
+			t.Errorf("%d segments are uploaded", w.segments())
+		}
+		w.checkLog()
+		slow.Release()
+		clients.Wait()
+		w.checkLog(messages...)
+	})
+}

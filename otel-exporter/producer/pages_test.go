@@ -1,0 +1,142 @@
+package producer
+
+import (
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"millpond.dev/otel-exporter/internal/manifest"
+	"millpond.dev/otel-exporter/internal/storage/unreliable"
+)
+
+func sealing() Config {
+	config := testConfig()
+	config.TailMax = 3
+	return config
+}
+
+func (w *world) checkPages(p *Producer, pages, tail int) {
+	w.t.Helper()
+	state := w.manifest()
+	if len(state.Pages) != pages || len(state.Tail) != tail || p.Stats().Pages != int64(pages) {
+		w.t.Errorf("%d pages (counted: %d) and %d entries in the tail", len(state.Pages), p.Stats().Pages, len(state.Tail))
+	}
+}
+
+func TestAFullTailIsSealedByTheNextCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(sealing(), 1)
+		messages := names("message", 7)
+		for i, message := range messages {
+			if sequence := w.mustAppend(p, message); sequence != uint64(i) {
+				t.Error(sequence)
+			}
+		}
+		w.checkPages(p, 2, 1)
+		w.checkLog(messages...)
+	})
+}
+
+// No manifest ever refers to a page that is not in the store: the page comes first, however often it takes.
+func TestAPageIsInTheStoreBeforeAManifestRefersToIt(t *testing.T) {
+	for _, fault := range []unreliable.Fault{unreliable.Lost, unreliable.LandsUnreported} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, 1)
+			p := w.producer(sealing(), 1)
+			for _, message := range names("message", 3) {
+				w.mustAppend(p, message)
+			}
+			w.network.Once(unreliable.Create, "pages", fault)
+			w.network.Once(unreliable.Create, "pages", fault)
+			w.mustAppend(p, "sealed")
+			w.checkPages(p, 1, 1)
+			w.checkLog("message 0", "message 1", "message 2", "sealed")
+			if keys, err := w.memory.List(t.Context(), "shards/0000/pages"); len(keys) != 1 {
+				t.Error(keys, err)
+			}
+		})
+	}
+}
+
+func TestAPageWhoseSwapLandedUnreportedIsCountedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(sealing(), 1)
+		for _, message := range names("message", 3) {
+			w.mustAppend(p, message)
+		}
+		w.network.Once(unreliable.Replace, "manifest", unreliable.LandsUnreported)
+		w.mustAppend(p, "sealed")
+		w.mustAppend(p, "after")
+		w.checkPages(p, 1, 2)
+	})
+}
+
+// After a conflict the same page is used again: its entries are the first of the tail that is found.
+func TestAPageIsUsedAgainAfterAConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p, other := w.producer(sealing(), 1), w.producer(testConfig(), 2)
+		for _, message := range names("message", 3) {
+			w.mustAppend(p, message)
+		}
+		swap := w.network.Hold(unreliable.Replace, "manifest")
+		var client sync.WaitGroup
+		client.Go(func() { w.mustAppend(p, "sealed") })
+		<-swap.Arrived()
+		w.mustAppend(other, "between")
+		swap.Release()
+		client.Wait()
+		w.checkPages(p, 1, 2)
+		w.checkLog("message 0", "message 1", "message 2", "between", "sealed")
+		if keys, err := w.memory.List(t.Context(), "shards/0000/pages"); len(keys) != 1 {
+			t.Error(keys, err)
+		}
+	})
+}
+
+func TestAPageThatIsNamedBeforeTheFloorByNowIsLetGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(sealing(), 1)
+		for _, message := range names("message", 3) {
+			w.mustAppend(p, message)
+		}
+		swap := w.network.Hold(unreliable.Replace, "manifest")
+		var client sync.WaitGroup
+		client.Go(func() { w.mustAppend(p, "sealed") })
+		<-swap.Arrived()
+		w.change(func(m *manifest.Manifest) { m.OrphanFloorMs = uint64(time.Now().UnixMilli()) + 1_000 })
+		swap.Release()
+		client.Wait()
+		w.checkPages(p, 1, 1)
+		w.checkLog("message 0", "message 1", "message 2", "sealed")
+		if keys, err := w.memory.List(t.Context(), "shards/0000/pages"); len(keys) != 2 {
+			t.Error(keys, err)
+		}
+	})
+}
+
+func TestTwoProducersThatSealAtOnceLoseNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		first, second := w.producer(sealing(), 1), w.producer(sealing(), 2)
+		for _, message := range names("message", 3) {
+			w.mustAppend(first, message)
+		}
+		swap := w.network.Hold(unreliable.Replace, "manifest")
+		var client sync.WaitGroup
+		client.Go(func() { w.mustAppend(first, "first") })
+		<-swap.Arrived()
+		w.mustAppend(second, "second")
+		swap.Release()
+		client.Wait()
+		state := w.manifest()
+		if len(state.Pages) != 1 || first.Stats().Pages != 0 || second.Stats().Pages != 1 {
+			t.Errorf("%d pages, %d, %d", len(state.Pages), first.Stats().Pages, second.Stats().Pages)
+		}
+		w.checkLog("message 0", "message 1", "message 2", "second", "first")
+	})
+}

@@ -1,0 +1,293 @@
+package producer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"millpond.dev/otel-exporter/internal/manifest"
+	"millpond.dev/otel-exporter/internal/segment"
+	"millpond.dev/otel-exporter/internal/storage"
+)
+
+// Encoding is how the messages of a stream are to be read. A stream has one for ever.
+type Encoding = segment.Encoding
+
+const (
+	// OTLP messages are the protobuf bytes of one Export…ServiceRequest each.
+	OTLP = segment.OTLP
+	// NDJSON messages are newline-delimited JSON, one record a line.
+	NDJSON = segment.NDJSON
+)
+
+// A Message is one message to be appended to a stream.
+type Message struct {
+	// Stream is 1 to 100 of the characters a-z A-Z 0-9 . _ - with a letter or digit first, for example otlp.logs.
+	Stream string
+	// Encoding is how the payload is to be read.
+	Encoding Encoding
+	// Payload is the message. It must not be changed until Append has returned, and not after an OutcomeUnknownError.
+	Payload []byte
+	// Records are those in the payload, as counted by the caller.
+	Records uint64
+	// ReceivedAt is when it was received.
+	ReceivedAt time.Time
+}
+
+// Committed says where in the log a message is.
+type Committed struct {
+	Shard    uint32
+	Sequence uint64 // of the segment that holds it
+}
+
+// queue is how many messages wait between the callers and the accumulator, and segments between the uploaders and the
+// committer: only to hand over, the waiting is done elsewhere.
+const queue = 64
+
+// A Producer appends messages to one shard of a buffer. Its methods may be called from any goroutine.
+type Producer struct {
+	config   Config
+	pipeline *pipeline
+	streams  *streams
+
+	gate     sync.RWMutex // held for reading while a message is handed over
+	closed   bool
+	messages chan accepted
+	drained  chan struct{} // closed when everything accepted is committed
+}
+
+// Open opens the buffer at a URL (s3://bucket/prefix, file:///directory or, for tests, memory:///), tests that its store
+// keeps the preconditions that everything rests on, writes the buffer object if there is none, registers in a shard and
+// starts the goroutines. It fails when a setting makes no sense, when the store refuses, and when the store cannot be
+// reached for StartTimeout. Once it has started, an outage of the store is waited for.
+func Open(ctx context.Context, url string, config Config) (*Producer, error) {
+	if err := config.Check(); err != nil {
+		return nil, err
+	}
+	environment := systemEnvironment()
+	starting, end := context.WithTimeoutCause(ctx, config.StartTimeout,
+		fmt.Errorf("the store was not reached for %s", config.StartTimeout))
+	defer end()
+	var store *storage.Store
+	err := patiently(starting, environment, func() (err error) {
+		store, err = storage.Open(starting, url, storage.Options{
+			Endpoint:       config.S3Endpoint,
+			Region:         config.S3Region,
+			AllowHTTP:      config.AllowHTTP,
+			RequestTimeout: config.RequestTimeout,
+			Create:         config.CreateBucket,
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("the buffer cannot be opened: %w", err)
+	}
+	if err := store.SelfTest(starting); err != nil {
+		return nil, err
+	}
+	return start(starting, environment, store, config)
+}
+
+// start is Open for a store that is open; tests give their own.
+func start(ctx context.Context, environment *environment, store *storage.Store, config Config) (*Producer, error) {
+	if err := config.Check(); err != nil {
+		return nil, err
+	}
+	if config.Logger == nil {
+		config.Logger = slog.Default()
+	}
+	new := &manifest.Buffer{ID: environment.uuid(), Shards: uint32(config.Shards)}
+	var buffer *manifest.Buffer
+	err := patiently(ctx, environment, func() (err error) {
+		buffer, err = manifest.OpenBuffer(ctx, store, new)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot open the buffer %s: %w", store.URL(), err)
+	}
+	shard := uint32(max(config.Shard, 0))
+	if config.Shard < 0 {
+		shard = environment.below(buffer.Shards)
+	}
+	if shard >= buffer.Shards {
+		return nil, fmt.Errorf("shard %d does not exist: the buffer %s has the shards 0 to %d", shard, store.URL(), buffer.Shards-1)
+	}
+	counters := &counters{}
+	budget := newBudget(int64(config.MemoryLimit-config.workingMemory()), config.MaxWait)
+	encoders, err := newEncoders(&config, budget, counters)
+	if err != nil {
+		return nil, err
+	}
+	p := &Producer{
+		config: config,
+		pipeline: &pipeline{
+			ctx:         ctx,
+			store:       store,
+			shard:       shard,
+			environment: environment,
+			health:      &health{log: config.Logger},
+			counters:    counters,
+			budget:      budget,
+			hooks:       config.Hooks,
+			log:         config.Logger,
+		},
+		streams:  &streams{encodings: make(map[string]Encoding)},
+		messages: make(chan accepted, queue),
+		drained:  make(chan struct{}),
+	}
+	committer := newCommitter(p.pipeline, buffer.ID, config.TailMax, p.streams)
+	if err := register(ctx, committer); err != nil {
+		return nil, err
+	}
+	// From here on nobody's patience ends what was accepted.
+	p.pipeline.ctx = context.WithoutCancel(ctx)
+	p.run(committer, encoders)
+	return p, nil
+}
+
+func register(ctx context.Context, committer *committer) error {
+	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
+	for !committer.tryRegister() {
+		if storage.Sleep(ctx, committer.environment.wait(&backoff)) != nil {
+			reason := committer.health.reason()
+			if reason == "" {
+				reason = "other producers were always first"
+			}
+			return fmt.Errorf("cannot register in the manifest of %s, shard %d: %s", committer.store.URL(), committer.shard, reason)
+		}
+	}
+	return nil
+}
+
+// run starts the stages. Each ends when the one before it has, and all that it brought is done.
+func (p *Producer) run(committer *committer, encoders *encoders) {
+	uploaders := &uploaders{
+		pipeline: p.pipeline,
+		turns:    make(chan struct{}, p.config.MaxUploads),
+		arrivals: make(chan arrival, queue),
+	}
+	accumulator := &accumulator{
+		config:    &p.config,
+		budget:    p.pipeline.budget,
+		encoders:  encoders,
+		uploaders: uploaders,
+		log:       p.config.Logger,
+		closed:    make(map[int]*fillingSegment),
+		done:      make(chan doneBlock),
+		busy:      make(map[string]bool),
+	}
+	go func() {
+		accumulator.run(p.messages)
+		uploaders.tasks.Wait()
+		close(uploaders.arrivals)
+	}()
+	go func() {
+		committer.run(uploaders.arrivals)
+		close(p.drained)
+	}()
+}
+
+// patiently repeats what fails for the store's sake until the context ends.
+func patiently(ctx context.Context, environment *environment, attempt func() error) error {
+	backoff := storage.Backoff{Initial: 100 * time.Millisecond, Max: 3 * time.Second}
+	for {
+		err := attempt()
+		var format *manifest.FormatError
+		if err == nil || storage.KindOf(err) != storage.Transient || errors.As(err, &format) {
+			return err
+		}
+		if storage.Sleep(ctx, environment.wait(&backoff)) != nil {
+			return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+		}
+	}
+}
+
+// Shard is the shard that this producer writes to.
+func (p *Producer) Shard() uint32 { return p.pipeline.shard }
+
+// Append appends a message and waits until it is committed. Its errors are those of this package; IsRetryable and
+// HasNoSideEffects say what they mean. When the context ends first the error is an OutcomeUnknownError if the message
+// was accepted (it is still going to be committed, once) and the context's own error if it was not.
+func (p *Producer) Append(ctx context.Context, message Message) (Committed, error) {
+	waiter, err := p.accept(ctx, message)
+	if err != nil {
+		p.pipeline.counters.refused.Add(1)
+		return Committed{}, err
+	}
+	select {
+	case result := <-waiter:
+		return result.committed, result.err
+	case <-ctx.Done():
+		return Committed{}, &OutcomeUnknownError{"it was not waited for: " + ctx.Err().Error(), ctx.Err()}
+	}
+}
+
+func (p *Producer) accept(ctx context.Context, message Message) (waiter, error) {
+	cost, err := p.cost(len(message.Payload))
+	if err != nil {
+		return nil, err
+	}
+	if err := p.streams.admit(message.Stream, message.Encoding); err != nil {
+		return nil, &RefusedError{err.Error()}
+	}
+	if err := p.pipeline.budget.reserve(ctx, cost); err != nil {
+		return nil, err
+	}
+	p.gate.RLock()
+	defer p.gate.RUnlock()
+	if p.closed {
+		p.pipeline.budget.release(cost)
+		return nil, ErrClosed
+	}
+	waiter := make(waiter, 1)
+	// The accumulator never waits for the store, so this is soon done.
+	p.messages <- accepted{message, waiter, cost}
+	return waiter, nil
+}
+
+// cost is the bytes of budget for a message of this size, which must be one that can be accepted at all.
+func (p *Producer) cost(payloadLen int) (int64, error) {
+	cost := segment.MessageLenMax(payloadLen) + waiterBytes
+	if cost <= p.config.BlockBytes {
+		return int64(cost), nil
+	}
+	// It gets a block of its own, for which the encoders' room does not suffice: it brings its own, to compress into and
+	// for the result.
+	most := min(int(segment.DefaultLimits().BlockRawMax)-segment.MessageLenMax(0),
+		int(p.pipeline.budget.limit/3)-segment.MessageLenMax(0)-waiterBytes)
+	if payloadLen > most {
+		return 0, &RefusedError{fmt.Sprintf("a message of %d bytes is over the limit of %d", payloadLen, most)}
+	}
+	return 3 * int64(cost), nil
+}
+
+// Waiting says what the producer waits for: empty when the last request of every kind to the store succeeded, else a
+// sentence with the reason. It goes on trying.
+func (p *Producer) Waiting() string { return p.pipeline.health.reason() }
+
+// Stats is what was done so far.
+func (p *Producer) Stats() Stats { return p.pipeline.counters.stats(p.pipeline.budget) }
+
+// Close refuses new messages and waits until everything that was accepted is committed. When the context ends first, it
+// says what is left and why; the producer goes on with it, and Close can be called again.
+func (p *Producer) Close(ctx context.Context) error {
+	p.gate.Lock()
+	if !p.closed {
+		p.closed = true
+		close(p.messages)
+	}
+	p.gate.Unlock()
+	select {
+	case <-p.drained:
+		return nil
+	case <-ctx.Done():
+	}
+	reason := p.Waiting()
+	if reason == "" {
+		reason = "the store is slow"
+	}
+	return fmt.Errorf("%d bytes are not committed: %s (%w)", p.Stats().MemoryHeldBytes, reason, ctx.Err())
+}

@@ -1,0 +1,65 @@
+package producer
+
+import (
+	"sync/atomic"
+
+	"millpond.dev/otel-exporter/internal/storage"
+)
+
+// Stats are counted from the start of the producer, but for those that say "now". Their names are those of the Rust
+// producer's metrics.
+type Stats struct {
+	MemoryHeldBytes     int64 // now
+	MemoryLimitBytes    int64
+	BlocksEncoding      int64 // now: waiting for an encoder or in one
+	SegmentsUploading   int64 // now: waiting for an uploader or in one
+	SegmentsUncommitted int64 // now: uploaded, not yet committed
+
+	Segments, Blocks, Messages, Records int64 // committed
+	RawBytes, StoredBytes               int64 // committed, before and after compression
+	Refused                             int64 // appends refused before they were accepted
+	UploadRetries                       int64 // uploads tried again after an error
+	Reuploads                           int64 // uploads under a new name, for the orphan floor
+	Pages                               int64 // pages that its commits brought into the log
+	CommitsCommitted                    int64 // CAS of the manifest, registrations included, by outcome
+	CommitsMismatch                     int64
+	CommitsUnknown                      int64
+	CommitsFound                        int64 // commits found in the table after an unknown outcome
+	Expired                             int64 // times that the manifest had forgotten this producer
+}
+
+// counters are what Stats is read from.
+type counters struct {
+	blocksEncoding, segmentsUploading, segmentsUncommitted atomic.Int64
+
+	segments, blocks, messages, records atomic.Int64
+	rawBytes, storedBytes               atomic.Int64
+	refused, uploadRetries, reuploads   atomic.Int64
+	pages, commitsFound, expired        atomic.Int64
+	commits                             [3]atomic.Int64 // by outcome
+}
+
+func (c *counters) stats(budget *budget) Stats {
+	return Stats{
+		MemoryHeldBytes:     budget.held.Load(),
+		MemoryLimitBytes:    budget.limit,
+		BlocksEncoding:      c.blocksEncoding.Load(),
+		SegmentsUploading:   c.segmentsUploading.Load(),
+		SegmentsUncommitted: c.segmentsUncommitted.Load(),
+		Segments:            c.segments.Load(),
+		Blocks:              c.blocks.Load(),
+		Messages:            c.messages.Load(),
+		Records:             c.records.Load(),
+		RawBytes:            c.rawBytes.Load(),
+		StoredBytes:         c.storedBytes.Load(),
+		Refused:             c.refused.Load(),
+		UploadRetries:       c.uploadRetries.Load(),
+		Reuploads:           c.reuploads.Load(),
+		Pages:               c.pages.Load(),
+		CommitsCommitted:    c.commits[storage.Committed].Load(),
+		CommitsMismatch:     c.commits[storage.Mismatch].Load(),
+		CommitsUnknown:      c.commits[storage.Unknown].Load(),
+		CommitsFound:        c.commitsFound.Load(),
+		Expired:             c.expired.Load(),
+	}
+}

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Builds a Collector with Millpond's exporter (otel-exporter/builder.yaml) with the pinned Collector builder, into the
+# cache, and prints the program's path, last, on stdout. Does nothing when this very exporter has been built before.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$here/lib.sh"
+
+exporter=$(cd "$here/../otel-exporter" && pwd)
+# What the program is made of: everything in the folder but its tests.
+mapfile -t sources < <(find "$exporter" -type f \( -name '*.go' -o -name 'go.*' -o -name builder.yaml \) ! -name '*_test.go' | sort)
+directory=$cache/otelcol-millpond/$collector_version-$(fingerprint "${sources[@]}")
+
+if [[ ! -x $directory/otelcol-millpond ]]; then
+    builder=$(collector_builder)
+    say "building a Collector with Millpond's exporter"
+    stage "$directory"
+    sed "s|MILLPOND_OTEL_EXPORTER|$exporter|" "$exporter/builder.yaml" >"$staging/builder.yaml"
+    build_collector "$builder" otelcol-millpond
+    place "$directory"
+fi
+echo "$directory/otelcol-millpond"

@@ -1,0 +1,159 @@
+"""The Collector's exporter `millpond` (otel-exporter/), which is a producer in Go: what a client of
+the Collector is told has been taken is in ClickHouse exactly once, beside gateways on the same
+buffer and whatever is killed."""
+
+import os
+import random
+import re
+import signal
+import time
+
+from harness.exactly_once import assert_exactly_once, ids, rows_of, wait_for_all
+from harness.process import eventually
+from harness.services import REPOSITORY, MillpondCollector, telemetrygen
+
+
+def _dice() -> random.Random:
+    """Its seed is printed with a failure; MILLPOND_TEST_SEED runs the same schedule again."""
+    seed = int(os.environ.get("MILLPOND_TEST_SEED", random.randrange(2**32)))
+    print(f"MILLPOND_TEST_SEED={seed}")
+    return random.Random(seed)
+
+
+def test_every_acknowledged_record_is_in_clickhouse_once(site):
+    collector, consumer = site.millpond_collector(), site.consumer()
+    load = site.load(collector, records=20_000)
+    load.run()
+    acknowledged = load.acknowledged()
+    assert len(acknowledged) == 20_000
+    wait_for_all(acknowledged, site.clickhouse, site.database, collector, consumer)
+    assert collector.terminate() == 0
+    assert consumer.terminate() == 0
+    assert_exactly_once(acknowledged, site.clickhouse, site.database)
+    assert rows_of(site.clickhouse, site.database) == 20_000
+    site.check_manifest()
+
+
+def test_a_stopping_collector_commits_what_its_queue_has(site):
+    """With a queue the client is answered before the commit; a stop loses nothing of it."""
+    collector = site.millpond_collector(
+        sending_queue={"enabled": True, "num_consumers": 20}, linger="1s"
+    )
+    load = site.load(collector, records=3_000)
+    load.run()
+    assert collector.terminate() == 0
+    consumer = site.consumer()
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
+    assert consumer.terminate() == 0
+    assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
+
+
+def test_producers_of_both_languages_share_a_buffer_whatever_is_killed(own_site):
+    """A gateway (Rust) and a Collector (Go) commit to one manifest. Neither client retries, so what
+    was not acknowledged may be there or not, but never twice: OTLP requests have no identity."""
+    site, dice = own_site, _dice()
+    # Full tails are sealed all the time, by both.
+    gateway = site.gateway("--tail-max", 20)
+    collector = site.millpond_collector(tail_max=20)
+    consumer = site.consumer()
+    faults = [
+        *[(gateway, signal.SIGKILL)] * 2,
+        *[(collector, signal.SIGKILL)] * 3,
+        (collector, signal.SIGTERM),
+        *[(site.minio, signal.SIGKILL)] * 2,
+        (consumer, signal.SIGKILL),
+    ]
+    dice.shuffle(faults)
+    flags = ("--rate", 1_000, "--retry-for", "0s")
+    loads = [
+        site.load(gateway, *flags, records=20_000, name="load-gateway"),
+        site.load(collector, *flags, records=20_000, name="load-collector"),
+    ]
+    for load in loads:
+        load.start()
+        eventually("some records to be taken", load.acknowledged)
+    for process, signal_number in faults:
+        time.sleep(dice.uniform(0.1, 1.5))
+        print(f"{process.name}: signal {signal_number}")
+        process.send(signal_number)
+        process.wait()
+        if process is site.minio:
+            time.sleep(dice.uniform(0.1, 2.0))
+        process.up()
+    for load in loads:
+        load.wait(180)
+        print(f"{load.name}: {len(load.acknowledged())} of 20000 acknowledged")
+    # Whatever pace the faults left them: both are well afterwards.
+    for producer in (gateway, collector):
+        loads.append(site.load(producer, records=2_000, name=f"load-{producer.name}-after"))
+        loads[-1].run()
+        assert len(loads[-1].acknowledged()) == 2_000
+    acknowledged = [name for load in loads for name in load.acknowledged()]
+    wait_for_all(acknowledged, site.clickhouse, site.database, gateway, collector, consumer)
+    assert gateway.terminate() == 0
+    assert collector.terminate() == 0
+    assert consumer.terminate() == 0
+    assert_exactly_once(acknowledged, site.clickhouse, site.database)
+    site.check_manifest()
+
+
+def test_a_persistent_queue_survives_the_kill_of_its_collector(own_site):
+    """What the queue has taken is committed by the next Collector. Of a request that was committed
+    and not yet taken from the queue at the kill it makes a second append: at most one for each of
+    the queue's consumers."""
+    site, kills, consumers, per_request = own_site, 2, 4, 100
+    queue = site.directory / "queue"
+    queue.mkdir()
+    collector = site.millpond_collector(
+        extensions={"file_storage": {"directory": str(queue)}},
+        sending_queue={
+            "enabled": True,
+            "storage": "file_storage",
+            "num_consumers": consumers,
+            "queue_size": 100_000,
+        },
+        retry_on_failure={"enabled": True, "initial_interval": "100ms", "max_elapsed_time": "0s"},
+    )
+    consumer = site.consumer()
+    flags = ("--rate", 2_000, "--retry-for", "0s", "--records-per-request", per_request)
+    acknowledged = []
+    for number in range(kills):
+        load = site.load(collector, *flags, records=10_000, name=f"load-{number}")
+        load.start()
+        eventually("some records to be taken", load.acknowledged)
+        collector.kill()
+        collector.up()
+        load.wait(120)
+        acknowledged += load.acknowledged()
+    wait_for_all(acknowledged, site.clickhouse, site.database, collector, consumer)
+    assert collector.terminate() == 0
+    assert consumer.terminate() == 0
+    found = ids(site.clickhouse, site.database)
+    doubled = sum(count - 1 for count in found.values())
+    assert doubled <= kills * consumers * per_request, f"{doubled} records are there again"
+    site.check_manifest()
+
+
+def test_the_configuration_of_the_readme_works(site, tmp_path):
+    readme = (REPOSITORY / "otel-exporter" / "README.md").read_text()
+    (configuration,) = re.findall(r"```yaml\n(receivers:.*?)```", readme, re.DOTALL)
+    collector = site.add(MillpondCollector(tmp_path, "millpond", {}, name="readme"))
+    # What a reader has to set: the bucket, and here an endpoint, a port and a bucket to be made.
+    for written, here in {
+        "s3://my-bucket/telemetry": f"{site.buffer.url}\n    create_bucket: true",
+        "0.0.0.0:4317": collector.address,
+        "/var/lib/otelcol": str(tmp_path),
+    }.items():
+        assert configuration.count(written) == 1, written
+        configuration = configuration.replace(written, here)
+    # It ends in the section `service`. Its own metrics would need a port of their own.
+    configuration += "  telemetry: { metrics: { level: none } }\n"
+    (tmp_path / "readme.yaml").write_text(configuration)
+    collector.environment["AWS_ENDPOINT_URL"] = site.buffer.endpoint
+    collector.up()
+    consumer = site.consumer()
+    telemetrygen(site.directory, collector.address, "--logs", 500, "--workers", 1)
+    eventually("the records", lambda: rows_of(site.clickhouse, site.database) == 500, timeout=60)
+    assert collector.terminate() == 0
+    assert consumer.terminate() == 0
+    assert rows_of(site.clickhouse, site.database) == 500
