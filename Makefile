@@ -78,6 +78,13 @@ test-go: ## The Go producer and the Collector's exporter, with the race detector
 	$(call section,go test)
 	cd otel-exporter && go test -race ./...
 
+SEEDS ?= 0..20000
+
+.PHONY: simulate
+simulate: ## Many more seeds of the simulation than the tests run (SEEDS=0..20000)
+	@cargo build --locked --release -p millpond-simulation
+	exec target/release/millpond-simulation run --seeds $(SEEDS)
+
 .PHONY: test-clients
 test-clients: build ## Public ClickHouse clients against the embedded ClickHouse
 	@$(call tools,libchdb python)

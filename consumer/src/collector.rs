@@ -191,10 +191,12 @@ impl Collector {
                 .interval
                 .mul_f64((self.environment.random() % 1024) as f64 / 4096.0);
             tokio::select! {
+                biased;
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(self.config.interval - early) => {}
             }
             let round = tokio::select! {
+                biased;
                 () = shutdown.cancelled() => return,
                 round = self.round(false) => round,
             };

@@ -1,17 +1,22 @@
-//! The wall clock and the random numbers, behind one trait so that a simulation can replace them.
+//! The wall clock, the random numbers and the threads, behind one trait so that a simulation can replace them.
 //! Nothing here is trusted for safety: the clock says only when, the nonce only tells states apart.
 
 use millpond_storage::Backoff;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Where the time and random numbers come from.
+/// Where the time, random numbers and threads come from.
 pub trait Environment: Send + Sync + 'static {
     /// Unix time in microseconds.
     fn now_us(&self) -> i64;
     /// Sixty-four random bits.
     fn random(&self) -> u64;
+    /// `None`: CPU work runs on the blocking pool, and takes what it takes. `Some`: it runs on the caller's thread after this
+    /// time on tokio's clock, so that nothing in a simulation depends on threads.
+    fn cpu_time(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// The machine's own clock and generator.

@@ -4,6 +4,7 @@
 
 pub mod collector;
 mod config;
+mod decode;
 mod environment;
 mod error;
 mod metrics;
@@ -87,6 +88,7 @@ impl Consumer {
     /// error means that it cannot go on; what it has acknowledged is in the sink either way.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), ConsumeError> {
         let buffer = tokio::select! {
+            biased;
             buffer = self.buffer() => buffer?,
             () = shutdown.cancelled() => return Ok(()),
         };

@@ -73,6 +73,7 @@ impl Shard {
                 self.claim.open(start, take_over).await
             };
             let attempt = tokio::select! {
+                biased;
                 attempt = attempt => attempt?,
                 () = self.shutdown.cancelled() => return Ok(None),
             };
@@ -90,6 +91,7 @@ impl Shard {
             let now = now_ms(&*self.claim.environment);
             let left = Duration::from_millis(held.lease_expires_at_ms.saturating_sub(now));
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(left.clamp(Duration::from_millis(100), Duration::from_secs(1))) => {}
                 () = self.shutdown.cancelled() => return Ok(None),
             }
@@ -254,7 +256,9 @@ impl<'a> Tenure<'a> {
             self.begin_read();
             self.begin_load();
             let timer = self.next_timer(&decision);
+            // None of these can be ready for ever, so none starves another; a seed gives the same order each time.
             tokio::select! {
+                biased;
                 Some(done) = self.work.join_next(), if !self.work.is_empty() => {
                     let (key, outcome) = done.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
                     match outcome {

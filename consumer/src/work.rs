@@ -1,6 +1,7 @@
-//! One batch's way: fetch its parts, have the sink cut them into chunks on a blocking thread, write
-//! each chunk until the sink has it. It never plans or acknowledges.
+//! One batch's way: fetch its parts, have the sink cut them into chunks, write each chunk until the sink
+//! has it. It never plans or acknowledges.
 
+use crate::decode::Decode;
 use crate::environment::{Environment, pause};
 use crate::error::ConsumeError;
 use crate::metrics::{self, Metrics, label};
@@ -14,7 +15,7 @@ use millpond_manifest::planted::{self, Bug};
 use millpond_storage::{Backoff, Store};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// Parts of one batch fetched at a time; the fetchers of all batches together are bounded apart.
@@ -111,14 +112,14 @@ impl Workshop {
         drop(fetched);
 
         let (id, in_doubt) = (job.batch.id.clone(), job.in_doubt);
-        let (sender, mut chunks) = mpsc::channel::<Chunk>(1);
         let decoder = self.decoders.clone().acquire_owned().await.expect("never closed");
-        let sink = self.sink.clone();
-        let decoding = tokio::task::spawn_blocking(move || {
-            let _decoder = decoder;
-            let Job { batch, rule, .. } = job;
-            sink.chunks(&batch, &rule, &mut |chunk| sender.blocking_send(chunk).is_ok())
-        });
+        let work = Decode {
+            sink: self.sink.clone(),
+            batch: job.batch,
+            rule: job.rule,
+            decoder,
+        };
+        let (mut chunks, decoding) = work.begin(&*self.environment);
         while let Some(chunk) = chunks.recv().await {
             self.write(&id, &chunk, in_doubt).await?;
         }

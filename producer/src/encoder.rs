@@ -1,4 +1,4 @@
-//! CPU work: blocks are compressed on the blocking pool, at most `encoders` at a time, with zstd contexts
+//! CPU work: blocks are compressed off the runtime's threads, at most `encoders` at a time, with zstd contexts
 //! and block buffers that are used again. It knows nothing of segments.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use millpond_segment::{BlockBuilder, CompressError, Compressor, EncodedBlock, Limits};
 use tokio::sync::Semaphore;
 
-use crate::Config;
 use crate::metrics::Metrics;
+use crate::{Config, Environment};
 
 /// The encoders of a producer. Clones share them.
 #[derive(Clone)]
@@ -27,11 +27,12 @@ struct Inner {
     level: i32,
     buffers_max: usize,
     block_bytes: usize,
+    environment: Environment,
     metrics: Metrics,
 }
 
 impl Encoders {
-    pub(crate) fn new(config: &Config, metrics: Metrics) -> Self {
+    pub(crate) fn new(config: &Config, environment: Environment, metrics: Metrics) -> Self {
         Self(Arc::new(Inner {
             free: Semaphore::new(config.encoders),
             compressors: Mutex::default(),
@@ -39,6 +40,7 @@ impl Encoders {
             level: config.compression_level,
             buffers_max: config.block_buffers(),
             block_bytes: config.block_bytes,
+            environment,
             metrics,
         }))
     }
@@ -60,9 +62,11 @@ impl Encoders {
         inner.metrics.blocks_encoding.inc();
         // Never closed; if it were, compressing without a turn would still be right.
         let turn = self.0.free.acquire().await;
-        #[expect(clippy::disallowed_methods, reason = "this is the module that owns it")]
-        let work = tokio::task::spawn_blocking(move || inner.compress(block, records));
-        let result = work.await;
+        let result = self
+            .0
+            .environment
+            .compute(move || inner.compress(block, records))
+            .await;
         drop(turn);
         self.0.metrics.blocks_encoding.dec();
         result

@@ -1,4 +1,4 @@
-//! The one module through which the time of day and chance come in. A simulation gives its own.
+//! The one module through which the time of day, chance and threads come in. A simulation gives its own.
 //!
 //! Timers are tokio's, which a simulation can pause.
 #![expect(clippy::disallowed_methods, reason = "this is the module that owns them")]
@@ -10,6 +10,8 @@ use millpond_manifest::ProducerId;
 use millpond_storage::Backoff;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::sleep;
 use ulid::Ulid;
 
 /// The time of day and a source of random numbers. Clones share both.
@@ -17,6 +19,8 @@ use ulid::Ulid;
 pub struct Environment {
     clock: Arc<dyn Fn() -> u64 + Send + Sync>,
     rng: Arc<Mutex<StdRng>>,
+    /// Of a simulation that has one thread: how long CPU work takes at most.
+    cpu_time_max: Option<Duration>,
 }
 
 impl Environment {
@@ -36,7 +40,28 @@ impl Environment {
         Self {
             clock: Arc::new(clock),
             rng: Arc::new(Mutex::new(StdRng::seed_from_u64(seed))),
+            cpu_time_max: None,
         }
+    }
+
+    /// CPU work is done on the caller's thread in place of the blocking pool, after a time of up to `cpu_time_max` on tokio's
+    /// clock that follows from the seed: so that nothing in a simulation depends on threads.
+    #[must_use]
+    pub fn on_one_thread(mut self, cpu_time_max: Duration) -> Self {
+        self.cpu_time_max = Some(cpu_time_max);
+        self
+    }
+
+    /// Does CPU work. An error is its panic.
+    pub(crate) async fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let Some(longest) = self.cpu_time_max else {
+            return spawn_blocking(work).await;
+        };
+        sleep(longest.mul_f64(self.with_rng(RngExt::random))).await;
+        Ok(work())
     }
 
     pub(crate) fn unix_ms(&self) -> u64 {

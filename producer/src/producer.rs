@@ -120,7 +120,7 @@ impl Producer {
         let upload = Upload {
             store,
             shard,
-            environment,
+            environment: environment.clone(),
             health: health_of_upload,
             metrics: metrics_of_upload,
         };
@@ -132,7 +132,7 @@ impl Producer {
         let (to_committer, arrivals) = mpsc::channel(QUEUE);
         tasks.spawn(committer.run(arrivals));
         let uploaders = Uploaders::new(upload, config.max_uploads, tasks.clone(), to_committer);
-        let encoders = Encoders::new(&config, metrics.clone());
+        let encoders = Encoders::new(&config, environment, metrics.clone());
         let (messages, accepted) = mpsc::channel(QUEUE);
         let block_bytes = config.block_bytes;
         let accumulator = Accumulator::new(config, budget.clone(), encoders, uploaders, metrics.clone());

@@ -1,4 +1,7 @@
-//! Model checks of the protocols in `design/protocols.md`: producers, owners of a cursor and a collector over one
+//! Two proofs of the protocols: a model, in which every interleaving is searched, and a simulation of the real
+//! pipeline ([`simulator`]), in which a seed is a run.
+//!
+//! The model checks the protocols in `design/protocols.md`: producers, owners of a cursor and a collector over one
 //! abstract store, every interleaving of their steps within a bound. What a step means is decided by the pure
 //! functions of `millpond-manifest` and by `millpond_consumer::schedule`, the very ones that run in production; here is only
 //! the glue around them, as thin as `producer/src/committer.rs`, `consumer/src/shard.rs` and `consumer/src/collector.rs` allow.
@@ -10,7 +13,7 @@
 //! A larger bound is searched by command:
 //!
 //! ```text
-//! cargo run --release -p millpond-simulation -- delivery --owner-faults 2 --epochs 3
+//! cargo run --release -p millpond-simulation -- model delivery --owner-faults 2 --epochs 3
 //! ```
 
 pub mod bounds;
@@ -19,6 +22,7 @@ pub mod model;
 pub mod owner;
 pub mod producer;
 pub mod properties;
+pub mod simulator;
 pub mod store;
 
 pub use bounds::Bounds;

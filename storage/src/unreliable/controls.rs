@@ -47,6 +47,21 @@ impl WriteFaults {
     }
 }
 
+/// How often each fault happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Injected {
+    /// Writes that reached the store, and were reported as errors.
+    pub landed_unreported: u64,
+    /// Writes that never reached the store.
+    pub lost: u64,
+    /// Writes that reached the store after they were reported as errors.
+    pub late: u64,
+    /// Requests that were never answered.
+    pub hung: u64,
+    /// Reads and listings that failed.
+    pub reads: u64,
+}
+
 /// How a store is when it is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outage {
@@ -109,6 +124,7 @@ struct State {
     faults: Faults,
     outage: Option<Outage>,
     script: Vec<Line>,
+    injected: Injected,
     fault_rng: StdRng,
     /// Of its own, so that faults do not depend on whether there are delays.
     latency_rng: StdRng,
@@ -222,6 +238,11 @@ impl Controls {
         self.state().script.len()
     }
 
+    /// How often each fault has happened so far.
+    pub fn injected(&self) -> Injected {
+        self.state().injected
+    }
+
     /// Waits until no late write is under way.
     pub async fn settled(&self) {
         // The sender lives in `self`.
@@ -251,7 +272,10 @@ impl Controls {
     }
 
     pub(super) fn fate(&self, on: On, location: Option<&Path>) -> Fate {
-        self.state().fate(on, location.map_or("", AsRef::as_ref))
+        let mut state = self.state();
+        let fate = state.fate(on, location.map_or("", AsRef::as_ref));
+        state.injected.count(on, &fate);
+        fate
     }
 
     /// The time to the first byte (or a write's answer), and the time for a body of so many bytes.
@@ -287,12 +311,27 @@ impl Controls {
     }
 }
 
+impl Injected {
+    fn count(&mut self, on: On, fate: &Fate) {
+        let counter = match fate {
+            Fate::Honest | Fate::Held(_) => return,
+            Fate::Fault(Fault::Hangs) => &mut self.hung,
+            _ if matches!(on, On::Get | On::List) => &mut self.reads,
+            Fate::Fault(Fault::LandsUnreported) => &mut self.landed_unreported,
+            Fate::Fault(Fault::Lost) => &mut self.lost,
+            Fate::Fault(Fault::LandsLate(_)) | Fate::Detained(_) => &mut self.late,
+        };
+        *counter += 1;
+    }
+}
+
 impl State {
     fn new(faults: Faults) -> Self {
         Self {
             faults,
             outage: None,
             script: Vec::new(),
+            injected: Injected::default(),
             fault_rng: StdRng::seed_from_u64(faults.seed),
             latency_rng: StdRng::seed_from_u64(!faults.seed),
         }

@@ -1,0 +1,163 @@
+//! Searches one bound of the model by command.
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use millpond_simulation::{Bounds, System};
+use stateright::report::WriteReporter;
+use stateright::{Checker, HasDiscoveries, Model};
+use std::num::NonZero;
+use std::thread::available_parallelism;
+use std::time::Instant;
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Scope {
+    /// Producers and the collector.
+    Commit,
+    /// Producers that crash or are forgotten.
+    Forgotten,
+    /// Owners of a cursor.
+    Delivery,
+    /// Owners that crash or give the cursor back.
+    Takeover,
+    /// Everybody.
+    Whole,
+}
+
+/// What to search.
+#[derive(Args)]
+pub(crate) struct Search {
+    /// Where the bounds begin; the flags change them.
+    scope: Scope,
+    /// Search breadth first: a violation is then shown by the fewest steps, and the search takes more memory.
+    #[arg(long)]
+    shortest: bool,
+    /// Records of each segment of each producer, as in 1,1/2.
+    #[arg(long)]
+    segments: Option<String>,
+    /// Entries of a full tail.
+    #[arg(long)]
+    tail_max: Option<usize>,
+    /// Batches in flight.
+    #[arg(long)]
+    max_in_flight: Option<u32>,
+    /// Whether the second owner is configured with another rule.
+    #[arg(long)]
+    rules_differ: Option<bool>,
+    /// Owners that want the cursor.
+    #[arg(long)]
+    owners: Option<usize>,
+    /// Steps of the clock.
+    #[arg(long)]
+    ticks: Option<u8>,
+    /// Rounds of the collector.
+    #[arg(long)]
+    rounds: Option<u8>,
+    /// Openings of the cursor.
+    #[arg(long)]
+    epochs: Option<u8>,
+    /// Producers' swaps whose outcome is not reported.
+    #[arg(long)]
+    producer_faults: Option<u8>,
+    /// Owners' swaps whose outcome is not reported.
+    #[arg(long)]
+    owner_faults: Option<u8>,
+    /// The collector's swaps whose outcome is not reported.
+    #[arg(long)]
+    collector_faults: Option<u8>,
+    /// Crashes of producers.
+    #[arg(long)]
+    producer_crashes: Option<u8>,
+    /// Crashes of owners.
+    #[arg(long)]
+    owner_crashes: Option<u8>,
+    /// Owners that give the cursor back.
+    #[arg(long)]
+    releases: Option<u8>,
+    /// Registrations that find all others expired.
+    #[arg(long)]
+    expiries: Option<u8>,
+}
+
+impl Search {
+    fn bounds(&self) -> anyhow::Result<Bounds> {
+        let from = match self.scope {
+            Scope::Commit => Bounds::commit(),
+            Scope::Forgotten => Bounds::forgotten(),
+            Scope::Delivery => Bounds::delivery(),
+            Scope::Takeover => Bounds::takeover(),
+            Scope::Whole => Bounds::whole(),
+        };
+        let segments = match &self.segments {
+            None => from.segments,
+            Some(given) => given
+                .split('/')
+                .map(|one| one.split(',').map(str::parse).collect())
+                .collect::<Result<_, _>>()?,
+        };
+        Ok(Bounds {
+            segments,
+            rules_differ: self.rules_differ.unwrap_or(from.rules_differ),
+            owners: self.owners.unwrap_or(from.owners),
+            tail_max: self.tail_max.unwrap_or(from.tail_max),
+            max_in_flight: self.max_in_flight.unwrap_or(from.max_in_flight),
+            ticks: self.ticks.unwrap_or(from.ticks),
+            rounds: self.rounds.unwrap_or(from.rounds),
+            epochs: self.epochs.unwrap_or(from.epochs),
+            producer_faults: self.producer_faults.unwrap_or(from.producer_faults),
+            owner_faults: self.owner_faults.unwrap_or(from.owner_faults),
+            collector_faults: self.collector_faults.unwrap_or(from.collector_faults),
+            producer_crashes: self.producer_crashes.unwrap_or(from.producer_crashes),
+            owner_crashes: self.owner_crashes.unwrap_or(from.owner_crashes),
+            releases: self.releases.unwrap_or(from.releases),
+            expiries: self.expiries.unwrap_or(from.expiries),
+        })
+    }
+}
+
+/// Searches every state of the protocols within a bound, or until a property is violated.
+pub(crate) fn run(arguments: &Search) -> anyhow::Result<()> {
+    let system = System {
+        bounds: arguments.bounds()?,
+    };
+    println!("{system:?}");
+    let builder = system
+        .checker()
+        .threads(available_parallelism().map_or(1, NonZero::get))
+        .finish_when(HasDiscoveries::AnyFailures);
+    if arguments.shortest {
+        search(builder.spawn_bfs())
+    } else {
+        search(builder.spawn_dfs())
+    }
+}
+
+fn search(checker: impl Checker<System>) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let checker = checker.report(&mut WriteReporter::new(&mut std::io::stdout()));
+    println!(
+        "{} states in {:.1} s",
+        checker.unique_state_count(),
+        started.elapsed().as_secs_f64()
+    );
+    let properties = checker.model().properties();
+    let mut wrong = 0;
+    for property in properties {
+        let found = checker.discovery(property.name);
+        if property.expectation.discovery_is_failure() == found.is_some() {
+            wrong += 1;
+            match found {
+                None => println!("never reached: {}", property.name),
+                Some(path) => {
+                    println!("violated: {}", property.name);
+                    for action in path.into_actions() {
+                        println!("  {action:?}");
+                    }
+                }
+            }
+        }
+    }
+    if wrong > 0 {
+        bail!("{wrong} properties do not hold within this bound");
+    }
+    Ok(())
+}

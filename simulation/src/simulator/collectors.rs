@@ -1,0 +1,76 @@
+//! Collectors: one after another in each place, killed in the midst of their rounds.
+
+use super::process::Process;
+use super::record::{Event, Oracle};
+use super::scenario::between;
+use super::world::World;
+use millpond_consumer::collector::{CollectError, Collector, CollectorConfig};
+use millpond_manifest::ReadError;
+use millpond_storage::Store;
+use prometheus_client::registry::Registry;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+
+pub(crate) async fn place(world: Arc<World>, place: usize, mut rng: StdRng) {
+    for incarnation in 0.. {
+        if world.is_over() {
+            return;
+        }
+        let process = world.process(format!("collector-{place}.{incarnation}"), &mut rng);
+        let store = world.connect(&process, &mut rng);
+        let mut collector = collector(&world, &process, store);
+        let rounds = {
+            let (world, process) = (Arc::clone(&world), Arc::clone(&process));
+            let mut rng = StdRng::seed_from_u64(rng.random());
+            tokio::spawn(async move {
+                loop {
+                    sleep(between(&mut rng, 100..1_500)).await;
+                    round(&world, &process, &mut collector).await;
+                }
+            })
+        };
+        world.stalls(&process, &mut rng, Event::CollectorsStalled).await;
+        rounds.abort();
+        world.record.count(Event::CollectorsKilled);
+        world.record.event(&process.name, format_args!("is killed"));
+    }
+}
+
+pub(crate) fn collector(world: &World, process: &Arc<Process>, store: Store) -> Collector {
+    let config = CollectorConfig {
+        interval: Duration::from_secs(1),
+        grace: world.scenario.grace,
+        max_age: world.scenario.retention,
+    };
+    Collector::new(store, config, &mut Registry::default())
+        .with_environment(Arc::clone(&process.machine) as Arc<_>)
+}
+
+/// One round. Whether it came to its end.
+pub(crate) async fn round(world: &World, process: &Process, collector: &mut Collector) -> bool {
+    let Ok(result) = timeout(Duration::from_secs(600), collector.round(false)).await else {
+        let detail = format!("a round of {} has no end", process.name);
+        world.record.violated(Oracle::Liveness, detail);
+        return false;
+    };
+    match result {
+        Ok(done) => {
+            world.record.event(&process.name, format_args!("{done:?}"));
+            true
+        }
+        Err(error) => {
+            world.record.event(&process.name, format_args!("{error}"));
+            if !matches!(
+                error,
+                CollectError::Contended(_) | CollectError::Read(ReadError::Store(_))
+            ) {
+                let detail = format!("{}: {error}", process.name);
+                world.record.violated(Oracle::Failure, detail);
+            }
+            false
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Owners of the cursors: one after another in each place, stopped or killed.
+
+use super::process::Process;
+use super::record::{Event, Oracle};
+use super::scenario::{of, one_in};
+use super::table::Connection;
+use super::world::{World, consumer_name};
+use millpond_consumer::{Config, ConsumeError, Consumer, Status};
+use millpond_storage::Store;
+use prometheus_client::registry::Registry;
+use rand::RngExt;
+use rand::rngs::StdRng;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// How long an owner that is stopped may take before it is killed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) async fn place(world: Arc<World>, consumer: usize, place: usize, mut rng: StdRng) {
+    let mut instance = String::new();
+    for incarnation in 0.. {
+        if world.is_over() {
+            return;
+        }
+        let process = world.process(format!("owner-{consumer}.{place}.{incarnation}"), &mut rng);
+        // A process that is started again may keep its name.
+        if incarnation == 0 || one_in(&mut rng, 2) {
+            instance.clone_from(&process.name);
+        }
+        let forces = one_in(&mut rng, world.scenario.forces);
+        let store = world.connect(&process, &mut rng);
+        let Some(mut owner) = start(&world, consumer, &process, store, &instance, forces, &mut rng) else {
+            return;
+        };
+        let lived = {
+            let stalls = world.stalls(&process, &mut rng, Event::OwnersStalled);
+            tokio::select! {
+                biased;
+                ended = &mut owner.task => Some(ended),
+                () = stalls => None,
+            }
+        };
+        let ended = match lived {
+            Some(ended) => Some(ended),
+            None if one_in(&mut rng, 2) => {
+                owner.shutdown.cancel();
+                timeout(PATIENCE, &mut owner.task).await.ok()
+            }
+            None => None,
+        };
+        process.wake();
+        match ended {
+            None => {
+                owner.task.abort();
+                world.record.count(Event::OwnersKilled);
+                world.record.event(&process.name, format_args!("is killed"));
+            }
+            Some(Ok(Ok(()))) => {
+                world.record.count(Event::OwnersStopped);
+                world.record.event(&process.name, format_args!("has stopped"));
+            }
+            Some(Ok(Err(error))) => {
+                world.record.event(&process.name, format_args!("{error}"));
+                // What an owner was about to read may be trimmed by retention, or since another owner that it does not
+                // know of has read it.
+                let trimmed = matches!(error, ConsumeError::Trimmed { .. });
+                let overtaken = world.scenario.retention.is_some() || world.scenario.owners > 1;
+                if !(trimmed && overtaken) {
+                    let detail = format!("{} gave up: {error}", process.name);
+                    world.record.violated(Oracle::Failure, detail);
+                }
+            }
+            // A panic is a violation already.
+            Some(Err(_)) => {}
+        }
+    }
+}
+
+/// A consumer that runs.
+pub(crate) struct Owner {
+    pub(crate) task: JoinHandle<Result<(), ConsumeError>>,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) status: Status,
+}
+
+pub(crate) fn start(
+    world: &World,
+    consumer: usize,
+    process: &Arc<Process>,
+    store: Store,
+    instance: &str,
+    take_over: bool,
+    rng: &mut StdRng,
+) -> Option<Owner> {
+    let rules = of(rng, &world.scenario.rules);
+    let config = Config {
+        consumer: consumer_name(consumer),
+        instance: instance.to_owned(),
+        lease: world.scenario.lease,
+        take_over,
+        poll_interval: Duration::from_millis(300),
+        ack_interval: Duration::from_millis(rng.random_range(100..600)),
+        memory_limit: 64 << 10,
+        fetchers: 2,
+        decoders: rng.random_range(1..=2),
+        writers: rng.random_range(1..=3),
+        drain_timeout: Duration::from_secs(2),
+        batch_records: rules.batch_records,
+        chunk_rows: rules.chunk_rows,
+        max_in_flight: rules.max_in_flight,
+        ..Config::default()
+    };
+    let sink = Connection {
+        table: Arc::clone(&world.tables[consumer]),
+        process: Arc::clone(process),
+    };
+    world.record.event(
+        &process.name,
+        format_args!("starts as {instance}, {rules:?}, take over: {take_over}"),
+    );
+    let started = Consumer::new(store, config, Arc::new(sink), &mut Registry::default());
+    let owner = match started {
+        Ok(owner) => owner.with_environment(Arc::clone(&process.machine) as Arc<_>),
+        Err(error) => {
+            world.record.violated(Oracle::Failure, error.to_string());
+            return None;
+        }
+    };
+    let (shutdown, status) = (CancellationToken::new(), owner.status());
+    let task = tokio::spawn(owner.run(shutdown.clone()));
+    Some(Owner {
+        task,
+        shutdown,
+        status,
+    })
+}

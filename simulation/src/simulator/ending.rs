@@ -1,0 +1,128 @@
+//! The beginning of a run, in peace, and its end: when nothing goes wrong any more, all that is in the log gets into every
+//! table, and no garbage is left.
+
+use super::collectors::{collector, round};
+use super::consumers;
+use super::process::Process;
+use super::producers::{append_one, start};
+use super::record::{Event, Oracle};
+use super::world::{World, consumer_name};
+use millpond_storage::Store;
+use rand::rngs::StdRng;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+
+/// How long anything may take when nothing goes wrong.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Every consumer is known before the first collector comes: what it has not read is kept from then on.
+pub(crate) async fn begin(world: &World, mut rng: StdRng) {
+    let process = world.process("first".into(), &mut rng);
+    let store = world.connect_well(&process);
+    for shard in 0..world.scenario.shards {
+        append_alone(world, &process, &store, shard, "first", &mut rng).await;
+    }
+    for consumer in 0..world.scenario.consumers {
+        read_all(world, consumer, "first", &mut rng).await;
+    }
+}
+
+pub(crate) async fn end(world: &World, mut rng: StdRng) {
+    world.record.event("trouble", format_args!("is over"));
+    world.heal().await;
+    let process = world.process("last".into(), &mut rng);
+    let store = world.connect_well(&process);
+    for shard in 0..world.scenario.shards {
+        append_alone(world, &process, &store, shard, "last", &mut rng).await;
+    }
+    for consumer in 0..world.scenario.consumers {
+        read_all(world, consumer, "last", &mut rng).await;
+    }
+    world.record.add(Event::Unanswered, world.ledger.unanswered());
+    check_tables(world);
+    // Late enough for every clock that there was.
+    let ahead_ms = i64::try_from((world.scenario.jump_max * 100).as_millis()).unwrap_or(i64::MAX / 2);
+    process.machine.jump(ahead_ms + 1_000_000);
+    sleep(world.scenario.grace).await;
+    let mut collector = collector(world, &process, store);
+    round(world, &process, &mut collector).await;
+    if let Some(left) = world.witness.objects().first() {
+        let detail = format!("{left} is left, which nobody needs");
+        world.record.violated(Oracle::Liveness, detail);
+    }
+}
+
+/// A producer that has no trouble commits one message to a shard.
+async fn append_alone(
+    world: &World,
+    process: &Process,
+    store: &Store,
+    shard: u32,
+    name: &str,
+    rng: &mut StdRng,
+) {
+    let append = async {
+        let (producer, _) = start(world, process, store.clone(), Some(shard), rng).await?;
+        append_one(world, &producer, &format!("{name}-{shard}")).await;
+        producer.drain(PATIENCE).await.ok()
+    };
+    if timeout(PATIENCE, append).await.ok().flatten().is_none() {
+        let detail = format!("nothing can be committed to shard {shard:04}");
+        world.record.violated(Oracle::Liveness, detail);
+    }
+}
+
+/// One owner reads a consumer's backlog to its end, and is stopped.
+async fn read_all(world: &World, consumer: usize, name: &str, rng: &mut StdRng) {
+    let process = world.process(format!("{name}-{consumer}"), rng);
+    let store = world.connect_well(&process);
+    let owner = consumers::start(world, consumer, &process, store, &process.name, true, rng);
+    let Some(owner) = owner else { return };
+    let read = async {
+        while !world.witness.is_read(&consumer_name(consumer)).0 && !owner.task.is_finished() {
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    if timeout(PATIENCE, read).await.is_err() {
+        let (_, positions) = world.witness.is_read(&consumer_name(consumer));
+        let waits = owner.status.waiting_for();
+        let detail = format!(
+            "{} does not get on: {positions}waiting for {waits:?}",
+            process.name
+        );
+        return world.record.violated(Oracle::Liveness, detail);
+    }
+    owner.shutdown.cancel();
+    match timeout(PATIENCE, owner.task).await {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(error))) => {
+            let detail = format!("{} gave up: {error}", process.name);
+            world.record.violated(Oracle::Failure, detail);
+        }
+        // A panic is a violation already.
+        Ok(Err(_)) => {}
+        Err(_) => {
+            let detail = format!("{} does not stop", process.name);
+            world.record.violated(Oracle::Liveness, detail);
+        }
+    }
+}
+
+/// Whatever is in the log is in every table, unless retention was faster.
+fn check_tables(world: &World) {
+    let messages = world.ledger.in_log();
+    for (consumer, table) in world.tables.iter().enumerate() {
+        let consumer = consumer_name(consumer);
+        table.check_order();
+        for (message, position) in &messages {
+            let Some(row) = table.misses(message) else {
+                continue;
+            };
+            let stream = world.witness.stream(message, *position).unwrap_or_default();
+            if !world.witness.may_miss(&consumer, &stream, *position) {
+                let detail = format!("{row}, at {position}, is not in the table of {consumer}");
+                return world.record.violated(Oracle::Liveness, detail);
+            }
+        }
+    }
+}

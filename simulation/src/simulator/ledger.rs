@@ -1,0 +1,168 @@
+//! Every message that was sent: what its client was told, and where it is in the log.
+
+use super::record::{Oracle, Record};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A place in a shard's log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) shard: u32,
+    pub(crate) sequence: u64,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of shard {:04}", self.sequence, self.shard)
+    }
+}
+
+/// What a client was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Committed(Position),
+    NotAppended,
+    Unknown,
+}
+
+#[derive(Debug, Default)]
+struct Message {
+    /// `None`: nothing yet, or never.
+    answer: Option<Answer>,
+    position: Option<Position>,
+}
+
+/// A message as it goes over the wire: its client's name, its number there, and how many records it has.
+pub(crate) fn message(client: &str, number: u64, records: u64) -> String {
+    format!("{client}:{number}:{records}")
+}
+
+/// The client and the number.
+pub(crate) fn sender(message: &str) -> (&str, u64) {
+    let mut parts = message.split(':');
+    let client = parts.next().unwrap_or_default();
+    (
+        client,
+        parts.next().and_then(|part| part.parse().ok()).unwrap_or(0),
+    )
+}
+
+/// The rows of a message.
+pub(crate) fn rows(message: &str) -> impl Iterator<Item = String> {
+    let records = message.rsplit(':').next().and_then(|part| part.parse().ok());
+    (0..records.unwrap_or(0_u64)).map(move |row| format!("{message}:{row}"))
+}
+
+/// The message that a row is of.
+pub(crate) fn message_of(row: &str) -> &str {
+    row.rsplit_once(':').map_or(row, |(message, _)| message)
+}
+
+pub(crate) struct Ledger {
+    record: Arc<Record>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    messages: BTreeMap<String, Message>,
+    /// Of each client and stream, the last message that came into the log.
+    last: BTreeMap<(String, String), u64>,
+}
+
+impl Ledger {
+    pub(crate) fn new(record: Arc<Record>) -> Arc<Ledger> {
+        Arc::new(Ledger {
+            record,
+            state: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn sent(&self, message: &str) {
+        self.state()
+            .messages
+            .insert(message.to_owned(), Message::default());
+    }
+
+    /// The client was told; it must have been the truth.
+    pub(crate) fn answered(&self, message: &str, answer: Answer) {
+        let mut state = self.state();
+        let Some(known) = state.messages.get_mut(message) else {
+            return;
+        };
+        known.answer = Some(answer);
+        let position = known.position;
+        drop(state);
+        match (answer, position) {
+            (Answer::Committed(told), Some(found)) if told == found => {}
+            (Answer::Committed(told), found) => self.record.violated(
+                Oracle::Answer,
+                format!("{message} was acknowledged at {told}, and is at {found:?}"),
+            ),
+            (Answer::NotAppended, Some(found)) => self.record.violated(
+                Oracle::Answer,
+                format!("{message} was not appended, its client was told, and is at {found}"),
+            ),
+            _ => {}
+        }
+    }
+
+    /// The message is in the log from now on.
+    pub(crate) fn committed(&self, message: &str, stream: &str, position: Position) {
+        let mut state = self.state();
+        let Some(known) = state.messages.get_mut(message) else {
+            drop(state);
+            let detail = format!("nobody sent {message}, which is at {position}");
+            return self.record.violated(Oracle::Answer, detail);
+        };
+        if let Some(before) = known.position {
+            drop(state);
+            let detail = format!("{message} is in the log twice: at {before} and at {position}");
+            return self.record.violated(Oracle::Answer, detail);
+        }
+        known.position = Some(position);
+        let answer = known.answer;
+        let (client, number) = sender(message);
+        let last = state.last.insert((client.to_owned(), stream.to_owned()), number);
+        drop(state);
+        if answer == Some(Answer::NotAppended) {
+            let detail = format!("{message} was not appended, its client was told, and is at {position} now");
+            self.record.violated(Oracle::Answer, detail);
+        }
+        if let Some(last) = last.filter(|last| *last > number) {
+            let detail = format!("{message} comes after its client's message {last} in {stream}");
+            self.record.violated(Oracle::Order, detail);
+        }
+    }
+
+    pub(crate) fn position(&self, message: &str) -> Option<Position> {
+        self.state()
+            .messages
+            .get(message)
+            .and_then(|message| message.position)
+    }
+
+    /// All messages that are in the log.
+    pub(crate) fn in_log(&self) -> Vec<(String, Position)> {
+        let state = self.state();
+        let found = state.messages.iter();
+        found
+            .filter_map(|(name, message)| Some((name.clone(), message.position?)))
+            .collect()
+    }
+
+    /// How many messages were never answered.
+    pub(crate) fn unanswered(&self) -> u64 {
+        let state = self.state();
+        state
+            .messages
+            .values()
+            .filter(|message| message.answer.is_none())
+            .count() as u64
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

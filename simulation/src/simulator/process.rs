@@ -1,0 +1,131 @@
+//! Processes and the machines they run on: their clocks, which jump, their random numbers, and whether they get on, stall or
+//! are dead.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::fmt;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// When every run begins, unix milliseconds.
+const EPOCH_MS: i64 = 1_767_225_600_000;
+
+/// CPU work takes up to so long.
+pub(crate) const CPU_TIME_MAX: Duration = Duration::from_millis(3);
+
+/// A clock of its own, and random numbers.
+pub(crate) struct Machine {
+    begun: Instant,
+    ahead_ms: AtomicI64,
+    rng: Mutex<StdRng>,
+}
+
+impl Machine {
+    pub(crate) fn new(seed: u64) -> Arc<Machine> {
+        Arc::new(Machine {
+            begun: Instant::now(),
+            ahead_ms: AtomicI64::new(0),
+            rng: Mutex::new(StdRng::seed_from_u64(seed)),
+        })
+    }
+
+    /// The clock jumps.
+    pub(crate) fn jump(&self, by_ms: i64) {
+        self.ahead_ms.fetch_add(by_ms, Relaxed);
+    }
+
+    fn now(&self) -> i64 {
+        let elapsed_us = i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX);
+        (EPOCH_MS + self.ahead_ms.load(Relaxed)) * 1_000 + elapsed_us
+    }
+
+    fn with_rng<T>(&self, draw: impl FnOnce(&mut StdRng) -> T) -> T {
+        draw(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// As a producer sees it.
+    pub(crate) fn environment(self: &Arc<Self>) -> millpond_producer::Environment {
+        let machine = Arc::clone(self);
+        let clock = move || u64::try_from(machine.now() / 1_000).unwrap_or(0);
+        millpond_producer::Environment::new(clock, self.with_rng(RngExt::random)).on_one_thread(CPU_TIME_MAX)
+    }
+}
+
+impl millpond_consumer::Environment for Machine {
+    fn now_us(&self) -> i64 {
+        self.now()
+    }
+
+    fn random(&self) -> u64 {
+        self.with_rng(RngExt::random)
+    }
+
+    fn cpu_time(&self) -> Option<Duration> {
+        Some(CPU_TIME_MAX.mul_f64(self.with_rng(RngExt::random)))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Runs,
+    Stalls,
+    Dead,
+}
+
+/// Something with a name that can stall and die. What it has sent goes on without it.
+pub(crate) struct Process {
+    pub(crate) name: String,
+    pub(crate) machine: Arc<Machine>,
+    life: Mutex<Life>,
+    /// Not a watch channel: that wakes those who wait in an order that no seed decides.
+    changed: Notify,
+}
+
+impl Process {
+    pub(crate) fn new(name: String, machine: Arc<Machine>) -> Arc<Process> {
+        Arc::new(Process {
+            name,
+            machine,
+            life: Mutex::new(Life::Runs),
+            changed: Notify::new(),
+        })
+    }
+
+    /// Waits while the process stalls; for ever, if it is dead.
+    pub(crate) async fn turn(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if *self.life() == Life::Runs {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    pub(crate) fn stall(&self) {
+        *self.life() = Life::Stalls;
+    }
+
+    pub(crate) fn wake(&self) {
+        *self.life() = Life::Runs;
+        self.changed.notify_waiters();
+    }
+
+    /// Nothing that it does from now on is seen by anybody.
+    pub(crate) fn die(&self) {
+        *self.life() = Life::Dead;
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}

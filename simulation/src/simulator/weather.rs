@@ -1,0 +1,67 @@
+//! What goes wrong for everybody: clocks that jump, and outages of the store and of the sink.
+
+use super::record::Event;
+use super::scenario::{of, one_in, up_to};
+use super::world::World;
+use millpond_storage::unreliable::Outage;
+use rand::RngExt;
+use rand::rngs::StdRng;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::sleep;
+
+/// How long it is calm between two of these, at most.
+const CALM_MAX: Duration = Duration::from_secs(4);
+
+pub(crate) async fn clocks(world: Arc<World>, mut rng: StdRng) {
+    let most = i64::try_from(world.scenario.jump_max.as_millis()).unwrap_or(i64::MAX);
+    while !world.scenario.jump_max.is_zero() {
+        sleep(up_to(&mut rng, CALM_MAX)).await;
+        if world.is_over() {
+            return;
+        }
+        let machine = rng.random_range(0..world.machines.len());
+        let by_ms = of(&mut rng, &[-most, most, most / 10, -most / 10]);
+        world.record.count(Event::ClockJumps);
+        world
+            .record
+            .event("clock", format_args!("of machine {machine} jumps by {by_ms} ms"));
+        world.machines[machine].jump(by_ms);
+    }
+}
+
+pub(crate) async fn outages(world: Arc<World>, mut rng: StdRng) {
+    while !world.scenario.outage_max.is_zero() {
+        sleep(up_to(&mut rng, CALM_MAX)).await;
+        if world.is_over() {
+            return;
+        }
+        let outage = if one_in(&mut rng, 2) {
+            Outage::Fails
+        } else {
+            Outage::Hangs
+        };
+        world.record.count(Event::StoreOutages);
+        world.record.event("store", format_args!("{outage:?}"));
+        world.set_outage(Some(outage));
+        sleep(up_to(&mut rng, world.scenario.outage_max)).await;
+        world.set_outage(None);
+        world.record.event("store", format_args!("is there again"));
+    }
+}
+
+pub(crate) async fn sink_outages(world: Arc<World>, mut rng: StdRng) {
+    while !world.scenario.outage_max.is_zero() {
+        sleep(up_to(&mut rng, CALM_MAX)).await;
+        if world.is_over() {
+            return;
+        }
+        let table = &world.tables[rng.random_range(0..world.tables.len())];
+        world.record.count(Event::SinkOutages);
+        world.record.event("sink", format_args!("is away"));
+        table.set_down(true);
+        sleep(up_to(&mut rng, world.scenario.outage_max)).await;
+        table.set_down(false);
+        world.record.event("sink", format_args!("is there again"));
+    }
+}

@@ -1,0 +1,60 @@
+//! The real pipeline through many seeds, and a seed that is the same run each time.
+
+use clap::ValueEnum;
+use millpond_simulation::simulator::{Event, first_difference, run, run_all};
+use std::num::NonZero;
+use std::thread::available_parallelism;
+
+/// Runs of every `cargo test`; `make simulate` runs more.
+const SEEDS: u64 = 280;
+/// Runs that are made twice.
+const REPEATED: u64 = 20;
+
+#[test]
+fn a_seed_is_the_same_run_each_time() {
+    let mut hashes = Vec::new();
+    for seed in 0..REPEATED {
+        let (one, other) = (run(seed, true), run(seed, true));
+        if let Some((line, one, other)) = first_difference(&one, &other) {
+            panic!("seed {seed} is not the same run twice; line {line}:\n{one}\n{other}");
+        }
+        // A trace that is not kept is the same all the same.
+        let hashed = run(seed, false);
+        assert_eq!(hashed.trace.lines, Vec::<String>::new());
+        assert_eq!(one.trace.hash, hashed.trace.hash, "seed {seed}");
+        assert_eq!(
+            (&one.counts, one.trace.events),
+            (&hashed.counts, hashed.trace.events)
+        );
+        hashes.push(one.trace.hash);
+    }
+    hashes.sort_unstable();
+    hashes.dedup();
+    assert_eq!(hashes.len() as u64, REPEATED, "other seeds are other runs");
+}
+
+#[test]
+fn whatever_happens_every_promise_is_kept() {
+    let threads = available_parallelism().map_or(1, NonZero::get);
+    let summary = run_all(0..SEEDS, threads);
+    print!("{}", summary.counts);
+    if let Some(failed) = summary.failed {
+        let violation = failed.violation.expect("that is why it failed");
+        let last = failed.trace.lines.len().saturating_sub(40);
+        for line in &failed.trace.lines[last..] {
+            eprintln!("{line}");
+        }
+        panic!(
+            "seed {} violates {violation}; all of it: millpond-simulation run --seed {} --trace",
+            failed.seed, failed.seed
+        );
+    }
+    assert_eq!(summary.seeds, SEEDS);
+    // Nothing of what can go wrong was left out, but what takes two rare things at once.
+    let usual = Event::value_variants()
+        .iter()
+        .filter(|event| **event != Event::UnknownOutcome);
+    for event in usual {
+        assert!(summary.counts.of(*event) > 0, "{event:?} never happened");
+    }
+}
