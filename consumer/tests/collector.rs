@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use support::{Log, OTHER, STREAM};
+use support::{Log, OTHER, STREAM, Table, eventually};
 use ulid::Ulid;
 
 const GRACE: Duration = Duration::from_secs(10);
