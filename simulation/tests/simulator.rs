@@ -6,7 +6,7 @@ use std::num::NonZero;
 use std::thread::available_parallelism;
 
 /// Runs of every `cargo test`; `make simulate` runs more.
-const SEEDS: u64 = 280;
+const SEEDS: u64 = 2_000;
 /// Runs that are made twice.
 const REPEATED: u64 = 20;
 

@@ -78,10 +78,7 @@ impl Scenario {
         let owners = rng.random_range(1..=2);
         let forces = of(rng, &[0, 2, 4]);
         let table_remembers = owners > 1 || one_in(rng, 2);
-        // An owner that was fenced and does not know it sends large segments by its own rule, whatever its successors
-        // released and changed meanwhile: the gap in `design/protocols.md`.
-        let rules = if owners > 1 { 1 } else { of(rng, &[1, 3]) };
-        let rules = (0..rules).map(|_| Rules::draw(rng)).collect();
+        let rules = (0..of(rng, &[1, 3])).map(|_| Rules::draw(rng)).collect();
         Scenario {
             shards: of(rng, &[1, 1, 2]),
             streams: rng.random_range(1..=3),
