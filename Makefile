@@ -39,7 +39,7 @@ bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a mil
 	exec target/release/growth
 
 .PHONY: test
-test: test-rust planted-bugs test-go test-clients test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
+test: test-rust planted-bugs fuzz test-go test-clients test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
 
 .PHONY: collector
 collector: ## A Collector with Millpond's exporter (otel-exporter/builder.yaml); prints its path
@@ -62,16 +62,15 @@ test-rust: build ## Unit, property and integration tests of the crates
 	$(call section,cargo test)
 	cargo test --locked --workspace
 
-# Each bug takes one rule of the protocol away; the tests named here pass only if they find that out.
-BUGS := millpond-producer/planted-bug-no-producer-table,millpond-consumer/planted-bug-sink-before-plan
-
 .PHONY: planted-bugs
-planted-bugs: ## Bugs put in on purpose, which the tests must find
+planted-bugs: ## Each rule of the protocols taken away in turn (BUGS="fence-ignored …"): a test must find out
 	@$(call section,planted bugs)
-	cargo test --locked --workspace --features $(BUGS) --test exactly_once -- without_the_producer_table \
-	    | grep '^test .* ok$$'
-	cargo test --locked --workspace --features $(BUGS) --test consumer -- a_batch_that_a_crashed_owner_sent \
-	    | grep '^test .* ok$$'
+	python3 scripts/planted-bugs.py $(BUGS)
+
+.PHONY: fuzz
+fuzz: build ## Everything that decodes, fuzzed (FUZZ_RUNS inputs a target, or FUZZ_SECONDS; TARGETS="manifest …")
+	@$(call section,fuzz)
+	scripts/fuzz.sh $(TARGETS)
 
 .PHONY: test-go
 test-go: ## The Go producer and the Collector's exporter, with the race detector
@@ -93,6 +92,11 @@ test-processes: build ## The whole pipeline as processes: MinIO, Collector, gate
 	$(call tools)
 	"$$MILLPOND_PYTHON" -m pytest tests
 
+.PHONY: soak
+soak: build ## The fault tests for longer (SOAK_MINUTES=60; MILLPOND_TEST_SEED for the schedule of an earlier run)
+	@$(call tools)
+	SOAK_MINUTES=$${SOAK_MINUTES:-60} "$$MILLPOND_PYTHON" -m pytest -s tests/test_faults.py -k survive_every
+
 .PHONY: lint
 lint: ## Formatting and lints of Rust, Go, shell and Python
 	@$(call section,lint)
@@ -106,5 +110,5 @@ lint: ## Formatting and lints of Rust, Go, shell and Python
 	(cd otel-exporter/internal/generate && go vet . && go run . -check)
 	for script in scripts/*.sh .ci/run; do bash -n "$$script"; done
 	$(call tools,python)
-	"$$MILLPOND_PYTHON" -m ruff check tests $(CLIENTS)
-	"$$MILLPOND_PYTHON" -m ruff format --check tests $(CLIENTS)
+	"$$MILLPOND_PYTHON" -m ruff check tests scripts $(CLIENTS)
+	"$$MILLPOND_PYTHON" -m ruff format --check tests scripts $(CLIENTS)

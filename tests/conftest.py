@@ -23,6 +23,7 @@ from harness.services import (
     MillpondCollector,
     Minio,
     Service,
+    Versitygw,
     append_to,
     program,
 )
@@ -34,30 +35,38 @@ _numbers = itertools.count(1)
 class Site:
     """What one test runs: its processes, all stopped at its end, its buffer and its database."""
 
-    def __init__(self, directory: Path, minio: Minio, clickhouse: EmbeddedClickHouse) -> None:
+    def __init__(
+        self, directory: Path, store: Minio | Versitygw, clickhouse: EmbeddedClickHouse
+    ) -> None:
         number = next(_numbers)
         self.directory = directory
-        self.minio = minio
+        self.store = store
         self.clickhouse = clickhouse
-        self.buffer = Buffer(f"s3://test-{number}/buffer", minio.endpoint)
+        # Where consumers find it: with a proxy in between, elsewhere than the tests.
+        self.clickhouse_url = clickhouse.url
+        self.buffer = Buffer(f"s3://test-{number}/buffer", store.endpoint)
         self.database = f"test_{number}"
         self._own: list[Process] = []
         # Shared services write on over all tests; a failure shows what they said during this one.
-        self._seen = {process: len(process.messages()) for process in (minio, clickhouse)}
+        self._seen = {process: len(process.messages()) for process in (store, clickhouse)}
 
     def add(self, process):
         """Makes this test the owner of a process: stopped at the end, shown on failure."""
         self._own.append(process)
         return process
 
+    def gateway_of(self, *flags: object, name: str = "gateway") -> Gateway:
+        """A gateway that has not been started."""
+        return self.add(Gateway(self.directory, self.buffer, *flags, name=name))
+
     def gateway(self, *flags: object, name: str = "gateway") -> Gateway:
-        return self.add(Gateway(self.directory, self.buffer, *flags, name=name)).up()
+        return self.gateway_of(*flags, name=name).up()
 
     def consumer_of(self, *flags: object, **options: str) -> Consumer:
         """A consumer that has not been started."""
         options.setdefault("database", self.database)
         return self.add(
-            Consumer(self.directory, self.buffer, self.clickhouse.url, *flags, **options)
+            Consumer(self.directory, self.buffer, self.clickhouse_url, *flags, **options)
         )
 
     def consumer(self, *flags: object, **options: str) -> Consumer:
@@ -86,9 +95,14 @@ class Site:
 
     def millpond(self, *command: object, code: int = 0) -> Process:
         """A `millpond` command on the buffer, run to its end, which must be with this exit code."""
+        return self.command(*command, *self.buffer.flags, code=code)
+
+    def command(self, *command: object, code: int = 0) -> Process:
+        """A `millpond` command that is not about the buffer."""
         name = "-".join(str(word) for word in command[:2])
-        words = [program("millpond"), *command, *self.buffer.flags]
-        process = self.add(Process(name, words, self.directory, CREDENTIALS))
+        process = self.add(
+            Process(name, [program("millpond"), *command], self.directory, CREDENTIALS)
+        )
         process.start()
         ended = process.wait()
         assert ended == code, f"{name} ended with {ended}: {process.stdout()} {process.messages()}"
@@ -157,13 +171,14 @@ def module_site(
 
 @pytest.fixture
 def own_site(request, tmp_path: Path):
-    """A site whose MinIO and ClickHouse are the test's own, to be killed as it likes."""
-    minio = Minio(tmp_path)
+    """A site whose store and ClickHouse are the test's own, to be killed as it likes. The store is
+    MinIO unless the test is parametrized with another."""
+    store = getattr(request, "param", Minio)(tmp_path)
     clickhouse = EmbeddedClickHouse(tmp_path)
-    site = Site(tmp_path, minio, clickhouse)
+    site = Site(tmp_path, store, clickhouse)
     request.node.site = site
     try:
-        site.add(minio).up()
+        site.add(store).up()
         site.add(clickhouse).up()
         yield site
     finally:

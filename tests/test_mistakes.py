@@ -104,6 +104,34 @@ def test_an_address_in_use_is_named(site):
     assert gateway.address in said
 
 
+@pytest.mark.parametrize("grace", ["soon", "10", "-1s", ""])
+def test_a_grace_that_is_no_time_is_refused(site, grace):
+    said = _millpond(site, "gc", *site.buffer.flags, f"--gc-grace={grace}")
+    assert "--gc-grace" in said
+    assert "is not a length of time" in said
+
+
+def test_a_grace_that_starves_gateways_is_warned_of(site):
+    site.gateway().terminate()
+    assert "gc-grace is 5s" in site.millpond("gc", "--gc-grace", "5s").messages()
+    assert "gc-grace" not in site.millpond("gc", "--dry-run").messages().split("\n", 1)[1]
+
+
+def test_a_tail_that_can_hold_nothing_is_refused(site):
+    flags = ("--create-bucket", *_addresses())
+    said = _millpond(site, "gateway", *site.buffer.flags, "--tail-max", "0", *flags)
+    assert "tail_max" in said
+    assert "use 1 to 65,536" in said
+
+
+@pytest.mark.parametrize("command", [("reset", "--to", "earliest"), ("remove",)])
+def test_a_shard_that_is_not_there_is_named(site, command):
+    site.gateway().terminate()
+    word, *flags = command
+    said = _millpond(site, "consumer", word, "e2e", *flags, "--shard", "1", *site.buffer.flags)
+    assert "there is no shard 1: the buffer has 1" in said
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

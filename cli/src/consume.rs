@@ -210,7 +210,10 @@ impl ConsumeArgs {
 pub(crate) async fn run(args: ConsumeArgs) -> anyhow::Result<()> {
     let shutdown = shutdown::on_signal()?;
     let (admin, admin_address) = Admin::start(args.admin).await?;
-    let store = args.store.open(false).await?;
+    let store = tokio::select! {
+        store = args.store.open_patiently(false, &admin) => store?,
+        () = shutdown.cancelled() => return Ok(()),
+    };
     let opening = open_sink(args.clickhouse(), &admin);
     let sink = tokio::select! {
         sink = opening => sink?,

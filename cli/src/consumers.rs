@@ -3,12 +3,13 @@
 use crate::clock::now_ms;
 use crate::inspect::{buffer, cursors, whole};
 use crate::store::StoreArgs;
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use millpond_manifest::cas::{self, Snapshot, Swap};
 use millpond_manifest::cursor::{Ownership, Skip};
 use millpond_manifest::{Cursor, Log, Manifest, layout};
 use millpond_storage::Store;
 use serde_json::json;
+use std::ops::Range;
 use std::str::FromStr;
 use std::time::UNIX_EPOCH;
 
@@ -68,7 +69,8 @@ pub(crate) struct Hand {
     /// Only in this shard.
     #[arg(long, value_name = "N")]
     shard: Option<u32>,
-    /// Although an owner lives. It is fenced, and what it has sent and not acknowledged is forgotten.
+    /// Although an owner lives. It is fenced, and what it has sent and not acknowledged is forgotten. `remove` needs it
+    /// also where the cursor cannot be read.
     #[arg(long)]
     force: bool,
 }
@@ -214,7 +216,14 @@ async fn reset(hand: &Hand, to: Target) -> anyhow::Result<()> {
     let mut changes = Vec::new();
     let mut streams = 0;
     for (shard, cursor) in hand.cursors(&store).await? {
-        let Some(log) = read_log(&store, shard).await? else {
+        // Only a time needs the pages: it must be possible to go on behind one that cannot be read.
+        let log = match to {
+            Target::Time(_) => read_log(&store, shard).await?,
+            _ => cas::read::<Manifest>(&store, &layout::manifest(shard))
+                .await?
+                .map(|found| Log::new(found.state)),
+        };
+        let Some(log) = log else {
             continue;
         };
         streams += 1;
@@ -285,7 +294,7 @@ async fn leave_out(store: &Store, consumer: &str, shard: u32, skip: Skip) -> any
 
 async fn remove(hand: &Hand) -> anyhow::Result<()> {
     let store = hand.store.open(false).await?;
-    for (shard, _) in hand.cursors(&store).await? {
+    for shard in hand.removable(&store).await? {
         store.delete(&layout::cursor(shard, &hand.consumer)).await?;
         println!("{} is removed from shard {shard:04}", hand.consumer);
     }
@@ -293,27 +302,58 @@ async fn remove(hand: &Hand) -> anyhow::Result<()> {
 }
 
 impl Hand {
-    /// The cursors that are meant; an error when there is none, or when an owner lives and force was not asked for.
-    async fn cursors(&self, store: &Store) -> anyhow::Result<Vec<(u32, Snapshot<Cursor>)>> {
+    /// The shards that are meant.
+    async fn shards(&self, store: &Store) -> anyhow::Result<Range<u32>> {
         layout::check_consumer_name(&self.consumer)?;
         let shards = buffer(store).await?.shards;
-        if let Some(shard) = self.shard {
-            ensure!(
-                shard < shards,
-                "there is no shard {shard}: the buffer has {shards}"
-            );
+        let Some(shard) = self.shard else {
+            return Ok(0..shards);
+        };
+        ensure!(
+            shard < shards,
+            "there is no shard {shard}: the buffer has {shards}, numbered from 0"
+        );
+        Ok(shard..shard + 1)
+    }
+
+    /// The shards whose cursor may be removed. With force, that need not be readable.
+    async fn removable(&self, store: &Store) -> anyhow::Result<Vec<u32>> {
+        if !self.force {
+            return Ok(self
+                .cursors(store)
+                .await?
+                .iter()
+                .map(|(shard, _)| *shard)
+                .collect());
         }
+        let mut there = Vec::new();
+        for shard in self.shards(store).await? {
+            let cursor = store.head(&layout::cursor(shard, &self.consumer)).await?;
+            there.extend(cursor.map(|_| shard));
+        }
+        if there.is_empty() {
+            return Err(self.unknown(store));
+        }
+        Ok(there)
+    }
+
+    fn unknown(&self, store: &Store) -> anyhow::Error {
+        anyhow!(
+            "no consumer {} has read the buffer at {}: `millpond consumer list` shows those that have",
+            self.consumer,
+            store.url()
+        )
+    }
+
+    /// The cursors that are meant; an error when there is none, or when an owner lives and force was not asked for.
+    async fn cursors(&self, store: &Store) -> anyhow::Result<Vec<(u32, Snapshot<Cursor>)>> {
         let mut found = Vec::new();
-        for shard in self.shard.map_or(0..shards, |shard| shard..shard + 1) {
+        for shard in self.shards(store).await? {
             let cursor = cas::read::<Cursor>(store, &layout::cursor(shard, &self.consumer)).await?;
             found.extend(cursor.map(|cursor| (shard, cursor)));
         }
         if found.is_empty() {
-            bail!(
-                "no consumer {} has read the buffer at {}: `millpond consumer list` shows those that have",
-                self.consumer,
-                store.url()
-            );
+            return Err(self.unknown(store));
         }
         let now_ms = now_ms();
         for (shard, cursor) in &found {

@@ -8,6 +8,7 @@ use crate::units::readable;
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::Rule;
 use millpond_manifest::cas;
+use millpond_manifest::cursor::StreamCursor;
 use millpond_manifest::manifest::TAIL_MAX;
 use millpond_manifest::{Buffer, Cursor, Log, Manifest, layout};
 use millpond_storage::Store;
@@ -269,7 +270,7 @@ async fn look_at_shard(
 
 fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
     let name = format!("consumer {} in shard {:04}", cursor.consumer, cursor.shard);
-    let needs = cursor.needs(log.streams.iter().map(|stream| stream.name.as_str()));
+    let needs = cursor.needs();
     let oldest = log.entries(needs).next();
     let lag = oldest.map(|(_, entry)| Duration::from_millis(now_ms().saturating_sub(entry.committed_at_ms)));
     let lag = lag.unwrap_or_default();
@@ -287,13 +288,12 @@ fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
     } else {
         report.ok(format!("{name}: {} s behind", lag.as_secs()));
     }
-    for stream in &log.streams {
-        let next = cursor.next(&stream.name);
-        if next < log.first_sequence {
+    for (stream, StreamCursor { next, .. }) in &cursor.streams {
+        if *next < log.first_sequence {
             report.error(
                 format!(
-                    "{name}: sequences {next}..{} of {} were trimmed before it had read them",
-                    log.first_sequence, stream.name
+                    "{name}: sequences {next}..{} of {stream} were trimmed before it had read them",
+                    log.first_sequence
                 ),
                 "a longer --retention-max-age, or a faster consumer, would have kept them",
             );

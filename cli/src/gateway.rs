@@ -167,7 +167,10 @@ pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("cannot listen on {} for OTLP/gRPC (--listen)", args.listen))?;
     let (admin, admin_address) = Admin::start(args.admin).await?;
-    let store = args.store.open(args.create_bucket).await?;
+    let store = tokio::select! {
+        store = args.store.open_patiently(args.create_bucket, &admin) => store?,
+        () = shutdown.cancelled() => return Ok(()),
+    };
     store
         .self_test()
         .await

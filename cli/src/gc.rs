@@ -6,6 +6,9 @@ use millpond_consumer::collector::{Collected, Collector, CollectorConfig};
 use prometheus_client::registry::Registry;
 use std::time::Duration;
 
+/// Commits of a busy shard, or over a slow network, take seconds.
+const GRACE_SHORT: Duration = Duration::from_secs(60);
+
 /// What may be deleted, and when.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct GcSettings {
@@ -27,6 +30,13 @@ pub(crate) struct GcSettings {
 
 impl GcSettings {
     pub(crate) fn collector(&self, interval: Duration) -> CollectorConfig {
+        if self.gc_grace.0 < GRACE_SHORT {
+            tracing::warn!(
+                "gc-grace is {}: nothing is lost by it, but a gateway whose commits take longer uploads again and again and \
+                 commits nothing; 1m or more is safe",
+                self.gc_grace
+            );
+        }
         CollectorConfig {
             interval,
             grace: self.gc_grace.0,

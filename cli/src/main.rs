@@ -80,6 +80,12 @@ enum Command {
     },
 }
 
+// Bugs for tests to find are for tests.
+const _: () = assert!(
+    !millpond_manifest::planted::POSSIBLE,
+    "build the program without the feature `planted-bugs`"
+);
+
 fn main() -> ExitCode {
     allocator::set_up();
     let arguments: Vec<OsString> = std::env::args_os().collect();

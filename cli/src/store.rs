@@ -1,8 +1,16 @@
 //! The settings that say where the buffer is, the same for every command.
 
+use crate::admin::Admin;
 use crate::units::Time;
 use anyhow::Context;
-use millpond_storage::{BufferUrl, Store, StoreOptions};
+use millpond_storage::{BufferUrl, ErrorKind, OpenError, Store, StoreOptions};
+use std::time::Duration;
+use tracing::warn;
+
+const CANNOT: &str = "the buffer cannot be opened";
+
+/// Between two attempts to open a store that is away.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Where the buffer is.
 #[derive(Debug, Clone, clap::Args)]
@@ -42,6 +50,27 @@ pub(crate) struct StoreArgs {
 impl StoreArgs {
     /// Opens the buffer's store; `create` makes a missing bucket or directory.
     pub(crate) async fn open(&self, create: bool) -> anyhow::Result<Store> {
+        self.try_open(create).await.context(CANNOT)
+    }
+
+    /// The same for what runs for long: a store that is away is waited for, which `admin` shows.
+    pub(crate) async fn open_patiently(&self, create: bool, admin: &Admin) -> anyhow::Result<Store> {
+        let mut said = String::new();
+        loop {
+            let reason = match self.try_open(create).await {
+                Err(error) if error.kind() == ErrorKind::Transient => format!("{CANNOT}: {error}"),
+                opened => return opened.context(CANNOT),
+            };
+            if reason != said {
+                warn!("{reason}; trying again");
+                said.clone_from(&reason);
+            }
+            admin.ready_when(move || vec![reason.clone()]);
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn try_open(&self, create: bool) -> Result<Store, OpenError> {
         let options = StoreOptions {
             endpoint: self.s3_endpoint.clone(),
             region: self.s3_region.clone(),
@@ -51,8 +80,6 @@ impl StoreArgs {
             simulate_s3_latency: self.simulate_s3_latency,
             ..StoreOptions::default()
         };
-        Store::open(&self.buffer, &options)
-            .await
-            .context("the buffer cannot be opened")
+        Store::open(&self.buffer, &options).await
     }
 }

@@ -12,7 +12,7 @@ pub enum ConsumeError {
     #[error("{0}")]
     Setting(String),
     /// An object of the buffer is damaged or of another version.
-    #[error("{key}: {source}")]
+    #[error("{key}: {source}: {}", .source.remedy())]
     Format {
         /// The object's key.
         key: String,

@@ -8,7 +8,7 @@ mod environment;
 mod error;
 mod metrics;
 mod owner;
-mod schedule;
+pub mod schedule;
 mod shard;
 pub mod sink;
 mod status;

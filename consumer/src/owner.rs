@@ -11,6 +11,7 @@ use millpond_manifest::{Cursor, Rule, layout};
 use millpond_storage::{Backoff, Store};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -34,6 +35,8 @@ pub(crate) struct Owned {
     pub(crate) durable: Snapshot<Cursor>,
     /// The predecessor may have sent what it did not acknowledge.
     pub(crate) in_doubt: bool,
+    /// When the swap that opened it was begun: the lease runs from then on.
+    pub(crate) leased_at: Instant,
 }
 
 /// What became of a swap, once everything unknown has been looked up.
@@ -78,6 +81,7 @@ impl Claim {
                 .as_ref()
                 .map_or_else(fresh, |snapshot| snapshot.state.clone());
             self.check_buffer(&cursor)?;
+            let leased_at = Instant::now();
             let opening = Opening {
                 owner: &self.instance,
                 now_ms: now_ms(&*self.environment),
@@ -111,6 +115,7 @@ impl Claim {
                 return Ok(Attempt::Opened(Box::new(Owned {
                     durable,
                     in_doubt: opened.in_doubt,
+                    leased_at,
                 })));
             }
             pause(&*self.environment, &mut backoff).await;
@@ -180,7 +185,7 @@ impl Claim {
         // landed late. Either way it is the truth, plans included.
         let found = self.read().await?;
         Ok(match found {
-            Some(snapshot) if snapshot.state.epoch == epoch => Outcome::Ours(Box::new(snapshot)),
+            Some(snapshot) if snapshot.state.is_of(epoch) => Outcome::Ours(Box::new(snapshot)),
             Some(snapshot) => Outcome::Fenced {
                 owner: match snapshot.state.ownership {
                     millpond_manifest::cursor::Ownership::Held { owner, .. } => owner,

@@ -1,46 +1,47 @@
 //! What to do next, decided from the durable cursor, the log and what is under way. Pure: it starts
-//! nothing and waits for nothing.
+//! nothing and waits for nothing. Public for the model check of the protocols, which walks through its decisions.
 
 use millpond_manifest::cursor::Plan;
 use millpond_manifest::plan::{Candidate, Ground, Size, candidates};
-use millpond_manifest::{Cursor, Log, PageReference};
+use millpond_manifest::planted::{self, Bug};
+use millpond_manifest::{Cursor, Log};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A batch of a stream.
-pub(crate) type Key = (String, Plan);
+pub type Key = (String, Plan);
 
 /// How far a batch that was started is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Progress {
     Running,
     Done,
 }
 
 /// What is under way, and what must be done before anything new.
-#[derive(Debug, Default)]
-pub(crate) struct Schedule {
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Schedule {
     work: BTreeMap<Key, Progress>,
     doubt: BTreeSet<Key>,
 }
 
 /// What the driver should do now.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Decision {
-    /// Batches to start: their boundaries are durable, or follow from the rule.
-    pub(crate) start: Vec<(Key, Ground)>,
+pub struct Decision {
+    /// Batches to start: their boundaries are durable.
+    pub start: Vec<Key>,
     /// Boundaries to make durable.
-    pub(crate) plans: Vec<Key>,
+    pub plans: Vec<Key>,
     /// How far each stream can be acknowledged.
-    pub(crate) acknowledge: Vec<(String, u64)>,
+    pub acknowledge: Vec<(String, u64)>,
     /// Some batch's acknowledgement is among them: they are worth a request.
-    pub(crate) progress: bool,
+    pub progress: bool,
     /// Batches, or pages, wait only because so much is finished and not acknowledged.
-    pub(crate) blocked: bool,
+    pub blocked: bool,
 }
 
 /// What the decision is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// Take on everything.
     Working,
     /// Finish what was started or planned, and take on nothing else.
@@ -48,71 +49,42 @@ pub(crate) enum Mode {
 }
 
 impl Schedule {
-    /// A successor's schedule: all that its predecessor may have sent comes first. An error names the page that must be
-    /// loaded to know.
-    pub(crate) fn in_doubt<'l>(
-        cursor: &Cursor,
-        log: &'l Log,
-        accepts: &dyn Fn(&str) -> bool,
-    ) -> Result<Self, &'l PageReference> {
+    /// A successor's schedule: all that its predecessor may have sent comes first.
+    pub fn in_doubt(cursor: &Cursor, log: &Log, accepts: &dyn Fn(&str) -> bool) -> Self {
         let mut doubt = BTreeSet::new();
-        for (index, stream) in streams(log, accepts) {
-            // Every plan may have been sent, and every large segment that can have been among the first
-            // `max_in_flight` batches.
-            let mut before = Before::default();
-            let seen = stream_candidates(cursor, log, index, stream, usize::MAX - 1);
-            for candidate in seen.candidates {
-                let sent = match candidate.ground {
-                    Ground::Planned => true,
-                    Ground::Large => before.at_least() < cursor.rule.max_in_flight,
-                    Ground::Full | Ground::Open => false,
-                };
-                before.count(candidate.ground);
-                if sent {
-                    doubt.insert((stream.to_owned(), candidate.plan));
-                }
-            }
-            let planned_further = cursor.planned(stream).any(|plan| plan.high >= seen.end);
-            if (planned_further || before.at_least() < cursor.rule.max_in_flight)
-                && let Some(missing) = log.missing(begins(cursor, log, stream))
-            {
-                return Err(missing);
-            }
+        for (_, stream) in streams(log, accepts) {
+            let from = begins(cursor, log, stream);
+            let planned = cursor.planned(stream).filter(|plan| plan.low >= from);
+            doubt.extend(planned.map(|plan| (stream.to_owned(), plan)));
         }
-        Ok(Schedule {
+        Schedule {
             work: BTreeMap::new(),
             doubt,
-        })
+        }
     }
 
     /// Whether a predecessor may have sent this batch.
-    pub(crate) fn is_in_doubt(&self, key: &Key) -> bool {
+    pub fn is_in_doubt(&self, key: &Key) -> bool {
         self.doubt.contains(key)
     }
 
     /// How many batches are still to be replayed before anything new.
-    pub(crate) fn doubtful(&self) -> usize {
+    pub fn doubtful(&self) -> usize {
         self.doubt.len()
     }
 
     /// How many batches are being worked on.
-    pub(crate) fn running(&self) -> usize {
+    pub fn running(&self) -> usize {
         self.work.values().filter(|p| **p == Progress::Running).count()
     }
 
-    /// Whether anything may have been sent that this cursor does not acknowledge.
-    pub(crate) fn in_doubt_after(&self, cursor: &Cursor) -> bool {
-        let open = |(stream, plan): &Key| plan.high >= cursor.next(stream);
-        self.work.keys().chain(&self.doubt).any(open)
-    }
-
     /// A batch was started.
-    pub(crate) fn started(&mut self, key: Key) {
+    pub fn started(&mut self, key: Key) {
         self.work.insert(key, Progress::Running);
     }
 
     /// A batch is in the sink.
-    pub(crate) fn finished(&mut self, key: &Key) {
+    pub fn finished(&mut self, key: &Key) {
         if let Some(progress) = self.work.get_mut(key) {
             *progress = Progress::Done;
         }
@@ -120,7 +92,7 @@ impl Schedule {
     }
 
     /// The cursor is durable: what lies below its positions is forgotten.
-    pub(crate) fn acknowledged(&mut self, cursor: &Cursor) {
+    pub fn acknowledged(&mut self, cursor: &Cursor) {
         self.work
             .retain(|(stream, plan), _| plan.high >= cursor.next(stream));
         // Retention may have dropped what was in doubt.
@@ -130,7 +102,7 @@ impl Schedule {
 
     /// The last sequence of a stream that must be seen for anything to go on: the batch that comes first may be planned
     /// over more of the log than is looked at otherwise, and nothing new begins before what is in doubt is done.
-    pub(crate) fn reaches(&self, cursor: &Cursor, log: &Log, stream: &str) -> Option<u64> {
+    pub fn reaches(&self, cursor: &Cursor, log: &Log, stream: &str) -> Option<u64> {
         let from = begins(cursor, log, stream);
         let planned = cursor.planned(stream).find(|plan| plan.high >= from);
         let doubtful = self.doubt.iter().filter(|(of, _)| of == stream);
@@ -139,7 +111,7 @@ impl Schedule {
     }
 
     /// What to do now. `slots` is how many batches the writers can take at once.
-    pub(crate) fn decide(
+    pub fn decide(
         &self,
         cursor: &Cursor,
         log: &Log,
@@ -149,36 +121,31 @@ impl Schedule {
     ) -> Decision {
         let mut decision = Decision::default();
         let limit = cursor.rule.max_in_flight as usize;
-        // What is in doubt can lie further ahead: behind small neighbours of which the predecessor may have made fewer
-        // batches. They wait for it, so it must not wait for them.
-        let reach = if self.doubt.is_empty() {
-            limit
-        } else {
-            usize::MAX - 1
-        };
+        let calm = self.doubt.is_empty() && mode == Mode::Working;
         let mut busy = self.running();
         for (index, stream) in streams(log, accepts) {
-            let seen = stream_candidates(cursor, log, index, stream, reach);
+            let seen = stream_candidates(cursor, log, index, stream, limit);
             let paged = seen.end < log.next_sequence;
             self.acknowledge(&mut decision, cursor, log, stream, &seen);
             let found = seen.candidates;
             let mut waiting = 0;
-            for (place, candidate) in found.iter().enumerate() {
+            for candidate in found.iter().take(limit) {
                 let key = (stream.to_owned(), candidate.plan);
-                let ahead = place >= limit && !self.doubt.contains(&key);
-                if ahead || self.work.contains_key(&key) {
+                if self.work.contains_key(&key) {
                     continue;
                 }
                 waiting += 1;
-                let calm = self.doubt.is_empty() && mode == Mode::Working;
                 match candidate.ground {
                     Ground::Planned if self.doubt.is_empty() || self.doubt.contains(&key) => {
                         busy += 1;
-                        decision.start.push((key, candidate.ground));
+                        decision.start.push(key);
                     }
-                    Ground::Large if calm || self.doubt.contains(&key) => {
-                        busy += 1;
-                        decision.start.push((key, candidate.ground));
+                    Ground::Full
+                        if calm
+                            && planted::is(Bug::LargeNotPlanned)
+                            && cursor.rule.is_large(candidate.size) =>
+                    {
+                        decision.start.push(key);
                     }
                     Ground::Full if calm => {
                         busy += 1;
@@ -194,10 +161,9 @@ impl Schedule {
             }
             decision.blocked |= (found.len() > limit || paged) && waiting == 0;
         }
-        #[cfg(feature = "planted-bug-sink-before-plan")]
-        decision
-            .start
-            .extend(decision.plans.drain(..).map(|key| (key, Ground::Planned)));
+        if planted::is(Bug::PlanAfterSink) {
+            decision.start.append(&mut decision.plans.clone());
+        }
         decision
     }
 
@@ -212,15 +178,23 @@ impl Schedule {
         Seen { candidates, end }: &Seen,
     ) {
         let done = |plan: Plan| self.work.get(&(stream.to_owned(), plan)) == Some(&Progress::Done);
-        let finished = candidates.iter().take_while(|c| done(c.plan)).count();
+        let finished = match planted::is(Bug::AcknowledgeOverHole) {
+            true => candidates
+                .iter()
+                .rposition(|c| done(c.plan))
+                .map_or(0, |last| last + 1),
+            false => candidates.iter().take_while(|c| done(c.plan)).count(),
+        };
         let next = match candidates.get(finished) {
             Some(unfinished) => unfinished.plan.low,
             None => *end,
         };
-        if next > cursor.next(stream) {
+        let moves = next > cursor.next(stream);
+        // A stream that is taken and has no position gets one: the collector keeps what comes after it.
+        if moves || (!cursor.streams.contains_key(stream) && !planted::is(Bug::PositionNotWritten)) {
             decision.acknowledge.push((stream.to_owned(), next));
             // Over pages without a part of this stream, too: which pages are looked at follows the position.
-            decision.progress |= finished > 0 || next < log.tail_start();
+            decision.progress |= moves && (finished > 0 || next < log.tail_start());
         }
     }
 }
@@ -240,34 +214,10 @@ struct Seen {
     end: u64,
 }
 
-/// Of how many batches at least a predecessor must have thought before it came to a certain one.
-#[derive(Default)]
-struct Before {
-    certain: u32,
-    full: u32,
-}
-
-impl Before {
-    fn count(&mut self, ground: Ground) {
-        match ground {
-            Ground::Planned | Ground::Large => self.certain += 1,
-            Ground::Full => self.full += 1,
-            Ground::Open => {}
-        }
-    }
-
-    /// The predecessor may have cut small neighbours otherwise. Its batches of them have less than one and a half times what
-    /// makes one full, in records and in bytes; ours have as much as makes one full in one of the two: of three of ours, it
-    /// had one at least.
-    fn at_least(&self) -> u32 {
-        self.certain + self.full / 3
-    }
-}
-
 /// Where a stream's batches begin: at its position, or after a planned batch of which retention dropped a part. Some of it
 /// may have been sent: under its tokens the rest would be taken for that, under others it could be there twice. So it is
 /// lost as a whole.
-pub(crate) fn begins(cursor: &Cursor, log: &Log, stream: &str) -> u64 {
+pub fn begins(cursor: &Cursor, log: &Log, stream: &str) -> u64 {
     let cut = cursor
         .planned(stream)
         .take_while(|plan| plan.low < log.first_sequence);
@@ -288,7 +238,11 @@ fn stream_candidates(cursor: &Cursor, log: &Log, index: u32, stream: &str, limit
         )
     });
     let mut found = candidates(&cursor.rule, cursor.planned(stream), parts, limit + 1);
-    let mut end = log.horizon(from).max(from);
+    let horizon = match planted::is(Bug::HorizonIgnored) {
+        true => log.next_sequence,
+        false => log.horizon(from),
+    };
+    let mut end = horizon.max(from);
     if end < log.next_sequence
         && let Some(last) = found.last()
         // A group that alone fills all that is loaded is large enough as it is.

@@ -4,6 +4,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_manifest::cursor::Rule;
+use millpond_manifest::planted::{self, Bug};
 use millpond_segment::Encoding;
 use std::fmt;
 use thiserror::Error;
@@ -38,6 +39,11 @@ impl BatchId {
     /// stable and printable. None of the names can contain a slash but the sink's, which is
     /// followed by the fixed-form rest, so two identities never share a token.
     pub fn token(&self, chunk: u32) -> String {
+        let chunk = if planted::is(Bug::TokenWithoutChunk) {
+            0
+        } else {
+            chunk
+        };
         format!("{self}/{chunk}")
     }
 

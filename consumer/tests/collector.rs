@@ -238,12 +238,61 @@ async fn the_slowest_stream_of_the_slowest_consumer_is_what_counts() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[1; 3]).await;
     log.commit_to(OTHER, &[1; 3]).await;
+    acknowledge(&log, "one", OTHER, 0).await;
     acknowledge(&log, "one", STREAM, 6).await;
     let mut collector = collector(&log.store, &Clock::at(100_000));
     assert_eq!(collector.round(false).await.unwrap().trimmed_sequences, 0);
     acknowledge(&log, "one", OTHER, 4).await;
     assert_eq!(collector.round(false).await.unwrap().trimmed_sequences, 4);
     assert_eq!(garbage(&log.store).await, BTreeSet::new());
+}
+
+/// Nobody is there who would ever read it.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_the_sink_does_not_take_keeps_nothing() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit_to("ignored", &[1; 3]).await;
+    log.commit(&[1, 20]).await;
+    log.commit_to("ignored", &[1]).await;
+    let table = Table::open("table");
+    let consumer = support::start(&log.store, support::config("a"), &table);
+    table.has(21).await;
+    consumer.stop().await.unwrap();
+    let mut collector = collector(&log.store, &Clock::at(100_000));
+    assert_eq!(collector.round(false).await.unwrap().trimmed_sequences, 6);
+    assert_eq!(garbage(&log.store).await, BTreeSet::new());
+}
+
+/// Its first batch is not even planned, because the only writer is busy with another stream, which goes on.
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_which_nothing_is_acknowledged_yet_keeps_what_it_has() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit_one(&[(STREAM, 20), (OTHER, 1)]).await;
+    log.commit(&[20]).await;
+    let busy_with = layout::segment(0, log.manifest().await.state.tail[1].segment);
+    let (store, network) = log.store.behind(Faults::default());
+    let mut held = network.hold(On::Get, &busy_with);
+    let table = Table::open("table");
+    let one_writer = millpond_consumer::Config {
+        writers: 1,
+        ..support::config("a")
+    };
+    let consumer = support::start(&store, one_writer, &table);
+    held.arrived().await;
+    eventually("the stream goes on", async || {
+        let cursor = log.cursor("default").await;
+        cursor.is_some_and(|cursor| cursor.next(STREAM) == 1)
+    })
+    .await;
+    let cursor = log.cursor("default").await.unwrap();
+    assert_eq!(cursor.planned(OTHER).count(), 0);
+    let mut collector = collector(&log.store, &Clock::at(100_000));
+    assert_eq!(collector.round(false).await.unwrap().trimmed_sequences, 0);
+    held.release();
+    table.has(41).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+    assert_eq!(collector.round(false).await.unwrap().trimmed_sequences, 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -603,7 +652,6 @@ impl Environment for JumpingClock {
 
 struct Simulation {
     store: Store,
-    batch_records: u64,
     /// With it, what was not read in time is lost; what was sent is in the table once all the same.
     max_age: Option<Duration>,
     clock: Arc<JumpingClock>,
@@ -711,9 +759,8 @@ impl Simulation {
     }
 
     fn consumer(&self, table: usize, rng: &mut StdRng, store: &Store, instance: &str) -> Running {
-        // The same for all owners: one that stalls, and goes on before it learns that it was fenced, sends large segments
-        // by its own rule, whatever its successors released and changed meanwhile.
-        let batch_records = self.batch_records;
+        // Each owner wants a rule of its own: what is large for one is small for the next.
+        let batch_records = [2, 5, 12, 100][rng.random_range(0..4)];
         let config = millpond_consumer::Config {
             consumer: format!("consumer-{table}"),
             instance: instance.into(),
@@ -945,7 +992,6 @@ async fn simulate(seed: u64) -> Seen {
     let tables = rng.random_range(1..=2);
     let simulation = Simulation {
         store: Store::memory(),
-        batch_records: [2, 5, 12, 100][rng.random_range(0..4)],
         max_age: (seed % 4 == 3).then_some(Duration::from_millis(300)),
         clock: Arc::new(JumpingClock {
             begin: Instant::now(),

@@ -180,35 +180,6 @@ async fn large_segments_in_doubt_in_pages_are_announced_as_such() {
     delivered(&log, third, &table).await;
 }
 
-/// The predecessor sent nothing, and nobody can know that: large segments after small ones count as in doubt.
-#[tokio::test]
-async fn a_large_segment_in_doubt_behind_full_groups_of_small_ones_holds_nothing_up() {
-    for entries in [1_000, 4] {
-        let mut log = Log::new(Store::memory()).await;
-        log.commit(&[1]).await;
-        let table = Table::open("table");
-        let settings = Config {
-            max_in_flight: 2,
-            ..config("a")
-        };
-        let first = start(&log.store, settings.clone(), &table);
-        acknowledged(&log, STREAM, 1).await;
-        first.crash().await;
-        log.commit(&[1; 40]).await;
-        log.commit(&[20, 1, 20]).await;
-        log.seal(entries).await;
-        let second = start(
-            &log.store,
-            Config {
-                take_over: true,
-                ..settings
-            },
-            &table,
-        );
-        delivered(&log, second, &table).await;
-    }
-}
-
 async fn overwrite(store: &Store, key: &str, bytes: Vec<u8>) {
     let found = store.get(key).await.unwrap().unwrap();
     let written = store

@@ -59,7 +59,7 @@ pub enum ReadError {
     #[error(transparent)]
     Store(#[from] millpond_storage::Error),
     /// The store answered with something that is not the object.
-    #[error("{key}: {source}")]
+    #[error("{key}: {source}: {}", .source.remedy())]
     Format {
         /// The object's key below the buffer's URL.
         key: String,

@@ -3,6 +3,7 @@
 //! break invariants 3 to 5 of the protocol.
 
 use crate::cas::{Object, Stamp};
+use crate::planted::{self, Bug};
 use crate::{FormatError, envelope, proto};
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
@@ -12,8 +13,11 @@ use uuid::Uuid;
 /// The most batches of a stream that may be planned and not acknowledged.
 pub const PLANS_MAX: usize = 4_096;
 
-/// What decides the bytes that are sent under a token, and how far an owner may run ahead. It is
-/// pinned while batches may be in doubt: a successor must cut the same batches into the same chunks.
+/// The highest epoch that is believed: nobody opens a cursor that often.
+const EPOCH_MAX: u64 = u64::MAX / 2;
+
+/// How batches are made, and what decides the bytes that are sent under a token. It is pinned while batches may be in
+/// doubt: a successor must cut the same batches into the same chunks.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Rule {
     /// Records that a batch should have. A segment with half of it is a batch by itself.
@@ -66,7 +70,7 @@ pub struct Plan {
 pub struct StreamCursor {
     /// Everything below is acknowledged.
     pub next: u64,
-    /// Batches whose boundaries are decided but do not follow from the rule, in order.
+    /// Batches whose boundaries are decided, in order: no other may be sent.
     pub planned: VecDeque<Plan>,
 }
 
@@ -147,8 +151,7 @@ pub struct Opening<'a> {
 pub struct Opened {
     /// The state to swap in, not yet stamped.
     pub state: Cursor,
-    /// The predecessor did not release it cleanly: what it planned, and large segments within the
-    /// in-flight limit, may have been sent.
+    /// The predecessor did not release it cleanly: what it planned may have been sent.
     pub in_doubt: bool,
     /// The pinned rule stays in force although another is configured.
     pub rule_pinned: bool,
@@ -195,7 +198,7 @@ impl Cursor {
     #[must_use]
     pub fn stamped(mut self, nonce: u64) -> Self {
         self.stamp = Stamp {
-            version: self.stamp.version + 1,
+            version: self.stamp.version.wrapping_add(1),
             nonce,
         };
         self
@@ -228,6 +231,11 @@ impl Cursor {
         }
     }
 
+    /// Whether this state is one of the owner that opened the cursor in this epoch: whoever finds another is fenced.
+    pub fn is_of(&self, epoch: u64) -> bool {
+        self.epoch == epoch || planted::is(Bug::FenceIgnored)
+    }
+
     /// Takes the cursor: a new epoch and a new owner. The configured rule comes into force only
     /// where nothing is in doubt.
     pub fn open(&self, opening: &Opening<'_>) -> Result<Opened, HeldByAnother> {
@@ -252,7 +260,7 @@ impl Cursor {
             lease_expires_at_ms: now_ms.saturating_add(lease_ms),
         };
         let rule_pinned = in_doubt && *rule != state.rule;
-        if !in_doubt {
+        if !in_doubt || planted::is(Bug::RuleNotPinned) {
             state.rule = rule.clone();
         }
         Ok(Opened {
@@ -262,13 +270,19 @@ impl Cursor {
         })
     }
 
-    /// Writes down the boundaries of batches that do not follow from the rule.
+    /// Writes down the boundaries of a batch. It may be sent when the state that says so is in force, and not before:
+    /// so a successor knows exactly what anybody before it may have sent, or may still be sending.
     pub fn plan(&mut self, stream: &str, plan: Plan) -> Result<(), Forbidden> {
         let start = self.start;
         let cursor = self.stream(stream, start);
         let from = cursor.planned.back().map_or(cursor.next, |last| last.high + 1);
         let reason = if plan.low > plan.high {
             format!("the plan {}..={} is empty", plan.low, plan.high)
+        } else if plan.high == u64::MAX {
+            format!(
+                "the plan {}..={} ends past the last sequence",
+                plan.low, plan.high
+            )
         } else if plan.low < from {
             format!(
                 "the plan {}..={} begins before {from}, which is decided already",
@@ -352,10 +366,11 @@ impl Cursor {
             .any(|s| s.sequence == sequence && s.stream == stream)
     }
 
-    /// The lowest position of the given streams: nothing from there on may be deleted.
-    pub fn needs<'a>(&self, streams: impl IntoIterator<Item = &'a str>) -> u64 {
-        let next = streams.into_iter().map(|stream| self.next(stream));
-        next.min().unwrap_or(self.start)
+    /// Nothing from here on may be deleted. A stream without a position is one that the consumer does not take, or one that
+    /// begins further on: an owner that moves any position writes one for every stream that it takes and has seen.
+    pub fn needs(&self) -> u64 {
+        let positions = self.streams.values().map(|stream| stream.next);
+        positions.min().unwrap_or(self.start)
     }
 
     /// The owner lives.
@@ -368,10 +383,10 @@ impl Cursor {
         }
     }
 
-    /// The owner goes. `in_doubt`: it may have sent something that is not acknowledged.
-    pub fn release(&mut self, in_doubt: bool) {
+    /// The owner goes. What it planned and did not acknowledge may have been sent.
+    pub fn release(&mut self) {
         let planned = self.streams.values().any(|s| !s.planned.is_empty());
-        self.ownership = if in_doubt || planned {
+        self.ownership = if planned && !planted::is(Bug::ReleasedInDoubt) {
             Ownership::Abandoned
         } else {
             Ownership::Released
@@ -393,6 +408,10 @@ impl Cursor {
     /// Names the first rule of the format that this state breaks.
     pub fn check(&self) -> Result<(), String> {
         self.rule.check()?;
+        // Each opening and each reset takes the next.
+        if self.epoch > EPOCH_MAX {
+            return Err(format!("its epoch {} is over {EPOCH_MAX}", self.epoch));
+        }
         for (stream, cursor) in &self.streams {
             let mut from = cursor.next;
             for plan in &cursor.planned {

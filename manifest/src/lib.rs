@@ -11,6 +11,7 @@ pub mod log;
 pub mod manifest;
 pub mod page;
 pub mod plan;
+pub mod planted;
 
 pub use buffer::Buffer;
 pub use cas::{Object, ReadError, Snapshot, Stamp, Swap};

@@ -2,6 +2,7 @@
 //! itself: it says which one is missing.
 
 use crate::manifest::{Entry, Part};
+use crate::page::total;
 use crate::{Manifest, Page, PageReference};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -137,18 +138,16 @@ impl Log {
     pub fn records(&self, stream: u32, from: u64) -> u64 {
         let of = |entry: &Entry| {
             let parts = entry.parts.iter().filter(|part| part.stream == stream);
-            parts.map(|part| part.records).sum::<u64>()
+            total(parts.map(|part| part.records))
         };
         let skipped = self.manifest.pages.partition_point(|page| page.last < from);
         let paged = self.manifest.pages[skipped..].iter().map(|reference| {
             self.pages.get(&reference.page).map_or(reference.records, |page| {
-                seen(page.first, &page.entries, from)
-                    .map(|(_, entry)| of(entry))
-                    .sum()
+                total(seen(page.first, &page.entries, from).map(|(_, entry)| of(entry)))
             })
         });
         let tail = seen(self.manifest.tail_start(), &self.manifest.tail, from);
-        paged.sum::<u64>() + tail.map(|(_, entry)| of(entry)).sum::<u64>()
+        total(paged.chain(tail.map(|(_, entry)| of(entry))))
     }
 
     /// The parts of a stream from a sequence on, oldest first, as far as they are seen.

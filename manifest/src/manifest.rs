@@ -3,6 +3,7 @@
 
 use crate::cas::{Object, Stamp};
 use crate::page::{Page, PageReference};
+use crate::planted::{self, Bug};
 use crate::{FormatError, envelope, proto};
 use bytes::Bytes;
 use millpond_segment::Encoding;
@@ -234,7 +235,7 @@ impl Manifest {
     #[must_use]
     pub fn stamped(mut self, nonce: u64) -> Self {
         self.stamp = Stamp {
-            version: self.stamp.version + 1,
+            version: self.stamp.version.wrapping_add(1),
             nonce,
         };
         self
@@ -300,7 +301,10 @@ impl Manifest {
             .binary_search_by_key(&producer, |row| row.id)
             .map_err(|_| CommitRefusal::NotRegistered(producer))?;
         let row = &self.producers[place];
-        let last = row.commit;
+        let last = match planted::is(Bug::ProducerTableIgnored) {
+            true => commit.saturating_sub(1),
+            false => row.commit,
+        };
         if commit == last && commit > 0 {
             return Ok(Commit::Already {
                 first_sequence: row.first_sequence,
@@ -314,7 +318,7 @@ impl Manifest {
                 last,
             });
         }
-        if commit > last + 1 {
+        if commit - last > 1 {
             return Err(CommitRefusal::Gap {
                 producer,
                 commit,
@@ -329,7 +333,9 @@ impl Manifest {
             next.tail.push(entry);
         }
         let (first_sequence, count) = (self.next_sequence, segments.len() as u64);
-        next.next_sequence += count;
+        next.next_sequence = first_sequence
+            .checked_add(count)
+            .ok_or_else(|| CommitRefusal::Invalid("the log has no sequences left".into()))?;
         next.producers[place] = ProducerRow {
             id: producer,
             commit,
@@ -360,7 +366,9 @@ impl Manifest {
             first,
             entries: std::mem::replace(&mut next.tail, tail),
         };
-        next.pages.push(sealed.reference(page));
+        if !planted::is(Bug::PageReferenceDropped) {
+            next.pages.push(sealed.reference(page));
+        }
         Some((sealed, next))
     }
 
@@ -391,7 +399,7 @@ impl Manifest {
             .filter(|(_, s)| s.segment.timestamp_ms() < self.orphan_floor_ms)
             .map(|(i, _)| i)
             .collect();
-        if !below.is_empty() {
+        if !below.is_empty() && !planted::is(Bug::OrphanFloorIgnored) {
             return Err(CommitRefusal::BelowFloor {
                 segments: below,
                 floor_ms: self.orphan_floor_ms,

@@ -38,6 +38,11 @@ pub struct PageReference {
     pub records: u64,
 }
 
+/// A sum of numbers that others wrote.
+pub(crate) fn total(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0, u64::saturating_add)
+}
+
 impl Page {
     /// What a manifest says of this page under the name `page`.
     pub fn reference(&self, page: Ulid) -> PageReference {
@@ -46,9 +51,9 @@ impl Page {
             first: self.first,
             last: self.last(),
             page,
-            bytes: self.entries.iter().map(|entry| entry.size).sum(),
-            messages: parts().map(|part| part.messages).sum(),
-            records: parts().map(|part| part.records).sum(),
+            bytes: total(self.entries.iter().map(|entry| entry.size)),
+            messages: total(parts().map(|part| part.messages)),
+            records: total(parts().map(|part| part.records)),
         }
     }
 

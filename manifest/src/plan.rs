@@ -12,16 +12,14 @@ pub struct Size {
     pub raw_bytes: u64,
 }
 
-/// Why a batch has the boundaries it has, and so what must be durable before it may be sent.
+/// Why a batch has the boundaries it has. Only what is planned may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ground {
     /// The cursor says so.
     Planned,
-    /// It is one large segment: the rule says so, and nobody needs to write that down.
-    Large,
-    /// Small neighbours; they are full, or a large segment follows. To be planned before it is sent.
+    /// A large segment, or small neighbours that are full or that a large segment follows: nothing can join it any more.
     Full,
-    /// Small neighbours at the end of the log: more could still join. To be planned before it is sent.
+    /// Small neighbours at the end of the log: more could still join.
     Open,
 }
 
@@ -81,7 +79,7 @@ pub fn candidates(
             };
             out.push(Candidate {
                 plan,
-                ground: Ground::Large,
+                ground: Ground::Full,
                 size,
             });
         } else {

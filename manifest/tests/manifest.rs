@@ -267,3 +267,27 @@ fn the_golden_manifest_is_read_and_written_alike() {
 fn write_golden() {
     std::fs::write(GOLDEN, golden().encode()).unwrap();
 }
+
+#[test]
+fn numbers_that_no_producer_would_write_do_not_overflow() {
+    let mut enormous = segment(1, 1);
+    enormous.parts[0].records = u64::MAX;
+    let (log, _) = next(
+        empty()
+            .register(A, 10)
+            .commit(A, 1, &[enormous, segment(1, 2)], 11),
+    );
+    assert_eq!(Log::new(log.clone()).records(0, 0), u64::MAX);
+    let (page, sealed) = log.seal(Ulid::from_parts(1, 3), 1).unwrap();
+    assert_eq!(sealed.pages[0].records, u64::MAX);
+    assert_eq!(sealed.check_page(&sealed.pages[0], &page), Ok(()));
+
+    let mut last = empty().register(A, 10);
+    (last.first_sequence, last.next_sequence) = (u64::MAX, u64::MAX);
+    last.stamp.version = u64::MAX;
+    last = Manifest::decode(&last.stamped(7).encode()).unwrap();
+    let refused = last.commit(A, 1, &[segment(1, 1)], 11);
+    assert!(matches!(refused, Err(CommitRefusal::Invalid(_))), "{refused:?}");
+    last.producers[0].commit = u64::MAX;
+    assert!(last.commit(A, u64::MAX, &[segment(1, 1)], 11).is_ok());
+}

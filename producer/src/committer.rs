@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{
     Commit, CommitRefusal, Manifest, NewSegment, Object, Page, ProducerId, Snapshot, Swap, cas, layout,
 };
@@ -165,11 +166,6 @@ impl Committer {
             return self.forgotten(group, "the manifest is gone");
         };
         let number = self.last + 1;
-        #[cfg(feature = "planted-bug-no-producer-table")]
-        let number = snapshot
-            .state
-            .producer(self.producer)
-            .map_or(number, |row| row.commit + 1);
         let segments: Vec<NewSegment> = group.iter().map(UploadedWork::describe).collect();
         let sealed = self.sealed(&snapshot.state);
         let base = sealed.as_ref().unwrap_or(&snapshot.state);
@@ -256,7 +252,7 @@ impl Committer {
             .store
             .put_if_absent(&key, vec![begun.page.encode()])
             .await;
-        begun.stored = put.is_ok();
+        begun.stored = put.is_ok() || planted::is(Bug::PageNotStored);
         self.page = Some(begun);
         if let Err(error) = &put {
             self.upload.health.held_up(Stage::Commit, error);
@@ -442,7 +438,7 @@ impl Committer {
     fn forgotten(&mut self, group: &mut Vec<UploadedWork>, reason: &str) -> Next {
         let metrics = &self.upload.metrics;
         metrics.expired.inc();
-        if self.unresolved.take().is_some() {
+        if self.unresolved.take().is_some() && !planted::is(Bug::ForgottenSentAgain) {
             tracing::error!(
                 "the outcome of a commit of {} segments is unknown: {reason}",
                 group.len()

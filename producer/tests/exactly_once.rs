@@ -1,8 +1,4 @@
 //! Whatever the network does to commits and uploads, what was acknowledged is in the log, once.
-//!
-//! With the bug planted, `cargo test -p millpond-producer --features planted-bug-no-producer-table` fails, and in
-//! one test: `a_commit_that_landed_but_was_not_reported_yields_its_records_once`. The test beside it, which is
-//! there only then, says what it found; `make planted-bugs` runs that one.
 
 mod support;
 
@@ -36,12 +32,4 @@ async fn landed_but_unreported_commits() -> Vec<(String, usize)> {
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_landed_but_was_not_reported_yields_its_records_once() {
     assert_eq!(landed_but_unreported_commits().await, []);
-}
-
-#[cfg(feature = "planted-bug-no-producer-table")]
-#[tokio::test(start_paused = true)]
-async fn without_the_producer_table_a_commit_that_was_not_reported_yields_its_records_twice() {
-    let twice = landed_but_unreported_commits().await;
-    let expected = ["message 1", "message 3", "message 5"].map(|message| (message.to_owned(), 2));
-    assert_eq!(twice, expected);
 }

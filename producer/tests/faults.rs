@@ -1,6 +1,5 @@
 //! Faults of the store that a producer must survive: late and unreported writes, outages, contention, the
 //! orphan floor, being forgotten.
-#![cfg(not(feature = "planted-bug-no-producer-table"))]
 
 mod support;
 

@@ -1,6 +1,5 @@
 //! Commits that seal a full tail into a page: read through its pages the log is complete and in order, whatever
 //! becomes of the page's upload and of the swap, and the manifest stays small.
-#![cfg(not(feature = "planted-bug-no-producer-table"))]
 
 mod support;
 

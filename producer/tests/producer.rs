@@ -1,5 +1,4 @@
 //! What a producer promises when nothing is wrong: batching, budget, drain, refusals, metrics.
-#![cfg(not(feature = "planted-bug-no-producer-table"))]
 
 mod support;
 

@@ -4,7 +4,6 @@
 //! what was certainly not appended is not; nothing is there twice; each client's messages are in order.
 //!
 //! The clock is the paused one of tokio. Only the threads that compress are not seeded.
-#![cfg(not(feature = "planted-bug-no-producer-table"))]
 
 mod support;
 

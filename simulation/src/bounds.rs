@@ -1,36 +1,4 @@
-//! How far a search goes, and the bugs that can be planted.
-
-/// A rule of the protocol that is taken away, in the model's glue, to show that the properties notice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum Bug {
-    /// The protocol as it is.
-    #[default]
-    None,
-    /// A producer numbers an attempt by what it finds in the table: one that landed unreported is made again.
-    ProducerTableIgnored,
-    /// An attempt of unknown outcome is given up although the state it named is still in force: it may land late.
-    ResolvedTooEarly,
-    /// Other segments join a commit whose outcome is unknown.
-    UnresolvedGroupChanged,
-    /// Segments named before the orphan floor are committed.
-    OrphanFloorIgnored,
-    /// Sealing takes the entries out of the tail and forgets to refer to their page.
-    PageReferenceDropped,
-    /// A manifest refers to a page that is not in the store yet.
-    PageAfterReference,
-    /// The collector deletes by a manifest that is not in force yet.
-    DeleteBeforeTrim,
-    /// An owner's swap of the cursor wins whatever state is in force.
-    FenceIgnored,
-    /// Small neighbours are sent before a durable cursor plans them.
-    PlanAfterSink,
-    /// The position moves to the end of the last finished batch.
-    AcknowledgeOverHole,
-    /// A successor's own rule comes into force although batches are in doubt.
-    RuleNotPinned,
-    /// An owner that gives the cursor back says that nothing is in doubt, whatever it has sent.
-    ReleasedInDoubt,
-}
+//! How far a search goes.
 
 /// The bounds of a search. Every count is of the whole run.
 #[derive(Debug, Clone, PartialEq, Eq)]

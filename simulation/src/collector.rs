@@ -1,10 +1,9 @@
 //! The collector: moves the log's beginning and the orphan floor, then deletes, as `consumer/src/collector.rs` does.
 
-use crate::bounds::Bug;
-use crate::model::{System, World};
-use crate::producer::STREAM;
+use crate::model::World;
 use crate::store::{Answer, Outcome, Store, Versioned, Write, outcomes};
 use millpond_manifest::Manifest;
+use millpond_manifest::planted::{self, Bug};
 use std::collections::BTreeSet;
 use ulid::Ulid;
 
@@ -58,7 +57,7 @@ impl Collector {
     }
 
     /// Takes a step; `None` if it is none.
-    pub fn step(step: Step, system: &System, world: &mut World) -> Option<()> {
+    pub fn step(step: Step, world: &mut World) -> Option<()> {
         let World {
             store,
             collector,
@@ -73,11 +72,11 @@ impl Collector {
                 let needed = store
                     .cursor
                     .as_ref()
-                    .map_or(log.first_sequence, |cursor| cursor.needs([STREAM]));
+                    .map_or(log.first_sequence, |cursor| cursor.needs());
                 let next = log.collect(needed, u64::from(*clock));
                 if next == **log {
                     Collector::InForce(log.clone())
-                } else if system.bug == Bug::DeleteBeforeTrim {
+                } else if planted::is(Bug::DeleteBeforeTrim) {
                     Collector::InForce(Versioned::new(next))
                 } else {
                     Collector::Swapping(Versioned::new(next.stamped(0)))

@@ -1,17 +1,16 @@
 //! Model checks of the protocols in `design/protocols.md`: producers, owners of a cursor and a collector over one
 //! abstract store, every interleaving of their steps within a bound. What a step means is decided by the pure
-//! functions of `millpond-manifest`, the very ones that run in production; here is only the glue around them, as thin as
-//! `producer/src/committer.rs`, `consumer/src/schedule.rs` and `consumer/src/collector.rs` allow.
+//! functions of `millpond-manifest` and by `millpond_consumer::schedule`, the very ones that run in production; here is only
+//! the glue around them, as thin as `producer/src/committer.rs`, `consumer/src/shard.rs` and `consumer/src/collector.rs` allow.
 //!
 //! A compare-and-set lands or not, and is reported or not; one that is not reported may land later still. Actors crash at
 //! any step. Time is a small counter: segments are named by it, and the collector's orphan floor follows it.
 //!
-//! `cargo test -p millpond-simulation` searches small bounds to the end, and shows that planted bugs ([`Bug`]) are found.
+//! `cargo test -p millpond-simulation` searches small bounds to the end; `make planted-bugs` shows that it finds bugs.
 //! A larger bound is searched by command:
 //!
 //! ```text
 //! cargo run --release -p millpond-simulation -- delivery --owner-faults 2 --epochs 3
-//! cargo run --release -p millpond-simulation -- commit --bug producer-table-ignored
 //! ```
 
 pub mod bounds;
@@ -22,5 +21,5 @@ pub mod producer;
 pub mod properties;
 pub mod store;
 
-pub use bounds::{Bounds, Bug};
+pub use bounds::Bounds;
 pub use model::{Action, System, World};

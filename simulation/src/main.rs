@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use clap::{Parser, ValueEnum};
-use millpond_simulation::{Bounds, Bug, System};
+use millpond_simulation::{Bounds, System};
 use stateright::report::WriteReporter;
 use stateright::{Checker, HasDiscoveries, Model};
 use std::num::NonZero;
@@ -28,9 +28,6 @@ enum Scope {
 struct Arguments {
     /// Where the bounds begin; the flags change them.
     scope: Scope,
-    /// A bug to plant.
-    #[arg(long, value_enum, default_value = "none")]
-    bug: Bug,
     /// Search breadth first: a violation is then shown by the fewest steps, and the search takes more memory.
     #[arg(long)]
     shortest: bool,
@@ -121,7 +118,6 @@ fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let system = System {
         bounds: arguments.bounds()?,
-        bug: arguments.bug,
     };
     println!("{system:?}");
     let builder = system

@@ -1,6 +1,6 @@
 //! The whole system as a `stateright` model.
 
-use crate::bounds::{Bounds, Bug};
+use crate::bounds::Bounds;
 use crate::collector::{self, Collector};
 use crate::owner::{self, Owner};
 use crate::producer::{self, Producer};
@@ -14,8 +14,6 @@ use stateright::{Model, Property};
 pub struct System {
     /// How far.
     pub bounds: Bounds,
-    /// The bug that is planted.
-    pub bug: Bug,
 }
 
 /// What may still happen.
@@ -75,7 +73,7 @@ impl System {
         Rule {
             batch_records: if differs { 5 } else { 3 },
             batch_bytes: 1_000,
-            chunk_rows: 1_000,
+            chunk_rows: if differs { 1 } else { 1_000 },
             chunk_bytes: 1_000,
             max_partitions_per_chunk: 1,
             max_in_flight: self.bounds.max_in_flight,
@@ -143,7 +141,7 @@ impl Model for System {
             Action::Land(place) => next.store.land_late(place),
             Action::Producer(place, step) => Producer::step(place, step, self, &mut next)?,
             Action::Owner(place, step) => Owner::step(place, step, self, &mut next)?,
-            Action::Collector(step) => Collector::step(step, self, &mut next)?,
+            Action::Collector(step) => Collector::step(step, &mut next)?,
         }
         Some(next)
     }

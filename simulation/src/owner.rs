@@ -1,14 +1,13 @@
-//! An owner of the cursor, or one that wants to be: opens it, plans, sends, acknowledges, as `consumer/src/owner.rs`,
-//! `shard.rs` and `schedule.rs` do. The lease is no part of the safety: here it has always run out.
+//! An owner of the cursor, or one that wants to be: opens it, plans, sends, acknowledges, as `consumer/src/schedule.rs`
+//! decides and `owner.rs` and `shard.rs` beside it do. The lease is no part of the safety: here it has always run out.
 
-use crate::bounds::Bug;
 use crate::model::{System, World};
 use crate::producer::STREAM;
 use crate::store::{Answer, Broken, Outcome, Store, Versioned, Write, outcomes};
-use millpond_manifest::cursor::{Opening, Ownership, Plan};
-use millpond_manifest::plan::{Candidate, Ground, Size, candidates};
+use millpond_consumer::schedule::{Decision, Mode, Schedule};
+use millpond_manifest::cursor::{Forbidden, Opening, Ownership, Plan};
 use millpond_manifest::{Cursor, Log, Manifest, Rule};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use ulid::Ulid;
@@ -53,13 +52,6 @@ impl Known {
     }
 }
 
-/// A batch that was started: what is sent under its token, and whether the sink has it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Batch {
-    rows: Vec<Ulid>,
-    done: bool,
-}
-
 /// A term as the cursor's owner.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tenure {
@@ -67,8 +59,9 @@ pub struct Tenure {
     log: Option<Known>,
     /// The predecessor's batches are yet to be found out.
     in_doubt: bool,
-    doubt: BTreeSet<Plan>,
-    work: BTreeMap<Plan, Batch>,
+    schedule: Schedule,
+    /// Of each batch that was started and is not in the sink: what is sent under its token.
+    sending: BTreeMap<Plan, Vec<Ulid>>,
     /// The last swap did not succeed for certain: the cursor must be read.
     reread: bool,
     releasing: bool,
@@ -119,113 +112,45 @@ pub enum Step {
 }
 
 impl Tenure {
-    fn candidates(&self, limit: usize) -> Vec<Candidate> {
-        let Some(Known { log, .. }) = &self.log else {
-            return Vec::new();
-        };
-        let Some(index) = log.stream_index(STREAM) else {
-            return Vec::new();
-        };
-        let cursor = &self.durable;
-        let parts = log.parts(index, cursor.next(STREAM)).map(|(sequence, _, part)| {
-            let size = Size {
-                records: part.records,
-                raw_bytes: part.raw_length,
-            };
-            (sequence, size)
-        });
-        candidates(&cursor.rule, cursor.planned(STREAM), parts, limit + 1)
-    }
-
-    fn limit(&self) -> usize {
-        self.durable.rule.max_in_flight as usize
-    }
-
-    /// What the predecessor may have sent.
-    fn find_doubt(&mut self) {
-        let mut before = 0;
-        for candidate in self.candidates(usize::MAX - 1) {
-            let sent = match candidate.ground {
-                Ground::Planned => true,
-                Ground::Large => before < self.limit(),
-                Ground::Full | Ground::Open => false,
-            };
-            before += usize::from(matches!(candidate.ground, Ground::Planned | Ground::Large));
-            if sent {
-                self.doubt.insert(candidate.plan);
+    fn decide(&self) -> Decision {
+        match &self.log {
+            // A writer is always idle: whatever can be planned may be planned now.
+            Some(Known { log, .. }) if !self.in_doubt => {
+                let takes_all = |_: &str| true;
+                self.schedule
+                    .decide(&self.durable, log, &takes_all, Mode::Working, usize::MAX)
             }
-        }
-        self.in_doubt = false;
-    }
-
-    /// Batches that may start, and those that must be planned before.
-    fn decide(&self, bug: Bug) -> (Vec<Plan>, Vec<Plan>) {
-        let (mut start, mut plans) = (Vec::new(), Vec::new());
-        if self.log.is_none() || self.in_doubt {
-            return (start, plans);
-        }
-        for candidate in self.candidates(self.limit()).iter().take(self.limit()) {
-            let (calm, plan) = (self.doubt.is_empty(), candidate.plan);
-            if self.work.contains_key(&plan) {
-                continue;
-            }
-            match candidate.ground {
-                Ground::Planned | Ground::Large if calm || self.doubt.contains(&plan) => start.push(plan),
-                Ground::Full | Ground::Open if calm => plans.push(plan),
-                _ => {}
-            }
-        }
-        if bug == Bug::PlanAfterSink {
-            start.extend(plans.iter().copied());
-        }
-        (start, plans)
-    }
-
-    /// How far everything is in the sink.
-    fn finished(&self, bug: Bug) -> u64 {
-        let Some(log) = &self.log else { return 0 };
-        let done = |plan: &Plan| self.work.get(plan).is_some_and(|batch| batch.done);
-        let found = self.candidates(self.limit());
-        if bug == Bug::AcknowledgeOverHole {
-            let last = found.iter().rfind(|candidate| done(&candidate.plan));
-            return last.map_or(self.durable.next(STREAM), |last| last.plan.high + 1);
-        }
-        match found.iter().find(|candidate| !done(&candidate.plan)) {
-            Some(unfinished) => unfinished.plan.low,
-            None if found.len() > self.limit() => found[self.limit()].plan.high + 1,
-            None => log.log.next_sequence,
+            _ => Decision::default(),
         }
     }
 
     fn acknowledged(&mut self, durable: Versioned<Cursor>) {
-        self.work.retain(|plan, _| plan.high >= durable.next(STREAM));
+        self.schedule.acknowledged(&durable);
         self.durable = durable;
         self.reread = false;
     }
 
     /// The next state of the cursor: `None` when nothing is worth a request.
-    fn save(&self, plan: bool, system: &System) -> Option<Result<Cursor, Broken>> {
-        let mut next = (*self.durable).clone();
-        let position = self.finished(system.bug);
-        let plans = if plan {
-            self.decide(system.bug).1
-        } else {
-            Vec::new()
+    fn save(&self, plan: bool) -> Option<Result<Cursor, Broken>> {
+        let decision = self.decide();
+        let worth_it = match plan {
+            true => !decision.plans.is_empty(),
+            false => decision.progress,
         };
-        let progress = position > next.next(STREAM);
-        if plans.is_empty() && (plan || !progress) {
+        if !worth_it {
             return None;
         }
+        let mut next = (*self.durable).clone();
         let change = || {
-            if progress {
-                next.acknowledge(STREAM, position)?;
+            for (stream, position) in &decision.acknowledge {
+                next.acknowledge(stream, *position)?;
             }
-            plans.into_iter().try_for_each(|plan| next.plan(STREAM, plan))
+            for (stream, boundaries) in decision.plans.iter().filter(|_| plan) {
+                next.plan(stream, *boundaries)?;
+            }
+            Ok::<_, Forbidden>(next)
         };
-        Some(match change() {
-            Ok(()) => Ok(next),
-            Err(_) => Err(Broken::Forbidden),
-        })
+        Some(change().map_err(|_| Broken::Forbidden))
     }
 }
 
@@ -236,7 +161,7 @@ impl Owner {
 
     /// Whether it replays what its predecessor may have sent.
     pub fn replays(&self) -> bool {
-        matches!(&self.phase, Phase::Serving(tenure) if !tenure.doubt.is_empty())
+        matches!(&self.phase, Phase::Serving(tenure) if tenure.schedule.doubtful() > 0)
     }
 
     /// Whether it still thinks that it owns a cursor that another one has opened.
@@ -269,17 +194,16 @@ impl Owner {
                 if known.is_none_or(|known| known.manifest.version() < world.store.manifest.version()) {
                     steps.push(Step::Poll);
                 }
-                let (start, plans) = tenure.decide(system.bug);
-                steps.extend(start.into_iter().map(Step::Start));
-                let running = tenure.work.iter().filter(|(_, batch)| !batch.done);
-                steps.extend(running.map(|(plan, _)| Step::Insert(*plan)));
+                let decision = tenure.decide();
+                steps.extend(decision.start.into_iter().map(|(_, plan)| Step::Start(plan)));
+                steps.extend(tenure.sending.keys().copied().map(Step::Insert));
                 if tenure.reread {
                     steps.push(Step::Reread);
                 } else if known.is_some() {
-                    if !plans.is_empty() {
+                    if !decision.plans.is_empty() {
                         steps.extend(swaps.clone().map(|outcome| Step::Save(true, outcome)));
                     }
-                    if tenure.finished(system.bug) > tenure.durable.next(STREAM) {
+                    if decision.progress {
                         steps.extend(swaps.clone().map(|outcome| Step::Save(false, outcome)));
                     }
                     if world.left.releases > 0 && !tenure.in_doubt {
@@ -311,7 +235,7 @@ impl Owner {
             (Step::Look, phase) => *phase = Phase::Opening(store.cursor.clone()),
             (Step::Open(outcome), Phase::Opening(seen)) => {
                 let rule = system.rule(place);
-                let (opened, in_doubt) = open(seen.as_ref(), place, &rule, system.bug)?;
+                let (opened, in_doubt) = open(seen.as_ref(), place, &rule)?;
                 let next = Versioned::new(opened.stamped(nonce));
                 me.phase = match store.swap(Write::Cursor(next.clone()), outcome)? {
                     Answer::Committed => serving(next, in_doubt),
@@ -328,7 +252,7 @@ impl Owner {
                 if matches!(step, Step::Release(_)) && !std::mem::replace(&mut tenure.releasing, true) {
                     left.releases -= 1;
                 }
-                if !tenure.step(step, nonce, system, store)? {
+                if !tenure.step(step, nonce, store)? {
                     me.end();
                 }
             }
@@ -346,13 +270,14 @@ impl Owner {
 
 impl Tenure {
     /// Takes a step. Whether the term goes on.
-    fn step(&mut self, step: Step, nonce: u64, system: &System, store: &mut Store) -> Option<bool> {
+    fn step(&mut self, step: Step, nonce: u64, store: &mut Store) -> Option<bool> {
         match step {
             Step::Poll => {
-                self.log = Some(Known::read(store));
-                if self.in_doubt {
-                    self.find_doubt();
+                let known = Known::read(store);
+                if std::mem::take(&mut self.in_doubt) {
+                    self.schedule = Schedule::in_doubt(&self.durable, &known.log, &|_| true);
                 }
+                self.log = Some(known);
             }
             Step::Start(plan) => {
                 let log = &self.log.as_ref()?.log;
@@ -370,24 +295,24 @@ impl Tenure {
                     return Some(false);
                 }
                 let rows = found.into_iter().map(|(_, name)| name).collect();
-                self.work.insert(plan, Batch { rows, done: false });
+                self.schedule.started((STREAM.to_owned(), plan));
+                self.sending.insert(plan, rows);
             }
             Step::Insert(plan) => {
-                let batch = self.work.get_mut(&plan)?;
-                batch.done = true;
-                store.insert(plan, &batch.rows);
-                self.doubt.remove(&plan);
+                let rows = self.sending.remove(&plan)?;
+                store.insert(plan, &rows, &self.durable.rule);
+                self.schedule.finished(&(STREAM.to_owned(), plan));
             }
-            Step::Save(plan, outcome) => match self.save(plan, system)? {
+            Step::Save(plan, outcome) => match self.save(plan)? {
                 Ok(next) => {
-                    self.swap(next, nonce, outcome, system, store)?;
+                    self.swap(next, nonce, outcome, store)?;
                 }
                 Err(broken) => {
                     store.broken.get_or_insert(broken);
                 }
             },
             Step::Reread => match &store.cursor {
-                Some(found) if found.epoch == self.durable.epoch => {
+                Some(found) if found.is_of(self.durable.epoch) => {
                     self.acknowledged(found.clone());
                     let held = matches!(found.ownership, Ownership::Held { .. });
                     return Some(held || !self.releasing);
@@ -396,14 +321,13 @@ impl Tenure {
             },
             Step::Release(outcome) => {
                 let mut next = (*self.durable).clone();
-                let position = self.finished(system.bug);
-                if position > next.next(STREAM) && next.acknowledge(STREAM, position).is_err() {
-                    store.broken.get_or_insert(Broken::Forbidden);
+                for (stream, position) in self.decide().acknowledge {
+                    if next.acknowledge(&stream, position).is_err() {
+                        store.broken.get_or_insert(Broken::Forbidden);
+                    }
                 }
-                let mut open = self.work.keys().chain(&self.doubt);
-                let in_doubt = open.any(|plan| plan.high >= next.next(STREAM));
-                next.release(in_doubt && system.bug != Bug::ReleasedInDoubt);
-                return Some(!self.swap(next, nonce, outcome, system, store)?);
+                next.release();
+                return Some(!self.swap(next, nonce, outcome, store)?);
             }
             Step::Look | Step::Open(_) | Step::LookAgain | Step::Crash => return None,
         }
@@ -411,19 +335,8 @@ impl Tenure {
     }
 
     /// One swap of the cursor. Whether it is certain that it took effect.
-    fn swap(
-        &mut self,
-        next: Cursor,
-        nonce: u64,
-        outcome: Outcome,
-        system: &System,
-        store: &mut Store,
-    ) -> Option<bool> {
-        let mut next = next.stamped(nonce);
-        if system.bug == Bug::FenceIgnored {
-            next.stamp.version = store.cursor_version() + 1;
-        }
-        let next = Versioned::new(next);
+    fn swap(&mut self, next: Cursor, nonce: u64, outcome: Outcome, store: &mut Store) -> Option<bool> {
+        let next = Versioned::new(next.stamped(nonce));
         let committed = store.swap(Write::Cursor(next.clone()), outcome)? == Answer::Committed;
         if committed {
             self.acknowledged(next);
@@ -438,15 +351,15 @@ fn serving(durable: Versioned<Cursor>, in_doubt: bool) -> Phase {
         durable,
         log: None,
         in_doubt,
-        doubt: BTreeSet::new(),
-        work: BTreeMap::new(),
+        schedule: Schedule::default(),
+        sending: BTreeMap::new(),
         reread: false,
         releasing: false,
     }))
 }
 
 /// The state that opens the cursor, and whether batches are in doubt.
-fn open(seen: Option<&Versioned<Cursor>>, place: usize, rule: &Rule, bug: Bug) -> Option<(Cursor, bool)> {
+fn open(seen: Option<&Versioned<Cursor>>, place: usize, rule: &Rule) -> Option<(Cursor, bool)> {
     let fresh = || Cursor::new(Uuid::nil(), 0, "default", 0, rule.clone());
     let cursor = seen.map_or_else(fresh, |seen| (**seen).clone());
     let opening = Opening {
@@ -456,9 +369,6 @@ fn open(seen: Option<&Versioned<Cursor>>, place: usize, rule: &Rule, bug: Bug) -
         rule,
         take_over: true,
     };
-    let mut opened = cursor.open(&opening).ok()?;
-    if bug == Bug::RuleNotPinned {
-        opened.state.rule = rule.clone();
-    }
+    let opened = cursor.open(&opening).ok()?;
     Some((opened.state, opened.in_doubt))
 }

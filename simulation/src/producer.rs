@@ -1,9 +1,9 @@
 //! A producer: uploads segments and commits them in order, as `producer/src/committer.rs` does.
 
-use crate::bounds::Bug;
 use crate::model::{System, World};
 use crate::store::{Answer, Broken, Outcome, Store, StoredPage, Versioned, Write, outcomes};
 use millpond_manifest::manifest::PRODUCER_EXPIRY_MS;
+use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Commit, CommitRefusal, Manifest, NewPart, NewSegment, ProducerId};
 use millpond_segment::Encoding;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ impl Producer {
     /// Adds the steps that are possible.
     pub fn steps(&self, place: usize, system: &System, world: &World, steps: &mut Vec<Step>) {
         let own = system.bounds.segments[place].len();
-        let free = self.unresolved.is_none() || system.bug == Bug::UnresolvedGroupChanged;
+        let free = self.unresolved.is_none() || planted::is(Bug::UnresolvedGroupChanged);
         if usize::from(self.begun) < own && free {
             steps.push(Step::Upload);
         }
@@ -145,7 +145,7 @@ impl Producer {
                 me.group.push(Work { number, segment });
             }
             Step::Read => {
-                me.resolve(place, &store.manifest, system.bug);
+                me.resolve(place, &store.manifest);
                 me.known = Some(store.manifest.clone());
             }
             Step::StorePage => {
@@ -158,7 +158,7 @@ impl Producer {
                     name,
                     page: Arc::new(page),
                 };
-                if system.bug != Bug::PageAfterReference {
+                if !planted::is(Bug::PageNotStored) {
                     store.pages.insert(name, page.clone());
                 }
                 me.page = Some(page);
@@ -216,7 +216,7 @@ impl Producer {
                         }
                     }
                     Err(CommitRefusal::NotRegistered(_)) => {
-                        if me.unresolved.take().is_some() {
+                        if me.unresolved.take().is_some() && !planted::is(Bug::ForgottenSentAgain) {
                             unknown.extend(me.group.drain(..).map(|work| work.number));
                         }
                         me.life += 1;
@@ -248,25 +248,9 @@ impl Producer {
     /// The commit of the group on a state, its full tail sealed before.
     fn attempt(&self, place: usize, state: &Manifest, system: &System) -> Result<Commit, CommitRefusal> {
         let id = self.id(place);
-        let mut base = self.sealed(state).unwrap_or_else(|| state.clone());
-        if system.bug == Bug::PageReferenceDropped && base.pages.len() > state.pages.len() {
-            base.pages.pop();
-        }
-        let row = state.producer(id);
-        let number = match row {
-            Some(row) if system.bug == Bug::ProducerTableIgnored => row.commit + 1,
-            _ => self.last + 1,
-        };
-        let floor = base.orphan_floor_ms;
-        if system.bug == Bug::OrphanFloorIgnored {
-            base.orphan_floor_ms = 0;
-        }
+        let base = self.sealed(state).unwrap_or_else(|| state.clone());
         let segments: Vec<_> = self.group.iter().map(|work| describe(*work, system)).collect();
-        let mut commit = base.commit(id, number, &segments, 0)?;
-        if let Commit::Next { state, .. } = &mut commit {
-            state.orphan_floor_ms = floor;
-        }
-        Ok(commit)
+        base.commit(id, self.last + 1, &segments, 0)
     }
 
     /// Whether the tail is full and the page for it is not in the store.
@@ -281,10 +265,10 @@ impl Producer {
     }
 
     /// Forgets an unresolved attempt once it is certain that it did not land and never will.
-    fn resolve(&mut self, place: usize, found: &Versioned<Manifest>, bug: Bug) {
+    fn resolve(&mut self, place: usize, found: &Versioned<Manifest>) {
         let Some(expected) = self.unresolved else { return };
         let row = found.producer(self.id(place));
-        let changed = found.version() != expected || bug == Bug::ResolvedTooEarly;
+        let changed = found.version() != expected || planted::is(Bug::ResolvedTooEarly);
         if changed && row.is_some_and(|row| row.commit <= self.last) {
             self.unresolved = None;
         }

@@ -23,7 +23,7 @@ pub fn all(bounds: &Bounds) -> Vec<Property<System>> {
         Property::always("1: nothing unread is trimmed", |_, world: &World| {
             let first = world.store.manifest.first_sequence;
             let cursor = world.store.cursor.as_ref();
-            cursor.map_or(first == 0, |cursor| cursor.needs([STREAM]) >= first)
+            cursor.map_or(first == 0, |cursor| cursor.needs() >= first)
         }),
         Property::always(
             "2: a success implies the records are in the log, once",

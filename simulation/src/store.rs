@@ -2,7 +2,7 @@
 //! behind the consumers. It keeps the history of the log beside, for the properties.
 
 use millpond_manifest::cursor::Plan;
-use millpond_manifest::{Cursor, Manifest, Object, Page};
+use millpond_manifest::{Cursor, Manifest, Object, Page, Rule};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -174,8 +174,8 @@ pub struct Store {
     pub pages: BTreeMap<Ulid, StoredPage>,
     /// Swaps that may still land.
     pub late: Vec<Write>,
-    /// What the sink took under each token: a second write under a token is dropped.
-    pub sink: BTreeMap<Plan, Vec<Ulid>>,
+    /// What the sink took under each token, which names a batch and a chunk of it: a second write under a token is dropped.
+    pub sink: BTreeMap<(Plan, usize), Vec<Ulid>>,
     /// Not in the store: the segment of every sequence ever committed.
     pub history: Vec<Ulid>,
     /// Not in the store: the first step that went wrong.
@@ -277,11 +277,14 @@ impl Store {
         self.cursor = Some(next);
     }
 
-    /// The sink takes rows under a token, or drops them if it has the token.
-    pub fn insert(&mut self, token: Plan, rows: &[Ulid]) {
-        let taken = self.sink.entry(token).or_insert_with(|| rows.to_vec());
-        if taken != rows {
-            self.broken.get_or_insert(Broken::Token);
+    /// The sink takes a batch chunk by chunk, each under its token, or drops one whose token it has. A segment is one row.
+    pub fn insert(&mut self, batch: Plan, rows: &[Ulid], rule: &Rule) {
+        let most = usize::try_from(rule.chunk_rows).unwrap_or(usize::MAX);
+        for (index, chunk) in rows.chunks(most).enumerate() {
+            let taken = self.sink.entry((batch, index)).or_insert_with(|| chunk.to_vec());
+            if taken != chunk {
+                self.broken.get_or_insert(Broken::Token);
+            }
         }
     }
 }

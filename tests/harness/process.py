@@ -90,6 +90,10 @@ class Process:
         self.environment = {**os.environ, **(environment or {})}
         self._child: subprocess.Popen | None = None
 
+    def within(self, place: Sequence[object]) -> None:
+        """Starts from now on with these words before its own, which must become the program."""
+        self.argv = [*(str(word) for word in place), *self.argv]
+
     def start(self) -> None:
         assert self._child is None, f"{self.name} runs already"
         with self.log.open("ab") as log, self.output.open("wb") as output:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import clickhouse
-from .process import Process, eventually, free_port
+from .process import PATIENCE, Process, eventually, free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN_DIR = Path(os.environ.get("MILLPOND_BIN_DIR", REPOSITORY / "target" / "debug"))
@@ -64,12 +64,12 @@ class Service(Process):
         self.start()
         return self.until_ready()
 
-    def until_ready(self) -> Service:
+    def until_ready(self, timeout: float = PATIENCE) -> Service:
         def serves() -> bool:
             self.must_run()
             return self.ready()
 
-        eventually(f"{self.name} to be ready", serves)
+        eventually(f"{self.name} to be ready", serves, timeout)
         return self
 
 
@@ -104,6 +104,39 @@ class Minio(Service):
 
     def ready(self) -> bool:
         return http_get(f"{self.endpoint}/minio/health/cluster")[0] == 200
+
+
+class Versitygw(Service):
+    """An S3-compatible store that shares no code with MinIO: files in a directory, ETags in their
+    extended attributes."""
+
+    def __init__(self, directory: Path, name: str = "versitygw") -> None:
+        self.port = free_port()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        data = directory / f"{name}-data"
+        data.mkdir()
+        super().__init__(
+            name,
+            [
+                tool("MILLPOND_VERSITYGW"),
+                "--quiet",
+                *("--port", f"127.0.0.1:{self.port}"),
+                *("--region", CREDENTIALS["AWS_REGION"]),
+                *("--health", "/health"),
+                # As servers are run; without it every request is a connection of its own.
+                "--keep-alive",
+                "posix",
+                data,
+            ],
+            directory,
+            {
+                "ROOT_ACCESS_KEY_ID": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+                "ROOT_SECRET_ACCESS_KEY": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            },
+        )
+
+    def ready(self) -> bool:
+        return http_get(f"{self.endpoint}/health")[0] == 200
 
 
 class EmbeddedClickHouse(Service):

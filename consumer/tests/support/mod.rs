@@ -68,49 +68,54 @@ impl Log {
     /// Commits one segment of a stream for each number, with that many rows.
     pub async fn commit_to(&mut self, stream: &str, sizes: &[u64]) {
         for size in sizes {
+            self.commit_one(&[(stream, *size)]).await;
+        }
+    }
+
+    /// Commits one segment, with that many rows of each stream.
+    pub async fn commit_one(&mut self, streams: &[(&str, u64)]) {
+        let mut segment = SegmentBuilder::new();
+        for (stream, size) in streams {
             let mut block = BlockBuilder::new(1_000_000);
             for row in self.next_row..self.next_row + size {
                 block.push(1_000_000, format!("row-{row}").as_bytes()).unwrap();
             }
             self.next_row += size;
-            let mut segment = SegmentBuilder::new();
             let block = Compressor::new(1).unwrap().compress(&block, *size).unwrap();
             segment.push(stream, Encoding::Ndjson, block).unwrap();
-            let segment = segment.finish();
-            let name = Ulid::from_parts(self.now_ms, u128::from(self.next_row));
-            self.store
-                .put_if_absent(&layout::segment(0, name), segment.parts.clone())
-                .await
-                .unwrap();
-            let parts = segment.streams.iter().map(|p| NewPart {
-                stream: p.stream.clone(),
-                encoding: p.encoding,
-                offset: p.offset,
-                length: p.length,
-                raw_length: p.raw_len,
-                messages: p.messages,
-                records: p.records,
-                first_received_at_us: p.first_received_at_us,
-                last_received_at_us: p.last_received_at_us,
-            });
-            let new = NewSegment {
-                segment: name,
-                size: segment.size,
-                parts: parts.collect(),
-            };
-            let log = self.manifest().await;
-            let number = log.state.producer(PRODUCER).unwrap().commit + 1;
-            let Ok(Commit::Next { state, .. }) = log.state.commit(PRODUCER, number, &[new], self.now_ms)
-            else {
-                panic!("the log refuses a segment")
-            };
-            let next = state.stamped(number);
-            let Swap::Committed(_) =
-                cas::swap(&self.store, &layout::manifest(0), Some(&log.version), next).await
-            else {
-                panic!("the swap of an undisturbed manifest fails")
-            };
         }
+        let segment = segment.finish();
+        let name = Ulid::from_parts(self.now_ms, u128::from(self.next_row));
+        self.store
+            .put_if_absent(&layout::segment(0, name), segment.parts.clone())
+            .await
+            .unwrap();
+        let parts = segment.streams.iter().map(|p| NewPart {
+            stream: p.stream.clone(),
+            encoding: p.encoding,
+            offset: p.offset,
+            length: p.length,
+            raw_length: p.raw_len,
+            messages: p.messages,
+            records: p.records,
+            first_received_at_us: p.first_received_at_us,
+            last_received_at_us: p.last_received_at_us,
+        });
+        let new = NewSegment {
+            segment: name,
+            size: segment.size,
+            parts: parts.collect(),
+        };
+        let log = self.manifest().await;
+        let number = log.state.producer(PRODUCER).unwrap().commit + 1;
+        let Ok(Commit::Next { state, .. }) = log.state.commit(PRODUCER, number, &[new], self.now_ms) else {
+            panic!("the log refuses a segment")
+        };
+        let next = state.stamped(number);
+        let Swap::Committed(_) = cas::swap(&self.store, &layout::manifest(0), Some(&log.version), next).await
+        else {
+            panic!("the swap of an undisturbed manifest fails")
+        };
     }
 
     /// Swaps the manifest for what `change` makes of it.
@@ -335,6 +340,10 @@ impl Sink for Table {
                     .by_token
                     .entry(token.clone())
                     .or_insert_with(|| rows.clone());
+                if *stored != rows {
+                    // Nobody waits for rows any more.
+                    self.rows_seen.send_replace(u64::MAX);
+                }
                 assert_eq!(*stored, rows, "two row sets share the token {token}");
             }
             let outcome = match fault {

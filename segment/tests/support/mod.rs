@@ -1,4 +1,4 @@
-//! What the tests and the fuzz target share.
+//! Reading whatever comes, for the tests.
 
 use bytes::Bytes;
 use millpond_segment::{Block, Decompressor, Limits, blocks, read_index, read_index_tail, verify};

@@ -1,0 +1,95 @@
+//! What the gateway accepts the sink can encode: a message that it could not would stop its consumer. A row for each
+//! record, chunks that keep to the rule, and the same ones whenever they are cut: tokens stand for them.
+#![no_main]
+
+use bytes::Bytes;
+use millpond_clickhouse::{Columns, encode};
+use millpond_consumer::{Batch, BatchId, Chunk, Part, Rule};
+use millpond_otlp::logs::Request;
+use millpond_segment::{BlockBuilder, Compressor, Encoding};
+use ulid::Ulid;
+use uuid::Uuid;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let Ok(request) = Request::parse(data) else {
+        return;
+    };
+    let records = 2 * request.counts().records;
+    let batch = batch(data, records);
+    for (chunk_rows, chunk_bytes, max_partitions_per_chunk) in [(100_000, 64 << 20, 50), (3, 1000, 1)] {
+        let rule = Rule {
+            chunk_rows,
+            chunk_bytes,
+            max_partitions_per_chunk,
+            ..rule()
+        };
+        let chunks = chunks(&batch, &rule);
+        assert_eq!(chunks.iter().map(|chunk| chunk.rows).sum::<u64>(), records);
+        for (place, chunk) in chunks.iter().enumerate() {
+            assert_eq!(chunk.index as usize, place);
+            assert!((1..=chunk_rows).contains(&chunk.rows));
+        }
+        let again = self::chunks(&batch, &rule);
+        let same = |one: &Chunk, other: &Chunk| one.rows == other.rows && one.body == other.body;
+        assert!(
+            chunks.len() == again.len() && chunks.iter().zip(&again).all(|(one, other)| same(one, other))
+        );
+    }
+});
+
+fn chunks(batch: &Batch, rule: &Rule) -> Vec<Chunk> {
+    let mut chunks = Vec::new();
+    encode(batch, rule, Columns::All, &mut |chunk| {
+        chunks.push(chunk);
+        true
+    })
+    .expect("what the gateway accepts can be encoded");
+    chunks
+}
+
+/// The message twice: once more after itself, when everything about it is known.
+fn batch(message: &[u8], records: u64) -> Batch {
+    let mut block = BlockBuilder::new(1_000_000);
+    for received_at_us in [1_000_000, 2_000_000] {
+        block
+            .push(received_at_us, message)
+            .expect("a fuzzer's input is small");
+    }
+    let mut compressor = Compressor::new(1).expect("a zstd context is a few kilobytes");
+    let block = compressor.compress(&block, records).expect("zstd takes anything");
+    let part = Part {
+        sequence: 0,
+        segment: Ulid::nil(),
+        offset: 6,
+        data: Bytes::clone(&block.bytes),
+        raw_length: block.raw_len,
+        records,
+    };
+    Batch {
+        id: BatchId {
+            buffer_id: Uuid::nil(),
+            shard: 0,
+            stream: "otlp.logs".into(),
+            consumer: "fuzz".into(),
+            sink: "clickhouse:otel.otel_logs".into(),
+            low: 0,
+            high: 0,
+            schema_version: 1,
+        },
+        encoding: Encoding::Otlp,
+        parts: vec![part],
+    }
+}
+
+fn rule() -> Rule {
+    Rule {
+        batch_records: 1,
+        batch_bytes: 1,
+        chunk_rows: 1,
+        chunk_bytes: 1,
+        max_partitions_per_chunk: 1,
+        max_in_flight: 1,
+        sink: "clickhouse:otel.otel_logs".into(),
+        schema_version: 1,
+    }
+}

@@ -1,0 +1,56 @@
+//! OTLP logs as they come from the network: what passes the gateway's validation has views, and both count the same.
+#![no_main]
+
+use millpond_fuzz::memory;
+use millpond_otlp::logs::Request;
+use millpond_otlp::{AnyValue, DEPTH_MAX, KeyValue};
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    // A refusal has the path to the fault, an acceptance nothing.
+    let request = match memory::bounded(of_a_refusal(data.len()), || Request::parse(data)) {
+        Ok(request) => request,
+        Err(malformed) => {
+            assert!(malformed.offset <= data.len());
+            assert!(!malformed.field.is_empty());
+            return;
+        }
+    };
+    memory::bounded(0, || Request::parse(data).is_ok());
+    let records = memory::bounded(0, || views(&request));
+    assert_eq!(records, request.counts().records);
+});
+
+/// For each message that is open, at most two of which are in one byte, the counts of its repeated fields.
+fn of_a_refusal(bytes: usize) -> usize {
+    64 * 1024 + bytes
+}
+
+fn views(request: &Request) -> u64 {
+    let mut records = 0;
+    for logs in request.resource_logs() {
+        logs.resource_attributes().for_each(pair);
+        for logs in logs.scope_logs() {
+            logs.scope_attributes().for_each(pair);
+            for record in logs.log_records() {
+                records += 1;
+                value(record.body, 0);
+                record.attributes().for_each(pair);
+            }
+        }
+    }
+    records
+}
+
+fn pair(pair: KeyValue) {
+    value(pair.value, 0);
+}
+
+/// As deep as it goes, which validation has bounded.
+fn value(of: AnyValue, depth: u32) {
+    assert!(depth <= DEPTH_MAX);
+    match of {
+        AnyValue::Array(values) => values.for_each(|of| value(of, depth + 1)),
+        AnyValue::Map(pairs) => pairs.for_each(|pair| value(pair.value, depth + 1)),
+        _ => {}
+    }
+}

@@ -1,0 +1,95 @@
+//! Mistakes made on purpose, one line each, where the protocols' rules are kept: so that the tests can be shown to find
+//! them (`make planted-bugs`). They are compiled only with the feature `planted-bugs`, which a release build refuses, and do
+//! nothing unless `MILLPOND_PLANTED_BUG` names one. Never a switch of the product.
+
+#[cfg(all(feature = "planted-bugs", not(debug_assertions)))]
+compile_error!("the feature `planted-bugs` is for tests: a release build must not have it");
+
+/// Whether this build can have a planted bug.
+pub const POSSIBLE: bool = cfg!(feature = "planted-bugs");
+
+macro_rules! bugs {
+    ($($(#[doc = $what:literal])+ $bug:ident = $name:literal,)+) => {
+        /// A rule that is not kept.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Bug {
+            $($(#[doc = $what])+ $bug,)+
+        }
+
+        /// Every bug and its name, as `MILLPOND_PLANTED_BUG` has it.
+        pub const ALL: &[(Bug, &str)] = &[$((Bug::$bug, $name),)+];
+    };
+}
+
+bugs! {
+    /// A producer's commit is taken for new whatever the manifest's table says.
+    ProducerTableIgnored = "producer-table-ignored",
+    /// An attempt of unknown outcome is given up although the state that it named is still in force: it may land late.
+    /// Planted in the model alone: what the committer does next makes of it an error for the caller and no lie.
+    ResolvedTooEarly = "resolved-too-early",
+    /// Other segments join a commit whose outcome is unknown. Planted in the model alone, as above.
+    UnresolvedGroupChanged = "unresolved-group-changed",
+    /// A producer that was forgotten sends again what may have been committed.
+    ForgottenSentAgain = "forgotten-sent-again",
+    /// Segments that are named before the orphan floor are committed.
+    OrphanFloorIgnored = "orphan-floor-ignored",
+    /// Sealing takes the entries out of the tail and forgets to refer to their page.
+    PageReferenceDropped = "page-reference-dropped",
+    /// A manifest refers to a page that is not in the store.
+    PageNotStored = "page-not-stored",
+    /// The checksum of manifests, pages and cursors is not checked.
+    ChecksumIgnored = "checksum-ignored",
+    /// The collector deletes what a manifest that is not in force yet does not refer to.
+    DeleteBeforeTrim = "delete-before-trim",
+    /// An owner goes on with a cursor that another one has opened.
+    FenceIgnored = "fence-ignored",
+    /// An owner begins batches although its lease has run out.
+    LeaseIgnored = "lease-ignored",
+    /// Batches are sent before a durable cursor plans them.
+    PlanAfterSink = "plan-after-sink",
+    /// Batches of one large segment are sent without a plan: the rule says that they are batches.
+    LargeNotPlanned = "large-not-planned",
+    /// The position moves to the end of the last finished batch.
+    AcknowledgeOverHole = "acknowledge-over-hole",
+    /// What is not loaded of the log is taken for its end.
+    HorizonIgnored = "horizon-ignored",
+    /// The position of a stream of which nothing is acknowledged is not written.
+    PositionNotWritten = "position-not-written",
+    /// An opening brings its own rule into force although the cursor was not released.
+    RuleNotPinned = "rule-not-pinned",
+    /// A cursor with planned batches is released as if nothing were in doubt.
+    ReleasedInDoubt = "released-in-doubt",
+    /// A chunk's token does not say which chunk of the batch it is.
+    TokenWithoutChunk = "token-without-chunk",
+    /// A batch that may have been sent is cut into smaller chunks than before.
+    RetryWithOtherChunks = "retry-with-other-chunks",
+    /// A second attempt is made as if there had been no first.
+    RetryNotAnnounced = "retry-not-announced",
+}
+
+/// Whether this bug is planted.
+#[cfg(not(feature = "planted-bugs"))]
+pub const fn is(_: Bug) -> bool {
+    false
+}
+
+/// Whether this bug is planted.
+///
+/// # Panics
+/// When `MILLPOND_PLANTED_BUG` names none.
+#[cfg(feature = "planted-bugs")]
+pub fn is(bug: Bug) -> bool {
+    static PLANTED: std::sync::OnceLock<Option<Bug>> = std::sync::OnceLock::new();
+    let planted = PLANTED.get_or_init(|| {
+        let wanted = std::env::var("MILLPOND_PLANTED_BUG")
+            .ok()
+            .filter(|name| !name.is_empty())?;
+        let found = ALL.iter().find(|(_, name)| *name == wanted);
+        Some(
+            found
+                .unwrap_or_else(|| panic!("MILLPOND_PLANTED_BUG={wanted}: there is no such bug"))
+                .0,
+        )
+    });
+    *planted == Some(bug)
+}

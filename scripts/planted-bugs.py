@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Plants each bug of manifest/src/planted.rs in turn and shows that a test finds it.
+
+All bugs are in one build; MILLPOND_PLANTED_BUG chooses one. A bug is caught by the first of its
+tests that fails with what is expected of it: an invariant, and not just any failure. Exits with 1
+if a bug survives, if a test fails with no bug planted, or if a bug has no test here.
+
+    scripts/planted-bugs.py [BUG…]
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+# A test that takes longer has not caught the bug.
+TIMEOUT_S = 180
+
+
+class Catcher(NamedTuple):
+    """A test, and what its failure says."""
+
+    source: str
+    test: str
+    says: str
+
+    def __str__(self):
+        return f"{self.source}: {self.test}"
+
+
+def model(test, *invariants):
+    """A search of the model that violates one of these invariants."""
+    says = rf'violated: \[.*"(?:{"|".join(invariants)})[^"]*'
+    return Catcher("simulation/tests/protocols.rs", test, says)
+
+
+PRODUCERS = "two_producers_and_a_collector"
+OWNERS = "two_owners_of_a_cursor"
+RULES = "two_owners_with_different_rules"
+LEFT_BEHIND = "an_owner_that_leaves_batches_behind_a_hole"
+FENCED_RULES = "a_fenced_owner_that_outlives_a_change_of_the_rule"
+
+
+def collecting(test, says):
+    return Catcher("consumer/tests/collector.rs", test, says)
+
+
+def consuming(test, says):
+    return Catcher("consumer/tests/consumer.rs", test, says)
+
+
+def paged(test, says):
+    return Catcher("consumer/tests/pages.rs", test, says)
+
+
+CATCHERS = {
+    "producer-table-ignored": [
+        Catcher(
+            "producer/tests/exactly_once.rs",
+            "a_commit_that_landed_but_was_not_reported_yields_its_records_once",
+            r'"message 1", 2',
+        ),
+    ],
+    "resolved-too-early": [model(PRODUCERS, "2")],
+    "unresolved-group-changed": [model(PRODUCERS, "2")],
+    "forgotten-sent-again": [
+        Catcher(
+            "producer/tests/faults.rs",
+            "a_forgotten_producer_whose_commit_may_have_landed_says_so_and_goes_on",
+            "not committed: segment .* is in the log already",
+        ),
+    ],
+    "orphan-floor-ignored": [model(PRODUCERS, "1: what the log refers to")],
+    "page-reference-dropped": [model(PRODUCERS, "1: the log is whole")],
+    "page-not-stored": [
+        Catcher(
+            "producer/tests/pages.rs",
+            "the_upload_of_a_page_and_the_swap_after_it_may_have_each_of_their_outcomes",
+            "panicked at .*support/mod.rs:.*\nshards/0000/pages/",
+        ),
+    ],
+    "checksum-ignored": [
+        Catcher(
+            "manifest/tests/pages.rs",
+            "a_damaged_page_is_refused",
+            r"assertion failed: Page::decode\(&bytes\).is_err\(\)",
+        )
+    ],
+    "delete-before-trim": [
+        collecting("the_slowest_stream_of_the_slowest_consumer_is_what_counts", "live and gone")
+    ],
+    "fence-ignored": [model(OWNERS, "5")],
+    "lease-ignored": [
+        consuming(
+            "an_owner_whose_lease_ran_out_begins_nothing_until_it_is_renewed",
+            "it sent what another may have sent",
+        )
+    ],
+    "plan-after-sink": [model(OWNERS, "3: nothing is in the sink twice")],
+    "large-not-planned": [model(FENCED_RULES, "3: nothing is in the sink twice")],
+    "acknowledge-over-hole": [model(OWNERS, "3: all below next")],
+    "horizon-ignored": [
+        paged("streams_at_different_positions_both_arrive", "never: all is there"),
+    ],
+    "position-not-written": [
+        collecting(
+            "a_stream_of_which_nothing_is_acknowledged_yet_keeps_what_it_has",
+            r"left: 1\s+right: 0",
+        )
+    ],
+    "rule-not-pinned": [model(RULES, "4")],
+    "released-in-doubt": [model(LEFT_BEHIND, "4")],
+    "token-without-chunk": [
+        consuming(
+            "everything_committed_is_in_the_sink_once_and_acknowledged",
+            "two row sets share the token",
+        )
+    ],
+    "retry-with-other-chunks": [
+        consuming(
+            "a_takeover_replays_what_is_in_doubt_before_anything_new",
+            "two row sets share the token",
+        )
+    ],
+    "retry-not-announced": [
+        consuming(
+            "an_answer_lost_by_the_sink_is_no_duplicate",
+            r'left: \["millpond/1/.*\s+right: \[\]',
+        )
+    ],
+}
+
+
+def build():
+    """The tests, with every bug compiled in: their executables by source."""
+    targets = sorted({Path(c.source).stem for catchers in CATCHERS.values() for c in catchers})
+    command = [
+        "cargo",
+        "test",
+        "--locked",
+        "--workspace",
+        "--no-run",
+        "--message-format=json-render-diagnostics",
+    ]
+    command += ["--features", "millpond-manifest/planted-bugs"]
+    command += [argument for target in targets for argument in ("--test", target)]
+    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if built.returncode != 0:
+        sys.exit("the tests cannot be built")
+    messages = map(json.loads, built.stdout.splitlines())
+    return {
+        str(Path(message["target"]["src_path"]).relative_to(ROOT)): message["executable"]
+        for message in messages
+        if message["reason"] == "compiler-artifact"
+        and message.get("executable")
+        and message["profile"]["test"]
+    }
+
+
+def run(programs, catcher, bug):
+    """Whether the test passed, what it said, and how long that took."""
+    environment = {
+        **os.environ,
+        "MILLPOND_PLANTED_BUG": bug,
+        "RUST_BACKTRACE": "0",
+        # What fails on purpose is not to be remembered.
+        "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1",
+    }
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            [programs[catcher.source], "--exact", catcher.test, "--nocapture"],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        passed, said = done.returncode == 0, done.stdout
+        if passed and "1 passed" not in said:
+            passed, said = False, "there is no such test"
+    except subprocess.TimeoutExpired:
+        passed, said = True, f"it was not done after {TIMEOUT_S} s"
+    return passed, said, time.monotonic() - began
+
+
+def catch(programs, bug):
+    """The line of the table for a bug, and whether it was caught."""
+    missed = []
+    for catcher in CATCHERS[bug]:
+        passed, said, seconds = run(programs, catcher, bug)
+        if not passed and (found := re.search(catcher.says, said)):
+            return True, f"{seconds:6.1f} s  {bug:26} {catcher}: {' '.join(found[0].split())}"
+        missed.append(
+            f"{'':11}{catcher} {'passes' if passed else 'fails otherwise: ' + said[-600:]}"
+        )
+    return False, "\n".join([f"{'survives':>8}  {bug}", *missed])
+
+
+def main():
+    listed = re.findall(
+        r'^    \w+ = "([a-z-]+)",$', (ROOT / "manifest/src/planted.rs").read_text(), re.M
+    )
+    if sorted(listed) != sorted(CATCHERS):
+        sys.exit(f"manifest/src/planted.rs and this script differ in {set(listed) ^ set(CATCHERS)}")
+    bugs = sys.argv[1:] or listed
+    programs = build()
+    ok = True
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        catchers = sorted({catcher._replace(says="") for bug in bugs for catcher in CATCHERS[bug]})
+        sound = pool.map(lambda catcher: (catcher, *run(programs, catcher, "")), catchers)
+        for catcher, passed, said, seconds in sound:
+            ok &= passed
+            verdict = "passes" if passed else f"fails: {said[-2000:]}"
+            print(f"{seconds:6.1f} s  {'no bug':26} {catcher} {verdict}", flush=True)
+        for caught, line in pool.map(lambda bug: catch(programs, bug), bugs):
+            ok &= caught
+            print(line, flush=True)
+    sys.exit(0 if ok else 1)
+
+
+if __name__ == "__main__":
+    main()

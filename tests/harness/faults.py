@@ -1,0 +1,139 @@
+"""Faults, drawn from a seed: networks that fail, processes that are killed, frozen or stopped.
+
+Each step does something to a link, to a process, or to both at once, and undoes it. The kinds are
+drawn from bags that hold each of them once, so that a round has them all, in an order of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from .network import Link
+from .services import Service
+
+# Until all is well after a step: leases and backoffs are seconds.
+_RECOVERY = 180.0
+
+
+class Bag:
+    """Gives each of its kinds once, in random order, and then all of them again."""
+
+    def __init__(self, kinds: list, dice: random.Random) -> None:
+        self._kinds = kinds
+        self._dice = dice
+        self._left: list = []
+
+    def draw(self):
+        if not self._left:
+            self._left = self._dice.sample(self._kinds, len(self._kinds))
+        return self._left.pop()
+
+
+class Faults:
+    """What happens to a pipeline. `own` are Millpond's processes, which are restarted at once;
+    `others` are servers, which are away for a while; `links` are the ways to those."""
+
+    def __init__(
+        self, dice: random.Random, own: list[Service], others: list[Service], links: list[Link]
+    ) -> None:
+        self._dice = dice
+        self._all = [*own, *others]
+        processes: list[tuple[str, Service, Callable[[Service], Callable[[], None]]]] = []
+        for process in own:
+            processes += [("kill", process, self._kill(0.0))] * 2
+            processes += [("freeze", process, self._freeze), ("stop", process, self._stop(0.0))]
+        for process in others:
+            processes += [("kill", process, self._kill(2.0))] * 2
+            processes += [("stop", process, self._stop(2.0))]
+        self._processes = Bag(processes, dice)
+        self._links = Bag([(link, kind) for link in links for kind in self._kinds()], dice)
+        self.steps_in_a_round = max(len(processes), len(links) * len(self._kinds()))
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def crashes(self) -> int:
+        """SIGKILLs so far."""
+        return sum(count for name, count in self.counts.items() if name.startswith("kill "))
+
+    def step(self) -> None:
+        """One step; afterwards everything runs and the network is whole."""
+        link, process = self._dice.choice(
+            [(True, True), (True, True), (True, False), (False, True)]
+        )
+        broken = self._break_a_link() if link else None
+        finish = self._disturb_a_process() if process else None
+        if broken is not None:
+            self._wait(0.2, 1.5)
+            broken.mend()
+        if finish is not None:
+            finish()
+        for process in self._all:
+            process.must_run()
+            process.until_ready(_RECOVERY)
+        self._wait(0.0, 0.5)
+
+    def _break_a_link(self) -> Link:
+        link, (name, do) = self._links.draw()
+        self._note(f"{name} {link.name}")
+        do(link)
+        self._wait(0.0, 0.5)
+        return link
+
+    def _kinds(self) -> list[tuple[str, Callable[[Link], None]]]:
+        return [
+            ("cut", Link.cut),
+            ("reset", Link.reset),
+            ("silence", Link.silence),
+            ("delay", lambda link: link.delay(self._dice.choice([50, 300]))),
+            ("throttle", lambda link: link.throttle(self._dice.choice([10, 200]))),
+            ("cut all answers of", Link.cut_answers),
+            ("cut answers of", lambda link: link.cut_answers(self._dice.randrange(100, 3_000))),
+            ("cut requests to", lambda link: link.cut_requests(self._dice.randrange(20_000))),
+        ]
+
+    def _disturb_a_process(self) -> Callable[[], None]:
+        """Gives what is left to do when the network is whole again."""
+        name, process, do = self._processes.draw()
+        self._note(f"{name} {process.name}")
+        return do(process)
+
+    def _kill(self, away: float) -> Callable[[Service], Callable[[], None]]:
+        def kill(process: Service) -> Callable[[], None]:
+            process.kill()
+            self._wait(0.0, away)
+            process.start()
+            return lambda: None
+
+        return kill
+
+    def _stop(self, away: float) -> Callable[[Service], Callable[[], None]]:
+        def stop(process: Service) -> Callable[[], None]:
+            process.send(signal.SIGTERM)
+            self._wait(0.0, 0.5)
+
+            def start_again() -> None:
+                # Not before the network is whole: it finishes what it has accepted.
+                process.wait(_RECOVERY)
+                self._wait(0.0, away)
+                process.start()
+
+            return start_again
+
+        return stop
+
+    def _freeze(self, process: Service) -> Callable[[], None]:
+        process.send(signal.SIGSTOP)
+        self._wait(0.5, 3.5)
+        process.send(signal.SIGCONT)
+        return lambda: None
+
+    def _wait(self, least: float, most: float) -> None:
+        time.sleep(self._dice.uniform(least, most))
+
+    def _note(self, what: str) -> None:
+        print(what)
+        self.counts[what] += 1

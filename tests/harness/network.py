@@ -1,0 +1,100 @@
+"""A network that fails: toxiproxy between client and server, its faults switched over HTTP."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+from .process import free_port
+from .services import Service, http_get, tool
+
+# Lets "100 Continue" through and cuts the answer: what was done is never heard of.
+LESS_THAN_AN_ANSWER = 27
+
+
+class Toxiproxy(Service):
+    """The proxy; what it forwards are its links."""
+
+    def __init__(self, directory: Path, name: str = "toxiproxy") -> None:
+        self.port = free_port()
+        self.control = f"http://127.0.0.1:{self.port}"
+        super().__init__(
+            name,
+            [tool("MILLPOND_TOXIPROXY"), "-host", "127.0.0.1", "-port", self.port],
+            directory,
+            # It would write a line for every step of every connection.
+            {"LOG_LEVEL": "error"},
+        )
+
+    def ready(self) -> bool:
+        return http_get(f"{self.control}/version")[0] == 200
+
+    def ask(self, method: str, path: str, body: object = None) -> None:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.control}{path}", data=data, method=method)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            answer.read()
+
+    def link(self, name: str, port: int) -> Link:
+        """A way to the server on this port of the loopback interface."""
+        return Link(self, name, port)
+
+
+class Link:
+    """One way through the proxy. Whole at first, and again after `mend`."""
+
+    def __init__(self, proxy: Toxiproxy, name: str, port: int) -> None:
+        self.name = name
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self._proxy = proxy
+        self._toxics: list[str] = []
+        listen = self.url.removeprefix("http://")
+        proxy.ask(
+            "POST",
+            "/proxies",
+            {"name": name, "listen": listen, "upstream": f"127.0.0.1:{port}", "enabled": True},
+        )
+
+    def cut(self) -> None:
+        """Connections are closed and new ones refused."""
+        self._proxy.ask("POST", f"/proxies/{self.name}", {"enabled": False})
+
+    def reset(self) -> None:
+        """Connections are reset in the middle of whatever they carry."""
+        self._add("reset_peer", "downstream", timeout=0)
+
+    def delay(self, ms: int) -> None:
+        """Answers are late, each by up to twice this long."""
+        self._add("latency", "downstream", latency=ms, jitter=ms)
+
+    def throttle(self, kib_per_second: int) -> None:
+        self._add("bandwidth", "upstream", rate=kib_per_second)
+
+    def silence(self) -> None:
+        """Requests arrive; their answers hang, until the link is mended."""
+        self._add("timeout", "downstream", timeout=0)
+
+    def cut_answers(self, after: int = LESS_THAN_AN_ANSWER) -> None:
+        """Requests arrive and are carried out; of the answers on one connection only so many bytes
+        are heard: none, or the first ones whole and the next not."""
+        self._add("limit_data", "downstream", bytes=after)
+
+    def cut_requests(self, after: int) -> None:
+        """Connections are closed after so many bytes of requests."""
+        self._add("limit_data", "upstream", bytes=after)
+
+    def mend(self) -> None:
+        for toxic in self._toxics:
+            self._proxy.ask("DELETE", f"/proxies/{self.name}/toxics/{toxic}")
+        self._toxics.clear()
+        self._proxy.ask("POST", f"/proxies/{self.name}", {"enabled": True})
+
+    def _add(self, kind: str, stream: str, **attributes: int) -> None:
+        toxic = f"{kind}-{stream}"
+        self._proxy.ask(
+            "POST",
+            f"/proxies/{self.name}/toxics",
+            {"name": toxic, "type": kind, "stream": stream, "attributes": attributes},
+        )
+        self._toxics.append(toxic)

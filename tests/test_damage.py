@@ -1,0 +1,188 @@
+"""A bit that flips on the disk: it is found by a checksum, named, and stops only what it must. Over
+`file://`, since a real store notices by itself."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
+from harness.otlp import export
+from harness.process import eventually
+from harness.services import Buffer
+from test_bad_input import GOOD
+
+RECORDS = 2_000
+
+
+def _flip(file: Path, at: float = 0.5) -> None:
+    """Flips a bit at this fraction of the file."""
+    data = bytearray(file.read_bytes())
+    data[int(at * (len(data) - 1))] ^= 4
+    file.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def written(module_site):
+    """A buffer with pages that one consumer has read: its folder, log and acknowledged records."""
+    site = module_site
+    folder = site.directory / "written"
+    site.buffer = Buffer(folder.as_uri())
+    gateway = site.gateway("--linger", "20ms", "--tail-max", 3)
+    load = site.load(gateway, "--concurrency", 1, records=RECORDS)
+    load.run()
+    consumer = site.consumer("--gc-interval", "0s")
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
+    assert [consumer.terminate(), gateway.terminate()] == [0, 0]
+    [shard] = site.answer("manifest", "dump")["shards"]
+    return folder, shard, load.acknowledged()
+
+
+@pytest.fixture
+def damaged(site, written):
+    """A copy of that buffer, to be damaged."""
+    folder, shard, acknowledged = written
+    copy = site.directory / "buffer"
+    shutil.copytree(folder, copy)
+    site.buffer = Buffer(copy.as_uri())
+    return copy, shard, acknowledged
+
+
+def _stops(site, *words: str, **options: str) -> str:
+    """A consumer that nothing has read under this name ends and says these words."""
+    consumer = site.consumer_of("--gc-interval", "0s", **options)
+    consumer.start()
+    assert consumer.wait() == 1
+    for word in words:
+        assert word in consumer.messages()
+    return consumer.messages()
+
+
+def _accepts(site) -> None:
+    """A gateway takes requests and commits them."""
+    gateway = site.gateway("--linger", "20ms", "--tail-max", 3)
+    export(gateway.address, GOOD)
+    assert gateway.terminate() == 0
+
+
+def _doctor(site, *words: str) -> None:
+    found = site.parsed(site.millpond("doctor", "--read-only", "--json", code=1))["findings"]
+    errors = [f"{finding['what']} {finding['todo']}" for finding in found]
+    assert any(all(word in error for word in words) for error in errors), errors
+
+
+def test_the_buffer_object(site, damaged):
+    folder, _, _ = damaged
+    _flip(folder / "buffer", 1)
+    named = ("buffer: buffer object is damaged", "CRC32C", "restore it")
+    _stops(site, *named, consumer="other")
+    gateway = site.millpond("gateway", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", code=1)
+    for word in named:
+        assert word in gateway.messages()
+    _doctor(site, "buffer object is damaged")
+    for command in ("list", "remove"):
+        words = ("e2e",) if command == "remove" else ()
+        assert "is damaged" in site.millpond("consumer", command, *words, code=1).messages()
+
+
+def test_the_manifest(site, damaged):
+    folder, _, _ = damaged
+    _flip(folder / "shards/0000/manifest")
+    named = ("shards/0000/manifest: manifest is damaged", "CRC32C", "restore it")
+    _stops(site, *named, consumer="other")
+    _stops(site, *named, name="consumer-again")
+    _doctor(site, "shards/0000/manifest: manifest is damaged")
+    assert "is damaged" in site.millpond("gc", code=1).messages()
+
+
+def test_a_page_stops_who_has_not_read_it_and_nobody_else(site, damaged):
+    folder, shard, acknowledged = damaged
+    page = shard["pages"][1]
+    [file] = (folder / "shards/0000/pages").glob(f"*{page['page']}")
+    _flip(file)
+    named = (f"shards/0000/pages/{file.name}: page is damaged", "CRC32C", "millpond consumer reset")
+    _stops(site, *named, consumer="other")
+    _doctor(site, f"{file.name}: page is damaged")
+    # Nothing is deleted on the word of a log that cannot be read.
+    before = sorted(folder.rglob("*"))
+    site.millpond("gc", "--gc-grace", "0s", code=1)
+    assert sorted(folder.rglob("*")) == before
+
+    # Gateways need no pages, nor does a consumer that is past this one.
+    _accepts(site)
+    reader = site.consumer("--gc-interval", "0s", name="reader")
+    eventually("the new record", lambda: rows_of(site.clickhouse, site.database) == 1)
+    assert reader.terminate() == 0
+
+    # Without a backup: on behind it.
+    behind = page["last"] + 1
+    site.millpond("consumer", "reset", "other", "--to", behind)
+    other = f"{site.database}_other"
+    consumer = site.consumer("--gc-interval", "0s", database=other, consumer="other")
+    kept = sum(
+        p["records"] for e in shard["entries"] if e["sequence"] >= behind for p in e["parts"]
+    )
+    eventually("what is behind it", lambda: rows_of(site.clickhouse, other) == kept + 1)
+    assert consumer.terminate() == 0
+
+
+def test_a_cursor_stops_its_consumer_and_no_other(site, damaged):
+    folder, _, acknowledged = damaged
+    _flip(folder / "shards/0000/consumers/e2e/cursor")
+    named = (
+        "consumers/e2e/cursor: cursor is damaged",
+        "CRC32C",
+        "millpond consumer remove --force",
+    )
+    _stops(site, *named)
+    _doctor(site, "consumers/e2e/cursor: cursor is damaged")
+    # What this consumer still needs cannot be known, so that nothing is deleted.
+    assert "is damaged" in site.millpond("gc", "--gc-grace", "0s", code=1).messages()
+
+    _accepts(site)
+    other = site.consumer("--gc-interval", "0s", consumer="other", name="other")
+    wait_for_all(acknowledged, site.clickhouse, site.database, other)
+    assert other.terminate() == 0
+
+    site.millpond("consumer", "remove", "e2e", code=1)
+    site.millpond("consumer", "remove", "e2e", "--force")
+    again = f"{site.database}_again"
+    consumer = site.consumer("--gc-interval", "0s", database=again, name="consumer-again")
+    wait_for_all(acknowledged, site.clickhouse, again, consumer)
+    assert consumer.terminate() == 0
+    site.check_manifest()
+
+
+def test_a_block_of_a_segment_is_named_with_its_place(site, damaged):
+    folder, shard, _ = damaged
+    entry = shard["entries"][4]
+    file = folder / "shards/0000/segments" / entry["segment"]
+    _flip(file)
+    offset = entry["parts"][0]["offset"]
+    _stops(
+        site,
+        f"segment {entry['segment']} (sequence 4): segment at offset {offset}, block 0, checksum",
+        "millpond consumer skip",
+        consumer="other",
+    )
+    _accepts(site)
+    dumped = site.command("segment", "dump", file, code=1)
+    assert f"segment at offset {offset}, block 0, checksum" in dumped.messages()
+
+
+@pytest.mark.parametrize(
+    ("at", "says"),
+    [(0.0, "the magic bytes"), (-30, "index checksum"), (-1, "the magic bytes")],
+    ids=["header", "index", "footer"],
+)
+def test_what_frames_a_segment_stops_nobody(site, damaged, at, says):
+    """A consumer reads the blocks, whose places are in the manifest."""
+    folder, shard, acknowledged = damaged
+    file = folder / "shards/0000/segments" / shard["entries"][4]["segment"]
+    size = file.stat().st_size
+    _flip(file, at if at >= 0 else 1 + at / size)
+    assert says in site.command("segment", "dump", file, code=1).messages()
+    consumer = site.consumer("--gc-interval", "0s", consumer="other")
+    wait_for_all(acknowledged, site.clickhouse, site.database, consumer)
+    assert consumer.terminate() == 0
+    assert_exactly_once(acknowledged, site.clickhouse, site.database)
