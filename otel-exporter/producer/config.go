@@ -48,7 +48,7 @@ type Config struct {
 	// S3Endpoint is the S3 service's address when it is not AWS, http://127.0.0.1:9000 for instance. Without it the AWS
 	// variables and profile are asked.
 	S3Endpoint string
-	// S3Region is the S3 region. Without it the AWS variables, the profile and the instance are asked. Credentials always
+	// S3Region is the S3 region. Without it the AWS variables and the profile are asked. Credentials always
 	// come from the AWS SDK's own chain.
 	S3Region string
 	// AllowHTTP allows an S3 endpoint without TLS on another machine. Off: what is sent would be readable on the way.

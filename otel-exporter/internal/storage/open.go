@@ -9,7 +9,7 @@ import (
 // Options say how to open a buffer.
 type Options struct {
 	Endpoint       string        // the S3 service's address when it is not AWS; else the AWS variables and profile are asked
-	Region         string        // else the AWS variables, the profile and the instance are asked
+	Region         string        // else the AWS variables and the profile are asked
 	AllowHTTP      bool          // allow an endpoint without TLS on another machine; on this one it always is
 	RequestTimeout time.Duration // the longest that one request may take; 0: 30 s
 	Create         bool          // make the bucket or the directory when it is missing
