@@ -7,15 +7,18 @@ pub mod cas;
 pub mod cursor;
 mod envelope;
 pub mod layout;
+pub mod letter;
 pub mod log;
 pub mod manifest;
 pub mod page;
+pub mod piece;
 pub mod plan;
 
 pub use buffer::Buffer;
 pub use cas::{Object, ReadError, Snapshot, Stamp, Swap};
 pub use cursor::{Cursor, Rule};
 pub use envelope::FormatError;
+pub use letter::DeadLetter;
 pub use log::Log;
 pub use manifest::{Commit, CommitRefusal, Entry, Manifest, NewPart, NewSegment, Part, ProducerId};
 pub use page::{Page, PageReference};
