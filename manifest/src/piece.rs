@@ -34,7 +34,7 @@ pub fn parent(number: u32) -> Option<u32> {
     match place {
         0 | 1 => None,
         2 | 3 => Some(chunk),
-        _ => Some(PIECES | chunk << PLACE_BITS | place / 2),
+        _ => Some(PIECES | chunk << PLACE_BITS | (place >> 1)),
     }
 }
 
