@@ -147,6 +147,18 @@ pub(crate) struct ConsumeArgs {
     #[arg(long, env = "MILLPOND_MAX_IN_FLIGHT", value_name = "N", default_value_t = 16)]
     pub(crate) max_in_flight: u32,
 
+    /// The most dead letters of one batch: records that the table refuses, and messages that cannot be read, which are left out
+    /// and kept in the buffer (`millpond dead-letters`). With more of them it is not the rows that are wrong, and the
+    /// consumer ends. 100: finding so many in a batch takes a minute. 0: the first one ends it.
+    #[arg(
+        long,
+        env = "MILLPOND_DEAD_LETTERS_MAX",
+        value_name = "N",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u16).range(..=1_000)
+    )]
+    pub(crate) dead_letters_max: u16,
+
     #[command(flatten)]
     pub(crate) gc: GcSettings,
 
@@ -193,6 +205,7 @@ impl ConsumeArgs {
             chunk_rows: self.chunk_rows,
             chunk_bytes: self.chunk_bytes.0,
             max_in_flight: self.max_in_flight,
+            dead_letters_max: self.dead_letters_max.into(),
             ..millpond_consumer::Config::default()
         }
     }

@@ -13,6 +13,7 @@ use millpond_manifest::manifest::TAIL_MAX;
 use millpond_manifest::{Buffer, Cursor, Log, Manifest, layout};
 use millpond_storage::Store;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -120,6 +121,7 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
             report.ok(format!("buffer {}, shards: {}", buffer.id, buffer.shards));
             for shard in 0..buffer.shards {
                 look_at_shard(&store, &buffer, shard, &mut report, &mut rules).await?;
+                look_at_letters(&store, shard, &mut report).await?;
             }
         }
         Err(error) => report.error(
@@ -264,6 +266,22 @@ async fn look_at_shard(
     for cursor in &cursors {
         look_at_consumer(cursor, &log, report);
         rules.push(cursor.rule.clone());
+    }
+    Ok(())
+}
+
+async fn look_at_letters(store: &Store, shard: u32, report: &mut Report) -> anyhow::Result<()> {
+    let letters = store.list(&layout::dead_letters(shard, None)).await?;
+    let mut consumers: BTreeMap<&str, usize> = BTreeMap::new();
+    for letter in &letters {
+        let consumer = letter.key.rsplit('/').nth(1).unwrap_or_default();
+        *consumers.entry(consumer).or_default() += 1;
+    }
+    for (consumer, letters) in consumers {
+        report.warning(
+            format!("consumer {consumer} in shard {shard:04}: {letters} dead letters"),
+            "`millpond dead-letters list` says why; mend the table and `replay` them, or `remove` them: nobody else deletes them",
+        );
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ mod allocator;
 mod clock;
 mod consume;
 mod consumers;
+mod dead_letters;
 mod demo;
 mod dev;
 mod doctor;
@@ -62,6 +63,9 @@ enum Command {
     /// See and set how far consumers are.
     #[command(subcommand)]
     Consumer(consumers::ConsumerCommand),
+    /// See what a sink will never take, and send it again once its table has been mended.
+    #[command(subcommand)]
+    DeadLetters(dead_letters::DeadLettersCommand),
     /// Look for what is wrong with a live buffer, or soon will be, and say what to do; exits 1 on an error.
     Doctor(doctor::DoctorArgs),
     /// Delete what nobody needs any more: one round (a running consumer does so by itself).
@@ -120,6 +124,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Command::Demo => demo::run().await,
             Command::Load(args) => load(args).await,
             Command::Consumer(command) => command.run().await.map(|()| ExitCode::SUCCESS),
+            Command::DeadLetters(command) => command.run().await,
             Command::Doctor(args) => doctor::run(args).await,
             Command::Gc(args) => gc::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Manifest(command) => command.run().await,

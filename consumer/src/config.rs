@@ -41,6 +41,8 @@ pub struct Config {
     pub max_partitions_per_chunk: u32,
     /// Batches of a stream in flight past the acknowledged position.
     pub max_in_flight: u32,
+    /// Dead letters that one batch may have. With more, it is not the rows that are wrong: the consumer ends.
+    pub dead_letters_max: usize,
 }
 
 impl Default for Config {
@@ -63,6 +65,7 @@ impl Default for Config {
             chunk_bytes: 64 << 20,
             max_partitions_per_chunk: 50,
             max_in_flight: 16,
+            dead_letters_max: 100,
         }
     }
 }

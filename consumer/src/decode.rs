@@ -2,7 +2,7 @@
 //! fetching and writing.
 
 use crate::Environment;
-use crate::sink::{Batch, Chunk, Sink, SinkError};
+use crate::sink::{Batch, Cut, Sink, SinkError};
 use millpond_manifest::Rule;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -11,31 +11,31 @@ use tokio::task::{JoinHandle, spawn_blocking};
 /// A batch to be cut into chunks.
 pub(crate) struct Decode {
     pub(crate) sink: Arc<dyn Sink>,
-    pub(crate) batch: Batch,
+    pub(crate) batch: Arc<Batch>,
     pub(crate) rule: Rule,
     /// The turn of a decoder, given back at the end.
     pub(crate) decoder: OwnedSemaphorePermit,
 }
 
 impl Decode {
-    /// The chunks as they come, and after them whether these were all.
+    /// The chunks, and what could not be read, as they come, and after them whether these were all.
     pub(crate) fn begin(
         self,
         environment: &dyn Environment,
-    ) -> (mpsc::Receiver<Chunk>, JoinHandle<Result<(), SinkError>>) {
+    ) -> (mpsc::Receiver<Cut>, JoinHandle<Result<(), SinkError>>) {
         let (sender, chunks) = mpsc::channel(1);
         let decoding = match environment.cpu_time() {
-            None => spawn_blocking(move || self.run(&mut |chunk| sender.blocking_send(chunk).is_ok())),
+            None => spawn_blocking(move || self.run(&mut |cut| sender.blocking_send(cut).is_ok())),
             Some(time) => tokio::spawn(async move {
                 tokio::time::sleep(time).await;
-                // Nothing may block the only thread there is: all chunks are held at once.
+                // Nothing may block the only thread there is: all of it is held at once.
                 let mut all = Vec::new();
-                let outcome = self.run(&mut |chunk| {
-                    all.push(chunk);
+                let outcome = self.run(&mut |cut| {
+                    all.push(cut);
                     true
                 });
-                for chunk in all {
-                    if sender.send(chunk).await.is_err() {
+                for cut in all {
+                    if sender.send(cut).await.is_err() {
                         break;
                     }
                 }
@@ -45,7 +45,7 @@ impl Decode {
         (chunks, decoding)
     }
 
-    fn run(self, emit: &mut dyn FnMut(Chunk) -> bool) -> Result<(), SinkError> {
+    fn run(self, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError> {
         let Decode {
             sink,
             batch,
@@ -54,4 +54,17 @@ impl Decode {
         } = self;
         sink.chunks(&batch, &rule, emit)
     }
+}
+
+/// Short CPU work, on the blocking pool.
+pub(crate) async fn cpu<T: Send + 'static>(
+    environment: &dyn Environment,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    if let Some(time) = environment.cpu_time() {
+        tokio::time::sleep(time).await;
+        return work();
+    }
+    let done = spawn_blocking(work).await;
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }

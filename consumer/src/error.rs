@@ -79,7 +79,7 @@ pub enum ConsumeError {
         /// What is wrong.
         wrong: millpond_manifest::log::WrongPage,
     },
-    /// The sink will never take a batch.
+    /// A batch cannot be read, or not taken apart.
     #[error(
         "batch {batch} cannot be written: {reason}. Nothing is left out by itself: `millpond consumer skip` leaves a sequence out"
     )]
@@ -87,6 +87,19 @@ pub enum ConsumeError {
         /// Its identity.
         batch: String,
         /// In the sink's words.
+        reason: String,
+    },
+    /// So much of a batch is refused that something else than its rows must be wrong.
+    #[error(
+        "more than {max} records of batch {batch} are refused, and so many dead letters a batch may have: {reason}. Mend the \
+         table, or allow more (--dead-letters-max), and start it again: it goes on where it was"
+    )]
+    TooManyRefused {
+        /// Its identity.
+        batch: String,
+        /// The limit.
+        max: usize,
+        /// Of one of them, in the sink's words.
         reason: String,
     },
     /// Our own bookkeeping broke a rule of the protocol; stopping is the safe answer.

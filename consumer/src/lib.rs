@@ -7,8 +7,11 @@ mod config;
 mod decode;
 mod environment;
 mod error;
+mod isolate;
+mod letters;
 mod metrics;
 mod owner;
+pub mod replay;
 pub mod schedule;
 mod shard;
 pub mod sink;
@@ -19,7 +22,8 @@ pub use config::Config;
 pub use environment::{Environment, SystemEnvironment};
 pub use error::ConsumeError;
 pub use millpond_manifest::cursor::Rule;
-pub use sink::{Batch, BatchId, Chunk, Part, Received, Sink, SinkError};
+pub use millpond_manifest::piece;
+pub use sink::{Batch, BatchId, Chunk, Cut, Part, Received, Record, Sink, SinkError};
 pub use status::Status;
 
 use metrics::Metrics;
@@ -103,6 +107,7 @@ impl Consumer {
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),
             decoders: Arc::new(Semaphore::new(self.config.decoders.max(1))),
             writers: Arc::new(Semaphore::new(self.config.writers.max(1))),
+            dead_letters_max: self.config.dead_letters_max,
         });
         // One shard that cannot go on ends the process; the others finish what they have begun.
         let shutdown = shutdown.child_token();

@@ -15,6 +15,14 @@ pub(crate) struct StreamLabel {
     pub(crate) stream: String,
 }
 
+/// Labels of dead letters.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct DeadLabel {
+    pub(crate) stream: String,
+    /// `refused`: records that the sink refused. `unreadable`: messages that cannot be read.
+    pub(crate) reason: &'static str,
+}
+
 /// Every metric of the consumer, `millpond_consumer_…`.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
@@ -35,6 +43,7 @@ pub(crate) struct Metrics {
     pub(crate) held_bytes: Gauge,
     pub(crate) owned_shards: Gauge,
     pub(crate) backlog_records: Family<StreamLabel, Gauge>,
+    pub(crate) dead_letters: Family<DeadLabel, Counter>,
 }
 
 impl Metrics {
@@ -59,6 +68,7 @@ impl Metrics {
             held_bytes: Gauge::default(),
             owned_shards: Gauge::default(),
             backlog_records: Family::default(),
+            dead_letters: Family::default(),
         };
         let m = &metrics;
         let registry = registry.sub_registry_with_prefix("millpond_consumer");
@@ -140,6 +150,11 @@ impl Metrics {
             "backlog_records",
             "Records committed and not acknowledged",
             m.backlog_records.clone(),
+        );
+        registry.register(
+            "dead_letters",
+            "Records that the sink refused for good (reason=refused), and messages that cannot be read (reason=unreadable)",
+            m.dead_letters.clone(),
         );
         metrics
     }

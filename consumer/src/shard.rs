@@ -4,6 +4,7 @@
 use crate::Config;
 use crate::environment::now_ms;
 use crate::error::ConsumeError;
+use crate::isolate::{Refusal, Refusals};
 use crate::metrics::{label, range};
 use crate::owner::{Attempt, Claim, Outcome, Owned, read_patiently};
 use crate::schedule::{Decision, Key, Mode, Schedule, begins};
@@ -20,6 +21,7 @@ use millpond_storage::Version;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -193,6 +195,11 @@ struct Tenure<'a> {
     reading: Option<Reading>,
     loading: Option<Loading<'a>>,
     swapping: Option<Swapping>,
+    /// Given to each batch, to say what the sink refuses of it.
+    refusals: Refusals,
+    refused: mpsc::UnboundedReceiver<Refusal>,
+    /// Refusals that the cursor does not have yet.
+    undurable: Vec<Refusal>,
     poll_at: Instant,
     swapped_at: Instant,
     /// When the swap under way was begun.
@@ -214,6 +221,7 @@ impl<'a> Tenure<'a> {
             _ => Schedule::default(),
         };
         let now = Instant::now();
+        let (refusals, refused) = mpsc::unbounded_channel();
         let mut tenure = Tenure {
             shard,
             durable: owned.durable,
@@ -223,6 +231,9 @@ impl<'a> Tenure<'a> {
             reading: None,
             loading: None,
             swapping: None,
+            refusals,
+            refused,
+            undurable: Vec::new(),
             poll_at: now,
             swapped_at: now,
             swap_began: now,
@@ -276,6 +287,7 @@ impl<'a> Tenure<'a> {
                         Outcome::Fenced { owner, epoch } => return Ok(self.fenced(&owner, epoch)),
                     }
                 }
+                Some(refusal) = self.refused.recv() => self.undurable.push(refusal),
                 Some(outcome) = OptionFuture::from(self.reading.as_mut()), if self.reading.is_some() => {
                     self.reading = None;
                     self.read(outcome)?;
@@ -406,6 +418,8 @@ impl<'a> Tenure<'a> {
             batch,
             rule,
             in_doubt: self.schedule.is_in_doubt(key),
+            refused: self.durable.state.refused(stream, *plan).cloned(),
+            refusals: self.refusals.clone(),
         })
     }
 
@@ -421,7 +435,7 @@ impl<'a> Tenure<'a> {
         let acknowledge =
             decision.progress && (since >= ack_interval || decision.blocked || self.drain_until.is_some());
         let renew = since >= lease / 3;
-        if !(acknowledge || renew || !decision.plans.is_empty()) {
+        if !(acknowledge || renew || !decision.plans.is_empty() || !self.undurable.is_empty()) {
             return Ok(false);
         }
         if self.swapping.is_some() || now < self.swap_again_at {
@@ -433,6 +447,9 @@ impl<'a> Tenure<'a> {
         }
         for (stream, plan) in &decision.plans {
             next.plan(stream, *plan)?;
+        }
+        for refusal in &self.undurable {
+            next.refuse(&refusal.stream, refusal.batch, &refusal.pieces, &refusal.reason)?;
         }
         let claim = self.shard.claim.clone();
         next.renew(
@@ -455,6 +472,15 @@ impl<'a> Tenure<'a> {
         }
         self.durable = durable;
         self.schedule.acknowledged(&self.durable.state);
+        for refusal in std::mem::take(&mut self.undurable) {
+            let known = self.durable.state.refused(&refusal.stream, refusal.batch);
+            if known.is_some_and(|known| refusal.pieces.iter().all(|piece| known.covers(*piece))) {
+                // Nobody listens where the batch was given up.
+                let _ = refusal.durable.send(());
+            } else {
+                self.undurable.push(refusal);
+            }
+        }
     }
 
     fn begin_read(&mut self) {

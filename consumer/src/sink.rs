@@ -7,6 +7,7 @@ use millpond_manifest::cursor::Rule;
 use millpond_manifest::planted::{self, Bug};
 use millpond_segment::Encoding;
 use std::fmt;
+use std::ops::Range;
 use thiserror::Error;
 use ulid::Ulid;
 use uuid::Uuid;
@@ -110,7 +111,7 @@ pub struct Batch {
 /// A run of a batch's rows, encoded, sent as one unit with one token.
 #[derive(Debug, Clone)]
 pub struct Chunk {
-    /// Its place in the batch.
+    /// Its place in the batch; of a piece of a chunk, its number ([`millpond_manifest::piece`]).
     pub index: u32,
     /// How many rows.
     pub rows: u64,
@@ -122,13 +123,70 @@ pub struct Chunk {
     pub received: Vec<Received>,
 }
 
-/// How many of a chunk's rows were received when.
+impl Chunk {
+    /// The place in the batch of the record that this row of the chunk was made of.
+    pub fn record(&self, row: u64) -> Option<u64> {
+        let mut before = 0;
+        self.received.iter().find_map(|run| {
+            let record = (row < before + run.rows).then(|| run.first + (row - before));
+            before += run.rows;
+            record
+        })
+    }
+
+    /// When the messages of these rows were received.
+    pub fn received(&self, rows: &Range<u64>) -> Vec<Received> {
+        let mut before = 0;
+        let runs = self.received.iter().map(|run| {
+            let from = rows.start.saturating_sub(before).min(run.rows);
+            let to = rows.end.saturating_sub(before).min(run.rows);
+            before += run.rows;
+            Received {
+                at_us: run.at_us,
+                rows: to - from,
+                first: run.first + from,
+            }
+        });
+        runs.filter(|run| run.rows > 0).collect()
+    }
+}
+
+/// Neighbouring rows of a chunk that come from neighbouring records, received at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
     /// Unix time in microseconds.
     pub at_us: i64,
-    /// Rows of one message that are in the chunk.
+    /// How many rows.
     pub rows: u64,
+    /// The first one's record, by its place among the batch's records.
+    pub first: u64,
+}
+
+/// What a batch is cut into.
+#[derive(Debug, Clone)]
+pub enum Cut {
+    /// Rows to be written.
+    Chunk(Chunk),
+    /// A message that is none of its encoding. It has no rows and no records.
+    Unreadable {
+        /// Its place among the batch's messages.
+        place: u32,
+        /// The message.
+        message: Record,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// A message out of a batch; or a record of it, as a message of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The segment that it was in.
+    pub sequence: u64,
+    /// When it was received, in unix microseconds.
+    pub received_at_us: i64,
+    /// In the batch's encoding, if it is readable.
+    pub payload: Vec<u8>,
 }
 
 /// Why a sink did not take something, by what the consumer should do.
@@ -140,7 +198,7 @@ pub enum SinkError {
     /// The sink's table does not fit: nothing can be written until somebody mends it.
     #[error("{0}")]
     Schema(String),
-    /// It will never take these rows.
+    /// It will never take all of these rows, and has taken none of them in this attempt: it may take some without the others.
     #[error("{0}")]
     Refused(String),
 }
@@ -160,20 +218,22 @@ pub trait Sink: Send + Sync + 'static {
 
     /// Cuts a batch into chunks and gives each to `emit`, in order. CPU work, called on a blocking
     /// thread; `emit` blocks for backpressure and returns false to stop early (which is no error).
-    /// The chunks' boundaries and rows follow from the batch and the rule alone.
-    fn chunks(
-        &self,
-        batch: &Batch,
-        rule: &Rule,
-        emit: &mut dyn FnMut(Chunk) -> bool,
-    ) -> Result<(), SinkError>;
+    /// The chunks' boundaries and rows follow from the batch and the rule alone. An error means that the
+    /// batch is damaged.
+    fn chunks(&self, batch: &Batch, rule: &Rule, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError>;
+
+    /// These rows of a chunk, or of a piece of one, as a piece with this number. CPU work.
+    fn piece(&self, chunk: &Chunk, rows: Range<u64>, number: u32) -> Chunk;
+
+    /// The records at these places in the batch ([`Received::first`]), in that order, each as a message of its own. CPU work.
+    fn records(&self, batch: &Batch, places: &[u64]) -> Result<Vec<Record>, SinkError>;
 
     /// Writes a chunk: one attempt. Success means that the rows are in the sink, whether this
     /// attempt put them there or an earlier one.
     async fn write(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError>;
 
     /// Writes a chunk of which some rows may be in the sink, because an attempt before this one, ours or a
-    /// predecessor's, ended unknown to us. A sink that can ask what it has asks here, and does not depend on
+    /// predecessor's, ended unknown to us; or a piece of a chunk, of which that may be so. A sink that can ask what it has asks here, and does not depend on
     /// recognising the repetition alone.
     async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
         self.write(id, chunk).await
@@ -208,6 +268,26 @@ mod tests {
             id().source(),
             "00000000-0000-0000-0000-000000000007/0003/otlp.logs/default"
         );
+    }
+
+    #[test]
+    fn a_piece_knows_the_records_of_its_rows() {
+        let run = |at_us, rows, first| Received { at_us, rows, first };
+        let chunk = Chunk {
+            index: 0,
+            rows: 9,
+            raw_bytes: 0,
+            body: Vec::new(),
+            received: vec![run(1, 3, 10), run(2, 2, 13), run(3, 4, 50)],
+        };
+        assert_eq!(chunk.received(&(0..9)), chunk.received);
+        assert_eq!(
+            chunk.received(&(2..6)),
+            [run(1, 1, 12), run(2, 2, 13), run(3, 1, 50)]
+        );
+        let records: Vec<_> = (0..10).map(|row| chunk.record(row)).collect();
+        let expected = [10, 11, 12, 13, 14, 50, 51, 52, 53].map(Some);
+        assert_eq!((&records[..9], records[9]), (&expected[..], None));
     }
 
     #[test]

@@ -1,16 +1,19 @@
-//! One batch's way: fetch its parts, have the sink cut them into chunks, write each chunk until the sink
-//! has it. It never plans or acknowledges.
+//! One batch's way: fetch its parts, have the sink cut them into chunks, write each chunk until the sink has it or has
+//! refused it. It never plans or acknowledges.
 
 use crate::decode::Decode;
 use crate::environment::{Environment, pause};
 use crate::error::ConsumeError;
+use crate::isolate::{Isolation, Refusals};
+use crate::letters::Letters;
 use crate::metrics::{self, Metrics, label};
-use crate::sink::{Batch, Chunk, Part, Sink, SinkError};
+use crate::sink::{Batch, Chunk, Cut, Part, Sink, SinkError};
 use crate::status::{Level, Status};
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream;
 use millpond_manifest::Rule;
+use millpond_manifest::cursor::Refused;
 use millpond_manifest::planted::{self, Bug};
 use millpond_storage::{Backoff, Store};
 use std::sync::Arc;
@@ -32,6 +35,7 @@ pub(crate) struct Workshop {
     pub(crate) fetchers: Arc<Semaphore>,
     pub(crate) decoders: Arc<Semaphore>,
     pub(crate) writers: Arc<Semaphore>,
+    pub(crate) dead_letters_max: usize,
 }
 
 /// The one budget that every byte held for a batch is drawn from.
@@ -81,6 +85,10 @@ pub(crate) struct Job {
     pub(crate) rule: Rule,
     /// A predecessor may have sent it.
     pub(crate) in_doubt: bool,
+    /// What the cursor says that the sink refused of it.
+    pub(crate) refused: Option<Refused>,
+    /// Where to write down what the sink refuses.
+    pub(crate) refusals: Refusals,
 }
 
 impl Job {
@@ -94,7 +102,7 @@ impl Job {
 }
 
 impl Workshop {
-    /// Does a batch: when it returns, the sink has all of it.
+    /// Does a batch: when it returns, the sink has all of it, but for its dead letters, which the store has.
     pub(crate) async fn work(self: Arc<Self>, mut job: Job) -> Result<(), ConsumeError> {
         let _memory = self.memory.reserve(job.memory()).await;
         self.metrics
@@ -111,17 +119,34 @@ impl Workshop {
         }
         drop(fetched);
 
-        let (id, in_doubt) = (job.batch.id.clone(), job.in_doubt);
+        let Job {
+            batch,
+            rule,
+            in_doubt,
+            refused,
+            refusals,
+            ..
+        } = job;
+        let (id, batch) = (batch.id.clone(), Arc::new(batch));
         let decoder = self.decoders.clone().acquire_owned().await.expect("never closed");
         let work = Decode {
             sink: self.sink.clone(),
-            batch: job.batch,
-            rule: job.rule,
+            batch: batch.clone(),
+            rule,
             decoder,
         };
-        let (mut chunks, decoding) = work.begin(&*self.environment);
-        while let Some(chunk) = chunks.recv().await {
-            self.write(&id, &chunk, in_doubt).await?;
+        let (mut cuts, decoding) = work.begin(&*self.environment);
+        let mut letters = Letters::new(&self, id.clone(), batch.encoding, self.dead_letters_max);
+        let isolation = Isolation::new(&self, batch, refusals, refused);
+        while let Some(cut) = cuts.recv().await {
+            match cut {
+                Cut::Chunk(chunk) => isolation.write(chunk, in_doubt, &mut letters).await?,
+                Cut::Unreadable {
+                    place,
+                    message,
+                    reason,
+                } => letters.unreadable(place, message, reason).await?,
+            }
         }
         match decoding.await {
             Ok(Ok(())) => Ok(()),
@@ -172,12 +197,13 @@ impl Workshop {
         }
     }
 
-    async fn write(
+    /// Tries until the sink has the chunk, or says that it will never take it, and why. `in_doubt`: it may have some of it.
+    pub(crate) async fn write(
         &self,
         id: &crate::BatchId,
         chunk: &Chunk,
         mut in_doubt: bool,
-    ) -> Result<(), ConsumeError> {
+    ) -> Result<(), String> {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
         loop {
             let writer = self.writers.acquire().await.expect("never closed");
@@ -194,10 +220,8 @@ impl Workshop {
                 Err(SinkError::Transient(reason)) => (reason, Level::Warn),
                 Err(SinkError::Schema(reason)) => (reason, Level::Error),
                 Err(SinkError::Refused(reason)) => {
-                    return Err(ConsumeError::Refused {
-                        batch: id.to_string(),
-                        reason,
-                    });
+                    self.status.goes_on("writing to the sink");
+                    return Err(reason);
                 }
             };
             // Whatever the error says, the rows may have landed before it.

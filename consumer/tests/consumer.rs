@@ -311,12 +311,16 @@ async fn a_stop_finishes_what_was_begun_and_nothing_else_is_in_doubt() {
 }
 
 #[tokio::test]
-async fn rows_that_the_sink_will_never_take_end_the_consumer_with_their_batch_named() {
+async fn without_dead_letters_rows_that_are_refused_end_the_consumer_with_their_batch_named() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3]).await;
     let table = Table::open("table");
     table.fail_next(&[Fault::Refuses]);
-    let consumer = start(&log.store, config("a"), &table);
+    let none = Config {
+        dead_letters_max: 0,
+        ..config("a")
+    };
+    let consumer = start(&log.store, none, &table);
     let error = consumer.task.await.unwrap().unwrap_err().to_string();
     assert!(error.contains("/0-0") && error.contains("bad rows"), "{error}");
     assert_eq!(log.cursor("default").await.unwrap().next(STREAM), 0);

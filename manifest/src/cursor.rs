@@ -4,9 +4,9 @@
 
 use crate::cas::{Object, Stamp};
 use crate::planted::{self, Bug};
-use crate::{FormatError, envelope, proto};
+use crate::{FormatError, envelope, piece, proto};
 use bytes::Bytes;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use thiserror::Error;
 use uuid::Uuid;
 
@@ -90,6 +90,65 @@ pub struct Skip {
     pub reason: String,
 }
 
+/// The most pieces of one batch that a cursor remembers as refused.
+pub const PIECES_MAX: usize = 1_000;
+
+/// What the sink refused of a batch. As long as the batch is not acknowledged, nobody sends any of it as it was refused:
+/// its halves may be in the sink already.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Refused {
+    /// Which stream.
+    pub stream: String,
+    /// Which batch.
+    pub batch: Plan,
+    /// Numbers ([`crate::piece`]) of the smallest pieces that are known to be refused. What they were cut from was refused,
+    /// too, and is not among them.
+    pub pieces: BTreeSet<u32>,
+    /// Of the last of them, in the sink's words, shortened.
+    pub reason: String,
+}
+
+impl Refused {
+    /// Whether this chunk or piece was refused.
+    pub fn covers(&self, number: u32) -> bool {
+        self.pieces
+            .iter()
+            .any(|&piece| piece::lineage(piece).any(|of| of == number))
+    }
+
+    fn add(&mut self, number: u32) {
+        if !self.covers(number) {
+            for of in piece::lineage(number) {
+                self.pieces.remove(&of);
+            }
+            self.pieces.insert(number);
+        }
+    }
+
+    /// Names the first rule of the format that this breaks.
+    fn check(&self, next: u64) -> Result<(), String> {
+        let Refused { stream, batch, .. } = self;
+        let Plan { low, high } = *batch;
+        if low < next || high < low {
+            return Err(format!(
+                "stream {stream}: the refused batch {low}..={high} does not follow {next}"
+            ));
+        }
+        let pieces = &self.pieces;
+        if pieces.is_empty() || pieces.len() > PIECES_MAX {
+            return Err(format!("stream {stream}: {} refused pieces", pieces.len()));
+        }
+        for &number in pieces {
+            let known = number < piece::CHUNKS_MAX || piece::is_piece(number);
+            let implied = piece::lineage(number).skip(1).any(|of| pieces.contains(&of));
+            if !known || implied {
+                return Err(format!("stream {stream}: no piece can have the number {number}"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Whose the cursor is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ownership {
@@ -129,6 +188,8 @@ pub struct Cursor {
     pub streams: BTreeMap<String, StreamCursor>,
     /// What is left out, in the order in which it was said. Kept as a record.
     pub skipped: Vec<Skip>,
+    /// What the sink refused of batches that are not acknowledged; one entry a batch.
+    pub refused: Vec<Refused>,
 }
 
 /// Who wants to open a cursor, and how.
@@ -191,6 +252,7 @@ impl Cursor {
             start,
             streams: BTreeMap::new(),
             skipped: Vec::new(),
+            refused: Vec::new(),
         }
     }
 
@@ -323,7 +385,53 @@ impl Cursor {
         while cursor.planned.front().is_some_and(|p| p.high < next) {
             cursor.planned.pop_front();
         }
+        self.refused
+            .retain(|refused| refused.stream != stream || refused.batch.low >= next);
         Ok(())
+    }
+
+    /// Writes down that the sink refused these pieces of a batch that is not acknowledged. Only then may their halves be sent.
+    pub fn refuse(
+        &mut self,
+        stream: &str,
+        batch: Plan,
+        pieces: &[u32],
+        reason: &str,
+    ) -> Result<(), Forbidden> {
+        let forbidden = |reason: String| Forbidden {
+            stream: stream.to_owned(),
+            reason,
+        };
+        let place = self
+            .refused
+            .iter()
+            .position(|r| r.stream == stream && r.batch == batch);
+        let mut refused = match place {
+            Some(place) => self.refused[place].clone(),
+            None => Refused {
+                stream: stream.to_owned(),
+                batch,
+                pieces: BTreeSet::new(),
+                reason: String::new(),
+            },
+        };
+        for &number in pieces {
+            refused.add(number);
+        }
+        reason.clone_into(&mut refused.reason);
+        refused.check(self.next(stream)).map_err(forbidden)?;
+        match place {
+            Some(place) => self.refused[place] = refused,
+            None => self.refused.push(refused),
+        }
+        Ok(())
+    }
+
+    /// What the sink is known to have refused of a batch.
+    pub fn refused(&self, stream: &str, batch: Plan) -> Option<&Refused> {
+        self.refused
+            .iter()
+            .find(|refused| refused.stream == stream && refused.batch == batch)
     }
 
     /// Everything from `position` on is to be read again, and nothing before it: of every stream, those that come later
@@ -335,6 +443,7 @@ impl Cursor {
             ownership: Ownership::Released,
             start: position,
             streams: BTreeMap::new(),
+            refused: Vec::new(),
             ..self.clone()
         }
     }
@@ -347,6 +456,12 @@ impl Cursor {
             format!("sequence {} lies before the acknowledged {next}", skip.sequence)
         } else if self.is_skipped(&skip.stream, skip.sequence) {
             format!("sequence {} is left out already", skip.sequence)
+        } else if let Some(taken_apart) = self.taken_apart(&skip) {
+            let Plan { low, high } = taken_apart.batch;
+            format!(
+                "the batch {low}..={high} is being taken apart, because the sink refused a part of it: with other rows, what was sent \
+                 of it could not be told from what was not"
+            )
         } else if self.skipped.len() >= SKIPS_MAX {
             format!("{SKIPS_MAX} parts are left out already")
         } else {
@@ -356,6 +471,12 @@ impl Cursor {
         Err(Forbidden {
             stream: skip.stream,
             reason,
+        })
+    }
+
+    fn taken_apart(&self, skip: &Skip) -> Option<&Refused> {
+        self.refused.iter().find(|refused| {
+            refused.stream == skip.stream && (refused.batch.low..=refused.batch.high).contains(&skip.sequence)
         })
     }
 
@@ -424,6 +545,9 @@ impl Cursor {
                 from = plan.high + 1;
             }
         }
+        for refused in &self.refused {
+            refused.check(self.next(&refused.stream))?;
+        }
         Ok(())
     }
 }
@@ -445,6 +569,7 @@ impl Object for Cursor {
             start,
             streams,
             skipped,
+            refused,
         } = self;
         let (kind, owner, lease_expires_at_ms) = match ownership {
             Ownership::Released => (proto::Ownership::Released, String::new(), 0),
@@ -470,6 +595,7 @@ impl Object for Cursor {
                 start: *start,
                 streams: streams.iter().map(encode_stream).collect(),
                 skipped: skipped.iter().map(encode_skip).collect(),
+                refused: refused.iter().map(encode_refused).collect(),
             },
         )
     }
@@ -522,6 +648,7 @@ impl Object for Cursor {
             start: c.start,
             streams,
             skipped: c.skipped.into_iter().map(decode_skip).collect(),
+            refused: c.refused.into_iter().map(decode_refused).collect(),
         };
         cursor.check().map_err(content)?;
         Ok(cursor)
@@ -573,6 +700,38 @@ fn decode_skip(skip: proto::Skip) -> Skip {
         stream,
         sequence,
         at_ms,
+        reason,
+    }
+}
+
+fn encode_refused(refused: &Refused) -> proto::Refused {
+    let Refused {
+        stream,
+        batch: Plan { low, high },
+        pieces,
+        reason,
+    } = refused.clone();
+    proto::Refused {
+        stream,
+        low,
+        high,
+        pieces: pieces.into_iter().collect(),
+        reason,
+    }
+}
+
+fn decode_refused(refused: proto::Refused) -> Refused {
+    let proto::Refused {
+        stream,
+        low,
+        high,
+        pieces,
+        reason,
+    } = refused;
+    Refused {
+        stream,
+        batch: Plan { low, high },
+        pieces: pieces.into_iter().collect(),
         reason,
     }
 }

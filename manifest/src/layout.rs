@@ -36,6 +36,12 @@ pub fn consumers(shard: u32) -> String {
     format!("shards/{shard:04}/consumers")
 }
 
+/// The folder that a shard's dead letters are in: all of them, or a consumer's.
+pub fn dead_letters(shard: u32, consumer: Option<&str>) -> String {
+    let all = format!("shards/{shard:04}/dead-letters");
+    consumer.map_or(all.clone(), |consumer| format!("{all}/{consumer}"))
+}
+
 /// The folder that a shard's segments are in.
 pub fn segments(shard: u32) -> String {
     format!("shards/{shard:04}/segments")

@@ -2,7 +2,8 @@
 //! force, what may be planned and acknowledged.
 
 use millpond_manifest::cas::Object;
-use millpond_manifest::cursor::{Opening, Ownership, Plan, Skip};
+use millpond_manifest::cursor::{Opening, Ownership, PIECES_MAX, Plan, Skip};
+use millpond_manifest::piece;
 use millpond_manifest::plan::{Candidate, Ground, Size, candidates};
 use millpond_manifest::{Cursor, Rule};
 use proptest::prelude::*;
@@ -348,4 +349,79 @@ fn a_plan_or_an_epoch_that_has_none_after_it_is_refused() {
     cursor.epoch = u64::MAX;
     let error = Cursor::decode(&cursor.encode()).unwrap_err().to_string();
     assert!(error.contains("its epoch"), "{error}");
+}
+
+#[test]
+fn what_was_refused_is_known_until_its_batch_is_acknowledged() {
+    let mut cursor = fresh();
+    let batch = plan(3, 5);
+    cursor.refuse("s", batch, &[0], "bad").expect("a chunk");
+    let [first, second] = piece::halves(0);
+    assert!(cursor.refused("s", batch).expect("it is there").covers(0));
+    assert!(!cursor.refused("s", batch).expect("it is there").covers(first));
+
+    // A half that is refused stands for the whole, too.
+    cursor.refuse("s", batch, &[second], "worse").expect("a half");
+    let refused = cursor.refused("s", batch).expect("it is there");
+    assert_eq!(
+        (refused.pieces.len(), refused.reason.as_str()),
+        (1, "worse"),
+        "{refused:?}"
+    );
+    assert!(refused.covers(0) && refused.covers(second) && !refused.covers(first));
+
+    // What is known already changes nothing; other chunks and batches are others.
+    cursor.refuse("s", batch, &[0, 1], "bad").expect("again");
+    assert_eq!(cursor.refused("s", batch).expect("it is there").pieces.len(), 2);
+    assert_eq!(
+        (cursor.refused("s", plan(3, 6)), cursor.refused("t", batch)),
+        (None, None)
+    );
+
+    let read = Cursor::decode(&cursor.encode()).expect("it reads back");
+    assert_eq!(read, cursor);
+    assert!(cursor.reset(3).refused.is_empty());
+    cursor.acknowledge("s", 3).expect("forward");
+    assert!(cursor.refused("s", batch).is_some());
+    cursor.acknowledge("t", 9).expect("forward");
+    cursor.acknowledge("s", 6).expect("forward");
+    assert!(cursor.refused.is_empty());
+}
+
+#[test]
+fn refusals_that_cannot_be_are_forbidden() {
+    let mut cursor = fresh();
+    cursor.acknowledge("s", 3).expect("forward");
+    let many: Vec<u32> = (0..u32::try_from(PIECES_MAX).expect("small") + 1)
+        .map(|place| 0x8010_0000 + place)
+        .collect();
+    for (batch, pieces, expected) in [
+        (plan(2, 5), &[0][..], "does not follow 3"),
+        (plan(5, 4), &[0], "does not follow"),
+        (plan(3, 5), &[], "0 refused pieces"),
+        (plan(3, 5), &[piece::UNREADABLE], "no piece"),
+        (plan(3, 5), &[piece::PIECES], "no piece"),
+        (plan(3, 5), &many, "1001 refused pieces"),
+    ] {
+        let forbidden = cursor.refuse("s", batch, pieces, "bad").expect_err(expected);
+        assert!(forbidden.reason.contains(expected), "{forbidden}");
+        assert!(cursor.refused.is_empty());
+    }
+}
+
+/// With other rows, a piece that was sent would be another under the same token.
+#[test]
+fn of_a_batch_that_is_taken_apart_nothing_is_left_out() {
+    let mut cursor = fresh();
+    cursor.refuse("s", plan(3, 5), &[0], "bad").expect("a chunk");
+    let skip = |stream: &str, sequence| Skip {
+        stream: stream.into(),
+        sequence,
+        at_ms: 5,
+        reason: "damaged".into(),
+    };
+    let forbidden = cursor.skip(skip("s", 4)).expect_err("it is taken apart");
+    assert!(forbidden.reason.contains("3..=5"), "{forbidden}");
+    cursor.skip(skip("s", 6)).expect("another batch");
+    cursor.skip(skip("t", 4)).expect("another stream");
 }

@@ -7,14 +7,17 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
-    Batch, BatchId, Chunk, Config, ConsumeError, Consumer, Received, Rule, Sink, SinkError,
+    Batch, BatchId, Chunk, Config, ConsumeError, Consumer, Cut, Received, Record, Rule, Sink, SinkError,
 };
 use millpond_manifest::cas::{self, Swap};
-use millpond_manifest::{Buffer, Commit, Cursor, Manifest, NewPart, NewSegment, ProducerId, layout};
+use millpond_manifest::{
+    Buffer, Commit, Cursor, DeadLetter, Manifest, NewPart, NewSegment, ProducerId, layout,
+};
 use millpond_segment::{BlockBuilder, Compressor, Decompressor, Encoding, Limits, SegmentBuilder, blocks};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
@@ -171,6 +174,26 @@ impl Log {
             .map(|found| found.state)
     }
 
+    /// As `millpond consumer reset` does.
+    pub async fn reset(&self, consumer: &str, position: u64) {
+        let key = layout::cursor(0, consumer);
+        let found = cas::read::<Cursor>(&self.store, &key).await.unwrap().unwrap();
+        let next = found.state.reset(position).stamped(0);
+        let Swap::Committed(_) = cas::swap(&self.store, &key, Some(&found.version), next).await else {
+            panic!("the swap of an undisturbed cursor fails")
+        };
+    }
+
+    /// The dead letters, by key.
+    pub async fn letters(&self) -> BTreeMap<String, DeadLetter> {
+        let mut letters = BTreeMap::new();
+        for found in self.store.list(&layout::dead_letters(0, None)).await.unwrap() {
+            let letter = cas::read::<DeadLetter>(&self.store, &found.key).await.unwrap();
+            letters.insert(found.key, letter.unwrap().state);
+        }
+        letters
+    }
+
     /// Every row committed so far, once.
     pub fn rows(&self) -> BTreeMap<String, u64> {
         (0..self.next_row).map(|row| (format!("row-{row}"), 1)).collect()
@@ -184,7 +207,7 @@ pub enum Fault {
     LandsUnreported,
     /// It takes nothing and says so.
     Down,
-    /// It will never take these rows.
+    /// It says that it will never take these rows, and takes none.
     Refuses,
 }
 
@@ -203,6 +226,10 @@ struct State {
     /// Attempts after a token's first that were not said to be.
     unannounced: Vec<String>,
     faults: VecDeque<Fault>,
+    /// A chunk with one of these rows is refused.
+    forbidden: BTreeSet<String>,
+    /// Messages that are none.
+    unreadable: BTreeSet<String>,
 }
 
 impl Table {
@@ -229,6 +256,21 @@ impl Table {
 
     pub fn fail_next(&self, faults: &[Fault]) {
         self.state.lock().unwrap().faults.extend(faults);
+    }
+
+    /// Nothing fails any more.
+    pub fn heal(&self) {
+        self.state.lock().unwrap().faults.clear();
+    }
+
+    /// From now on, a chunk with one of these rows is refused.
+    pub fn forbid(&self, rows: &[u64]) {
+        self.state.lock().unwrap().forbidden = rows.iter().map(|row| format!("row-{row}")).collect();
+    }
+
+    /// These messages cannot be read.
+    pub fn cannot_read(&self, rows: &[u64]) {
+        self.state.lock().unwrap().unreadable = rows.iter().map(|row| format!("row-{row}")).collect();
     }
 
     /// How often each row is in the table.
@@ -261,6 +303,37 @@ impl Table {
     }
 }
 
+impl Table {
+    /// A batch's messages; those that cannot be read with their places.
+    fn messages(&self, batch: &Batch) -> Result<(Vec<Record>, Vec<(u32, Record)>), SinkError> {
+        let damaged = |e: &dyn std::fmt::Display| SinkError::Refused(e.to_string());
+        let unreadable = self.state.lock().unwrap().unreadable.clone();
+        let (mut read, mut other, mut place) = (Vec::new(), Vec::new(), 0);
+        let mut decompressor = Decompressor::new().map_err(|e| damaged(&e))?;
+        for part in &batch.parts {
+            for block in blocks(&part.data, part.offset, &Limits::default()) {
+                let block = block.map_err(|e| damaged(&e))?;
+                let raw = block.decode(&mut decompressor).map_err(|e| damaged(&e))?;
+                for message in raw.messages() {
+                    let message = message.map_err(|e| damaged(&e))?;
+                    let record = Record {
+                        sequence: part.sequence,
+                        received_at_us: message.received_at_us,
+                        payload: message.payload.to_vec(),
+                    };
+                    if unreadable.contains(&*String::from_utf8_lossy(message.payload)) {
+                        other.push((place, record));
+                    } else {
+                        read.push(record);
+                    }
+                    place += 1;
+                }
+            }
+        }
+        Ok((read, other))
+    }
+}
+
 #[async_trait]
 impl Sink for Table {
     fn name(&self) -> &str {
@@ -275,29 +348,28 @@ impl Sink for Table {
         stream == STREAM || stream == OTHER
     }
 
-    fn chunks(
-        &self,
-        batch: &Batch,
-        rule: &Rule,
-        emit: &mut dyn FnMut(Chunk) -> bool,
-    ) -> Result<(), SinkError> {
-        let refused = |e: &dyn std::fmt::Display| SinkError::Refused(e.to_string());
-        let mut rows = Vec::new();
-        let mut decompressor = Decompressor::new().map_err(|e| refused(&e))?;
-        for part in &batch.parts {
-            for block in blocks(&part.data, part.offset, &Limits::default()) {
-                let block = block.map_err(|e| refused(&e))?;
-                let raw = block.decode(&mut decompressor).map_err(|e| refused(&e))?;
-                for message in raw.messages() {
-                    rows.push(Bytes::copy_from_slice(message.map_err(|e| refused(&e))?.payload));
-                }
+    fn chunks(&self, batch: &Batch, rule: &Rule, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError> {
+        let (readable, unreadable) = self.messages(batch)?;
+        for (place, message) in unreadable {
+            let reason = "it is no row".into();
+            let cut = Cut::Unreadable {
+                place,
+                message,
+                reason,
+            };
+            if !emit(cut) {
+                return Ok(());
             }
         }
+        let rows: Vec<_> = readable.into_iter().map(|row| Bytes::from(row.payload)).collect();
+        let mut first = 0;
         for (index, rows) in (0..).zip(rows.chunks(usize::try_from(rule.chunk_rows).unwrap())) {
             let received = vec![Received {
                 at_us: 1_000_000,
                 rows: rows.len() as u64,
+                first,
             }];
+            first += rows.len() as u64;
             let chunk = Chunk {
                 index,
                 rows: rows.len() as u64,
@@ -305,11 +377,30 @@ impl Sink for Table {
                 body: rows.to_vec(),
                 received,
             };
-            if !emit(chunk) {
+            if !emit(Cut::Chunk(chunk)) {
                 break;
             }
         }
         Ok(())
+    }
+
+    fn piece(&self, chunk: &Chunk, rows: Range<u64>, number: u32) -> Chunk {
+        let places = usize::try_from(rows.start).unwrap()..usize::try_from(rows.end).unwrap();
+        Chunk {
+            index: number,
+            rows: rows.end - rows.start,
+            raw_bytes: 1,
+            body: chunk.body[places].to_vec(),
+            received: chunk.received(&rows),
+        }
+    }
+
+    fn records(&self, batch: &Batch, places: &[u64]) -> Result<Vec<Record>, SinkError> {
+        let (readable, _) = self.messages(batch)?;
+        Ok(places
+            .iter()
+            .map(|place| readable[usize::try_from(*place).unwrap()].clone())
+            .collect())
     }
 
     async fn write(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
@@ -320,10 +411,17 @@ impl Sink for Table {
                 state.unannounced.push(token);
             }
         }
-        self.write_again(id, chunk).await
+        self.insert(id, chunk, false).await
     }
 
     async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
+        self.insert(id, chunk, true).await
+    }
+}
+
+impl Table {
+    /// `asks`: whether the rows are there, before they are sent and perhaps refused.
+    async fn insert(&self, id: &BatchId, chunk: &Chunk, asks: bool) -> Result<(), SinkError> {
         self.gate.acquire().await.unwrap().forget();
         let token = id.token(chunk.index);
         let rows: Vec<_> = chunk
@@ -335,7 +433,10 @@ impl Sink for Table {
             let mut state = self.state.lock().unwrap();
             state.tokens.push(token.clone());
             let fault = state.faults.pop_front();
-            if let None | Some(Fault::LandsUnreported) = fault {
+            let there = asks && state.by_token.contains_key(&token);
+            let refused = !there && rows.iter().any(|row| state.forbidden.contains(row));
+            let lands = !refused && matches!(fault, None | Some(Fault::LandsUnreported));
+            if lands {
                 let stored = state
                     .by_token
                     .entry(token.clone())
@@ -347,8 +448,9 @@ impl Sink for Table {
                 assert_eq!(*stored, rows, "two row sets share the token {token}");
             }
             let outcome = match fault {
-                None => Ok(()),
-                Some(Fault::Refuses) => Err(SinkError::Refused("bad rows".into())),
+                None if lands => Ok(()),
+                None => Err(SinkError::Refused("bad rows".into())),
+                Some(Fault::Refuses) if !there => Err(SinkError::Refused("bad rows".into())),
                 Some(_) => Err(SinkError::Transient("connection reset".into())),
             };
             (

@@ -7,11 +7,12 @@ use super::record::{Event, Oracle, Record};
 use super::scenario::{Scenario, between, up_to};
 use async_trait::async_trait;
 use bytes::Bytes;
-use millpond_consumer::{Batch, BatchId, Chunk, Received, Rule, Sink, SinkError};
+use millpond_consumer::{Batch, BatchId, Chunk, Cut, Received, Rule, Sink, SinkError, sink};
 use millpond_segment::{Decompressor, Encoding, Limits, blocks};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::sleep;
@@ -238,6 +239,29 @@ impl Table {
     }
 }
 
+/// The rows of a batch, each as a record.
+fn rows_of(batch: &Batch) -> Result<Vec<sink::Record>, SinkError> {
+    let damaged = |error: &dyn std::fmt::Display| SinkError::Refused(error.to_string());
+    let mut decompressor = Decompressor::new().map_err(|error| damaged(&error))?;
+    let mut found = Vec::new();
+    for part in &batch.parts {
+        for block in blocks(&part.data, part.offset, &Limits::default()) {
+            let block = block.map_err(|error| damaged(&error))?;
+            let raw = block.decode(&mut decompressor).map_err(|error| damaged(&error))?;
+            for message in raw.messages() {
+                let message = message.map_err(|error| damaged(&error))?;
+                let payload = String::from_utf8_lossy(message.payload);
+                found.extend(rows(&payload).map(|row| sink::Record {
+                    sequence: part.sequence,
+                    received_at_us: message.received_at_us,
+                    payload: row.into(),
+                }));
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// A process's connection to a table.
 pub(crate) struct Connection {
     pub(crate) table: Arc<Table>,
@@ -258,27 +282,13 @@ impl Sink for Connection {
         true
     }
 
-    fn chunks(
-        &self,
-        batch: &Batch,
-        rule: &Rule,
-        emit: &mut dyn FnMut(Chunk) -> bool,
-    ) -> Result<(), SinkError> {
-        let damaged = |error: &dyn std::fmt::Display| SinkError::Refused(error.to_string());
-        let mut decompressor = Decompressor::new().map_err(|error| damaged(&error))?;
-        let mut found = Vec::new();
-        for part in &batch.parts {
-            for block in blocks(&part.data, part.offset, &Limits::default()) {
-                let block = block.map_err(|error| damaged(&error))?;
-                let raw = block.decode(&mut decompressor).map_err(|error| damaged(&error))?;
-                for message in raw.messages() {
-                    let message = message.map_err(|error| damaged(&error))?;
-                    let payload = String::from_utf8_lossy(message.payload);
-                    found.extend(rows(&payload).map(Bytes::from));
-                }
-            }
-        }
+    fn chunks(&self, batch: &Batch, rule: &Rule, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError> {
+        let found: Vec<Bytes> = rows_of(batch)?
+            .into_iter()
+            .map(|row| row.payload.into())
+            .collect();
         let size = usize::try_from(rule.chunk_rows).unwrap_or(usize::MAX);
+        let mut first = 0;
         for (index, rows) in (0..).zip(found.chunks(size)) {
             let rows_count = rows.len() as u64;
             let chunk = Chunk {
@@ -289,13 +299,33 @@ impl Sink for Connection {
                 received: vec![Received {
                     at_us: 1,
                     rows: rows_count,
+                    first,
                 }],
             };
-            if !emit(chunk) {
+            first += rows_count;
+            if !emit(Cut::Chunk(chunk)) {
                 break;
             }
         }
         Ok(())
+    }
+
+    fn piece(&self, chunk: &Chunk, rows: Range<u64>, number: u32) -> Chunk {
+        let place = |row| usize::try_from(row).expect("a row of a chunk in memory");
+        let body = chunk.body[place(rows.start)..place(rows.end)].to_vec();
+        Chunk {
+            index: number,
+            rows: rows.end - rows.start,
+            raw_bytes: body.iter().map(|row| row.len() as u64).sum(),
+            body,
+            received: chunk.received(&rows),
+        }
+    }
+
+    fn records(&self, batch: &Batch, places: &[u64]) -> Result<Vec<sink::Record>, SinkError> {
+        let rows = rows_of(batch)?;
+        let row = |place: &u64| rows[usize::try_from(*place).expect("a row of a batch in memory")].clone();
+        Ok(places.iter().map(row).collect())
     }
 
     async fn write(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {

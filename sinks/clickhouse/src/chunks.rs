@@ -6,10 +6,10 @@ use crate::frame::Frames;
 use crate::native::{self, Column, Dictionary};
 use crate::rows::{Resource, Rows, Scope};
 use crate::schema::{EXPORTER, MILLPOND};
-use millpond_consumer::{Batch, Chunk, Part, Received, Rule, SinkError};
-use millpond_otlp::KeyValue;
+use millpond_consumer::{Batch, Chunk, Cut, Part, Received, Record, Rule, SinkError};
 use millpond_otlp::logs::Request;
-use millpond_segment::{Decompressor, Limits};
+use millpond_otlp::{KeyValue, logs_alone};
+use millpond_segment::{Decompressor, Limits, Message};
 use std::collections::BTreeMap;
 
 /// A server splits an insert at about 1,048,449 rows or 256 MiB in memory, and a split one has several identities
@@ -42,7 +42,7 @@ pub(crate) fn cut(
     columns: Columns,
     now_ms: i64,
     workspace: &mut Workspace,
-    emit: &mut dyn FnMut(Chunk) -> bool,
+    emit: &mut dyn FnMut(Cut) -> bool,
 ) -> Result<(), SinkError> {
     let Workspace {
         decompressor,
@@ -61,10 +61,24 @@ pub(crate) fn cut(
         source: batch.id.source(),
         batch: batch.id.low,
         next: 0,
+        records: 0,
         emit,
     };
+    let mut place = 0;
     for part in &batch.parts {
-        if !cutter.part(part, decompressor)? {
+        let read = messages(part, decompressor, &mut |message, read| {
+            let more = match read {
+                Ok(request) => cutter.message(&request, message.received_at_us),
+                Err(reason) => (cutter.emit)(Cut::Unreadable {
+                    place,
+                    message: record(part, message.received_at_us, message.payload.to_vec()),
+                    reason,
+                }),
+            };
+            place += 1;
+            more
+        });
+        if !read? {
             return Ok(());
         }
     }
@@ -85,35 +99,79 @@ struct Cutter<'e> {
     source: String,
     batch: u64,
     next: u32,
-    emit: &'e mut dyn FnMut(Chunk) -> bool,
+    /// How many records came before those in `rows`.
+    records: u64,
+    emit: &'e mut dyn FnMut(Cut) -> bool,
+}
+
+/// The records at these places in the batch, each alone in a message.
+pub(crate) fn records(
+    batch: &Batch,
+    places: &[u64],
+    workspace: &mut Workspace,
+) -> Result<Vec<Record>, SinkError> {
+    // In the order of the places; given back in the order asked for.
+    let mut wanted: Vec<(u64, usize)> = places.iter().copied().zip(0..).collect();
+    wanted.sort_unstable();
+    let mut found: Vec<Option<Record>> = vec![None; places.len()];
+    let (mut before, mut next) = (0, 0);
+    for part in &batch.parts {
+        messages(part, &mut workspace.decompressor, &mut |message, read| {
+            let Ok(request) = read else { return true };
+            let after = before + request.counts().records;
+            while let Some(&(place, asked)) = wanted.get(next).filter(|(place, _)| *place < after) {
+                let alone = logs_alone(message.payload, place - before);
+                found[asked] = alone.map(|payload| record(part, message.received_at_us, payload));
+                next += 1;
+            }
+            before = after;
+            next < wanted.len()
+        })?;
+    }
+    let found: Option<Vec<Record>> = found.into_iter().collect();
+    found.ok_or_else(|| SinkError::Refused(format!("it has no more than {before} records")))
+}
+
+fn record(part: &Part, received_at_us: i64, payload: Vec<u8>) -> Record {
+    Record {
+        sequence: part.sequence,
+        received_at_us,
+        payload,
+    }
+}
+
+/// Gives each message of a part to `take`, read, or why it cannot be; until that wants no more, which is false. An error
+/// means that the part is damaged.
+fn messages(
+    part: &Part,
+    decompressor: &mut Decompressor,
+    take: &mut dyn FnMut(Message<'_>, Result<Request<'_>, String>) -> bool,
+) -> Result<bool, SinkError> {
+    let damaged = |error: &dyn std::fmt::Display| {
+        SinkError::Refused(format!(
+            "segment {} (sequence {}): {error}",
+            part.segment, part.sequence
+        ))
+    };
+    for block in millpond_segment::blocks(&part.data, part.offset, &Limits::default()) {
+        let block = block.map_err(|error| damaged(&error))?;
+        let raw = block.decode(decompressor).map_err(|error| damaged(&error))?;
+        for (index, message) in raw.messages().enumerate() {
+            let message = message.map_err(|error| damaged(&error))?;
+            let read = Request::parse(message.payload).map_err(|error| {
+                let (segment, block) = (part.segment, block.offset());
+                format!("message {index} of the block at byte {block} of segment {segment}: {error}")
+            });
+            if !take(message, read) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 impl Cutter<'_> {
     /// False when `emit` wants no more.
-    fn part(&mut self, part: &Part, decompressor: &mut Decompressor) -> Result<bool, SinkError> {
-        let damaged = |error: &dyn std::fmt::Display| {
-            SinkError::Refused(format!(
-                "segment {} (sequence {}): {error}",
-                part.segment, part.sequence
-            ))
-        };
-        for block in millpond_segment::blocks(&part.data, part.offset, &Limits::default()) {
-            let block = block.map_err(|error| damaged(&error))?;
-            let raw = block.decode(decompressor).map_err(|error| damaged(&error))?;
-            for (index, message) in raw.messages().enumerate() {
-                let message = message.map_err(|error| damaged(&error))?;
-                let request = Request::parse(message.payload).map_err(|error| {
-                    let block = block.offset();
-                    damaged(&format!("message {index} of the block at byte {block}: {error}"))
-                })?;
-                if !self.message(&request, message.received_at_us) {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
-    }
-
     fn message(&mut self, request: &Request, received_at_us: i64) -> bool {
         let mut pairs: Vec<KeyValue> = Vec::new();
         for logs in request.resource_logs() {
@@ -153,7 +211,7 @@ impl Cutter<'_> {
         }
         let more = if days.len() <= self.partitions_max {
             let chunk = self.encode(None);
-            (self.emit)(chunk)
+            (self.emit)(Cut::Chunk(chunk))
         } else {
             let days: Vec<Vec<usize>> = days.into_values().collect();
             days.chunks(self.partitions_max).all(|days| {
@@ -161,20 +219,21 @@ impl Cutter<'_> {
                 some.sort_unstable();
                 let mut rows = Rows::default();
                 rows.append(self.rows, &some);
-                let chunk = self.encode(Some(&rows));
-                (self.emit)(chunk)
+                let chunk = self.encode(Some((&rows, &some)));
+                (self.emit)(Cut::Chunk(chunk))
             })
         };
+        self.records += self.rows.len() as u64;
         self.rows.clear();
         more
     }
 
-    /// The next chunk: these rows, or all.
-    fn encode(&mut self, some: Option<&Rows>) -> Chunk {
+    /// The next chunk: these rows, which have these places among all, or all.
+    fn encode(&mut self, some: Option<(&Rows, &[usize])>) -> Chunk {
         let index = self.next;
         // A batch has under 2^32 rows, so it has under 2^32 chunks.
         self.next += 1;
-        let rows = some.unwrap_or(self.rows);
+        let rows = some.map_or(&*self.rows, |(rows, _)| rows);
         let count = rows.len();
         let frames = &mut *self.frames;
         let own = match self.columns {
@@ -203,15 +262,19 @@ impl Cutter<'_> {
             native::write_constant(&index.to_le_bytes(), count, frames);
         }
         let (body, raw_bytes) = frames.finish();
-        let received = rows
-            .received_at
-            .0
-            .chunk_by(|one, other| one == other)
-            .map(|run| Received {
-                at_us: run[0],
-                rows: run.len() as u64,
-            })
-            .collect();
+        let place = |row: usize| some.map_or(row, |(_, places)| places[row]) as u64;
+        let mut received: Vec<Received> = Vec::new();
+        for (row, &at_us) in rows.received_at.0.iter().enumerate() {
+            let first = self.records + place(row);
+            match received.last_mut() {
+                Some(run) if run.at_us == at_us && run.first + run.rows == first => run.rows += 1,
+                _ => received.push(Received {
+                    at_us,
+                    rows: 1,
+                    first,
+                }),
+            }
+        }
         Chunk {
             index,
             rows: count as u64,

@@ -32,16 +32,31 @@ const SCHEMA: [(u32, &str); 24] = [
     (516, "AUTHENTICATION_FAILED"),
 ];
 
-/// Exceptions about the rows themselves, which will be the same the next time. Not those that a body cut or changed
+/// Exceptions about the rows themselves, which will be the same the next time: constraints, and what a table computes of a row
+/// (`MATERIALIZED` and `DEFAULT` columns). They come before any of the rows is written. Not those that a body cut or changed
 /// on its way gives too (33 CANNOT_READ_ALL_DATA, 40 CHECKSUM_DOESNT_MATCH, 271 CANNOT_DECOMPRESS).
-const REFUSED: [(u32, &str); 6] = [
+const REFUSED: [(u32, &str); 17] = [
     (6, "CANNOT_PARSE_TEXT"),
+    (38, "CANNOT_PARSE_DATE"),
+    (41, "CANNOT_PARSE_DATETIME"),
+    (69, "ARGUMENT_OUT_OF_BOUND"),
+    (72, "CANNOT_PARSE_NUMBER"),
     (117, "INCORRECT_DATA"),
     (128, "TOO_LARGE_ARRAY_SIZE"),
     (131, "TOO_LARGE_STRING_SIZE"),
+    (153, "ILLEGAL_DIVISION"),
     (321, "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE"),
+    (349, "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN"),
+    (376, "CANNOT_PARSE_UUID"),
+    (395, "FUNCTION_THROW_IF_VALUE_IS_NON_ZERO"),
+    (407, "DECIMAL_OVERFLOW"),
     (469, "VIOLATED_CONSTRAINT"),
+    (675, "CANNOT_PARSE_IPV4"),
+    (676, "CANNOT_PARSE_IPV6"),
 ];
+
+/// What an exception says that came from a materialized view. The table has the rows by then.
+const VIEW: &str = "while pushing to view";
 
 /// Classifies an error, with `what` was asked of the server in front of it.
 ///
@@ -58,6 +73,7 @@ pub(crate) fn classify(what: &str, error: &Error) -> SinkError {
     let among = |codes: &[(u32, &str)]| codes.iter().any(|(known, _)| Some(*known) == code);
     match error {
         Error::BadResponse(_) if among(&SCHEMA) => SinkError::Schema(message),
+        Error::BadResponse(_) if among(&REFUSED) && text.contains(VIEW) => SinkError::Schema(message),
         Error::BadResponse(_) if among(&REFUSED) => SinkError::Refused(message),
         // The URL, or a header made of user and password.
         Error::InvalidParams(_) | Error::Unsupported(_) => SinkError::Schema(message),
@@ -139,6 +155,15 @@ mod tests {
         for (code, _) in REFUSED {
             assert_eq!(kind(&exception(code)), "refused", "{code}");
         }
+    }
+
+    #[test]
+    fn a_view_behind_the_table_refuses_no_rows_of_it() {
+        let error = Error::BadResponse(
+            "Code: 6. DB::Exception: Cannot parse string 'x' as Int64: while pushing to view t.mv. (CANNOT_PARSE_TEXT) (version 26.7)"
+                .into(),
+        );
+        assert_eq!(kind(&error), "schema");
     }
 
     #[test]

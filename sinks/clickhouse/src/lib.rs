@@ -29,5 +29,9 @@ pub fn encode(
 ) -> Result<(), millpond_consumer::SinkError> {
     let mut workspace = chunks::Workspace::new()
         .map_err(|error| millpond_consumer::SinkError::Transient(error.to_string()))?;
-    chunks::cut(batch, rule, columns, 0, &mut workspace, emit)
+    let mut emit = |cut| match cut {
+        millpond_consumer::Cut::Chunk(chunk) => emit(chunk),
+        millpond_consumer::Cut::Unreadable { .. } => true,
+    };
+    chunks::cut(batch, rule, columns, 0, &mut workspace, &mut emit)
 }

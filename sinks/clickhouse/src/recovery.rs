@@ -1,16 +1,42 @@
-//! What a chunk has that the table has not, when it landed in part: the partitions of one INSERT land one by one,
-//! each whole. Reads back the Native blocks that `chunks` has encoded, so it knows only their types.
+//! Some rows of a chunk: what it has that the table has not, when it landed in part (the partitions of one INSERT land one by
+//! one, each whole), or a piece of it. Reads back the Native blocks that `chunks` has encoded, so it knows only their types.
 
 use crate::frame::{Frames, decompress};
 use crate::native::{self, Bytes8, Column, Dictionary, Maps, Strings, Ticks};
-use crate::schema::{MAP, STRING, WORD};
+use crate::schema::{MAP, MILLPOND, STRING, WORD};
 use bytes::Bytes;
 use std::collections::HashSet;
+use std::ops::Range;
 
 /// The rows of a chunk whose timestamps are not among `times`, and how many they are.
 pub(crate) fn without(body: &[Bytes], times: &HashSet<i64>) -> (Vec<Bytes>, u64) {
+    let missing = |times_of: &Ticks| {
+        let rows = times_of.0.iter().enumerate();
+        rows.filter(|(_, time)| !times.contains(time))
+            .map(|(row, _)| row)
+            .collect()
+    };
+    let Block { body, rows, .. } = some(body, &missing, None);
+    (body, rows)
+}
+
+/// These rows of a chunk, as if it had this number.
+pub(crate) fn piece(body: &[Bytes], rows: Range<usize>, number: u32) -> Block {
+    some(body, &|_| rows.clone().collect(), Some(number))
+}
+
+/// A block, encoded.
+pub(crate) struct Block {
+    pub(crate) body: Vec<Bytes>,
+    pub(crate) rows: u64,
+    pub(crate) raw_bytes: u64,
+}
+
+/// The rows that `choose` takes, by their timestamps; in a chunk of another number, if one is given.
+fn some(body: &[Bytes], choose: &dyn Fn(&Ticks) -> Vec<usize>, number: Option<u32>) -> Block {
+    let number_column = MILLPOND[MILLPOND.len() - 1].name;
     let raw = decompress(body);
-    let mut block = Block(&raw);
+    let mut block = Encoded(&raw);
     let columns = block.varint();
     let rows = block.varint();
     let mut frames = Frames::default();
@@ -19,13 +45,17 @@ pub(crate) fn without(body: &[Bytes], times: &HashSet<i64>) -> (Vec<Bytes>, u64)
         let (name, kind) = (block.text(), block.text());
         if column == 0 {
             // The timestamp is the first column: it says which rows of the others are kept.
-            let ticks = Block(block.0).ticks(rows);
-            kept = (0..rows).filter(|&row| !times.contains(&ticks.0[row])).collect();
+            kept = choose(&Encoded(block.0).ticks(rows));
             native::write_block_head(columns, kept.len(), &mut frames);
         }
         native::write_column_head(name, kind, &mut frames);
         match kind {
             "UInt8" => copy(&Bytes8(block.take(rows).to_vec()), &kept, &mut frames),
+            "UInt32" if name == number_column && number.is_some() => {
+                block.take(4 * rows);
+                let number = number.unwrap_or_default().to_le_bytes();
+                native::write_constant(&number, kept.len(), &mut frames);
+            }
             "UInt32" => block
                 .take(4 * rows)
                 .chunks_exact(4)
@@ -45,7 +75,12 @@ pub(crate) fn without(body: &[Bytes], times: &HashSet<i64>) -> (Vec<Bytes>, u64)
             _ => copy(&block.ticks(rows), &kept, &mut frames),
         }
     }
-    (frames.finish().0, kept.len() as u64)
+    let (body, raw_bytes) = frames.finish();
+    Block {
+        body,
+        rows: kept.len() as u64,
+        raw_bytes,
+    }
 }
 
 fn copy<C: Column + Default>(column: &C, rows: &[usize], frames: &mut Frames) {
@@ -55,9 +90,9 @@ fn copy<C: Column + Default>(column: &C, rows: &[usize], frames: &mut Frames) {
 }
 
 /// What is left to read of a block. We have written it, so it is whole.
-struct Block<'a>(&'a [u8]);
+struct Encoded<'a>(&'a [u8]);
 
-impl<'a> Block<'a> {
+impl<'a> Encoded<'a> {
     fn take(&mut self, length: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(length);
         self.0 = rest;

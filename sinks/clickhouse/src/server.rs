@@ -101,16 +101,16 @@ impl Server {
         self.client.query(sql).bind(database).bind(table)
     }
 
-    /// How many rows of a chunk the table has.
-    pub(crate) async fn rows_of(&self, id: &BatchId, chunk: u32) -> Result<u64, SinkError> {
-        let query = self.about_chunk("count()", id, chunk);
+    /// How many rows of these chunks or pieces of a batch the table has.
+    pub(crate) async fn rows_of(&self, id: &BatchId, numbers: &[u32]) -> Result<u64, SinkError> {
+        let query = self.about_chunks("count()", id, numbers);
         self.within("counting the rows of a chunk in doubt", query.fetch_one())
             .await
     }
 
-    /// The distinct timestamps of the rows of a chunk that the table has, in nanoseconds.
-    pub(crate) async fn times_of(&self, id: &BatchId, chunk: u32) -> Result<Vec<i64>, SinkError> {
-        let query = self.about_chunk("DISTINCT toUnixTimestamp64Nano(Timestamp)", id, chunk);
+    /// The distinct timestamps of those rows, in nanoseconds.
+    pub(crate) async fn times_of(&self, id: &BatchId, numbers: &[u32]) -> Result<Vec<i64>, SinkError> {
+        let query = self.about_chunks("DISTINCT toUnixTimestamp64Nano(Timestamp)", id, numbers);
         self.within(
             "asking which rows of a chunk in doubt are there",
             query.fetch_all(),
@@ -118,13 +118,13 @@ impl Server {
         .await
     }
 
-    fn about_chunk(&self, what: &str, id: &BatchId, chunk: u32) -> Query {
+    fn about_chunks(&self, what: &str, id: &BatchId, numbers: &[u32]) -> Query {
         let table = schema::table(&self.config);
         let sql = format!(
-            "SELECT {what} FROM {table} WHERE _millpond_batch = ? AND _millpond_chunk = ? AND _millpond_source = ?"
+            "SELECT {what} FROM {table} WHERE _millpond_batch = ? AND _millpond_chunk IN ? AND _millpond_source = ?"
         );
         let query = self.client.query(&sql);
-        query.bind(id.low).bind(chunk).bind(id.source())
+        query.bind(id.low).bind(numbers).bind(id.source())
     }
 
     async fn one<T>(&self, what: &str, sql: &str) -> Result<T, SinkError>

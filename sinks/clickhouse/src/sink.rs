@@ -9,10 +9,11 @@ use crate::server::{Server, Table};
 use async_trait::async_trait;
 use bytes::Bytes;
 use clickhouse::{Client, Compression};
-use millpond_consumer::{Batch, BatchId, Chunk, Rule, Sink, SinkError};
+use millpond_consumer::{Batch, BatchId, Chunk, Cut, Record, Rule, Sink, SinkError, piece};
 use millpond_segment::Encoding;
 use std::collections::HashSet;
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tracing::{debug, info, warn};
@@ -141,6 +142,11 @@ impl ClickHouse {
         kept.map_or_else(Workspace::new, Ok)
             .map_err(|error| SinkError::Transient(format!("no memory for a zstd decompressor: {error}")))
     }
+
+    fn put_back(&self, workspace: Workspace) {
+        let mut kept = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push(workspace);
+    }
 }
 
 /// The client for INSERTs: the settings that must never be missing, and bodies that are compressed already.
@@ -188,12 +194,7 @@ impl Sink for ClickHouse {
         stream == STREAM && encoding == Encoding::Otlp
     }
 
-    fn chunks(
-        &self,
-        batch: &Batch,
-        rule: &Rule,
-        emit: &mut dyn FnMut(Chunk) -> bool,
-    ) -> Result<(), SinkError> {
+    fn chunks(&self, batch: &Batch, rule: &Rule, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError> {
         self.warned.get_or_init(|| {
             if let Some(warning) = self.window_warning(rule) {
                 warn!("{warning}");
@@ -210,11 +211,27 @@ impl Sink for ClickHouse {
             &mut workspace,
             emit,
         );
-        self.workspaces
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(workspace);
+        self.put_back(workspace);
         outcome
+    }
+
+    fn piece(&self, chunk: &Chunk, rows: Range<u64>, number: u32) -> Chunk {
+        let row = |row: u64| usize::try_from(row).expect("a chunk is in memory");
+        let block = recovery::piece(&chunk.body, row(rows.start)..row(rows.end), number);
+        Chunk {
+            index: number,
+            rows: block.rows,
+            raw_bytes: block.raw_bytes,
+            body: block.body,
+            received: chunk.received(&rows),
+        }
+    }
+
+    fn records(&self, batch: &Batch, places: &[u64]) -> Result<Vec<Record>, SinkError> {
+        let mut workspace = self.workspace()?;
+        let found = chunks::records(batch, places, &mut workspace);
+        self.put_back(workspace);
+        found
     }
 
     async fn write(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
@@ -226,15 +243,31 @@ impl Sink for ClickHouse {
             return self.write(id, chunk).await;
         }
         let token = id.token(chunk.index);
-        let there = self.server.rows_of(id, chunk.index).await?;
-        if there >= chunk.rows {
-            debug!("{token}: its {} rows are in the table", chunk.rows);
-            return Ok(());
-        }
+        // Of what a piece was cut from, part may have landed before the rest was refused.
+        let numbers: Vec<u32> = piece::lineage(chunk.index).collect();
+        let there = self.server.rows_of(id, &numbers).await?;
         if there == 0 {
             return self.write(id, chunk).await;
         }
+        let own = if numbers.len() == 1 {
+            there
+        } else {
+            self.server.rows_of(id, &[chunk.index]).await?
+        };
+        if own >= chunk.rows {
+            debug!("{token}: its {} rows are in the table", chunk.rows);
+            return Ok(());
+        }
         if !self.table.partitioned_by_time {
+            if there > own {
+                return Err(SinkError::Schema(format!(
+                    "{token}: {there} rows of the chunk that it is a piece of are in the table, and its partition key is not of \
+                     the timestamp alone, so that nobody can tell which: delete those of _millpond_source '{}' with \
+                     _millpond_batch {} and _millpond_chunk in {numbers:?}",
+                    id.source(),
+                    id.low
+                )));
+            }
             warn!(
                 "{token}: {there} of its {} rows are in the table, and its partition key is not of the timestamp alone: all \
                  are sent, and what is there is recognised by the token",
@@ -242,7 +275,8 @@ impl Sink for ClickHouse {
             );
             return self.write(id, chunk).await;
         }
-        let times: HashSet<i64> = self.server.times_of(id, chunk.index).await?.into_iter().collect();
+        let times = self.server.times_of(id, &numbers).await?;
+        let times: HashSet<i64> = times.into_iter().collect();
         let body = chunk.body.clone();
         let missing = tokio::task::spawn_blocking(move || recovery::without(&body, &times));
         let (body, rows) = missing
@@ -253,7 +287,7 @@ impl Sink for ClickHouse {
             return Ok(());
         }
         info!(
-            "{token}: {there} of its {} rows are in the table; sending the {rows} of the partitions that it lacks",
+            "{token}: some of its {} rows are in the table; sending the {rows} of the partitions that it lacks",
             chunk.rows
         );
         self.insert(&token, rows, &body).await

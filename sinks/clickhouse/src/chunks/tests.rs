@@ -223,10 +223,12 @@ fn rule(chunk_rows: u64, chunk_bytes: u64, max_partitions_per_chunk: u32) -> Rul
     }
 }
 
+/// The chunks of a batch that can be read.
 fn cut_all(batch: &Batch, rule: &Rule, columns: Columns) -> Vec<Chunk> {
     let mut workspace = Workspace::new().unwrap();
     let mut chunks = Vec::new();
-    cut(batch, rule, columns, 1234, &mut workspace, &mut |chunk| {
+    cut(batch, rule, columns, 1234, &mut workspace, &mut |cut| {
+        let Cut::Chunk(chunk) = cut else { panic!("{cut:?}") };
         chunks.push(chunk);
         true
     })
@@ -280,6 +282,18 @@ proptest! {
                 read(one).iter().map(|row| row["Timestamp"].parse::<u64>().unwrap() / DAY).collect();
             prop_assert!(days.len() <= partitions as usize);
         }
+        // Each row knows its record.
+        let of_batch = batch(&messages, per_block, per_part);
+        for chunk in &whole {
+            let places: Vec<u64> = (0..chunk.rows).map(|row| chunk.record(row).unwrap()).collect();
+            let found = records(&of_batch, &places, &mut Workspace::new().unwrap()).unwrap();
+            let alone: Vec<Vec<u8>> = found.iter().map(|record| record.payload.clone()).collect();
+            let rows = cut_all(&batch(&alone, alone.len(), 1), &self::rule(1 << 20, 1 << 27, 50), Columns::None);
+            prop_assert_eq!(bodies(&rows).concat(), bodies(std::slice::from_ref(chunk)).concat());
+            let received: Vec<String> = found.iter().map(|record| record.received_at_us.to_string()).collect();
+            let expected: Vec<String> = read(chunk).into_iter().map(|mut row| row.remove("_millpond_received_at").unwrap()).collect();
+            prop_assert_eq!(received, expected);
+        }
         // Every row is there once.
         let mut found = bodies(&whole).concat();
         let mut expected: Vec<String> = sizes
@@ -309,7 +323,18 @@ fn a_chunk_ends_at_its_rows() {
     );
     assert_eq!(
         chunks[1].received,
-        [Received { at_us: 0, rows: 1 }, Received { at_us: 1, rows: 3 }]
+        [
+            Received {
+                at_us: 0,
+                rows: 1,
+                first: 4
+            },
+            Received {
+                at_us: 1,
+                rows: 3,
+                first: 5
+            }
+        ]
     );
 }
 
@@ -389,7 +414,11 @@ fn the_rows_that_a_table_lacks_can_be_taken_from_a_chunk() {
             rows,
             raw_bytes: decompress(&body).len() as u64,
             body,
-            received: vec![Received { at_us: 0, rows }],
+            received: vec![Received {
+                at_us: 0,
+                rows,
+                first: 0,
+            }],
             ..chunk.clone()
         };
         let expected: Vec<_> = whole
@@ -428,7 +457,8 @@ fn it_stops_when_no_more_is_wanted() {
         Columns::All,
         0,
         &mut workspace,
-        &mut |chunk| {
+        &mut |cut| {
+            let Cut::Chunk(chunk) = cut else { panic!("{cut:?}") };
             rows += chunk.rows;
             true
         },
@@ -438,33 +468,82 @@ fn it_stops_when_no_more_is_wanted() {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_and_named() {
-    let refused = |batch: &Batch| {
-        let mut workspace = Workspace::new().unwrap();
-        let error = cut(
-            batch,
-            &rule(10, 1 << 20, 50),
-            Columns::All,
-            0,
-            &mut workspace,
-            &mut |_| true,
-        )
-        .unwrap_err();
-        let SinkError::Refused(reason) = error else {
-            panic!("{error:?}")
-        };
-        reason
+fn a_piece_of_a_chunk_has_its_rows_and_another_number() {
+    let times: Vec<u64> = (0..9).map(|hour| NEW_YEAR + hour).collect();
+    let messages = [request(0, &times), request(1, &times)];
+    for columns in [Columns::All, Columns::None] {
+        let chunk = &cut_all(&batch(&messages, 1, 1), &rule(1000, 1 << 20, 50), columns)[0];
+        let whole = read(chunk);
+        for rows in [0..18, 0..9, 3..11, 17..18] {
+            let block = crate::recovery::piece(&chunk.body, rows.clone(), 0x8000_0005);
+            let piece = Chunk {
+                index: 0x8000_0005,
+                rows: block.rows,
+                raw_bytes: block.raw_bytes,
+                body: block.body,
+                received: chunk.received(&(rows.start as u64..rows.end as u64)),
+            };
+            let mut expected = whole[rows].to_vec();
+            for row in &mut expected {
+                row.entry("_millpond_chunk".into())
+                    .and_modify(|number| *number = 0x8000_0005_u32.to_string());
+            }
+            assert_eq!(read(&piece), expected);
+        }
+    }
+}
+
+const NEW_YEAR: u64 = 1_704_067_200_000_000_000;
+
+#[test]
+fn a_message_that_cannot_be_read_is_given_as_it_is_and_the_others_go_on() {
+    let messages = [request(0, &[1]), vec![0x0a, 0x05], request(2, &[1])];
+    let mut workspace = Workspace::new().unwrap();
+    let (mut rows, mut unreadable) = (Vec::new(), Vec::new());
+    let rule = rule(10, 1 << 20, 50);
+    let batch = batch(&messages, 2, 1);
+    cut(&batch, &rule, Columns::All, 0, &mut workspace, &mut |cut| {
+        match cut {
+            Cut::Chunk(chunk) => rows.push(chunk),
+            Cut::Unreadable {
+                place,
+                message,
+                reason,
+            } => unreadable.push((place, message, reason)),
+        }
+        true
+    })
+    .unwrap();
+    assert_eq!(bodies(&rows), [["0/0", "2/0"]]);
+    let reason = "message 1 of the block at byte 8 of segment 00000000000000000000000000: malformed OTLP at byte 0 \
+                  (resource_logs[0]): the message ends inside this field";
+    let message = Record {
+        sequence: 7,
+        received_at_us: 1,
+        payload: vec![0x0a, 0x05],
     };
-    let reason = refused(&batch(&[request(0, &[1]), vec![0x0a, 0x05]], 2, 1));
-    assert_eq!(
-        reason,
-        "segment 00000000000000000000000000 (sequence 7): message 1 of the block at byte 8: malformed OTLP at byte 0 \
-         (resource_logs[0]): the message ends inside this field"
-    );
+    assert_eq!(unreadable, [(1, message, reason.to_owned())]);
+    let found = records(&batch, &[1, 0], &mut workspace).unwrap();
+    let sequences: Vec<u64> = found.iter().map(|record| record.sequence).collect();
+    assert_eq!(sequences, [8, 7]);
+    let error = records(&batch, &[2], &mut workspace).unwrap_err();
+    assert!(error.to_string().contains("no more than 2 records"), "{error}");
+}
+
+#[test]
+fn what_is_damaged_is_named() {
     let mut damaged = batch(&[request(0, &[1])], 1, 1);
     let mut data = damaged.parts[0].data.to_vec();
     let last = data.len() - 1;
     data[last] ^= 1;
     damaged.parts[0].data = data.into();
-    assert!(refused(&damaged).starts_with("segment 00000000000000000000000000 (sequence 7): "));
+    let mut workspace = Workspace::new().unwrap();
+    let rule = rule(10, 1 << 20, 50);
+    let error = cut(&damaged, &rule, Columns::All, 0, &mut workspace, &mut |_| true).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("segment 00000000000000000000000000 (sequence 7): "),
+        "{error}"
+    );
 }

@@ -3,6 +3,7 @@
 
 mod failures;
 mod fields;
+mod pieces;
 mod recovery;
 mod support;
 mod tables;

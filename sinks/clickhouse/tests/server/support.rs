@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use clickhouse::Client;
 use millpond_clickhouse::{ClickHouse, Config};
-use millpond_consumer::{Batch, BatchId, Chunk, Part, Rule, Sink as _};
+use millpond_consumer::{Batch, BatchId, Chunk, Cut, Part, Rule, Sink as _};
 use millpond_segment::{BlockBuilder, Compressor, Encoding, Limits};
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};
@@ -215,7 +215,8 @@ pub(crate) fn rule() -> Rule {
 
 pub(crate) fn chunks(sink: &ClickHouse, batch: &Batch) -> Vec<Chunk> {
     let mut chunks = Vec::new();
-    let mut keep = |chunk| {
+    let mut keep = |cut| {
+        let Cut::Chunk(chunk) = cut else { panic!("{cut:?}") };
         chunks.push(chunk);
         true
     };

@@ -1,0 +1,153 @@
+//! Dead letters of one batch: what its sink will never take, written down in the buffer before the batch is acknowledged.
+
+use crate::environment::{now_ms, pause};
+use crate::error::ConsumeError;
+use crate::metrics::DeadLabel;
+use crate::sink::{BatchId, Record};
+use crate::status::Level;
+use crate::work::Workshop;
+use bytes::Bytes;
+use millpond_manifest::cas::Object;
+use millpond_manifest::{DeadLetter, letter, piece};
+use millpond_segment::Encoding;
+use millpond_storage::{Backoff, Created};
+use std::time::Duration;
+use tracing::warn;
+
+/// The letters of a batch, counted.
+pub(crate) struct Letters<'w> {
+    workshop: &'w Workshop,
+    id: BatchId,
+    encoding: Encoding,
+    /// The most that a batch may have.
+    max: usize,
+    written: usize,
+}
+
+impl<'w> Letters<'w> {
+    pub(crate) fn new(workshop: &'w Workshop, id: BatchId, encoding: Encoding, max: usize) -> Self {
+        Letters {
+            workshop,
+            id,
+            encoding,
+            max,
+            written: 0,
+        }
+    }
+
+    /// Whether so many more may be written: beyond, it is not the rows that are wrong.
+    pub(crate) fn check(&self, more: usize, reason: &str) -> Result<(), ConsumeError> {
+        if self.written + more <= self.max {
+            return Ok(());
+        }
+        Err(ConsumeError::TooManyRefused {
+            batch: self.id.to_string(),
+            max: self.max,
+            reason: reason.to_owned(),
+        })
+    }
+
+    /// A record that the sink refused under this number.
+    pub(crate) async fn refused(
+        &mut self,
+        number: u32,
+        record: Record,
+        reason: String,
+    ) -> Result<(), ConsumeError> {
+        self.write(letter::Kind::Refused, number, record, reason).await
+    }
+
+    /// A message that cannot be read: the one at this place in the batch.
+    pub(crate) async fn unreadable(
+        &mut self,
+        place: u32,
+        message: Record,
+        reason: String,
+    ) -> Result<(), ConsumeError> {
+        self.check(1, &reason)?;
+        let number = piece::UNREADABLE + place;
+        self.write(letter::Kind::Unreadable, number, message, reason)
+            .await
+    }
+
+    async fn write(
+        &mut self,
+        kind: letter::Kind,
+        number: u32,
+        record: Record,
+        reason: String,
+    ) -> Result<(), ConsumeError> {
+        let Workshop { environment, .. } = self.workshop;
+        let BatchId {
+            buffer_id,
+            shard,
+            stream,
+            consumer,
+            sink,
+            low,
+            high,
+            schema_version,
+        } = self.id.clone();
+        let letter = DeadLetter {
+            buffer_id,
+            shard,
+            stream,
+            consumer,
+            sink,
+            schema_version,
+            low,
+            high,
+            number,
+            sequence: record.sequence,
+            kind,
+            encoding: self.encoding,
+            received_at_us: record.received_at_us,
+            payload: Bytes::from(record.payload),
+            reason,
+            written_at_ms: now_ms(&**environment),
+        };
+        let key = letter.key();
+        let body = letter.encode();
+        self.written += 1;
+        if self.put(&key, body).await == Created::New {
+            let reason = match kind {
+                letter::Kind::Refused => "refused",
+                letter::Kind::Unreadable => "unreadable",
+            };
+            let stream = letter.stream.clone();
+            self.workshop
+                .metrics
+                .dead_letters
+                .get_or_create(&DeadLabel { stream, reason })
+                .inc();
+            warn!(
+                batch = %self.id,
+                "{key}: a dead letter, since the sink will never take it: {}",
+                letter.reason
+            );
+        }
+        Ok(())
+    }
+
+    /// Writes it, unless a predecessor did.
+    async fn put(&self, key: &str, body: Bytes) -> Created {
+        let Workshop {
+            store,
+            status,
+            environment,
+            ..
+        } = self.workshop;
+        let what = format!("writing {key}");
+        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+        loop {
+            match store.put_if_absent(key, vec![body.clone()]).await {
+                Ok(created) => {
+                    status.goes_on(&what);
+                    return created;
+                }
+                Err(error) => status.waits(&what, &error.to_string(), Level::Warn),
+            }
+            pause(&**environment, &mut backoff).await;
+        }
+    }
+}

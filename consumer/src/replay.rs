@@ -1,0 +1,146 @@
+//! A dead letter sent again, by an operator who has mended the table. It goes out under the token under which it was refused,
+//! and its rows carry the number that they had then: twice is once.
+
+use crate::sink::{Batch, BatchId, Cut, Part, Sink, SinkError};
+use millpond_manifest::cas::{self, ReadError};
+use millpond_manifest::{Cursor, DeadLetter, Rule, layout};
+use millpond_segment::{BlockBuilder, Compressor, Limits};
+use millpond_storage::Store;
+use thiserror::Error;
+use ulid::Ulid;
+
+/// Why a letter stays where it is.
+#[derive(Debug, Error)]
+pub enum ReplayError {
+    /// It is not there, or not any more.
+    #[error("there is no such dead letter")]
+    Gone,
+    /// The store did not answer, or the letter is damaged.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The store did not delete the letter.
+    #[error("its rows are in the sink, but it could not be deleted: {0}")]
+    Delete(millpond_storage::Error),
+    /// It was refused by another sink.
+    #[error("it was refused by {refused}, and these settings name {named}")]
+    OtherSink {
+        /// The letter's.
+        refused: String,
+        /// Ours.
+        named: String,
+    },
+    /// Its consumer may write it again.
+    #[error(
+        "its consumer has not acknowledged sequence {0} of its stream: it may send it itself, or write the letter again"
+    )]
+    NotAcknowledged(u64),
+    /// The sink cannot make rows of it.
+    #[error("it cannot be read: {0}")]
+    Unreadable(String),
+    /// The sink did not take it.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+}
+
+/// Gets what a letter holds into the sink, and deletes the letter. Returns how many rows it gave.
+pub async fn replay(store: &Store, sink: &dyn Sink, key: &str) -> Result<u64, ReplayError> {
+    let found = cas::read::<DeadLetter>(store, key).await?;
+    let letter = found.ok_or(ReplayError::Gone)?.state;
+    if letter.sink != sink.name() {
+        return Err(ReplayError::OtherSink {
+            refused: letter.sink,
+            named: sink.name().to_owned(),
+        });
+    }
+    let cursor = cas::read::<Cursor>(store, &layout::cursor(letter.shard, &letter.consumer)).await?;
+    if cursor.is_some_and(|cursor| cursor.state.next(&letter.stream) <= letter.high) {
+        return Err(ReplayError::NotAcknowledged(letter.high));
+    }
+    let batch = batch(&letter)?;
+    let mut cuts = Vec::new();
+    sink.chunks(&batch, &one_chunk(&letter), &mut |cut| {
+        cuts.push(cut);
+        true
+    })?;
+    let mut rows = 0;
+    match cuts.pop() {
+        Some(Cut::Unreadable { reason, .. }) => return Err(ReplayError::Unreadable(reason)),
+        Some(Cut::Chunk(_)) if !cuts.is_empty() => {
+            // One token has one chunk.
+            return Err(ReplayError::Unreadable(format!(
+                "it makes {} chunks",
+                cuts.len() + 1
+            )));
+        }
+        Some(Cut::Chunk(chunk)) => {
+            rows = chunk.rows;
+            let piece = sink.piece(&chunk, 0..rows, letter.number);
+            sink.write_again(&batch.id, &piece).await?;
+        }
+        // A message can have no records.
+        None => {}
+    }
+    store.delete(key).await.map_err(ReplayError::Delete)?;
+    Ok(rows)
+}
+
+/// A batch of the letter's message alone, with the identity of the batch that it was in.
+fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
+    let unreadable = |error: &dyn std::fmt::Display| ReplayError::Unreadable(error.to_string());
+    let mut block = BlockBuilder::with_buffer(letter.received_at_us, Vec::new(), &Limits::default());
+    block
+        .push(letter.received_at_us, &letter.payload)
+        .map_err(|error| unreadable(&error))?;
+    let mut compressor = Compressor::new(1).map_err(|error| unreadable(&error))?;
+    let block = compressor
+        .compress(&block, 0)
+        .map_err(|error| unreadable(&error))?;
+    let part = Part {
+        sequence: letter.sequence,
+        segment: Ulid::nil(),
+        offset: 0,
+        data: block.bytes,
+        raw_length: letter.payload.len() as u64,
+        records: 0,
+    };
+    let DeadLetter {
+        buffer_id,
+        shard,
+        stream,
+        consumer,
+        sink,
+        low,
+        high,
+        schema_version,
+        ..
+    } = letter.clone();
+    let id = BatchId {
+        buffer_id,
+        shard,
+        stream,
+        consumer,
+        sink,
+        low,
+        high,
+        schema_version,
+    };
+    Ok(Batch {
+        id,
+        encoding: letter.encoding,
+        parts: vec![part],
+    })
+}
+
+/// A rule that leaves a message whole.
+fn one_chunk(letter: &DeadLetter) -> Rule {
+    Rule {
+        batch_records: u64::MAX,
+        batch_bytes: u64::MAX,
+        chunk_rows: u64::MAX,
+        chunk_bytes: u64::MAX,
+        max_partitions_per_chunk: u32::MAX,
+        max_in_flight: 1,
+        sink: letter.sink.clone(),
+        schema_version: letter.schema_version,
+    }
+}

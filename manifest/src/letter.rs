@@ -1,0 +1,192 @@
+//! Dead letters: what a sink will never take, as it stands in the buffer. A letter says what it is of, why it was refused,
+//! and has the message itself. Written once, before the batch is acknowledged; its name follows from its content.
+
+use crate::cas::{Object, Stamp};
+use crate::{FormatError, envelope, layout, proto};
+use bytes::Bytes;
+use millpond_segment::Encoding;
+use prost::Message as _;
+use uuid::Uuid;
+
+/// Why there is a letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The sink refused the record.
+    Refused,
+    /// The message is none of its encoding: there are no records.
+    Unreadable,
+}
+
+/// What a sink will never take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadLetter {
+    /// Which buffer it is of.
+    pub buffer_id: Uuid,
+    /// Which shard.
+    pub shard: u32,
+    /// Which stream.
+    pub stream: String,
+    /// Which consumer could not deliver it.
+    pub consumer: String,
+    /// Into which sink.
+    pub sink: String,
+    /// The version of the sink's mapping from messages to rows.
+    pub schema_version: u32,
+    /// First sequence of the batch.
+    pub low: u64,
+    /// Last sequence of the batch, inclusive.
+    pub high: u64,
+    /// Its number in the batch ([`crate::piece`]): the end of the token under which it was refused.
+    pub number: u32,
+    /// The segment that the message was in.
+    pub sequence: u64,
+    /// Why there is a letter.
+    pub kind: Kind,
+    /// What the payload is.
+    pub encoding: Encoding,
+    /// When the message was received, in unix microseconds.
+    pub received_at_us: i64,
+    /// Of a refused record, a message with that record alone; else the message as it was received.
+    pub payload: Bytes,
+    /// In the sink's words.
+    pub reason: String,
+    /// When the letter was written, in unix milliseconds.
+    pub written_at_ms: u64,
+}
+
+impl DeadLetter {
+    /// Its key. It follows from everything but the reason and the time of writing, so that whoever writes the same letter
+    /// again finds it there, and different letters never meet.
+    pub fn key(&self) -> String {
+        let same = proto::DeadLetter {
+            reason: String::new(),
+            written_at_ms: 0,
+            ..self.message()
+        };
+        let DeadLetter {
+            shard,
+            consumer,
+            sequence,
+            stream,
+            number,
+            ..
+        } = self;
+        let folder = layout::dead_letters(*shard, Some(consumer));
+        let content = crc32c::crc32c(&same.encode_to_vec());
+        format!("{folder}/{sequence:020}-{stream}-{number:010}-{content:08x}")
+    }
+
+    fn message(&self) -> proto::DeadLetter {
+        let DeadLetter {
+            buffer_id,
+            shard,
+            stream,
+            consumer,
+            sink,
+            schema_version,
+            low,
+            high,
+            number,
+            sequence,
+            kind,
+            encoding,
+            received_at_us,
+            payload,
+            reason,
+            written_at_ms,
+        } = self;
+        let kind = match kind {
+            Kind::Refused => proto::DeadLetterKind::Refused,
+            Kind::Unreadable => proto::DeadLetterKind::Unreadable,
+        };
+        let encoding = match encoding {
+            Encoding::Otlp => proto::Encoding::Otlp,
+            Encoding::Ndjson => proto::Encoding::Ndjson,
+        };
+        proto::DeadLetter {
+            buffer_id: buffer_id.as_bytes().to_vec(),
+            shard: *shard,
+            stream: stream.clone(),
+            consumer: consumer.clone(),
+            sink: sink.clone(),
+            schema_version: *schema_version,
+            low: *low,
+            high: *high,
+            number: *number,
+            sequence: *sequence,
+            kind: kind.into(),
+            encoding: encoding.into(),
+            received_at_us: *received_at_us,
+            payload: payload.to_vec(),
+            reason: reason.clone(),
+            written_at_ms: *written_at_ms,
+        }
+    }
+
+    /// Names the first rule of the format that this letter breaks.
+    fn check(&self) -> Result<(), String> {
+        layout::check_consumer_name(&self.consumer).map_err(|e| e.to_string())?;
+        millpond_segment::check_stream_name(&self.stream).map_err(|e| e.to_string())?;
+        let (low, high, sequence) = (self.low, self.high, self.sequence);
+        if !(low..=high).contains(&sequence) {
+            return Err(format!("sequence {sequence} is not in the batch {low}..={high}"));
+        }
+        Ok(())
+    }
+}
+
+impl Object for DeadLetter {
+    const NAME: &'static str = "dead letter";
+    const MAGIC: [u8; 4] = *b"MPDL";
+
+    fn encode(&self) -> Bytes {
+        envelope::wrap(Self::MAGIC, &self.message())
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let message: proto::DeadLetter = envelope::unwrap(Self::NAME, Self::MAGIC, bytes)?;
+        let content = |reason: String| FormatError::Content {
+            object: Self::NAME,
+            reason,
+        };
+        let kind = match message.kind() {
+            proto::DeadLetterKind::Refused => Kind::Refused,
+            proto::DeadLetterKind::Unreadable => Kind::Unreadable,
+            proto::DeadLetterKind::Unspecified => {
+                return Err(content(format!("unknown kind {}", message.kind)));
+            }
+        };
+        let encoding = match message.encoding() {
+            proto::Encoding::Otlp => Encoding::Otlp,
+            proto::Encoding::Ndjson => Encoding::Ndjson,
+            proto::Encoding::Unspecified => {
+                return Err(content(format!("unknown encoding {}", message.encoding)));
+            }
+        };
+        let letter = DeadLetter {
+            buffer_id: Uuid::from_bytes(envelope::sixteen(Self::NAME, "buffer_id", &message.buffer_id)?),
+            shard: message.shard,
+            stream: message.stream,
+            consumer: message.consumer,
+            sink: message.sink,
+            schema_version: message.schema_version,
+            low: message.low,
+            high: message.high,
+            number: message.number,
+            sequence: message.sequence,
+            kind,
+            encoding,
+            received_at_us: message.received_at_us,
+            payload: message.payload.into(),
+            reason: message.reason,
+            written_at_ms: message.written_at_ms,
+        };
+        letter.check().map_err(content)?;
+        Ok(letter)
+    }
+
+    fn stamp(&self) -> Stamp {
+        // It is never replaced.
+        Stamp { version: 0, nonce: 0 }
+    }
+}

@@ -1,0 +1,116 @@
+//! The numbers of chunks and of their pieces. A chunk that a sink refused is halved, and each half that is refused too,
+//! down to single rows. Every piece of it has a number of its own, which follows from the chunk and the halving alone:
+//! it is part of the piece's token, and its rows carry it. Pure.
+
+/// From here on, a number is a piece's. Below is the chunk's own place in its batch.
+pub const PIECES: u32 = 1 << 31;
+
+/// From here on to [`PIECES`], a number is that of a message that cannot be read, counted from the batch's first message.
+pub const UNREADABLE: u32 = 1 << 30;
+
+/// Bits of a piece's place among the halvings of its chunk: the halves of `p` are `2p` and `2p + 1`, the chunk is 1.
+const PLACE_BITS: u32 = 21;
+
+/// The most rows of a chunk that can be taken apart to single ones.
+pub const ROWS_MAX: u64 = 1 << (PLACE_BITS - 1);
+
+/// Chunks of a batch from this one on cannot be taken apart: their pieces would have no numbers.
+pub const CHUNKS_MAX: u32 = PIECES >> PLACE_BITS;
+
+/// Whether a chunk of so many rows can be taken apart.
+pub fn can_be_halved(chunk: u32, rows: u64) -> bool {
+    chunk < CHUNKS_MAX && rows <= ROWS_MAX
+}
+
+/// The numbers of the two halves of a chunk or a piece that [`can_be_halved`].
+pub fn halves(number: u32) -> [u32; 2] {
+    let (chunk, place) = split(number);
+    [2 * place, 2 * place + 1].map(|place| PIECES | chunk << PLACE_BITS | place)
+}
+
+/// What a piece is a half of; nothing for a chunk, or a message.
+pub fn parent(number: u32) -> Option<u32> {
+    let (chunk, place) = split(number);
+    match place {
+        0 | 1 => None,
+        2 | 3 => Some(chunk),
+        _ => Some(PIECES | chunk << PLACE_BITS | (place >> 1)),
+    }
+}
+
+/// A piece and what it was cut from, up to its chunk.
+pub fn lineage(number: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(Some(number), |number| parent(*number))
+}
+
+/// The chunk that it is, or is of, and its place among the halvings of it.
+fn split(number: u32) -> (u32, u32) {
+    if number < PIECES {
+        return (number, 1);
+    }
+    let number = number - PIECES;
+    (number >> PLACE_BITS, number & ((1 << PLACE_BITS) - 1))
+}
+
+/// Whether this is a number that [`halves`] can give.
+pub(crate) fn is_piece(number: u32) -> bool {
+    number >= PIECES && split(number).1 >= 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    /// Every piece of a chunk, the chunk included, down to single rows.
+    fn all(number: u32, rows: u64, found: &mut Vec<u32>) {
+        found.push(number);
+        if rows > 1 {
+            let [first, second] = halves(number);
+            all(first, rows.div_ceil(2), found);
+            all(second, rows / 2, found);
+        }
+    }
+
+    #[test]
+    fn no_two_pieces_of_a_batch_share_a_number() {
+        let mut found = Vec::new();
+        for chunk in [0, 1, 2, 7, CHUNKS_MAX - 1] {
+            all(chunk, 1_000, &mut found);
+        }
+        assert!(
+            found
+                .iter()
+                .all(|number| *number < UNREADABLE || *number >= PIECES)
+        );
+        assert_eq!(found.iter().collect::<HashSet<_>>().len(), found.len());
+    }
+
+    #[test]
+    fn the_last_row_of_the_largest_chunk_has_a_number() {
+        let (mut number, mut rows) = (CHUNKS_MAX - 1, ROWS_MAX);
+        while rows > 1 {
+            [_, number] = halves(number);
+            rows -= rows.div_ceil(2);
+        }
+        assert_eq!(number, u32::MAX);
+        let ancestors: Vec<u32> = lineage(number).collect();
+        assert_eq!((ancestors.len(), ancestors.last()), (21, Some(&(CHUNKS_MAX - 1))));
+        assert!(!can_be_halved(CHUNKS_MAX, 2) && !can_be_halved(0, ROWS_MAX + 1));
+    }
+
+    #[test]
+    fn a_piece_is_a_half_of_its_parent() {
+        let mut found = Vec::new();
+        all(5, 100, &mut found);
+        for number in found {
+            assert_eq!(is_piece(number), number != 5);
+            if let Some(parent) = parent(number) {
+                assert!(halves(parent).contains(&number));
+            } else {
+                assert_eq!(number, 5);
+            }
+        }
+        assert_eq!((parent(UNREADABLE + 3), parent(PIECES)), (None, None));
+    }
+}

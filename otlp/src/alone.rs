@@ -1,0 +1,107 @@
+//! One record of a request as a request of its own: what it shares with its neighbours comes along, they do not.
+
+use crate::schema::{EXPORT_LOGS, Kind, Message};
+use crate::wire::{LEN, Reader};
+
+/// The request with one of its records: the one that comes after `place` others, in the order of the views. Everything
+/// but the other records is copied as it is, unknown fields included. `None` where the request has fewer records, or is
+/// malformed.
+pub fn logs_alone(payload: &[u8], place: u64) -> Option<Vec<u8>> {
+    let mut out = Vec::new();
+    let mut search = Search {
+        before: place,
+        found: false,
+    };
+    search.copy(&EXPORT_LOGS, payload, &mut out)?;
+    search.found.then_some(out)
+}
+
+/// Messages lie between a request and its records at most so deep: metrics, below their scopes, have two.
+const DEPTH: u32 = 4;
+
+struct Search {
+    /// Records to pass.
+    before: u64,
+    found: bool,
+}
+
+impl Search {
+    /// Copies a message but for the records that are not looked for, and what holds nothing but those.
+    fn copy(&mut self, message: &'static Message, bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
+        let has_scopes = has_scopes(message, bytes)?;
+        let mut reader = Reader::new(bytes);
+        while !reader.is_empty() {
+            let whole = reader.rest();
+            let (number, wire) = reader.tag().ok()?;
+            let head = whole.len() - reader.rest().len();
+            reader.value(wire).ok()?;
+            let (field, _) = whole.split_at(whole.len() - reader.rest().len());
+            match message.kind(number) {
+                Kind::Record(_) => {
+                    if self.passes() {
+                        out.extend_from_slice(field);
+                    }
+                }
+                Kind::OldScopes(_) if has_scopes => {}
+                Kind::Scopes(inner) | Kind::OldScopes(inner) | Kind::Message(inner)
+                    if holds_records(inner, DEPTH) =>
+                {
+                    let was_found = self.found;
+                    let mut copied = Vec::new();
+                    self.copy(inner, Reader::new(&field[head..]).bytes().ok()?, &mut copied)?;
+                    if self.found && !was_found {
+                        out.extend_from_slice(&field[..head]);
+                        put_varint(copied.len() as u64, out);
+                        out.append(&mut copied);
+                    }
+                }
+                _ => out.extend_from_slice(field),
+            }
+        }
+        Some(())
+    }
+
+    /// Whether the next record is the one.
+    fn passes(&mut self) -> bool {
+        if self.found {
+            return false;
+        }
+        self.found = self.before == 0;
+        self.before = self.before.saturating_sub(1);
+        self.found
+    }
+}
+
+fn has_scopes(message: &'static Message, bytes: &[u8]) -> Option<bool> {
+    let mut reader = Reader::new(bytes);
+    while !reader.is_empty() {
+        let (number, wire) = reader.tag().ok()?;
+        reader.value(wire).ok()?;
+        if wire == LEN && matches!(message.kind(number), Kind::Scopes(_)) {
+            return Some(true);
+        }
+    }
+    Some(false)
+}
+
+fn holds_records(message: &'static Message, depth: u32) -> bool {
+    let fields = message
+        .fields
+        .iter()
+        .chain(message.sparse.iter().map(|(_, field)| field));
+    fields.into_iter().any(|field| match field.kind {
+        Kind::Record(_) => true,
+        Kind::Scopes(inner) | Kind::OldScopes(inner) | Kind::Message(inner) => {
+            depth > 0 && holds_records(inner, depth - 1)
+        }
+        _ => false,
+    })
+}
+
+fn put_varint(mut value: u64, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value.to_le_bytes()[0] | 0x80);
+        value >>= 7;
+    }
+    out.push(value.to_le_bytes()[0]);
+}

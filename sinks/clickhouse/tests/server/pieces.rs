@@ -1,0 +1,141 @@
+//! Pieces of a chunk that the table refused: what it says of them, and what it has of them already.
+
+use crate::support::{DAY, NEW_YEAR, Server, at, batch, chunk};
+use millpond_clickhouse::ClickHouse;
+use millpond_consumer::{BatchId, Chunk, Sink as _, SinkError, piece};
+
+/// Both halves of a chunk or a piece.
+fn halves(sink: &ClickHouse, chunk: &Chunk) -> [Chunk; 2] {
+    let middle = chunk.rows.div_ceil(2);
+    let [first, second] = piece::halves(chunk.index);
+    [
+        sink.piece(chunk, 0..middle, first),
+        sink.piece(chunk, middle..chunk.rows, second),
+    ]
+}
+
+async fn refused(sink: &ClickHouse, id: &BatchId, chunk: &Chunk) {
+    let error = sink.write_again(id, chunk).await.unwrap_err();
+    assert!(matches!(error, SinkError::Refused(_)), "{error}");
+}
+
+const ROWS: &str = "SELECT Body, _millpond_chunk FROM otel.otel_logs ORDER BY toUInt32(Body)";
+
+#[tokio::test]
+async fn everything_but_the_refused_row_goes_in_and_twice_is_once() {
+    let server = Server::start();
+    let sink = server.open().await;
+    server
+        .run("ALTER TABLE otel.otel_logs ADD CONSTRAINT tidy CHECK Body != '4'")
+        .await;
+    // No window: what is there is known by the columns alone.
+    server
+        .run("ALTER TABLE otel.otel_logs MODIFY SETTING non_replicated_deduplication_window = 0")
+        .await;
+    let batch = batch(1, &[at((0..6).map(|row| NEW_YEAR + row))]);
+    let whole = chunk(&sink, &batch);
+    let error = sink.write(&batch.id, &whole).await.unwrap_err();
+    assert!(matches!(error, SinkError::Refused(_)), "{error}");
+    for _ in 0..2 {
+        refused(&sink, &batch.id, &whole).await;
+        let [first, second] = halves(&sink, &whole);
+        sink.write_again(&batch.id, &first).await.unwrap();
+        refused(&sink, &batch.id, &second).await;
+        let [left, last] = halves(&sink, &second);
+        refused(&sink, &batch.id, &left).await;
+        sink.write_again(&batch.id, &last).await.unwrap();
+        let [good, bad] = halves(&sink, &left);
+        sink.write_again(&batch.id, &good).await.unwrap();
+        refused(&sink, &batch.id, &bad).await;
+        assert_eq!(
+            server.ask(ROWS).await,
+            format!(
+                "0\t{0}\n1\t{0}\n2\t{0}\n3\t{1}\n5\t{2}",
+                first.index, good.index, last.index
+            )
+        );
+    }
+}
+
+/// Part of a chunk landed, its answer was lost, and by the time of the next attempt the table refuses the rest.
+#[tokio::test]
+async fn pieces_leave_out_what_landed_of_their_chunk() {
+    let server = Server::start();
+    let sink = server.open().await;
+    // Three days, two rows each.
+    let batch = batch(1, &[at((0..6).map(|row| NEW_YEAR + row % 3 * DAY + row))]);
+    let whole = chunk(&sink, &batch);
+    sink.write(&batch.id, &whole).await.unwrap();
+    server
+        .run("ALTER TABLE otel.otel_logs DROP PARTITION ID '20240102'")
+        .await;
+    server
+        .run("ALTER TABLE otel.otel_logs ADD CONSTRAINT tidy CHECK Body != '4'")
+        .await;
+    refused(&sink, &batch.id, &whole).await;
+    let [first, second] = halves(&sink, &whole);
+    sink.write_again(&batch.id, &first).await.unwrap();
+    refused(&sink, &batch.id, &second).await;
+    for half in halves(&sink, &second) {
+        if half.rows == 1 {
+            sink.write_again(&batch.id, &half).await.unwrap();
+            continue;
+        }
+        refused(&sink, &batch.id, &half).await;
+        let [there, bad] = halves(&sink, &half);
+        sink.write_again(&batch.id, &there).await.unwrap();
+        refused(&sink, &batch.id, &bad).await;
+    }
+    let bodies = "SELECT groupArray(Body) FROM (SELECT Body FROM otel.otel_logs ORDER BY Body)";
+    assert_eq!(server.ask(bodies).await, "['0','1','2','3','5']");
+}
+
+#[tokio::test]
+async fn where_nobody_can_tell_what_landed_it_is_said_so() {
+    let server = Server::start();
+    let sink = server.open().await;
+    let create = server.ask("SHOW CREATE TABLE otel.otel_logs").await;
+    server.run("DROP TABLE otel.otel_logs").await;
+    let create = create.replace("PARTITION BY toDate(Timestamp)", "PARTITION BY Body");
+    server.run(&create).await;
+    drop(sink);
+    let sink = server.open().await;
+    let batch = batch(1, &[at([NEW_YEAR, NEW_YEAR])]);
+    let whole = chunk(&sink, &batch);
+    sink.write(&batch.id, &whole).await.unwrap();
+    server
+        .run("ALTER TABLE otel.otel_logs DELETE WHERE Body = '1' SETTINGS mutations_sync = 2")
+        .await;
+    let [first, _] = halves(&sink, &whole);
+    let error = sink.write_again(&batch.id, &first).await.unwrap_err();
+    assert!(matches!(error, SinkError::Schema(_)), "{error}");
+    assert!(error.to_string().contains("_millpond_batch 1"), "{error}");
+}
+
+#[tokio::test]
+async fn what_a_column_cannot_be_computed_of_is_refused_and_what_a_view_cannot_is_not() {
+    let server = Server::start();
+    let sink = server.open().await;
+    server
+        .run("ALTER TABLE otel.otel_logs ADD COLUMN number UInt8 MATERIALIZED toUInt8(Body || 'x')")
+        .await;
+    let batch = batch(1, &[at([NEW_YEAR])]);
+    let whole = chunk(&sink, &batch);
+    refused(&sink, &batch.id, &whole).await;
+    server.run("ALTER TABLE otel.otel_logs DROP COLUMN number").await;
+
+    server
+        .run("CREATE TABLE otel.numbers (number UInt8) ENGINE = MergeTree ORDER BY number")
+        .await;
+    server
+        .run(
+            "CREATE MATERIALIZED VIEW otel.numbering TO otel.numbers AS \
+             SELECT toUInt8(Body || 'x') AS number FROM otel.otel_logs",
+        )
+        .await;
+    let error = sink.write(&batch.id, &whole).await.unwrap_err();
+    assert!(matches!(error, SinkError::Schema(_)), "{error}");
+    // The table has the row, so that nothing is left to do.
+    sink.write_again(&batch.id, &whole).await.unwrap();
+    assert_eq!(server.ask("SELECT count() FROM otel.otel_logs").await, "1");
+}

@@ -1,0 +1,171 @@
+"""Records that a table refuses for good: the rest arrives, they are listed and shown, and are
+replayed once the table is mended, each once."""
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from harness.corpus import record, request
+from harness.otlp import export
+from harness.process import eventually
+from harness.services import Buffer
+
+
+def _bodies(site) -> list[str]:
+    return sorted(site.clickhouse.lines(f"SELECT Body FROM {site.database}.otel_logs"))
+
+
+def _send(gateway, *bodies: str) -> None:
+    made = request(*(record(f"case of {body}", body=body) for body in bodies))
+    export(gateway.address, made.SerializeToString())
+
+
+def _forbid(site, condition: str) -> None:
+    site.clickhouse.query(
+        f"ALTER TABLE {site.database}.otel_logs ADD CONSTRAINT tidy CHECK NOT ({condition})"
+    )
+
+
+def _mend(site) -> None:
+    site.clickhouse.query(f"ALTER TABLE {site.database}.otel_logs DROP CONSTRAINT tidy")
+
+
+def _letters(site) -> list[dict]:
+    return site.answer("dead-letters", "list")["letters"]
+
+
+def _table(site) -> tuple[str, ...]:
+    return ("--clickhouse", site.clickhouse.url, "--database", site.database)
+
+
+def _acknowledged(site, consumer) -> bool:
+    consumer.must_run()
+    [listed] = site.answer("consumer", "list")["consumers"]
+    return all(stream["records_behind"] == 0 for stream in listed["streams"])
+
+
+def test_refused_records_are_letters_that_can_be_replayed(site):
+    gateway = site.gateway()
+    consumer = site.consumer("--ack-interval", "50ms")
+    eventually("it to own its cursor", consumer.owns)
+    _forbid(site, "startsWith(Body, 'bad')")
+    good = [f"good {number:03}" for number in range(200)]
+    mixed = [*good[:70], "bad one", *good[70:150], "bad two", *good[150:]]
+    _send(gateway, *mixed)
+    eventually("the good ones", lambda: _bodies(site) == good)
+    eventually("all to be acknowledged", lambda: _acknowledged(site, consumer))
+
+    letters = _letters(site)
+    assert len(letters) == 2
+    for letter in letters:
+        assert (letter["kind"], letter["stream"]) == ("refused", "otlp.logs")
+        assert "`tidy`" in letter["reason"]
+        assert "VIOLATED_CONSTRAINT" in letter["reason"]
+        assert letter["consumer"] == "e2e"
+        assert letter["sink"] == f"clickhouse:{site.database}.otel_logs"
+    # What a letter holds is a request of one record, with its resource and its scope.
+    payload = site.directory / "payload"
+    for letter in letters:
+        shown = site.answer("dead-letters", "show", letter["letter"], "--payload", payload)
+        assert bytes.fromhex(shown["payload"]) == payload.read_bytes()
+        held = ExportLogsServiceRequest.FromString(payload.read_bytes())
+        body = held.resource_logs[0].scope_logs[0].log_records[0].body.string_value
+        assert held == request(record(f"case of {body}", body=body))
+        assert body in ("bad one", "bad two")
+        assert body in site.millpond("dead-letters", "show", letter["letter"]).stdout()
+
+    assert consumer.metric("millpond_consumer_dead_letters_total") == 2
+    doctor = site.millpond("doctor", "--json")
+    [said] = [f for f in site.parsed(doctor)["findings"] if "dead letters" in f["what"]]
+    assert (said["severity"], "2 dead letters" in said["what"]) == ("warning", True)
+
+    # The table still refuses them, so they stay.
+    names = [letter["letter"] for letter in letters]
+    refused = site.millpond("dead-letters", "replay", *names, *_table(site), "--json", code=1)
+    assert [kept["letter"] for kept in site.parsed(refused)["kept"]] == names
+    other = site.millpond(
+        *("dead-letters", "replay", names[0], *_table(site)),
+        *("--logs-table", "otel_logs_other", "--json"),
+        code=1,
+    )
+    assert "otel_logs_other" in other.messages()
+    assert _bodies(site) == good
+
+    _mend(site)
+    done = site.answer("dead-letters", "replay", "--all-of", "e2e", *_table(site))
+    assert (done["rows"], sorted(done["replayed"]), done["kept"]) == (2, names, [])
+    assert _bodies(site) == sorted(["bad one", "bad two", *good])
+    assert _letters(site) == []
+    assert consumer.terminate() == 0
+
+
+def test_a_letter_replayed_twice_is_one_row(site):
+    folder = site.directory / "buffer"
+    site.buffer = Buffer(folder.as_uri())
+    gateway = site.gateway()
+    consumer = site.consumer("--ack-interval", "50ms")
+    eventually("it to own its cursor", consumer.owns)
+    _forbid(site, "Body = 'bad'")
+    _send(gateway, "good", "bad")
+    eventually("all to be acknowledged", lambda: _acknowledged(site, consumer))
+    assert consumer.terminate() == 0
+    [letter] = _letters(site)
+    file = folder / letter["letter"]
+    kept = file.read_bytes()
+    _mend(site)
+    site.answer("dead-letters", "replay", letter["letter"], *_table(site))
+    # As if the letter had not been deleted, and the table had forgotten the token.
+    site.clickhouse.query(
+        f"ALTER TABLE {site.database}.otel_logs "
+        "MODIFY SETTING non_replicated_deduplication_window = 0"
+    )
+    file.write_bytes(kept)
+    done = site.answer("dead-letters", "replay", letter["letter"], *_table(site))
+    assert done["replayed"] == [letter["letter"]]
+    assert _bodies(site) == ["bad", "good"]
+    gone = site.millpond("dead-letters", "replay", letter["letter"], *_table(site), code=1)
+    assert "no such dead letter" in gone.stdout()
+
+
+def test_a_consumer_killed_in_the_midst_of_it_leaves_every_record_in_one_place(site):
+    gateway = site.gateway("--linger", "20ms")
+    flags = ("--ack-interval", "50ms", "--batch-records", 100, "--chunk-rows", 60)
+    consumer = site.consumer(*flags, "--instance", "one")
+    eventually("it to own its cursor", consumer.owns)
+    _forbid(site, "endsWith(Body, 'bad')")
+    bodies = [f"{n:03} {'bad' if n % 60 == 7 else 'good'}" for n in range(240)]
+    for start in range(0, 240, 20):
+        _send(gateway, *bodies[start : start + 20])
+    for _ in range(3):
+        seen = len(_letters(site)), len(_bodies(site))
+        eventually(
+            "something to happen",
+            lambda seen=seen: (
+                (len(_letters(site)), len(_bodies(site))) != seen or _acknowledged(site, consumer)
+            ),
+        )
+        consumer.kill()
+        consumer.up()
+    eventually("all to be acknowledged", lambda: _acknowledged(site, consumer))
+    bad = [body for body in bodies if body.endswith("bad")]
+    assert _bodies(site) == sorted(set(bodies) - set(bad))
+    assert len(_letters(site)) == len(bad)
+    assert consumer.terminate() == 0
+    _mend(site)
+    site.answer("dead-letters", "replay", "--all-of", "e2e", *_table(site))
+    assert _bodies(site) == sorted(bodies)
+
+
+def test_a_table_that_refuses_everything_ends_the_consumer_and_mended_lets_it_go_on(site):
+    gateway = site.gateway()
+    first = site.consumer("--dead-letters-max", 10, name="consumer-stopped")
+    eventually("it to own its cursor", first.owns)
+    _forbid(site, "1")
+    bodies = [f"{number:03}" for number in range(100)]
+    _send(gateway, *bodies)
+    assert first.wait() == 1
+    for word in ("more than 10 records", "`tidy`", "--dead-letters-max"):
+        assert word in first.messages()
+    assert _letters(site) == []
+    _mend(site)
+    consumer = site.consumer("--dead-letters-max", 10)
+    eventually("all of them", lambda: _bodies(site) == bodies)
+    assert consumer.terminate() == 0
