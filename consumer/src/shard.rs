@@ -435,7 +435,8 @@ impl<'a> Tenure<'a> {
         let acknowledge =
             decision.progress && (since >= ack_interval || decision.blocked || self.drain_until.is_some());
         let renew = since >= lease / 3;
-        if !(acknowledge || renew || !decision.plans.is_empty() || !self.undurable.is_empty()) {
+        let write_down = !decision.plans.is_empty() || !self.undurable.is_empty();
+        if !(acknowledge || renew || write_down) {
             return Ok(false);
         }
         if self.swapping.is_some() || now < self.swap_again_at {
