@@ -235,7 +235,8 @@ impl<'a> Tenure<'a> {
             refused,
             undurable: Vec::new(),
             poll_at: now,
-            swapped_at: now,
+            // Reading the log has taken its time: the lease is due for renewal the sooner.
+            swapped_at: owned.leased_at,
             swap_began: now,
             leased_at: owned.leased_at,
             swap_again_at: now,

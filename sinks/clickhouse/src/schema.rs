@@ -317,7 +317,7 @@ pub(crate) fn window_warning(
     needed: u64,
 ) -> Option<String> {
     let table = table(config);
-    if !engine.ends_with("MergeTree") {
+    if !lands_by_partition(engine) {
         return Some(format!(
             "table {table} has engine {engine}: whether a repeated insert is recognised depends on the tables behind it; \
              give each of them a deduplication window of at least {needed}"
@@ -332,6 +332,11 @@ pub(crate) fn window_warning(
              twice. ALTER TABLE {table} MODIFY SETTING {setting} = {most}"
         )
     })
+}
+
+/// Whether the rows of one INSERT land partition by partition, each whole. Behind a Distributed table they land shard by shard as well.
+pub(crate) fn lands_by_partition(engine: &str) -> bool {
+    engine.ends_with("MergeTree")
 }
 
 /// The setting that holds the window of tables of this engine.
@@ -471,6 +476,20 @@ mod tests {
                 .find_map(|line| line.strip_prefix("TTL toDateTime(Timestamp) + "));
             assert_eq!(ttl, unit);
         }
+    }
+
+    #[test]
+    fn only_a_merge_tree_is_known_to_land_by_partitions() {
+        assert!(
+            ["MergeTree", "ReplicatedMergeTree", "SharedMergeTree"]
+                .iter()
+                .all(|engine| lands_by_partition(engine))
+        );
+        assert!(
+            ["Distributed", "Buffer", "Null"]
+                .iter()
+                .all(|engine| !lands_by_partition(engine))
+        );
     }
 
     #[test]

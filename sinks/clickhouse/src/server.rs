@@ -21,7 +21,7 @@ pub(crate) struct Table {
     pub(crate) engine_full: String,
     /// The server's deduplication window for tables of this engine that name none.
     pub(crate) default_window: u64,
-    /// A row's partition follows from its timestamp alone.
+    /// What lands of a chunk lands by partitions, and a row's partition follows from its timestamp alone.
     pub(crate) partitioned_by_time: bool,
 }
 
@@ -81,10 +81,11 @@ impl Server {
             .await?;
         let mut key = found.iter().filter(|column| column.is_in_partition_key != 0);
         Ok(Table {
+            partitioned_by_time: schema::lands_by_partition(&engine)
+                && key.all(|column| column.name == schema::EXPORTER[0].name),
             engine,
             engine_full,
             default_window,
-            partitioned_by_time: key.all(|column| column.name == schema::EXPORTER[0].name),
         })
     }
 
@@ -123,7 +124,11 @@ impl Server {
         let sql = format!(
             "SELECT {what} FROM {table} WHERE _millpond_batch = ? AND _millpond_chunk IN ? AND _millpond_source = ?"
         );
-        let query = self.client.query(&sql);
+        // A shard that is left out would look as if it had none of the rows.
+        let query = self
+            .client
+            .query(&sql)
+            .with_setting("skip_unavailable_shards", "0");
         query.bind(id.low).bind(numbers).bind(id.source())
     }
 
