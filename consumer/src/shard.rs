@@ -450,7 +450,10 @@ impl<'a> Tenure<'a> {
         for (stream, plan) in &decision.plans {
             next.plan(stream, *plan)?;
         }
-        for refusal in &self.undurable {
+        // What retention dropped is acknowledged, though its batch is under way.
+        let kept = |refusal: &&Refusal| next.next(&refusal.stream) <= refusal.batch.low;
+        let refusals: Vec<&Refusal> = self.undurable.iter().filter(kept).collect();
+        for refusal in refusals {
             next.refuse(&refusal.stream, refusal.batch, &refusal.pieces, &refusal.reason)?;
         }
         let claim = self.shard.claim.clone();
@@ -476,7 +479,9 @@ impl<'a> Tenure<'a> {
         self.schedule.acknowledged(&self.durable.state);
         for refusal in std::mem::take(&mut self.undurable) {
             let known = self.durable.state.refused(&refusal.stream, refusal.batch);
-            if known.is_some_and(|known| refusal.pieces.iter().all(|piece| known.covers(*piece))) {
+            let written = known.is_some_and(|known| refusal.pieces.iter().all(|piece| known.covers(*piece)));
+            // Of a batch that is acknowledged, nobody sends anything whole any more.
+            if written || self.durable.state.next(&refusal.stream) > refusal.batch.low {
                 // Nobody listens where the batch was given up.
                 let _ = refusal.durable.send(());
             } else {
