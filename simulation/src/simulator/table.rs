@@ -207,7 +207,7 @@ impl Table {
 
     fn forbids(&self, row: &str) -> bool {
         self.forbidden
-            .is_some_and(|one_in| crc32c::crc32c(row.as_bytes()) % one_in == 0)
+            .is_some_and(|one_in| crc32c::crc32c(row.as_bytes()).is_multiple_of(one_in))
     }
 
     /// The row is in a dead letter from now on.
