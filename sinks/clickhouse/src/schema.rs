@@ -334,6 +334,12 @@ pub(crate) fn window_warning(
     })
 }
 
+/// What makes a replica fetch all that other replicas have now; nothing where there are no replicas.
+pub(crate) fn sync_replica(config: &Config, engine: &str) -> Option<String> {
+    let replicated = engine.starts_with("Replicated") || engine.starts_with("Shared");
+    replicated.then(|| format!("SYSTEM SYNC REPLICA {} LIGHTWEIGHT", table(config)))
+}
+
 /// Whether the rows of one INSERT land partition by partition, each whole. Behind a Distributed table they land shard by shard as well.
 pub(crate) fn lands_by_partition(engine: &str) -> bool {
     engine.ends_with("MergeTree")
@@ -476,6 +482,22 @@ mod tests {
                 .find_map(|line| line.strip_prefix("TTL toDateTime(Timestamp) + "));
             assert_eq!(ttl, unit);
         }
+    }
+
+    /// The embedded engine has no replicas: this is what is sent to a server that has.
+    #[test]
+    fn a_replica_is_told_to_catch_up() {
+        let config = Config::default();
+        assert_eq!(
+            sync_replica(&config, "ReplicatedMergeTree").as_deref(),
+            Some("SYSTEM SYNC REPLICA `otel`.`otel_logs` LIGHTWEIGHT")
+        );
+        assert!(sync_replica(&config, "SharedMergeTree").is_some());
+        assert!(
+            ["MergeTree", "Distributed"]
+                .iter()
+                .all(|engine| sync_replica(&config, engine).is_none())
+        );
     }
 
     #[test]

@@ -243,6 +243,7 @@ impl Sink for ClickHouse {
         if self.server.config.columns == Columns::None {
             return self.write(id, chunk).await;
         }
+        self.server.catch_up(&self.table).await?;
         let token = id.token(chunk.index);
         // Of what a piece was cut from, part may have landed before the rest was refused.
         let numbers: Vec<u32> = piece::lineage(chunk.index).collect();
