@@ -91,7 +91,10 @@ impl Claim {
             };
             let opened = match cursor.open(&opening) {
                 Ok(opened) => opened,
-                Err(held) => return Ok(Attempt::Held(held)),
+                Err(held) => {
+                    self.status.goes_on(&self.what());
+                    return Ok(Attempt::Held(held));
+                }
             };
             self.check_rule(&opened.state, opened.rule_pinned)?;
             let next = opened.state.stamped(self.environment.random());

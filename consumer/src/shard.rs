@@ -89,6 +89,8 @@ impl Shard {
                     "standing by: the cursor is held by {}", held.owner
                 );
                 said = true;
+                // What was waited for as the owner is another's to wait for.
+                self.claim.status.forget();
             }
             let now = now_ms(&*self.claim.environment);
             let left = Duration::from_millis(held.lease_expires_at_ms.saturating_sub(now));

@@ -57,6 +57,11 @@ impl Status {
         }
     }
 
+    /// Nothing of what was waited for matters any more; what still does is said again at the next attempt.
+    pub(crate) fn forget(&self) {
+        self.lock().clear();
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Wait>> {
         // A panic while it was held leaves the map as good as before: every change is one call.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

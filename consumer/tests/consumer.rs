@@ -3,14 +3,16 @@
 
 mod support;
 
-use millpond_consumer::{Config, ConsumeError};
+use millpond_consumer::{Config, ConsumeError, Consumer};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{cas, layout};
 use millpond_storage::unreliable::{self, Faults, On, Outage, WriteFaults};
 use millpond_storage::{Cas, Store};
+use prometheus_client::registry::Registry;
 use std::collections::HashSet;
 use std::time::Duration;
 use support::{Fault, Log, STREAM, Table, config, eventually, start};
+use tokio_util::sync::CancellationToken;
 
 #[tokio::test]
 async fn everything_committed_is_in_the_sink_once_and_acknowledged() {
@@ -219,6 +221,39 @@ async fn a_second_owner_fences_the_first() {
     .await;
     eventually("all is there", async || table.rows() == log.rows()).await;
     first.stop().await.unwrap();
+}
+
+/// It would never be ready again, though it waits for nothing but its turn.
+#[tokio::test]
+async fn an_owner_that_waited_for_the_sink_and_was_fenced_stands_by_ready() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20]).await;
+    let away = Table::open("table");
+    away.fail_next(&[Fault::Down; 1_000]);
+    let renews_soon = Config {
+        lease: Duration::from_secs(3),
+        ..config("a")
+    };
+    let owner = Consumer::new(log.store.clone(), renews_soon, away, &mut Registry::default()).unwrap();
+    let status = owner.status();
+    let shutdown = CancellationToken::new();
+    let task = tokio::spawn(owner.run(shutdown.clone()));
+    eventually("the sink is waited for", async || {
+        !status.waiting_for().is_empty()
+    })
+    .await;
+
+    let table = Table::open("table");
+    let takes_over = Config {
+        take_over: true,
+        ..config("b")
+    };
+    let second = start(&log.store, takes_over, &table);
+    table.has(20).await;
+    eventually("the first stands by", async || status.waiting_for().is_empty()).await;
+    shutdown.cancel();
+    task.await.unwrap().unwrap();
+    second.stop().await.unwrap();
 }
 
 #[tokio::test]
