@@ -26,6 +26,23 @@ place() {
     mv -T "$staging" "$1" 2>/dev/null || [[ -d $1 ]] || { say "cannot move $staging to $1"; exit 1; }
 }
 
+# go_tool NAME VERSION PACKAGE: installs a pinned Go program into the cache, as NAME, and prints its path, last, on
+# stdout. Does nothing when it is there already.
+go_tool() {
+    local name=$1 version=$2 package=$3
+    local directory=$cache/bin/$name-$version
+    if [[ ! -x $directory/$name ]]; then
+        need go "install Go 1.26 or later, or set MILLPOND_${name^^} to a $name of your own"
+        say "building $name $version"
+        stage "$directory"
+        GOBIN=$staging CGO_ENABLED=0 go install -trimpath "$package@$version" >&2
+        # Go names a program by its folder.
+        [[ -e $staging/$name ]] || mv "$staging/${package##*/}" "$staging/$name"
+        place "$directory"
+    fi
+    echo "$directory/$name"
+}
+
 # The versions that build together are those of this release of the Collector.
 collector_version=v0.161.0
 

@@ -124,6 +124,22 @@ def test_a_tail_that_can_hold_nothing_is_refused(site):
     assert "use 1 to 65,536" in said
 
 
+@pytest.mark.parametrize("most", ["1001", "-1", "many"])
+def test_a_number_of_dead_letters_that_cannot_be_is_refused(site, most):
+    said = _millpond(site, "consume", *site.buffer.flags, f"--dead-letters-max={most}")
+    assert "--dead-letters-max" in said
+
+
+@pytest.mark.parametrize("command", [("show",), ("remove",)])
+def test_what_is_no_dead_letter_is_not_touched(site, command):
+    site.gateway().terminate()
+    said = _millpond(site, "dead-letters", *command, "shards/0000/manifest", *site.buffer.flags)
+    assert "is no dead letter's name" in said
+    gone = "shards/0000/dead-letters/e2e/00000000000000000005-otlp.logs-2147483650-0badcafe"
+    said = _millpond(site, "dead-letters", *command, gone, *site.buffer.flags)
+    assert f"there is no dead letter {gone}" in said
+
+
 @pytest.mark.parametrize("command", [("reset", "--to", "earliest"), ("remove",)])
 def test_a_shard_that_is_not_there_is_named(site, command):
     site.gateway().terminate()

@@ -7,7 +7,6 @@ use anyhow::{Context, bail, ensure};
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::replay::replay;
 use millpond_manifest::cas::{self, ReadError};
-use millpond_manifest::letter::Kind;
 use millpond_manifest::{DeadLetter, layout};
 use millpond_storage::{Listed, Store};
 use serde_json::{Value, json};
@@ -265,16 +264,9 @@ async fn remove(store: &Store, letters: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn kind(letter: &DeadLetter) -> &'static str {
-    match letter.kind {
-        Kind::Refused => "refused",
-        Kind::Unreadable => "unreadable",
-    }
-}
-
 fn as_value(key: &str, letter: &DeadLetter) -> Value {
     json!({
-        "letter": key, "kind": kind(letter), "reason": letter.reason, "shard": letter.shard, "stream": letter.stream,
+        "letter": key, "kind": letter.kind.name(), "reason": letter.reason, "shard": letter.shard, "stream": letter.stream,
         "consumer": letter.consumer, "sink": letter.sink, "schema_version": letter.schema_version,
         "low": letter.low, "high": letter.high, "number": letter.number, "sequence": letter.sequence,
         "encoding": letter.encoding.to_string(), "received_at_us": letter.received_at_us,
@@ -287,7 +279,7 @@ fn print(key: &str, letter: &DeadLetter) {
     let received = humantime::format_rfc3339_micros(UNIX_EPOCH + received);
     let written = humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(letter.written_at_ms));
     println!("{key}");
-    println!("    {:<9} {}", kind(letter), letter.reason);
+    println!("    {:<9} {}", letter.kind.name(), letter.reason);
     println!(
         "    of        stream {}, sequence {}, {} bytes of {}, received {received}",
         letter.stream,

@@ -110,11 +110,7 @@ impl<'w> Letters<'w> {
         let body = letter.encode();
         self.written += 1;
         if self.put(&key, body).await == Created::New {
-            let reason = match kind {
-                letter::Kind::Refused => "refused",
-                letter::Kind::Unreadable => "unreadable",
-            };
-            let stream = letter.stream.clone();
+            let (stream, reason) = (letter.stream.clone(), kind.name());
             self.workshop
                 .metrics
                 .dead_letters

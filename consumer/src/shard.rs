@@ -452,11 +452,11 @@ impl<'a> Tenure<'a> {
         for (stream, plan) in &decision.plans {
             next.plan(stream, *plan)?;
         }
-        // What retention dropped is acknowledged, though its batch is under way.
-        let kept = |refusal: &&Refusal| next.next(&refusal.stream) <= refusal.batch.low;
-        let refusals: Vec<&Refusal> = self.undurable.iter().filter(kept).collect();
-        for refusal in refusals {
-            next.refuse(&refusal.stream, refusal.batch, &refusal.pieces, &refusal.reason)?;
+        for refusal in &self.undurable {
+            // What retention dropped is acknowledged, though its batch is under way.
+            if next.next(&refusal.stream) <= refusal.batch.low {
+                next.refuse(&refusal.stream, refusal.batch, &refusal.pieces, &refusal.reason)?;
+            }
         }
         let claim = self.shard.claim.clone();
         next.renew(

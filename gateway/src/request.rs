@@ -171,11 +171,11 @@ impl Service {
                 retry_after,
             ));
         };
-        let wire_bytes = wire.len();
+        let wire_room = Buffers::room(wire.len());
         let mut room = first_room(encoding, &wire, max);
         let mut inflater = Inflater::new(encoding, wire)?;
         loop {
-            held.grow_to(wire_bytes + room)
+            held.grow_to(wire_room + room)
                 .await
                 .map_err(|over| reply::exhausted(&over.to_string(), retry_after))?;
             let step = spawn_blocking(move || inflater.step(room).map(|progress| (progress, inflater)));

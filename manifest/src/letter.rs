@@ -17,6 +17,16 @@ pub enum Kind {
     Unreadable,
 }
 
+impl Kind {
+    /// As metrics and commands call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Refused => "refused",
+            Kind::Unreadable => "unreadable",
+        }
+    }
+}
+
 /// What a sink will never take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeadLetter {
