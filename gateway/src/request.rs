@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hyper::body::Body;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use millpond_otlp::validate_logs;
+use millpond_otlp::Signal;
 use millpond_producer::{Append, AppendError, Producer};
 use millpond_segment::Encoding as StreamEncoding;
 use tokio::sync::Semaphore;
@@ -216,7 +216,7 @@ impl Service {
 }
 
 fn validate(bytes: Bytes) -> Result<Payload, Status> {
-    match validate_logs(&bytes) {
+    match millpond_otlp::validate(Signal::Logs, &bytes) {
         Ok(counts) => Ok(Payload {
             bytes,
             records: counts.records,

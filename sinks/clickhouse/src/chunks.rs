@@ -116,12 +116,13 @@ impl Cutter<'_> {
 
     fn message(&mut self, request: &Request, received_at_us: i64) -> bool {
         let mut pairs: Vec<KeyValue> = Vec::new();
-        for logs in request.resource_logs() {
+        for logs in request.resources() {
             let resource = Resource::new(&logs);
-            for logs in logs.scope_logs() {
+            for logs in logs.scopes() {
+                let items = logs.items();
                 let scope = Scope::new(logs);
                 let mut numbers = self.rows.number(&resource, &scope);
-                for record in logs.log_records() {
+                for record in items {
                     if self.is_full() {
                         if !self.emit_all() {
                             return false;

@@ -4,7 +4,7 @@
 use crate::native::{Bytes8, Column, Dictionary, Maps, Strings, Ticks};
 use crate::text;
 use millpond_otlp::KeyValue;
-use millpond_otlp::logs::{LogRecord, ResourceLogs, ScopeLogs};
+use millpond_otlp::logs::LogRecord;
 
 /// What all records of a resource share.
 pub(crate) struct Resource<'a> {
@@ -14,8 +14,8 @@ pub(crate) struct Resource<'a> {
 }
 
 impl<'a> Resource<'a> {
-    pub(crate) fn new(logs: &ResourceLogs<'a>) -> Self {
-        let pairs: Vec<_> = logs.resource_attributes().collect();
+    pub(crate) fn new(logs: &millpond_otlp::Resource<'a, LogRecord<'a>>) -> Self {
+        let pairs: Vec<_> = logs.attributes().collect();
         let mut service = Vec::new();
         // The first of several, as in the exporter.
         if let Some(pair) = pairs.iter().find(|pair| pair.key == b"service.name") {
@@ -31,15 +31,15 @@ impl<'a> Resource<'a> {
 
 /// What all records of a scope share.
 pub(crate) struct Scope<'a> {
-    logs: ScopeLogs<'a>,
+    logs: millpond_otlp::Scope<'a, LogRecord<'a>>,
     attributes: Attributes<'a>,
 }
 
 impl<'a> Scope<'a> {
-    pub(crate) fn new(logs: ScopeLogs<'a>) -> Self {
+    pub(crate) fn new(logs: millpond_otlp::Scope<'a, LogRecord<'a>>) -> Self {
         Self {
             logs,
-            attributes: Attributes::new(logs.scope_attributes().collect()),
+            attributes: Attributes::new(logs.attributes().collect()),
         }
     }
 }
@@ -231,7 +231,7 @@ impl Rows {
             resource_schema_url: self.resource_schema_url.number(resource.schema_url),
             resource_keys: keys(&mut self.resource_attributes, &resource.attributes.keys),
             scope_schema_url: self.scope_schema_url.number(scope.logs.schema_url),
-            scope_version: self.scope_version.number(scope.logs.scope_version),
+            scope_version: self.scope_version.number(scope.logs.version),
             scope_keys: keys(&mut self.scope_attributes, &scope.attributes.keys),
         }
     }
@@ -265,7 +265,7 @@ impl Rows {
         self.resource_attributes
             .push(&numbers.resource_keys, &resource.attributes.values);
         self.scope_schema_url.push_number(numbers.scope_schema_url);
-        self.scope_name.push(scope.logs.scope_name);
+        self.scope_name.push(scope.logs.name);
         self.scope_version.push_number(numbers.scope_version);
         self.scope_attributes
             .push(&numbers.scope_keys, &scope.attributes.values);
@@ -380,13 +380,14 @@ mod tests {
         let mut rows = Rows::default();
         for request in requests {
             let request = Request::parse(request).unwrap();
-            for logs in request.resource_logs() {
+            for logs in request.resources() {
                 let resource = Resource::new(&logs);
-                for logs in logs.scope_logs() {
+                for logs in logs.scopes() {
+                    let items = logs.items();
                     let scope = Scope::new(logs);
                     let numbers = rows.number(&resource, &scope);
                     let mut pairs = Vec::new();
-                    for record in logs.log_records() {
+                    for record in items {
                         rows.push((&resource, &scope, &numbers), &record, 0, &mut pairs);
                     }
                 }
