@@ -106,6 +106,8 @@ pub struct Batch {
 pub struct Chunk {
     /// Its place in the batch.
     pub index: u32,
+    /// Which of the sink's tables it is for: the sink's own number of it, 0 where it has one table alone.
+    pub table: u32,
     /// How many rows.
     pub rows: u64,
     /// Bytes in the sink's format before compression.

@@ -295,6 +295,7 @@ impl Sink for Table {
             }];
             let chunk = Chunk {
                 index,
+                table: 0,
                 rows: rows.len() as u64,
                 raw_bytes: 1,
                 body: rows.to_vec(),

@@ -1,15 +1,17 @@
 //! A batch's messages cut into chunks. Boundaries and rows follow from the batch and the rule alone; of the
 //! bytes, only `_millpond_inserted_at` knows the time.
 
+mod signals;
+
 use crate::config::Columns;
 use crate::frame::Frames;
-use crate::native::{self, Column, Dictionary};
-use crate::rows::{Resource, Rows, Scope};
-use crate::schema::{EXPORTER, MILLPOND};
+use crate::native::{self, Column as _, Dictionary};
+use crate::rows::{Rows, TableColumns};
+use crate::schema::MILLPOND;
 use millpond_consumer::{Batch, Chunk, Part, Received, Rule, SinkError};
-use millpond_otlp::KeyValue;
-use millpond_otlp::logs::Request;
+use millpond_otlp::{Malformed, Signal};
 use millpond_segment::{Decompressor, Limits};
+use signals::{Logs, Metrics, Traces};
 use std::collections::BTreeMap;
 
 /// A server splits an insert at about 1,048,449 rows or 256 MiB in memory, and a split one has several identities
@@ -20,18 +22,31 @@ const BYTES_MAX: u64 = 128 << 20;
 /// Buffers that are worth keeping between batches.
 pub(crate) struct Workspace {
     decompressor: Decompressor,
-    rows: Rows,
     frames: Frames,
+    logs: Logs,
+    traces: Traces,
+    metrics: Metrics,
 }
 
 impl Workspace {
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             decompressor: Decompressor::new()?,
-            rows: Rows::default(),
             frames: Frames::default(),
+            logs: Logs::default(),
+            traces: Traces::default(),
+            metrics: Metrics::default(),
         })
     }
+}
+
+/// The rows of a signal that wait to become chunks: of each of its tables, those of its next one.
+trait Waiting {
+    /// Adds the rows of a request. False when no more is wanted.
+    fn add(&mut self, payload: &[u8], received_at_us: i64, cutter: &mut Cutter) -> Result<bool, Malformed>;
+    /// Emits what is left.
+    fn finish(&mut self, cutter: &mut Cutter);
+    fn clear(&mut self);
 }
 
 /// Cuts `batch` and gives each chunk to `emit`, until it returns false. A chunk ends with the row that fills it,
@@ -46,12 +61,12 @@ pub(crate) fn cut(
 ) -> Result<(), SinkError> {
     let Workspace {
         decompressor,
-        rows,
         frames,
+        logs,
+        traces,
+        metrics,
     } = workspace;
-    rows.clear();
     let mut cutter = Cutter {
-        rows,
         frames,
         rows_max: usize::try_from(rule.chunk_rows.clamp(1, ROWS_MAX)).unwrap_or(usize::MAX),
         bytes_max: usize::try_from(rule.chunk_bytes.min(BYTES_MAX)).unwrap_or(usize::MAX),
@@ -63,19 +78,67 @@ pub(crate) fn cut(
         next: 0,
         emit,
     };
+    match Signal::of_stream(&batch.id.stream) {
+        Some(Signal::Logs) => cut_all(batch, logs, decompressor, &mut cutter),
+        Some(Signal::Traces) => cut_all(batch, traces, decompressor, &mut cutter),
+        Some(Signal::Metrics) => cut_all(batch, metrics, decompressor, &mut cutter),
+        None => Err(SinkError::Refused(format!(
+            "stream {} holds nothing that there is a table for",
+            batch.id.stream
+        ))),
+    }
+}
+
+fn cut_all<W: Waiting>(
+    batch: &Batch,
+    waiting: &mut W,
+    decompressor: &mut Decompressor,
+    cutter: &mut Cutter,
+) -> Result<(), SinkError> {
+    waiting.clear();
     for part in &batch.parts {
-        if !cutter.part(part, decompressor)? {
+        if !cut_part(part, waiting, decompressor, cutter)? {
             return Ok(());
         }
     }
-    if cutter.rows.len() > 0 {
-        cutter.emit_all();
-    }
+    waiting.finish(cutter);
     Ok(())
 }
 
+/// False when no more is wanted.
+fn cut_part<W: Waiting>(
+    part: &Part,
+    waiting: &mut W,
+    decompressor: &mut Decompressor,
+    cutter: &mut Cutter,
+) -> Result<bool, SinkError> {
+    let damaged = |error: &dyn std::fmt::Display| {
+        SinkError::Refused(format!(
+            "segment {} (sequence {}): {error}",
+            part.segment, part.sequence
+        ))
+    };
+    for block in millpond_segment::blocks(&part.data, part.offset, &Limits::default()) {
+        let block = block.map_err(|error| damaged(&error))?;
+        let raw = block.decode(decompressor).map_err(|error| damaged(&error))?;
+        for (index, message) in raw.messages().enumerate() {
+            let message = message.map_err(|error| damaged(&error))?;
+            let more = waiting
+                .add(message.payload, message.received_at_us, cutter)
+                .map_err(|error| {
+                    let block = block.offset();
+                    damaged(&format!("message {index} of the block at byte {block}: {error}"))
+                })?;
+            if !more {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Knows when rows are enough for a chunk, and makes it of them.
 struct Cutter<'e> {
-    rows: &'e mut Rows,
     frames: &'e mut Frames,
     rows_max: usize,
     bytes_max: usize,
@@ -89,101 +152,51 @@ struct Cutter<'e> {
 }
 
 impl Cutter<'_> {
-    /// False when `emit` wants no more.
-    fn part(&mut self, part: &Part, decompressor: &mut Decompressor) -> Result<bool, SinkError> {
-        let damaged = |error: &dyn std::fmt::Display| {
-            SinkError::Refused(format!(
-                "segment {} (sequence {}): {error}",
-                part.segment, part.sequence
-            ))
-        };
-        for block in millpond_segment::blocks(&part.data, part.offset, &Limits::default()) {
-            let block = block.map_err(|error| damaged(&error))?;
-            let raw = block.decode(decompressor).map_err(|error| damaged(&error))?;
-            for (index, message) in raw.messages().enumerate() {
-                let message = message.map_err(|error| damaged(&error))?;
-                let request = Request::parse(message.payload).map_err(|error| {
-                    let block = block.offset();
-                    damaged(&format!("message {index} of the block at byte {block}: {error}"))
-                })?;
-                if !self.message(&request, message.received_at_us) {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
-    }
-
-    fn message(&mut self, request: &Request, received_at_us: i64) -> bool {
-        let mut pairs: Vec<KeyValue> = Vec::new();
-        for logs in request.resources() {
-            let resource = Resource::new(&logs);
-            for logs in logs.scopes() {
-                let items = logs.items();
-                let scope = Scope::new(logs);
-                let mut numbers = self.rows.number(&resource, &scope);
-                for record in items {
-                    if self.is_full() {
-                        if !self.emit_all() {
-                            return false;
-                        }
-                        numbers = self.rows.number(&resource, &scope);
-                    }
-                    self.rows
-                        .push((&resource, &scope, &numbers), &record, received_at_us, &mut pairs);
-                }
-            }
-        }
-        true
-    }
-
     /// A chunk has at least one row, even if that is larger than a chunk should be.
-    fn is_full(&self) -> bool {
-        let rows = self.rows.len();
-        rows >= self.rows_max || (rows > 0 && self.rows.raw_len() >= self.bytes_max)
+    fn is_full<C: TableColumns>(&self, rows: &Rows<C>) -> bool {
+        let count = rows.len();
+        count >= self.rows_max || (count > 0 && rows.raw_len() >= self.bytes_max)
     }
 
     /// Emits the rows so far, as one chunk if they fall in few enough partitions, else as several with some of the
-    /// partitions each.
-    fn emit_all(&mut self) -> bool {
+    /// partitions each. False when no more is wanted.
+    fn emit_all<C: TableColumns>(&mut self, rows: &mut Rows<C>) -> bool {
         let mut days: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
-        for (row, nanoseconds) in self.rows.timestamp.0.iter().enumerate() {
-            days.entry(nanoseconds.div_euclid(86_400_000_000_000))
-                .or_default()
-                .push(row);
+        for (row, day) in rows.columns.days().enumerate() {
+            days.entry(day).or_default().push(row);
         }
         let more = if days.len() <= self.partitions_max {
-            let chunk = self.encode(None);
+            let chunk = self.encode(rows);
             (self.emit)(chunk)
         } else {
             let days: Vec<Vec<usize>> = days.into_values().collect();
             days.chunks(self.partitions_max).all(|days| {
                 let mut some = days.concat();
                 some.sort_unstable();
-                let mut rows = Rows::default();
-                rows.append(self.rows, &some);
-                let chunk = self.encode(Some(&rows));
+                let chunk = self.encode(&rows.some(&some));
                 (self.emit)(chunk)
             })
         };
-        self.rows.clear();
+        rows.clear();
         more
     }
 
-    /// The next chunk: these rows, or all.
-    fn encode(&mut self, some: Option<&Rows>) -> Chunk {
+    /// The next chunk.
+    fn encode<C: TableColumns>(&mut self, rows: &Rows<C>) -> Chunk {
         let index = self.next;
         // A batch has under 2^32 rows, so it has under 2^32 chunks.
         self.next += 1;
-        let rows = some.unwrap_or(self.rows);
         let count = rows.len();
         let frames = &mut *self.frames;
+        let mut columns = Vec::new();
+        rows.columns.list(&mut columns);
         let own = match self.columns {
             Columns::All => MILLPOND.len(),
             Columns::None => 0,
         };
-        native::write_block_head(EXPORTER.len() + own, count, frames);
-        for (kind, column) in EXPORTER.iter().zip(rows.columns()) {
+        native::write_block_head(columns.len() + own, count, frames);
+        for (kind, column) in C::TABLE.columns().zip(columns) {
+            debug_assert_eq!(column.rows(), count, "{} of {:?}", kind.name, C::TABLE);
             native::write_column_head(kind.name, kind.kind, frames);
             column.write(frames);
         }
@@ -215,6 +228,7 @@ impl Cutter<'_> {
             .collect();
         Chunk {
             index,
+            table: C::TABLE.number(),
             rows: count as u64,
             raw_bytes,
             body,

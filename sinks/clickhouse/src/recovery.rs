@@ -2,56 +2,114 @@
 //! each whole. Reads back the Native blocks that `chunks` has encoded, so it knows only their types.
 
 use crate::frame::{Frames, decompress};
-use crate::native::{self, Bytes8, Column, Dictionary, Maps, Strings, Ticks};
-use crate::schema::{MAP, STRING, WORD};
+use crate::native::{self, Array, Column, Dictionary, Maps, Numbers, Strings, Word};
+use crate::schema::{MAP, STRING, Table, WORD, item_kind};
 use bytes::Bytes;
 use std::collections::HashSet;
 
-/// The rows of a chunk whose timestamps are not among `times`, and how many they are.
-pub(crate) fn without(body: &[Bytes], times: &HashSet<i64>) -> (Vec<Bytes>, u64) {
+/// The rows of a chunk whose times, in ticks of the table's column, are not among `times`, and how many they are.
+pub(crate) fn without(body: &[Bytes], table: Table, times: &HashSet<i64>) -> (Vec<Bytes>, u64) {
     let raw = decompress(body);
     let mut block = Block(&raw);
-    let columns = block.varint();
+    let count = block.varint();
     let rows = block.varint();
-    let mut frames = Frames::default();
-    let mut kept: Vec<usize> = Vec::new();
-    for column in 0..columns {
+    let mut columns = Vec::with_capacity(count);
+    for _ in 0..count {
         let (name, kind) = (block.text(), block.text());
-        if column == 0 {
-            // The timestamp is the first column: it says which rows of the others are kept.
-            let ticks = Block(block.0).ticks(rows);
-            kept = (0..rows).filter(|&row| !times.contains(&ticks.0[row])).collect();
-            native::write_block_head(columns, kept.len(), &mut frames);
-        }
+        let data = block.0;
+        columns.push((name, kind, block.column(kind, rows), data));
+    }
+    let time = columns.iter().find(|(name, ..)| *name == table.time());
+    let (_, kind, _, data) = time.expect("every table has a time");
+    let mut block = Block(data);
+    let ticks: Vec<i64> = match *kind {
+        "DateTime" => block.numbers::<u32>(rows).0.into_iter().map(i64::from).collect(),
+        _ => block.numbers::<i64>(rows).0,
+    };
+    let kept: Vec<usize> = (0..rows).filter(|&row| !times.contains(&ticks[row])).collect();
+    let mut frames = Frames::default();
+    native::write_block_head(count, kept.len(), &mut frames);
+    for (name, kind, column, _) in columns {
         native::write_column_head(name, kind, &mut frames);
-        match kind {
-            "UInt8" => copy(&Bytes8(block.take(rows).to_vec()), &kept, &mut frames),
-            "UInt32" => block
-                .take(4 * rows)
-                .chunks_exact(4)
-                .enumerate()
-                .for_each(|(row, word)| {
-                    if kept.binary_search(&row).is_ok() {
-                        frames.write(word);
-                    }
-                }),
-            STRING => copy(&block.strings(rows), &kept, &mut frames),
-            WORD => {
-                block.take(8);
-                copy(&block.dictionary(rows), &kept, &mut frames);
-            }
-            MAP => copy(&block.maps(rows), &kept, &mut frames),
-            // DateTime64 and UInt64.
-            _ => copy(&block.ticks(rows), &kept, &mut frames),
-        }
+        column.write_some(&kept, &mut frames);
     }
     (frames.finish().0, kept.len() as u64)
 }
 
-fn copy<C: Column + Default>(column: &C, rows: &[usize], frames: &mut Frames) {
-    let mut some = C::default();
-    some.append(column, rows);
-    some.write(frames);
+/// A column of which some rows can be written.
+trait Selectable {
+    fn write_some(&self, rows: &[usize], frames: &mut Frames);
+}
+
+impl<C: Column + Default> Selectable for C {
+    fn write_some(&self, rows: &[usize], frames: &mut Frames) {
+        let mut some = C::default();
+        some.append(self, rows);
+        some.write(frames);
+    }
+}
+
+/// A column whose values can be read back.
+trait Readable: Column + Default + 'static {
+    fn read(block: &mut Block, rows: usize) -> Self;
+}
+
+impl<T: Word + 'static> Readable for Numbers<T> {
+    fn read(block: &mut Block, rows: usize) -> Self {
+        block.numbers(rows)
+    }
+}
+
+impl Readable for Strings {
+    fn read(block: &mut Block, rows: usize) -> Self {
+        let mut strings = Strings::default();
+        for _ in 0..rows {
+            let length = block.varint();
+            strings.push(block.take(length));
+        }
+        strings
+    }
+}
+
+impl Readable for Dictionary {
+    fn read(block: &mut Block, rows: usize) -> Self {
+        let mut dictionary = Dictionary::default();
+        if rows > 0 {
+            let width = 1 << (block.word(8) & 0xff);
+            let values: Vec<&[u8]> = (0..block.word(8))
+                .map(|_| {
+                    let length = block.varint();
+                    block.take(length)
+                })
+                .collect();
+            block.take(8);
+            for _ in 0..rows {
+                dictionary.push(values[block.word(width)]);
+            }
+        }
+        dictionary
+    }
+}
+
+impl Readable for Maps {
+    fn read(block: &mut Block, rows: usize) -> Self {
+        let (ends, entries) = block.ends(rows);
+        Maps {
+            ends,
+            keys: Dictionary::read(block, entries),
+            values: Strings::read(block, entries),
+        }
+    }
+}
+
+impl<C: Readable> Readable for Array<C> {
+    fn read(block: &mut Block, rows: usize) -> Self {
+        let (ends, items) = block.ends(rows);
+        Array {
+            ends,
+            items: C::read(block, items),
+        }
+    }
 }
 
 /// What is left to read of a block. We have written it, so it is whole.
@@ -83,53 +141,57 @@ impl<'a> Block<'a> {
         std::str::from_utf8(self.take(length)).expect("names of columns and types are text")
     }
 
-    fn ticks(&mut self, rows: usize) -> Ticks {
-        let words = self.take(8 * rows).chunks_exact(8);
-        Ticks(
-            words
-                .map(|word| i64::from_le_bytes(word.try_into().expect("eight bytes")))
-                .collect(),
-        )
+    fn numbers<T: Word>(&mut self, rows: usize) -> Numbers<T> {
+        let words = self.take(size_of::<T>() * rows).chunks_exact(size_of::<T>());
+        Numbers(words.map(T::get).collect())
     }
 
-    fn strings(&mut self, count: usize) -> Strings {
-        let mut strings = Strings::default();
-        for _ in 0..count {
-            let length = self.varint();
-            strings.push(self.take(length));
-        }
-        strings
+    /// Where the items of each row end, and how many there are.
+    fn ends(&mut self, rows: usize) -> (Vec<u64>, usize) {
+        let ends = self.numbers::<u64>(rows).0;
+        let items = ends.last().copied().unwrap_or(0);
+        (ends, usize::try_from(items).expect("a chunk is in memory"))
     }
 
-    /// After its version.
-    fn dictionary(&mut self, rows: usize) -> Dictionary {
-        let mut dictionary = Dictionary::default();
-        if rows > 0 {
-            let width = 1 << (self.word(8) & 0xff);
-            let values: Vec<&[u8]> = (0..self.word(8))
-                .map(|_| {
-                    let length = self.varint();
-                    self.take(length)
-                })
-                .collect();
-            self.take(8);
-            for _ in 0..rows {
-                dictionary.push(values[self.word(width)]);
-            }
+    fn column(&mut self, kind: &str, rows: usize) -> Box<dyn Selectable> {
+        // The versions of the dictionaries within it.
+        self.take(8 * kind.matches("LowCardinality").count());
+        match item_kind(kind) {
+            None => self.values::<Plain>(kind, rows),
+            Some(kind) => self.values::<Within>(kind, rows),
         }
-        dictionary
     }
 
-    fn maps(&mut self, rows: usize) -> Maps {
-        self.take(8);
-        let ends: Vec<u64> = (0..rows).map(|_| self.word(8) as u64).collect();
-        let entries = ends
-            .last()
-            .map_or(0, |&end| usize::try_from(end).expect("a chunk is in memory"));
-        Maps {
-            ends,
-            keys: self.dictionary(entries),
-            values: self.strings(entries),
+    fn values<S: Shape>(&mut self, kind: &str, rows: usize) -> Box<dyn Selectable> {
+        match kind {
+            STRING => S::read::<Strings>(self, rows),
+            WORD => S::read::<Dictionary>(self, rows),
+            MAP => S::read::<Maps>(self, rows),
+            "UInt8" | "Bool" => S::read::<Numbers<u8>>(self, rows),
+            "UInt32" | "Int32" | "DateTime" => S::read::<Numbers<u32>>(self, rows),
+            // DateTime64, UInt64 and Float64.
+            _ => S::read::<Numbers<u64>>(self, rows),
         }
+    }
+}
+
+/// A column of values, or of arrays of them.
+trait Shape {
+    fn read<C: Readable>(block: &mut Block, rows: usize) -> Box<dyn Selectable>;
+}
+
+struct Plain;
+
+impl Shape for Plain {
+    fn read<C: Readable>(block: &mut Block, rows: usize) -> Box<dyn Selectable> {
+        Box::new(C::read(block, rows))
+    }
+}
+
+struct Within;
+
+impl Shape for Within {
+    fn read<C: Readable>(block: &mut Block, rows: usize) -> Box<dyn Selectable> {
+        Box::new(Array::<C>::read(block, rows))
     }
 }

@@ -4,6 +4,7 @@
 mod failures;
 mod fields;
 mod recovery;
+mod signals;
 mod support;
 mod tables;
 mod writes;
