@@ -235,7 +235,8 @@ impl<'a> Tenure<'a> {
             refused,
             undurable: Vec::new(),
             poll_at: now,
-            swapped_at: now,
+            // Reading the log has taken its time: the lease is due for renewal the sooner.
+            swapped_at: owned.leased_at,
             swap_began: now,
             leased_at: owned.leased_at,
             swap_again_at: now,
@@ -435,7 +436,8 @@ impl<'a> Tenure<'a> {
         let acknowledge =
             decision.progress && (since >= ack_interval || decision.blocked || self.drain_until.is_some());
         let renew = since >= lease / 3;
-        if !(acknowledge || renew || !decision.plans.is_empty() || !self.undurable.is_empty()) {
+        let write_down = !decision.plans.is_empty() || !self.undurable.is_empty();
+        if !(acknowledge || renew || write_down) {
             return Ok(false);
         }
         if self.swapping.is_some() || now < self.swap_again_at {
@@ -448,7 +450,10 @@ impl<'a> Tenure<'a> {
         for (stream, plan) in &decision.plans {
             next.plan(stream, *plan)?;
         }
-        for refusal in &self.undurable {
+        // What retention dropped is acknowledged, though its batch is under way.
+        let kept = |refusal: &&Refusal| next.next(&refusal.stream) <= refusal.batch.low;
+        let refusals: Vec<&Refusal> = self.undurable.iter().filter(kept).collect();
+        for refusal in refusals {
             next.refuse(&refusal.stream, refusal.batch, &refusal.pieces, &refusal.reason)?;
         }
         let claim = self.shard.claim.clone();
@@ -474,7 +479,9 @@ impl<'a> Tenure<'a> {
         self.schedule.acknowledged(&self.durable.state);
         for refusal in std::mem::take(&mut self.undurable) {
             let known = self.durable.state.refused(&refusal.stream, refusal.batch);
-            if known.is_some_and(|known| refusal.pieces.iter().all(|piece| known.covers(*piece))) {
+            let written = known.is_some_and(|known| refusal.pieces.iter().all(|piece| known.covers(*piece)));
+            // Of a batch that is acknowledged, nobody sends anything whole any more.
+            if written || self.durable.state.next(&refusal.stream) > refusal.batch.low {
                 // Nobody listens where the batch was given up.
                 let _ = refusal.durable.send(());
             } else {

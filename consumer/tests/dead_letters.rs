@@ -204,14 +204,8 @@ async fn a_piece_is_retried_as_any_write() {
     log.commit(&[20]).await;
     let table = Table::open("table");
     table.forbid(&[13]);
-    // The chunk is refused at once; then each piece meets something.
-    let faults = [
-        Fault::Down,
-        Fault::LandsUnreported,
-        Fault::LandsUnreported,
-        Fault::Down,
-    ];
-    table.fail_next(&faults.repeat(4));
+    // The chunk is refused at once; then its first half meets the others.
+    table.fail_next(&[Fault::Refuses, Fault::Down, Fault::LandsUnreported, Fault::Down]);
     let consumer = start(&log.store, whole("a"), &table);
     acknowledged(&log, 1).await;
     consumer.stop().await.unwrap();

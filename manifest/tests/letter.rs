@@ -71,7 +71,8 @@ fn letters_of_different_things_have_different_names() {
 
 #[test]
 fn a_letter_that_breaks_a_rule_is_refused_with_its_name() {
-    let bad: [(fn(&mut DeadLetter), &str); 4] = [
+    type Change = fn(&mut DeadLetter);
+    let bad: [(Change, &str); 4] = [
         (
             |letter| letter.sequence = 16,
             "sequence 16 is not in the batch 12..=15",

@@ -303,9 +303,12 @@ impl Table {
     }
 }
 
+/// Messages that cannot be read, with their places.
+type Unreadable = Vec<(u32, Record)>;
+
 impl Table {
-    /// A batch's messages; those that cannot be read with their places.
-    fn messages(&self, batch: &Batch) -> Result<(Vec<Record>, Vec<(u32, Record)>), SinkError> {
+    /// A batch's messages.
+    fn messages(&self, batch: &Batch) -> Result<(Vec<Record>, Unreadable), SinkError> {
         let damaged = |e: &dyn std::fmt::Display| SinkError::Refused(e.to_string());
         let unreadable = self.state.lock().unwrap().unreadable.clone();
         let (mut read, mut other, mut place) = (Vec::new(), Vec::new(), 0);

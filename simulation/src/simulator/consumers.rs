@@ -111,6 +111,7 @@ pub(crate) fn start(
         batch_records: rules.batch_records,
         chunk_rows: rules.chunk_rows,
         max_in_flight: rules.max_in_flight,
+        dead_letters_max: 1_000,
         ..Config::default()
     };
     let sink = Connection {

@@ -47,6 +47,10 @@ pub enum Event {
     Refused,
     /// Rows that were in the table already when they landed.
     RowsRecognised,
+    /// Writes of a chunk, or of a piece of one, that the table refused for good.
+    ChunksRefused,
+    /// Rows that became dead letters.
+    DeadLetters,
     /// Producers that finished what they had accepted.
     ProducersDrained,
     /// Producers that were killed.

@@ -46,6 +46,8 @@ pub(crate) struct Scenario {
     /// Whether the table recognises what it has. If not, nobody overlaps with his successor, and an owner has to say when it
     /// repeats something.
     pub(crate) table_remembers: bool,
+    /// The table refuses about one row in so many, for good.
+    pub(crate) forbidden: Option<u32>,
     /// Processes that stall do so for so long at most; zero: none does.
     pub(crate) stall_max: Duration,
     /// Outages of the store and of the sink last so long at most; zero: there are none.
@@ -102,6 +104,7 @@ impl Scenario {
             latency: one_in(rng, 2),
             sink_fault: of(rng, &[0.0, 0.1, 0.4]),
             table_remembers,
+            forbidden: of(rng, &[None, None, Some(7), Some(40)]),
             stall_max: of(rng, &[seconds(0), seconds(2), seconds(9)]),
             outage_max: of(rng, &[seconds(0), seconds(3)]),
             jump_max: of(

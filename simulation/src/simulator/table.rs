@@ -19,8 +19,8 @@ use tokio::time::sleep;
 
 /// The rows of one token.
 struct Landed {
-    /// Shard, stream, first sequence and chunk: the order of the rows.
-    place: (u32, String, u64, u32),
+    /// Shard, stream, first sequence and first record: the order of the rows.
+    place: (u32, String, u64, u64),
     rows: Vec<String>,
 }
 
@@ -45,6 +45,7 @@ pub(crate) struct Table {
     /// Of the consumer that fills it.
     consumer: String,
     remembers: bool,
+    forbidden: Option<u32>,
     late_by_max: Duration,
     record: Arc<Record>,
     ledger: Arc<Ledger>,
@@ -62,6 +63,7 @@ impl Table {
         Arc::new(Table {
             consumer,
             remembers: scenario.table_remembers,
+            forbidden: scenario.forbidden,
             late_by_max: scenario.late_by_max,
             record,
             ledger,
@@ -85,7 +87,7 @@ impl Table {
         self.state().down = down;
     }
 
-    /// The first row of a message that is not in the table.
+    /// The first row of a message that is neither in the table nor in a letter.
     pub(crate) fn misses(&self, message: &str) -> Option<String> {
         let state = self.state();
         rows(message).find(|row| !state.rows.contains_key(row))
@@ -132,17 +134,23 @@ impl Table {
             self.record.violated(Oracle::Announced, detail);
         }
         let landed = Landed {
-            place: (id.shard, id.stream.clone(), id.low, chunk.index),
+            place: (
+                id.shard,
+                id.stream.clone(),
+                id.low,
+                chunk.received.first().map_or(0, |run| run.first),
+            ),
             rows: chunk
                 .body
                 .iter()
                 .map(|row| String::from_utf8_lossy(row).into_owned())
                 .collect(),
         };
+        let refused = landed.rows.iter().any(|row| self.forbids(row));
         let (delay, lands) = match fate {
             Fate::Down => (there, false),
-            Fate::Honest | Fate::LandsUnreported => (there, true),
-            Fate::LandsLate(by) => (there + by, true),
+            Fate::Honest | Fate::LandsUnreported => (there, !refused),
+            Fate::LandsLate(by) => (there + by, !refused),
         };
         let table = Arc::clone(&self);
         let sent = async move {
@@ -166,6 +174,10 @@ impl Table {
         sleep(back).await;
         process.turn().await;
         match fate {
+            Fate::Honest if refused => {
+                self.record.count(Event::ChunksRefused);
+                Err(SinkError::Refused("a row is forbidden".into()))
+            }
             Fate::Honest => Ok(()),
             Fate::Down => Err(SinkError::Transient("the table is away".into())),
             Fate::LandsUnreported | Fate::LandsLate(_) => Err(SinkError::Transient("no answer came".into())),
@@ -191,6 +203,31 @@ impl Table {
             Fate::LandsLate(_) => self.record.count(Event::SinkLate),
         }
         (fate, there, back)
+    }
+
+    fn forbids(&self, row: &str) -> bool {
+        self.forbidden
+            .is_some_and(|one_in| crc32c::crc32c(row.as_bytes()).is_multiple_of(one_in))
+    }
+
+    /// The row is in a dead letter from now on.
+    pub(crate) fn buried(&self, row: &str) {
+        self.record.count(Event::DeadLetters);
+        let times = {
+            let mut state = self.state();
+            let times = state.rows.entry(row.to_owned()).or_default();
+            *times += 1;
+            *times
+        };
+        let wrong = if times > 1 {
+            "and in the table or in another letter"
+        } else if !self.forbids(row) {
+            "which the table takes"
+        } else {
+            return;
+        };
+        let detail = format!("{row} is in a dead letter of {}, {wrong}", self.consumer);
+        self.record.violated(Oracle::ExactlyOnce, detail);
     }
 
     /// The rows come into the table, unless they are there under this token.

@@ -7,7 +7,7 @@ use super::scenario::Scenario;
 use super::table::Table;
 use bytes::Bytes;
 use millpond_manifest::cursor::Ownership;
-use millpond_manifest::{Cursor, Entry, Manifest, Object, Page, layout};
+use millpond_manifest::{Cursor, DeadLetter, Entry, Manifest, Object, Page, layout};
 use millpond_segment::{Decompressor, Limits, blocks, verify};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -54,6 +54,7 @@ enum Key<'a> {
     Segment(u32, Ulid),
     Page(u32, Ulid),
     Cursor(u32, &'a str),
+    Letter(&'a str),
     Other,
 }
 
@@ -70,6 +71,7 @@ fn parse(key: &str) -> Key<'_> {
             let named = page.rsplit('-').next().and_then(name);
             named.map_or(Key::Other, |name| Key::Page(shard(), name))
         }
+        ["shards", _, "dead-letters", consumer, _] => Key::Letter(consumer),
         ["shards", _, "consumers", consumer, "cursor"] => Key::Cursor(shard(), consumer),
         _ => Key::Other,
     }
@@ -131,6 +133,13 @@ impl Witness {
                     state.pages.insert(key.to_owned(), page);
                 })
                 .map_err(|error| (Oracle::Log, error.to_string())),
+            Key::Letter(consumer) => DeadLetter::decode(bytes)
+                .map(|letter| {
+                    if let Some(table) = self.tables.get(consumer) {
+                        table.buried(&String::from_utf8_lossy(&letter.payload));
+                    }
+                })
+                .map_err(|error| (Oracle::Log, error.to_string())),
             Key::Other => Ok(()),
         };
         drop(state);
@@ -170,7 +179,7 @@ impl Witness {
                     shard.may_join(name).then_some("it could still join the log")
                 }
             }
-            Key::Manifest(_) | Key::Cursor(..) | Key::Other => Some("nobody deletes that"),
+            Key::Manifest(_) | Key::Cursor(..) | Key::Letter(_) | Key::Other => Some("nobody deletes that"),
         };
         drop(state);
         self.record.event(actor, format_args!("{key} is gone"));

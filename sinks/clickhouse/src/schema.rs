@@ -458,7 +458,7 @@ pub(crate) fn window_warning(
     default: u64,
     needed: u64,
 ) -> Option<String> {
-    if !engine.ends_with("MergeTree") {
+    if !lands_by_partition(engine) {
         return Some(format!(
             "table {table} has engine {engine}: whether a repeated insert is recognised depends on the tables behind it; \
              give each of them a deduplication window of at least {needed}"
@@ -473,6 +473,11 @@ pub(crate) fn window_warning(
              twice. ALTER TABLE {table} MODIFY SETTING {setting} = {most}"
         )
     })
+}
+
+/// Whether the rows of one INSERT land partition by partition, each whole. Behind a Distributed table they land shard by shard as well.
+pub(crate) fn lands_by_partition(engine: &str) -> bool {
+    engine.ends_with("MergeTree")
 }
 
 /// The setting that holds the window of tables of this engine.

@@ -21,7 +21,7 @@ pub(crate) struct Known {
     pub(crate) engine_full: String,
     /// The server's deduplication window for tables of this engine that name none.
     pub(crate) default_window: u64,
-    /// A row's partition follows from its timestamp alone.
+    /// What lands of a chunk lands by partitions, and a row's partition follows from its timestamp alone.
     pub(crate) partitioned_by_time: bool,
 }
 
@@ -116,10 +116,10 @@ impl Server {
             .one("reading the server's deduplication window", &sql)
             .await?;
         Ok(Some(Known {
+            partitioned_by_time: partitioned_by_time && schema::lands_by_partition(&engine),
             engine,
             engine_full,
             default_window,
-            partitioned_by_time,
         }))
     }
 
@@ -167,6 +167,8 @@ impl Server {
     }
 
     fn bind_chunks(&self, query: Query, id: &BatchId, numbers: &[u32]) -> Query {
+        // A shard that is left out would look as if it had none of the rows.
+        let query = query.with_setting("skip_unavailable_shards", "0");
         query.bind(id.low).bind(numbers).bind(id.source())
     }
 
@@ -188,6 +190,7 @@ impl Server {
         let query = self.bind_chunks(query, id, numbers);
         let query = query
             .with_setting("async_insert", "0")
+            .with_setting("insert_distributed_sync", "1")
             .with_setting("max_partitions_per_insert_block", "0");
         self.within(&format!("completing {lookup}"), query.execute())
             .await

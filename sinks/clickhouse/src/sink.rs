@@ -24,9 +24,10 @@ const SCHEMA_VERSION: u32 = 1;
 
 /// What makes one INSERT one block under one token, whatever the server's defaults are
 /// (`design/clickhouse-sink.md` has the reason of each).
-const PINNED: [(&str, &str); 9] = [
+const PINNED: [(&str, &str); 10] = [
     ("async_insert", "0"),
     ("insert_deduplicate", "1"),
+    ("insert_distributed_sync", "1"),
     ("deduplicate_blocks_in_dependent_materialized_views", "1"),
     ("max_insert_block_size", "1048449"),
     ("min_insert_block_size_rows", "0"),

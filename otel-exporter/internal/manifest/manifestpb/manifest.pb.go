@@ -122,6 +122,55 @@ func (Ownership) EnumDescriptor() ([]byte, []int) {
 	return file_manifest_proto_rawDescGZIP(), []int{1}
 }
 
+type DeadLetterKind int32
+
+const (
+	DeadLetterKind_DEAD_LETTER_KIND_UNSPECIFIED DeadLetterKind = 0
+	DeadLetterKind_DEAD_LETTER_KIND_REFUSED     DeadLetterKind = 1 // a record that the sink refused
+	DeadLetterKind_DEAD_LETTER_KIND_UNREADABLE  DeadLetterKind = 2 // a message that is none of its encoding
+)
+
+// Enum value maps for DeadLetterKind.
+var (
+	DeadLetterKind_name = map[int32]string{
+		0: "DEAD_LETTER_KIND_UNSPECIFIED",
+		1: "DEAD_LETTER_KIND_REFUSED",
+		2: "DEAD_LETTER_KIND_UNREADABLE",
+	}
+	DeadLetterKind_value = map[string]int32{
+		"DEAD_LETTER_KIND_UNSPECIFIED": 0,
+		"DEAD_LETTER_KIND_REFUSED":     1,
+		"DEAD_LETTER_KIND_UNREADABLE":  2,
+	}
+)
+
+func (x DeadLetterKind) Enum() *DeadLetterKind {
+	p := new(DeadLetterKind)
+	*p = x
+	return p
+}
+
+func (x DeadLetterKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (DeadLetterKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_manifest_proto_enumTypes[2].Descriptor()
+}
+
+func (DeadLetterKind) Type() protoreflect.EnumType {
+	return &file_manifest_proto_enumTypes[2]
+}
+
+func (x DeadLetterKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use DeadLetterKind.Descriptor instead.
+func (DeadLetterKind) EnumDescriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{2}
+}
+
 // The object `buffer`: written once, put-if-absent.
 type Buffer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1032,6 +1081,83 @@ func (x *Skip) GetReason() string {
 	return ""
 }
 
+// What the sink refused of a batch that is not acknowledged yet.
+type Refused struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stream        string                 `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	Low           uint64                 `protobuf:"varint,2,opt,name=low,proto3" json:"low,omitempty"`              // the batch, by its first sequence
+	High          uint64                 `protobuf:"varint,3,opt,name=high,proto3" json:"high,omitempty"`            // and its last, inclusive
+	Pieces        []uint32               `protobuf:"varint,4,rep,packed,name=pieces,proto3" json:"pieces,omitempty"` // numbers of the smallest pieces known to be refused; what they were cut from was, too
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`         // of the last of them, in the sink's words, shortened
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Refused) Reset() {
+	*x = Refused{}
+	mi := &file_manifest_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Refused) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Refused) ProtoMessage() {}
+
+func (x *Refused) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Refused.ProtoReflect.Descriptor instead.
+func (*Refused) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Refused) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *Refused) GetLow() uint64 {
+	if x != nil {
+		return x.Low
+	}
+	return 0
+}
+
+func (x *Refused) GetHigh() uint64 {
+	if x != nil {
+		return x.High
+	}
+	return 0
+}
+
+func (x *Refused) GetPieces() []uint32 {
+	if x != nil {
+		return x.Pieces
+	}
+	return nil
+}
+
+func (x *Refused) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type Cursor struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	BufferId         []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"`
@@ -1047,13 +1173,14 @@ type Cursor struct {
 	Start            uint64                 `protobuf:"varint,11,opt,name=start,proto3" json:"start,omitempty"` // where a stream without a cursor of its own begins
 	Streams          []*StreamCursor        `protobuf:"bytes,12,rep,name=streams,proto3" json:"streams,omitempty"`
 	Skipped          []*Skip                `protobuf:"bytes,13,rep,name=skipped,proto3" json:"skipped,omitempty"`
+	Refused          []*Refused             `protobuf:"bytes,14,rep,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Cursor) Reset() {
 	*x = Cursor{}
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1065,7 +1192,7 @@ func (x *Cursor) String() string {
 func (*Cursor) ProtoMessage() {}
 
 func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1078,7 +1205,7 @@ func (x *Cursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
 func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{12}
+	return file_manifest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Cursor) GetBufferId() []byte {
@@ -1172,6 +1299,178 @@ func (x *Cursor) GetSkipped() []*Skip {
 	return nil
 }
 
+func (x *Cursor) GetRefused() []*Refused {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+// What a sink will never take. Written once, put-if-absent.
+type DeadLetter struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BufferId      []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"`
+	Shard         uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	Stream        string                 `protobuf:"bytes,3,opt,name=stream,proto3" json:"stream,omitempty"`
+	Consumer      string                 `protobuf:"bytes,4,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	Sink          string                 `protobuf:"bytes,5,opt,name=sink,proto3" json:"sink,omitempty"`
+	SchemaVersion uint32                 `protobuf:"varint,6,opt,name=schema_version,json=schemaVersion,proto3" json:"schema_version,omitempty"`
+	Low           uint64                 `protobuf:"varint,7,opt,name=low,proto3" json:"low,omitempty"`            // the batch, by its first sequence
+	High          uint64                 `protobuf:"varint,8,opt,name=high,proto3" json:"high,omitempty"`          // and its last, inclusive
+	Number        uint32                 `protobuf:"varint,9,opt,name=number,proto3" json:"number,omitempty"`      // the end of the token under which it was refused
+	Sequence      uint64                 `protobuf:"varint,10,opt,name=sequence,proto3" json:"sequence,omitempty"` // of the segment that the message was in
+	Kind          DeadLetterKind         `protobuf:"varint,11,opt,name=kind,proto3,enum=millpond.v1.DeadLetterKind" json:"kind,omitempty"`
+	Encoding      Encoding               `protobuf:"varint,12,opt,name=encoding,proto3,enum=millpond.v1.Encoding" json:"encoding,omitempty"`
+	ReceivedAtUs  int64                  `protobuf:"zigzag64,13,opt,name=received_at_us,json=receivedAtUs,proto3" json:"received_at_us,omitempty"` // unix
+	Payload       []byte                 `protobuf:"bytes,14,opt,name=payload,proto3" json:"payload,omitempty"`                                    // of a refused record, a message with that record alone
+	Reason        string                 `protobuf:"bytes,15,opt,name=reason,proto3" json:"reason,omitempty"`
+	WrittenAtMs   uint64                 `protobuf:"varint,16,opt,name=written_at_ms,json=writtenAtMs,proto3" json:"written_at_ms,omitempty"` // unix
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeadLetter) Reset() {
+	*x = DeadLetter{}
+	mi := &file_manifest_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeadLetter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeadLetter) ProtoMessage() {}
+
+func (x *DeadLetter) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
+func (*DeadLetter) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *DeadLetter) GetBufferId() []byte {
+	if x != nil {
+		return x.BufferId
+	}
+	return nil
+}
+
+func (x *DeadLetter) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetConsumer() string {
+	if x != nil {
+		return x.Consumer
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetSink() string {
+	if x != nil {
+		return x.Sink
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetSchemaVersion() uint32 {
+	if x != nil {
+		return x.SchemaVersion
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetLow() uint64 {
+	if x != nil {
+		return x.Low
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetHigh() uint64 {
+	if x != nil {
+		return x.High
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetKind() DeadLetterKind {
+	if x != nil {
+		return x.Kind
+	}
+	return DeadLetterKind_DEAD_LETTER_KIND_UNSPECIFIED
+}
+
+func (x *DeadLetter) GetEncoding() Encoding {
+	if x != nil {
+		return x.Encoding
+	}
+	return Encoding_ENCODING_UNSPECIFIED
+}
+
+func (x *DeadLetter) GetReceivedAtUs() int64 {
+	if x != nil {
+		return x.ReceivedAtUs
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
+	}
+	return nil
+}
+
+func (x *DeadLetter) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetWrittenAtMs() uint64 {
+	if x != nil {
+		return x.WrittenAtMs
+	}
+	return 0
+}
+
 var File_manifest_proto protoreflect.FileDescriptor
 
 const file_manifest_proto_rawDesc = "" +
@@ -1253,7 +1552,13 @@ const file_manifest_proto_rawDesc = "" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x13\n" +
 	"\x05at_ms\x18\x03 \x01(\x04R\x04atMs\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xc4\x03\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"w\n" +
+	"\aRefused\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x10\n" +
+	"\x03low\x18\x02 \x01(\x04R\x03low\x12\x12\n" +
+	"\x04high\x18\x03 \x01(\x04R\x04high\x12\x16\n" +
+	"\x06pieces\x18\x04 \x03(\rR\x06pieces\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xf4\x03\n" +
 	"\x06Cursor\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
@@ -1268,7 +1573,27 @@ const file_manifest_proto_rawDesc = "" +
 	" \x01(\v2\x11.millpond.v1.RuleR\x04rule\x12\x14\n" +
 	"\x05start\x18\v \x01(\x04R\x05start\x123\n" +
 	"\astreams\x18\f \x03(\v2\x19.millpond.v1.StreamCursorR\astreams\x12+\n" +
-	"\askipped\x18\r \x03(\v2\x11.millpond.v1.SkipR\askipped*L\n" +
+	"\askipped\x18\r \x03(\v2\x11.millpond.v1.SkipR\askipped\x12.\n" +
+	"\arefused\x18\x0e \x03(\v2\x14.millpond.v1.RefusedR\arefused\"\xe8\x03\n" +
+	"\n" +
+	"DeadLetter\x12\x1b\n" +
+	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
+	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x16\n" +
+	"\x06stream\x18\x03 \x01(\tR\x06stream\x12\x1a\n" +
+	"\bconsumer\x18\x04 \x01(\tR\bconsumer\x12\x12\n" +
+	"\x04sink\x18\x05 \x01(\tR\x04sink\x12%\n" +
+	"\x0eschema_version\x18\x06 \x01(\rR\rschemaVersion\x12\x10\n" +
+	"\x03low\x18\a \x01(\x04R\x03low\x12\x12\n" +
+	"\x04high\x18\b \x01(\x04R\x04high\x12\x16\n" +
+	"\x06number\x18\t \x01(\rR\x06number\x12\x1a\n" +
+	"\bsequence\x18\n" +
+	" \x01(\x04R\bsequence\x12/\n" +
+	"\x04kind\x18\v \x01(\x0e2\x1b.millpond.v1.DeadLetterKindR\x04kind\x121\n" +
+	"\bencoding\x18\f \x01(\x0e2\x15.millpond.v1.EncodingR\bencoding\x12$\n" +
+	"\x0ereceived_at_us\x18\r \x01(\x12R\freceivedAtUs\x12\x18\n" +
+	"\apayload\x18\x0e \x01(\fR\apayload\x12\x16\n" +
+	"\x06reason\x18\x0f \x01(\tR\x06reason\x12\"\n" +
+	"\rwritten_at_ms\x18\x10 \x01(\x04R\vwrittenAtMs*L\n" +
 	"\bEncoding\x12\x18\n" +
 	"\x14ENCODING_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rENCODING_OTLP\x10\x01\x12\x13\n" +
@@ -1276,7 +1601,11 @@ const file_manifest_proto_rawDesc = "" +
 	"\tOwnership\x12\x16\n" +
 	"\x12OWNERSHIP_RELEASED\x10\x00\x12\x12\n" +
 	"\x0eOWNERSHIP_HELD\x10\x01\x12\x17\n" +
-	"\x13OWNERSHIP_ABANDONED\x10\x02b\x06proto3"
+	"\x13OWNERSHIP_ABANDONED\x10\x02*q\n" +
+	"\x0eDeadLetterKind\x12 \n" +
+	"\x1cDEAD_LETTER_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18DEAD_LETTER_KIND_REFUSED\x10\x01\x12\x1f\n" +
+	"\x1bDEAD_LETTER_KIND_UNREADABLE\x10\x02b\x06proto3"
 
 var (
 	file_manifest_proto_rawDescOnce sync.Once
@@ -1290,43 +1619,49 @@ func file_manifest_proto_rawDescGZIP() []byte {
 	return file_manifest_proto_rawDescData
 }
 
-var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_manifest_proto_goTypes = []any{
 	(Encoding)(0),         // 0: millpond.v1.Encoding
 	(Ownership)(0),        // 1: millpond.v1.Ownership
-	(*Buffer)(nil),        // 2: millpond.v1.Buffer
-	(*Stream)(nil),        // 3: millpond.v1.Stream
-	(*Part)(nil),          // 4: millpond.v1.Part
-	(*Entry)(nil),         // 5: millpond.v1.Entry
-	(*Page)(nil),          // 6: millpond.v1.Page
-	(*PageReference)(nil), // 7: millpond.v1.PageReference
-	(*Producer)(nil),      // 8: millpond.v1.Producer
-	(*Manifest)(nil),      // 9: millpond.v1.Manifest
-	(*Rule)(nil),          // 10: millpond.v1.Rule
-	(*Plan)(nil),          // 11: millpond.v1.Plan
-	(*StreamCursor)(nil),  // 12: millpond.v1.StreamCursor
-	(*Skip)(nil),          // 13: millpond.v1.Skip
-	(*Cursor)(nil),        // 14: millpond.v1.Cursor
+	(DeadLetterKind)(0),   // 2: millpond.v1.DeadLetterKind
+	(*Buffer)(nil),        // 3: millpond.v1.Buffer
+	(*Stream)(nil),        // 4: millpond.v1.Stream
+	(*Part)(nil),          // 5: millpond.v1.Part
+	(*Entry)(nil),         // 6: millpond.v1.Entry
+	(*Page)(nil),          // 7: millpond.v1.Page
+	(*PageReference)(nil), // 8: millpond.v1.PageReference
+	(*Producer)(nil),      // 9: millpond.v1.Producer
+	(*Manifest)(nil),      // 10: millpond.v1.Manifest
+	(*Rule)(nil),          // 11: millpond.v1.Rule
+	(*Plan)(nil),          // 12: millpond.v1.Plan
+	(*StreamCursor)(nil),  // 13: millpond.v1.StreamCursor
+	(*Skip)(nil),          // 14: millpond.v1.Skip
+	(*Refused)(nil),       // 15: millpond.v1.Refused
+	(*Cursor)(nil),        // 16: millpond.v1.Cursor
+	(*DeadLetter)(nil),    // 17: millpond.v1.DeadLetter
 }
 var file_manifest_proto_depIdxs = []int32{
 	0,  // 0: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
-	4,  // 1: millpond.v1.Entry.parts:type_name -> millpond.v1.Part
-	5,  // 2: millpond.v1.Page.entries:type_name -> millpond.v1.Entry
-	3,  // 3: millpond.v1.Manifest.streams:type_name -> millpond.v1.Stream
-	7,  // 4: millpond.v1.Manifest.pages:type_name -> millpond.v1.PageReference
-	5,  // 5: millpond.v1.Manifest.tail:type_name -> millpond.v1.Entry
-	8,  // 6: millpond.v1.Manifest.producers:type_name -> millpond.v1.Producer
-	11, // 7: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
+	5,  // 1: millpond.v1.Entry.parts:type_name -> millpond.v1.Part
+	6,  // 2: millpond.v1.Page.entries:type_name -> millpond.v1.Entry
+	4,  // 3: millpond.v1.Manifest.streams:type_name -> millpond.v1.Stream
+	8,  // 4: millpond.v1.Manifest.pages:type_name -> millpond.v1.PageReference
+	6,  // 5: millpond.v1.Manifest.tail:type_name -> millpond.v1.Entry
+	9,  // 6: millpond.v1.Manifest.producers:type_name -> millpond.v1.Producer
+	12, // 7: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
 	1,  // 8: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
-	10, // 9: millpond.v1.Cursor.rule:type_name -> millpond.v1.Rule
-	12, // 10: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
-	13, // 11: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	11, // 9: millpond.v1.Cursor.rule:type_name -> millpond.v1.Rule
+	13, // 10: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
+	14, // 11: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
+	15, // 12: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
+	2,  // 13: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
+	0,  // 14: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -1339,8 +1674,8 @@ func file_manifest_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   13,
+			NumEnums:      3,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

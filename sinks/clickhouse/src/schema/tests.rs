@@ -162,6 +162,20 @@ fn a_ttl_is_in_the_largest_unit_that_fits() {
 }
 
 #[test]
+fn only_a_merge_tree_is_known_to_land_by_partitions() {
+    assert!(
+        ["MergeTree", "ReplicatedMergeTree", "SharedMergeTree"]
+            .iter()
+            .all(|engine| lands_by_partition(engine))
+    );
+    assert!(
+        ["Distributed", "Buffer", "Null"]
+            .iter()
+            .all(|engine| !lands_by_partition(engine))
+    );
+}
+
+#[test]
 fn a_window_that_is_too_small_is_warned_of() {
     let table = Table::Logs.path(&Config::default());
     let warn = |engine: &str, full: &str, default| window_warning(&table, engine, full, default, 400);
