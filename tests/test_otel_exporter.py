@@ -60,7 +60,7 @@ def test_producers_of_both_languages_share_a_buffer_whatever_is_killed(own_site)
         *[(gateway, signal.SIGKILL)] * 2,
         *[(collector, signal.SIGKILL)] * 3,
         (collector, signal.SIGTERM),
-        *[(site.minio, signal.SIGKILL)] * 2,
+        *[(site.store, signal.SIGKILL)] * 2,
         (consumer, signal.SIGKILL),
     ]
     dice.shuffle(faults)
@@ -77,7 +77,7 @@ def test_producers_of_both_languages_share_a_buffer_whatever_is_killed(own_site)
         print(f"{process.name}: signal {signal_number}")
         process.send(signal_number)
         process.wait()
-        if process is site.minio:
+        if process is site.store:
             time.sleep(dice.uniform(0.1, 2.0))
         process.up()
     for load in loads:

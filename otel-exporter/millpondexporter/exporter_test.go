@@ -244,10 +244,11 @@ func TestTheTelemetryIsTheProducers(t *testing.T) {
 	require.NoError(t, logs.ConsumeLogs(t.Context(), someLogs(7)))
 	metadatatest.AssertEqualMillpondRecords(t, telemetry,
 		[]metricdata.DataPoint[int64]{{Value: 7}}, metricdatatest.IgnoreTimestamp())
+	// The answer does not wait for the duration to be recorded; the shutdown does.
+	require.NoError(t, logs.Shutdown(t.Context()))
 	commits, err := telemetry.GetMetric("otelcol_millpond.commit.duration")
 	require.NoError(t, err)
 	assert.Equal(t, "s", commits.Unit)
-	require.NoError(t, logs.Shutdown(t.Context()))
 }
 
 func TestSettingsAreReadAsPeopleWriteThem(t *testing.T) {

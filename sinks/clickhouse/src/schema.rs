@@ -475,6 +475,12 @@ pub(crate) fn window_warning(
     })
 }
 
+/// What makes a replica fetch all that other replicas have now; nothing where there are no replicas.
+pub(crate) fn sync_replica(config: &Config, table: Table, engine: &str) -> Option<String> {
+    let replicated = engine.starts_with("Replicated") || engine.starts_with("Shared");
+    replicated.then(|| format!("SYSTEM SYNC REPLICA {} LIGHTWEIGHT", table.path(config)))
+}
+
 /// Whether the rows of one INSERT land partition by partition, each whole. Behind a Distributed table they land shard by shard as well.
 pub(crate) fn lands_by_partition(engine: &str) -> bool {
     engine.ends_with("MergeTree")

@@ -7,6 +7,7 @@ use clickhouse::query::Query;
 use clickhouse::{Client, Row};
 use millpond_consumer::{BatchId, SinkError};
 use std::time::Duration;
+use tracing::warn;
 
 /// A server and the settings of the tables on it.
 pub(crate) struct Server {
@@ -132,6 +133,25 @@ impl Server {
 
     fn about_table(&self, sql: &str, table: &str) -> Query {
         self.client.query(sql).bind(&self.config.database).bind(table)
+    }
+
+    /// A replica that lags would seem to lack rows that another one has taken. Who may not tell it to catch up has the token alone
+    /// for that case.
+    pub(crate) async fn catch_up(&self, table: Table, known: &Known) -> Result<(), SinkError> {
+        let Some(sql) = schema::sync_replica(&self.config, table, &known.engine) else {
+            return Ok(());
+        };
+        let caught_up = self.within(
+            "waiting for the replica to catch up",
+            self.client.query_raw(&sql).execute(),
+        );
+        match caught_up.await {
+            Err(SinkError::Schema(reason)) => {
+                warn!("a chunk in doubt is looked for on a replica that may lag: {reason}");
+                Ok(())
+            }
+            outcome => outcome,
+        }
     }
 
     /// How many rows of these chunks or pieces of a batch their table has.

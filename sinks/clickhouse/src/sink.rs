@@ -326,6 +326,7 @@ impl ClickHouse {
     async fn write_missing(&self, id: &BatchId, chunk: &Chunk, numbers: &[u32]) -> Result<(), SinkError> {
         let target = self.target(chunk)?;
         let (table, token) = (target.table, id.token(chunk.index));
+        self.server.catch_up(table, &target.known).await?;
         let there = self.server.rows_of(table, id, numbers).await?;
         if there == 0 {
             return self.write(id, chunk).await;

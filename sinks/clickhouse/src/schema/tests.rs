@@ -161,6 +161,22 @@ fn a_ttl_is_in_the_largest_unit_that_fits() {
     }
 }
 
+/// The embedded engine has no replicas: this is what is sent to a server that has.
+#[test]
+fn a_replica_is_told_to_catch_up() {
+    let config = Config::default();
+    assert_eq!(
+        sync_replica(&config, Table::Traces, "ReplicatedMergeTree").as_deref(),
+        Some("SYSTEM SYNC REPLICA `otel`.`otel_traces` LIGHTWEIGHT")
+    );
+    assert!(sync_replica(&config, Table::Logs, "SharedMergeTree").is_some());
+    assert!(
+        ["MergeTree", "Distributed"]
+            .iter()
+            .all(|engine| sync_replica(&config, Table::Logs, engine).is_none())
+    );
+}
+
 #[test]
 fn only_a_merge_tree_is_known_to_land_by_partitions() {
     assert!(
