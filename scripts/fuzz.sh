@@ -18,7 +18,7 @@ declare -A seeds=(
     [cursor]=manifest/testdata
     [segment]=segment/testdata
     [otlp-logs]=fuzz/seeds/otlp
-    [clickhouse-logs]=fuzz/seeds/otlp
+    [clickhouse]=fuzz/seeds/otlp
     [buffer-url]=fuzz/seeds/buffer-url
 )
 targets=("$@")

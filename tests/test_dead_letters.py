@@ -1,10 +1,20 @@
 """Records that a table refuses for good: the rest arrives, they are listed and shown, and are
 replayed once the table is mended, each once."""
 
+from collections import Counter
+
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from harness.corpus import record, request
-from harness.otlp import export
+from harness.corpus_metrics import one_of_each
+from harness.corpus_metrics import request as metrics_request
+from harness.corpus_traces import request as traces_request
+from harness.corpus_traces import span
+from harness.otlp import METHODS, export
 from harness.process import eventually
 from harness.services import Buffer
 
@@ -93,6 +103,78 @@ def test_refused_records_are_letters_that_can_be_replayed(site):
     done = site.answer("dead-letters", "replay", "--all-of", "e2e", *_table(site))
     assert (done["rows"], sorted(done["replayed"]), done["kept"]) == (2, names, [])
     assert _bodies(site) == sorted(["bad one", "bad two", *good])
+    assert _letters(site) == []
+    assert consumer.terminate() == 0
+
+
+# Each table, with the column that has a case's name.
+_TABLES = {
+    "otel_logs": "LogAttributes",
+    "otel_traces": "SpanAttributes",
+    **{
+        f"otel_metrics_{kind}": "Attributes"
+        for kind in ("gauge", "sum", "histogram", "exponential_histogram", "summary")
+    },
+}
+
+
+def _cases(site) -> dict[str, list[str]]:
+    return {
+        table: sorted(site.clickhouse.lines(f"SELECT {of}['case'] FROM {site.database}.{table}"))
+        for table, of in _TABLES.items()
+    }
+
+
+def _held(site, letter: dict):
+    shown = site.answer("dead-letters", "show", letter["letter"])
+    requests = {
+        "otlp.logs": ExportLogsServiceRequest,
+        "otlp.traces": ExportTraceServiceRequest,
+        "otlp.metrics": ExportMetricsServiceRequest,
+    }
+    return requests[letter["stream"]].FromString(bytes.fromhex(shown["payload"]))
+
+
+def test_refused_rows_of_every_table_are_replayed_into_it_alone(site):
+    gateway = site.gateway()
+    consumer = site.consumer("--ack-interval", "50ms")
+    eventually("it to own its cursor", consumer.owns)
+    for table, of in _TABLES.items():
+        site.clickhouse.query(
+            f"ALTER TABLE {site.database}.{table} ADD CONSTRAINT tidy CHECK {of}['case'] != 'bad'"
+        )
+    names = ("one", "bad", "two")
+    requests = {
+        "logs": request(*(record(name) for name in names)),
+        "traces": traces_request(*(span(name) for name in names)),
+        "metrics": metrics_request(*(metric for name in names for metric in one_of_each(name))),
+    }
+    for of, made in requests.items():
+        export(gateway.address, made.SerializeToString(), method=METHODS[of])
+    taken = dict.fromkeys(_TABLES, ["one", "two"])
+    eventually("what the tables take", lambda: _cases(site) == taken)
+    eventually("all to be acknowledged", lambda: _acknowledged(site, consumer))
+
+    letters = _letters(site)
+    streams = Counter(letter["stream"] for letter in letters)
+    assert streams == {"otlp.logs": 1, "otlp.traces": 1, "otlp.metrics": 5}
+    assert len({(letter["stream"], letter["number"]) for letter in letters}) == 7
+    held = [_held(site, letter) for letter in letters]
+    bad = [request(record("bad")), traces_request(span("bad"))]
+    bad += [metrics_request(metric) for metric in one_of_each("bad")]
+    assert len(held) == len(bad)
+    assert all(alone in held for alone in bad)
+
+    for table in _TABLES:
+        site.clickhouse.query(f"ALTER TABLE {site.database}.{table} DROP CONSTRAINT tidy")
+    done = site.answer("dead-letters", "replay", "--all-of", "e2e", *_table(site))
+    assert (done["rows"], done["kept"]) == (7, [])
+    assert _cases(site) == dict.fromkeys(_TABLES, ["bad", "one", "two"])
+    lacking = (
+        f"SELECT count() FROM {site.database}.otel_traces WHERE TraceId NOT IN"
+        f" (SELECT TraceId FROM {site.database}.otel_traces_trace_id_ts)"
+    )
+    assert site.clickhouse.scalar(lacking) == "0"
     assert _letters(site) == []
     assert consumer.terminate() == 0
 

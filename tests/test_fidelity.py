@@ -1,5 +1,6 @@
-"""Field fidelity: a corpus of odd records arrives in `otel_logs` exactly as the Collector's
-clickhouseexporter would have written it, column by column; and the table is the exporter's table.
+"""Field fidelity: corpora of odd logs, traces and metrics arrive in ClickHouse exactly as the
+Collector's clickhouseexporter would have written them, column by column; and the tables are the
+exporter's tables.
 
 The same requests go (a) through a real Collector with the clickhouseexporter into one database, and
 (b) through Millpond into another. Where Millpond deliberately differs, DIFFERENCES says why.
@@ -9,29 +10,69 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from harness.corpus import corpus
+from harness.corpus import LOGS
+from harness.corpus_metrics import METRICS
+from harness.corpus_traces import TRACES
 from harness.otlp import answer
 from harness.process import eventually
 from harness.services import export_to_clickhouse
 
-# Case name -> column -> why it differs from the exporter. A difference that is no longer one fails.
-DIFFERENCES: dict[str, dict[str, str]] = {}
+CORPORA = {"logs": LOGS.requests(), "traces": TRACES.requests(), "metrics": METRICS.requests()}
 
-# Case name -> why Millpond answers otherwise than the Collector's receiver.
-ANSWERS: dict[str, str] = {
-    "trace id of 4 bytes": "OTLP: an id of another length is invalid, which means that there is"
-    " none. The Collector refuses the whole request, with every record in it; we keep them, the id"
-    " empty",
-    "span id of 9 bytes": "as with the trace id",
-    "fixed64 as varint": "both refuse it; INVALID_ARGUMENT says that a retry is useless, INTERNAL"
-    " does not",
+METRIC_KINDS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
+
+# Table -> its signal.
+TABLES = {
+    "otel_logs": "logs",
+    "otel_traces": "traces",
+    **{f"otel_metrics_{kind}": "metrics" for kind in METRIC_KINDS},
+}
+
+# Where the attribute `case` may be.
+CASE_COLUMNS = (
+    "LogAttributes",
+    "SpanAttributes",
+    "Attributes",
+    "ScopeAttributes",
+    "ResourceAttributes",
+)
+
+# How many cases of a table the reference must hold for a comparison to show anything.
+CASES_MIN = {"logs": 200, "traces": 150, "metrics": 90}
+
+LOOKUP = "otel_traces_trace_id_ts"
+
+# Table and case -> column -> why it differs from the exporter. A difference that is no longer one
+# fails.
+DIFFERENCES: dict[tuple[str, str], dict[str, str]] = {}
+
+_IDS = (
+    "OTLP: an id of another length is invalid, which means that there is none. The Collector"
+    " refuses the whole request, with every record in it; we keep them, the id empty"
+)
+_CODES = "both refuse it; INVALID_ARGUMENT says that a retry is useless, INTERNAL does not"
+
+# Signal and case -> why Millpond answers otherwise than the Collector's receiver.
+ANSWERS: dict[tuple[str, str], str] = {
+    ("logs", "trace id of 4 bytes"): _IDS,
+    ("logs", "span id of 9 bytes"): _IDS,
+    ("logs", "fixed64 as varint"): _CODES,
+    ("traces", "trace id of 4 bytes"): _IDS,
+    ("traces", "link with a span id of 9 bytes"): _IDS,
+    ("traces", "fixed64 as varint"): _CODES,
+    ("metrics", "exemplar with a trace id of 4 bytes"): _IDS,
+    ("metrics", "bucket counts cut short"): _CODES,
+    ("metrics", "a metric without data"): (
+        "the exporter refuses the whole request, for ever, for one metric that has no data points;"
+        " we keep the others"
+    ),
 }
 
 OWN_PREFIX = "_millpond_"
 
 
 class Both:
-    """The corpus in both databases."""
+    """The corpora in both databases."""
 
     def __init__(self, site) -> None:
         self.clickhouse = site.clickhouse
@@ -41,49 +82,56 @@ class Both:
         exporter = export_to_clickhouse(site.clickhouse.url, self.reference)
         collector = site.collector("clickhouse", exporter)
         gateway = site.gateway("--linger", "20ms")
-        self.requests = corpus()
         self.collector_answers = self._send(collector.address)
         self.gateway_answers = self._send(gateway.address)
         assert gateway.terminate() == 0
         consumer = site.consumer(database=self.millpond)
-        expected = self._count(self.reference)
-        eventually(
-            f"{expected} rows in {self.millpond}",
-            lambda: consumer.must_run() or self._count(self.millpond) >= expected,
-        )
+        for table in TABLES:
+            expected = self._count(self.reference, table)
+            eventually(
+                f"{expected} rows in {self.millpond}.{table}",
+                lambda table=table, expected=expected: (
+                    consumer.must_run() or self._count(self.millpond, table) >= expected
+                ),
+            )
         assert consumer.terminate() == 0
 
-    def _count(self, database: str) -> int:
-        return int(self.clickhouse.scalar(f"SELECT count() FROM {database}.otel_logs"))
+    def _count(self, database: str, table: str) -> int:
+        return int(self.clickhouse.scalar(f"SELECT count() FROM {database}.{table}"))
 
-    def _send(self, address: str) -> dict[str, tuple[str, str]]:
+    def _send(self, address: str) -> dict[tuple[str, str], tuple[str, str]]:
         """Sends every request, some at a time, and returns the status of each."""
+        cases = [
+            ((signal, name), payload)
+            for signal, requests in CORPORA.items()
+            for name, payload in requests.items()
+        ]
         with ThreadPoolExecutor(8) as pool:
-            answers = pool.map(lambda payload: answer(address, payload), self.requests.values())
-            return dict(zip(self.requests, answers, strict=True))
+            answers = pool.map(lambda case: answer(address, case[1], case[0][0]), cases)
+            return dict(zip((case for case, _ in cases), answers, strict=True))
 
-    def columns(self, database: str) -> list[dict]:
+    def columns(self, database: str, table: str) -> list[dict]:
         return self.clickhouse.rows(
             "SELECT name, type, default_kind, default_expression, compression_codec,"
             " is_in_partition_key, is_in_sorting_key, is_in_primary_key"
-            f" FROM system.columns WHERE database = '{database}' AND table = 'otel_logs'"
+            f" FROM system.columns WHERE database = '{database}' AND table = '{table}'"
             " ORDER BY position"
         )
 
-    def rows(self, database: str, columns: list[str]) -> dict[str, list[dict]]:
+    def rows(self, database: str, table: str, columns: list[str]) -> dict[str, list[dict]]:
         """Rows by case, those of one case in an order of their own content."""
         names = ", ".join(f"`{name}`" for name in columns)
         by_case: dict[str, list[dict]] = {}
-        for row in self.clickhouse.rows(f"SELECT {names} FROM {database}.otel_logs"):
+        for row in self.clickhouse.rows(f"SELECT {names} FROM {database}.{table}"):
             by_case.setdefault(_case_of(row), []).append(row)
         for rows in by_case.values():
-            rows.sort(key=lambda row: (row["Body"], row["Timestamp"], str(row)))
+            rows.sort(key=lambda row: (row.get("Body", ""), str(row)))
         return by_case
 
 
 def _case_of(row: dict) -> str:
-    for column in ("LogAttributes", "ScopeAttributes", "ResourceAttributes"):
-        for key, value in row[column]:
+    for column in CASE_COLUMNS:
+        for key, value in row.get(column, []):
             if key == "case":
                 return value
     return ""
@@ -94,27 +142,55 @@ def both(module_site) -> Both:
     return Both(module_site)
 
 
-def test_the_tables_columns_are_the_exporters(both):
-    reference = both.columns(both.reference)
-    ours = both.columns(both.millpond)
+@pytest.mark.parametrize("table", [*TABLES, LOOKUP])
+def test_the_tables_columns_are_the_exporters(both, table):
+    reference = both.columns(both.reference, table)
+    ours = both.columns(both.millpond, table)
+    assert reference
     extra = [column["name"] for column in ours if column not in reference]
     assert reference == [column for column in ours if column["name"] not in extra]
     assert all(name.startswith(OWN_PREFIX) for name in extra), extra
 
 
-def test_the_tables_keys_and_indexes_are_the_exporters(both):
+@pytest.mark.parametrize("table", [*TABLES, LOOKUP])
+def test_the_tables_keys_and_indexes_are_the_exporters(both, table):
     def shape(database: str) -> tuple[list, list]:
-        where = f"WHERE database = '{database}' AND table = 'otel_logs'"
-        table = both.clickhouse.rows(
+        where = f"WHERE database = '{database}' AND table = '{table}'"
+        found = both.clickhouse.rows(
             f"SELECT engine, partition_key, sorting_key, primary_key FROM system.tables {where}"
         )
         indexes = both.clickhouse.rows(
             "SELECT name, type, type_full, expr, granularity"
             f" FROM system.data_skipping_indices {where} ORDER BY name"
         )
-        return table, [index for index in indexes if OWN_PREFIX not in index["expr"]]
+        return found, [index for index in indexes if OWN_PREFIX not in index["expr"]]
 
     assert shape(both.millpond) == shape(both.reference)
+
+
+def test_the_view_of_the_traces_times_is_the_exporters(both):
+    def view(database: str) -> str:
+        where = f"WHERE database = '{database}' AND name = '{LOOKUP}_mv'"
+        [found] = both.clickhouse.lines(f"SELECT create_table_query FROM system.tables {where}")
+        return found.replace(database, "DATABASE")
+
+    assert view(both.millpond) == view(both.reference)
+
+
+def test_every_traces_time_is_the_exporters(both):
+    """The exporter adds a row for each request, Millpond one for each chunk. Millpond has traces
+    more: of requests that the Collector refuses."""
+
+    def times(database: str) -> dict[str, tuple[str, str]]:
+        rows = both.clickhouse.rows(
+            "SELECT TraceId, toString(min(Start)) AS start, toString(max(End)) AS end"
+            f" FROM {database}.{LOOKUP} GROUP BY TraceId"
+        )
+        return {row["TraceId"]: (row["start"], row["end"]) for row in rows}
+
+    reference, ours = times(both.reference), times(both.millpond)
+    assert len(reference) > 100
+    assert {trace: ours.get(trace) for trace in reference} == reference
 
 
 def test_the_gateway_accepts_what_the_collector_accepts(both):
@@ -126,13 +202,15 @@ def test_the_gateway_accepts_what_the_collector_accepts(both):
     assert differing.keys() == ANSWERS.keys(), differing
 
 
-def test_every_column_of_every_record_is_the_exporters(both):
-    columns = [column["name"] for column in both.columns(both.reference)]
-    reference = both.rows(both.reference, columns)
-    ours = both.rows(both.millpond, columns)
-    same_answer = [name for name in both.requests if name not in ANSWERS]
+@pytest.mark.parametrize("table", TABLES)
+def test_every_column_of_every_record_is_the_exporters(both, table):
+    signal = TABLES[table]
+    columns = [column["name"] for column in both.columns(both.reference, table)]
+    reference = both.rows(both.reference, table, columns)
+    ours = both.rows(both.millpond, table, columns)
+    same_answer = [name for name in CORPORA[signal] if (signal, name) not in ANSWERS]
     problems, explained = [], set()
-    assert len(reference) > 200, "the reference holds too few cases for this to show anything"
+    assert len(reference) > CASES_MIN[signal], "too few cases for this to show anything"
     for name in ["", *same_answer]:
         theirs, mine = reference.get(name, []), ours.get(name, [])
         if len(theirs) != len(mine):
@@ -142,13 +220,18 @@ def test_every_column_of_every_record_is_the_exporters(both):
             for column in columns:
                 if their[column] == my[column]:
                     continue
-                if column in DIFFERENCES.get(name, {}):
-                    explained.add((name, column))
+                if column in DIFFERENCES.get((table, name), {}):
+                    explained.add((table, name, column))
                     continue
                 problems.append(
                     f"{name}: {column}\n    exporter {their[column]!r:.300}"
                     f"\n    millpond {my[column]!r:.300}"
                 )
     assert not problems, f"{len(problems)} differences:\n" + "\n".join(problems[:40])
-    stale = {(name, column) for name, of in DIFFERENCES.items() for column in of} - explained
-    assert not stale, f"no longer different: {stale}"
+    expected = {
+        (of, name, column)
+        for (of, name), columns_of in DIFFERENCES.items()
+        for column in columns_of
+        if of == table
+    }
+    assert explained == expected, f"no longer different: {expected - explained}"

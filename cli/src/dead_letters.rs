@@ -52,7 +52,7 @@ pub(crate) enum DeadLettersCommand {
         #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL")]
         clickhouse: String,
         #[command(flatten)]
-        table: TableArgs,
+        table: Box<TableArgs>,
         /// One JSON object.
         #[arg(long)]
         json: bool,

@@ -61,7 +61,7 @@ pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
         "everything runs; logs are in {}",
         directory.join("logs").display()
     );
-    info!("  send OTLP/gRPC logs to {}", stack.plan.otlp);
+    info!("  send OTLP/gRPC to {}", stack.plan.otlp);
     info!(
         "  query with: curl '{}' --data 'SELECT count() FROM otel.otel_logs'",
         stack.clickhouse_url()

@@ -27,12 +27,12 @@ const LAG_MAX: Duration = Duration::from_secs(15 * 60);
 /// Commits of a full size that may come before a tail is sealed.
 const TAIL_SLACK: usize = 1_024;
 
-/// Which buffer, and which table behind it.
+/// Which buffer, and which tables behind it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// ClickHouse's HTTP interface, to look at the table too.
+    /// ClickHouse's HTTP interface, to look at the tables too.
     #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL")]
     clickhouse: Option<String>,
     #[command(flatten)]
@@ -130,7 +130,7 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         ),
     }
     if let Some(url) = &args.clickhouse {
-        look_at_table(args.table.at(url), &rules, &mut report).await;
+        look_at_tables(args.table.at(url), &rules, &mut report).await;
     }
     let worst = report.worst();
     if args.json {
@@ -328,9 +328,9 @@ fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
     }
 }
 
-/// Whether the table fits, and remembers tokens for long enough.
-async fn look_at_table(config: millpond_clickhouse::Config, rules: &[Rule], report: &mut Report) {
-    let name = format!("{}.{}", config.database, config.table);
+/// Whether the tables fit, and remember tokens for long enough.
+async fn look_at_tables(config: millpond_clickhouse::Config, rules: &[Rule], report: &mut Report) {
+    let database = config.database.clone();
     let config = millpond_clickhouse::Config {
         create: false,
         ..config
@@ -339,17 +339,15 @@ async fn look_at_table(config: millpond_clickhouse::Config, rules: &[Rule], repo
         Ok(sink) => sink,
         Err(error) => {
             report.error(
-                format!("table {name}: {error}"),
-                "a consumer with the same settings waits for the server, makes a missing table, and ends at one that does not fit",
+                format!("database {database}: {error}"),
+                "a consumer with the same settings waits for the server, makes missing tables, and ends at one that does not fit",
             );
             return;
         }
     };
-    report.ok(format!("table {name} fits"));
-    let warnings: std::collections::BTreeSet<String> = rules
-        .iter()
-        .filter_map(|rule| sink.window_warning(rule))
-        .collect();
+    report.ok(format!("the tables in database {database} fit"));
+    let warnings: std::collections::BTreeSet<String> =
+        rules.iter().flat_map(|rule| sink.window_warnings(rule)).collect();
     for warning in warnings {
         report.warning(
             warning,

@@ -67,7 +67,7 @@ enum Command {
     #[command(subcommand)]
     DeadLetters(dead_letters::DeadLettersCommand),
     /// Look for what is wrong with a live buffer, or soon will be, and say what to do; exits 1 on an error.
-    Doctor(doctor::DoctorArgs),
+    Doctor(Box<doctor::DoctorArgs>),
     /// Delete what nobody needs any more: one round (a running consumer does so by itself).
     Gc(gc::GcArgs),
     /// Look at a buffer's manifests and cursors.
@@ -125,7 +125,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Command::Load(args) => load(args).await,
             Command::Consumer(command) => command.run().await.map(|()| ExitCode::SUCCESS),
             Command::DeadLetters(command) => command.run().await,
-            Command::Doctor(args) => doctor::run(args).await,
+            Command::Doctor(args) => doctor::run(*args).await,
             Command::Gc(args) => gc::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Manifest(command) => command.run().await,
             Command::Segment(command) => command.run().await.map(|()| ExitCode::SUCCESS),

@@ -113,6 +113,8 @@ pub struct Batch {
 pub struct Chunk {
     /// Its place in the batch; of a piece of a chunk, its number ([`millpond_manifest::piece`]).
     pub index: u32,
+    /// Which of the sink's tables it is for: the sink's own number of it, 0 where it has one table alone.
+    pub table: u32,
     /// How many rows.
     pub rows: u64,
     /// Bytes in the sink's format before compression.
@@ -275,6 +277,7 @@ mod tests {
         let run = |at_us, rows, first| Received { at_us, rows, first };
         let chunk = Chunk {
             index: 0,
+            table: 0,
             rows: 9,
             raw_bytes: 0,
             body: Vec::new(),

@@ -27,11 +27,11 @@ fn of_a_refusal(bytes: usize) -> usize {
 
 fn views(request: &Request) -> u64 {
     let mut records = 0;
-    for logs in request.resource_logs() {
-        logs.resource_attributes().for_each(pair);
-        for logs in logs.scope_logs() {
-            logs.scope_attributes().for_each(pair);
-            for record in logs.log_records() {
+    for resource in request.resources() {
+        resource.attributes().for_each(pair);
+        for scope in resource.scopes() {
+            scope.attributes().for_each(pair);
+            for record in scope.items() {
                 records += 1;
                 value(record.body, 0);
                 record.attributes().for_each(pair);

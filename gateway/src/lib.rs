@@ -1,4 +1,4 @@
-//! OTLP/gRPC in front of a producer: `opentelemetry.proto.collector.logs.v1.LogsService/Export`.
+//! OTLP/gRPC in front of a producer: the Export methods of logs, traces and metrics, each into a stream of its own.
 //!
 //! It does not decode OTLP. A request is read within limits and the memory budget, decompressed within both, checked by
 //! one walk over its wire structure, and appended as it is. It answers success only when the records are committed;

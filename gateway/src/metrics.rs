@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use millpond_otlp::Signal;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -11,8 +12,23 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use tonic::Code;
 
+/// What was asked for: a signal, or `none` where the method was no signal's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Of {
+    signal: &'static str,
+}
+
+impl Of {
+    fn signal(signal: Signal) -> Of {
+        Of {
+            signal: signal.name(),
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
+    signal: &'static str,
     code: &'static str,
 }
 
@@ -22,9 +38,9 @@ pub(crate) struct Metrics {
     requests: Family<Outcome, Counter>,
     in_flight: Gauge,
     seconds: Histogram,
-    pub(crate) records: Counter,
-    pub(crate) received_bytes: Counter,
-    pub(crate) raw_bytes: Counter,
+    records: Family<Of, Counter>,
+    received_bytes: Family<Of, Counter>,
+    raw_bytes: Family<Of, Counter>,
     pub(crate) connections: Gauge,
     pub(crate) connections_refused: Counter,
 }
@@ -35,16 +51,16 @@ impl Metrics {
             requests: Family::default(),
             in_flight: Gauge::default(),
             seconds: Histogram::new(exponential_buckets(0.001, 2.0, 16)),
-            records: Counter::default(),
-            received_bytes: Counter::default(),
-            raw_bytes: Counter::default(),
+            records: Family::default(),
+            received_bytes: Family::default(),
+            raw_bytes: Family::default(),
             connections: Gauge::default(),
             connections_refused: Counter::default(),
         };
         let registry = registry.sub_registry_with_prefix("millpond_gateway");
         registry.register(
             "requests",
-            "Requests by the gRPC code of their answer",
+            "Requests by signal and the gRPC code of their answer",
             metrics.requests.clone(),
         );
         registry.register(
@@ -81,13 +97,38 @@ impl Metrics {
             "Connections closed because there were too many, or because they did not speak HTTP/2",
             metrics.connections_refused.clone(),
         );
+        // A signal that never came is 0, not absent.
+        for signal in Signal::ALL {
+            metrics.received(signal, 0);
+            metrics.opened(signal, 0);
+            metrics.committed(signal, 0);
+        }
         Arc::new(metrics)
     }
 
-    pub(crate) fn begin(self: &Arc<Self>) -> InFlight {
+    /// A message of this many bytes came, compressed or not.
+    pub(crate) fn received(&self, signal: Signal, bytes: usize) {
+        let of = Of::signal(signal);
+        self.received_bytes.get_or_create(&of).inc_by(bytes as u64);
+    }
+
+    /// This many bytes were in it.
+    pub(crate) fn opened(&self, signal: Signal, bytes: usize) {
+        self.raw_bytes
+            .get_or_create(&Of::signal(signal))
+            .inc_by(bytes as u64);
+    }
+
+    /// Its records are committed.
+    pub(crate) fn committed(&self, signal: Signal, records: u64) {
+        self.records.get_or_create(&Of::signal(signal)).inc_by(records);
+    }
+
+    pub(crate) fn begin(self: &Arc<Self>, signal: Option<Signal>) -> InFlight {
         self.in_flight.inc();
         InFlight {
             metrics: Arc::clone(self),
+            signal: signal.map_or("none", Signal::name),
             started: Instant::now(),
             outcome: "CANCELLED",
         }
@@ -98,6 +139,7 @@ impl Metrics {
 #[derive(Debug)]
 pub(crate) struct InFlight {
     metrics: Arc<Metrics>,
+    signal: &'static str,
     started: Instant,
     outcome: &'static str,
 }
@@ -117,7 +159,10 @@ impl Drop for InFlight {
         self.metrics.in_flight.dec();
         self.metrics
             .requests
-            .get_or_create(&Outcome { code: self.outcome })
+            .get_or_create(&Outcome {
+                signal: self.signal,
+                code: self.outcome,
+            })
             .inc();
         self.metrics.seconds.observe(self.started.elapsed().as_secs_f64());
     }

@@ -15,7 +15,7 @@ use hyper::{Response, StatusCode};
 use prost::Message;
 use tonic::{Code, Status};
 
-/// An uncompressed gRPC message of length 0: an ExportLogsServiceResponse without a partial success.
+/// An uncompressed gRPC message of length 0: any Export…ServiceResponse without a partial success.
 const EMPTY_MESSAGE: &[u8] = &[0, 0, 0, 0, 0];
 
 /// The body of an answer.

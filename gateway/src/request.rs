@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hyper::body::Body;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use millpond_otlp::validate_logs;
+use millpond_otlp::Signal;
 use millpond_producer::{Append, AppendError, Producer, Reservation};
 use millpond_segment::Encoding as StreamEncoding;
 use tokio::sync::Semaphore;
@@ -25,8 +25,6 @@ use crate::message::{self, Limits, Message};
 use crate::metrics::{InFlight, Metrics};
 use crate::reply::{self, Reply};
 
-const LOGS_PATH: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
-const LOGS_STREAM: &str = "otlp.logs";
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
 const ACCEPTED: &str = "identity,gzip,zstd";
 
@@ -42,7 +40,8 @@ const IDLE_SHARE: usize = 32;
 /// What all requests of a gateway share.
 pub(crate) struct Service {
     producer: Producer,
-    stream: Arc<str>,
+    /// In the order of `Signal::ALL`.
+    streams: [Arc<str>; Signal::ALL.len()],
     limits: Limits,
     max_requests: usize,
     requests: Semaphore,
@@ -69,7 +68,7 @@ impl Service {
         Service {
             admission: Admission::new(producer.budget(), config.max_frame_bytes as usize),
             producer,
-            stream: LOGS_STREAM.into(),
+            streams: Signal::ALL.map(|signal| signal.stream().into()),
             limits: Limits {
                 max_message_bytes,
                 read_timeout: config.read_timeout,
@@ -94,26 +93,26 @@ impl Service {
         B: Body<Data = Bytes>,
         B::Error: std::error::Error,
     {
-        let mut in_flight = self.metrics.begin();
+        let signal = Signal::ALL
+            .into_iter()
+            .find(|signal| path(*signal) == request.uri().path());
+        let mut in_flight = self.metrics.begin(signal);
         if let Some(refusal) = not_grpc(&request) {
             in_flight.not_grpc();
             return Ok(refusal);
         }
-        let result = self.export(request).await;
+        let result = match signal {
+            Some(signal) => self.export(signal, request).await,
+            None => Err(unknown(request.uri().path())),
+        };
         Ok(respond(result, &mut in_flight))
     }
 
-    async fn export<B>(&self, request: Request<B>) -> Result<(), Status>
+    async fn export<B>(&self, signal: Signal, request: Request<B>) -> Result<(), Status>
     where
         B: Body<Data = Bytes>,
         B::Error: std::error::Error,
     {
-        let path = request.uri().path();
-        if path != LOGS_PATH {
-            return Err(Status::unimplemented(format!(
-                "unknown method {path}; this gateway serves {LOGS_PATH}"
-            )));
-        }
         let encoding = encoding(request.headers())?;
         let Ok(_permit) = self.requests.try_acquire() else {
             return Err(reply::exhausted(
@@ -124,22 +123,23 @@ impl Service {
         let (message, mut held) =
             message::read(request.into_body(), &self.limits, &self.buffers, &self.admission).await?;
         let received_at_us = now_us();
-        self.metrics.received_bytes.inc_by(message.bytes.len() as u64);
-        let payload = self.open(message, encoding, &mut held).await?;
-        self.metrics.raw_bytes.inc_by(payload.bytes.len() as u64);
+        self.metrics.received(signal, message.bytes.len());
+        let payload = self.open(signal, message, encoding, &mut held).await?;
+        self.metrics.opened(signal, payload.bytes.len());
         if payload.records == 0 {
             return Ok(());
         }
         let records = payload.records;
         let (reservation, _own) = held.divide();
-        self.append(payload, received_at_us, reservation).await?;
-        self.metrics.records.inc_by(records);
+        self.append(signal, payload, received_at_us, reservation).await?;
+        self.metrics.committed(signal, records);
         Ok(())
     }
 
     /// Decompresses and validates a message. `held` is at least the payload's length.
     async fn open(
         &self,
+        signal: Signal,
         message: Message,
         encoding: Option<Encoding>,
         held: &mut Held,
@@ -155,9 +155,9 @@ impl Service {
             }
         };
         if bytes.len() <= VALIDATE_INLINE_MAX {
-            validate(bytes)
+            validate(signal, bytes)
         } else {
-            spawn_blocking(move || validate(bytes))
+            spawn_blocking(move || validate(signal, bytes))
                 .await
                 .map_err(|error| stopped(&error))?
         }
@@ -198,12 +198,13 @@ impl Service {
 
     async fn append(
         &self,
+        signal: Signal,
         payload: Payload,
         received_at_us: i64,
         reservation: Reservation,
     ) -> Result<(), Status> {
         let append = Append {
-            stream: Arc::clone(&self.stream),
+            stream: Arc::clone(&self.streams[signal as usize]),
             encoding: StreamEncoding::Otlp,
             payload: payload.bytes,
             records: payload.records,
@@ -224,14 +225,30 @@ impl Service {
     }
 }
 
-fn validate(bytes: Bytes) -> Result<Payload, Status> {
-    match validate_logs(&bytes) {
+fn validate(signal: Signal, bytes: Bytes) -> Result<Payload, Status> {
+    match millpond_otlp::validate(signal, &bytes) {
         Ok(counts) => Ok(Payload {
             bytes,
             records: counts.records,
         }),
         Err(malformed) => Err(reply::invalid(malformed)),
     }
+}
+
+/// The path of the signal's Export method.
+fn path(signal: Signal) -> &'static str {
+    match signal {
+        Signal::Logs => "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+        Signal::Traces => "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+        Signal::Metrics => "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+    }
+}
+
+fn unknown(method: &str) -> Status {
+    Status::unimplemented(format!(
+        "unknown method {method}; this gateway serves {}",
+        Signal::ALL.map(path).join(", ")
+    ))
 }
 
 fn respond(result: Result<(), Status>, in_flight: &mut InFlight) -> Response<Reply> {

@@ -43,7 +43,7 @@ pub enum Error {
     },
 }
 
-/// OTLP/gRPC for logs in front of one producer.
+/// OTLP/gRPC in front of one producer.
 pub struct Gateway {
     producer: Producer,
     config: Config,

@@ -9,6 +9,15 @@ use common::{EXPORT, PATIENCE, Pieces, framed, grpc_status, logs, logs_of, produ
 use hyper::StatusCode;
 use millpond_gateway::{Config, Error};
 use millpond_storage::unreliable::{Fault, On, Outage};
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_client::MetricsServiceClient;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
+use opentelemetry_proto::tonic::metrics::v1::metric::Data;
+use opentelemetry_proto::tonic::metrics::v1::{
+    Gauge, Metric, NumberDataPoint, ResourceMetrics, ScopeMetrics,
+};
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use prost::Message;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -38,11 +47,100 @@ async fn success_comes_only_after_the_commit() {
     assert_eq!(answer.expect("success").into_inner().partial_success, None);
     let metrics = gateway.metrics();
     for line in [
-        "millpond_gateway_requests_total{code=\"OK\"} 1\n",
-        "millpond_gateway_records_total 10\n",
+        "millpond_gateway_requests_total{signal=\"logs\",code=\"OK\"} 1\n",
+        "millpond_gateway_records_total{signal=\"logs\"} 10\n",
         "millpond_gateway_requests_in_flight 0\n",
     ] {
         assert!(metrics.contains(line), "{line} not in {metrics}");
+    }
+}
+
+/// A span and a gauge with two data points, each through its own service.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_signal_has_its_service_its_stream_and_its_count() {
+    let gateway = start(producer_config(), Config::default()).await;
+    let spans = ScopeSpans {
+        spans: vec![Span::default()],
+        ..ScopeSpans::default()
+    };
+    let traces = ExportTraceServiceRequest {
+        resource_spans: vec![ResourceSpans {
+            scope_spans: vec![spans],
+            ..ResourceSpans::default()
+        }],
+    };
+    let gauge = Metric {
+        data: Some(Data::Gauge(Gauge {
+            data_points: vec![NumberDataPoint::default(); 2],
+        })),
+        ..Metric::default()
+    };
+    let scope = ScopeMetrics {
+        metrics: vec![gauge],
+        ..ScopeMetrics::default()
+    };
+    let metrics = ExportMetricsServiceRequest {
+        resource_metrics: vec![ResourceMetrics {
+            scope_metrics: vec![scope],
+            ..ResourceMetrics::default()
+        }],
+    };
+    let answers = async {
+        gateway.client().export(logs(3)).await.expect("success");
+        TraceServiceClient::new(gateway.channel())
+            .export(traces)
+            .await
+            .expect("success");
+        MetricsServiceClient::new(gateway.channel())
+            .export(metrics)
+            .await
+            .expect("success");
+        // Nothing to append, and a success all the same.
+        TraceServiceClient::new(gateway.channel())
+            .send_compressed(CompressionEncoding::Zstd)
+            .export(ExportTraceServiceRequest::default())
+            .await
+            .expect("success");
+    };
+    timeout(PATIENCE, answers).await.expect("answers");
+    let text = gateway.metrics();
+    for (signal, requests, records) in [("logs", 1, 3), ("traces", 2, 1), ("metrics", 1, 2)] {
+        for line in [
+            format!("millpond_gateway_requests_total{{signal=\"{signal}\",code=\"OK\"}} {requests}\n"),
+            format!("millpond_gateway_records_total{{signal=\"{signal}\"}} {records}\n"),
+        ] {
+            assert!(text.contains(&line), "{line} not in {text}");
+        }
+    }
+    let manifest = gateway
+        .store
+        .get("shards/0000/manifest")
+        .await
+        .expect("the store answers")
+        .expect("a manifest");
+    for stream in ["otlp.logs", "otlp.traces", "otlp.metrics"] {
+        let found = manifest
+            .bytes
+            .windows(stream.len())
+            .any(|bytes| bytes == stream.as_bytes());
+        assert!(found, "no stream {stream} in the manifest");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_service_refuses_what_is_not_its_own() {
+    let gateway = start(producer_config(), Config::default()).await;
+    // Field 6 of a span is a number and of a log record text.
+    let record = |field: u8| [0x0a, 6, 0x12, 4, 0x12, 2, field, 0].to_vec();
+    let body = || Pieces::of(framed(false, &record(0x30)));
+    for (path, expected) in [
+        ("trace.v1.TraceService", Code::Ok),
+        ("logs.v1.LogsService", Code::InvalidArgument),
+        ("metrics.v1.MetricsService", Code::Ok),
+    ] {
+        let path = format!("/opentelemetry.proto.collector.{path}/Export");
+        let status = grpc_status(gateway.send_to(&path, "application/grpc", &[], body()).await).await;
+        assert_eq!(status.code(), expected, "{path}: {status}");
     }
 }
 
@@ -99,11 +197,14 @@ async fn every_compression_is_accepted_and_the_same_records_counted() {
     }
     let metrics = gateway.metrics();
     assert!(
-        metrics.contains("millpond_gateway_records_total 3000\n"),
+        metrics.contains("millpond_gateway_records_total{signal=\"logs\"} 3000\n"),
         "{metrics}"
     );
     assert!(
-        metrics.contains(&format!("millpond_gateway_raw_bytes_total {}\n", 3 * raw)),
+        metrics.contains(&format!(
+            "millpond_gateway_raw_bytes_total{{signal=\"logs\"}} {}\n",
+            3 * raw
+        )),
         "{metrics}"
     );
     gateway.assert_well().await;
@@ -122,7 +223,11 @@ async fn many_clients_at_once_are_all_answered_and_the_memory_is_given_back() {
         });
     }
     timeout(PATIENCE, clients.join_all()).await.expect("all answers");
-    assert!(gateway.metrics().contains("millpond_gateway_records_total 750\n"));
+    assert!(
+        gateway
+            .metrics()
+            .contains("millpond_gateway_records_total{signal=\"logs\"} 750\n")
+    );
     gateway.assert_well().await;
 }
 
@@ -256,13 +361,16 @@ async fn a_producer_that_is_closed_is_unavailable() {
 async fn what_is_not_export_is_unimplemented_or_not_grpc() {
     let gateway = start(producer_config(), Config::default()).await;
     let body = || Pieces::of(framed(false, &logs(1).encode_to_vec()));
-    let traces = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
-    let status = grpc_status(gateway.send_to(traces, "application/grpc", &[], body()).await).await;
+    let profiles = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
+    let status = grpc_status(gateway.send_to(profiles, "application/grpc", &[], body()).await).await;
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(
-        status.message().contains(traces) && status.message().contains(EXPORT),
+        status.message().contains(profiles) && status.message().contains(EXPORT),
         "{status}"
     );
+    let metrics = gateway.metrics();
+    let line = "millpond_gateway_requests_total{signal=\"none\",code=\"UNIMPLEMENTED\"} 1\n";
+    assert!(metrics.contains(line), "{metrics}");
     let status = gateway.send(&[("grpc-encoding", "snappy")], body()).await;
     assert_eq!(status.code(), Code::Unimplemented);
     assert_eq!(

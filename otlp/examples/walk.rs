@@ -1,5 +1,6 @@
 //! Measures the walk: `cargo run --release -p millpond-otlp --example walk`. Prints nanoseconds a record.
 
+use millpond_otlp::Signal;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
@@ -63,8 +64,8 @@ fn main() {
         let start = Instant::now();
         let mut records = 0;
         for _ in 0..1000 {
-            records +=
-                millpond_otlp::validate_logs(std::hint::black_box(&bytes)).map_or(0, |counts| counts.records);
+            records += millpond_otlp::validate(Signal::Logs, std::hint::black_box(&bytes))
+                .map_or(0, |counts| counts.records);
         }
         let nanoseconds = start.elapsed().as_secs_f64() * 1e9;
         #[expect(clippy::cast_precision_loss, reason = "a figure to read")]

@@ -1,18 +1,19 @@
 //! One record of a request as a request of its own: what it shares with its neighbours comes along, they do not.
 
-use crate::schema::{EXPORT_LOGS, Kind, Message};
+use crate::schema::{Kind, Message};
+use crate::signal::Signal;
 use crate::wire::{LEN, Reader};
 
-/// The request with one of its records: the one that comes after `place` others, in the order of the views. Everything
-/// but the other records is copied as it is, unknown fields included. `None` where the request has fewer records, or is
-/// malformed.
-pub fn logs_alone(payload: &[u8], place: u64) -> Option<Vec<u8>> {
+/// The request with one of its records (log record, span, or data point): the one that comes after `place` others, in the
+/// order of the views. Everything but the other records is copied as it is, unknown fields included. `None` where the
+/// request has fewer records, or is malformed.
+pub fn record_alone(signal: Signal, payload: &[u8], place: u64) -> Option<Vec<u8>> {
     let mut out = Vec::new();
     let mut search = Search {
         before: place,
         found: false,
     };
-    search.copy(&EXPORT_LOGS, payload, &mut out)?;
+    search.copy(signal.request(), payload, &mut out)?;
     search.found.then_some(out)
 }
 
@@ -28,7 +29,7 @@ struct Search {
 impl Search {
     /// Copies a message but for the records that are not looked for, and what holds nothing but those.
     fn copy(&mut self, message: &'static Message, bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
-        let has_scopes = has_scopes(message, bytes)?;
+        let counting = Counting::of(message, bytes)?;
         let mut reader = Reader::new(bytes);
         while !reader.is_empty() {
             let whole = reader.rest();
@@ -42,8 +43,9 @@ impl Search {
                         out.extend_from_slice(field);
                     }
                 }
-                Kind::OldScopes(_) if has_scopes => {}
-                Kind::Scopes(inner) | Kind::OldScopes(inner) | Kind::Message(inner)
+                Kind::OldScopes(_) if counting.has_scopes => {}
+                Kind::Data(_) if counting.last_data != whole.len() => {}
+                Kind::Scopes(inner) | Kind::OldScopes(inner) | Kind::Data(inner) | Kind::Message(inner)
                     if holds_records(inner, DEPTH) =>
                 {
                     let was_found = self.found;
@@ -72,16 +74,30 @@ impl Search {
     }
 }
 
-fn has_scopes(message: &'static Message, bytes: &[u8]) -> Option<bool> {
-    let mut reader = Reader::new(bytes);
-    while !reader.is_empty() {
-        let (number, wire) = reader.tag().ok()?;
-        reader.value(wire).ok()?;
-        if wire == LEN && matches!(message.kind(number), Kind::Scopes(_)) {
-            return Some(true);
+/// Which fields of a message count, where others of it may hold records that do not.
+#[derive(Default)]
+struct Counting {
+    has_scopes: bool,
+    /// Of a metric, how many bytes are left where the last of its data begins.
+    last_data: usize,
+}
+
+impl Counting {
+    fn of(message: &'static Message, bytes: &[u8]) -> Option<Self> {
+        let mut counting = Self::default();
+        let mut reader = Reader::new(bytes);
+        while !reader.is_empty() {
+            let left = reader.rest().len();
+            let (number, wire) = reader.tag().ok()?;
+            reader.value(wire).ok()?;
+            match message.kind(number) {
+                Kind::Scopes(_) if wire == LEN => counting.has_scopes = true,
+                Kind::Data(_) if wire == LEN => counting.last_data = left,
+                _ => {}
+            }
         }
+        Some(counting)
     }
-    Some(false)
 }
 
 fn holds_records(message: &'static Message, depth: u32) -> bool {
@@ -91,7 +107,7 @@ fn holds_records(message: &'static Message, depth: u32) -> bool {
         .chain(message.sparse.iter().map(|(_, field)| field));
     fields.into_iter().any(|field| match field.kind {
         Kind::Record(_) => true,
-        Kind::Scopes(inner) | Kind::OldScopes(inner) | Kind::Message(inner) => {
+        Kind::Scopes(inner) | Kind::OldScopes(inner) | Kind::Data(inner) | Kind::Message(inner) => {
             depth > 0 && holds_records(inner, depth - 1)
         }
         _ => false,

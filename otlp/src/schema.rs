@@ -1,6 +1,11 @@
-//! The messages of OTLP logs as tables: what each field is called and how it is encoded.
+//! OTLP's messages as tables: what each field is called and how it is encoded. Here what all signals share; each has its
+//! own messages in a file of its own.
 //!
-//! Facts of opentelemetry-proto 1.x (`opentelemetry/proto/{collector/logs,logs,common,resource}/v1`).
+//! Facts of opentelemetry-proto 1.x (`opentelemetry/proto/{collector,logs,trace,metrics,common,resource}`).
+
+pub(crate) mod logs;
+pub(crate) mod metrics;
+pub(crate) mod traces;
 
 use crate::wire::{FIXED32, FIXED64, LEN, VARINT};
 
@@ -28,23 +33,34 @@ pub(crate) enum Kind {
     Message(&'static Message),
     /// A message that is one record.
     Record(&'static Message),
-    /// `scope_logs`, and the field that it replaced in OTLP 0.15 (2022). As in the Collector, the old
-    /// one counts only where the new one is absent.
+    /// `scope_logs` and its like, and the field that it replaced in OTLP 0.15 (2022). As in the Collector, the
+    /// old one counts only where the new one is absent.
     Scopes(&'static Message),
     OldScopes(&'static Message),
+    /// A member of the oneof that holds a metric's data points: only the records of the last one given count.
+    Data(&'static Message),
+    /// Repeated numbers, packed into one field or one a field.
+    Fixed64s,
+    Varints,
 }
 
 impl Kind {
+    /// Whether a field of this kind may come with this wire type.
     #[inline]
-    pub(crate) fn wire(self) -> Option<u32> {
+    pub(crate) fn takes(self, wire: u32) -> bool {
         match self {
-            Kind::Unknown => None,
-            Kind::Varint => Some(VARINT),
-            Kind::Fixed64 => Some(FIXED64),
-            Kind::Fixed32 => Some(FIXED32),
-            Kind::Bytes | Kind::Message(_) | Kind::Record(_) | Kind::Scopes(_) | Kind::OldScopes(_) => {
-                Some(LEN)
-            }
+            Kind::Unknown => true,
+            Kind::Varint => wire == VARINT,
+            Kind::Fixed64 => wire == FIXED64,
+            Kind::Fixed32 => wire == FIXED32,
+            Kind::Fixed64s => wire == LEN || wire == FIXED64,
+            Kind::Varints => wire == LEN || wire == VARINT,
+            Kind::Bytes
+            | Kind::Message(_)
+            | Kind::Record(_)
+            | Kind::Scopes(_)
+            | Kind::OldScopes(_)
+            | Kind::Data(_) => wire == LEN,
         }
     }
 }
@@ -87,24 +103,6 @@ const fn many(name: &'static str, kind: Kind) -> Field {
 
 const NONE: Field = one("", Kind::Unknown);
 
-pub(crate) static EXPORT_LOGS: Message = Message {
-    fields: &[NONE, many("resource_logs", Kind::Message(&RESOURCE_LOGS))],
-    sparse: &[],
-};
-
-static RESOURCE_LOGS: Message = Message {
-    fields: &[
-        NONE,
-        one("resource", Kind::Message(&RESOURCE)),
-        many("scope_logs", Kind::Scopes(&SCOPE_LOGS)),
-        one("schema_url", Kind::Bytes),
-    ],
-    sparse: &[(
-        1000,
-        many("instrumentation_library_logs", Kind::OldScopes(&SCOPE_LOGS)),
-    )],
-};
-
 static RESOURCE: Message = Message {
     fields: &[
         NONE,
@@ -126,16 +124,6 @@ static ENTITY_REF: Message = Message {
     sparse: &[],
 };
 
-static SCOPE_LOGS: Message = Message {
-    fields: &[
-        NONE,
-        one("scope", Kind::Message(&SCOPE)),
-        many("log_records", Kind::Record(&LOG_RECORD)),
-        one("schema_url", Kind::Bytes),
-    ],
-    sparse: &[],
-};
-
 static SCOPE: Message = Message {
     fields: &[
         NONE,
@@ -143,25 +131,6 @@ static SCOPE: Message = Message {
         one("version", Kind::Bytes),
         many("attributes", Kind::Message(&KEY_VALUE)),
         one("dropped_attributes_count", Kind::Varint),
-    ],
-    sparse: &[],
-};
-
-static LOG_RECORD: Message = Message {
-    fields: &[
-        NONE,
-        one("time_unix_nano", Kind::Fixed64),
-        one("severity_number", Kind::Varint),
-        one("severity_text", Kind::Bytes),
-        NONE,
-        one("body", Kind::Message(&ANY_VALUE)),
-        many("attributes", Kind::Message(&KEY_VALUE)),
-        one("dropped_attributes_count", Kind::Varint),
-        one("flags", Kind::Fixed32),
-        one("trace_id", Kind::Bytes),
-        one("span_id", Kind::Bytes),
-        one("observed_time_unix_nano", Kind::Fixed64),
-        one("event_name", Kind::Bytes),
     ],
     sparse: &[],
 };

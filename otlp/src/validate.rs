@@ -1,11 +1,12 @@
-//! The structural walk of an `ExportLogsServiceRequest`: refuses what is not one, saying where, and
-//! counts the log records.
+//! The structural walk of an `Export…ServiceRequest`: refuses what is not one, saying where, and counts
+//! its records.
 //!
 //! The gateway runs it on every request, so the walk carries no positions and no names. Only when it
 //! has failed is the same walk run again with a [`Recorder`] that knows where it is.
 
-use crate::schema::{EXPORT_LOGS, Kind, Message};
-use crate::wire::{Reader, Reason};
+use crate::schema::{Kind, Message};
+use crate::signal::Signal;
+use crate::wire::{LEN, Reader, Reason};
 
 /// How deeply messages may be nested below the request: protobuf's own default (C++, Java, prost).
 /// About 48 arrays or 32 maps within one another.
@@ -14,7 +15,7 @@ pub const DEPTH_MAX: u32 = 100;
 /// What a request holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Log records.
+    /// Log records, spans, or data points of metrics.
     pub records: u64,
 }
 
@@ -30,7 +31,7 @@ pub struct Malformed {
     pub reason: Reason,
 }
 
-/// Walks every message that OTLP defines within an `ExportLogsServiceRequest` and counts the records.
+/// Walks every message that OTLP defines within the signal's `Export…ServiceRequest` and counts the records.
 ///
 /// Unknown fields are skipped, after the same checks of their own structure. An id of the wrong length is
 /// not malformed: OTLP says to read the record as one without that id.
@@ -38,17 +39,17 @@ pub struct Malformed {
 /// # Errors
 /// [`Malformed`] for bytes that are cut short, a varint over 64 bits, field number 0, a known field with
 /// the wrong wire type, a group, and messages nested more than [`DEPTH_MAX`] deep.
-pub fn validate_logs(payload: &[u8]) -> Result<Counts, Malformed> {
-    match walk(&EXPORT_LOGS, payload, 0, &mut Silent) {
+pub fn validate(signal: Signal, payload: &[u8]) -> Result<Counts, Malformed> {
+    match walk(signal.request(), payload, 0, &mut Silent) {
         Ok(records) => Ok(Counts { records }),
-        Err(reason) => Err(locate(payload, reason)),
+        Err(reason) => Err(locate(signal, payload, reason)),
     }
 }
 
 #[cold]
-fn locate(payload: &[u8], reason: Reason) -> Malformed {
+fn locate(signal: Signal, payload: &[u8], reason: Reason) -> Malformed {
     let mut recorder = Recorder::new(payload);
-    let again = walk(&EXPORT_LOGS, payload, 0, &mut recorder);
+    let again = walk(signal.request(), payload, 0, &mut recorder);
     debug_assert_eq!(again, Err(reason));
     Malformed {
         offset: recorder.offset,
@@ -89,6 +90,7 @@ fn walk<T: Trace>(message: &'static Message, bytes: &[u8], depth: u32, trace: &m
     trace.enter(message);
     let mut records = 0;
     let mut old_records = 0;
+    let mut data_records = 0;
     let mut has_scopes = false;
     let mut reader = Reader::new(bytes);
     while !reader.is_empty() {
@@ -96,7 +98,7 @@ fn walk<T: Trace>(message: &'static Message, bytes: &[u8], depth: u32, trace: &m
         let (number, wire) = reader.tag()?;
         trace.number(number);
         let kind = message.kind(number);
-        if kind.wire().is_some_and(|expected| expected != wire) {
+        if !kind.takes(wire) {
             return Err(if matches!(wire, 3 | 4) {
                 Reason::Group
             } else {
@@ -123,17 +125,28 @@ fn walk<T: Trace>(message: &'static Message, bytes: &[u8], depth: u32, trace: &m
                 records += walk(inner, reader.bytes()?, depth + 1, trace)?;
             }
             Kind::OldScopes(inner) => old_records += walk(inner, reader.bytes()?, depth + 1, trace)?,
-            Kind::Unknown => {
+            Kind::Data(inner) => data_records = walk(inner, reader.bytes()?, depth + 1, trace)?,
+            Kind::Fixed64s if wire == LEN => {
+                if !reader.bytes()?.len().is_multiple_of(8) {
+                    return Err(Reason::Truncated);
+                }
+            }
+            Kind::Varints if wire == LEN => {
+                let mut packed = Reader::new(reader.bytes()?);
+                while !packed.is_empty() {
+                    packed.varint()?;
+                }
+            }
+            Kind::Fixed64s | Kind::Varints | Kind::Unknown => {
                 reader.value(wire)?;
             }
         }
     }
     trace.leave();
-    Ok(if has_scopes {
-        records
-    } else {
-        records + old_records
-    })
+    if !has_scopes {
+        records += old_records;
+    }
+    Ok(records + data_records)
 }
 
 /// Remembers the way from the request to the field that is being read. A fault leaves it there.

@@ -64,6 +64,17 @@ pub(crate) fn low_i32(varint: u64) -> i32 {
     (varint as u32).cast_signed()
 }
 
+/// Protobuf's uint32: the low 32 bits of the varint.
+pub(crate) fn low_u32(varint: u64) -> u32 {
+    low_i32(varint).cast_unsigned()
+}
+
+/// Protobuf's sint32: zigzag in the low 32 bits of the varint.
+pub(crate) fn zigzag_i32(varint: u64) -> i32 {
+    let bits = low_u32(varint);
+    (bits >> 1).cast_signed() ^ -(bits & 1).cast_signed()
+}
+
 /// The values of an array, in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Values<'a> {

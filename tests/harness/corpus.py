@@ -1,4 +1,5 @@
-"""Odd OTLP log requests, each with a name, as bytes: what field fidelity is measured with.
+"""Odd OTLP log requests, each with a name, as bytes: what field fidelity is measured with. And
+what the corpora of the other signals are made with.
 
 Every record can be found again by its case's name, in the attribute `case` of the resource, the
 scope or the record, else in the body; at most one record in all has none of these.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from google.protobuf.message import Message
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import (
     AnyValue,
@@ -140,7 +142,7 @@ VALUES: dict[str, object] = {
 }
 
 
-def _value(value: object) -> AnyValue:
+def value_of(value: object) -> AnyValue:
     if isinstance(value, KeyValueList):
         return AnyValue(kvlist_value=value)
     return any_value(value)
@@ -153,40 +155,52 @@ def _nested(depth: int) -> AnyValue:
     return value
 
 
-CASES: dict[str, Callable[[str], bytes]] = {}
+class Corpus:
+    """Cases of one signal, each a name and the bytes of its request."""
+
+    def __init__(self) -> None:
+        self._cases: dict[str, Callable[[str], bytes]] = {}
+
+    def case(self, name: str):
+        """Registers a function from the case's name to its request, a message or its bytes."""
+
+        def register(make):
+            assert name not in self._cases, name
+            self._cases[name] = make
+            return make
+
+        return register
+
+    def requests(self) -> dict[str, bytes]:
+        """Name to request bytes, in a fixed order."""
+        made = ((name, make(name)) for name, make in self._cases.items())
+        return {n: m if isinstance(m, bytes) else m.SerializeToString() for n, m in made}
 
 
-def case(name: str):
-    """Registers a function from the case's name to the request's bytes."""
-
-    def register(make):
-        assert name not in CASES, name
-
-        def to_bytes(name: str) -> bytes:
-            made = make(name)
-            return made if isinstance(made, bytes) else made.SerializeToString()
-
-        CASES[name] = to_bytes
-        return make
-
-    return register
+LOGS = Corpus()
+case = LOGS.case
 
 
 def _register_values() -> None:
     for kind, value in VALUES.items():
-        CASES[f"body: {kind}"] = lambda name, value=value: request(
-            record(name, body=_value(value))
-        ).SerializeToString()
-        CASES[f"attribute: {kind}"] = lambda name, value=value: request(
-            record(name, attributes={"value": _value(value)})
-        ).SerializeToString()
-        CASES[f"resource attribute: {kind}"] = lambda name, value=value: request(
-            record(name), resource=Resource(attributes=attributes({"value": _value(value)}))
-        ).SerializeToString()
-        CASES[f"scope attribute: {kind}"] = lambda name, value=value: request(
-            record(name),
-            scope=InstrumentationScope(name="s", attributes=attributes({"value": _value(value)})),
-        ).SerializeToString()
+        made = value_of(value)
+        pairs = attributes({"value": made})
+
+        @case(f"body: {kind}")
+        def _(name, made=made):
+            return request(record(name, body=made))
+
+        @case(f"attribute: {kind}")
+        def _(name, pairs=pairs):
+            return request(record(name, attributes=pairs))
+
+        @case(f"resource attribute: {kind}")
+        def _(name, pairs=pairs):
+            return request(record(name), resource=Resource(attributes=pairs))
+
+        @case(f"scope attribute: {kind}")
+        def _(name, pairs=pairs):
+            return request(record(name), scope=InstrumentationScope(name="s", attributes=pairs))
 
 
 _register_values()
@@ -390,44 +404,45 @@ _INVALID = b"\xff\xfe\xc0\x80 \xed\xa0\x80 \xf4\x90\x80\x80 cut \xe2\x82 ends"
 assert len(_PLACEHOLDER) == len(_INVALID) == 25
 
 
-def _invalid(made: ExportLogsServiceRequest) -> bytes:
+def invalid(made: Message) -> bytes:
+    """The request's bytes with every MARK replaced by what is not UTF-8."""
     raw = made.SerializeToString()
     assert _PLACEHOLDER in raw
     return raw.replace(_PLACEHOLDER, _INVALID)
 
 
-_MARK = _PLACEHOLDER.decode()
+MARK = _PLACEHOLDER.decode()
 
 
 @case("invalid UTF-8: body")
 def _(name):
-    return _invalid(request(record(name, body=_MARK)))
+    return invalid(request(record(name, body=MARK)))
 
 
 @case("invalid UTF-8: attribute")
 def _(name):
-    return _invalid(request(record(name, attributes={"k": _MARK})))
+    return invalid(request(record(name, attributes={"k": MARK})))
 
 
 @case("invalid UTF-8: key")
 def _(name):
-    return _invalid(request(record(name, attributes={_MARK: "v"})))
+    return invalid(request(record(name, attributes={MARK: "v"})))
 
 
 @case("invalid UTF-8: nested")
 def _(name):
-    return _invalid(request(record(name, body={"k": [_MARK]}, attributes={"m": {_MARK: _MARK}})))
+    return invalid(request(record(name, body={"k": [MARK]}, attributes={"m": {MARK: MARK}})))
 
 
 @case("invalid UTF-8: other text fields")
 def _(name):
-    return _invalid(
+    return invalid(
         request(
-            record(name, severity_text=_MARK, event_name=_MARK),
-            resource=Resource(attributes=attributes({"service.name": _MARK})),
-            scope=InstrumentationScope(name=_MARK, version=_MARK),
-            resource_schema_url=_MARK,
-            scope_schema_url=_MARK,
+            record(name, severity_text=MARK, event_name=MARK),
+            resource=Resource(attributes=attributes({"service.name": MARK})),
+            scope=InstrumentationScope(name=MARK, version=MARK),
+            resource_schema_url=MARK,
+            scope_schema_url=MARK,
         )
     )
 
@@ -457,7 +472,7 @@ def _(name):
 @case("one body of two kinds")
 def _(name):
     both = any_value("text").SerializeToString() + any_value(7).SerializeToString()
-    raw = record(name, body=None).SerializeToString() + b"\x2a" + _length(len(both)) + both
+    raw = record(name, body=None).SerializeToString() + b"\x2a" + length_of(len(both)) + both
     return _around(raw)
 
 
@@ -467,7 +482,7 @@ def _(name):
     second = ResourceLogs(resource=Resource(attributes=attributes({"more": "second"})))
     records = ResourceLogs(scope_logs=[ScopeLogs(log_records=[record(name)])])
     raw = b"".join(part.SerializeToString() for part in (first, second, records))
-    return b"\x0a" + _length(len(raw)) + raw
+    return b"\x0a" + length_of(len(raw)) + raw
 
 
 @case("severity beyond the enumeration")
@@ -479,7 +494,8 @@ def _(name):
     return b"".join(_around(raw) for raw in records)
 
 
-def _length(number: int) -> bytes:
+def length_of(number: int) -> bytes:
+    """A varint."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -491,7 +507,7 @@ def _length(number: int) -> bytes:
 def _around(raw_record: bytes) -> bytes:
     """A whole request around the bytes of one record."""
     for tag in (b"\x12", b"\x12", b"\x0a"):  # log_records, scope_logs, resource_logs
-        raw_record = tag + _length(len(raw_record)) + raw_record
+        raw_record = tag + length_of(len(raw_record)) + raw_record
     return raw_record
 
 
@@ -512,8 +528,3 @@ def _(name):
 def _(name):
     # time_unix_nano (field 1) with wire type 0 instead of 1.
     return _around(record(name, time=0).SerializeToString() + b"\x08\x07")
-
-
-def corpus() -> dict[str, bytes]:
-    """Name to request bytes, in a fixed order."""
-    return {name: make(name) for name, make in CASES.items()}

@@ -1,11 +1,24 @@
-"""Sending OTLP/gRPC log requests whose bytes the test decides, malformed ones included."""
+"""Sending OTLP/gRPC requests whose bytes the test decides, malformed ones included."""
 
 from __future__ import annotations
 
-import grpc
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+import os
 
-EXPORT = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
+# A test that starts a process while requests are in flight must not have gRPC act in the fork.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+import grpc  # noqa: E402
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (  # noqa: E402
+    ExportLogsServiceResponse,
+)
+
+_SERVICES = "/opentelemetry.proto.collector."
+EXPORT = f"{_SERVICES}logs.v1.LogsService/Export"
+METHODS = {
+    "logs": EXPORT,
+    "traces": f"{_SERVICES}trace.v1.TraceService/Export",
+    "metrics": f"{_SERVICES}metrics.v1.MetricsService/Export",
+}
 
 
 def channel(address: str) -> grpc.Channel:
@@ -31,10 +44,10 @@ def export(address: str, payload: bytes, timeout: float = 60, method: str = EXPO
         return call(payload, timeout=timeout, wait_for_ready=True)
 
 
-def answer(address: str, payload: bytes) -> tuple[str, str]:
+def answer(address: str, payload: bytes, signal: str = "logs") -> tuple[str, str]:
     """Sends one request and returns the name of its status code and the message."""
     try:
-        export(address, payload)
+        export(address, payload, method=METHODS[signal])
     except grpc.RpcError as error:
         return error.code().name, error.details()
     return "OK", ""

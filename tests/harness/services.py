@@ -333,7 +333,10 @@ class Collector(Service):
             "service": {
                 "telemetry": {"metrics": {"level": "none"}},
                 "extensions": list(extensions or {}),
-                "pipelines": {"logs": {"receivers": ["otlp"], "exporters": [exporter]}},
+                "pipelines": {
+                    signal: {"receivers": ["otlp"], "exporters": [exporter]}
+                    for signal in ("logs", "traces", "metrics")
+                },
             },
         }
         # YAML is a superset of JSON.
@@ -394,13 +397,19 @@ def export_to_clickhouse(url: str, database: str) -> dict:
     }
 
 
-def telemetrygen(directory: Path, address: str, *flags: object, name: str = "telemetrygen") -> None:
-    """Runs telemetrygen to its end: log records over OTLP/gRPC."""
+def telemetrygen(
+    directory: Path,
+    address: str,
+    *flags: object,
+    signal: str = "logs",
+    name: str = "telemetrygen",
+) -> None:
+    """Runs telemetrygen to its end: records of one signal over OTLP/gRPC."""
     process = Process(
         name,
         [
             tool("MILLPOND_TELEMETRYGEN"),
-            "logs",
+            signal,
             *("--otlp-endpoint", address),
             "--otlp-insecure",
             *("--rate", "0"),

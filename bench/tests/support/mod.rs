@@ -104,7 +104,7 @@ impl World {
     fn refusals(&self) -> u64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("text");
-        let metric = "millpond_gateway_requests_total{code=\"RESOURCE_EXHAUSTED\"} ";
+        let metric = "millpond_gateway_requests_total{signal=\"logs\",code=\"RESOURCE_EXHAUSTED\"} ";
         let line = text.lines().find_map(|line| line.strip_prefix(metric));
         line.map_or(0, |count| count.parse().expect("a count"))
     }

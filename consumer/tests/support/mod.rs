@@ -375,6 +375,7 @@ impl Sink for Table {
             first += rows.len() as u64;
             let chunk = Chunk {
                 index,
+                table: 0,
                 rows: rows.len() as u64,
                 raw_bytes: 1,
                 body: rows.to_vec(),
@@ -391,6 +392,7 @@ impl Sink for Table {
         let places = usize::try_from(rows.start).unwrap()..usize::try_from(rows.end).unwrap();
         Chunk {
             index: number,
+            table: chunk.table,
             rows: rows.end - rows.start,
             raw_bytes: 1,
             body: chunk.body[places].to_vec(),

@@ -40,6 +40,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Running {
     pub address: SocketAddr,
     pub producer: Producer,
+    pub store: Store,
     pub controls: Controls,
     pub shutdown: CancellationToken,
     pub served: JoinHandle<Result<(), Error>>,
@@ -63,7 +64,8 @@ pub async fn start(producer_config: millpond_producer::Config, config: Config) -
     let store = Unreliable::new(Arc::new(InMemory::new()), Faults::default());
     let controls = store.controls();
     let mut registry = Registry::default();
-    let producer = Producer::start(Store::over(Arc::new(store), ""), producer_config, &mut registry)
+    let store = Store::over(Arc::new(store), "");
+    let producer = Producer::start(store.clone(), producer_config, &mut registry)
         .await
         .expect("a producer");
     let gateway = Gateway::new(producer.clone(), config, &mut registry);
@@ -74,6 +76,7 @@ pub async fn start(producer_config: millpond_producer::Config, config: Config) -
     Running {
         address,
         producer,
+        store,
         controls,
         shutdown,
         served,

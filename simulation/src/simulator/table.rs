@@ -330,6 +330,7 @@ impl Sink for Connection {
             let rows_count = rows.len() as u64;
             let chunk = Chunk {
                 index,
+                table: 0,
                 rows: rows_count,
                 raw_bytes: rows.iter().map(|row| row.len() as u64).sum(),
                 body: rows.to_vec(),
@@ -352,6 +353,7 @@ impl Sink for Connection {
         let body = chunk.body[place(rows.start)..place(rows.end)].to_vec();
         Chunk {
             index: number,
+            table: chunk.table,
             rows: rows.end - rows.start,
             raw_bytes: body.iter().map(|row| row.len() as u64).sum(),
             body,

@@ -1,18 +1,27 @@
 //! What the sink costs before the network: CPU-seconds per million records from stored blocks to compressed Native
 //! blocks, beside zstd's decompression of the same blocks alone. Linux only (`/proc/self/schedstat`).
 //!
-//!     cargo run --release -p millpond-clickhouse --example encode -- [FOLDER OF LOG FILES]
+//!     cargo run --release -p millpond-clickhouse --example encode -- [logs|traces|metrics] [FOLDER OF LOG FILES]
 //!
-//! Without a folder the bodies are generated.
+//! Without a folder the bodies of logs are generated.
 
 use bytes::Bytes;
-use millpond_clickhouse::{Columns, encode};
+use millpond_clickhouse::{Columns, Signal, encode};
 use millpond_consumer::{Batch, BatchId, Part, Rule};
 use millpond_segment::{BlockBuilder, Compressor, Decompressor, Encoding, Limits};
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
+use opentelemetry_proto::tonic::metrics::v1::metric::Data;
+use opentelemetry_proto::tonic::metrics::v1::{
+    Gauge, Histogram, HistogramDataPoint, Metric, NumberDataPoint, ResourceMetrics, ScopeMetrics, Sum,
+    number_data_point::Value as Number,
+};
 use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::trace::v1::span::Event;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use prost::Message as _;
 
 /// As a Collector's batches.
@@ -22,21 +31,29 @@ const BLOCK_BYTES: usize = 1 << 20;
 const REPEATS: usize = 5;
 
 fn main() {
+    let word = std::env::args().nth(1).unwrap_or_else(|| "logs".into());
+    let signal = Signal::ALL.into_iter().find(|signal| signal.name() == word);
+    let signal = signal.expect("the first word is logs, traces or metrics");
     let bodies = bodies();
-    let requests: Vec<Vec<u8>> = (0..REQUESTS).map(|number| request(number, &bodies)).collect();
+    let request = |number| match signal {
+        Signal::Logs => logs(number, &bodies),
+        Signal::Traces => traces(number),
+        Signal::Metrics => metrics(number),
+    };
+    let requests: Vec<Vec<u8>> = (0..REQUESTS).map(request).collect();
     let raw: usize = requests.iter().map(Vec::len).sum();
     let records = REQUESTS * RECORDS_PER_REQUEST;
     let blocks = blocks(&requests);
     drop(requests);
     println!(
-        "{records} records of {} raw bytes, {} stored",
+        "{records} records of {word}, {} raw bytes each, {} stored",
         raw / records,
         blocks.iter().map(Bytes::len).sum::<usize>() / records
     );
     // Batches of the default rule's size.
     let batches: Vec<Batch> = blocks
         .chunks((100_000 * blocks.len() / records).max(1))
-        .map(batch)
+        .map(|blocks| batch(signal, blocks))
         .collect();
     for _ in 0..REPEATS {
         let before = cpu_seconds();
@@ -83,7 +100,7 @@ fn cpu_seconds() -> f64 {
 }
 
 fn bodies() -> Vec<String> {
-    let Some(folder) = std::env::args().nth(1) else {
+    let Some(folder) = std::env::args().nth(2) else {
         return (0..20_000_u64)
             .map(|number| {
                 let id = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -125,7 +142,7 @@ fn pair(key: &str, value: impl Into<String>) -> KeyValue {
     }
 }
 
-fn request(number: usize, bodies: &[String]) -> Vec<u8> {
+fn logs(number: usize, bodies: &[String]) -> Vec<u8> {
     let record = |index: usize| {
         let at = number * RECORDS_PER_REQUEST + index;
         let time = 1_704_067_200_000_000_000 + at as u64 * 1_000_000;
@@ -150,7 +167,23 @@ fn request(number: usize, bodies: &[String]) -> Vec<u8> {
             ..LogRecord::default()
         }
     };
-    let resource = [
+    let logs = ResourceLogs {
+        resource: Some(resource(number)),
+        scope_logs: vec![ScopeLogs {
+            scope: Some(scope()),
+            log_records: (0..RECORDS_PER_REQUEST).map(record).collect(),
+            ..ScopeLogs::default()
+        }],
+        ..ResourceLogs::default()
+    };
+    ExportLogsServiceRequest {
+        resource_logs: vec![logs],
+    }
+    .encode_to_vec()
+}
+
+fn resource(number: usize) -> Resource {
+    let attributes = [
         ("service.name", format!("service-{}", number % 8)),
         ("service.version", "1.4.2".into()),
         ("service.instance.id", format!("instance-{}", number % 32)),
@@ -160,24 +193,144 @@ fn request(number: usize, bodies: &[String]) -> Vec<u8> {
         ("k8s.node.name", format!("node-{}", number % 16)),
         ("deployment.environment.name", "production".into()),
     ];
-    let logs = ResourceLogs {
-        resource: Some(Resource {
-            attributes: resource.map(|(key, value)| pair(key, value)).to_vec(),
-            ..Resource::default()
-        }),
-        scope_logs: vec![ScopeLogs {
-            scope: Some(InstrumentationScope {
-                name: "example".into(),
-                version: "0.1".into(),
-                ..InstrumentationScope::default()
-            }),
-            log_records: (0..RECORDS_PER_REQUEST).map(record).collect(),
-            ..ScopeLogs::default()
-        }],
-        ..ResourceLogs::default()
+    Resource {
+        attributes: attributes.map(|(key, value)| pair(key, value)).to_vec(),
+        ..Resource::default()
+    }
+}
+
+fn scope() -> InstrumentationScope {
+    InstrumentationScope {
+        name: "example".into(),
+        version: "0.1".into(),
+        ..InstrumentationScope::default()
+    }
+}
+
+/// As an instrumented HTTP service makes them; every eighth has an event.
+fn traces(number: usize) -> Vec<u8> {
+    let span = |index: usize| {
+        let at = number * RECORDS_PER_REQUEST + index;
+        let time = 1_704_067_200_000_000_000 + at as u64 * 1_000_000;
+        let id = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let event = Event {
+            name: "cache miss".into(),
+            time_unix_nano: time + 500,
+            attributes: vec![pair("cache.key", format!("{id:x}"))],
+            ..Event::default()
+        };
+        Span {
+            trace_id: [id.to_be_bytes(), (id ^ 7).to_be_bytes()].concat(),
+            span_id: id.to_le_bytes().to_vec(),
+            parent_span_id: (id ^ 1).to_le_bytes().to_vec(),
+            name: [
+                "GET /cart",
+                "GET /orders/{id}",
+                "POST /orders",
+                "SELECT shop.orders",
+            ][at % 4]
+                .into(),
+            kind: 2 + i32::from(at % 4 == 3),
+            start_time_unix_nano: time,
+            end_time_unix_nano: time + id % 50_000_000,
+            attributes: vec![
+                pair("http.request.method", "GET"),
+                pair("http.route", "/orders/{id}"),
+                pair("http.response.status_code", "200"),
+                pair("url.path", format!("/orders/{}", id % 100_000)),
+                pair("network.peer.address", format!("10.0.{}.{}", id % 256, id % 251)),
+                pair("thread.name", format!("worker-{}", at % 16)),
+            ],
+            events: if at.is_multiple_of(8) {
+                vec![event]
+            } else {
+                Vec::new()
+            },
+            ..Span::default()
+        }
     };
-    ExportLogsServiceRequest {
-        resource_logs: vec![logs],
+    let spans = ResourceSpans {
+        resource: Some(resource(number)),
+        scope_spans: vec![ScopeSpans {
+            scope: Some(scope()),
+            spans: (0..RECORDS_PER_REQUEST).map(span).collect(),
+            ..ScopeSpans::default()
+        }],
+        ..ResourceSpans::default()
+    };
+    ExportTraceServiceRequest {
+        resource_spans: vec![spans],
+    }
+    .encode_to_vec()
+}
+
+/// As a host's and a service's: gauges, sums and histograms of ten points each.
+fn metrics(number: usize) -> Vec<u8> {
+    const POINTS: usize = 10;
+    let metric = |index: usize| {
+        let time_unix_nano = 1_704_067_200_000_000_000 + number as u64 * 15_000_000_000;
+        let attributes = |point: usize| {
+            vec![
+                pair("device", format!("device-{point}")),
+                pair("state", ["used", "free"][point % 2]),
+                pair("http.route", format!("/orders/{}", index % 7)),
+            ]
+        };
+        let numbers = || {
+            let point = |point: usize| NumberDataPoint {
+                attributes: attributes(point),
+                start_time_unix_nano: time_unix_nano - 60_000_000_000,
+                time_unix_nano,
+                value: Some(Number::AsDouble((number * index + point) as f64)),
+                ..NumberDataPoint::default()
+            };
+            (0..POINTS).map(point).collect()
+        };
+        let histograms = || {
+            let point = |point: usize| HistogramDataPoint {
+                attributes: attributes(point),
+                time_unix_nano,
+                count: 100,
+                sum: Some(12.5),
+                bucket_counts: (0..15).collect(),
+                explicit_bounds: (0..14_u8).map(f64::from).collect(),
+                ..HistogramDataPoint::default()
+            };
+            (0..POINTS).map(point).collect()
+        };
+        let data = match index % 3 {
+            0 => Data::Gauge(Gauge {
+                data_points: numbers(),
+            }),
+            1 => Data::Sum(Sum {
+                data_points: numbers(),
+                aggregation_temporality: 2,
+                is_monotonic: true,
+            }),
+            _ => Data::Histogram(Histogram {
+                data_points: histograms(),
+                aggregation_temporality: 2,
+            }),
+        };
+        Metric {
+            name: format!("system.metric.{}", index % 40),
+            description: "What the host has of it".into(),
+            unit: "By".into(),
+            data: Some(data),
+            ..Metric::default()
+        }
+    };
+    let group = ResourceMetrics {
+        resource: Some(resource(number)),
+        scope_metrics: vec![ScopeMetrics {
+            scope: Some(scope()),
+            metrics: (0..RECORDS_PER_REQUEST / POINTS).map(metric).collect(),
+            ..ScopeMetrics::default()
+        }],
+        ..ResourceMetrics::default()
+    };
+    ExportMetricsServiceRequest {
+        resource_metrics: vec![group],
     }
     .encode_to_vec()
 }
@@ -201,11 +354,11 @@ fn blocks(requests: &[Vec<u8>]) -> Vec<Bytes> {
         .collect()
 }
 
-fn batch(blocks: &[Bytes]) -> Batch {
+fn batch(signal: Signal, blocks: &[Bytes]) -> Batch {
     let id = BatchId {
         buffer_id: uuid::Uuid::nil(),
         shard: 0,
-        stream: "otlp.logs".into(),
+        stream: signal.stream().into(),
         consumer: "default".into(),
         sink: "clickhouse:otel.otel_logs".into(),
         low: 1,

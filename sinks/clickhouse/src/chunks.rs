@@ -1,15 +1,17 @@
 //! A batch's messages cut into chunks. Boundaries and rows follow from the batch and the rule alone; of the
 //! bytes, only `_millpond_inserted_at` knows the time.
 
+mod signals;
+
 use crate::config::Columns;
 use crate::frame::Frames;
-use crate::native::{self, Column, Dictionary};
-use crate::rows::{Resource, Rows, Scope};
-use crate::schema::{EXPORTER, MILLPOND};
+use crate::native::{self, Column as _, Dictionary};
+use crate::rows::{Origin, Rows, TableColumns};
+use crate::schema::MILLPOND;
 use millpond_consumer::{Batch, Chunk, Cut, Part, Received, Record, Rule, SinkError};
-use millpond_otlp::logs::Request;
-use millpond_otlp::{KeyValue, logs_alone};
+use millpond_otlp::{Malformed, Signal, record_alone, validate};
 use millpond_segment::{Decompressor, Limits, Message};
+use signals::{Logs, Metrics, Traces};
 use std::collections::BTreeMap;
 
 /// A server splits an insert at about 1,048,449 rows or 256 MiB in memory, and a split one has several identities
@@ -20,18 +22,31 @@ const BYTES_MAX: u64 = 128 << 20;
 /// Buffers that are worth keeping between batches.
 pub(crate) struct Workspace {
     decompressor: Decompressor,
-    rows: Rows,
     frames: Frames,
+    logs: Logs,
+    traces: Traces,
+    metrics: Metrics,
 }
 
 impl Workspace {
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             decompressor: Decompressor::new()?,
-            rows: Rows::default(),
             frames: Frames::default(),
+            logs: Logs::default(),
+            traces: Traces::default(),
+            metrics: Metrics::default(),
         })
     }
+}
+
+/// The rows of a signal that wait to become chunks: of each of its tables, those of its next one.
+trait Waiting {
+    /// Adds the rows of a request; none if it is malformed. False when no more is wanted.
+    fn add(&mut self, payload: &[u8], received_at_us: i64, cutter: &mut Cutter) -> Result<bool, Malformed>;
+    /// Emits what is left.
+    fn finish(&mut self, cutter: &mut Cutter);
+    fn clear(&mut self);
 }
 
 /// Cuts `batch` and gives each chunk to `emit`, until it returns false. A chunk ends with the row that fills it,
@@ -46,12 +61,12 @@ pub(crate) fn cut(
 ) -> Result<(), SinkError> {
     let Workspace {
         decompressor,
-        rows,
         frames,
+        logs,
+        traces,
+        metrics,
     } = workspace;
-    rows.clear();
     let mut cutter = Cutter {
-        rows,
         frames,
         rows_max: usize::try_from(rule.chunk_rows.clamp(1, ROWS_MAX)).unwrap_or(usize::MAX),
         bytes_max: usize::try_from(rule.chunk_bytes.min(BYTES_MAX)).unwrap_or(usize::MAX),
@@ -64,17 +79,40 @@ pub(crate) fn cut(
         records: 0,
         emit,
     };
+    match Signal::of_stream(&batch.id.stream) {
+        Some(Signal::Logs) => cut_all(batch, logs, decompressor, &mut cutter),
+        Some(Signal::Traces) => cut_all(batch, traces, decompressor, &mut cutter),
+        Some(Signal::Metrics) => cut_all(batch, metrics, decompressor, &mut cutter),
+        None => Err(no_table(batch)),
+    }
+}
+
+fn no_table(batch: &Batch) -> SinkError {
+    SinkError::Refused(format!(
+        "stream {} holds nothing that there is a table for",
+        batch.id.stream
+    ))
+}
+
+fn cut_all<W: Waiting>(
+    batch: &Batch,
+    waiting: &mut W,
+    decompressor: &mut Decompressor,
+    cutter: &mut Cutter,
+) -> Result<(), SinkError> {
+    waiting.clear();
     let mut place = 0;
     for part in &batch.parts {
-        let read = messages(part, decompressor, &mut |message, read| {
-            let more = match read {
-                Ok(request) => cutter.message(&request, message.received_at_us),
-                Err(reason) => (cutter.emit)(Cut::Unreadable {
+        let read = messages(part, decompressor, &mut |found| {
+            let Found { message, .. } = &found;
+            let added = waiting.add(message.payload, message.received_at_us, cutter);
+            let more = added.unwrap_or_else(|error| {
+                (cutter.emit)(Cut::Unreadable {
                     place,
-                    message: record(part, message.received_at_us, message.payload.to_vec()),
-                    reason,
-                }),
-            };
+                    message: found.record(message.payload.to_vec()),
+                    reason: found.fault(&error),
+                })
+            });
             place += 1;
             more
         });
@@ -82,26 +120,8 @@ pub(crate) fn cut(
             return Ok(());
         }
     }
-    if cutter.rows.len() > 0 {
-        cutter.emit_all();
-    }
+    waiting.finish(cutter);
     Ok(())
-}
-
-struct Cutter<'e> {
-    rows: &'e mut Rows,
-    frames: &'e mut Frames,
-    rows_max: usize,
-    bytes_max: usize,
-    partitions_max: usize,
-    columns: Columns,
-    now_ms: i64,
-    source: String,
-    batch: u64,
-    next: u32,
-    /// How many records came before those in `rows`.
-    records: u64,
-    emit: &'e mut dyn FnMut(Cut) -> bool,
 }
 
 /// The records at these places in the batch, each alone in a message.
@@ -110,42 +130,67 @@ pub(crate) fn records(
     places: &[u64],
     workspace: &mut Workspace,
 ) -> Result<Vec<Record>, SinkError> {
+    let signal = Signal::of_stream(&batch.id.stream).ok_or_else(|| no_table(batch))?;
     // In the order of the places; given back in the order asked for.
     let mut wanted: Vec<(u64, usize)> = places.iter().copied().zip(0..).collect();
     wanted.sort_unstable();
-    let mut found: Vec<Option<Record>> = vec![None; places.len()];
+    let mut records: Vec<Option<Record>> = vec![None; places.len()];
     let (mut before, mut next) = (0, 0);
     for part in &batch.parts {
-        messages(part, &mut workspace.decompressor, &mut |message, read| {
-            let Ok(request) = read else { return true };
-            let after = before + request.counts().records;
+        messages(part, &mut workspace.decompressor, &mut |found| {
+            let payload = found.message.payload;
+            let Ok(counts) = validate(signal, payload) else {
+                return true;
+            };
+            let after = before + counts.records;
             while let Some(&(place, asked)) = wanted.get(next).filter(|(place, _)| *place < after) {
-                let alone = logs_alone(message.payload, place - before);
-                found[asked] = alone.map(|payload| record(part, message.received_at_us, payload));
+                let alone = record_alone(signal, payload, place - before);
+                records[asked] = alone.map(|payload| found.record(payload));
                 next += 1;
             }
             before = after;
             next < wanted.len()
         })?;
     }
-    let found: Option<Vec<Record>> = found.into_iter().collect();
-    found.ok_or_else(|| SinkError::Refused(format!("it has no more than {before} records")))
+    let records: Option<Vec<Record>> = records.into_iter().collect();
+    records.ok_or_else(|| SinkError::Refused(format!("it has no more than {before} records")))
 }
 
-fn record(part: &Part, received_at_us: i64, payload: Vec<u8>) -> Record {
-    Record {
-        sequence: part.sequence,
-        received_at_us,
-        payload,
+/// A message of a batch, and where it is.
+struct Found<'p> {
+    message: Message<'p>,
+    /// Its place in its block.
+    index: usize,
+    /// Where that begins in its segment.
+    block: u64,
+    part: &'p Part,
+}
+
+impl Found<'_> {
+    /// It, or a record of it, as this message.
+    fn record(&self, payload: Vec<u8>) -> Record {
+        Record {
+            sequence: self.part.sequence,
+            received_at_us: self.message.received_at_us,
+            payload,
+        }
+    }
+
+    fn fault(&self, error: &Malformed) -> String {
+        let Found {
+            index, block, part, ..
+        } = self;
+        let segment = part.segment;
+        format!("message {index} of the block at byte {block} of segment {segment}: {error}")
     }
 }
 
-/// Gives each message of a part to `take`, read, or why it cannot be; until that wants no more, which is false. An error
-/// means that the part is damaged.
+/// Gives each message of a part to `take`, until that wants no more, which is false. An error means that the part is
+/// damaged.
 fn messages(
     part: &Part,
     decompressor: &mut Decompressor,
-    take: &mut dyn FnMut(Message<'_>, Result<Request<'_>, String>) -> bool,
+    take: &mut dyn FnMut(Found<'_>) -> bool,
 ) -> Result<bool, SinkError> {
     let damaged = |error: &dyn std::fmt::Display| {
         SinkError::Refused(format!(
@@ -157,12 +202,13 @@ fn messages(
         let block = block.map_err(|error| damaged(&error))?;
         let raw = block.decode(decompressor).map_err(|error| damaged(&error))?;
         for (index, message) in raw.messages().enumerate() {
-            let message = message.map_err(|error| damaged(&error))?;
-            let read = Request::parse(message.payload).map_err(|error| {
-                let (segment, block) = (part.segment, block.offset());
-                format!("message {index} of the block at byte {block} of segment {segment}: {error}")
-            });
-            if !take(message, read) {
+            let found = Found {
+                message: message.map_err(|error| damaged(&error))?,
+                index,
+                block: block.offset(),
+                part,
+            };
+            if !take(found) {
                 return Ok(false);
             }
         }
@@ -170,78 +216,78 @@ fn messages(
     Ok(true)
 }
 
+/// Knows when rows are enough for a chunk, and makes it of them.
+struct Cutter<'e> {
+    frames: &'e mut Frames,
+    rows_max: usize,
+    bytes_max: usize,
+    partitions_max: usize,
+    columns: Columns,
+    now_ms: i64,
+    source: String,
+    batch: u64,
+    next: u32,
+    /// How many records have become rows.
+    records: u64,
+    emit: &'e mut dyn FnMut(Cut) -> bool,
+}
+
 impl Cutter<'_> {
-    /// False when `emit` wants no more.
-    fn message(&mut self, request: &Request, received_at_us: i64) -> bool {
-        let mut pairs: Vec<KeyValue> = Vec::new();
-        for logs in request.resource_logs() {
-            let resource = Resource::new(&logs);
-            for logs in logs.scope_logs() {
-                let scope = Scope::new(logs);
-                let mut numbers = self.rows.number(&resource, &scope);
-                for record in logs.log_records() {
-                    if self.is_full() {
-                        if !self.emit_all() {
-                            return false;
-                        }
-                        numbers = self.rows.number(&resource, &scope);
-                    }
-                    self.rows
-                        .push((&resource, &scope, &numbers), &record, received_at_us, &mut pairs);
-                }
-            }
+    /// Of the next row: one of each record, in their order.
+    fn origin(&mut self, received_at_us: i64) -> Origin {
+        let record = self.records;
+        self.records += 1;
+        Origin {
+            record,
+            received_at_us,
         }
-        true
     }
 
     /// A chunk has at least one row, even if that is larger than a chunk should be.
-    fn is_full(&self) -> bool {
-        let rows = self.rows.len();
-        rows >= self.rows_max || (rows > 0 && self.rows.raw_len() >= self.bytes_max)
+    fn is_full<C: TableColumns>(&self, rows: &Rows<C>) -> bool {
+        let count = rows.len();
+        count >= self.rows_max || (count > 0 && rows.raw_len() >= self.bytes_max)
     }
 
     /// Emits the rows so far, as one chunk if they fall in few enough partitions, else as several with some of the
-    /// partitions each.
-    fn emit_all(&mut self) -> bool {
+    /// partitions each. False when no more is wanted.
+    fn emit_all<C: TableColumns>(&mut self, rows: &mut Rows<C>) -> bool {
         let mut days: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
-        for (row, nanoseconds) in self.rows.timestamp.0.iter().enumerate() {
-            days.entry(nanoseconds.div_euclid(86_400_000_000_000))
-                .or_default()
-                .push(row);
+        for (row, day) in rows.columns.days().enumerate() {
+            days.entry(day).or_default().push(row);
         }
         let more = if days.len() <= self.partitions_max {
-            let chunk = self.encode(None);
+            let chunk = self.encode(rows);
             (self.emit)(Cut::Chunk(chunk))
         } else {
             let days: Vec<Vec<usize>> = days.into_values().collect();
             days.chunks(self.partitions_max).all(|days| {
                 let mut some = days.concat();
                 some.sort_unstable();
-                let mut rows = Rows::default();
-                rows.append(self.rows, &some);
-                let chunk = self.encode(Some((&rows, &some)));
+                let chunk = self.encode(&rows.some(&some));
                 (self.emit)(Cut::Chunk(chunk))
             })
         };
-        self.records += self.rows.len() as u64;
-        self.rows.clear();
+        rows.clear();
         more
     }
 
-    /// The next chunk: these rows, which have these places among all, or all.
-    fn encode(&mut self, some: Option<(&Rows, &[usize])>) -> Chunk {
+    /// The next chunk.
+    fn encode<C: TableColumns>(&mut self, rows: &Rows<C>) -> Chunk {
         let index = self.next;
         // A batch has under 2^32 rows, so it has under 2^32 chunks.
         self.next += 1;
-        let rows = some.map_or(&*self.rows, |(rows, _)| rows);
         let count = rows.len();
         let frames = &mut *self.frames;
+        let mut columns = Vec::new();
+        rows.columns.list(&mut columns);
         let own = match self.columns {
             Columns::All => MILLPOND.len(),
             Columns::None => 0,
         };
-        native::write_block_head(EXPORTER.len() + own, count, frames);
-        for (kind, column) in EXPORTER.iter().zip(rows.columns()) {
+        native::write_block_head(columns.len() + own, count, frames);
+        for (kind, column) in C::TABLE.columns().zip(columns) {
+            debug_assert_eq!(column.rows(), count, "{} of {:?}", kind.name, C::TABLE);
             native::write_column_head(kind.name, kind.kind, frames);
             column.write(frames);
         }
@@ -262,10 +308,9 @@ impl Cutter<'_> {
             native::write_constant(&index.to_le_bytes(), count, frames);
         }
         let (body, raw_bytes) = frames.finish();
-        let place = |row: usize| some.map_or(row, |(_, places)| places[row]) as u64;
         let mut received: Vec<Received> = Vec::new();
-        for (row, &at_us) in rows.received_at.0.iter().enumerate() {
-            let first = self.records + place(row);
+        for origin in rows.origins() {
+            let (at_us, first) = (origin.received_at_us, origin.record);
             match received.last_mut() {
                 Some(run) if run.at_us == at_us && run.first + run.rows == first => run.rows += 1,
                 _ => received.push(Received {
@@ -277,6 +322,7 @@ impl Cutter<'_> {
         }
         Chunk {
             index,
+            table: C::TABLE.number(),
             rows: count as u64,
             raw_bytes,
             body,

@@ -1,10 +1,9 @@
 //! The sink's settings, each with its default and reason.
 
-use serde::{Deserialize, Serialize};
+use millpond_otlp::Signal;
 
 /// Where rows go, and into what kind of table.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// ClickHouse's HTTP interface. Default `http://127.0.0.1:8123`.
     pub url: String,
@@ -14,8 +13,23 @@ pub struct Config {
     pub password: Option<String>,
     /// The database. Default `otel`; the exporter's is `default`, which nobody wants to fill.
     pub database: String,
+    /// The signals that are taken. Default all. Those that are not need no table, and nothing is kept for them.
+    pub signals: Vec<Signal>,
     /// The table for logs. Default `otel_logs`, as the exporter's.
-    pub table: String,
+    pub logs_table: String,
+    /// The table for spans; those by which a trace's time is found begin with its name. Default `otel_traces`, as
+    /// the exporter's.
+    pub traces_table: String,
+    /// The table for gauges. Default `otel_metrics_gauge`, as the exporter's.
+    pub gauge_table: String,
+    /// The table for sums. Default `otel_metrics_sum`, as the exporter's.
+    pub sum_table: String,
+    /// The table for histograms. Default `otel_metrics_histogram`, as the exporter's.
+    pub histogram_table: String,
+    /// The table for exponential histograms. Default `otel_metrics_exponential_histogram`, as the exporter's.
+    pub exponential_histogram_table: String,
+    /// The table for summaries. Default `otel_metrics_summary`, as the exporter's.
+    pub summary_table: String,
     /// Create database and table when they are missing. Default true.
     pub create: bool,
     /// Millpond's own columns: `all` (default), or `none` for the exporter's schema as it is, which gives up
@@ -37,7 +51,14 @@ impl Default for Config {
             user: None,
             password: None,
             database: "otel".to_owned(),
-            table: "otel_logs".to_owned(),
+            signals: Signal::ALL.to_vec(),
+            logs_table: "otel_logs".to_owned(),
+            traces_table: "otel_traces".to_owned(),
+            gauge_table: "otel_metrics_gauge".to_owned(),
+            sum_table: "otel_metrics_sum".to_owned(),
+            histogram_table: "otel_metrics_histogram".to_owned(),
+            exponential_histogram_table: "otel_metrics_exponential_histogram".to_owned(),
+            summary_table: "otel_metrics_summary".to_owned(),
             create: true,
             columns: Columns::All,
             indexes: Indexes::Exporter,
@@ -48,8 +69,7 @@ impl Default for Config {
 }
 
 /// Which of Millpond's own columns there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Columns {
     /// All of them.
     All,
@@ -58,8 +78,7 @@ pub enum Columns {
 }
 
 /// The indexes of a table that we create.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Indexes {
     /// What the Collector's exporter makes: `text` on servers since 26.2, `bloom` before.
     Exporter,

@@ -1,5 +1,5 @@
-//! The ClickHouse sink: OTLP logs into the table `otel_logs`, as the Collector's clickhouseexporter makes and
-//! fills it, plus Millpond's own columns. See `design/clickhouse-sink.md`.
+//! The ClickHouse sink: OTLP's logs, traces and metrics into the tables that the Collector's clickhouseexporter makes
+//! and fills, plus Millpond's own columns. See `design/clickhouse-sink.md`.
 //!
 //! A batch becomes chunks, a chunk one Native block, sent as one INSERT with one deduplication token. Nothing
 //! here retries: the consumer does, with the same bytes.
@@ -17,6 +17,7 @@ mod sink;
 mod text;
 
 pub use config::{Columns, Config, Indexes};
+pub use millpond_otlp::Signal;
 pub use sink::ClickHouse;
 
 /// What [`ClickHouse`] does to a batch, without a server: for measurements only (`examples/encode.rs`).

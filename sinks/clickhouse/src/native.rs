@@ -8,8 +8,17 @@ use std::collections::HashMap;
 
 /// A column of a block.
 pub(crate) trait Column {
-    /// Its data, after name and type.
-    fn write(&self, frames: &mut Frames);
+    /// What is written once before the data: the versions of the dictionaries within it.
+    fn write_versions(&self, _: &mut Frames) {}
+    /// Its data.
+    fn write_values(&self, frames: &mut Frames);
+    /// All of it, after name and type.
+    fn write(&self, frames: &mut Frames) {
+        self.write_versions(frames);
+        self.write_values(frames);
+    }
+    /// How many values it has.
+    fn rows(&self) -> usize;
     /// Bytes that it holds, near enough to what it will write and the same in every process.
     fn raw_len(&self) -> usize;
     /// Empties it; the memory stays for the next block.
@@ -28,39 +37,54 @@ pub(crate) fn put_varint(mut value: usize, out: &mut Vec<u8>) {
     out.push(value.to_le_bytes()[0]);
 }
 
-/// UInt8.
-#[derive(Default)]
-pub(crate) struct Bytes8(pub(crate) Vec<u8>);
+/// A number of a fixed size.
+pub(crate) trait Word: Copy {
+    /// Appends its bytes, little-endian.
+    fn put(self, out: &mut Vec<u8>);
+    /// Reads it back.
+    fn get(bytes: &[u8]) -> Self;
+}
 
-impl Column for Bytes8 {
-    fn write(&self, frames: &mut Frames) {
-        frames.write(&self.0);
+macro_rules! words {
+    ($($type:ty)*) => {$(
+        impl Word for $type {
+            #[inline]
+            fn put(self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn get(bytes: &[u8]) -> Self {
+                <$type>::from_le_bytes(bytes.try_into().expect("as many bytes as the number has"))
+            }
+        }
+    )*};
+}
+
+words!(u8 u16 i32 u32 i64 u64 f64);
+
+/// Numbers of a fixed size: UInt8, Bool, Int32, UInt32, DateTime, UInt64, Float64.
+pub(crate) struct Numbers<T>(pub(crate) Vec<T>);
+
+/// DateTime64 of any precision: ticks since the epoch.
+pub(crate) type Ticks = Numbers<i64>;
+
+impl<T> Default for Numbers<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: Word> Column for Numbers<T> {
+    fn write_values(&self, frames: &mut Frames) {
+        write_words(self.0.iter().copied(), frames);
     }
 
-    fn raw_len(&self) -> usize {
+    fn rows(&self) -> usize {
         self.0.len()
     }
 
-    fn clear(&mut self) {
-        self.0.clear();
-    }
-
-    fn append(&mut self, from: &Self, rows: &[usize]) {
-        self.0.extend(rows.iter().map(|&row| from.0[row]));
-    }
-}
-
-/// DateTime64 of any precision: ticks since the epoch.
-#[derive(Default)]
-pub(crate) struct Ticks(pub(crate) Vec<i64>);
-
-impl Column for Ticks {
-    fn write(&self, frames: &mut Frames) {
-        write_words(&self.0, i64::to_le_bytes, frames);
-    }
-
     fn raw_len(&self) -> usize {
-        8 * self.0.len()
+        size_of::<T>() * self.0.len()
     }
 
     fn clear(&mut self) {
@@ -72,16 +96,18 @@ impl Column for Ticks {
     }
 }
 
-/// Writes numbers a few thousand at a time, little-endian.
-fn write_words<T: Copy, const N: usize>(words: &[T], bytes: impl Fn(T) -> [u8; N], frames: &mut Frames) {
-    let mut buffer = Vec::with_capacity(4096 * N);
-    for words in words.chunks(4096) {
-        buffer.clear();
-        for &word in words {
-            buffer.extend_from_slice(&bytes(word));
+/// Writes numbers a few thousand at a time.
+fn write_words<T: Word>(words: impl Iterator<Item = T>, frames: &mut Frames) {
+    const BUFFER: usize = 32 << 10;
+    let mut buffer = Vec::with_capacity(BUFFER);
+    for word in words {
+        if buffer.len() + size_of::<T>() > BUFFER {
+            frames.write(&buffer);
+            buffer.clear();
         }
-        frames.write(&buffer);
+        word.put(&mut buffer);
     }
+    frames.write(&buffer);
 }
 
 /// String: a varint length and the bytes, each.
@@ -100,10 +126,6 @@ impl Strings {
         self.bytes.extend_from_slice(value);
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.starts.len()
-    }
-
     /// Appends a whole column.
     fn extend(&mut self, from: &Strings) {
         let base = self.bytes.len();
@@ -118,8 +140,12 @@ impl Strings {
 }
 
 impl Column for Strings {
-    fn write(&self, frames: &mut Frames) {
+    fn write_values(&self, frames: &mut Frames) {
         frames.write(&self.bytes);
+    }
+
+    fn rows(&self) -> usize {
+        self.starts.len()
     }
 
     fn raw_len(&self) -> usize {
@@ -193,12 +219,14 @@ impl Dictionary {
         };
         self.rows.push(number);
     }
+}
 
-    fn write_version(frames: &mut Frames) {
+impl Column for Dictionary {
+    fn write_versions(&self, frames: &mut Frames) {
         frames.write(&DICTIONARY_VERSION.to_le_bytes());
     }
 
-    fn write_rows(&self, frames: &mut Frames) {
+    fn write_values(&self, frames: &mut Frames) {
         if self.rows.is_empty() {
             return;
         }
@@ -215,22 +243,19 @@ impl Dictionary {
         }
         values.write(frames);
         frames.write(&(self.rows.len() as u64).to_le_bytes());
+        let rows = self.rows.iter();
         match width {
-            0 => write_words(&self.rows, |number| [number.to_le_bytes()[0]], frames),
+            0 => write_words(rows.map(|number| number.to_le_bytes()[0]), frames),
             1 => write_words(
-                &self.rows,
-                |number| [number.to_le_bytes()[0], number.to_le_bytes()[1]],
+                rows.map(|number| u16::from_le_bytes([number.to_le_bytes()[0], number.to_le_bytes()[1]])),
                 frames,
             ),
-            _ => write_words(&self.rows, u32::to_le_bytes, frames),
+            _ => write_words(rows.copied(), frames),
         }
     }
-}
 
-impl Column for Dictionary {
-    fn write(&self, frames: &mut Frames) {
-        Self::write_version(frames);
-        self.write_rows(frames);
+    fn rows(&self) -> usize {
+        self.rows.len()
     }
 
     fn raw_len(&self) -> usize {
@@ -265,12 +290,7 @@ impl Maps {
     /// Ends a row: what was pushed to `keys` and `values` since the last one is its entries.
     #[inline]
     pub(crate) fn end_row(&mut self) {
-        self.ends.push(self.values.len() as u64);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn rows(&self) -> usize {
-        self.ends.len()
+        self.ends.push(self.values.rows() as u64);
     }
 
     /// A row whose entries are all known: numbers from `keys`, and values.
@@ -283,11 +303,18 @@ impl Maps {
 }
 
 impl Column for Maps {
-    fn write(&self, frames: &mut Frames) {
-        Dictionary::write_version(frames);
-        write_words(&self.ends, u64::to_le_bytes, frames);
-        self.keys.write_rows(frames);
-        self.values.write(frames);
+    fn write_versions(&self, frames: &mut Frames) {
+        self.keys.write_versions(frames);
+    }
+
+    fn write_values(&self, frames: &mut Frames) {
+        write_words(self.ends.iter().copied(), frames);
+        self.keys.write_values(frames);
+        self.values.write_values(frames);
+    }
+
+    fn rows(&self) -> usize {
+        self.ends.len()
     }
 
     fn raw_len(&self) -> usize {
@@ -300,19 +327,72 @@ impl Column for Maps {
         self.values.clear();
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "ends count values that are in memory"
-    )]
     fn append(&mut self, from: &Self, rows: &[usize]) {
         for &row in rows {
-            let start = row.checked_sub(1).map_or(0, |before| from.ends[before] as usize);
-            let entries: Vec<usize> = (start..from.ends[row] as usize).collect();
+            let entries: Vec<usize> = items_of(&from.ends, row).collect();
             self.keys.append(&from.keys, &entries);
             self.values.append(&from.values, &entries);
             self.end_row();
         }
     }
+}
+
+/// Array of any of these columns.
+#[derive(Default)]
+pub(crate) struct Array<C> {
+    /// Where each row's items end.
+    pub(crate) ends: Vec<u64>,
+    pub(crate) items: C,
+}
+
+impl<C: Column> Array<C> {
+    /// Ends a row: what was pushed to `items` since the last one is its items.
+    #[inline]
+    pub(crate) fn end_row(&mut self) {
+        self.ends.push(self.items.rows() as u64);
+    }
+}
+
+impl<C: Column> Column for Array<C> {
+    fn write_versions(&self, frames: &mut Frames) {
+        self.items.write_versions(frames);
+    }
+
+    fn write_values(&self, frames: &mut Frames) {
+        write_words(self.ends.iter().copied(), frames);
+        self.items.write_values(frames);
+    }
+
+    fn rows(&self) -> usize {
+        self.ends.len()
+    }
+
+    fn raw_len(&self) -> usize {
+        8 * self.ends.len() + self.items.raw_len()
+    }
+
+    fn clear(&mut self) {
+        self.ends.clear();
+        self.items.clear();
+    }
+
+    fn append(&mut self, from: &Self, rows: &[usize]) {
+        for &row in rows {
+            let items: Vec<usize> = items_of(&from.ends, row).collect();
+            self.items.append(&from.items, &items);
+            self.end_row();
+        }
+    }
+}
+
+/// What belongs to a row whose items end at `ends[row]`.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "ends count values that are in memory"
+)]
+fn items_of(ends: &[u64], row: usize) -> std::ops::Range<usize> {
+    let start = row.checked_sub(1).map_or(0, |before| ends[before] as usize);
+    start..ends[row] as usize
 }
 
 /// The same value in every row, in its encoded form.

@@ -2,97 +2,188 @@
 //! one, each whole), or a piece of it. Reads back the Native blocks that `chunks` has encoded, so it knows only their types.
 
 use crate::frame::{Frames, decompress};
-use crate::native::{self, Bytes8, Column, Dictionary, Maps, Strings, Ticks};
-use crate::schema::{MAP, MILLPOND, STRING, WORD};
+use crate::native::{self, Array, Column, Dictionary, Maps, Numbers, Strings, Word};
+use crate::schema::{MAP, MILLPOND, STRING, Table, WORD, item_kind};
 use bytes::Bytes;
 use std::collections::HashSet;
 use std::ops::Range;
 
-/// The rows of a chunk whose timestamps are not among `times`, and how many they are.
-pub(crate) fn without(body: &[Bytes], times: &HashSet<i64>) -> (Vec<Bytes>, u64) {
-    let missing = |times_of: &Ticks| {
-        let rows = times_of.0.iter().enumerate();
-        rows.filter(|(_, time)| !times.contains(time))
-            .map(|(row, _)| row)
-            .collect()
-    };
-    let Block { body, rows, .. } = some(body, &missing, None);
+/// The rows of a chunk whose times, in ticks of the table's column, are not among `times`, and how many they are.
+pub(crate) fn without(body: &[Bytes], table: Table, times: &HashSet<i64>) -> (Vec<Bytes>, u64) {
+    let raw = decompress(body);
+    let block = Block::read(&raw);
+    let ticks = block.ticks(table.time());
+    let kept: Vec<usize> = (0..block.rows)
+        .filter(|&row| !times.contains(&ticks[row]))
+        .collect();
+    let Encoded { body, rows, .. } = block.some(&kept, None);
     (body, rows)
 }
 
 /// These rows of a chunk, as if it had this number.
-pub(crate) fn piece(body: &[Bytes], rows: Range<usize>, number: u32) -> Block {
-    some(body, &|_| rows.clone().collect(), Some(number))
+pub(crate) fn piece(body: &[Bytes], rows: Range<usize>, number: u32) -> Encoded {
+    let rows: Vec<usize> = rows.collect();
+    Block::read(&decompress(body)).some(&rows, Some(number))
 }
 
-/// A block, encoded.
-pub(crate) struct Block {
+/// A block as it is sent.
+pub(crate) struct Encoded {
     pub(crate) body: Vec<Bytes>,
     pub(crate) rows: u64,
     pub(crate) raw_bytes: u64,
 }
 
-/// The rows that `choose` takes, by their timestamps; in a chunk of another number, if one is given.
-fn some(body: &[Bytes], choose: &dyn Fn(&Ticks) -> Vec<usize>, number: Option<u32>) -> Block {
-    let number_column = MILLPOND[MILLPOND.len() - 1].name;
-    let raw = decompress(body);
-    let mut block = Encoded(&raw);
-    let columns = block.varint();
-    let rows = block.varint();
-    let mut frames = Frames::default();
-    let mut kept: Vec<usize> = Vec::new();
-    for column in 0..columns {
-        let (name, kind) = (block.text(), block.text());
-        if column == 0 {
-            // The timestamp is the first column: it says which rows of the others are kept.
-            kept = choose(&Encoded(block.0).ticks(rows));
-            native::write_block_head(columns, kept.len(), &mut frames);
-        }
-        native::write_column_head(name, kind, &mut frames);
-        match kind {
-            "UInt8" => copy(&Bytes8(block.take(rows).to_vec()), &kept, &mut frames),
-            "UInt32" if name == number_column && number.is_some() => {
-                block.take(4 * rows);
-                let number = number.unwrap_or_default().to_le_bytes();
-                native::write_constant(&number, kept.len(), &mut frames);
+/// A block, read back.
+struct Block<'a> {
+    rows: usize,
+    columns: Vec<ReadColumn<'a>>,
+}
+
+struct ReadColumn<'a> {
+    name: &'a str,
+    kind: &'a str,
+    values: Box<dyn Selectable>,
+    /// From its first value on.
+    bytes: Rest<'a>,
+}
+
+impl<'a> Block<'a> {
+    fn read(raw: &'a [u8]) -> Self {
+        let mut rest = Rest(raw);
+        let count = rest.varint();
+        let rows = rest.varint();
+        let columns = (0..count).map(|_| {
+            let (name, kind) = (rest.text(), rest.text());
+            let bytes = Rest(rest.0);
+            ReadColumn {
+                name,
+                kind,
+                values: rest.column(kind, rows),
+                bytes,
             }
-            "UInt32" => block
-                .take(4 * rows)
-                .chunks_exact(4)
-                .enumerate()
-                .for_each(|(row, word)| {
-                    if kept.binary_search(&row).is_ok() {
-                        frames.write(word);
-                    }
-                }),
-            STRING => copy(&block.strings(rows), &kept, &mut frames),
-            WORD => {
-                block.take(8);
-                copy(&block.dictionary(rows), &kept, &mut frames);
-            }
-            MAP => copy(&block.maps(rows), &kept, &mut frames),
-            // DateTime64 and UInt64.
-            _ => copy(&block.ticks(rows), &kept, &mut frames),
+        });
+        Block {
+            columns: columns.collect(),
+            rows,
         }
     }
-    let (body, raw_bytes) = frames.finish();
-    Block {
-        body,
-        rows: kept.len() as u64,
-        raw_bytes,
+
+    /// The values of a column of times.
+    fn ticks(&self, name: &str) -> Vec<i64> {
+        let column = self.columns.iter().find(|column| column.name == name);
+        let column = column.expect("every table has a time");
+        let mut bytes = Rest(column.bytes.0);
+        match column.kind {
+            "DateTime" => {
+                let seconds = bytes.numbers::<u32>(self.rows).0;
+                seconds.into_iter().map(i64::from).collect()
+            }
+            _ => bytes.numbers::<i64>(self.rows).0,
+        }
+    }
+
+    /// These rows, in a chunk of another number if one is given.
+    fn some(&self, rows: &[usize], number: Option<u32>) -> Encoded {
+        let mut frames = Frames::default();
+        native::write_block_head(self.columns.len(), rows.len(), &mut frames);
+        for column in &self.columns {
+            native::write_column_head(column.name, column.kind, &mut frames);
+            match number {
+                Some(number) if column.name == MILLPOND[MILLPOND.len() - 1].name => {
+                    native::write_constant(&number.to_le_bytes(), rows.len(), &mut frames);
+                }
+                _ => column.values.write_some(rows, &mut frames),
+            }
+        }
+        let (body, raw_bytes) = frames.finish();
+        Encoded {
+            body,
+            rows: rows.len() as u64,
+            raw_bytes,
+        }
     }
 }
 
-fn copy<C: Column + Default>(column: &C, rows: &[usize], frames: &mut Frames) {
-    let mut some = C::default();
-    some.append(column, rows);
-    some.write(frames);
+/// A column of which some rows can be written.
+trait Selectable {
+    fn write_some(&self, rows: &[usize], frames: &mut Frames);
+}
+
+impl<C: Column + Default> Selectable for C {
+    fn write_some(&self, rows: &[usize], frames: &mut Frames) {
+        let mut some = C::default();
+        some.append(self, rows);
+        some.write(frames);
+    }
+}
+
+/// A column whose values can be read back.
+trait Readable: Column + Default + 'static {
+    fn read(rest: &mut Rest, rows: usize) -> Self;
+}
+
+impl<T: Word + 'static> Readable for Numbers<T> {
+    fn read(rest: &mut Rest, rows: usize) -> Self {
+        rest.numbers(rows)
+    }
+}
+
+impl Readable for Strings {
+    fn read(rest: &mut Rest, rows: usize) -> Self {
+        let mut strings = Strings::default();
+        for _ in 0..rows {
+            let length = rest.varint();
+            strings.push(rest.take(length));
+        }
+        strings
+    }
+}
+
+impl Readable for Dictionary {
+    fn read(rest: &mut Rest, rows: usize) -> Self {
+        let mut dictionary = Dictionary::default();
+        if rows > 0 {
+            let width = 1 << (rest.word(8) & 0xff);
+            let values: Vec<&[u8]> = (0..rest.word(8))
+                .map(|_| {
+                    let length = rest.varint();
+                    rest.take(length)
+                })
+                .collect();
+            rest.take(8);
+            for _ in 0..rows {
+                dictionary.push(values[rest.word(width)]);
+            }
+        }
+        dictionary
+    }
+}
+
+impl Readable for Maps {
+    fn read(rest: &mut Rest, rows: usize) -> Self {
+        let (ends, entries) = rest.ends(rows);
+        Maps {
+            ends,
+            keys: Dictionary::read(rest, entries),
+            values: Strings::read(rest, entries),
+        }
+    }
+}
+
+impl<C: Readable> Readable for Array<C> {
+    fn read(rest: &mut Rest, rows: usize) -> Self {
+        let (ends, items) = rest.ends(rows);
+        Array {
+            ends,
+            items: C::read(rest, items),
+        }
+    }
 }
 
 /// What is left to read of a block. We have written it, so it is whole.
-struct Encoded<'a>(&'a [u8]);
+struct Rest<'a>(&'a [u8]);
 
-impl<'a> Encoded<'a> {
+impl<'a> Rest<'a> {
     fn take(&mut self, length: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(length);
         self.0 = rest;
@@ -118,53 +209,57 @@ impl<'a> Encoded<'a> {
         std::str::from_utf8(self.take(length)).expect("names of columns and types are text")
     }
 
-    fn ticks(&mut self, rows: usize) -> Ticks {
-        let words = self.take(8 * rows).chunks_exact(8);
-        Ticks(
-            words
-                .map(|word| i64::from_le_bytes(word.try_into().expect("eight bytes")))
-                .collect(),
-        )
+    fn numbers<T: Word>(&mut self, rows: usize) -> Numbers<T> {
+        let words = self.take(size_of::<T>() * rows).chunks_exact(size_of::<T>());
+        Numbers(words.map(T::get).collect())
     }
 
-    fn strings(&mut self, count: usize) -> Strings {
-        let mut strings = Strings::default();
-        for _ in 0..count {
-            let length = self.varint();
-            strings.push(self.take(length));
-        }
-        strings
+    /// Where the items of each row end, and how many there are.
+    fn ends(&mut self, rows: usize) -> (Vec<u64>, usize) {
+        let ends = self.numbers::<u64>(rows).0;
+        let items = ends.last().copied().unwrap_or(0);
+        (ends, usize::try_from(items).expect("a chunk is in memory"))
     }
 
-    /// After its version.
-    fn dictionary(&mut self, rows: usize) -> Dictionary {
-        let mut dictionary = Dictionary::default();
-        if rows > 0 {
-            let width = 1 << (self.word(8) & 0xff);
-            let values: Vec<&[u8]> = (0..self.word(8))
-                .map(|_| {
-                    let length = self.varint();
-                    self.take(length)
-                })
-                .collect();
-            self.take(8);
-            for _ in 0..rows {
-                dictionary.push(values[self.word(width)]);
-            }
+    fn column(&mut self, kind: &str, rows: usize) -> Box<dyn Selectable> {
+        // The versions of the dictionaries within it.
+        self.take(8 * kind.matches("LowCardinality").count());
+        match item_kind(kind) {
+            None => self.values::<Plain>(kind, rows),
+            Some(kind) => self.values::<Within>(kind, rows),
         }
-        dictionary
     }
 
-    fn maps(&mut self, rows: usize) -> Maps {
-        self.take(8);
-        let ends: Vec<u64> = (0..rows).map(|_| self.word(8) as u64).collect();
-        let entries = ends
-            .last()
-            .map_or(0, |&end| usize::try_from(end).expect("a chunk is in memory"));
-        Maps {
-            ends,
-            keys: self.dictionary(entries),
-            values: self.strings(entries),
+    fn values<S: Shape>(&mut self, kind: &str, rows: usize) -> Box<dyn Selectable> {
+        match kind {
+            STRING => S::read::<Strings>(self, rows),
+            WORD => S::read::<Dictionary>(self, rows),
+            MAP => S::read::<Maps>(self, rows),
+            "UInt8" | "Bool" => S::read::<Numbers<u8>>(self, rows),
+            "UInt32" | "Int32" | "DateTime" => S::read::<Numbers<u32>>(self, rows),
+            // DateTime64, UInt64 and Float64.
+            _ => S::read::<Numbers<u64>>(self, rows),
         }
+    }
+}
+
+/// A column of values, or of arrays of them.
+trait Shape {
+    fn read<C: Readable>(rest: &mut Rest, rows: usize) -> Box<dyn Selectable>;
+}
+
+struct Plain;
+
+impl Shape for Plain {
+    fn read<C: Readable>(rest: &mut Rest, rows: usize) -> Box<dyn Selectable> {
+        Box::new(C::read(rest, rows))
+    }
+}
+
+struct Within;
+
+impl Shape for Within {
+    fn read<C: Readable>(rest: &mut Rest, rows: usize) -> Box<dyn Selectable> {
+        Box::new(Array::<C>::read(rest, rows))
     }
 }

@@ -1,8 +1,128 @@
-//! The table `otel_logs`: the columns that the Collector's clickhouseexporter (v0.161) gives it, and Millpond's
-//! own. Makes the DDL, and judges a table that is there. Pure: talks to no server.
+//! The tables: the columns that the Collector's clickhouseexporter (v0.161) gives them, and Millpond's own. Makes the
+//! DDL, and judges a table that is there. Pure: talks to no server.
+
+mod logs;
+mod metrics;
+mod traces;
 
 use crate::config::{Columns, Config, Indexes};
+use millpond_otlp::Signal;
 use std::fmt::Write as _;
+
+/// A table that rows go into. Its number is that of a chunk for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Table {
+    Logs = 0,
+    Traces,
+    Gauge,
+    Sum,
+    Histogram,
+    ExponentialHistogram,
+    Summary,
+}
+
+impl Table {
+    pub(crate) const ALL: [Table; 7] = [
+        Table::Logs,
+        Table::Traces,
+        Table::Gauge,
+        Table::Sum,
+        Table::Histogram,
+        Table::ExponentialHistogram,
+        Table::Summary,
+    ];
+
+    pub(crate) fn number(self) -> u32 {
+        self as u32
+    }
+
+    pub(crate) fn signal(self) -> Signal {
+        match self {
+            Table::Logs => Signal::Logs,
+            Table::Traces => Signal::Traces,
+            _ => Signal::Metrics,
+        }
+    }
+
+    /// What it is called in settings.
+    pub(crate) fn key(self) -> &'static str {
+        match self {
+            Table::Logs => "logs",
+            Table::Traces => "traces",
+            Table::Gauge => "gauge",
+            Table::Sum => "sum",
+            Table::Histogram => "histogram",
+            Table::ExponentialHistogram => "exponential_histogram",
+            Table::Summary => "summary",
+        }
+    }
+
+    pub(crate) fn name(self, config: &Config) -> &str {
+        match self {
+            Table::Logs => &config.logs_table,
+            Table::Traces => &config.traces_table,
+            Table::Gauge => &config.gauge_table,
+            Table::Sum => &config.sum_table,
+            Table::Histogram => &config.histogram_table,
+            Table::ExponentialHistogram => &config.exponential_histogram_table,
+            Table::Summary => &config.summary_table,
+        }
+    }
+
+    /// Its full name, quoted.
+    pub(crate) fn path(self, config: &Config) -> String {
+        path(config, self.name(config))
+    }
+
+    /// The exporter's columns, in its order.
+    pub(crate) fn columns(self) -> impl Iterator<Item = &'static ColumnKind> {
+        let parts: &'static [&'static [ColumnKind]] = match self {
+            Table::Logs => &[&logs::COLUMNS],
+            Table::Traces => &[&traces::COLUMNS],
+            Table::Gauge => &metrics::GAUGE,
+            Table::Sum => &metrics::SUM,
+            Table::Histogram => &metrics::HISTOGRAM,
+            Table::ExponentialHistogram => &metrics::EXPONENTIAL_HISTOGRAM,
+            Table::Summary => &metrics::SUMMARY,
+        };
+        parts.iter().copied().flatten()
+    }
+
+    /// The columns that we fill.
+    pub(crate) fn filled(self, columns: Columns) -> impl Iterator<Item = &'static ColumnKind> {
+        let own: &'static [ColumnKind] = match columns {
+            Columns::All => &MILLPOND,
+            Columns::None => &[],
+        };
+        self.columns().chain(own)
+    }
+
+    /// The column whose day is the partition.
+    pub(crate) fn time(self) -> &'static str {
+        match self.signal() {
+            Signal::Logs | Signal::Traces => "Timestamp",
+            Signal::Metrics => "TimeUnix",
+        }
+    }
+
+    /// That column's ticks, as a block has them, in SQL.
+    pub(crate) fn ticks(self) -> &'static str {
+        match self.signal() {
+            Signal::Logs | Signal::Traces => "toUnixTimestamp64Nano(Timestamp)",
+            Signal::Metrics => "toInt64(toUnixTimestamp(TimeUnix))",
+        }
+    }
+
+    fn sorting_key(self) -> &'static str {
+        match self.signal() {
+            Signal::Logs => "toStartOfFiveMinutes(Timestamp), ServiceName, Timestamp",
+            Signal::Traces => "ServiceName, SpanName, toDateTime(Timestamp)",
+            Signal::Metrics => {
+                "ServiceName, MetricName, toStartOfHour(TimeUnix), cityHash64(Attributes), TimeUnix"
+            }
+        }
+    }
+}
 
 pub(crate) struct ColumnKind {
     pub(crate) name: &'static str,
@@ -28,48 +148,11 @@ const fn column(
 pub(crate) const STRING: &str = "String";
 pub(crate) const WORD: &str = "LowCardinality(String)";
 pub(crate) const MAP: &str = "Map(LowCardinality(String), String)";
+const STRINGS: &str = "Array(String)";
+const WORDS: &str = "Array(LowCardinality(String))";
+const MAPS: &str = "Array(Map(LowCardinality(String), String))";
 const ZSTD: &str = "ZSTD(1)";
 const DELTA: &str = "Delta(8), ZSTD(1)";
-
-/// The exporter's, in the order in which [`crate::rows::Rows::columns`] gives their data.
-pub(crate) const EXPORTER: [ColumnKind; 16] = [
-    column(
-        "Timestamp",
-        "DateTime64(9)",
-        DELTA,
-        "Event timestamp with nanosecond precision",
-    ),
-    column("TraceId", STRING, ZSTD, "W3C trace identifier"),
-    column("SpanId", STRING, ZSTD, "W3C span identifier"),
-    column("TraceFlags", "UInt8", "", "W3C trace flags"),
-    column("SeverityText", WORD, ZSTD, "Log severity as text"),
-    column("SeverityNumber", "UInt8", "", "Log severity as number (1-24)"),
-    column("ServiceName", WORD, ZSTD, "Service that emitted the log"),
-    column("Body", STRING, ZSTD, "Log message body"),
-    column("ResourceSchemaUrl", WORD, ZSTD, "Schema URL for the resource"),
-    column(
-        "ResourceAttributes",
-        MAP,
-        ZSTD,
-        "Resource attributes as key-value pairs",
-    ),
-    column(
-        "ScopeSchemaUrl",
-        WORD,
-        ZSTD,
-        "Schema URL for the instrumentation scope",
-    ),
-    column("ScopeName", STRING, ZSTD, "Instrumentation scope name"),
-    column("ScopeVersion", WORD, ZSTD, "Instrumentation scope version"),
-    column("ScopeAttributes", MAP, ZSTD, "Instrumentation scope attributes"),
-    column("LogAttributes", MAP, ZSTD, "Log record attributes"),
-    column(
-        "EventName",
-        STRING,
-        ZSTD,
-        "Event name for log records representing events",
-    ),
-];
 
 /// Millpond's own: constant in a chunk but for the first, so that they compress to almost nothing.
 pub(crate) const MILLPOND: [ColumnKind; 5] = [
@@ -105,29 +188,15 @@ pub(crate) const MILLPOND: [ColumnKind; 5] = [
     ),
 ];
 
-/// Resource attributes that the exporter also keeps as columns.
-const MATERIALIZED: [&str; 8] = [
-    "k8s.cluster.name",
-    "k8s.container.name",
-    "k8s.deployment.name",
-    "k8s.namespace.name",
-    "k8s.node.name",
-    "k8s.pod.name",
-    "k8s.pod.uid",
-    "deployment.environment.name",
-];
-
 /// Deduplication tokens that a table of ours remembers (tokens × partitions): ClickHouse's default for replicated
 /// tables.
 pub(crate) const WINDOW: u64 = 10_000;
 
-/// The columns that we fill.
-pub(crate) fn filled(columns: Columns) -> impl Iterator<Item = &'static ColumnKind> {
-    let own: &'static [ColumnKind] = match columns {
-        Columns::All => &MILLPOND,
-        Columns::None => &[],
-    };
-    EXPORTER.iter().chain(own)
+/// The exporter's settings, and our window.
+fn settings() -> String {
+    format!(
+        "SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1, non_replicated_deduplication_window = {WINDOW}"
+    )
 }
 
 /// A name as SQL takes it, whatever is in it.
@@ -143,18 +212,18 @@ pub(crate) fn identifier(name: &str) -> String {
     quoted
 }
 
-/// The table's full name.
-pub(crate) fn table(config: &Config) -> String {
-    format!("{}.{}", identifier(&config.database), identifier(&config.table))
+fn path(config: &Config, table: &str) -> String {
+    format!("{}.{}", identifier(&config.database), identifier(table))
 }
 
-pub(crate) fn insert(config: &Config) -> String {
-    let columns: Vec<_> = filled(config.columns)
+pub(crate) fn insert(config: &Config, table: Table) -> String {
+    let columns: Vec<_> = table
+        .filled(config.columns)
         .map(|column| identifier(column.name))
         .collect();
     format!(
         "INSERT INTO {} ({}) FORMAT Native",
-        table(config),
+        table.path(config),
         columns.join(", ")
     )
 }
@@ -164,41 +233,88 @@ pub(crate) fn create_database(config: &Config) -> String {
 }
 
 /// `server`: the server's version, major and minor.
-pub(crate) fn create_table(config: &Config, server: (u32, u32)) -> String {
-    let mut items: Vec<String> = EXPORTER.iter().map(definition).collect();
-    items.extend(MATERIALIZED.iter().map(|attribute| {
-        let name = identifier(&format!("__otel_materialized_{attribute}"));
-        format!("{name} {WORD} MATERIALIZED ResourceAttributes['{attribute}'] CODEC({ZSTD})")
-    }));
+pub(crate) fn create_table(config: &Config, table: Table, server: (u32, u32)) -> String {
+    let mut items: Vec<String> = table.columns().map(definition).collect();
+    if table == Table::Logs {
+        items.extend(logs::MATERIALIZED.iter().map(|attribute| {
+            let name = identifier(&format!("__otel_materialized_{attribute}"));
+            format!("{name} {WORD} MATERIALIZED ResourceAttributes['{attribute}'] CODEC({ZSTD})")
+        }));
+    }
     if config.columns == Columns::All {
         items.extend(MILLPOND.iter().map(definition));
         items.push("INDEX `_millpond_batch_range` `_millpond_batch` TYPE minmax GRANULARITY 1".to_owned());
     }
-    // Text indexes are what the exporter makes where the server has them.
-    match (config.indexes, server >= (26, 2)) {
-        (Indexes::None, _) => {}
-        (Indexes::Text, _) | (Indexes::Exporter, true) => items.extend(text_indexes()),
-        (Indexes::Bloom, _) | (Indexes::Exporter, false) => items.extend(bloom_indexes()),
+    // The exporter makes text indexes for logs alone, where the server has them.
+    let text = match config.indexes {
+        Indexes::Exporter => table == Table::Logs && server >= (26, 2),
+        Indexes::Text => true,
+        Indexes::Bloom | Indexes::None => false,
+    };
+    if config.indexes != Indexes::None {
+        items.extend(indexes(table, text));
     }
-    let mut sql = format!(
-        "CREATE TABLE IF NOT EXISTS {} (\n    {}\n)\n",
-        table(config),
-        items.join(",\n    ")
-    );
-    sql.push_str("ENGINE = MergeTree\nPARTITION BY toDate(Timestamp)\n");
-    sql.push_str("ORDER BY (toStartOfFiveMinutes(Timestamp), ServiceName, Timestamp)\n");
-    if config.ttl_seconds > 0 {
-        let _ = writeln!(
-            sql,
-            "TTL toDateTime(Timestamp) + {}",
-            interval(config.ttl_seconds)
-        );
-    }
-    let _ = write!(
-        sql,
-        "SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1, non_replicated_deduplication_window = {WINDOW}"
-    );
+    let time = table.time();
+    let mut sql = create(&table.path(config), &items, time, table.sorting_key());
+    sql.push_str(&ttl(config, time));
+    sql.push_str(&settings());
     sql
+}
+
+fn create(path: &str, items: &[String], time: &str, sorting_key: &str) -> String {
+    format!(
+        "CREATE TABLE IF NOT EXISTS {path} (\n    {}\n)\nENGINE = MergeTree\nPARTITION BY toDate({time})\n\
+         ORDER BY ({sorting_key})\n",
+        items.join(",\n    ")
+    )
+}
+
+fn ttl(config: &Config, time: &str) -> String {
+    match config.ttl_seconds {
+        0 => String::new(),
+        seconds => format!("TTL toDateTime({time}) + {}\n", interval(seconds)),
+    }
+}
+
+/// The table by which the time of a trace's spans is found: filled by a view of the traces' table.
+pub(crate) fn lookup(config: &Config) -> String {
+    format!("{}_trace_id_ts", config.traces_table)
+}
+
+pub(crate) fn lookup_path(config: &Config) -> String {
+    path(config, &lookup(config))
+}
+
+pub(crate) fn create_lookup(config: &Config) -> String {
+    let mut items = vec![
+        "TraceId String CODEC(ZSTD(1))".to_owned(),
+        "Start DateTime CODEC(Delta(4), ZSTD(1))".to_owned(),
+        "End DateTime CODEC(Delta(4), ZSTD(1))".to_owned(),
+    ];
+    if config.indexes != Indexes::None {
+        items.push("INDEX idx_trace_id TraceId TYPE bloom_filter(0.01) GRANULARITY 1".to_owned());
+    }
+    let mut sql = create(&lookup_path(config), &items, "Start", "TraceId, Start");
+    sql.push_str(&ttl(config, "Start"));
+    sql.push_str(&settings());
+    sql
+}
+
+pub(crate) fn create_view(config: &Config) -> String {
+    format!(
+        "CREATE MATERIALIZED VIEW IF NOT EXISTS {} TO {} AS\n{}",
+        path(config, &format!("{}_trace_id_ts_mv", config.traces_table)),
+        lookup_path(config),
+        lookup_rows(config, "TraceId != ''")
+    )
+}
+
+/// The view's rows of those spans for which the condition holds.
+pub(crate) fn lookup_rows(config: &Config, condition: &str) -> String {
+    format!(
+        "SELECT TraceId, min(Timestamp) AS Start, max(Timestamp) AS End\nFROM {}\nWHERE {condition}\nGROUP BY TraceId",
+        Table::Traces.path(config)
+    )
 }
 
 fn definition(column: &ColumnKind) -> String {
@@ -222,39 +338,53 @@ fn interval(seconds: u64) -> String {
     format!("toInterval{unit}({})", seconds / length)
 }
 
-/// The exporter's indexes over maps: name and map.
-const MAP_INDEXES: [(&str, &str); 3] = [
-    ("res", "ResourceAttributes"),
-    ("scope", "ScopeAttributes"),
-    ("log", "LogAttributes"),
-];
-
-fn indexes(ids: &str, maps: &str, body: &str) -> Vec<String> {
-    let mut items = vec![format!("INDEX idx_trace_id TraceId TYPE {ids}")];
-    for (name, map) in MAP_INDEXES {
-        items.push(format!("INDEX idx_{name}_attr_key mapKeys({map}) TYPE {maps}"));
-        items.push(format!(
-            "INDEX idx_{name}_attr_value mapValues({map}) TYPE {maps}"
-        ));
+/// The exporter's indexes: of text, or bloom filters.
+fn indexes(table: Table, text: bool) -> Vec<String> {
+    let (ids, maps) = if text {
+        ("text(tokenizer = 'array')", "text(tokenizer = 'array')")
+    } else {
+        (
+            "bloom_filter(0.001) GRANULARITY 1",
+            "bloom_filter(0.01) GRANULARITY 1",
+        )
+    };
+    let indexed: &[(&str, &str)] = match table.signal() {
+        Signal::Logs => &[
+            ("res", "ResourceAttributes"),
+            ("scope", "ScopeAttributes"),
+            ("log", "LogAttributes"),
+        ],
+        Signal::Traces => &[("res", "ResourceAttributes"), ("span", "SpanAttributes")],
+        Signal::Metrics => &[
+            ("res", "ResourceAttributes"),
+            ("scope", "ScopeAttributes"),
+            ("", "Attributes"),
+        ],
+    };
+    let mut items = Vec::new();
+    if table.signal() != Signal::Metrics {
+        items.push(format!("INDEX idx_trace_id TraceId TYPE {ids}"));
     }
-    items.push(format!("INDEX idx_lower_body lower(Body) TYPE {body}"));
+    for (name, map) in indexed {
+        let name = if name.is_empty() {
+            String::new()
+        } else {
+            format!("{name}_")
+        };
+        items.push(format!("INDEX idx_{name}attr_key mapKeys({map}) TYPE {maps}"));
+        items.push(format!("INDEX idx_{name}attr_value mapValues({map}) TYPE {maps}"));
+    }
+    items.push(match (table.signal(), text) {
+        (Signal::Logs, true) => {
+            "INDEX idx_lower_body lower(Body) TYPE text(tokenizer = 'splitByNonAlpha')".to_owned()
+        }
+        (Signal::Logs, false) => {
+            "INDEX idx_lower_body lower(Body) TYPE tokenbf_v1(32768, 3, 0) GRANULARITY 8".to_owned()
+        }
+        (Signal::Traces, _) => "INDEX idx_duration Duration TYPE minmax GRANULARITY 1".to_owned(),
+        (Signal::Metrics, _) => "INDEX idx_time_minmax TimeUnix TYPE minmax GRANULARITY 1".to_owned(),
+    });
     items
-}
-
-fn text_indexes() -> Vec<String> {
-    indexes(
-        "text(tokenizer = 'array')",
-        "text(tokenizer = 'array')",
-        "text(tokenizer = 'splitByNonAlpha')",
-    )
-}
-
-fn bloom_indexes() -> Vec<String> {
-    indexes(
-        "bloom_filter(0.001) GRANULARITY 1",
-        "bloom_filter(0.01) GRANULARITY 1",
-        "tokenbf_v1(32768, 3, 0) GRANULARITY 8",
-    )
 }
 
 /// A column of a table that is there.
@@ -268,9 +398,10 @@ pub(crate) struct Found {
 }
 
 /// Everything that keeps us from writing to a table with these columns, each with what mends it.
-pub(crate) fn faults(config: &Config, found: &[Found]) -> Vec<String> {
-    let table = table(config);
-    filled(config.columns)
+pub(crate) fn faults(config: &Config, table: Table, found: &[Found]) -> Vec<String> {
+    let kinds = table.filled(config.columns);
+    let table = table.path(config);
+    kinds
         .filter_map(|column| {
             let (name, kind) = (column.name, column.kind);
             let quoted = identifier(name);
@@ -298,25 +429,35 @@ pub(crate) fn faults(config: &Config, found: &[Found]) -> Vec<String> {
         .collect()
 }
 
-/// A time zone is how a DateTime64 is shown, not what it holds.
+/// A time zone is how a time is shown, not what it holds.
 fn same_kind(expected: &str, found: &str) -> bool {
-    let without_zone = |kind: &str| match kind.strip_suffix("')").and_then(|kind| kind.split_once(", '")) {
-        Some((kind, _)) if kind.starts_with("DateTime64(") => format!("{kind})"),
+    if let (Some(expected), Some(found)) = (item_kind(expected), item_kind(found)) {
+        return same_kind(expected, found);
+    }
+    let without_zone = |kind: &str| match kind.strip_suffix("')").and_then(|kind| kind.split_once('\'')) {
+        Some(("DateTime(", _)) => "DateTime".to_owned(),
+        Some((kind, _)) if kind.starts_with("DateTime64(") => {
+            format!("{})", kind.trim_end_matches([',', ' ']))
+        }
         _ => kind.to_owned(),
     };
     expected == found || expected == without_zone(found)
 }
 
+/// What an array is of.
+pub(crate) fn item_kind(kind: &str) -> Option<&str> {
+    kind.strip_prefix("Array(")?.strip_suffix(')')
+}
+
 /// What to warn of about deduplication: a table forgets tokens once more than its window have followed.
 /// `settings` are the table's own (`engine_full`), `default` the server's for tables that say nothing.
 pub(crate) fn window_warning(
-    config: &Config,
+    table: &str,
     engine: &str,
     engine_full: &str,
     default: u64,
     needed: u64,
 ) -> Option<String> {
-    let table = table(config);
     if !lands_by_partition(engine) {
         return Some(format!(
             "table {table} has engine {engine}: whether a repeated insert is recognised depends on the tables behind it; \
@@ -335,9 +476,9 @@ pub(crate) fn window_warning(
 }
 
 /// What makes a replica fetch all that other replicas have now; nothing where there are no replicas.
-pub(crate) fn sync_replica(config: &Config, engine: &str) -> Option<String> {
+pub(crate) fn sync_replica(config: &Config, table: Table, engine: &str) -> Option<String> {
     let replicated = engine.starts_with("Replicated") || engine.starts_with("Shared");
-    replicated.then(|| format!("SYSTEM SYNC REPLICA {} LIGHTWEIGHT", table(config)))
+    replicated.then(|| format!("SYSTEM SYNC REPLICA {} LIGHTWEIGHT", table.path(config)))
 }
 
 /// Whether the rows of one INSERT land partition by partition, each whole. Behind a Distributed table they land shard by shard as well.
@@ -362,181 +503,4 @@ fn setting_in(engine_full: &str, setting: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn found(config: &Config) -> Vec<Found> {
-        filled(config.columns)
-            .map(|column| Found {
-                name: column.name.to_owned(),
-                kind: column.kind.to_owned(),
-                default_kind: String::new(),
-                is_in_partition_key: 0,
-            })
-            .collect()
-    }
-
-    #[test]
-    fn names_are_quoted_whatever_is_in_them() {
-        assert_eq!(identifier("otel_logs"), "`otel_logs`");
-        assert_eq!(
-            identifier("a`; DROP TABLE x; --\\"),
-            "`a\\`; DROP TABLE x; --\\\\`"
-        );
-    }
-
-    #[test]
-    fn a_table_that_fits_has_no_fault() {
-        let config = Config::default();
-        assert_eq!(faults(&config, &found(&config)), Vec::<String>::new());
-        let mut zoned = found(&config);
-        zoned[0].kind = "DateTime64(9, 'Europe/Berlin')".to_owned();
-        zoned.push(Found {
-            name: "Mine".into(),
-            kind: "UInt8".into(),
-            default_kind: String::new(),
-            is_in_partition_key: 0,
-        });
-        assert_eq!(faults(&config, &zoned), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_fault_names_the_column_and_what_mends_it() {
-        let config = Config::default();
-        let mut columns = found(&config);
-        columns.retain(|column| column.name != "EventName");
-        columns[0].kind = "DateTime64(3)".to_owned();
-        columns[1].default_kind = "MATERIALIZED".to_owned();
-        assert_eq!(
-            faults(&config, &columns),
-            [
-                "column Timestamp of table `otel`.`otel_logs` has type DateTime64(3) where DateTime64(9) is expected: \
-                 ALTER TABLE `otel`.`otel_logs` MODIFY COLUMN `Timestamp` DateTime64(9)",
-                "column TraceId of table `otel`.`otel_logs` is MATERIALIZED and cannot be written: \
-                 ALTER TABLE `otel`.`otel_logs` MODIFY COLUMN `TraceId` REMOVE MATERIALIZED",
-                "table `otel`.`otel_logs` has no column EventName (expected type String): \
-                 ALTER TABLE `otel`.`otel_logs` ADD COLUMN `EventName` String \
-                 COMMENT 'Event name for log records representing events' CODEC(ZSTD(1))",
-            ]
-        );
-    }
-
-    #[test]
-    fn the_exporters_own_table_fits_without_our_columns() {
-        let theirs = Config {
-            columns: Columns::None,
-            ..Config::default()
-        };
-        let columns = found(&theirs);
-        assert_eq!(faults(&theirs, &columns), Vec::<String>::new());
-        assert_eq!(faults(&Config::default(), &columns).len(), MILLPOND.len());
-    }
-
-    #[test]
-    fn indexes_are_those_of_the_exporter_unless_told_otherwise() {
-        let sql = |indexes, server| {
-            create_table(
-                &Config {
-                    indexes,
-                    ..Config::default()
-                },
-                server,
-            )
-        };
-        for (indexes, server, text, bloom) in [
-            (Indexes::Exporter, (26, 2), 8, 0),
-            (Indexes::Exporter, (26, 1), 0, 7),
-            (Indexes::Exporter, (25, 12), 0, 7),
-            (Indexes::Text, (25, 8), 8, 0),
-            (Indexes::Bloom, (26, 9), 0, 7),
-            (Indexes::None, (26, 9), 0, 0),
-        ] {
-            let sql = sql(indexes, server);
-            assert_eq!(sql.matches("TYPE text(").count(), text, "{indexes:?} {server:?}");
-            assert_eq!(
-                sql.matches("TYPE bloom_filter(").count(),
-                bloom,
-                "{indexes:?} {server:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_ttl_is_in_the_largest_unit_that_fits() {
-        for (seconds, unit) in [
-            (0, None),
-            (86_400 * 3, Some("toIntervalDay(3)")),
-            (3_600 * 25, Some("toIntervalHour(25)")),
-            (90 * 60, Some("toIntervalMinute(90)")),
-            (61, Some("toIntervalSecond(61)")),
-        ] {
-            let sql = create_table(
-                &Config {
-                    ttl_seconds: seconds,
-                    ..Config::default()
-                },
-                (26, 2),
-            );
-            let ttl = sql
-                .lines()
-                .find_map(|line| line.strip_prefix("TTL toDateTime(Timestamp) + "));
-            assert_eq!(ttl, unit);
-        }
-    }
-
-    /// The embedded engine has no replicas: this is what is sent to a server that has.
-    #[test]
-    fn a_replica_is_told_to_catch_up() {
-        let config = Config::default();
-        assert_eq!(
-            sync_replica(&config, "ReplicatedMergeTree").as_deref(),
-            Some("SYSTEM SYNC REPLICA `otel`.`otel_logs` LIGHTWEIGHT")
-        );
-        assert!(sync_replica(&config, "SharedMergeTree").is_some());
-        assert!(
-            ["MergeTree", "Distributed"]
-                .iter()
-                .all(|engine| sync_replica(&config, engine).is_none())
-        );
-    }
-
-    #[test]
-    fn only_a_merge_tree_is_known_to_land_by_partitions() {
-        assert!(
-            ["MergeTree", "ReplicatedMergeTree", "SharedMergeTree"]
-                .iter()
-                .all(|engine| lands_by_partition(engine))
-        );
-        assert!(
-            ["Distributed", "Buffer", "Null"]
-                .iter()
-                .all(|engine| !lands_by_partition(engine))
-        );
-    }
-
-    #[test]
-    fn a_window_that_is_too_small_is_warned_of() {
-        let config = Config::default();
-        let warn = |engine: &str, full: &str, default| window_warning(&config, engine, full, default, 400);
-        let ours = "MergeTree ORDER BY x SETTINGS index_granularity = 8192, non_replicated_deduplication_window = 10000";
-        assert_eq!(warn("MergeTree", ours, 0), None);
-        assert_eq!(warn("MergeTree", "MergeTree ORDER BY x", 1000), None);
-        assert_eq!(
-            warn("ReplicatedMergeTree", "ReplicatedMergeTree ORDER BY x", 10_000),
-            None
-        );
-        let warning = warn(
-            "MergeTree",
-            "MergeTree ORDER BY x SETTINGS index_granularity = 8192",
-            0,
-        )
-        .unwrap();
-        assert!(
-            warning.ends_with(
-                "ALTER TABLE `otel`.`otel_logs` MODIFY SETTING non_replicated_deduplication_window = 10000"
-            ),
-            "{warning}"
-        );
-        assert!(warn("Distributed", "Distributed('c', 'd', 't')", 0).is_some());
-    }
-}
+mod tests;

@@ -1,15 +1,16 @@
-//! The sink itself: a checked table, and requests to the server. One attempt each.
+//! The sink itself: checked tables, and requests to the server. One attempt each.
 
 use crate::chunks::{self, Workspace};
 use crate::config::{Columns, Config};
 use crate::failure::classify;
 use crate::recovery;
-use crate::schema;
-use crate::server::{Server, Table};
+use crate::schema::{self, Table};
+use crate::server::{Known, Server};
 use async_trait::async_trait;
 use bytes::Bytes;
 use clickhouse::{Client, Compression};
 use millpond_consumer::{Batch, BatchId, Chunk, Cut, Record, Rule, Sink, SinkError, piece};
+use millpond_otlp::Signal;
 use millpond_segment::Encoding;
 use std::collections::HashSet;
 use std::fmt;
@@ -20,9 +21,6 @@ use tracing::{debug, info, warn};
 
 /// The version of the mapping from messages to rows and chunks. Changed with either.
 const SCHEMA_VERSION: u32 = 1;
-
-/// The stream that we take.
-const STREAM: &str = "otlp.logs";
 
 /// What makes one INSERT one block under one token, whatever the server's defaults are
 /// (`design/clickhouse-sink.md` has the reason of each).
@@ -42,12 +40,20 @@ const PINNED: [(&str, &str); 10] = [
 /// ClickHouse as a [`Sink`].
 pub struct ClickHouse {
     name: String,
-    insert: String,
     inserting: Client,
     server: Server,
-    table: Table,
+    tables: Vec<Target>,
+    /// The traces' table of times, where there is one.
+    lookup: Option<Known>,
     warned: OnceLock<()>,
     workspaces: Mutex<Vec<Workspace>>,
+}
+
+/// A table that is written to.
+struct Target {
+    table: Table,
+    insert: String,
+    known: Known,
 }
 
 impl fmt::Debug for ClickHouse {
@@ -60,10 +66,10 @@ impl fmt::Debug for ClickHouse {
 }
 
 impl ClickHouse {
-    /// Connects, creates what is missing (if the settings say so), and checks the table.
+    /// Connects, creates what is missing (if the settings say so), and checks the tables of the signals that are taken.
     ///
     /// # Errors
-    /// `Schema` when the table does not fit, naming each column at fault with what mends it, or when the server
+    /// `Schema` when a table does not fit, naming each column at fault with what mends it, or when the server
     /// does not let us in; `Transient` when it cannot be reached or cannot answer now.
     pub async fn open(config: Config) -> Result<Self, SinkError> {
         let url = check_url(&config.url)?;
@@ -78,26 +84,48 @@ impl ClickHouse {
         }
         let server = Server { client, config };
         let version = server.version().await?;
+        let taken = |table: &Table| server.config.signals.contains(&table.signal());
+        let wanted: Vec<Table> = Table::ALL.into_iter().filter(taken).collect();
         if server.config.create {
-            server.create(version).await?;
+            server.create(&wanted, version).await?;
         }
-        let table = server.table().await?;
-        let config = &server.config;
-        info!(table = %schema::table(config), server = %format!("{}.{}", version.0, version.1), "the table fits");
+        let mut tables = Vec::with_capacity(wanted.len());
+        let mut faults = Vec::new();
+        for &table in &wanted {
+            match server.check(table).await {
+                Ok(known) => tables.push(Target {
+                    table,
+                    insert: schema::insert(&server.config, table),
+                    known,
+                }),
+                Err(SinkError::Schema(fault)) => faults.push(fault),
+                Err(error) => return Err(error),
+            }
+        }
+        if !faults.is_empty() {
+            return Err(SinkError::Schema(faults.join("; ")));
+        }
+        let lookup = if wanted.contains(&Table::Traces) {
+            server.lookup().await?
+        } else {
+            None
+        };
+        let names: Vec<String> = wanted.iter().map(|table| table.path(&server.config)).collect();
+        info!(tables = %names.join(", "), server = %format!("{}.{}", version.0, version.1), "the tables fit");
         Ok(Self {
-            name: format!("clickhouse:{}.{}", config.database, config.table),
-            insert: schema::insert(config),
+            name: name(&server.config),
             inserting: inserting(server.client.clone()),
             server,
-            table,
+            tables,
+            lookup,
             warned: OnceLock::new(),
             workspaces: Mutex::default(),
         })
     }
 
-    /// Why the table may forget a token too early under this rule, and what mends it. Tokens times partitions
+    /// Which tables may forget a token too early under this rule, and what mends each. Tokens times partitions
     /// can be in doubt at once: every batch in flight, at its target size.
-    pub fn window_warning(&self, rule: &Rule) -> Option<String> {
+    pub fn window_warnings(&self, rule: &Rule) -> Vec<String> {
         let chunks = rule
             .batch_records
             .div_ceil(rule.chunk_rows.max(1))
@@ -106,26 +134,48 @@ impl ClickHouse {
         let needed = chunks
             .saturating_mul(rule.max_in_flight.into())
             .saturating_mul(rule.max_partitions_per_chunk.into());
-        let Table {
-            engine,
-            engine_full,
-            default_window,
-            ..
-        } = &self.table;
-        schema::window_warning(&self.server.config, engine, engine_full, *default_window, needed)
+        let config = &self.server.config;
+        let tables = self
+            .tables
+            .iter()
+            .map(|target| (target.table.path(config), &target.known));
+        let lookup = self
+            .lookup
+            .iter()
+            .map(|known| (schema::lookup_path(config), known));
+        tables
+            .chain(lookup)
+            .filter_map(|(path, known)| {
+                let Known {
+                    engine,
+                    engine_full,
+                    default_window,
+                    ..
+                } = known;
+                schema::window_warning(&path, engine, engine_full, *default_window, needed)
+            })
+            .collect()
+    }
+
+    fn target(&self, chunk: &Chunk) -> Result<&Target, SinkError> {
+        let found = self
+            .tables
+            .iter()
+            .find(|target| target.table.number() == chunk.table);
+        found.ok_or_else(|| SinkError::Schema(format!("there is no table number {}", chunk.table)))
     }
 
     /// One INSERT of one block.
-    async fn insert(&self, token: &str, rows: u64, body: &[Bytes]) -> Result<(), SinkError> {
+    async fn insert(&self, target: &Target, token: &str, rows: u64, body: &[Bytes]) -> Result<(), SinkError> {
         let config = &self.server.config;
         let timeout = Some(Duration::from_secs(config.timeout_seconds));
         let mut insert = self
             .inserting
-            .insert_formatted_with(self.insert.clone())
+            .insert_formatted_with(target.insert.clone())
             .with_timeouts(timeout, timeout)
             .with_setting("insert_deduplication_token", token);
         let failed = |error| {
-            let table = schema::table(config);
+            let table = target.table.path(config);
             classify(&format!("inserting {rows} rows into {table} as {token}"), &error)
         };
         for frame in body {
@@ -148,6 +198,19 @@ impl ClickHouse {
         let mut kept = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push(workspace);
     }
+}
+
+/// The sink's name: where rows go, and so part of their identity. Tables of the usual names are not named, but for
+/// that of logs.
+fn name(config: &Config) -> String {
+    let usual = Config::default();
+    let mut name = format!("clickhouse:{}.{}", config.database, config.logs_table);
+    for table in &Table::ALL[1..] {
+        if table.name(config) != table.name(&usual) {
+            name.push_str(&format!(",{}={}", table.key(), table.name(config)));
+        }
+    }
+    name
 }
 
 /// The client for INSERTs: the settings that must never be missing, and bodies that are compressed already.
@@ -192,12 +255,14 @@ impl Sink for ClickHouse {
     }
 
     fn accepts(&self, stream: &str, encoding: Encoding) -> bool {
-        stream == STREAM && encoding == Encoding::Otlp
+        let signal = Signal::of_stream(stream);
+        encoding == Encoding::Otlp
+            && signal.is_some_and(|signal| self.server.config.signals.contains(&signal))
     }
 
     fn chunks(&self, batch: &Batch, rule: &Rule, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError> {
         self.warned.get_or_init(|| {
-            if let Some(warning) = self.window_warning(rule) {
+            for warning in self.window_warnings(rule) {
                 warn!("{warning}");
             }
         });
@@ -221,6 +286,7 @@ impl Sink for ClickHouse {
         let block = recovery::piece(&chunk.body, row(rows.start)..row(rows.end), number);
         Chunk {
             index: number,
+            table: chunk.table,
             rows: block.rows,
             raw_bytes: block.raw_bytes,
             body: block.body,
@@ -236,51 +302,66 @@ impl Sink for ClickHouse {
     }
 
     async fn write(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
-        self.insert(&id.token(chunk.index), chunk.rows, &chunk.body).await
+        let target = self.target(chunk)?;
+        let token = id.token(chunk.index);
+        self.insert(target, &token, chunk.rows, &chunk.body).await
     }
 
     async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
         if self.server.config.columns == Columns::None {
             return self.write(id, chunk).await;
         }
-        self.server.catch_up(&self.table).await?;
-        let token = id.token(chunk.index);
         // Of what a piece was cut from, part may have landed before the rest was refused.
         let numbers: Vec<u32> = piece::lineage(chunk.index).collect();
-        let there = self.server.rows_of(id, &numbers).await?;
+        self.write_missing(id, chunk, &numbers).await?;
+        if self.target(chunk)?.table == Table::Traces && self.lookup.is_some() {
+            self.server.mend_lookup(id, &numbers).await?;
+        }
+        Ok(())
+    }
+}
+
+impl ClickHouse {
+    /// Writes what its table lacks of a chunk, which has rows under these numbers, its own and of what it was cut from.
+    async fn write_missing(&self, id: &BatchId, chunk: &Chunk, numbers: &[u32]) -> Result<(), SinkError> {
+        let target = self.target(chunk)?;
+        let (table, token) = (target.table, id.token(chunk.index));
+        self.server.catch_up(table, &target.known).await?;
+        let there = self.server.rows_of(table, id, numbers).await?;
         if there == 0 {
             return self.write(id, chunk).await;
         }
         let own = if numbers.len() == 1 {
             there
         } else {
-            self.server.rows_of(id, &[chunk.index]).await?
+            self.server.rows_of(table, id, &[chunk.index]).await?
         };
         if own >= chunk.rows {
             debug!("{token}: its {} rows are in the table", chunk.rows);
             return Ok(());
         }
-        if !self.table.partitioned_by_time {
+        if !target.known.partitioned_by_time {
             if there > own {
                 return Err(SinkError::Schema(format!(
-                    "{token}: {there} rows of the chunk that it is a piece of are in the table, and its partition key is not of \
-                     the timestamp alone, so that nobody can tell which: delete those of _millpond_source '{}' with \
+                    "{token}: {there} rows of the chunk that it is a piece of are in {}, whose partition key is not of \
+                     the time alone, so that nobody can tell which: delete those of _millpond_source '{}' with \
                      _millpond_batch {} and _millpond_chunk in {numbers:?}",
+                    table.path(&self.server.config),
                     id.source(),
                     id.low
                 )));
             }
             warn!(
-                "{token}: {there} of its {} rows are in the table, and its partition key is not of the timestamp alone: all \
+                "{token}: {there} of its {} rows are in the table, and its partition key is not of the time alone: all \
                  are sent, and what is there is recognised by the token",
                 chunk.rows
             );
             return self.write(id, chunk).await;
         }
-        let times = self.server.times_of(id, &numbers).await?;
+        let times = self.server.times_of(table, id, numbers).await?;
         let times: HashSet<i64> = times.into_iter().collect();
         let body = chunk.body.clone();
-        let missing = tokio::task::spawn_blocking(move || recovery::without(&body, &times));
+        let missing = tokio::task::spawn_blocking(move || recovery::without(&body, table, &times));
         let (body, rows) = missing
             .await
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
@@ -292,6 +373,6 @@ impl Sink for ClickHouse {
             "{token}: some of its {} rows are in the table; sending the {rows} of the partitions that it lacks",
             chunk.rows
         );
-        self.insert(&token, rows, &body).await
+        self.insert(target, &token, rows, &body).await
     }
 }

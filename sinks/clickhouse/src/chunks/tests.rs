@@ -2,17 +2,23 @@
 
 use super::*;
 use crate::frame::decompress;
-use crate::schema::{MAP, STRING, WORD};
+use crate::schema::{MAP, STRING, Table, WORD, item_kind};
 use bytes::Bytes;
 use millpond_consumer::BatchId;
 use millpond_segment::{BlockBuilder, Compressor, Encoding, Limits};
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
+use opentelemetry_proto::tonic::metrics::v1::metric::Data;
+use opentelemetry_proto::tonic::metrics::v1::{
+    ExponentialHistogram, ExponentialHistogramDataPoint, Gauge, Histogram, HistogramDataPoint, Metric,
+    NumberDataPoint, ResourceMetrics, ScopeMetrics, Sum, Summary, SummaryDataPoint,
+};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use proptest::prelude::*;
 use prost::Message as _;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Reads one Native block of our types: every row as column name and text.
 fn read(chunk: &Chunk) -> Vec<BTreeMap<String, String>> {
@@ -30,41 +36,7 @@ fn read(chunk: &Chunk) -> Vec<BTreeMap<String, String>> {
     for _ in 0..columns {
         let name = bytes.text();
         let kind = bytes.text();
-        let values: Vec<String> = match kind.as_str() {
-            STRING => (0..rows).map(|_| bytes.text()).collect(),
-            "UInt8" => (0..rows).map(|_| bytes.word(1).to_string()).collect(),
-            "UInt32" => (0..rows).map(|_| bytes.word(4).to_string()).collect(),
-            kind if kind == "UInt64" || kind.starts_with("DateTime64") => {
-                (0..rows).map(|_| bytes.word(8).to_string()).collect()
-            }
-            WORD => {
-                assert_eq!(bytes.word(8), 1);
-                bytes.dictionary(rows)
-            }
-            MAP => {
-                assert_eq!(bytes.word(8), 1);
-                let ends: Vec<usize> = (0..rows)
-                    .map(|_| usize::try_from(bytes.word(8)).unwrap())
-                    .collect();
-                let entries = ends.last().copied().unwrap_or(0);
-                let keys = bytes.dictionary(entries);
-                let values: Vec<String> = (0..entries).map(|_| bytes.text()).collect();
-                let starts = std::iter::once(0).chain(ends.iter().copied());
-                starts
-                    .zip(&ends)
-                    .map(|(start, &end)| {
-                        format!(
-                            "{:?}",
-                            keys[start..end]
-                                .iter()
-                                .zip(&values[start..end])
-                                .collect::<Vec<_>>()
-                        )
-                    })
-                    .collect()
-            }
-            other => panic!("{other}"),
-        };
+        let values = bytes.column(&kind, rows);
         for (row, value) in table.iter_mut().zip(values) {
             row.insert(name.clone(), value);
         }
@@ -100,6 +72,47 @@ impl Native<'_> {
         String::from_utf8(text.to_vec()).unwrap()
     }
 
+    /// The values of a column, as text.
+    fn column(&mut self, kind: &str, rows: usize) -> Vec<String> {
+        for _ in kind.matches("LowCardinality") {
+            assert_eq!(self.word(8), 1);
+        }
+        let Some(item) = item_kind(kind) else {
+            return self.values(kind, rows);
+        };
+        let ends = self.ends(rows);
+        let items = self.values(item, ends.last().copied().unwrap_or(0));
+        grouped(&ends, &items)
+    }
+
+    fn values(&mut self, kind: &str, rows: usize) -> Vec<String> {
+        let size = match kind {
+            STRING => return (0..rows).map(|_| self.text()).collect(),
+            WORD => return self.dictionary(rows),
+            MAP => {
+                let ends = self.ends(rows);
+                let entries = ends.last().copied().unwrap_or(0);
+                let keys = self.dictionary(entries);
+                let values: Vec<String> = (0..entries).map(|_| self.text()).collect();
+                let pairs: Vec<_> = keys.iter().zip(&values).collect();
+                return grouped(&ends, &pairs);
+            }
+            "UInt8" | "Bool" => 1,
+            "UInt32" | "Int32" | "DateTime" => 4,
+            "UInt64" | "Float64" => 8,
+            kind if kind.starts_with("DateTime64") => 8,
+            other => panic!("{other}"),
+        };
+        (0..rows).map(|_| self.word(size).to_string()).collect()
+    }
+
+    /// Where the items of each row end.
+    fn ends(&mut self, rows: usize) -> Vec<usize> {
+        (0..rows)
+            .map(|_| usize::try_from(self.word(8)).unwrap())
+            .collect()
+    }
+
     fn dictionary(&mut self, rows: usize) -> Vec<String> {
         if rows == 0 {
             return Vec::new();
@@ -111,6 +124,14 @@ impl Native<'_> {
             .map(|_| values[usize::try_from(self.word(width)).unwrap()].clone())
             .collect()
     }
+}
+
+fn grouped<T: std::fmt::Debug>(ends: &[usize], items: &[T]) -> Vec<String> {
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    starts
+        .zip(ends)
+        .map(|(start, &end)| format!("{:?}", &items[start..end]))
+        .collect()
 }
 
 const DAY: u64 = 86_400_000_000_000;
@@ -166,6 +187,10 @@ fn request(number: usize, times: &[u64]) -> Vec<u8> {
 
 /// A batch of messages, with a block boundary after every `per_block`, and a part after every `per_part` blocks.
 fn batch(messages: &[Vec<u8>], per_block: usize, per_part: usize) -> Batch {
+    batch_of(Signal::Logs, messages, per_block, per_part)
+}
+
+fn batch_of(signal: Signal, messages: &[Vec<u8>], per_block: usize, per_part: usize) -> Batch {
     let mut compressor = Compressor::new(1).unwrap();
     let blocks: Vec<Bytes> = messages
         .chunks(per_block)
@@ -196,7 +221,7 @@ fn batch(messages: &[Vec<u8>], per_block: usize, per_part: usize) -> Batch {
     let id = BatchId {
         buffer_id: uuid::Uuid::nil(),
         shard: 0,
-        stream: "otlp.logs".into(),
+        stream: signal.stream().into(),
         consumer: "test".into(),
         sink: "clickhouse:otel.otel_logs".into(),
         low: 7,
@@ -278,7 +303,7 @@ proptest! {
             prop_assert_eq!(&one.body, &other.body);
             prop_assert_eq!(&one.received, &other.received);
             prop_assert!(one.rows <= chunk_rows);
-            let days: std::collections::BTreeSet<u64> =
+            let days: BTreeSet<u64> =
                 read(one).iter().map(|row| row["Timestamp"].parse::<u64>().unwrap() / DAY).collect();
             prop_assert!(days.len() <= partitions as usize);
         }
@@ -307,6 +332,136 @@ proptest! {
         expected.sort();
         prop_assert_eq!(found, expected);
     }
+}
+
+/// A request of one metric of each kind, with as many points as are given.
+fn metrics(number: usize, points: [usize; 5]) -> Vec<u8> {
+    let time = |point: usize| (point as u64 % 3) * DAY;
+    let numbers = |points: usize| {
+        (0..points)
+            .map(|point| NumberDataPoint {
+                time_unix_nano: time(point),
+                attributes: vec![pair(&format!("key{}", point % 4), &number.to_string())],
+                ..NumberDataPoint::default()
+            })
+            .collect()
+    };
+    let data = [
+        Data::Gauge(Gauge {
+            data_points: numbers(points[0]),
+        }),
+        Data::Sum(Sum {
+            data_points: numbers(points[1]),
+            ..Sum::default()
+        }),
+        Data::Histogram(Histogram {
+            data_points: (0..points[2])
+                .map(|point| HistogramDataPoint {
+                    time_unix_nano: time(point),
+                    bucket_counts: vec![1; point % 5],
+                    ..HistogramDataPoint::default()
+                })
+                .collect(),
+            ..Histogram::default()
+        }),
+        Data::ExponentialHistogram(ExponentialHistogram {
+            data_points: vec![ExponentialHistogramDataPoint::default(); points[3]],
+            ..ExponentialHistogram::default()
+        }),
+        Data::Summary(Summary {
+            data_points: vec![SummaryDataPoint::default(); points[4]],
+        }),
+    ];
+    let metrics = data.map(|data| Metric {
+        name: format!("metric {}", number % 3),
+        data: Some(data),
+        ..Metric::default()
+    });
+    let group = ResourceMetrics {
+        scope_metrics: vec![ScopeMetrics {
+            metrics: metrics.to_vec(),
+            ..ScopeMetrics::default()
+        }],
+        ..ResourceMetrics::default()
+    };
+    ExportMetricsServiceRequest {
+        resource_metrics: vec![group],
+    }
+    .encode_to_vec()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 50, ..ProptestConfig::default() })]
+
+    /// Five tables, and the same chunks for each of them however the messages came.
+    #[test]
+    fn chunks_of_metrics_do_not_depend_on_blocks(
+        sizes in proptest::collection::vec([0usize..12, 0..12, 0..12, 0..12, 0..12], 1..10),
+        per_block in 1usize..6,
+        per_part in 1usize..4,
+        chunk_rows in 1u64..40,
+        chunk_bytes in 1000u64..20_000,
+        partitions in 1u32..4,
+    ) {
+        let messages: Vec<_> = sizes.iter().enumerate().map(|(number, &points)| metrics(number, points)).collect();
+        let rule = rule(chunk_rows, chunk_bytes, partitions);
+        let whole = cut_all(&batch_of(Signal::Metrics, &messages, messages.len(), 1), &rule, Columns::All);
+        let split = cut_all(&batch_of(Signal::Metrics, &messages, per_block, per_part), &rule, Columns::All);
+        prop_assert_eq!(whole.len(), split.len());
+        let mut rows = [0; 5];
+        for (index, (one, other)) in whole.iter().zip(&split).enumerate() {
+            prop_assert_eq!(one.index as usize, index);
+            prop_assert_eq!(one.table, other.table);
+            prop_assert_eq!(&one.body, &other.body);
+            prop_assert_eq!(&one.received, &other.received);
+            prop_assert!((1..=chunk_rows).contains(&one.rows));
+            rows[one.table as usize - Table::Gauge.number() as usize] += one.rows;
+        }
+        // Each row knows its point, and alone it becomes the same row of the same table.
+        let of_batch = batch_of(Signal::Metrics, &messages, per_block, per_part);
+        let mut seen = BTreeSet::new();
+        for chunk in cut_all(&of_batch, &rule, Columns::None) {
+            let places: Vec<u64> = (0..chunk.rows).map(|row| chunk.record(row).unwrap()).collect();
+            let found = records(&of_batch, &places, &mut Workspace::new().unwrap()).unwrap();
+            let alone: Vec<Vec<u8>> = found.into_iter().map(|record| record.payload).collect();
+            let alone = batch_of(Signal::Metrics, &alone, 1, 1);
+            let again = cut_all(&alone, &self::rule(1 << 20, 1 << 27, 50), Columns::None);
+            prop_assert_eq!(again.len(), 1);
+            prop_assert_eq!(again[0].table, chunk.table);
+            prop_assert_eq!(read(&again[0]), read(&chunk));
+            seen.extend(places);
+        }
+        prop_assert_eq!(seen.len() as u64, rows.iter().sum::<u64>());
+        let expected: [u64; 5] = std::array::from_fn(|kind| sizes.iter().map(|points| points[kind] as u64).sum());
+        prop_assert_eq!(rows, expected);
+    }
+}
+
+/// The rows of five tables wait at once, and take no more memory than those of one.
+#[test]
+fn the_largest_table_of_metrics_goes_first() {
+    let chunks = |bytes| {
+        let batch = batch_of(Signal::Metrics, &[metrics(0, [1, 50, 3, 0, 0])], 1, 1);
+        let chunks = cut_all(&batch, &rule(1000, bytes, 50), Columns::None);
+        chunks
+            .iter()
+            .map(|chunk| (chunk.table, chunk.rows))
+            .collect::<Vec<_>>()
+    };
+    let (gauge, sum, histogram) = (
+        Table::Gauge.number(),
+        Table::Sum.number(),
+        Table::Histogram.number(),
+    );
+    assert_eq!(chunks(1 << 20), [(gauge, 1), (sum, 50), (histogram, 3)]);
+    let small = chunks(5_000);
+    assert_eq!(small[0].0, sum, "{small:?}");
+    assert!(small[0].1 < 50, "{small:?}");
+    assert_eq!(
+        small.iter().filter(|(table, _)| *table == gauge).count(),
+        1,
+        "{small:?}"
+    );
 }
 
 #[test]
@@ -409,7 +564,8 @@ fn the_rows_that_a_table_lacks_can_be_taken_from_a_chunk() {
     let whole = read(chunk);
     for there in [vec![], vec![1, 3], vec![1, 2, 3, 4]] {
         let ticks = |day: &u64| i64::try_from(day * DAY + day).unwrap();
-        let (body, rows) = crate::recovery::without(&chunk.body, &there.iter().map(ticks).collect());
+        let (body, rows) =
+            crate::recovery::without(&chunk.body, Table::Logs, &there.iter().map(ticks).collect());
         let missing = Chunk {
             rows,
             raw_bytes: decompress(&body).len() as u64,
@@ -478,6 +634,7 @@ fn a_piece_of_a_chunk_has_its_rows_and_another_number() {
             let block = crate::recovery::piece(&chunk.body, rows.clone(), 0x8000_0005);
             let piece = Chunk {
                 index: 0x8000_0005,
+                table: chunk.table,
                 rows: block.rows,
                 raw_bytes: block.raw_bytes,
                 body: block.body,

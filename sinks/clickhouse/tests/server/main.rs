@@ -5,6 +5,7 @@ mod failures;
 mod fields;
 mod pieces;
 mod recovery;
+mod signals;
 mod support;
 mod tables;
 mod writes;

@@ -1,8 +1,10 @@
 //! Pieces of a chunk that the table refused: what it says of them, and what it has of them already.
 
-use crate::support::{DAY, NEW_YEAR, Server, at, batch, chunk};
-use millpond_clickhouse::ClickHouse;
-use millpond_consumer::{BatchId, Chunk, Sink as _, SinkError, piece};
+use crate::signals::{TABLES, TIMES, metrics, points, traces};
+use crate::support::{DAY, NEW_YEAR, Server, at, batch, batch_of, chunk, chunks};
+use millpond_clickhouse::{ClickHouse, Signal};
+use millpond_consumer::{Batch, BatchId, Chunk, Sink as _, SinkError, piece};
+use std::collections::BTreeSet;
 
 /// Both halves of a chunk or a piece.
 fn halves(sink: &ClickHouse, chunk: &Chunk) -> [Chunk; 2] {
@@ -138,4 +140,107 @@ async fn what_a_column_cannot_be_computed_of_is_refused_and_what_a_view_cannot_i
     // The table has the row, so that nothing is left to do.
     sink.write_again(&batch.id, &whole).await.unwrap();
     assert_eq!(server.ask("SELECT count() FROM otel.otel_logs").await, "1");
+}
+
+/// Writes what the table takes of a chunk, and gives the rows that it refuses.
+async fn take_apart(sink: &ClickHouse, id: &BatchId, whole: Chunk) -> Vec<Chunk> {
+    let (mut level, mut rows) = (vec![whole], Vec::new());
+    while let Some(chunk) = level.pop() {
+        match sink.write_again(id, &chunk).await {
+            Ok(()) => {}
+            Err(SinkError::Refused(_)) if chunk.rows == 1 => rows.push(chunk),
+            Err(SinkError::Refused(_)) => level.extend(halves(sink, &chunk)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    rows
+}
+
+/// Writes a refused row from its record alone, as a replayed letter is; twice.
+async fn replay(sink: &ClickHouse, signal: Signal, batch: &Batch, row: &Chunk) {
+    let place = row.record(0).unwrap();
+    let [record] = sink.records(batch, &[place]).unwrap().try_into().unwrap();
+    let alone = chunk(sink, &batch_of(signal, 1, &[record.payload]));
+    assert_eq!((alone.table, alone.rows), (row.table, 1));
+    let piece = sink.piece(&alone, 0..1, row.index);
+    for _ in 0..2 {
+        sink.write_again(&batch.id, &piece).await.unwrap();
+    }
+}
+
+/// Part of a chunk landed, the server died before the view had it, and the table refuses the rest now.
+#[tokio::test]
+async fn refused_spans_go_in_later_and_every_trace_is_found() {
+    let server = Server::start();
+    let sink = server.open().await;
+    let times: Vec<u64> = (0..6).map(|row| NEW_YEAR + row % 3 * DAY).collect();
+    let batch = traces(1, &times);
+    sink.write(&batch.id, &chunk(&sink, &batch)).await.unwrap();
+    for sql in [
+        "ALTER TABLE otel.otel_traces DROP PARTITION ID '20240102'",
+        "ALTER TABLE otel.otel_traces_trace_id_ts DELETE WHERE 1 SETTINGS mutations_sync = 2",
+        "ALTER TABLE otel.otel_traces ADD CONSTRAINT tidy CHECK SpanName NOT IN ('span 1', 'span 4')",
+    ] {
+        server.run(sql).await;
+    }
+    let rows = take_apart(&sink, &batch.id, chunk(&sink, &batch)).await;
+    assert_eq!(rows.len(), 2);
+    let names = "SELECT groupArray(SpanName) FROM (SELECT SpanName FROM otel.otel_traces ORDER BY SpanName)";
+    assert_eq!(server.ask(names).await, "['span 0','span 2','span 3','span 5']");
+    let found = "SELECT count(), uniqExact(TraceId) FROM otel.otel_traces_trace_id_ts";
+    assert_eq!(server.ask(found).await, "4\t4");
+    server
+        .run("ALTER TABLE otel.otel_traces DROP CONSTRAINT tidy")
+        .await;
+    for row in &rows {
+        replay(&sink, Signal::Traces, &batch, row).await;
+    }
+    assert_eq!(
+        server.ask(names).await,
+        "['span 0','span 1','span 2','span 3','span 4','span 5']"
+    );
+    let seconds = |row: usize| times[row] / 1_000_000_000;
+    let expected: Vec<String> = (0..6)
+        .map(|row| {
+            format!(
+                "{}\t{1}\t{1}",
+                format!("{:02x}", row + 1).repeat(16),
+                seconds(row)
+            )
+        })
+        .collect();
+    assert_eq!(server.ask(TIMES).await, expected.join("\n"));
+}
+
+#[tokio::test]
+async fn refused_points_go_into_their_own_table_later() {
+    let server = Server::start();
+    let sink = server.open().await;
+    for table in TABLES {
+        let forbid = "ADD CONSTRAINT tidy CHECK toDate(TimeUnix) != '2024-01-02'";
+        server
+            .run(&format!("ALTER TABLE otel.otel_metrics_{table} {forbid}"))
+            .await;
+    }
+    let batch = metrics(1, &[NEW_YEAR, NEW_YEAR + DAY, NEW_YEAR]);
+    let mut rows = Vec::new();
+    for chunk in chunks(&sink, &batch) {
+        rows.extend(take_apart(&sink, &batch.id, chunk).await);
+    }
+    assert_eq!(points(&server).await, ["2024-01-01\t2"; 5]);
+    let tables: Vec<u32> = rows.iter().map(|row| row.table).collect();
+    assert_eq!(tables, [2, 3, 4, 5, 6]);
+    let numbers: BTreeSet<u32> = rows.iter().map(|row| row.index).collect();
+    assert_eq!(numbers.len(), 5, "{numbers:?}");
+    for table in TABLES {
+        server
+            .run(&format!(
+                "ALTER TABLE otel.otel_metrics_{table} DROP CONSTRAINT tidy"
+            ))
+            .await;
+    }
+    for row in &rows {
+        replay(&sink, Signal::Metrics, &batch, row).await;
+    }
+    assert_eq!(points(&server).await, ["2024-01-01\t2\n2024-01-02\t1"; 5]);
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use clickhouse::Client;
-use millpond_clickhouse::{ClickHouse, Config};
+use millpond_clickhouse::{ClickHouse, Config, Signal};
 use millpond_consumer::{Batch, BatchId, Chunk, Cut, Part, Rule, Sink as _};
 use millpond_segment::{BlockBuilder, Compressor, Encoding, Limits};
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
@@ -165,8 +165,12 @@ pub(crate) fn at(times: impl IntoIterator<Item = u64>) -> Vec<u8> {
     )
 }
 
-/// A batch of one segment with these messages.
+/// A batch of one segment with these messages, of logs.
 pub(crate) fn batch(low: u64, messages: &[Vec<u8>]) -> Batch {
+    batch_of(Signal::Logs, low, messages)
+}
+
+pub(crate) fn batch_of(signal: Signal, low: u64, messages: &[Vec<u8>]) -> Batch {
     let mut compressor = Compressor::new(1).unwrap();
     let mut blocks = Vec::new();
     for (received_at, message) in (1_700_000_000_000_000..).zip(messages) {
@@ -185,7 +189,7 @@ pub(crate) fn batch(low: u64, messages: &[Vec<u8>]) -> Batch {
     let id = BatchId {
         buffer_id: uuid::Uuid::from_u128(7),
         shard: 0,
-        stream: "otlp.logs".into(),
+        stream: signal.stream().into(),
         consumer: "test".into(),
         sink: "clickhouse:otel.otel_logs".into(),
         low,

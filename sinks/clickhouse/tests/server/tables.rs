@@ -1,8 +1,9 @@
 //! What `open` makes, and what it says of a table that is there.
 
 use crate::support::{Server, rule};
-use millpond_clickhouse::{ClickHouse, Columns, Config, Indexes};
-use millpond_consumer::SinkError;
+use millpond_clickhouse::{ClickHouse, Columns, Config, Indexes, Signal};
+use millpond_consumer::{Sink as _, SinkError};
+use millpond_segment::Encoding;
 
 const DEFINITION: &str =
     "SELECT create_table_query FROM system.tables WHERE database = 'otel' AND name = 'otel_logs'";
@@ -108,6 +109,7 @@ async fn without_leave_to_create_nothing_is_made() {
     let server = Server::start();
     let config = Config {
         create: false,
+        signals: vec![Signal::Logs],
         ..server.config()
     };
     let error = ClickHouse::open(config).await.unwrap_err();
@@ -124,22 +126,85 @@ async fn without_leave_to_create_nothing_is_made() {
 #[tokio::test]
 async fn a_window_that_is_too_small_is_warned_of_with_what_mends_it() {
     let server = Server::start();
-    assert_eq!(server.open().await.window_warning(&rule()), None);
+    assert_eq!(server.open().await.window_warnings(&rule()), Vec::<String>::new());
     server
         .run("ALTER TABLE otel.otel_logs MODIFY SETTING non_replicated_deduplication_window = 799")
         .await;
-    let warning = server.open().await.window_warning(&rule()).unwrap();
+    let [warning] = server.open().await.window_warnings(&rule()).try_into().unwrap();
     // 16 batches of one chunk over 50 partitions each.
     assert!(
         warning.contains("remembers 799 inserts where 800 can be in doubt"),
         "{warning}"
     );
     server.run(&warning[warning.find("ALTER").unwrap()..]).await;
-    assert_eq!(server.open().await.window_warning(&rule()), None);
+    assert_eq!(server.open().await.window_warnings(&rule()), Vec::<String>::new());
     // A table of somebody else's has none at all.
     server
         .run("ALTER TABLE otel.otel_logs RESET SETTING non_replicated_deduplication_window")
         .await;
-    let warning = server.open().await.window_warning(&rule()).unwrap();
+    let [warning] = server.open().await.window_warnings(&rule()).try_into().unwrap();
     assert!(warning.contains("remembers 0 inserts"), "{warning}");
+}
+
+#[tokio::test]
+async fn only_the_tables_of_what_is_taken_are_made() {
+    let server = Server::start();
+    let tables = "SELECT name FROM system.tables WHERE database = 'otel' ORDER BY name";
+    let config = Config {
+        signals: vec![Signal::Metrics],
+        ..server.config()
+    };
+    let sink = ClickHouse::open(config).await.unwrap();
+    assert_eq!(
+        server.ask(tables).await,
+        "otel_metrics_exponential_histogram\notel_metrics_gauge\notel_metrics_histogram\notel_metrics_sum\n\
+         otel_metrics_summary"
+    );
+    for signal in Signal::ALL {
+        assert_eq!(
+            sink.accepts(signal.stream(), Encoding::Otlp),
+            signal == Signal::Metrics
+        );
+        assert!(!sink.accepts(signal.stream(), Encoding::Ndjson));
+    }
+    assert!(!sink.accepts("otlp.profiles", Encoding::Otlp));
+    let sink = server.open().await;
+    assert_eq!(server.ask(tables).await.lines().count(), 5 + 1 + 3);
+    assert!(
+        Signal::ALL
+            .iter()
+            .all(|signal| sink.accepts(signal.stream(), Encoding::Otlp))
+    );
+}
+
+#[tokio::test]
+async fn tables_of_other_names_are_part_of_the_sinks_name() {
+    let server = Server::start();
+    assert_eq!(server.open().await.name(), "clickhouse:otel.otel_logs");
+    let config = Config {
+        traces_table: "spans".into(),
+        sum_table: "sums".into(),
+        ..server.config()
+    };
+    let sink = ClickHouse::open(config).await.unwrap();
+    assert_eq!(sink.name(), "clickhouse:otel.otel_logs,traces=spans,sum=sums");
+    let view = "SELECT count() FROM system.tables WHERE name = 'spans_trace_id_ts_mv'";
+    assert_eq!(server.ask(view).await, "1");
+}
+
+/// The view's table repeats what its source repeats, unless it remembers tokens too.
+#[tokio::test]
+async fn the_traces_table_of_times_needs_a_window_of_its_own() {
+    let server = Server::start();
+    server.open().await;
+    server
+        .run("ALTER TABLE otel.otel_traces_trace_id_ts RESET SETTING non_replicated_deduplication_window")
+        .await;
+    let [warning] = server.open().await.window_warnings(&rule()).try_into().unwrap();
+    assert!(
+        warning.starts_with("table `otel`.`otel_traces_trace_id_ts` remembers 0 inserts"),
+        "{warning}"
+    );
+    server.run(&warning[warning.find("ALTER").unwrap()..]).await;
+    assert_eq!(server.open().await.window_warnings(&rule()), Vec::<String>::new());
 }

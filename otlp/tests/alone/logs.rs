@@ -1,6 +1,7 @@
-//! A record taken out of its request: it, its scope and its resource are what they were, and nothing else is there.
+//! Log records.
 
-use millpond_otlp::{logs::Request, logs_alone, validate_logs};
+use crate::field;
+use millpond_otlp::{Signal, logs::Request, record_alone, validate};
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
@@ -75,27 +76,21 @@ proptest! {
         let bytes = request.encode_to_vec();
         let expected = expected(&request);
         for (place, expected) in (0..).zip(&expected) {
-            let alone = logs_alone(&bytes, place).expect("it is there");
+            let alone = record_alone(Signal::Logs, &bytes, place).expect("it is there");
             prop_assert_eq!(&ExportLogsServiceRequest::decode(&*alone).expect("it is OTLP"), expected);
         }
-        prop_assert_eq!(logs_alone(&bytes, expected.len() as u64), None);
+        prop_assert_eq!(record_alone(Signal::Logs, &bytes, expected.len() as u64), None);
     }
 
     #[test]
     fn bytes_that_are_no_request_have_no_records(bytes in prop::collection::vec(any::<u8>(), 0..100), place in 0_u64..3) {
-        if let Ok(counts) = validate_logs(&bytes) {
-            prop_assert_eq!(logs_alone(&bytes, place).is_some(), place < counts.records);
-        } else if let Some(alone) = logs_alone(&bytes, place) {
+        if let Ok(counts) = validate(Signal::Logs, &bytes) {
+            prop_assert_eq!(record_alone(Signal::Logs, &bytes, place).is_some(), place < counts.records);
+        } else if let Some(alone) = record_alone(Signal::Logs, &bytes, place) {
             // A fault within a record is copied with it.
             prop_assert!(alone.len() <= bytes.len());
         }
     }
-}
-
-fn field(number: u8, content: &[u8]) -> Vec<u8> {
-    let mut field = vec![number << 3 | 2, u8::try_from(content.len()).unwrap()];
-    field.extend(content);
-    field
 }
 
 #[test]
@@ -110,17 +105,17 @@ fn the_field_that_scope_logs_replaced_counts_where_it_is_alone() {
     .concat();
     let times: Vec<Vec<u64>> = (0..3)
         .map(|place| {
-            let alone = logs_alone(&request, place).expect("it is there");
+            let alone = record_alone(Signal::Logs, &request, place).expect("it is there");
             let parsed = Request::parse(&alone).expect("it is OTLP");
             let scopes = parsed
-                .resource_logs()
-                .flat_map(|logs| logs.scope_logs().collect::<Vec<_>>());
-            let records = scopes.flat_map(|scope| scope.log_records().collect::<Vec<_>>());
+                .resources()
+                .flat_map(|resource| resource.scopes().collect::<Vec<_>>());
+            let records = scopes.flat_map(|scope| scope.items().collect::<Vec<_>>());
             records.map(|record| record.time_unix_nano).collect()
         })
         .collect();
     assert_eq!(times, [[2], [3], [4]]);
-    assert_eq!(logs_alone(&request, 3), None);
+    assert_eq!(record_alone(Signal::Logs, &request, 3), None);
 }
 
 #[test]
@@ -129,5 +124,5 @@ fn unknown_fields_come_along() {
     let scope = [field(2, b"").as_slice(), &unknown].concat();
     let resource = [field(2, &scope).as_slice(), &unknown].concat();
     let request = [field(1, &resource).as_slice(), &unknown].concat();
-    assert_eq!(logs_alone(&request, 0), Some(request));
+    assert_eq!(record_alone(Signal::Logs, &request, 0), Some(request));
 }

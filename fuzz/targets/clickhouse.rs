@@ -1,21 +1,28 @@
-//! What the gateway accepts the sink can encode: a message that it could not would stop its consumer. A row for each
-//! record, chunks that keep to the rule, and the same ones whenever they are cut: tokens stand for them.
+//! What the gateway accepts of any signal the sink can encode: a message that it could not would be a dead letter. A row
+//! for each record, chunks that keep to the rule, and the same ones whenever they are cut: tokens stand for them. And each
+//! record can be taken out, which a dead letter of it is.
 #![no_main]
 
 use bytes::Bytes;
 use millpond_clickhouse::{Columns, encode};
 use millpond_consumer::{Batch, BatchId, Chunk, Part, Rule};
-use millpond_otlp::logs::Request;
+use millpond_otlp::{Signal, record_alone, validate};
 use millpond_segment::{BlockBuilder, Compressor, Encoding};
 use ulid::Ulid;
 use uuid::Uuid;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let Ok(request) = Request::parse(data) else {
-        return;
-    };
-    let records = 2 * request.counts().records;
-    let batch = batch(data, records);
+    for signal in Signal::ALL {
+        if let Ok(counts) = validate(signal, data) {
+            encoded(signal, data, counts.records);
+            taken_out(signal, data, counts.records);
+        }
+    }
+});
+
+fn encoded(signal: Signal, data: &[u8], records: u64) {
+    let records = 2 * records;
+    let batch = batch(signal, data, records);
     for (chunk_rows, chunk_bytes, max_partitions_per_chunk) in [(100_000, 64 << 20, 50), (3, 1000, 1)] {
         let rule = Rule {
             chunk_rows,
@@ -30,12 +37,26 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             assert!((1..=chunk_rows).contains(&chunk.rows));
         }
         let again = self::chunks(&batch, &rule);
-        let same = |one: &Chunk, other: &Chunk| one.rows == other.rows && one.body == other.body;
+        let same = |one: &Chunk, other: &Chunk| {
+            (one.table, one.rows) == (other.table, other.rows) && one.body == other.body
+        };
         assert!(
             chunks.len() == again.len() && chunks.iter().zip(&again).all(|(one, other)| same(one, other))
         );
     }
-});
+}
+
+/// The first, the last, and nothing beyond.
+fn taken_out(signal: Signal, data: &[u8], records: u64) {
+    for place in [0, records.saturating_sub(1), records] {
+        let alone = record_alone(signal, data, place);
+        assert_eq!(alone.is_some(), place < records);
+        if let Some(alone) = alone {
+            let counts = validate(signal, &alone).expect("what is taken out of OTLP is OTLP");
+            assert_eq!(counts.records, 1);
+        }
+    }
+}
 
 fn chunks(batch: &Batch, rule: &Rule) -> Vec<Chunk> {
     let mut chunks = Vec::new();
@@ -48,7 +69,7 @@ fn chunks(batch: &Batch, rule: &Rule) -> Vec<Chunk> {
 }
 
 /// The message twice: once more after itself, when everything about it is known.
-fn batch(message: &[u8], records: u64) -> Batch {
+fn batch(signal: Signal, message: &[u8], records: u64) -> Batch {
     let mut block = BlockBuilder::new(1_000_000);
     for received_at_us in [1_000_000, 2_000_000] {
         block
@@ -69,7 +90,7 @@ fn batch(message: &[u8], records: u64) -> Batch {
         id: BatchId {
             buffer_id: Uuid::nil(),
             shard: 0,
-            stream: "otlp.logs".into(),
+            stream: signal.stream().into(),
             consumer: "fuzz".into(),
             sink: "clickhouse:otel.otel_logs".into(),
             low: 0,

@@ -1,0 +1,51 @@
+//! OTLP's signals: what each is called, wherever it is named.
+
+use crate::schema::{self, Message};
+
+/// A kind of telemetry with a service of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Signal {
+    /// Log records.
+    Logs,
+    /// Spans.
+    Traces,
+    /// Data points of metrics.
+    Metrics,
+}
+
+impl Signal {
+    /// All of them.
+    pub const ALL: [Signal; 3] = [Signal::Logs, Signal::Traces, Signal::Metrics];
+
+    /// Its name, as in settings and in labels of metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Signal::Logs => "logs",
+            Signal::Traces => "traces",
+            Signal::Metrics => "metrics",
+        }
+    }
+
+    /// The stream that its requests are kept in.
+    pub fn stream(self) -> &'static str {
+        match self {
+            Signal::Logs => "otlp.logs",
+            Signal::Traces => "otlp.traces",
+            Signal::Metrics => "otlp.metrics",
+        }
+    }
+
+    /// The signal whose requests this stream holds.
+    pub fn of_stream(stream: &str) -> Option<Signal> {
+        Signal::ALL.into_iter().find(|signal| signal.stream() == stream)
+    }
+
+    /// Its `Export…ServiceRequest`.
+    pub(crate) fn request(self) -> &'static Message {
+        match self {
+            Signal::Logs => &schema::logs::EXPORT,
+            Signal::Traces => &schema::traces::EXPORT,
+            Signal::Metrics => &schema::metrics::EXPORT,
+        }
+    }
+}
