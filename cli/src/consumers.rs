@@ -111,7 +111,7 @@ impl FromStr for Target {
 
 impl Target {
     /// The sequence to go on from.
-    fn position(self, log: &Log) -> anyhow::Result<u64> {
+    pub(crate) fn position(self, log: &Log) -> anyhow::Result<u64> {
         let (first, next) = (log.first_sequence, log.next_sequence);
         Ok(match self {
             Target::Earliest => first,
