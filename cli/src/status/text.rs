@@ -36,7 +36,7 @@ fn write_shard(text: &mut String, shard: &Shard) -> fmt::Result {
     };
     writeln!(
         text,
-        "\nshard {number:04}: {} segments (sequences {}..{}), {}, committed {} to {} ago, {} active producers",
+        "\nshard {number:04}: {} segments (sequences {}..{}), {}, committed {} to {} ago, producers active: {}",
         grouped(shard.segments),
         shard.first_sequence,
         shard.next_sequence,
