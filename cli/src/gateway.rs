@@ -166,7 +166,7 @@ pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
     let listener = TcpListener::bind(args.listen)
         .await
         .with_context(|| format!("cannot listen on {} for OTLP/gRPC (--listen)", args.listen))?;
-    let (admin, admin_address) = Admin::start(args.admin).await?;
+    let (admin, admin_address) = Admin::start(args.admin, "gateway", &args.store.buffer).await?;
     let store = tokio::select! {
         store = args.store.open_patiently(args.create_bucket, &admin) => store?,
         () = shutdown.cancelled() => return Ok(()),
