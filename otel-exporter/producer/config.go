@@ -42,7 +42,7 @@ type Config struct {
 	// TailMax is the number of entries in the manifest at which the next commit seals them into a page. 2,048: a commit
 	// then moves 120 KB at most, whatever the backlog.
 	TailMax int
-	// StartTimeout is how long Open tries to reach the store. 30 s.
+	// StartTimeout is how long Open waits for the store. 30 s. Begin does not wait.
 	StartTimeout time.Duration
 
 	// S3Endpoint is the S3 service's address when it is not AWS, http://127.0.0.1:9000 for instance. Without it the AWS

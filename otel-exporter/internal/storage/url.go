@@ -60,3 +60,9 @@ func parseURL(url string) (place, error) {
 	}
 	return refuse("the scheme %q is not known", scheme)
 }
+
+// CheckURL says what is wrong with a buffer's URL.
+func CheckURL(url string) error {
+	_, err := parseURL(url)
+	return err
+}
