@@ -56,7 +56,7 @@ func parseURL(url string) (place, error) {
 		}
 		return place{scheme: "memory"}, nil
 	case "gs", "az":
-		return refuse("Google's and Azure's stores are not in the Go producer; use `millpond gateway` there")
+		return refuse("Google's and Azure's stores are not in it; send to a `millpond gateway`, which has them")
 	}
 	return refuse("the scheme %q is not known", scheme)
 }
