@@ -72,7 +72,6 @@ func (p *Producer) run(encoders *encoders, openStore openStore) {
 		log:       p.config.Logger,
 		closed:    make(map[int]*fillingSegment),
 		done:      make(chan doneBlock),
-		busy:      make(map[string]bool),
 	}
 	ctx, stopOpening := context.WithCancelCause(context.Background())
 	go func() {
@@ -149,8 +148,8 @@ func (p *Producer) cost(payloadLen int) (int64, error) {
 	if cost <= p.config.BlockBytes {
 		return int64(cost), nil
 	}
-	// It gets a block of its own, for which the encoders' room does not suffice: it brings its own, to compress into and
-	// for the result.
+	// It gets a block of its own, for which an encoder's room does not suffice: it brings its own, to be copied and
+	// compressed into, and that for the result.
 	most := min(int(segment.DefaultLimits().BlockRawMax)-segment.MessageLenMax(0),
 		int(p.pipeline.budget.limit/3)-segment.MessageLenMax(0)-waiterBytes)
 	if payloadLen > most {
