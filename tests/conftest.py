@@ -75,8 +75,16 @@ class Site:
     def load(self, gateway: Gateway, *flags: object, records: int, name: str = "load") -> Load:
         return self.add(Load(self.directory, gateway.address, *flags, records=records, name=name))
 
-    def collector(self, exporter: str, settings: dict, name: str = "collector") -> Collector:
-        return self.add(Collector(self.directory, exporter, settings, name=name)).up()
+    def collector(
+        self,
+        exporter: str,
+        settings: dict,
+        name: str = "collector",
+        extensions: dict | None = None,
+    ) -> Collector:
+        return self.add(
+            Collector(self.directory, exporter, settings, name=name, extensions=extensions)
+        ).up()
 
     def millpond_collector_of(
         self, name: str = "otelcol", extensions: dict | None = None, **settings: object
