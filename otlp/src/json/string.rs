@@ -53,7 +53,6 @@ fn hex4(digits: &[u8]) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::json::reader::Reader;
 
     fn content(json: &str) -> String {
