@@ -71,13 +71,13 @@ pub(crate) enum Fixed64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bytes {
     String,
-    Bytes,
+    Raw,
     /// Bytes that OTLP/JSON has in hexadecimal: a trace's or a span's id.
     Id,
 }
 
 const STRING: Kind = Kind::Bytes(Bytes::String);
-const BYTES: Kind = Kind::Bytes(Bytes::Bytes);
+const BYTES: Kind = Kind::Bytes(Bytes::Raw);
 const ID: Kind = Kind::Bytes(Bytes::Id);
 const BOOL: Kind = Kind::Varint(Varint::Bool);
 const INT32: Kind = Kind::Varint(Varint::Int32);

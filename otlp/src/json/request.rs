@@ -142,7 +142,7 @@ impl Walk<'_> {
         }
         let (decoded, reason) = match of {
             Bytes::String => return self.writer.close(open),
-            Bytes::Bytes => (id::decode_base64(self.writer.content(open)), JsonReason::Base64),
+            Bytes::Raw => (id::decode_base64(self.writer.content(open)), JsonReason::Base64),
             Bytes::Id => (id::decode_hex(self.writer.content(open)), JsonReason::Id),
         };
         let length = decoded.ok_or(Fault::at(offset, reason))?;
