@@ -153,16 +153,19 @@ def test_a_collector_starts_without_its_store_and_commits_when_it_is_there(own_s
     # One answers from its queue, the other with the commit: neither fails a record.
     queued = site.millpond_collector("queued", sending_queue={"enabled": True})
     direct = site.millpond_collector("direct")
-    before = site.load(queued, "--retry-for", "0s", records=2_000, name="load-queued")
+    # A request waits for its answer for as long as it may be retried.
+    patient = ("--retry-for", "300s")
+    before = site.load(queued, *patient, records=2_000, name="load-queued")
     before.run()
     assert len(before.acknowledged()) == 2_000
-    waiting = site.load(direct, "--retry-for", "0s", records=2_000, name="load-direct")
+    waiting = site.load(direct, *patient, records=2_000, name="load-direct")
     waiting.start()
     for collector in (queued, direct):
         eventually("the reason", lambda log=collector.messages: "waits for the store" in log())
         collector.must_run()
     site.store.up()
-    assert waiting.wait(120) == 0
+    assert waiting.wait(300) == 0
+    assert waiting.report()["retries"] == 0
     assert len(waiting.acknowledged()) == 2_000
     consumer = site.consumer()
     acknowledged = before.acknowledged() + waiting.acknowledged()
@@ -195,7 +198,7 @@ def test_a_mistake_ends_the_collector_and_loses_nothing(
     if away:
         site.store.kill()
         wrong.up()
-        load = site.load(wrong, "--retry-for", "0s", records=2_000)
+        load = site.load(wrong, records=2_000)
         load.run()
         acknowledged = load.acknowledged()
         assert len(acknowledged) == 2_000

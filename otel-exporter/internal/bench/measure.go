@@ -99,6 +99,7 @@ func (c candidate) start(ctx context.Context, place place) (send func(batch) err
 	return send, func() error { return made.Shutdown(ctx) }, nil
 }
 
+// What was sent and acknowledged.
 type sent struct{ records, bytes int }
 
 // sendAll sends so many records, over and over the same ones, from callers that wait for each answer.
