@@ -1,5 +1,5 @@
 """A real Collector as an agent in front of a gateway, as people run one on every node: restarted
-and killed under load, compressed as its otlp_grpc exporter can.
+and killed under load, with each exporter that it has for a gateway and as those can compress.
 
 What the gateway acknowledged is there once. What an agent keeps and sends again may be there again,
 as a whole request: OTLP requests have no identity, so no receiver can tell.
@@ -15,7 +15,7 @@ import pytest
 
 from harness.exactly_once import assert_exactly_once, ids, wait_for_all
 from harness.process import eventually
-from harness.services import forward_to
+from harness.services import forward_over_http_to, forward_to
 
 PER_REQUEST = 100
 
@@ -40,13 +40,20 @@ def _came_compressed(gateway) -> bool:
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd"])
-def test_an_agent_that_answers_with_the_gateways_answer_adds_nothing(own_site, compression):
+@pytest.mark.parametrize("exporter", ["otlp_grpc", "otlp_http"])
+def test_an_agent_that_answers_with_the_gateways_answer_adds_nothing(
+    own_site, exporter, compression
+):
     """Without a queue and without retries it is a proxy: exactly once, whatever is killed."""
     site, dice = own_site, _dice()
     gateway, consumer = site.gateway(), site.consumer()
     direct = {"sending_queue": {"enabled": False}, "retry_on_failure": {"enabled": False}}
-    settings = {**forward_to(gateway.address), **direct, "compression": compression}
-    agent = site.collector("otlp_grpc", settings, name="agent")
+    settings = (
+        {**forward_to(gateway.address), "compression": compression}
+        if exporter == "otlp_grpc"
+        else forward_over_http_to(gateway.http_address, "proto", compression)
+    )
+    agent = site.collector(exporter, {**settings, **direct}, name="agent")
     faults = [
         *[(agent, signal.SIGKILL)] * 3,
         *[(agent, signal.SIGTERM)] * 2,

@@ -12,7 +12,14 @@ from harness.services import send_with_sdk
 
 MS = 1_000_000
 
-EXPORTERS = [("python", "grpc"), ("js", "grpc")]
+# The Python SDK has no exporter of JSON.
+EXPORTERS = [
+    ("python", "grpc"),
+    ("python", "http/protobuf"),
+    ("js", "grpc"),
+    ("js", "http/protobuf"),
+    ("js", "http/json"),
+]
 
 TABLES = {
     "otel_logs": 2,
@@ -34,7 +41,8 @@ class Way:
         self.gateway, self.consumer = site.gateway(), site.consumer()
 
     def endpoint(self, protocol: str) -> str:
-        return "http://" + self.gateway.address
+        gateway = self.gateway
+        return "http://" + (gateway.address if protocol == "grpc" else gateway.http_address)
 
     def arrived(self, service: str) -> bool:
         self.gateway.must_run()
