@@ -123,13 +123,14 @@ lint: ## Formatting and lints of Rust, Go, shell and Python
 	@$(call section,lint)
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
-	unformatted=$$(gofmt -l $(CLIENTS)/go otel-exporter)
+	unformatted=$$(gofmt -l $(CLIENTS)/go otel-exporter tests/prometheus)
 	[[ -z $$unformatted ]] || { printf 'run gofmt -w on: %s\n' $$unformatted; exit 1; }
 	(cd $(CLIENTS)/go && go vet ./...)
 	(cd otel-exporter && go vet ./...)
 	# What is generated from the .proto files is what they say; `go generate` writes it.
 	(cd otel-exporter/internal/generate && go vet . && go run . -check)
 	(cd otel-exporter/internal/bench && go vet .)
+	(cd tests/prometheus && go vet .)
 	for script in scripts/*.sh tutorial/*.sh .ci/run; do bash -n "$$script"; done
 	node --check tests/clients/js/send.js
 	$(call tools,python)

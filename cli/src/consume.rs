@@ -2,6 +2,7 @@
 
 use crate::admin::Admin;
 use crate::gc::GcSettings;
+use crate::prices::PriceArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::table::TableArgs;
@@ -20,6 +21,9 @@ use tracing::{info, warn};
 pub(crate) struct ConsumeArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+
+    #[command(flatten)]
+    pub(crate) prices: PriceArgs,
 
     /// The consumer's name. Consumers with different names read the buffer independently, like Kafka's groups.
     #[arg(
@@ -235,6 +239,7 @@ pub(crate) async fn run(args: ConsumeArgs) -> anyhow::Result<()> {
 
     let mut registry = Registry::default();
     store.register_metrics(&mut registry);
+    args.prices.register(&mut registry);
     let consumer = Consumer::new(store.clone(), args.consumer(), Arc::new(sink), &mut registry)?;
     let collecting = (!args.gc_interval.0.is_zero()).then(|| {
         let config = args.gc.collector(args.gc_interval.0);

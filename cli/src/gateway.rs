@@ -1,6 +1,7 @@
 //! `millpond gateway`: a producer with OTLP/gRPC and OTLP/HTTP in front.
 
 use crate::admin::Admin;
+use crate::prices::PriceArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::units::{Size, Time, readable};
@@ -17,6 +18,9 @@ use tracing::info;
 pub(crate) struct GatewayArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+
+    #[command(flatten)]
+    pub(crate) prices: PriceArgs,
 
     /// Make the bucket or directory when it is missing. Off: a typing error should not make a bucket.
     #[arg(long, env = "MILLPOND_CREATE_BUCKET")]
@@ -188,6 +192,7 @@ pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
 
     let mut registry = Registry::default();
     store.register_metrics(&mut registry);
+    args.prices.register(&mut registry);
     let producer = Producer::start(store.clone(), args.producer(), &mut registry).await?;
     let gateway = Gateway::new(producer.clone(), args.gateway(), &mut registry);
     admin.show(registry);

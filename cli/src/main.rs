@@ -14,6 +14,7 @@ mod gateway;
 mod gc;
 mod inspect;
 mod logging;
+mod prices;
 mod settings;
 mod shutdown;
 mod status;

@@ -1,0 +1,21 @@
+-- How late records are, from the tables themselves: a view over Millpond's own columns, a row a minute of reception and source.
+-- `_millpond_received_at` is when the gateway had the message, `_millpond_inserted_at` when the consumer made the INSERT.
+-- Leave out the tables that you do not have. The database is the consumer's --database.
+CREATE VIEW IF NOT EXISTS otel.millpond_ingest_latency AS
+SELECT
+    toStartOfMinute(received_at) AS minute,
+    source,
+    count() AS records,
+    quantile(0.5)(seconds) AS p50_seconds,
+    quantile(0.99)(seconds) AS p99_seconds,
+    max(seconds) AS max_seconds
+FROM
+(
+    SELECT _millpond_received_at AS received_at, _millpond_source AS source, toFloat64(_millpond_inserted_at - received_at) AS seconds FROM otel.otel_logs
+    UNION ALL
+    SELECT _millpond_received_at AS received_at, _millpond_source AS source, toFloat64(_millpond_inserted_at - received_at) AS seconds FROM otel.otel_traces
+    UNION ALL
+    SELECT _millpond_received_at AS received_at, _millpond_source AS source, toFloat64(_millpond_inserted_at - received_at) AS seconds
+    FROM merge('otel', '^otel_metrics_')
+)
+GROUP BY minute, source;

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Builds tests/prometheus (Prometheus' scraper and query engine, for the tests) into the cache and prints the program's path,
+# last, on stdout. Does nothing when it is there already.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+module=$(cd "$(dirname "${BASH_SOURCE[0]}")/../tests/prometheus" && pwd)
+directory=$cache/prometheus/$(fingerprint "$module"/{main.go,go.mod,go.sum})
+
+if [[ ! -x $directory/prometheus ]]; then
+    need go "install Go 1.26 or later, or set MILLPOND_PROMETHEUS to this program"
+    say "building Prometheus' parts for the tests"
+    stage "$directory"
+    (cd "$module" && CGO_ENABLED=0 go build -trimpath -o "$staging/prometheus" . >&2)
+    place "$directory"
+fi
+echo "$directory/prometheus"

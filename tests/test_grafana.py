@@ -1,0 +1,121 @@
+"""What deploy/grafana/ asks for is there: every query of the dashboard and of the alerting rules,
+evaluated by Prometheus' own engine over what it scraped from a gateway and a consumer at work; and
+the view in ClickHouse."""
+
+import json
+import re
+import subprocess
+
+from harness.corpus_metrics import one_of_each
+from harness.corpus_metrics import request as metrics_request
+from harness.corpus_traces import request as traces_request
+from harness.corpus_traces import span
+from harness.exactly_once import wait_for_all
+from harness.otlp import METHODS, export
+from harness.process import eventually
+from harness.services import REPOSITORY, tool
+
+GRAFANA = REPOSITORY / "deploy" / "grafana"
+# What finds nothing as long as all is well. That the second is there when it is not,
+# test_dead_letters.py knows.
+ONLY_IN_TROUBLE = ('outcome=~"transient', "millpond_consumer_dead_letters_total")
+
+
+def _dashboard_queries() -> list[str]:
+    panels = json.loads((GRAFANA / "dashboard.json").read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    # As Grafana fills them in.
+    return [query.replace("$__rate_interval", "1m").replace("$job", ".*") for query in queries]
+
+
+def _ask(targets: dict[str, str], queries: list[str]) -> list[dict]:
+    """The answers to the queries, and after them to the expressions of the rules."""
+    flags = [word for job, at in targets.items() for word in ("-target", f"{job}={at}")]
+    asked = subprocess.run(
+        [tool("MILLPOND_PROMETHEUS"), *flags, "-rules", GRAFANA / "alerts.yaml"],
+        input="\n".join(queries),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stderr
+    return [json.loads(line) for line in asked.stdout.splitlines()]
+
+
+def _names_in(query: str) -> set[str]:
+    return set(re.findall(r"millpond_\w+", query))
+
+
+def _known(*processes) -> set[str]:
+    """The names of their metrics, as the samples have them."""
+    lines = [line for process in processes for line in process.metrics().splitlines()]
+    return {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}
+
+
+def test_every_query_finds_what_it_asks_for(own_site):
+    site = own_site
+    gateway = site.gateway()
+    consumer = site.consumer("--gc-interval", "1s", "--gc-grace", "60s")
+    load = site.load(gateway, "--rate", 500, records=1_000_000)
+    load.start()
+    targets = {"gateway": gateway.admin, "consumer": consumer.admin}
+    queries = _dashboard_queries()
+    assert len(queries) > 40
+    answers = _ask(targets, queries)
+    load.kill()
+    for answer in answers:
+        assert "error" not in answer, answer
+        if "alert" in answer:
+            # All is well.
+            assert answer["series"] == 0, answer
+        elif not any(trouble in answer["query"] for trouble in ONLY_IN_TROUBLE):
+            assert answer["series"] > 0, f"nothing is found by {answer['query']}"
+    alerts = [answer["query"] for answer in answers if "alert" in answer]
+    assert len(alerts) > 8
+    # A rule that finds nothing must not be one that can find nothing: what it asks of is there.
+    known = {*_known(gateway, consumer), "millpond_consumer_dead_letters_total"}
+    for query in (*queries, *alerts):
+        assert _names_in(query) <= known, query
+
+
+def test_an_alert_finds_its_trouble(own_site):
+    site = own_site
+    gateway = site.gateway()
+    consumer = site.consumer("--ack-interval", "50ms")
+    eventually("it to own its cursor", consumer.owns)
+    assert consumer.terminate() == 0
+    standby = site.consumer("--lease", "60s", name="consumer-first")
+    eventually("it to own its cursor", standby.owns)
+    waiting = site.consumer(name="consumer-second")
+    answers = _ask({"gateway": gateway.admin, "consumer": waiting.admin}, [])
+    found = {answer["alert"] for answer in answers if answer["series"]}
+    assert found == {"MillpondNobodyConsumes"}
+
+
+def test_the_view_shows_how_late_records_are(site):
+    gateway = site.gateway()
+    consumer = site.consumer()
+    load = site.load(gateway, records=1_000)
+    load.run()
+    for signal, made in (
+        ("traces", traces_request(span("a span"))),
+        ("metrics", metrics_request(*one_of_each("a point"))),
+    ):
+        export(gateway.address, made.SerializeToString(), method=METHODS[signal])
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
+    site.millpond("consumer", "wait", "e2e")
+    view = (GRAFANA / "clickhouse.sql").read_text()
+    database = site.database
+    view = view.replace("otel.", f"{database}.").replace("'otel'", f"'{database}'")
+    site.clickhouse.query(view)
+    rows = site.clickhouse.rows(
+        "SELECT splitByChar('/', source)[3] AS stream, sum(records) AS n, min(p50_seconds) AS p50"
+        f" FROM {database}.millpond_ingest_latency GROUP BY stream ORDER BY stream"
+    )
+    assert [(row["stream"], int(row["n"])) for row in rows] == [
+        ("otlp.logs", 1_000),
+        ("otlp.metrics", 5),
+        ("otlp.traces", 1),
+    ]
+    assert all(float(row["p50"]) > 0 for row in rows)
