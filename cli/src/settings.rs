@@ -126,8 +126,9 @@ fn with_default(command: Command, path: &[&str], name: &str, default: &str) -> C
 /// Every setting of the commands, as a TOML file with its reasons.
 pub(crate) fn print(command: &Command, only: Option<&str>) -> String {
     let mut out = String::from(
-        "# Every setting, its default and why. A key at the top holds for both commands. A flag\n\
-         # (--linger) goes before its variable (MILLPOND_LINGER), and that before this file.\n",
+        "# Every setting, its default and why. A key at the top holds for both commands; what the consumer\n\
+         # is told, `doctor`, `tables` and `dead-letters replay` know too. A flag (--linger) goes before its\n\
+         # variable (MILLPOND_LINGER), and that before this file.\n",
     );
     for name in COMMANDS
         .iter()
