@@ -6,16 +6,12 @@ The same requests go (a) through a real Collector with the clickhouseexporter in
 (b) through Millpond into another. Where Millpond deliberately differs, DIFFERENCES says why.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
+from harness.both import Both
 from harness.corpus import LOGS
 from harness.corpus_metrics import METRICS
 from harness.corpus_traces import TRACES
-from harness.otlp import answer
-from harness.process import eventually
-from harness.services import export_to_clickhouse
 
 CORPORA = {"logs": LOGS.requests(), "traces": TRACES.requests(), "metrics": METRICS.requests()}
 
@@ -71,52 +67,11 @@ ANSWERS: dict[tuple[str, str], str] = {
 OWN_PREFIX = "_millpond_"
 
 
-class Both:
+class Corpora(Both):
     """The corpora in both databases."""
 
     def __init__(self, site) -> None:
-        self.clickhouse = site.clickhouse
-        self.reference = f"{site.database}_reference"
-        self.millpond = f"{site.database}_millpond"
-        self.clickhouse.query(f"CREATE DATABASE {self.reference}")
-        exporter = export_to_clickhouse(site.clickhouse.url, self.reference)
-        collector = site.collector("clickhouse", exporter)
-        gateway = site.gateway("--linger", "20ms")
-        self.collector_answers = self._send(collector.address)
-        self.gateway_answers = self._send(gateway.address)
-        assert gateway.terminate() == 0
-        consumer = site.consumer(database=self.millpond)
-        for table in TABLES:
-            expected = self._count(self.reference, table)
-            eventually(
-                f"{expected} rows in {self.millpond}.{table}",
-                lambda table=table, expected=expected: (
-                    consumer.must_run() or self._count(self.millpond, table) >= expected
-                ),
-            )
-        assert consumer.terminate() == 0
-
-    def _count(self, database: str, table: str) -> int:
-        return int(self.clickhouse.scalar(f"SELECT count() FROM {database}.{table}"))
-
-    def _send(self, address: str) -> dict[tuple[str, str], tuple[str, str]]:
-        """Sends every request, some at a time, and returns the status of each."""
-        cases = [
-            ((signal, name), payload)
-            for signal, requests in CORPORA.items()
-            for name, payload in requests.items()
-        ]
-        with ThreadPoolExecutor(8) as pool:
-            answers = pool.map(lambda case: answer(address, case[1], case[0][0]), cases)
-            return dict(zip((case for case, _ in cases), answers, strict=True))
-
-    def columns(self, database: str, table: str) -> list[dict]:
-        return self.clickhouse.rows(
-            "SELECT name, type, default_kind, default_expression, compression_codec,"
-            " is_in_partition_key, is_in_sorting_key, is_in_primary_key"
-            f" FROM system.columns WHERE database = '{database}' AND table = '{table}'"
-            " ORDER BY position"
-        )
+        super().__init__(site, CORPORA, TABLES)
 
     def rows(self, database: str, table: str, columns: list[str]) -> dict[str, list[dict]]:
         """Rows by case, those of one case in an order of their own content."""
@@ -138,8 +93,8 @@ def _case_of(row: dict) -> str:
 
 
 @pytest.fixture(scope="module")
-def both(module_site) -> Both:
-    return Both(module_site)
+def both(module_site) -> Corpora:
+    return Corpora(module_site)
 
 
 @pytest.mark.parametrize("table", [*TABLES, LOOKUP])

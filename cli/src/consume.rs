@@ -5,9 +5,9 @@ use crate::gc::GcSettings;
 use crate::prices::PriceArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
-use crate::table::TableArgs;
+use crate::table::{MakingArgs, TableArgs};
 use crate::units::{Size, Time, readable};
-use millpond_clickhouse::{ClickHouse, Indexes};
+use millpond_clickhouse::ClickHouse;
 use millpond_consumer::collector::Collector;
 use millpond_consumer::{Consumer, SinkError};
 use prometheus_client::registry::Registry;
@@ -41,14 +41,12 @@ pub(crate) struct ConsumeArgs {
     #[command(flatten)]
     pub(crate) table: TableArgs,
 
-    /// Indexes of a table that is made: `exporter` (what the Collector's makes on this server), `bloom`, `text`
-    /// or `none`. Text indexes cost the server 1.4 to 2 times as much a row.
-    #[arg(long, env = "MILLPOND_INDEXES", value_name = "KIND", default_value = "exporter", value_parser = indexes)]
-    pub(crate) indexes: Indexes,
+    #[command(flatten)]
+    pub(crate) making: MakingArgs,
 
-    /// How long a table that is made keeps rows; 0s for ever.
-    #[arg(long, env = "MILLPOND_TTL", value_name = "TIME", default_value = "0s")]
-    pub(crate) ttl: Time,
+    /// Make neither database nor tables: they come from elsewhere, such as `millpond tables print`, edited. They are checked all the same.
+    #[arg(long, env = "MILLPOND_NO_CREATE")]
+    pub(crate) no_create: bool,
 
     /// Where /healthz, /readyz and /metrics are served.
     #[arg(
@@ -180,16 +178,6 @@ pub(crate) struct ConsumeArgs {
     pub(crate) drain_timeout: Time,
 }
 
-fn indexes(text: &str) -> Result<Indexes, String> {
-    match text {
-        "exporter" => Ok(Indexes::Exporter),
-        "bloom" => Ok(Indexes::Bloom),
-        "text" => Ok(Indexes::Text),
-        "none" => Ok(Indexes::None),
-        _ => Err("use exporter, bloom, text or none".into()),
-    }
-}
-
 impl ConsumeArgs {
     fn consumer(&self) -> millpond_consumer::Config {
         let random = || format!("{}-{:08x}", std::process::id(), rand::random::<u32>());
@@ -216,9 +204,8 @@ impl ConsumeArgs {
 
     fn clickhouse(&self) -> millpond_clickhouse::Config {
         millpond_clickhouse::Config {
-            indexes: self.indexes,
-            ttl_seconds: self.ttl.0.as_secs(),
-            ..self.table.at(&self.clickhouse)
+            create: !self.no_create,
+            ..self.making.of(self.table.at(&self.clickhouse))
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::store::StoreArgs;
 use crate::table::TableArgs;
 use crate::units::readable;
 use millpond_clickhouse::ClickHouse;
+use millpond_clickhouse::tables::{Report as Found, State, inspect};
 use millpond_consumer::Rule;
 use millpond_manifest::cas;
 use millpond_manifest::cursor::StreamCursor;
@@ -335,15 +336,40 @@ async fn look_at_tables(config: millpond_clickhouse::Config, rules: &[Rule], rep
         create: false,
         ..config
     };
+    let waits = "a consumer with the same settings waits for the server, makes missing tables, and ends at one that does not fit";
+    let reports = match inspect(config.clone()).await {
+        Ok(reports) => reports,
+        Err(error) => return report.error(format!("database {database}: {error}"), waits),
+    };
+    let mut fit = true;
+    for Found { what, needed, state } in reports {
+        match state {
+            State::Created | State::Fits => {}
+            State::Missing if !needed => report.warning(
+                format!("there is no {what}, by which a trace's time is found"),
+                "`millpond tables create` makes it; what is in the traces' table already is not in it then",
+            ),
+            State::Missing => {
+                fit = false;
+                report.error(
+                    format!("there is no {what}"),
+                    "a consumer makes it (not with --no-create); `millpond tables create` does so now",
+                );
+            }
+            State::Unfit(faults) => {
+                fit = false;
+                for fault in faults {
+                    report.error(fault.what, fault.mend);
+                }
+            }
+        }
+    }
+    if !fit {
+        return;
+    }
     let sink = match ClickHouse::open(config).await {
         Ok(sink) => sink,
-        Err(error) => {
-            report.error(
-                format!("database {database}: {error}"),
-                "a consumer with the same settings waits for the server, makes missing tables, and ends at one that does not fit",
-            );
-            return;
-        }
+        Err(error) => return report.error(format!("database {database}: {error}"), waits),
     };
     report.ok(format!("the tables in database {database} fit"));
     let warnings: std::collections::BTreeSet<String> =

@@ -20,6 +20,7 @@ mod shutdown;
 mod status;
 mod store;
 mod table;
+mod tables;
 mod tail;
 mod units;
 
@@ -74,6 +75,9 @@ enum Command {
     /// See what a sink will never take, and send it again once its table has been mended.
     #[command(subcommand)]
     DeadLetters(dead_letters::DeadLettersCommand),
+    /// Print the DDL of the tables, or make those that are missing.
+    #[command(subcommand)]
+    Tables(tables::TablesCommand),
     /// Look for what is wrong with a live buffer, or soon will be, and say what to do; exits 1 on an error.
     Doctor(Box<doctor::DoctorArgs>),
     /// Delete what nobody needs any more: one round (a running consumer does so by itself).
@@ -135,6 +139,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Command::Tail(args) => tail::run(*args).await.map(|()| ExitCode::SUCCESS),
             Command::Consumer(command) => command.run().await.map(|()| ExitCode::SUCCESS),
             Command::DeadLetters(command) => command.run().await,
+            Command::Tables(command) => command.run().await,
             Command::Doctor(args) => doctor::run(*args).await,
             Command::Gc(args) => gc::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Manifest(command) => command.run().await,

@@ -11,6 +11,14 @@ use std::path::PathBuf;
 /// The commands that take settings from a file.
 const COMMANDS: [&str; 2] = ["gateway", "consume"];
 
+/// Commands about what a consumer does: those of its settings that they know hold for them too.
+const LIKE_CONSUME: [&[&str]; 4] = [
+    &["doctor"],
+    &["tables", "print"],
+    &["tables", "create"],
+    &["dead-letters", "replay"],
+];
+
 /// Flags that say how the program is called, not how it works.
 fn is_setting(arg: &Arg) -> bool {
     !matches!(arg.get_id().as_str(), "help" | "version" | "config")
@@ -43,8 +51,8 @@ fn file_named(arguments: &[OsString]) -> Option<PathBuf> {
     std::env::var_os("MILLPOND_CONFIG").map(PathBuf::from)
 }
 
-/// Keys at the top are for every command that knows them; those in `[gateway]` or `[consume]` for
-/// that command alone.
+/// Keys at the top are for every command that knows them; those in `[gateway]` for that command alone; those in
+/// `[consume]` for that and what is like it.
 fn apply(mut command: Command, text: &str) -> anyhow::Result<Command> {
     let file: toml::Table = text.parse()?;
     for (name, value) in &file {
@@ -75,19 +83,17 @@ fn set(mut command: Command, commands: &[&str], name: &str, value: &toml::Value)
         let Some(sub) = command.find_subcommand(command_name) else {
             continue;
         };
-        let Some(id) = sub
-            .get_arguments()
-            .find(|a| is_setting(a) && key(a) == name)
-            .map(|a| a.get_id().clone())
-        else {
+        if !sub.get_arguments().any(|a| is_setting(a) && key(a) == name) {
             known.extend(sub.get_arguments().filter(|a| is_setting(a)).map(key));
             continue;
-        };
+        }
         found = true;
-        let default = text.clone();
-        command = command.mut_subcommand(*command_name, |sub| {
-            sub.mut_arg(id, |arg| arg.required(false).default_value(default))
-        });
+        command = with_default(command, &[command_name], name, &text);
+        if *command_name == "consume" {
+            for path in LIKE_CONSUME {
+                command = with_default(command, path, name, &text);
+            }
+        }
     }
     if !found {
         let nearest = known
@@ -99,11 +105,30 @@ fn set(mut command: Command, commands: &[&str], name: &str, value: &toml::Value)
     Ok(command)
 }
 
+/// The command with this default in the subcommand at the path's end, if that has the setting.
+fn with_default(command: Command, path: &[&str], name: &str, default: &str) -> Command {
+    match path {
+        [first, rest @ ..] => {
+            let first = (*first).to_owned();
+            command.mut_subcommand(first, |sub| with_default(sub, rest, name, default))
+        }
+        [] => {
+            let found = command.get_arguments().find(|a| is_setting(a) && key(a) == name);
+            let Some(id) = found.map(|a| a.get_id().clone()) else {
+                return command;
+            };
+            let default = default.to_owned();
+            command.mut_arg(id, |arg| arg.required(false).default_value(default))
+        }
+    }
+}
+
 /// Every setting of the commands, as a TOML file with its reasons.
 pub(crate) fn print(command: &Command, only: Option<&str>) -> String {
     let mut out = String::from(
-        "# Every setting, its default and why. A key at the top holds for both commands. A flag\n\
-         # (--linger) goes before its variable (MILLPOND_LINGER), and that before this file.\n",
+        "# Every setting, its default and why. A key at the top holds for both commands; what the consumer\n\
+         # is told, `doctor`, `tables` and `dead-letters replay` know too. A flag (--linger) goes before its\n\
+         # variable (MILLPOND_LINGER), and that before this file.\n",
     );
     for name in COMMANDS
         .iter()
@@ -187,6 +212,26 @@ mod tests {
         assert!(error("[consume]\nlinger = \"1s\"").contains("unknown key linger"));
         assert!(error("[gatway]\n").contains("unknown table [gatway]"));
         assert!(error("linger = [1]").contains("must be a string"));
+    }
+
+    #[test]
+    fn what_the_consumer_is_told_of_its_tables_others_know_too() {
+        let file =
+            "buffer = \"memory:///\"\n[consume]\ndatabase = \"shop\"\nclickhouse = \"http://x\"\nwriters = 3";
+        let command = apply(command(), file).unwrap();
+        for path in LIKE_CONSUME {
+            let mut arguments = vec!["millpond"];
+            arguments.extend(path);
+            if path.contains(&"replay") {
+                arguments.push("letter");
+            }
+            let matches = command.clone().try_get_matches_from(arguments).unwrap();
+            let mut sub = matches.subcommand().unwrap().1;
+            while let Some((_, inner)) = sub.subcommand() {
+                sub = inner;
+            }
+            assert_eq!(sub.get_one::<String>("database").unwrap(), "shop", "{path:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! The settings that say which of ClickHouse's tables rows are in, the same for every command.
+//! The settings that say which of ClickHouse's tables rows are in, and how those are made: the same for every command.
 
-use millpond_clickhouse::{Columns, Signal};
+use crate::units::Time;
+use millpond_clickhouse::{Columns, Engine, Indexes, PartitionBy, Signal};
 
 /// Which tables, and who asks.
 #[derive(Debug, Clone, clap::Args)]
@@ -73,6 +74,10 @@ pub(crate) struct TableArgs {
     )]
     pub(crate) summary_table: String,
 
+    /// The cluster whose servers all have the tables: they are made `ON CLUSTER` this.
+    #[arg(long, env = "MILLPOND_CLUSTER", value_name = "NAME")]
+    pub(crate) cluster: Option<String>,
+
     /// What is taken: `logs`, `traces`, `metrics`. What is not needs no table, and the buffer keeps nothing for this
     /// consumer of it.
     #[arg(
@@ -120,9 +125,87 @@ impl TableArgs {
             histogram_table: self.histogram_table.clone(),
             exponential_histogram_table: self.exponential_histogram_table.clone(),
             summary_table: self.summary_table.clone(),
+            cluster: self.cluster.clone(),
             columns: self.columns,
             ..millpond_clickhouse::Config::default()
         }
+    }
+}
+
+/// How a table is made that is missing. Of one that is there, nothing is changed.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct MakingArgs {
+    /// The engine of a table that is made: `MergeTree`, `ReplicatedMergeTree`, `SharedMergeTree`, with parameters in brackets
+    /// where it takes any.
+    #[arg(
+        long,
+        env = "MILLPOND_ENGINE",
+        value_name = "ENGINE",
+        default_value = "MergeTree"
+    )]
+    pub(crate) engine: Engine,
+
+    /// What is one partition of a table that is made: a `day`, as the exporter has it, `none` (the whole table), an `hour`, a
+    /// `month`, or an expression with {time} for the table's time, such as `toMonday({time})`.
+    #[arg(
+        long,
+        env = "MILLPOND_PARTITION_BY",
+        value_name = "PARTITION",
+        default_value = "day"
+    )]
+    pub(crate) partition_by: PartitionBy,
+
+    /// Indexes of a table that is made: `exporter` (what the Collector's makes on this server), `bloom`, `text`
+    /// or `none`. Text indexes cost the server 1.4 to 2 times as much a row.
+    #[arg(long, env = "MILLPOND_INDEXES", value_name = "KIND", default_value = "exporter", value_parser = indexes)]
+    pub(crate) indexes: Indexes,
+
+    /// How long a table that is made keeps rows; 0s for ever.
+    #[arg(long, env = "MILLPOND_TTL", value_name = "TIME", default_value = "0s")]
+    pub(crate) ttl: Time,
+
+    /// The same for logs, where it is not as --ttl says.
+    #[arg(long, env = "MILLPOND_LOGS_TTL", value_name = "TIME")]
+    pub(crate) logs_ttl: Option<Time>,
+
+    /// The same for traces.
+    #[arg(long, env = "MILLPOND_TRACES_TTL", value_name = "TIME")]
+    pub(crate) traces_ttl: Option<Time>,
+
+    /// The same for metrics.
+    #[arg(long, env = "MILLPOND_METRICS_TTL", value_name = "TIME")]
+    pub(crate) metrics_ttl: Option<Time>,
+}
+
+impl MakingArgs {
+    /// These, in the sink's settings.
+    pub(crate) fn of(&self, config: millpond_clickhouse::Config) -> millpond_clickhouse::Config {
+        let own = [
+            (Signal::Logs, &self.logs_ttl),
+            (Signal::Traces, &self.traces_ttl),
+            (Signal::Metrics, &self.metrics_ttl),
+        ];
+        let own = own
+            .into_iter()
+            .filter_map(|(signal, ttl)| Some((signal, ttl.as_ref()?.0.as_secs())));
+        millpond_clickhouse::Config {
+            engine: self.engine.clone(),
+            partition_by: self.partition_by.clone(),
+            indexes: self.indexes,
+            ttl_seconds: self.ttl.0.as_secs(),
+            ttl_seconds_of: own.collect(),
+            ..config
+        }
+    }
+}
+
+fn indexes(text: &str) -> Result<Indexes, String> {
+    match text {
+        "exporter" => Ok(Indexes::Exporter),
+        "bloom" => Ok(Indexes::Bloom),
+        "text" => Ok(Indexes::Text),
+        "none" => Ok(Indexes::None),
+        _ => Err("use exporter, bloom, text or none".into()),
     }
 }
 

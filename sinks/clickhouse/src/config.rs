@@ -1,5 +1,9 @@
 //! The sink's settings, each with its default and reason.
 
+mod made;
+
+use crate::schema::Table;
+pub use made::{Engine, PartitionBy};
 use millpond_otlp::Signal;
 
 /// Where rows go, and into what kind of table.
@@ -30,15 +34,23 @@ pub struct Config {
     pub exponential_histogram_table: String,
     /// The table for summaries. Default `otel_metrics_summary`, as the exporter's.
     pub summary_table: String,
-    /// Create database and table when they are missing. Default true.
+    /// The cluster whose servers all have the tables: they are made, and mended, `ON CLUSTER`. Default none.
+    pub cluster: Option<String>,
+    /// Create database and tables when they are missing. Default true.
     pub create: bool,
     /// Millpond's own columns: `all` (default), or `none` for the exporter's schema as it is, which gives up
     /// asking the table which chunks it has.
     pub columns: Columns,
+    /// The engine of a table that we create. Default `MergeTree`, as the exporter's.
+    pub engine: Engine,
+    /// What is one partition of a table that we create. Default a day, as the exporter's.
+    pub partition_by: PartitionBy,
     /// Indexes of a table that we create. Default `exporter`.
     pub indexes: Indexes,
     /// How long a table that we create keeps rows, by their timestamp, in seconds. Default 0: for ever.
     pub ttl_seconds: u64,
+    /// The same of one signal's tables, where it is another.
+    pub ttl_seconds_of: Vec<(Signal, u64)>,
     /// The longest that one request may be stuck, in seconds. Default 300: an insert waits for the server's
     /// materialized views and replicas.
     pub timeout_seconds: u64,
@@ -59,12 +71,29 @@ impl Default for Config {
             histogram_table: "otel_metrics_histogram".to_owned(),
             exponential_histogram_table: "otel_metrics_exponential_histogram".to_owned(),
             summary_table: "otel_metrics_summary".to_owned(),
+            cluster: None,
             create: true,
             columns: Columns::All,
+            engine: Engine::default(),
+            partition_by: PartitionBy::default(),
             indexes: Indexes::Exporter,
             ttl_seconds: 0,
+            ttl_seconds_of: Vec::new(),
             timeout_seconds: 300,
         }
+    }
+}
+
+impl Config {
+    /// The tables of the signals that are taken.
+    pub(crate) fn tables(&self) -> Vec<Table> {
+        let taken = |table: &Table| self.signals.contains(&table.signal());
+        Table::ALL.into_iter().filter(taken).collect()
+    }
+
+    pub(crate) fn ttl_seconds_of(&self, signal: Signal) -> u64 {
+        let own = self.ttl_seconds_of.iter().find(|(of, _)| *of == signal);
+        own.map_or(self.ttl_seconds, |(_, seconds)| *seconds)
     }
 }
 

@@ -14,9 +14,10 @@ mod rows;
 mod schema;
 mod server;
 mod sink;
+pub mod tables;
 mod text;
 
-pub use config::{Columns, Config, Indexes};
+pub use config::{Columns, Config, Engine, Indexes, PartitionBy};
 pub use millpond_otlp::Signal;
 pub use sink::ClickHouse;
 

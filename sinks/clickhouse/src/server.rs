@@ -2,7 +2,10 @@
 
 use crate::config::Config;
 use crate::failure::classify;
-use crate::schema::{self, Found, Table};
+use crate::schema::ddl::{Object, lookup_rows};
+use crate::schema::judge::{self, Fault, Found, Known};
+use crate::schema::partition::{Partitioning, Sources, Terms};
+use crate::schema::{self, Table};
 use clickhouse::query::Query;
 use clickhouse::{Client, Row};
 use millpond_consumer::{BatchId, SinkError};
@@ -15,21 +18,19 @@ pub(crate) struct Server {
     pub(crate) config: Config,
 }
 
-/// What the server said of a table that it has.
-#[derive(Debug)]
-pub(crate) struct Known {
-    pub(crate) engine: String,
-    pub(crate) engine_full: String,
-    /// The server's deduplication window for tables of this engine that name none.
-    pub(crate) default_window: u64,
-    /// What lands of a chunk lands by partitions, and a row's partition follows from its timestamp alone.
-    pub(crate) partitioned_by_time: bool,
-}
-
 #[derive(Row, serde::Deserialize)]
 struct Engine {
     engine: String,
     engine_full: String,
+    partition_key: String,
+}
+
+/// How a table is that rows are to go to.
+#[derive(Debug)]
+pub(crate) enum Checked {
+    Fits(Known),
+    Missing,
+    Unfit(Vec<Fault>),
 }
 
 /// The rows of some chunks or pieces of one batch, by Millpond's columns.
@@ -48,84 +49,161 @@ impl Server {
         }
     }
 
-    /// Makes what is missing of the database and of these tables.
-    pub(crate) async fn create(&self, tables: &[Table], version: (u32, u32)) -> Result<(), SinkError> {
-        let database = &self.config.database;
-        self.run(
-            &format!("creating database {}", schema::identifier(database)),
-            &schema::create_database(&self.config),
-        )
-        .await?;
-        for &table in tables {
-            let what = format!("creating table {}", table.path(&self.config));
-            self.run(&what, &schema::create_table(&self.config, table, version))
-                .await?;
-        }
-        if tables.contains(&Table::Traces) {
-            let what = format!(
-                "creating table {} and its view",
-                schema::lookup_path(&self.config)
-            );
-            self.run(&what, &schema::create_lookup(&self.config)).await?;
-            self.run(&what, &schema::create_view(&self.config)).await?;
+    /// Those of the objects that the server has.
+    pub(crate) async fn existing(&self, objects: &[Object]) -> Result<Vec<Object>, SinkError> {
+        let sql = "SELECT name FROM system.tables WHERE database = ? \
+                   UNION ALL SELECT concat('database ', name) FROM system.databases WHERE name = ?";
+        let query = self.about_table(sql, &self.config.database);
+        let names: Vec<String> = self
+            .within("asking which tables there are", query.fetch_all())
+            .await?;
+        let is_there = |object: &Object| {
+            let name = match object {
+                Object::Database => format!("database {}", self.config.database),
+                object => object.name(&self.config),
+            };
+            names.contains(&name)
+        };
+        Ok(objects.iter().copied().filter(is_there).collect())
+    }
+
+    /// Makes these.
+    pub(crate) async fn create(&self, objects: &[Object], version: (u32, u32)) -> Result<(), SinkError> {
+        for object in objects {
+            if *object == Object::View && matches!(self.check_lookup().await?, Checked::Unfit(_)) {
+                // It could not be made; what is wrong is said of its table.
+                continue;
+            }
+            let what = format!("creating {}", object.title(&self.config));
+            let sql = object.create(&self.config, version);
+            self.within(&what, self.client.query_raw(&sql).execute()).await?;
         }
         Ok(())
     }
 
-    async fn run(&self, what: &str, sql: &str) -> Result<(), SinkError> {
-        self.within(what, self.client.query_raw(sql).execute()).await
-    }
-
-    /// Checks a table's columns and learns how it deduplicates.
-    pub(crate) async fn check(&self, table: Table) -> Result<Known, SinkError> {
+    /// Whether a table takes our rows, and how it deduplicates.
+    pub(crate) async fn check(&self, table: Table) -> Result<Checked, SinkError> {
         let name = table.name(&self.config);
         let found = self.columns(name).await?;
-        if found.is_empty() {
-            return Err(SinkError::Schema(format!(
-                "there is no table {}: create it, or let `create` be true",
-                table.path(&self.config)
-            )));
-        }
-        let faults = schema::faults(&self.config, table, &found);
-        if !faults.is_empty() {
-            return Err(SinkError::Schema(faults.join("; ")));
-        }
-        let mut key = found.iter().filter(|column| column.is_in_partition_key != 0);
-        let partitioned_by_time = key.all(|column| column.name == table.time());
-        let known = self.known(name, partitioned_by_time).await?;
-        known.ok_or_else(|| SinkError::Transient(format!("table {} has just gone", table.path(&self.config))))
-    }
-
-    /// The traces' table of times, if there is one.
-    pub(crate) async fn lookup(&self) -> Result<Option<Known>, SinkError> {
-        self.known(&schema::lookup(&self.config), true).await
-    }
-
-    async fn known(&self, table: &str, partitioned_by_time: bool) -> Result<Option<Known>, SinkError> {
-        let sql = "SELECT engine, engine_full FROM system.tables WHERE database = ? AND name = ?";
-        let query = self.about_table(sql, table);
-        let found = self
-            .within("reading a table's engine", query.fetch_optional())
-            .await?;
-        let Some(Engine { engine, engine_full }) = found else {
-            return Ok(None);
+        let Some(engine) = self.engine(name).await? else {
+            return Ok(Checked::Missing);
         };
-        let setting = schema::window_setting(&engine);
+        let faults = judge::faults(&self.config, table, &found);
+        if !faults.is_empty() {
+            return Ok(Checked::Unfit(faults));
+        }
+        match self.partitioning(table, &engine, &found).await? {
+            Ok(partitioning) => self.known(engine, partitioning).await.map(Checked::Fits),
+            Err(fault) => Ok(Checked::Unfit(vec![fault])),
+        }
+    }
+
+    /// The same of the traces' table of times, which the view fills.
+    pub(crate) async fn check_lookup(&self) -> Result<Checked, SinkError> {
+        let name = schema::lookup(&self.config);
+        let found = self.columns(&name).await?;
+        let Some(engine) = self.engine(&name).await? else {
+            return Ok(Checked::Missing);
+        };
+        let faults = judge::lookup_faults(&self.config, &found);
+        if !faults.is_empty() {
+            return Ok(Checked::Unfit(faults));
+        }
+        let partitioning = match engine.partition_key.as_str() {
+            _ if !judge::lands_by_partition(&engine.engine) => Partitioning::Elsewhere,
+            "" => Partitioning::Whole,
+            key => {
+                let sources = Sources::of_key(&found);
+                self.partitions(&sources, "Start", key, &found).await?
+            }
+        };
+        self.known(engine, partitioning).await.map(Checked::Fits)
+    }
+
+    async fn engine(&self, table: &str) -> Result<Option<Engine>, SinkError> {
+        let sql =
+            "SELECT engine, engine_full, partition_key FROM system.tables WHERE database = ? AND name = ?";
+        let query = self.about_table(sql, table);
+        self.within("reading a table's engine", query.fetch_optional())
+            .await
+    }
+
+    async fn known(&self, engine: Engine, partitioning: Partitioning) -> Result<Known, SinkError> {
+        let Engine {
+            engine, engine_full, ..
+        } = engine;
+        let setting = judge::window_setting(&engine);
         let sql =
             format!("SELECT toUInt64(any(value)) FROM system.merge_tree_settings WHERE name = '{setting}'");
         let default_window = self
             .one("reading the server's deduplication window", &sql)
             .await?;
-        Ok(Some(Known {
-            partitioned_by_time: partitioned_by_time && schema::lands_by_partition(&engine),
+        Ok(Known {
             engine,
             engine_full,
             default_window,
-        }))
+            partitioning,
+        })
+    }
+
+    /// What a row's partition follows from; the server takes the expressions apart. A fault when it is not of the row itself.
+    async fn partitioning(
+        &self,
+        table: Table,
+        engine: &Engine,
+        found: &[Found],
+    ) -> Result<Result<Partitioning, Fault>, SinkError> {
+        if !judge::lands_by_partition(&engine.engine) {
+            return Ok(Ok(Partitioning::Elsewhere));
+        }
+        let key = &engine.partition_key;
+        if key.is_empty() {
+            return Ok(Ok(Partitioning::Whole));
+        }
+        let mut sources = Sources::new(found);
+        while let Some(computed) = sources.next(&self.config, table, found) {
+            let sql = format!("EXPLAIN AST SELECT {}", computed.expression);
+            let tree: Vec<String> = self.all("reading a column's expression", &sql).await?;
+            sources.add(computed, Terms::of_tree(&tree));
+        }
+        let volatile = self.volatile(sources.functions.iter()).await?;
+        if let Some(fault) = sources.fault(&self.config, table, &volatile) {
+            return Ok(Err(fault));
+        }
+        self.partitions(&sources, table.time(), key, found).await.map(Ok)
+    }
+
+    async fn partitions(
+        &self,
+        sources: &Sources,
+        time: &str,
+        key: &str,
+        found: &[Found],
+    ) -> Result<Partitioning, SinkError> {
+        if !sources.only_time(time) {
+            return Ok(Partitioning::Rows { key: key.to_owned() });
+        }
+        let sql = sources.partitions_of_a_day(time, key, found);
+        let a_day = self.one("counting the partitions of a day", &sql).await?;
+        Ok(Partitioning::Time { a_day })
+    }
+
+    /// Those of the functions that give another value the next time they are called.
+    async fn volatile(&self, functions: impl Iterator<Item = &String>) -> Result<Vec<String>, SinkError> {
+        let names: Vec<&String> = functions.collect();
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        // The column's name is not the same in all versions.
+        let sql = "SELECT lower(name) FROM system.functions \
+                   WHERE lower(name) IN ? AND ifNull(COLUMNS('^(is_|)deterministic$'), 1) = 0 ORDER BY 1";
+        let query = self.client.query(sql).bind(names);
+        self.within("asking which functions are deterministic", query.fetch_all())
+            .await
     }
 
     async fn columns(&self, table: &str) -> Result<Vec<Found>, SinkError> {
-        let sql = "SELECT name, type, default_kind, is_in_partition_key FROM system.columns \
+        let sql = "SELECT name, type, default_kind, default_expression, is_in_partition_key FROM system.columns \
                    WHERE database = ? AND table = ?";
         let query = self.about_table(sql, table);
         self.within("reading a table's columns", query.fetch_all()).await
@@ -138,7 +216,7 @@ impl Server {
     /// A replica that lags would seem to lack rows that another one has taken. Who may not tell it to catch up has the token alone
     /// for that case.
     pub(crate) async fn catch_up(&self, table: Table, known: &Known) -> Result<(), SinkError> {
-        let Some(sql) = schema::sync_replica(&self.config, table, &known.engine) else {
+        let Some(sql) = judge::sync_replica(&self.config, table, &known.engine) else {
             return Ok(());
         };
         let caught_up = self.within(
@@ -194,16 +272,19 @@ impl Server {
 
     /// Adds what the traces' table of times lacks of the traces of these chunks or pieces: a view fills it after the
     /// spans have landed, so that an attempt may have died in between. Traces that it has with the same times are left alone.
+    ///
+    /// Where both tables are Distributed, each subquery is answered once, for all shards (`GLOBAL`; without it the server refuses the query, or asks
+    /// each shard for its own rows alone), and one server compares all times, instead of each shard its own.
     pub(crate) async fn mend_lookup(&self, id: &BatchId, numbers: &[u32]) -> Result<(), SinkError> {
         let config = &self.config;
         let lookup = schema::lookup_path(config);
-        let rows = schema::lookup_rows(config, &format!("{CHUNKS} AND TraceId != ''"));
+        let rows = lookup_rows(config, &format!("{CHUNKS} AND TraceId != ''"));
         let traces = Table::Traces.path(config);
         let sql = format!(
             "INSERT INTO {lookup} (TraceId, Start, End)\n\
              SELECT TraceId, toDateTime(Start), toDateTime(End) FROM ({rows})\n\
-             WHERE (TraceId, toDateTime(Start), toDateTime(End)) NOT IN (\
-             SELECT TraceId, Start, End FROM {lookup} WHERE TraceId IN (\
+             WHERE (TraceId, toDateTime(Start), toDateTime(End)) GLOBAL NOT IN (\
+             SELECT TraceId, Start, End FROM {lookup} WHERE TraceId GLOBAL IN (\
              SELECT TraceId FROM {traces} WHERE {CHUNKS}))"
         );
         let query = self.bind_chunks(self.client.query(&sql), id, numbers);
@@ -211,6 +292,7 @@ impl Server {
         let query = query
             .with_setting("async_insert", "0")
             .with_setting("insert_distributed_sync", "1")
+            .with_setting("parallel_distributed_insert_select", "0")
             .with_setting("max_partitions_per_insert_block", "0");
         self.within(&format!("completing {lookup}"), query.execute())
             .await
@@ -221,6 +303,13 @@ impl Server {
         T: clickhouse::RowOwned + clickhouse::RowRead,
     {
         self.within(what, self.client.query_raw(sql).fetch_one()).await
+    }
+
+    async fn all<T>(&self, what: &str, sql: &str) -> Result<Vec<T>, SinkError>
+    where
+        T: clickhouse::RowOwned + clickhouse::RowRead,
+    {
+        self.within(what, self.client.query_raw(sql).fetch_all()).await
     }
 
     async fn within<T>(

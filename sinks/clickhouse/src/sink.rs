@@ -4,8 +4,10 @@ use crate::chunks::{self, Workspace};
 use crate::config::{Columns, Config};
 use crate::failure::classify;
 use crate::recovery;
+use crate::schema::ddl::Object;
+use crate::schema::judge::{InDoubt, Known};
 use crate::schema::{self, Table};
-use crate::server::{Known, Server};
+use crate::server::{Checked, Server};
 use async_trait::async_trait;
 use bytes::Bytes;
 use clickhouse::{Client, Compression};
@@ -72,44 +74,46 @@ impl ClickHouse {
     /// `Schema` when a table does not fit, naming each column at fault with what mends it, or when the server
     /// does not let us in; `Transient` when it cannot be reached or cannot answer now.
     pub async fn open(config: Config) -> Result<Self, SinkError> {
-        let url = check_url(&config.url)?;
-        let mut client = Client::default()
-            .with_url(url)
-            .with_product_info("millpond", env!("CARGO_PKG_VERSION"));
-        if let Some(user) = &config.user {
-            client = client.with_user(user);
-        }
-        if let Some(password) = &config.password {
-            client = client.with_password(password);
-        }
-        let server = Server { client, config };
+        let server = connect(config)?;
         let version = server.version().await?;
-        let taken = |table: &Table| server.config.signals.contains(&table.signal());
-        let wanted: Vec<Table> = Table::ALL.into_iter().filter(taken).collect();
+        let wanted = server.config.tables();
         if server.config.create {
-            server.create(&wanted, version).await?;
+            let objects = Object::all(&wanted);
+            let there = server.existing(&objects).await?;
+            let missing: Vec<Object> = objects
+                .into_iter()
+                .filter(|object| !there.contains(object))
+                .collect();
+            server.create(&missing, version).await?;
         }
         let mut tables = Vec::with_capacity(wanted.len());
         let mut faults = Vec::new();
         for &table in &wanted {
-            match server.check(table).await {
-                Ok(known) => tables.push(Target {
+            match server.check(table).await? {
+                Checked::Fits(known) => tables.push(Target {
                     table,
                     insert: schema::insert(&server.config, table),
                     known,
                 }),
-                Err(SinkError::Schema(fault)) => faults.push(fault),
-                Err(error) => return Err(error),
+                Checked::Missing => faults.push(format!(
+                    "there is no table {}: make it (`millpond tables create`, or of your own as `millpond tables print` \
+                     has it)",
+                    table.path(&server.config)
+                )),
+                Checked::Unfit(found) => faults.extend(found.iter().map(ToString::to_string)),
+            }
+        }
+        let mut lookup = None;
+        if wanted.contains(&Table::Traces) {
+            match server.check_lookup().await? {
+                Checked::Fits(known) => lookup = Some(known),
+                Checked::Missing => {}
+                Checked::Unfit(found) => faults.extend(found.iter().map(ToString::to_string)),
             }
         }
         if !faults.is_empty() {
             return Err(SinkError::Schema(faults.join("; ")));
         }
-        let lookup = if wanted.contains(&Table::Traces) {
-            server.lookup().await?
-        } else {
-            None
-        };
         let names: Vec<String> = wanted.iter().map(|table| table.path(&server.config)).collect();
         info!(tables = %names.join(", "), server = %format!("{}.{}", version.0, version.1), "the tables fit");
         Ok(Self {
@@ -131,9 +135,10 @@ impl ClickHouse {
             .div_ceil(rule.chunk_rows.max(1))
             .max(rule.batch_bytes.div_ceil(rule.chunk_bytes.max(1)))
             .max(1);
-        let needed = chunks
-            .saturating_mul(rule.max_in_flight.into())
-            .saturating_mul(rule.max_partitions_per_chunk.into());
+        let in_doubt = InDoubt {
+            chunks: chunks.saturating_mul(rule.max_in_flight.into()),
+            days: rule.max_partitions_per_chunk.into(),
+        };
         let config = &self.server.config;
         let tables = self
             .tables
@@ -145,15 +150,7 @@ impl ClickHouse {
             .map(|known| (schema::lookup_path(config), known));
         tables
             .chain(lookup)
-            .filter_map(|(path, known)| {
-                let Known {
-                    engine,
-                    engine_full,
-                    default_window,
-                    ..
-                } = known;
-                schema::window_warning(&path, engine, engine_full, *default_window, needed)
-            })
+            .filter_map(|(path, known)| known.window_warning(config, &path, in_doubt))
             .collect()
     }
 
@@ -198,6 +195,21 @@ impl ClickHouse {
         let mut kept = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push(workspace);
     }
+}
+
+/// A client of the server that the settings name. Nothing is sent yet.
+pub(crate) fn connect(config: Config) -> Result<Server, SinkError> {
+    let url = check_url(&config.url)?;
+    let mut client = Client::default()
+        .with_url(url)
+        .with_product_info("millpond", env!("CARGO_PKG_VERSION"));
+    if let Some(user) = &config.user {
+        client = client.with_user(user);
+    }
+    if let Some(password) = &config.password {
+        client = client.with_password(password);
+    }
+    Ok(Server { client, config })
 }
 
 /// The sink's name: where rows go, and so part of their identity. Tables of the usual names are not named, but for
@@ -340,7 +352,7 @@ impl ClickHouse {
             debug!("{token}: its {} rows are in the table", chunk.rows);
             return Ok(());
         }
-        if !target.known.partitioned_by_time {
+        if !target.known.partitioning.by_time() {
             if there > own {
                 return Err(SinkError::Schema(format!(
                     "{token}: {there} rows of the chunk that it is a piece of are in {}, whose partition key is not of \

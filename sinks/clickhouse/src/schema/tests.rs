@@ -1,6 +1,10 @@
 //! What is made of settings, and what is said of tables.
 
+use super::ddl::Object;
+use super::judge::*;
+use super::partition::{Partitioning, Sources, Terms};
 use super::*;
+use crate::config::{Indexes, PartitionBy};
 
 fn found(config: &Config) -> Vec<Found> {
     found_of(config, Table::Logs)
@@ -13,9 +17,14 @@ fn found_of(config: &Config, table: Table) -> Vec<Found> {
             name: column.name.to_owned(),
             kind: column.kind.to_owned(),
             default_kind: String::new(),
+            default_expression: String::new(),
             is_in_partition_key: 0,
         })
         .collect()
+}
+
+fn create_table(config: &Config, table: Table, server: (u32, u32)) -> String {
+    Object::Table(table).create(config, server)
 }
 
 #[test]
@@ -30,19 +39,17 @@ fn names_are_quoted_whatever_is_in_them() {
 #[test]
 fn a_table_that_fits_has_no_fault() {
     let config = Config::default();
-    assert_eq!(
-        faults(&config, Table::Logs, &found(&config)),
-        Vec::<String>::new()
-    );
+    assert_eq!(faults(&config, Table::Logs, &found(&config)), Vec::<Fault>::new());
     let mut zoned = found(&config);
     zoned[0].kind = "DateTime64(9, 'Europe/Berlin')".to_owned();
     zoned.push(Found {
         name: "Mine".into(),
         kind: "UInt8".into(),
         default_kind: String::new(),
+        default_expression: String::new(),
         is_in_partition_key: 0,
     });
-    assert_eq!(faults(&config, Table::Logs, &zoned), Vec::<String>::new());
+    assert_eq!(faults(&config, Table::Logs, &zoned), Vec::<Fault>::new());
 }
 
 #[test]
@@ -50,14 +57,14 @@ fn every_table_fits_as_we_make_it_whatever_its_time_zone() {
     let config = Config::default();
     for table in Table::ALL {
         let mut columns = found_of(&config, table);
-        assert_eq!(faults(&config, table, &columns), Vec::<String>::new());
+        assert_eq!(faults(&config, table, &columns), Vec::<Fault>::new());
         for column in &mut columns {
             column.kind = column.kind.replace("DateTime64(9)", "DateTime64(9, 'UTC')");
             if column.kind.ends_with("DateTime") || column.kind.ends_with("DateTime)") {
                 column.kind = column.kind.replace("DateTime", "DateTime('Asia/Tokyo')");
             }
         }
-        assert_eq!(faults(&config, table, &columns), Vec::<String>::new());
+        assert_eq!(faults(&config, table, &columns), Vec::<Fault>::new());
         for column in &mut columns {
             column.kind = column.kind.replace("(String)", "(FixedString(1))");
         }
@@ -79,8 +86,12 @@ fn a_fault_names_the_column_and_what_mends_it() {
     columns.retain(|column| column.name != "EventName");
     columns[0].kind = "DateTime64(3)".to_owned();
     columns[1].default_kind = "MATERIALIZED".to_owned();
+    let faults: Vec<String> = faults(&config, Table::Logs, &columns)
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(
-        faults(&config, Table::Logs, &columns),
+        faults,
         [
             "column Timestamp of table `otel`.`otel_logs` has type DateTime64(3) where DateTime64(9) is expected: \
              ALTER TABLE `otel`.`otel_logs` MODIFY COLUMN `Timestamp` DateTime64(9)",
@@ -100,7 +111,7 @@ fn the_exporters_own_table_fits_without_our_columns() {
         ..Config::default()
     };
     let columns = found(&theirs);
-    assert_eq!(faults(&theirs, Table::Logs, &columns), Vec::<String>::new());
+    assert_eq!(faults(&theirs, Table::Logs, &columns), Vec::<Fault>::new());
     assert_eq!(
         faults(&Config::default(), Table::Logs, &columns).len(),
         MILLPOND.len()
@@ -191,10 +202,26 @@ fn only_a_merge_tree_is_known_to_land_by_partitions() {
     );
 }
 
+fn known(engine: &str, engine_full: &str, default_window: u64, partitioning: Partitioning) -> Known {
+    Known {
+        engine: engine.to_owned(),
+        engine_full: engine_full.to_owned(),
+        default_window,
+        partitioning,
+    }
+}
+
+/// Of 8 chunks of 50 days.
+fn warning(known: &Known) -> Option<String> {
+    let config = Config::default();
+    let in_doubt = InDoubt { chunks: 8, days: 50 };
+    known.window_warning(&config, &Table::Logs.path(&config), in_doubt)
+}
+
 #[test]
 fn a_window_that_is_too_small_is_warned_of() {
-    let table = Table::Logs.path(&Config::default());
-    let warn = |engine: &str, full: &str, default| window_warning(&table, engine, full, default, 400);
+    let warn =
+        |engine, full, default| warning(&known(engine, full, default, Partitioning::Time { a_day: 1 }));
     let ours =
         "MergeTree ORDER BY x SETTINGS index_granularity = 8192, non_replicated_deduplication_window = 10000";
     assert_eq!(warn("MergeTree", ours, 0), None);
@@ -215,5 +242,254 @@ fn a_window_that_is_too_small_is_warned_of() {
         ),
         "{warning}"
     );
-    assert!(warn("Distributed", "Distributed('c', 'd', 't')", 0).is_some());
+}
+
+#[test]
+fn the_window_that_is_needed_follows_from_the_partitions() {
+    let needs =
+        |partitioning, window| warning(&known("MergeTree", "MergeTree", window, partitioning)).is_some();
+    for (partitioning, needed) in [
+        (Partitioning::Whole, 8),
+        (Partitioning::Time { a_day: 1 }, 400),
+        (Partitioning::Time { a_day: 24 }, 9_600),
+    ] {
+        assert!(needs(partitioning.clone(), needed - 1), "{partitioning:?}");
+        assert!(!needs(partitioning.clone(), needed), "{partitioning:?}");
+    }
+    // As many as there are rows: no window is certainly large enough.
+    let rows = Partitioning::Rows {
+        key: "(toDate(Timestamp), ServiceName)".to_owned(),
+    };
+    let said = warning(&known("MergeTree", "MergeTree", 1_000_000, rows)).unwrap();
+    assert!(said.contains("partitioned by (toDate(Timestamp), ServiceName), which is not of the time alone"));
+    let said = warning(&known(
+        "Distributed",
+        "Distributed('c', 'd', 't')",
+        0,
+        Partitioning::Elsewhere,
+    ))
+    .unwrap();
+    assert!(said.contains("a deduplication window of at least 400"), "{said}");
+}
+
+/// What `EXPLAIN AST SELECT toDate(Timestamp) + length('Identifier x'), NOW()` answers.
+const TREE: &str = r"SelectWithUnionQuery (children 1)
+ ExpressionList (children 1)
+  SelectQuery (children 1)
+   ExpressionList (children 2)
+    Function plus (children 1)
+     ExpressionList (children 2)
+      Function toDate (children 1)
+       ExpressionList (children 1)
+        Identifier Timestamp
+      Function length (children 1)
+       ExpressionList (children 1)
+        Literal \'Identifier x\'
+    Function NOW (children 1)
+     ExpressionList";
+
+#[test]
+fn an_expression_is_known_by_its_columns_and_functions() {
+    let lines: Vec<String> = TREE.lines().map(str::to_owned).collect();
+    let terms = Terms::of_tree(&lines);
+    assert!(terms.columns.iter().eq(["Timestamp"]));
+    assert!(terms.functions.iter().eq(["length", "now", "plus", "todate"]));
+}
+
+/// The columns of a logs table with these of somebody's own, the names of the key's, and what the expressions are of.
+fn sources(own: &[(&str, &str, &[&str])], key: &[&str]) -> Sources {
+    let config = Config::default();
+    let mut columns = found(&config);
+    columns.extend(own.iter().map(|(name, expression, _)| Found {
+        name: (*name).to_owned(),
+        kind: "Date".to_owned(),
+        default_kind: "DEFAULT".to_owned(),
+        default_expression: (*expression).to_owned(),
+        is_in_partition_key: 0,
+    }));
+    for column in &mut columns {
+        column.is_in_partition_key = u8::from(key.contains(&column.name.as_str()));
+    }
+    let mut sources = Sources::new(&columns);
+    while let Some(computed) = sources.next(&config, Table::Logs, &columns) {
+        let of = own.iter().find(|(name, ..)| *name == computed.name).unwrap().2;
+        let columns = of.iter().map(|name| (*name).to_owned()).collect();
+        let terms = Terms {
+            columns,
+            ..Terms::default()
+        };
+        sources.add(computed, terms);
+    }
+    sources
+}
+
+#[test]
+fn a_partition_is_of_the_time_also_by_way_of_computed_columns() {
+    assert!(sources(&[], &["Timestamp"]).only_time("Timestamp"));
+    assert!(sources(&[("Day", "toDate(Timestamp)", &["Timestamp"])], &["Day"]).only_time("Timestamp"));
+    let nested: [(&str, &str, &[&str]); 3] = [
+        ("Month", "toStartOfMonth(Day)", &["Day"]),
+        ("Day", "toDate(Seconds)", &["Seconds", "Day"]),
+        ("Seconds", "toDateTime(Timestamp)", &["Timestamp"]),
+    ];
+    let found = sources(&nested, &["Month", "Timestamp"]);
+    assert!(found.only_time("Timestamp"));
+    assert_eq!(found.computed.len(), 3);
+    assert!(!sources(&[], &["Timestamp", "ServiceName"]).only_time("Timestamp"));
+    let mixed: [(&str, &str, &[&str]); 1] = [("Tenant", "…", &["Timestamp", "ResourceAttributes"])];
+    assert!(!sources(&mixed, &["Tenant"]).only_time("Timestamp"));
+    assert!(!sources(&[("Odd", "…", &["Events.Name"])], &["Odd"]).only_time("Timestamp"));
+    // The same for every row.
+    assert!(sources(&[("Fixed", "", &[])], &["Fixed"]).only_time("Timestamp"));
+}
+
+#[test]
+fn a_partition_that_changes_when_a_row_is_sent_again_is_a_fault() {
+    let config = Config::default();
+    let fault = |sources: &Sources, volatile: &[&str]| {
+        let volatile: Vec<String> = volatile.iter().map(|name| (*name).to_owned()).collect();
+        sources.fault(&config, Table::Logs, &volatile)
+    };
+    let by_time = sources(&[], &["Timestamp"]);
+    assert_eq!(fault(&by_time, &[]), None);
+    let said = fault(&by_time, &["now"]).unwrap().what;
+    assert!(
+        said.contains("table `otel`.`otel_logs` depend on now()"),
+        "{said}"
+    );
+    let inserted = sources(&[], &["Timestamp", "_millpond_inserted_at"]);
+    let said = fault(&inserted, &[]).unwrap().what;
+    assert!(said.contains("depend on _millpond_inserted_at"), "{said}");
+    assert_eq!(fault(&sources(&[], &["_millpond_received_at"]), &[]), None);
+}
+
+/// Every engine, with and without a cluster, every kind of partition, with and without a TTL.
+#[test]
+fn what_is_made_is_what_the_settings_say() {
+    let mut seen = 0;
+    for engine in [
+        "MergeTree",
+        "ReplicatedMergeTree('/t/{shard}/{table}', '{replica}')",
+        "SharedMergeTree",
+    ] {
+        for cluster in [None, Some("main`s")] {
+            for (partition_by, partition) in [
+                ("none", None),
+                ("hour", Some("PARTITION BY toStartOfHour(TIME)")),
+                ("day", Some("PARTITION BY toDate(TIME)")),
+                ("month", Some("PARTITION BY toYYYYMM(TIME)")),
+                ("toMonday({time})", Some("PARTITION BY toMonday(TIME)")),
+            ] {
+                for ttl_seconds in [0, 3_600] {
+                    let config = Config {
+                        engine: engine.parse().unwrap(),
+                        cluster: cluster.map(str::to_owned),
+                        partition_by: partition_by.parse().unwrap(),
+                        ttl_seconds,
+                        ..Config::default()
+                    };
+                    for object in Object::all(&Table::ALL) {
+                        check_made(&config, object, &object.create(&config, (26, 2)), partition);
+                        seen += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(seen, 3 * 2 * 5 * 2 * (1 + 7 + 2));
+}
+
+fn check_made(config: &Config, object: Object, sql: &str, partition: Option<&str>) {
+    let cluster = config.cluster.as_ref().map(|_| " ON CLUSTER `main\\`s`");
+    assert_eq!(
+        sql.matches(" ON CLUSTER `main\\`s`").count(),
+        usize::from(cluster.is_some()),
+        "{sql}"
+    );
+    let head = sql.lines().next().unwrap();
+    let name = object.title(config);
+    let name = name.split_once(' ').unwrap().1;
+    assert!(
+        head.contains(&format!(" IF NOT EXISTS {name}{}", cluster.unwrap_or(""))),
+        "{head}"
+    );
+    let time = match object {
+        Object::Table(table) => table.time(),
+        Object::Lookup => "Start",
+        Object::Database | Object::View => return,
+    };
+    let lines: Vec<&str> = sql.lines().collect();
+    let starting = |word: &str| lines.iter().find(|line| line.starts_with(word)).copied();
+    assert_eq!(starting("ENGINE").unwrap(), format!("ENGINE = {}", config.engine));
+    let partition = partition.map(|partition| partition.replace("TIME", time));
+    assert_eq!(starting("PARTITION BY"), partition.as_deref());
+    let ttl = (config.ttl_seconds > 0).then(|| format!("TTL toDateTime({time}) + toIntervalHour(1)"));
+    assert_eq!(starting("TTL"), ttl.as_deref());
+    let window = if config.partition_by == PartitionBy::Hour {
+        20_000
+    } else {
+        10_000
+    };
+    let parts = if partition.is_some() {
+        ", ttl_only_drop_parts = 1"
+    } else {
+        ""
+    };
+    let tokens = match config.engine.to_string().as_str() {
+        "MergeTree" => format!("non_replicated_deduplication_window = {window}"),
+        _ => format!(
+            "replicated_deduplication_window = {window}, replicated_deduplication_window_seconds = 604800"
+        ),
+    };
+    assert_eq!(
+        starting("SETTINGS").unwrap(),
+        format!("SETTINGS index_granularity = 8192{parts}, {tokens}")
+    );
+}
+
+#[test]
+fn each_signal_can_have_a_ttl_of_its_own() {
+    let config = Config {
+        ttl_seconds: 86_400,
+        ttl_seconds_of: vec![(Signal::Traces, 7_200), (Signal::Metrics, 0)],
+        ..Config::default()
+    };
+    let ttl = |object: Object| {
+        let sql = object.create(&config, (26, 2));
+        sql.lines()
+            .find_map(|line| line.strip_prefix("TTL ").map(str::to_owned))
+    };
+    assert_eq!(
+        ttl(Object::Table(Table::Logs)).as_deref(),
+        Some("toDateTime(Timestamp) + toIntervalDay(1)")
+    );
+    assert_eq!(
+        ttl(Object::Table(Table::Traces)).as_deref(),
+        Some("toDateTime(Timestamp) + toIntervalHour(2)")
+    );
+    assert_eq!(
+        ttl(Object::Lookup).as_deref(),
+        Some("toDateTime(Start) + toIntervalHour(2)")
+    );
+    assert_eq!(ttl(Object::Table(Table::Sum)), None);
+}
+
+#[test]
+fn what_mends_a_table_of_a_cluster_is_for_all_its_servers() {
+    let config = Config {
+        cluster: Some("main".to_owned()),
+        ..Config::default()
+    };
+    let mut columns = found(&config);
+    columns.remove(0);
+    columns[0].kind = "UInt8".to_owned();
+    columns[1].default_kind = "ALIAS".to_owned();
+    for fault in faults(&config, Table::Logs, &columns) {
+        assert!(
+            fault
+                .mend
+                .starts_with("ALTER TABLE `otel`.`otel_logs` ON CLUSTER `main` "),
+            "{fault}"
+        );
+    }
 }

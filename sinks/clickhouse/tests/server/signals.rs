@@ -1,8 +1,8 @@
 //! Traces and metrics: into which tables their rows go, once each, however often they are sent. That every column is
 //! the exporter's is shown against the exporter itself (`tests/test_fidelity.py`).
 
-use crate::support::{DAY, NEW_YEAR, Server, batch_of, chunk, chunks, pair, text};
-use millpond_clickhouse::{ClickHouse, Signal};
+use crate::support::{DAY, NEW_YEAR, Proxy, Server, batch_of, chunk, chunks, pair, text};
+use millpond_clickhouse::{ClickHouse, Config, Signal};
 use millpond_consumer::{Batch, Sink as _};
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -298,4 +298,42 @@ async fn only_the_partitions_of_points_that_a_table_lacks_are_sent() {
         let sql = format!("SELECT count() FROM otel.otel_metrics_{table} WHERE {odd}");
         assert_eq!(server.ask(&sql).await, "0", "{table}");
     }
+}
+
+/// The embedded engine has no Distributed tables: this is what a server that has them is asked, with no subquery that each shard
+/// would answer for itself.
+#[tokio::test]
+async fn traces_times_are_completed_over_all_shards_at_once() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server).await;
+    let config = Config {
+        url: proxy.url.clone(),
+        ..server.config()
+    };
+    let sink = ClickHouse::open(config).await.unwrap();
+    let batch = traces(1, &[NEW_YEAR, NEW_YEAR + 1]);
+    let chunk = chunk(&sink, &batch);
+    sink.write(&batch.id, &chunk).await.unwrap();
+    let before = proxy.requests().len();
+    sink.write_again(&batch.id, &chunk).await.unwrap();
+    let requests = proxy.requests();
+    let completing = requests[before..]
+        .split("POST ")
+        .find(|request| request.contains("INSERT INTO"))
+        .unwrap();
+    let line = completing.lines().next().unwrap();
+    for setting in [
+        "skip_unavailable_shards=0",
+        "insert_distributed_sync=1",
+        "parallel_distributed_insert_select=0",
+        "async_insert=0",
+    ] {
+        assert!(
+            line.split(['?', '&', ' ']).any(|parameter| parameter == setting),
+            "{setting} is not in {line}"
+        );
+    }
+    assert_eq!(completing.matches(" IN (SELECT").count(), 2, "{completing}");
+    assert_eq!(completing.matches(" GLOBAL NOT IN (SELECT").count(), 1);
+    assert_eq!(completing.matches(" GLOBAL IN (SELECT").count(), 1);
 }

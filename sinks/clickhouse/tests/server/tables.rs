@@ -1,6 +1,7 @@
 //! What `open` makes, and what it says of a table that is there.
 
 use crate::support::{Server, rule};
+use millpond_clickhouse::tables::{self, Report, State};
 use millpond_clickhouse::{ClickHouse, Columns, Config, Indexes, Signal};
 use millpond_consumer::{Sink as _, SinkError};
 use millpond_segment::Encoding;
@@ -115,7 +116,8 @@ async fn without_leave_to_create_nothing_is_made() {
     let error = ClickHouse::open(config).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "there is no table `otel`.`otel_logs`: create it, or let `create` be true"
+        "there is no table `otel`.`otel_logs`: make it (`millpond tables create`, or of your own as `millpond tables \
+         print` has it)"
     );
     let databases = server
         .ask("SELECT count() FROM system.databases WHERE name = 'otel'")
@@ -207,4 +209,86 @@ async fn the_traces_table_of_times_needs_a_window_of_its_own() {
     );
     server.run(&warning[warning.find("ALTER").unwrap()..]).await;
     assert_eq!(server.open().await.window_warnings(&rule()), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn what_is_missing_is_made_and_what_is_there_is_looked_at() {
+    let server = Server::start();
+    let config = Config {
+        signals: vec![Signal::Logs, Signal::Traces],
+        ..server.config()
+    };
+    let all = [
+        "database `otel`",
+        "table `otel`.`otel_logs`",
+        "table `otel`.`otel_traces`",
+        "table `otel`.`otel_traces_trace_id_ts`",
+        "view `otel`.`otel_traces_trace_id_ts_mv`",
+    ];
+    let each =
+        |state: State| -> Vec<(&str, State)> { all.iter().map(|what| (*what, state.clone())).collect() };
+    let found = |reports: Vec<Report>| -> Vec<(String, State)> {
+        reports
+            .into_iter()
+            .map(|report| (report.what, report.state))
+            .collect()
+    };
+    let named = |states: Vec<(&str, State)>| -> Vec<(String, State)> {
+        states
+            .into_iter()
+            .map(|(what, state)| (what.to_owned(), state))
+            .collect()
+    };
+    let looked = tables::inspect(config.clone()).await.unwrap();
+    assert_eq!(found(looked), named(each(State::Missing)));
+    let made = tables::create(config.clone()).await.unwrap();
+    assert_eq!(found(made), named(each(State::Created)));
+    let again = tables::create(config.clone()).await.unwrap();
+    assert_eq!(found(again), named(each(State::Fits)));
+
+    for sql in [
+        "DROP VIEW otel.otel_traces_trace_id_ts_mv",
+        "ALTER TABLE otel.otel_traces DROP COLUMN TraceState",
+        "ALTER TABLE otel.otel_traces_trace_id_ts DROP COLUMN End",
+    ] {
+        server.run(sql).await;
+    }
+    let reports = tables::create(config.clone()).await.unwrap();
+    assert_eq!(reports[1].state, State::Fits);
+    // Its table does not take what it would write.
+    assert_eq!(reports[4].state, State::Missing);
+    for (report, column) in [(&reports[2], "TraceState"), (&reports[3], "End")] {
+        let State::Unfit(faults) = &report.state else {
+            panic!("{report:?}")
+        };
+        let [fault] = faults.as_slice() else {
+            panic!("{faults:?}")
+        };
+        assert!(
+            fault.what.contains(&format!("has no column {column} ")),
+            "{fault}"
+        );
+        server.run(&fault.mend).await;
+    }
+    let mended = tables::create(config.clone()).await.unwrap();
+    assert_eq!(mended[4].state, State::Created);
+    let mended = tables::inspect(config).await.unwrap();
+    assert_eq!(found(mended), named(each(State::Fits)));
+}
+
+/// A user who may not create anything can still write to tables that are there.
+#[tokio::test]
+async fn what_is_there_is_not_made_again() {
+    let server = Server::start();
+    server.open().await;
+    let proxy = crate::support::Proxy::start(&server).await;
+    let config = Config {
+        url: proxy.url.clone(),
+        ..server.config()
+    };
+    ClickHouse::open(config.clone()).await.unwrap();
+    assert!(!proxy.requests().contains("CREATE "));
+    server.run("DROP TABLE otel.otel_metrics_sum").await;
+    ClickHouse::open(config).await.unwrap();
+    assert_eq!(proxy.requests().matches("CREATE ").count(), 1);
 }

@@ -1,0 +1,102 @@
+//! `millpond tables`: the tables by themselves, for those who make them before a consumer runs, or make them their own way.
+
+use crate::table::{MakingArgs, TableArgs};
+use millpond_clickhouse::tables::{Fault, Report, State, create, script};
+use serde_json::json;
+use std::process::ExitCode;
+
+/// What can be done about tables.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum TablesCommand {
+    /// Print the DDL of the database, the tables and the view, for `clickhouse client --multiquery`. Asks no server.
+    Print {
+        #[command(flatten)]
+        which: Box<WhichArgs>,
+    },
+    /// Make what is missing, and say of each whether it takes rows; exits 1 if one does not. Nothing that is there is changed.
+    Create {
+        /// ClickHouse's HTTP interface, e.g. http://127.0.0.1:8123.
+        #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL")]
+        clickhouse: String,
+        #[command(flatten)]
+        which: Box<WhichArgs>,
+        /// One JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Which tables, and how they are made.
+#[derive(Debug, clap::Args)]
+pub(crate) struct WhichArgs {
+    #[command(flatten)]
+    table: TableArgs,
+    #[command(flatten)]
+    making: MakingArgs,
+}
+
+impl WhichArgs {
+    fn config(&self, url: &str) -> millpond_clickhouse::Config {
+        self.making.of(self.table.at(url))
+    }
+}
+
+impl TablesCommand {
+    pub(crate) async fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            TablesCommand::Print { which } => {
+                print!("{}", script(&which.config("")));
+                Ok(ExitCode::SUCCESS)
+            }
+            TablesCommand::Create {
+                clickhouse,
+                which,
+                json,
+            } => Ok(show(&create(which.config(&clickhouse)).await?, json)),
+        }
+    }
+}
+
+fn show(reports: &[Report], json: bool) -> ExitCode {
+    let fit = reports
+        .iter()
+        .all(|report| matches!(report.state, State::Created | State::Fits));
+    if json {
+        let tables: Vec<_> = reports
+            .iter()
+            .map(|Report { what, state, .. }| {
+                let faults: Vec<_> = faults(state)
+                    .iter()
+                    .map(|fault| json!({ "what": fault.what, "mend": fault.mend }))
+                    .collect();
+                json!({ "what": what, "state": word(state), "faults": faults })
+            })
+            .collect();
+        println!("{}", json!({ "fit": fit, "tables": tables }));
+    } else {
+        for Report { what, state, .. } in reports {
+            println!("{:>7}  {what}", word(state));
+            for fault in faults(state) {
+                println!("         {}", fault.what);
+                println!("         → {}", fault.mend);
+            }
+        }
+    }
+    if fit { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn word(state: &State) -> &'static str {
+    match state {
+        State::Created => "created",
+        State::Fits => "fits",
+        State::Missing => "missing",
+        State::Unfit(_) => "unfit",
+    }
+}
+
+fn faults(state: &State) -> &[Fault] {
+    match state {
+        State::Unfit(faults) => faults,
+        State::Created | State::Fits | State::Missing => &[],
+    }
+}

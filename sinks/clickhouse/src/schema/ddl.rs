@@ -1,0 +1,274 @@
+//! The DDL of everything that we make.
+
+use super::judge::{is_replicated, window_setting};
+use super::{
+    ColumnKind, LOOKUP, MILLPOND, Table, WORD, ZSTD, identifier, logs, lookup, lookup_path, on_cluster, path,
+    view,
+};
+use crate::config::{Columns, Config, Indexes, PartitionBy};
+use millpond_otlp::Signal;
+use std::fmt::Write as _;
+
+/// Deduplication tokens that a table of ours remembers (tokens × partitions): ClickHouse's default for replicated
+/// tables.
+pub(super) const WINDOW: u64 = 10_000;
+
+/// The same where a day has 24 partitions: what can be in doubt by default is 16 chunks of 50 days each.
+const WINDOW_BY_HOUR: u64 = 20_000;
+
+/// For how long a replicated table of ours remembers a token: a week, which was ClickHouse's default until 25.10 made it an hour.
+const WINDOW_SECONDS: u64 = 604_800;
+
+/// One of the things that we make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Object {
+    Database,
+    Table(Table),
+    /// The traces' table of times.
+    Lookup,
+    /// The view that fills it.
+    View,
+}
+
+impl Object {
+    /// Everything that these tables need, in the order of its making.
+    pub(crate) fn all(tables: &[Table]) -> Vec<Object> {
+        let mut objects = vec![Object::Database];
+        objects.extend(tables.iter().copied().map(Object::Table));
+        if tables.contains(&Table::Traces) {
+            objects.extend([Object::Lookup, Object::View]);
+        }
+        objects
+    }
+
+    pub(crate) fn name(self, config: &Config) -> String {
+        match self {
+            Object::Database => config.database.clone(),
+            Object::Table(table) => table.name(config).to_owned(),
+            Object::Lookup => lookup(config),
+            Object::View => view(config),
+        }
+    }
+
+    /// What it is and its full name, quoted.
+    pub(crate) fn title(self, config: &Config) -> String {
+        let name = self.name(config);
+        match self {
+            Object::Database => format!("database {}", identifier(&name)),
+            Object::Table(_) | Object::Lookup => format!("table {}", path(config, &name)),
+            Object::View => format!("view {}", path(config, &name)),
+        }
+    }
+
+    /// What makes it unless it is there. `server`: the server's version, major and minor.
+    pub(crate) fn create(self, config: &Config, server: (u32, u32)) -> String {
+        match self {
+            Object::Database => {
+                let name = identifier(&config.database);
+                format!("CREATE DATABASE IF NOT EXISTS {name}{}", on_cluster(config))
+            }
+            Object::Table(table) => create_table(config, table, server),
+            Object::Lookup => create_lookup(config),
+            Object::View => create_view(config),
+        }
+    }
+}
+
+fn create_table(config: &Config, table: Table, server: (u32, u32)) -> String {
+    let mut items: Vec<String> = table.columns().map(definition).collect();
+    if table == Table::Logs {
+        items.extend(logs::MATERIALIZED.iter().map(|attribute| {
+            let name = identifier(&format!("__otel_materialized_{attribute}"));
+            format!("{name} {WORD} MATERIALIZED ResourceAttributes['{attribute}'] CODEC({ZSTD})")
+        }));
+    }
+    if config.columns == Columns::All {
+        items.extend(MILLPOND.iter().map(definition));
+        items.push("INDEX `_millpond_batch_range` `_millpond_batch` TYPE minmax GRANULARITY 1".to_owned());
+    }
+    // The exporter makes text indexes for logs alone, where the server has them.
+    let text = match config.indexes {
+        Indexes::Exporter => table == Table::Logs && server >= TEXT_INDEXES,
+        Indexes::Text => true,
+        Indexes::Bloom | Indexes::None => false,
+    };
+    if config.indexes != Indexes::None {
+        items.extend(indexes(table, text));
+    }
+    Making {
+        path: table.path(config),
+        items,
+        time: table.time(),
+        sorting_key: table.sorting_key(),
+        signal: table.signal(),
+    }
+    .sql(config)
+}
+
+/// The first version whose text indexes the exporter uses.
+pub(crate) const TEXT_INDEXES: (u32, u32) = (26, 2);
+
+fn create_lookup(config: &Config) -> String {
+    let mut items: Vec<String> = LOOKUP.iter().map(definition).collect();
+    if config.indexes != Indexes::None {
+        items.push("INDEX idx_trace_id TraceId TYPE bloom_filter(0.01) GRANULARITY 1".to_owned());
+    }
+    Making {
+        path: lookup_path(config),
+        items,
+        time: "Start",
+        sorting_key: "TraceId, Start",
+        signal: Signal::Traces,
+    }
+    .sql(config)
+}
+
+/// A table to be made.
+struct Making {
+    path: String,
+    /// Columns and indexes.
+    items: Vec<String>,
+    time: &'static str,
+    sorting_key: &'static str,
+    signal: Signal,
+}
+
+impl Making {
+    fn sql(&self, config: &Config) -> String {
+        let Making {
+            path,
+            items,
+            time,
+            sorting_key,
+            signal,
+        } = self;
+        let mut sql = format!(
+            "CREATE TABLE IF NOT EXISTS {path}{} (\n    {}\n)\nENGINE = {}\n",
+            on_cluster(config),
+            items.join(",\n    "),
+            config.engine
+        );
+        if let Some(key) = config.partition_by.key(time) {
+            let _ = writeln!(sql, "PARTITION BY {key}");
+        }
+        let _ = writeln!(sql, "ORDER BY ({sorting_key})");
+        match config.ttl_seconds_of(*signal) {
+            0 => {}
+            seconds => {
+                let _ = writeln!(sql, "TTL toDateTime({time}) + {}", interval(seconds));
+            }
+        }
+        let _ = write!(sql, "SETTINGS {}", settings(config));
+        sql
+    }
+}
+
+/// The exporter's, and those by which a table of this engine remembers tokens for long enough.
+fn settings(config: &Config) -> String {
+    let mut settings = String::from("index_granularity = 8192");
+    // In a table that is one partition, no part is ever old enough as a whole.
+    if config.partition_by != PartitionBy::None {
+        settings.push_str(", ttl_only_drop_parts = 1");
+    }
+    let window = match config.partition_by {
+        PartitionBy::Hour => WINDOW_BY_HOUR,
+        _ => WINDOW,
+    };
+    let engine = config.engine.to_string();
+    let _ = write!(settings, ", {} = {window}", window_setting(&engine));
+    if is_replicated(&engine) {
+        let _ = write!(
+            settings,
+            ", replicated_deduplication_window_seconds = {WINDOW_SECONDS}"
+        );
+    }
+    settings
+}
+
+fn create_view(config: &Config) -> String {
+    format!(
+        "CREATE MATERIALIZED VIEW IF NOT EXISTS {}{} TO {} AS\n{}",
+        path(config, &view(config)),
+        on_cluster(config),
+        lookup_path(config),
+        lookup_rows(config, "TraceId != ''")
+    )
+}
+
+/// The view's rows of those spans for which the condition holds.
+pub(crate) fn lookup_rows(config: &Config, condition: &str) -> String {
+    format!(
+        "SELECT TraceId, min(Timestamp) AS Start, max(Timestamp) AS End\nFROM {}\nWHERE {condition}\nGROUP BY TraceId",
+        Table::Traces.path(config)
+    )
+}
+
+pub(super) fn definition(column: &ColumnKind) -> String {
+    let mut text = format!("{} {}", identifier(column.name), column.kind);
+    if !column.comment.is_empty() {
+        let _ = write!(text, " COMMENT '{}'", column.comment);
+    }
+    if !column.codec.is_empty() {
+        let _ = write!(text, " CODEC({})", column.codec);
+    }
+    text
+}
+
+/// The largest unit that fits, as in the exporter's DDL.
+fn interval(seconds: u64) -> String {
+    let units = [("Day", 86_400), ("Hour", 3_600), ("Minute", 60)];
+    let (unit, length) = units
+        .into_iter()
+        .find(|(_, length)| seconds.is_multiple_of(*length))
+        .unwrap_or(("Second", 1));
+    format!("toInterval{unit}({})", seconds / length)
+}
+
+/// The exporter's indexes: of text, or bloom filters.
+fn indexes(table: Table, text: bool) -> Vec<String> {
+    let (ids, maps) = if text {
+        ("text(tokenizer = 'array')", "text(tokenizer = 'array')")
+    } else {
+        (
+            "bloom_filter(0.001) GRANULARITY 1",
+            "bloom_filter(0.01) GRANULARITY 1",
+        )
+    };
+    let indexed: &[(&str, &str)] = match table.signal() {
+        Signal::Logs => &[
+            ("res", "ResourceAttributes"),
+            ("scope", "ScopeAttributes"),
+            ("log", "LogAttributes"),
+        ],
+        Signal::Traces => &[("res", "ResourceAttributes"), ("span", "SpanAttributes")],
+        Signal::Metrics => &[
+            ("res", "ResourceAttributes"),
+            ("scope", "ScopeAttributes"),
+            ("", "Attributes"),
+        ],
+    };
+    let mut items = Vec::new();
+    if table.signal() != Signal::Metrics {
+        items.push(format!("INDEX idx_trace_id TraceId TYPE {ids}"));
+    }
+    for (name, map) in indexed {
+        let name = if name.is_empty() {
+            String::new()
+        } else {
+            format!("{name}_")
+        };
+        items.push(format!("INDEX idx_{name}attr_key mapKeys({map}) TYPE {maps}"));
+        items.push(format!("INDEX idx_{name}attr_value mapValues({map}) TYPE {maps}"));
+    }
+    items.push(match (table.signal(), text) {
+        (Signal::Logs, true) => {
+            "INDEX idx_lower_body lower(Body) TYPE text(tokenizer = 'splitByNonAlpha')".to_owned()
+        }
+        (Signal::Logs, false) => {
+            "INDEX idx_lower_body lower(Body) TYPE tokenbf_v1(32768, 3, 0) GRANULARITY 8".to_owned()
+        }
+        (Signal::Traces, _) => "INDEX idx_duration Duration TYPE minmax GRANULARITY 1".to_owned(),
+        (Signal::Metrics, _) => "INDEX idx_time_minmax TimeUnix TYPE minmax GRANULARITY 1".to_owned(),
+    });
+    items
+}

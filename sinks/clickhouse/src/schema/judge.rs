@@ -1,0 +1,192 @@
+//! Whether a table that is there fits, and what is known of it by its engine.
+
+use super::ddl::{WINDOW, definition};
+use super::partition::Partitioning;
+use super::{ColumnKind, LOOKUP, Table, identifier, item_kind, lookup_path, on_cluster};
+use crate::config::Config;
+use std::fmt;
+
+/// A column of a table that is there.
+#[derive(Clone, Debug, clickhouse::Row, serde::Deserialize)]
+pub(crate) struct Found {
+    pub(crate) name: String,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) default_kind: String,
+    pub(crate) default_expression: String,
+    pub(crate) is_in_partition_key: u8,
+}
+
+/// What keeps us from writing to a table, and what mends it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What is wrong, with which table.
+    pub what: String,
+    /// A statement for the server, or words for the operator.
+    pub mend: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.mend)
+    }
+}
+
+/// Everything that keeps us from writing to a table with these columns.
+pub(crate) fn faults(config: &Config, table: Table, found: &[Found]) -> Vec<Fault> {
+    let kinds = table.filled(config.columns);
+    let table = table.path(config);
+    let cluster = on_cluster(config);
+    kinds
+        .filter_map(|column| {
+            let (name, kind) = (column.name, column.kind);
+            let quoted = identifier(name);
+            let Some(there) = found.iter().find(|found| found.name == name) else {
+                return Some(missing(config, &table, column));
+            };
+            if !matches!(there.default_kind.as_str(), "" | "DEFAULT") {
+                return Some(Fault {
+                    what: format!(
+                        "column {name} of table {table} is {} and cannot be written",
+                        there.default_kind
+                    ),
+                    mend: format!(
+                        "ALTER TABLE {table}{cluster} MODIFY COLUMN {quoted} REMOVE {}",
+                        there.default_kind
+                    ),
+                });
+            }
+            (!same_kind(kind, &there.kind)).then(|| Fault {
+                what: format!(
+                    "column {name} of table {table} has type {} where {kind} is expected",
+                    there.kind
+                ),
+                mend: format!("ALTER TABLE {table}{cluster} MODIFY COLUMN {quoted} {kind}"),
+            })
+        })
+        .collect()
+}
+
+/// What keeps the view from writing to the traces' table of times.
+pub(crate) fn lookup_faults(config: &Config, found: &[Found]) -> Vec<Fault> {
+    let table = lookup_path(config);
+    let there = |column: &&ColumnKind| found.iter().all(|found| found.name != column.name);
+    LOOKUP
+        .iter()
+        .filter(there)
+        .map(|column| missing(config, &table, column))
+        .collect()
+}
+
+fn missing(config: &Config, table: &str, column: &ColumnKind) -> Fault {
+    let (name, kind) = (column.name, column.kind);
+    Fault {
+        what: format!("table {table} has no column {name} (expected type {kind})"),
+        mend: format!(
+            "ALTER TABLE {table}{} ADD COLUMN {}",
+            on_cluster(config),
+            definition(column)
+        ),
+    }
+}
+
+/// A time zone is how a time is shown, not what it holds.
+fn same_kind(expected: &str, found: &str) -> bool {
+    if let (Some(expected), Some(found)) = (item_kind(expected), item_kind(found)) {
+        return same_kind(expected, found);
+    }
+    let without_zone = |kind: &str| match kind.strip_suffix("')").and_then(|kind| kind.split_once('\'')) {
+        Some(("DateTime(", _)) => "DateTime".to_owned(),
+        Some((kind, _)) if kind.starts_with("DateTime64(") => {
+            format!("{})", kind.trim_end_matches([',', ' ']))
+        }
+        _ => kind.to_owned(),
+    };
+    expected == found || expected == without_zone(found)
+}
+
+/// What a server says of a table, as far as it matters for tokens.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) engine: String,
+    pub(crate) engine_full: String,
+    /// The server's deduplication window for tables of this engine that name none.
+    pub(crate) default_window: u64,
+    pub(crate) partitioning: Partitioning,
+}
+
+/// What can be in doubt at once under a rule.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InDoubt {
+    pub(crate) chunks: u64,
+    /// Days that a chunk's rows may be of.
+    pub(crate) days: u64,
+}
+
+impl Known {
+    /// What to warn of about deduplication: a table forgets tokens once more than its window have followed.
+    pub(crate) fn window_warning(&self, config: &Config, table: &str, in_doubt: InDoubt) -> Option<String> {
+        let InDoubt { chunks, days } = in_doubt;
+        let setting = window_setting(&self.engine);
+        let window = setting_in(&self.engine_full, setting).unwrap_or(self.default_window);
+        let partitions = match &self.partitioning {
+            Partitioning::Elsewhere => {
+                return Some(format!(
+                    "table {table} has engine {}: whether a repeated insert is recognised depends on the tables behind it; \
+                     give each of them a deduplication window of at least {}",
+                    self.engine,
+                    chunks.saturating_mul(days)
+                ));
+            }
+            Partitioning::Rows { key } => {
+                return Some(format!(
+                    "table {table} is partitioned by {key}, which is not of the time alone: an insert that landed in part is \
+                     sent whole and left to the table's window of {window} tokens, of which it takes one for each partition; \
+                     partition by the time, or make sure that {chunks} inserts touch fewer partitions"
+                ));
+            }
+            Partitioning::Whole => 1,
+            Partitioning::Time { a_day } => days.saturating_mul(*a_day),
+        };
+        let needed = chunks.saturating_mul(partitions);
+        (window < needed).then(|| {
+            let most = needed.max(WINDOW);
+            format!(
+                "table {table} remembers {window} inserts where {needed} can be in doubt: a repeated insert may be stored \
+                 twice. ALTER TABLE {table}{} MODIFY SETTING {setting} = {most}",
+                on_cluster(config)
+            )
+        })
+    }
+}
+
+/// What makes a replica fetch all that other replicas have now; nothing where there are no replicas.
+pub(crate) fn sync_replica(config: &Config, table: Table, engine: &str) -> Option<String> {
+    is_replicated(engine).then(|| format!("SYSTEM SYNC REPLICA {} LIGHTWEIGHT", table.path(config)))
+}
+
+/// Whether tables of this engine have replicas.
+pub(super) fn is_replicated(engine: &str) -> bool {
+    engine.starts_with("Replicated") || engine.starts_with("Shared")
+}
+
+/// Whether the rows of one INSERT land partition by partition, each whole. Behind a Distributed table they land shard by shard as well.
+pub(crate) fn lands_by_partition(engine: &str) -> bool {
+    engine.ends_with("MergeTree")
+}
+
+/// The setting that holds the window of tables of this engine.
+pub(crate) fn window_setting(engine: &str) -> &'static str {
+    if is_replicated(engine) {
+        "replicated_deduplication_window"
+    } else {
+        "non_replicated_deduplication_window"
+    }
+}
+
+fn setting_in(engine_full: &str, setting: &str) -> Option<u64> {
+    let (_, settings) = engine_full.rsplit_once("SETTINGS ")?;
+    settings
+        .split(", ")
+        .find_map(|item| item.strip_prefix(setting)?.strip_prefix(" = ")?.parse().ok())
+}
