@@ -23,7 +23,7 @@ pub use environment::{Environment, SystemEnvironment};
 pub use error::ConsumeError;
 pub use millpond_manifest::cursor::Rule;
 pub use millpond_manifest::piece;
-pub use sink::{Batch, BatchId, Chunk, Cut, Part, Received, Record, Sink, SinkError};
+pub use sink::{Batch, BatchId, Chunk, Cut, Found, Part, Received, Record, Sink, SinkError};
 pub use status::Status;
 
 use metrics::Metrics;

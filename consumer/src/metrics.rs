@@ -1,6 +1,7 @@
 //! What the consumer counts. Names and labels are stable; the only label with open values is the
 //! stream, whose number the manifest bounds.
 
+use crate::sink::Found;
 use millpond_manifest::Lag;
 use millpond_manifest::cursor::Plan;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
@@ -45,6 +46,13 @@ pub(crate) struct StageLabel {
     stage: Stage,
 }
 
+/// Labels of chunks that the sink was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct FoundLabel {
+    /// `nothing`, `some` or `all` of the rows.
+    found: &'static str,
+}
+
 /// One piece of work in a stage, until dropped.
 pub(crate) struct InStage(Gauge);
 
@@ -76,6 +84,7 @@ pub(crate) struct Metrics {
     pub(crate) decode_seconds: Histogram,
     pub(crate) write_seconds: Histogram,
     pub(crate) write_retries: Counter,
+    pub(crate) chunks_asked: Family<FoundLabel, Counter>,
     pub(crate) cursor_commits: Counter,
     pub(crate) cursor_commit_seconds: Histogram,
     pub(crate) cursor_conflicts: Counter,
@@ -109,6 +118,7 @@ impl Metrics {
             decode_seconds: seconds(),
             write_seconds: seconds(),
             write_retries: Counter::default(),
+            chunks_asked: Family::default(),
             cursor_commits: Counter::default(),
             cursor_commit_seconds: seconds(),
             cursor_conflicts: Counter::default(),
@@ -180,6 +190,14 @@ impl Metrics {
             "Attempts to write a chunk that had to be repeated",
             m.write_retries.clone(),
         );
+        for found in [Found::Nothing, Found::Some, Found::All] {
+            drop(m.chunks_asked.get_or_create(&FoundLabel::of(found)));
+        }
+        registry.register(
+            "chunks_asked",
+            "Chunks in doubt, by how much of them the sink had when it was asked: nothing, some, or all",
+            m.chunks_asked.clone(),
+        );
         registry.register(
             "cursor_commits",
             "Swaps of the cursor that succeeded",
@@ -247,7 +265,23 @@ impl Metrics {
     }
 }
 
+impl FoundLabel {
+    fn of(found: Found) -> FoundLabel {
+        let found = match found {
+            Found::Nothing => "nothing",
+            Found::Some => "some",
+            Found::All => "all",
+        };
+        FoundLabel { found }
+    }
+}
+
 impl Metrics {
+    /// Counts a chunk that the sink was asked for.
+    pub(crate) fn count_asked(&self, found: Found) {
+        self.chunks_asked.get_or_create(&FoundLabel::of(found)).inc();
+    }
+
     /// Counts a piece of work in this stage until the returned value is dropped.
     pub(crate) fn enter(&self, stage: Stage) -> InStage {
         let gauge = self.queue.get_or_create(&StageLabel { stage }).clone();

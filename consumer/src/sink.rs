@@ -205,6 +205,17 @@ pub enum SinkError {
     Refused(String),
 }
 
+/// What a sink that was asked has found of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Found {
+    /// None of its rows, or the sink cannot ask: all were sent.
+    Nothing,
+    /// Some of them: the others were sent.
+    Some,
+    /// All of them: nothing was sent.
+    All,
+}
+
 /// Where batches go.
 #[async_trait]
 pub trait Sink: Send + Sync + 'static {
@@ -237,8 +248,8 @@ pub trait Sink: Send + Sync + 'static {
     /// Writes a chunk of which some rows may be in the sink, because an attempt before this one, ours or a
     /// predecessor's, ended unknown to us; or a piece of a chunk, of which that may be so. A sink that can ask what it has asks here, and does not depend on
     /// recognising the repetition alone.
-    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
-        self.write(id, chunk).await
+    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<Found, SinkError> {
+        self.write(id, chunk).await.map(|()| Found::Nothing)
     }
 }
 

@@ -218,7 +218,8 @@ impl Workshop {
             let writer = self.writers.acquire().await.expect("never closed");
             let began = Instant::now();
             let outcome = if in_doubt {
-                self.sink.write_again(id, chunk).await
+                let found = self.sink.write_again(id, chunk).await;
+                found.map(|found| self.metrics.count_asked(found))
             } else {
                 self.sink.write(id, chunk).await
             };

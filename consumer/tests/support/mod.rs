@@ -7,7 +7,8 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
-    Batch, BatchId, Chunk, Config, ConsumeError, Consumer, Cut, Received, Record, Rule, Sink, SinkError,
+    Batch, BatchId, Chunk, Config, ConsumeError, Consumer, Cut, Found, Received, Record, Rule, Sink,
+    SinkError,
 };
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::{
@@ -419,8 +420,8 @@ impl Sink for Table {
         self.insert(id, chunk, false).await
     }
 
-    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
-        self.insert(id, chunk, true).await
+    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<Found, SinkError> {
+        self.insert(id, chunk, true).await.map(|()| Found::Nothing)
     }
 }
 

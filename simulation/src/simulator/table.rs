@@ -7,7 +7,7 @@ use super::record::{Event, Oracle, Record};
 use super::scenario::{Scenario, between, up_to};
 use async_trait::async_trait;
 use bytes::Bytes;
-use millpond_consumer::{Batch, BatchId, Chunk, Cut, Received, Rule, Sink, SinkError, sink};
+use millpond_consumer::{Batch, BatchId, Chunk, Cut, Found, Received, Rule, Sink, SinkError, sink};
 use millpond_segment::{Decompressor, Encoding, Limits, blocks};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -373,9 +373,10 @@ impl Sink for Connection {
             .await
     }
 
-    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
+    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<Found, SinkError> {
         Arc::clone(&self.table)
             .write(&self.process, id, chunk, true)
             .await
+            .map(|()| Found::Nothing)
     }
 }

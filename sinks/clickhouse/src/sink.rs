@@ -11,7 +11,7 @@ use crate::server::{Checked, Server};
 use async_trait::async_trait;
 use bytes::Bytes;
 use clickhouse::{Client, Compression};
-use millpond_consumer::{Batch, BatchId, Chunk, Cut, Record, Rule, Sink, SinkError, piece};
+use millpond_consumer::{Batch, BatchId, Chunk, Cut, Found, Record, Rule, Sink, SinkError, piece};
 use millpond_otlp::Signal;
 use millpond_segment::Encoding;
 use std::collections::HashSet;
@@ -319,29 +319,29 @@ impl Sink for ClickHouse {
         self.insert(target, &token, chunk.rows, &chunk.body).await
     }
 
-    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
+    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<Found, SinkError> {
         if self.server.config.columns == Columns::None {
-            return self.write(id, chunk).await;
+            return self.write(id, chunk).await.map(|()| Found::Nothing);
         }
         // Of what a piece was cut from, part may have landed before the rest was refused.
         let numbers: Vec<u32> = piece::lineage(chunk.index).collect();
-        self.write_missing(id, chunk, &numbers).await?;
+        let found = self.write_missing(id, chunk, &numbers).await?;
         if self.target(chunk)?.table == Table::Traces && self.lookup.is_some() {
             self.server.mend_lookup(id, &numbers).await?;
         }
-        Ok(())
+        Ok(found)
     }
 }
 
 impl ClickHouse {
     /// Writes what its table lacks of a chunk, which has rows under these numbers, its own and of what it was cut from.
-    async fn write_missing(&self, id: &BatchId, chunk: &Chunk, numbers: &[u32]) -> Result<(), SinkError> {
+    async fn write_missing(&self, id: &BatchId, chunk: &Chunk, numbers: &[u32]) -> Result<Found, SinkError> {
         let target = self.target(chunk)?;
         let (table, token) = (target.table, id.token(chunk.index));
         self.server.catch_up(table, &target.known).await?;
         let there = self.server.rows_of(table, id, numbers).await?;
         if there == 0 {
-            return self.write(id, chunk).await;
+            return self.write(id, chunk).await.map(|()| Found::Nothing);
         }
         let own = if numbers.len() == 1 {
             there
@@ -350,7 +350,7 @@ impl ClickHouse {
         };
         if own >= chunk.rows {
             debug!("{token}: its {} rows are in the table", chunk.rows);
-            return Ok(());
+            return Ok(Found::All);
         }
         if !target.known.partitioning.by_time() {
             if there > own {
@@ -368,7 +368,7 @@ impl ClickHouse {
                  are sent, and what is there is recognised by the token",
                 chunk.rows
             );
-            return self.write(id, chunk).await;
+            return self.write(id, chunk).await.map(|()| Found::Some);
         }
         let times = self.server.times_of(table, id, numbers).await?;
         let times: HashSet<i64> = times.into_iter().collect();
@@ -379,12 +379,14 @@ impl ClickHouse {
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         if rows == 0 {
             // Somebody has deleted some rows since: a partition that is there was inserted whole.
-            return Ok(());
+            return Ok(Found::All);
         }
         info!(
             "{token}: some of its {} rows are in the table; sending the {rows} of the partitions that it lacks",
             chunk.rows
         );
-        self.insert(target, &token, rows, &body).await
+        self.insert(target, &token, rows, &body)
+            .await
+            .map(|()| Found::Some)
     }
 }

@@ -147,7 +147,7 @@ async fn take_apart(sink: &ClickHouse, id: &BatchId, whole: Chunk) -> Vec<Chunk>
     let (mut level, mut rows) = (vec![whole], Vec::new());
     while let Some(chunk) = level.pop() {
         match sink.write_again(id, &chunk).await {
-            Ok(()) => {}
+            Ok(_) => {}
             Err(SinkError::Refused(_)) if chunk.rows == 1 => rows.push(chunk),
             Err(SinkError::Refused(_)) => level.extend(halves(sink, &chunk)),
             Err(error) => panic!("{error}"),

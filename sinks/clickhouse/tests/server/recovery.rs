@@ -2,7 +2,7 @@
 
 use crate::support::{DAY, NEW_YEAR, Proxy, Server, at, batch, chunk};
 use millpond_clickhouse::{ClickHouse, Columns, Config};
-use millpond_consumer::{Sink as _, SinkError};
+use millpond_consumer::{Found, Sink as _, SinkError};
 
 const BY_DAY: &str = "SELECT toDate(Timestamp), count(), uniqExact(Body) FROM otel.otel_logs \
                       WHERE _millpond_batch = 1 GROUP BY 1 ORDER BY 1";
@@ -38,8 +38,8 @@ async fn a_chunk_that_is_there_is_not_sent_again() {
     let chunk = chunk(&sink, &batch);
     sink.write(&batch.id, &chunk).await.unwrap();
     forget(&sink).await;
-    sink.write_again(&batch.id, &chunk).await.unwrap();
-    assert_eq!(server.ask(BY_DAY).await, WHOLE);
+    let found = sink.write_again(&batch.id, &chunk).await.unwrap();
+    assert_eq!((found, server.ask(BY_DAY).await.as_str()), (Found::All, WHOLE));
     // The table has really forgotten: the token alone would have let the rows in twice.
     sink.write(&batch.id, &chunk).await.unwrap();
     assert_ne!(server.ask(BY_DAY).await, WHOLE);
@@ -50,8 +50,11 @@ async fn a_chunk_that_is_not_there_is_sent() {
     let server = Server::start();
     let sink = forgetful(&server).await;
     let batch = batch(1, &[at(times())]);
-    sink.write_again(&batch.id, &chunk(&sink, &batch)).await.unwrap();
-    assert_eq!(server.ask(BY_DAY).await, WHOLE);
+    let found = sink.write_again(&batch.id, &chunk(&sink, &batch)).await.unwrap();
+    assert_eq!(
+        (found, server.ask(BY_DAY).await.as_str()),
+        (Found::Nothing, WHOLE)
+    );
 }
 
 #[tokio::test]
@@ -65,8 +68,8 @@ async fn only_the_partitions_that_the_table_lacks_are_sent() {
     server
         .run("ALTER TABLE otel.otel_logs DROP PARTITION ID '20240102'")
         .await;
-    sink.write_again(&batch.id, &chunk).await.unwrap();
-    assert_eq!(server.ask(BY_DAY).await, WHOLE);
+    let found = sink.write_again(&batch.id, &chunk).await.unwrap();
+    assert_eq!((found, server.ask(BY_DAY).await.as_str()), (Found::Some, WHOLE));
     // Those rows are what they were, in every column.
     let odd = "SELECT count() FROM otel.otel_logs WHERE _millpond_batch = 1 AND (Body != LogAttributes['number'] \
                OR ServiceName != 'shop' OR ResourceAttributes != map('service.name', 'shop') \
