@@ -137,6 +137,7 @@ func (c commandLine) check(t *testing.T) {
 	t.Helper()
 	command := c.arguments[0]
 	var arguments []string
+	files := secrets(t)
 	for i := 0; i < len(c.arguments); i++ {
 		argument := c.arguments[i]
 		flag, _, assigned := strings.Cut(argument, "=")
@@ -148,6 +149,12 @@ func (c commandLine) check(t *testing.T) {
 				i++
 			}
 			continue
+		}
+		if file, ok := files[flag]; ok {
+			if !assigned {
+				i++
+			}
+			argument = flag + "=" + file
 		}
 		// Any port will do here.
 		argument = address.ReplaceAllString(argument, "${1}127.0.0.1:0")
