@@ -18,7 +18,7 @@ from harness.corpus import record, request
 from harness.exactly_once import assert_exactly_once, wait_for_all
 from harness.otlp import export
 from harness.process import Process, eventually
-from harness.services import CREDENTIALS, REPOSITORY, program
+from harness.services import CREDENTIALS, REPOSITORY, MillpondCollector, append_to, program
 
 _POLICIES = REPOSITORY / "deploy" / "iam"
 
@@ -139,14 +139,32 @@ def test_each_part_works_with_its_policy_and_nothing_else(site, roles):
     assert found["worst"] != "error", found
 
 
+def test_the_collectors_exporter_needs_what_a_gateway_needs(site, roles):
+    settings = append_to(site.buffer, create_bucket=False, tail_max=3, linger="20ms")
+    exporter = site.add(MillpondCollector(site.directory, "millpond", settings, name="otelcol"))
+    roles.started_as(exporter, roles.user("exporter", "gateway"))
+    load = site.load(exporter, "--concurrency", 4, records=2_000)
+    load.run()
+    assert exporter.terminate() == 0
+    [shard] = site.answer("manifest", "dump")["shards"]
+    assert shard["pages"]
+    committed = [part for entry in shard["entries"] for part in entry["parts"]]
+    assert sum(part["records"] for part in committed) == 2_000
+
+
 def test_a_consumer_that_collects_needs_both_policies(site, roles):
     user = roles.user("both", "consumer", "gc")
-    flags = ("--gc-interval", "50ms", "--gc-grace", "0s")
-    _, consumer, load = _filled(roles, user, *flags)
-    deleted = "millpond_collector_deleted_segments_total"
-    eventually("segments to be deleted", lambda: consumer.metric(deleted) > 0)
-    assert consumer.metric("millpond_collector_failures_total") == 0
+    gateway, consumer, load = _filled(roles, user, "--gc-interval", "0s")
+    assert gateway.terminate() == 0
     assert consumer.terminate() == 0
+    # Without a grace it would take what a slow gateway is about to commit: so it collects now.
+    flags = ("--gc-interval", "50ms", "--gc-grace", "0s")
+    collecting = site.consumer_of(*flags, name="consumer-collecting")
+    roles.started_as(collecting, user)
+    deleted = "millpond_collector_deleted_segments_total"
+    eventually("segments to be deleted", lambda: collecting.metric(deleted) > 0)
+    assert collecting.metric("millpond_collector_failures_total") == 0
+    assert collecting.terminate() == 0
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
 
 
