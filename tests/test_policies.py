@@ -114,13 +114,15 @@ def test_each_part_works_with_its_policy_and_nothing_else(site, roles):
     assert gateway.terminate() == 0
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
 
+    operator = roles.user("operator", "operator")
+    tailed = roles.command(operator, "tail", "--from", "earliest", "--no-follow", "--json")
+    assert len(tailed.splitlines()) == 1 + len(load.acknowledged())
     collector = roles.user("gc", "gc")
     done = json.loads(roles.command(collector, "gc", "--gc-grace", "0s", "--json"))
     assert done["segments"] > 0
     assert done["pages"] > 0
     assert done["unread_sequences"] == 0
 
-    operator = roles.user("operator", "operator")
     table = ("--clickhouse", site.clickhouse.url, "--database", site.database)
     [letter] = json.loads(roles.command(operator, "dead-letters", "list", "--json"))["letters"]
     found = json.loads(roles.command(operator, "doctor", *table, "--json"))
@@ -128,6 +130,7 @@ def test_each_part_works_with_its_policy_and_nothing_else(site, roles):
     site.clickhouse.query(f"ALTER TABLE {site.database}.otel_logs DROP CONSTRAINT tidy")
     roles.command(operator, "dead-letters", "replay", *table, letter["letter"])
     roles.command(operator, "manifest", "check")
+    roles.command(operator, "status")
     roles.command(operator, "consumer", "reset", "e2e", "--to", "latest")
     roles.command(operator, "consumer", "remove", "e2e")
     # With everything away, a consumer of the same rights begins anew: nothing there is no refusal.
