@@ -83,6 +83,28 @@ func only[T instructions.Command](t *testing.T, stage instructions.Stage) T {
 	return found[0]
 }
 
+// BuildKit takes an unknown stage for an image of that name.
+func TestWhatIsCopiedIsMadeInAStageBefore(t *testing.T) {
+	for _, name := range dockerfiles {
+		stages, _ := stages(t, name)
+		made := map[string]string{}
+		for _, stage := range stages {
+			for _, command := range stage.Commands {
+				switch command := command.(type) {
+				case *instructions.RunCommand:
+					made[stage.Name] += strings.Join(command.CmdLine, " ")
+				case *instructions.CopyCommand:
+					for _, path := range command.SourcePaths {
+						if command.From != "" && !strings.Contains(made[command.From], filepath.Dir(path)) {
+							t.Errorf("%s: stage %q does not make %s", name, command.From, path)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
 func TestImagesDoNotRunAsRoot(t *testing.T) {
 	for _, name := range dockerfiles {
 		stages, _ := stages(t, name)
