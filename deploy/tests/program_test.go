@@ -157,7 +157,7 @@ func (c commandLine) check(t *testing.T) {
 			argument = flag + "=" + file
 		}
 		// Any port will do here.
-		argument = address.ReplaceAllString(argument, "${1}127.0.0.1:0")
+		argument = address.ReplaceAllString(argument, "${1}${2}:0")
 		argument = placeholder.ReplaceAllString(argument, "name")
 		// A day of load is not needed to see that it starts.
 		if flag == "--duration" {
