@@ -5,7 +5,7 @@ use crate::Config;
 use crate::environment::now_ms;
 use crate::error::ConsumeError;
 use crate::isolate::{Refusal, Refusals};
-use crate::metrics::{label, range};
+use crate::metrics::range;
 use crate::owner::{Attempt, Claim, Outcome, Owned, read_patiently};
 use crate::schedule::{Decision, Key, Mode, Schedule, begins};
 use crate::sink::{Batch, BatchId, Part};
@@ -258,6 +258,7 @@ impl<'a> Tenure<'a> {
         if let Err(error) = &term {
             self.leave(error).await;
         }
+        self.forget_backlog();
         term
     }
 
@@ -311,7 +312,6 @@ impl<'a> Tenure<'a> {
                     // It may have left the log meanwhile, and then it is no matter that it is gone.
                     if let Some(known) = self.log.as_mut().filter(|k| k.log.pages.contains(&reference)) {
                         known.load(&reference, page?)?;
-                        self.measure_backlog();
                     }
                 }
                 () = shutdown.cancelled(), if self.drain_until.is_none() => {
@@ -539,8 +539,8 @@ impl<'a> Tenure<'a> {
                         },
                     });
                     self.warn_of_trimmed();
-                    self.measure_backlog();
                 }
+                self.show_backlog();
                 Ok(())
             }
             Err(ReadError::Format { key, source }) => Err(ConsumeError::Format { key, source }),
@@ -615,20 +615,29 @@ impl<'a> Tenure<'a> {
         }
     }
 
-    fn measure_backlog(&self) {
-        let Some(log) = &self.log else { return };
+    fn show_backlog(&self) {
+        let Shard { claim, workshop, .. } = self.shard;
+        let now_ms = now_ms(&*claim.environment);
+        self.for_each_stream(|log, index, stream| {
+            let lag = log.lag(index, self.durable.state.next(stream));
+            workshop.metrics.show_backlog(claim.shard, stream, &lag, now_ms);
+        });
+    }
+
+    fn forget_backlog(&self) {
+        let Shard { claim, workshop, .. } = self.shard;
+        self.for_each_stream(|_, _, stream| workshop.metrics.forget_backlog(claim.shard, stream));
+    }
+
+    /// Of the streams that the sink takes.
+    fn for_each_stream(&self, mut each: impl FnMut(&Log, u32, &str)) {
+        let Some(Known { log, .. }) = &self.log else {
+            return;
+        };
         let sink = &self.shard.workshop.sink;
-        let streams = (0_u32..).zip(&log.log.streams);
+        let streams = (0_u32..).zip(&log.streams);
         for (index, stream) in streams.filter(|(_, s)| sink.accepts(&s.name, s.encoding)) {
-            let next = self.durable.state.next(&stream.name);
-            let records = log.log.records(index, next);
-            let gauge = self
-                .shard
-                .workshop
-                .metrics
-                .backlog_records
-                .get_or_create(&label(&stream.name));
-            gauge.set(i64::try_from(records).unwrap_or(i64::MAX));
+            each(log, index, &stream.name);
         }
     }
 

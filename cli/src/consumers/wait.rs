@@ -11,7 +11,11 @@ use std::time::{Duration, Instant};
 const EVERY: Duration = Duration::from_millis(500);
 
 /// Returns when the consumer has acknowledged all that is committed now. One that does not exist yet is waited for.
-pub(super) async fn until_read(store: &Store, consumer: &str, timeout: Option<Duration>) -> anyhow::Result<()> {
+pub(super) async fn until_read(
+    store: &Store,
+    consumer: &str,
+    timeout: Option<Duration>,
+) -> anyhow::Result<()> {
     layout::check_consumer_name(consumer)?;
     let began = Instant::now();
     let mut records = 0;
