@@ -337,6 +337,9 @@ func TestPodsHaveNoRightsThatTheyDoNotNeed(t *testing.T) {
 			if pod.HostNetwork || pod.HostPID || pod.HostIPC || *pod.AutomountServiceAccountToken {
 				t.Errorf("%s: shares with its host, or has a token", where)
 			}
+			if pod.EnableServiceLinks == nil || *pod.EnableServiceLinks {
+				t.Errorf("%s: Services' variables begin with MILLPOND_ too", where)
+			}
 		}
 	})
 }

@@ -177,7 +177,7 @@ func (c commandLine) check(t *testing.T) {
 			// Nothing can be made below a device: this is where it ends.
 			value = "file:///dev/null/buffer"
 		}
-		if strings.HasPrefix(name, "MILLPOND_") && !hasVariable(t, command, name) && name != "MILLPOND_LOG_FORMAT" {
+		if strings.HasPrefix(name, "MILLPOND_") && !hasVariable(t, command, name) {
 			t.Errorf("%s: `millpond %s` does not read %s", c.where, command, name)
 		}
 		environment = append(environment, name+"="+value)
