@@ -121,7 +121,7 @@ func TestTheImageExposesTheProgramsPorts(t *testing.T) {
 		_, port, _ := strings.Cut(defaultOf(t, command, flag), ":")
 		return port
 	}
-	want := []string{port("gateway", "--listen"), "4318", port("gateway", "--admin"), port("consume", "--admin")}
+	want := []string{port("gateway", "--listen"), port("gateway", "--listen-http"), port("gateway", "--admin"), port("consume", "--admin")}
 	if !slices.Equal(exposed, want) {
 		t.Errorf("%v are exposed, %v listened on", exposed, want)
 	}

@@ -20,7 +20,6 @@ const root = "../.."
 // Flags that a file may use before the program has them. They are left out of the command lines that are tried.
 var awaited = map[string]bool{
 	"--insecure":      true,
-	"--listen-http":   true,
 	"--tls-cert":      true,
 	"--tls-key":       true,
 	"--tls-client-ca": true,
