@@ -53,7 +53,7 @@ bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a mil
 	exec target/release/growth
 
 .PHONY: test
-test: test-rust planted-bugs fuzz test-go test-clients test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
+test: test-rust planted-bugs fuzz test-go test-clients test-deploy test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
 
 .PHONY: collector
 collector: ## A Collector with Millpond's exporter (otel-exporter/builder.yaml); prints its path
@@ -107,6 +107,12 @@ test-clients: build ## Public ClickHouse clients against the embedded ClickHouse
 	$(call section,clickhouse-connect)
 	"$$MILLPOND_PYTHON" -m pytest $(CLIENTS)
 
+.PHONY: test-deploy
+test-deploy: build ## The files in deploy/, against the program and the code of their readers (Helm, Compose, BuildKit, …)
+	@$(call section,deployment)
+	# Its cache does not see files outside of the module, which are all that is tested.
+	cd deploy/tests && go test -count=1 ./...
+
 .PHONY: test-processes
 test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults
 	@$(call section,whole-process tests)
@@ -123,16 +129,19 @@ lint: ## Formatting and lints of Rust, Go, shell and Python
 	@$(call section,lint)
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
-	unformatted=$$(gofmt -l $(CLIENTS)/go otel-exporter tests/prometheus)
+	unformatted=$$(gofmt -l $(CLIENTS)/go otel-exporter deploy/tests tests/prometheus)
 	[[ -z $$unformatted ]] || { printf 'run gofmt -w on: %s\n' $$unformatted; exit 1; }
 	(cd $(CLIENTS)/go && go vet ./...)
 	(cd otel-exporter && go vet ./...)
+	(cd deploy/tests && go vet ./...)
 	# What is generated from the .proto files is what they say; `go generate` writes it.
 	(cd otel-exporter/internal/generate && go vet . && go run . -check)
 	(cd otel-exporter/internal/bench && go vet .)
 	(cd tests/prometheus && go vet .)
 	for script in scripts/*.sh tutorial/*.sh .ci/run; do bash -n "$$script"; done
 	node --check tests/clients/js/send.js
+	node --check tests/browser/look.mjs
+	node --check cli/src/admin/page.js
 	$(call tools,python)
 	"$$MILLPOND_PYTHON" -m ruff check tests scripts $(CLIENTS)
 	"$$MILLPOND_PYTHON" -m ruff format --check tests scripts $(CLIENTS)

@@ -23,6 +23,7 @@ mod table;
 mod tables;
 mod tail;
 mod units;
+mod version;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use logging::LogFormat;
@@ -32,7 +33,7 @@ use std::process::ExitCode;
 
 /// An object-storage buffer between OpenTelemetry and ClickHouse.
 #[derive(Debug, Parser)]
-#[command(name = "millpond", version, propagate_version = true)]
+#[command(name = "millpond", version, long_version = version::long(), propagate_version = true)]
 pub(crate) struct Cli {
     /// A TOML file with settings (`millpond config` prints one).
     #[arg(long, global = true, value_name = "FILE", env = "MILLPOND_CONFIG")]

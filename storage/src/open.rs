@@ -187,7 +187,7 @@ fn missing_bucket(url: &BufferUrl) -> OpenError {
     let (what, how) = match service {
         Service::S3 => (
             "bucket",
-            format!("make it with `aws s3 mb s3://{bucket}`, or pass --create"),
+            format!("make it with `aws s3 mb s3://{bucket}`, or start a gateway with --create-bucket"),
         ),
         Service::Gcs => (
             "bucket",
@@ -219,7 +219,7 @@ async fn directory(
         Ok(Ok(None)) => Err(OpenError::Missing {
             url: url.to_string(),
             what: what(),
-            how: "make it, or pass --create".to_owned(),
+            how: "make it, or start a gateway with --create-bucket".to_owned(),
         }),
         Ok(Err(failure)) => Err(OpenError::NotMade {
             url: url.to_string(),

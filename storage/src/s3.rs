@@ -53,7 +53,7 @@ pub(crate) async fn open(
         (None, Some(_)) => DEFAULT_REGION.to_owned(),
         (None, None) => {
             return Err(refuse(
-                "no AWS region is set; pass --region, set AWS_REGION or choose a profile that has one"
+                "no AWS region is set; pass --s3-region, set AWS_REGION or choose a profile that has one"
                     .to_owned(),
             ));
         }

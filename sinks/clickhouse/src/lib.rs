@@ -19,7 +19,7 @@ mod text;
 
 pub use config::{Columns, Config, Engine, Indexes, PartitionBy};
 pub use millpond_otlp::Signal;
-pub use sink::ClickHouse;
+pub use sink::{ClickHouse, SCHEMA_VERSION};
 
 /// What [`ClickHouse`] does to a batch, without a server: for measurements only (`examples/encode.rs`).
 #[doc(hidden)]

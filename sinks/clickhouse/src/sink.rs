@@ -22,7 +22,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tracing::{debug, info, warn};
 
 /// The version of the mapping from messages to rows and chunks. Changed with either.
-const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 1;
 
 /// What makes one INSERT one block under one token, whatever the server's defaults are
 /// (`design/clickhouse-sink.md` has the reason of each).

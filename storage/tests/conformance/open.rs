@@ -17,7 +17,7 @@ async fn a_missing_directory_is_an_error_unless_it_is_to_be_made() {
         .await
         .expect_err("missing");
     assert!(matches!(error, OpenError::Missing { .. }), "{error}");
-    assert!(error.to_string().contains("--create"), "{error}");
+    assert!(error.to_string().contains("--create-bucket"), "{error}");
     let options = StoreOptions {
         create: true,
         ..StoreOptions::default()

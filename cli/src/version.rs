@@ -1,0 +1,48 @@
+//! What `--version` says: the program's version, and those of what it writes for others to read.
+
+use millpond_clickhouse::SCHEMA_VERSION;
+use millpond_manifest::FORMAT_VERSION as MANIFEST_FORMAT;
+use millpond_segment::FORMAT_VERSION as SEGMENT_FORMAT;
+
+/// The program's version, and a line for each format (`design/compatibility.md` says what they promise).
+pub(crate) fn long() -> String {
+    format!(
+        "{}\n\
+         segments: format {SEGMENT_FORMAT}\n\
+         buffer, manifest, pages, cursors, dead letters: format {MANIFEST_FORMAT}\n\
+         rows in ClickHouse: schema version {SCHEMA_VERSION}",
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_long_form_names_the_formats_and_the_short_one_is_a_line() {
+        let command = crate::Cli::command();
+        assert_eq!(
+            command.render_version(),
+            format!("millpond {}\n", env!("CARGO_PKG_VERSION"))
+        );
+        assert_eq!(command.render_long_version(), format!("millpond {}\n", long()));
+    }
+
+    #[test]
+    fn the_versions_are_those_that_compatibility_is_promised_for() {
+        let promised = include_str!("../../design/compatibility.md");
+        let row = |object: &str, version: u32| {
+            assert!(
+                promised.contains(&format!("| {object} | {version} |")),
+                "design/compatibility.md has no version {version} of {object}"
+            );
+        };
+        row("segment", SEGMENT_FORMAT.into());
+        for object in ["buffer", "manifest", "page", "cursor", "dead letter"] {
+            row(object, MANIFEST_FORMAT.into());
+        }
+        row("rows in ClickHouse", SCHEMA_VERSION);
+    }
+}

@@ -1,0 +1,152 @@
+{{/* What every object of one part (gateway, consumer, gc) is selected by. Call with (dict "root" $ "part" "gateway"). */}}
+{{- define "millpond.selector" -}}
+app.kubernetes.io/name: millpond
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .part }}
+{{- end }}
+
+{{- define "millpond.labels" -}}
+{{ include "millpond.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{/* 40 characters of the release leave room for what controllers append. */}}
+{{- define "millpond.name" -}}
+{{- $release := .root.Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- if contains "millpond" $release -}}
+{{ $release }}-{{ .part }}
+{{- else -}}
+{{ $release }}-millpond-{{ .part }}
+{{- end -}}
+{{- end }}
+
+{{/* Call with (dict "root" $ "part" "gateway" "account" .Values.gateway.serviceAccount). */}}
+{{- define "millpond.serviceAccountName" -}}
+{{- if .account.create -}}
+{{ .account.name | default (include "millpond.name" .) }}
+{{- else -}}
+{{ required (printf "serviceAccount.name of %s: give the account's name, or let the chart create one" .part) .account.name }}
+{{- end -}}
+{{- end }}
+
+{{- define "millpond.serviceAccount" -}}
+{{- if .account.create }}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ include "millpond.serviceAccountName" . }}
+  namespace: {{ .root.Release.Namespace }}
+  labels: {{- include "millpond.labels" . | nindent 4 }}
+  {{- with .account.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
+{{- end }}
+{{- end }}
+
+{{- define "millpond.image" -}}
+{{ required "image.repository: give the repository that deploy/Dockerfile's image was pushed to" .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* A memory limit as the program takes it (256MiB, 1GiB), in bytes. */}}
+{{- define "millpond.bytes" -}}
+{{- if hasSuffix "GiB" . -}}
+{{ mul (trimSuffix "GiB" . | int64) 1073741824 }}
+{{- else -}}
+{{ mul (trimSuffix "MiB" . | int64) 1048576 }}
+{{- end -}}
+{{- end }}
+
+{{/* Memory for a pod whose program has that limit: it stays within a quarter more (design/performance.md), and 64 MiB for
+the program itself. */}}
+{{- define "millpond.podMemory" -}}
+{{- $limit := include "millpond.bytes" . | int64 -}}
+{{ div (add $limit (div $limit 4) 67108864) 1048576 }}Mi
+{{- end }}
+
+{{- define "millpond.resources" -}}
+requests:
+  cpu: {{ .cpu }}
+  memory: {{ include "millpond.podMemory" .memoryLimit }}
+limits:
+  memory: {{ include "millpond.podMemory" .memoryLimit }}
+{{- end }}
+
+{{- define "millpond.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "millpond.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* Where the buffer is, as variables. */}}
+{{- define "millpond.store" -}}
+- name: MILLPOND_BUFFER
+  value: {{ required "buffer: give the buffer's URL, such as s3://bucket/prefix" .Values.buffer | quote }}
+{{- with .Values.s3.endpoint }}
+- name: MILLPOND_S3_ENDPOINT
+  value: {{ . | quote }}
+{{- end }}
+{{- with .Values.s3.region }}
+- name: MILLPOND_S3_REGION
+  value: {{ . | quote }}
+{{- end }}
+{{- if .Values.s3.allowHttp }}
+- name: MILLPOND_ALLOW_HTTP
+  value: "true"
+{{- end }}
+- name: MILLPOND_LOG_FORMAT
+  value: {{ .Values.log.format | quote }}
+{{- end }}
+
+{{- define "millpond.credentials" -}}
+{{- with .Values.s3.credentialsSecret }}
+envFrom:
+  - secretRef:
+      name: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "millpond.probes" -}}
+livenessProbe:
+  httpGet: {path: /healthz, port: admin}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  httpGet: {path: /readyz, port: admin}
+  periodSeconds: 5
+  timeoutSeconds: 5
+{{- end }}
+
+{{- define "millpond.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "millpond.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,558 @@
+package deploy
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+	apps "k8s.io/api/apps/v1"
+	autoscaling "k8s.io/api/autoscaling/v2"
+	batch "k8s.io/api/batch/v1"
+	core "k8s.io/api/core/v1"
+	networking "k8s.io/api/networking/v1"
+	policy "k8s.io/api/policy/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	chartFolder = "../helm/millpond"
+	release     = "telemetry"
+	namespace   = "observability"
+)
+
+// The values that the chart is rendered with: ci/<name>-values.yaml.
+var cases = []string{"minimal", "full"}
+
+func loadChart(t *testing.T) *chart.Chart {
+	t.Helper()
+	loaded, err := loader.Load(chartFolder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return loaded
+}
+
+func valuesOf(t *testing.T, name string) map[string]any {
+	t.Helper()
+	values, err := chartutil.ReadValues([]byte(read(t, chartFolder, "ci", name+"-values.yaml")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return values
+}
+
+// set changes one value, named by its path.
+func set(values map[string]any, path string, value any) {
+	names := strings.Split(path, ".")
+	for _, name := range names[:len(names)-1] {
+		inner, ok := values[name].(map[string]any)
+		if !ok {
+			inner = map[string]any{}
+			values[name] = inner
+		}
+		values = inner
+	}
+	values[names[len(names)-1]] = value
+}
+
+// render gives the text of each template, as `helm template` would. Values are checked against the schema.
+func render(t *testing.T, values map[string]any) (map[string]string, error) {
+	t.Helper()
+	options := chartutil.ReleaseOptions{Name: release, Namespace: namespace, Revision: 1, IsInstall: true}
+	all, err := chartutil.ToRenderValues(loadChart(t), values, options, chartutil.DefaultCapabilities)
+	if err != nil {
+		return nil, err
+	}
+	return engine.Render(loadChart(t), all)
+}
+
+// The objects of a release, each decoded into its own Go type; a field that the type lacks is an error.
+type objects []runtime.Object
+
+func decode(t *testing.T, files map[string]string) objects {
+	t.Helper()
+	known := runtime.NewScheme()
+	if err := scheme.AddToScheme(known); err != nil {
+		t.Fatal(err)
+	}
+	if err := monitoring.AddToScheme(known); err != nil {
+		t.Fatal(err)
+	}
+	decoder := serializer.NewCodecFactory(known, serializer.EnableStrict).UniversalDeserializer()
+	var all objects
+	for _, file := range slices.Sorted(maps.Keys(files)) {
+		if strings.HasSuffix(file, "NOTES.txt") {
+			continue
+		}
+		for _, document := range strings.Split(files[file], "\n---\n") {
+			if strings.TrimSpace(document) == "" {
+				continue
+			}
+			object, _, err := decoder.Decode([]byte(document), nil, nil)
+			if err != nil {
+				t.Fatalf("%s: %v\n%s", file, err, document)
+			}
+			all = append(all, object)
+		}
+	}
+	return all
+}
+
+func rendered(t *testing.T, values map[string]any) objects {
+	t.Helper()
+	files, err := render(t, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return decode(t, files)
+}
+
+// of gives the objects of one type, by name.
+func of[T interface {
+	runtime.Object
+	meta.Object
+}](all objects) map[string]T {
+	found := map[string]T{}
+	for _, object := range all {
+		if one, ok := object.(T); ok {
+			found[one.GetName()] = one
+		}
+	}
+	return found
+}
+
+// templates gives every pod template, by its owner.
+func templates(all objects) map[string]core.PodTemplateSpec {
+	found := map[string]core.PodTemplateSpec{}
+	for name, one := range of[*apps.Deployment](all) {
+		found["deployment "+name] = one.Spec.Template
+	}
+	for name, one := range of[*apps.StatefulSet](all) {
+		found["statefulset "+name] = one.Spec.Template
+	}
+	for name, one := range of[*batch.CronJob](all) {
+		found["cronjob "+name] = one.Spec.JobTemplate.Spec.Template
+	}
+	return found
+}
+
+// line is the command line of a pod's only container.
+func line(t *testing.T, where string, pod core.PodSpec) commandLine {
+	t.Helper()
+	if len(pod.Containers) != 1 {
+		t.Fatalf("%s has %d containers", where, len(pod.Containers))
+	}
+	environment := map[string]string{}
+	for _, variable := range pod.Containers[0].Env {
+		environment[variable.Name] = variable.Value
+	}
+	return commandLine{where, pod.Containers[0].Args, environment}
+}
+
+func everyCase(t *testing.T, test func(t *testing.T, all objects)) {
+	for _, name := range cases {
+		t.Run(name, func(t *testing.T) { test(t, rendered(t, valuesOf(t, name))) })
+	}
+}
+
+func TestTheChartHasNothingThatHelmLintMinds(t *testing.T) {
+	for _, name := range cases {
+		for _, message := range lint.All(chartFolder, valuesOf(t, name), namespace, true).Messages {
+			if message.Severity > support.InfoSev {
+				t.Errorf("%s: %s: %v", name, message.Path, message.Err)
+			}
+		}
+	}
+}
+
+func TestEveryPartIsRendered(t *testing.T) {
+	kinds := func(all objects) []string {
+		var found []string
+		for _, object := range all {
+			found = append(found, object.GetObjectKind().GroupVersionKind().Kind)
+		}
+		slices.Sort(found)
+		return found
+	}
+	want := []string{
+		"Deployment", "PodDisruptionBudget", "PodDisruptionBudget", "Service", "Service", "Service",
+		"ServiceAccount", "ServiceAccount", "StatefulSet",
+	}
+	if found := kinds(rendered(t, valuesOf(t, "minimal"))); !slices.Equal(found, want) {
+		t.Errorf("minimal: %v", found)
+	}
+	// The consumer's account is not the chart's there.
+	want = append(want, "CronJob", "HorizontalPodAutoscaler", "NetworkPolicy", "NetworkPolicy", "ServiceMonitor")
+	slices.Sort(want)
+	if found := kinds(rendered(t, valuesOf(t, "full"))); !slices.Equal(found, want) {
+		t.Errorf("full: %v", found)
+	}
+}
+
+func TestNamesAreTakenByKubernetes(t *testing.T) {
+	everyCase(t, func(t *testing.T, all objects) {
+		seen := map[string]bool{}
+		for _, object := range all {
+			about := object.(meta.Object)
+			kind := object.GetObjectKind().GroupVersionKind().Kind
+			if seen[kind+about.GetName()] {
+				t.Errorf("two objects are %s %s", kind, about.GetName())
+			}
+			seen[kind+about.GetName()] = true
+			if about.GetNamespace() != namespace {
+				t.Errorf("%s %s is in namespace %q", kind, about.GetName(), about.GetNamespace())
+			}
+			for _, wrong := range validation.IsDNS1035Label(about.GetName()) {
+				t.Errorf("%s %s: %s", kind, about.GetName(), wrong)
+			}
+			for key, value := range about.GetLabels() {
+				for _, wrong := range append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...) {
+					t.Errorf("%s %s: label %s=%s: %s", kind, about.GetName(), key, value, wrong)
+				}
+			}
+		}
+		for where, template := range templates(all) {
+			for _, port := range template.Spec.Containers[0].Ports {
+				for _, wrong := range validation.IsValidPortName(port.Name) {
+					t.Errorf("%s: port %s: %s", where, port.Name, wrong)
+				}
+			}
+		}
+	})
+}
+
+func TestWhatSelectsSelectsSomething(t *testing.T) {
+	everyCase(t, func(t *testing.T, all objects) {
+		pods := templates(all)
+		selected := func(what string, selector map[string]string) (found []core.PodTemplateSpec) {
+			for _, pod := range pods {
+				if labels.SelectorFromSet(selector).Matches(labels.Set(pod.Labels)) {
+					found = append(found, pod)
+				}
+			}
+			if len(found) != 1 {
+				t.Errorf("%s selects %d pods", what, len(found))
+			}
+			return found
+		}
+		hasPort := func(pod core.PodTemplateSpec, name string) bool {
+			return slices.ContainsFunc(pod.Spec.Containers[0].Ports, func(p core.ContainerPort) bool { return p.Name == name })
+		}
+		for name, one := range of[*apps.Deployment](all) {
+			selected("deployment "+name, one.Spec.Selector.MatchLabels)
+		}
+		for name, one := range of[*apps.StatefulSet](all) {
+			selected("statefulset "+name, one.Spec.Selector.MatchLabels)
+			if service := of[*core.Service](all)[one.Spec.ServiceName]; service == nil || service.Spec.ClusterIP != "None" {
+				t.Errorf("statefulset %s: %q is no headless service", name, one.Spec.ServiceName)
+			}
+		}
+		for name, one := range of[*policy.PodDisruptionBudget](all) {
+			selected("budget "+name, one.Spec.Selector.MatchLabels)
+		}
+		for name, one := range of[*networking.NetworkPolicy](all) {
+			for _, pod := range selected("policy "+name, one.Spec.PodSelector.MatchLabels) {
+				opened := 0
+				for _, rule := range one.Spec.Ingress {
+					for _, port := range rule.Ports {
+						opened++
+						if !hasPort(pod, port.Port.String()) {
+							t.Errorf("policy %s: the pod has no port %s", name, port.Port)
+						}
+					}
+				}
+				if opened != len(pod.Spec.Containers[0].Ports) {
+					t.Errorf("policy %s opens %d ports of %d", name, opened, len(pod.Spec.Containers[0].Ports))
+				}
+			}
+		}
+		for name, service := range of[*core.Service](all) {
+			for _, pod := range selected("service "+name, service.Spec.Selector) {
+				for _, port := range service.Spec.Ports {
+					if !hasPort(pod, port.TargetPort.String()) {
+						t.Errorf("service %s: the pod has no port %s", name, port.TargetPort.String())
+					}
+				}
+			}
+		}
+		for name, scaler := range of[*autoscaling.HorizontalPodAutoscaler](all) {
+			deployment := of[*apps.Deployment](all)[scaler.Spec.ScaleTargetRef.Name]
+			if deployment == nil {
+				t.Errorf("autoscaler %s: there is no deployment %s", name, scaler.Spec.ScaleTargetRef.Name)
+			} else if deployment.Spec.Replicas != nil {
+				t.Errorf("deployment %s sets replicas against its autoscaler", deployment.Name)
+			}
+		}
+		for name, monitor := range of[*monitoring.ServiceMonitor](all) {
+			var scraped []string
+			for _, service := range of[*core.Service](all) {
+				if labels.SelectorFromSet(monitor.Spec.Selector.MatchLabels).Matches(labels.Set(service.Labels)) {
+					scraped = append(scraped, service.Name)
+					if service.Spec.Ports[0].Name != monitor.Spec.Endpoints[0].Port {
+						t.Errorf("monitor %s: service %s has no port %s", name, service.Name, monitor.Spec.Endpoints[0].Port)
+					}
+				}
+			}
+			if len(scraped) != 2 {
+				t.Errorf("monitor %s scrapes %v, and not gateways and consumers once", name, scraped)
+			}
+		}
+		accounts := of[*core.ServiceAccount](all)
+		for where, pod := range pods {
+			if name := pod.Spec.ServiceAccountName; accounts[name] == nil && name != "consumer" {
+				t.Errorf("%s: there is no service account %q", where, name)
+			}
+		}
+	})
+}
+
+func TestPodsHaveNoRightsThatTheyDoNotNeed(t *testing.T) {
+	everyCase(t, func(t *testing.T, all objects) {
+		for where, template := range templates(all) {
+			pod, container := template.Spec, template.Spec.Containers[0]
+			if s := pod.SecurityContext; s == nil || !*s.RunAsNonRoot || *s.RunAsUser == 0 || *s.RunAsGroup == 0 ||
+				s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
+				t.Errorf("%s: pod %+v", where, s)
+			}
+			if s := container.SecurityContext; s == nil || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem ||
+				!slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) || len(s.Capabilities.Add) > 0 {
+				t.Errorf("%s: container %+v", where, s)
+			}
+			if pod.HostNetwork || pod.HostPID || pod.HostIPC || *pod.AutomountServiceAccountToken {
+				t.Errorf("%s: shares with its host, or has a token", where)
+			}
+			if pod.EnableServiceLinks == nil || *pod.EnableServiceLinks {
+				t.Errorf("%s: Services' variables begin with MILLPOND_ too", where)
+			}
+		}
+	})
+}
+
+func TestTheProgramTakesTheChartsCommandLines(t *testing.T) {
+	everyCase(t, func(t *testing.T, all objects) {
+		for where, template := range templates(all) {
+			line(t, where, template.Spec).check(t)
+		}
+	})
+}
+
+func TestPortsAreThoseThatAreListenedOn(t *testing.T) {
+	everyCase(t, func(t *testing.T, all objects) {
+		flags := map[string]string{"otlp-grpc": "--listen", "otlp-http": "--listen-http", "admin": "--admin"}
+		for where, template := range templates(all) {
+			command, container := line(t, where, template.Spec), template.Spec.Containers[0]
+			for _, port := range container.Ports {
+				if listened := command.port(flags[port.Name]); listened != fmt.Sprint(port.ContainerPort) {
+					t.Errorf("%s: port %s is %d, %s is %s", where, port.Name, port.ContainerPort, flags[port.Name], listened)
+				}
+			}
+			if command.arguments[0] == "gc" {
+				continue
+			}
+			for path, probe := range map[string]*core.Probe{"/healthz": container.LivenessProbe, "/readyz": container.ReadinessProbe} {
+				if probe == nil || probe.HTTPGet.Path != path || probe.HTTPGet.Port.String() != "admin" {
+					t.Errorf("%s: the probe of %s is %+v", where, path, probe)
+				}
+			}
+		}
+		for name, service := range of[*core.Service](all) {
+			for _, port := range service.Spec.Ports {
+				for where, template := range templates(all) {
+					if !labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(template.Labels)) {
+						continue
+					}
+					if listened := line(t, where, template.Spec).port(flags[port.Name]); listened != fmt.Sprint(port.Port) {
+						t.Errorf("service %s: port %s is %d, the pod's is %s", name, port.Name, port.Port, listened)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestAPodHasTheMemoryThatItsProgramMayTake(t *testing.T) {
+	everyCase(t, func(t *testing.T, all objects) {
+		for where, template := range templates(all) {
+			resources := template.Spec.Containers[0].Resources
+			limit := resources.Limits.Memory().Value()
+			if limit == 0 || limit != resources.Requests.Memory().Value() {
+				t.Errorf("%s: memory is requested with %v and limited to %v", where, resources.Requests.Memory(), resources.Limits.Memory())
+			}
+			command := line(t, where, template.Spec)
+			if command.arguments[0] == "gc" {
+				continue
+			}
+			if needed := residentMax(command.memory(t)); limit < needed {
+				t.Errorf("%s: %d bytes are allowed and %d may be needed", where, limit, needed)
+			}
+		}
+	})
+}
+
+func TestAPodIsGivenTheTimeThatItsProgramNeedsToStop(t *testing.T) {
+	everyCase(t, func(t *testing.T, all objects) {
+		for where, template := range templates(all) {
+			command := line(t, where, template.Spec)
+			if command.arguments[0] == "gc" {
+				continue
+			}
+			needed := command.stopping(t)
+			if hook := template.Spec.Containers[0].Lifecycle; hook != nil {
+				needed += time.Duration(hook.PreStop.Sleep.Seconds) * time.Second
+			}
+			if grace := time.Duration(*template.Spec.TerminationGracePeriodSeconds) * time.Second; grace <= needed {
+				t.Errorf("%s: a grace of %v, and it may take %v", where, grace, needed)
+			}
+		}
+	})
+}
+
+func TestTheAutoscalersMetricIsOneAndItsTargetCanBeReached(t *testing.T) {
+	all := rendered(t, valuesOf(t, "full"))
+	for _, scaler := range of[*autoscaling.HorizontalPodAutoscaler](all) {
+		held := scaler.Spec.Metrics[0].Pods
+		if !strings.Contains(read(t, root, "design", "producer.md"), "`"+held.Metric.Name+"`") {
+			t.Errorf("%s is not documented", held.Metric.Name)
+		}
+		deployment := of[*apps.Deployment](all)[scaler.Spec.ScaleTargetRef.Name]
+		budget := line(t, deployment.Name, deployment.Spec.Template.Spec).memory(t) / 5 * 4
+		if target := held.Target.AverageValue.Value(); target <= 0 || target >= budget {
+			t.Errorf("the target is %d of a budget of %d", target, budget)
+		}
+	}
+}
+
+func TestTheInstanceIsThePodsName(t *testing.T) {
+	everyCase(t, func(t *testing.T, all objects) {
+		for name, set := range of[*apps.StatefulSet](all) {
+			pod := set.Spec.Template.Spec
+			if instance, _ := line(t, name, pod).value("--instance"); instance != "$(POD_NAME)" {
+				t.Errorf("%s: --instance is %q", name, instance)
+			}
+			first := pod.Containers[0].Env[0]
+			if first.Name != "POD_NAME" || first.ValueFrom.FieldRef.FieldPath != "metadata.name" {
+				t.Errorf("%s: POD_NAME is %+v", name, first)
+			}
+		}
+	})
+}
+
+func TestAJobThatCollectsTakesTheCollectorFromTheConsumers(t *testing.T) {
+	collects := func(all objects) (consumer, job bool) {
+		for _, set := range of[*apps.StatefulSet](all) {
+			interval, given := line(t, set.Name, set.Spec.Template.Spec).value("--gc-interval")
+			consumer = !given || interval != "0s"
+		}
+		return consumer, len(of[*batch.CronJob](all)) == 1
+	}
+	if consumer, job := collects(rendered(t, valuesOf(t, "minimal"))); !consumer || job {
+		t.Errorf("minimal: consumer %v, job %v", consumer, job)
+	}
+	if consumer, job := collects(rendered(t, valuesOf(t, "full"))); consumer || !job {
+		t.Errorf("full: consumer %v, job %v", consumer, job)
+	}
+}
+
+func TestASecretOfTheFilesIsWhereTheFlagsLook(t *testing.T) {
+	for _, deployment := range of[*apps.Deployment](rendered(t, valuesOf(t, "full"))) {
+		pod := deployment.Spec.Template.Spec
+		command := line(t, deployment.Name, pod)
+		for _, flag := range []string{"--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"} {
+			file, given := command.value(flag)
+			mounted := slices.ContainsFunc(pod.Containers[0].VolumeMounts, func(mount core.VolumeMount) bool {
+				return strings.HasPrefix(file, mount.MountPath+"/") && mount.ReadOnly
+			})
+			if !given || !mounted {
+				t.Errorf("%s %s: no volume has it", flag, file)
+			}
+		}
+		if slices.Contains(command.arguments, "--insecure") {
+			t.Error("--insecure beside a certificate")
+		}
+	}
+}
+
+func TestValuesThatCannotBeMeantAreRefused(t *testing.T) {
+	for _, bad := range []struct {
+		path  string
+		value any
+		says  string
+	}{
+		{"gateway.lingr", "2s", "lingr"},
+		{"gateway.linger", "2 lightyears", "linger"},
+		{"gateway.memoryLimit", "256Mi", "memoryLimit"},
+		{"gateway.insecure", false, "gateway.insecure=true"},
+		{"gateway.tls.secretName", "tls", "exclude each other"},
+		{"gateway.tls.clientCa", true, "gateway.tls.clientCa needs"},
+		{"gateway.autoscaling.heldPercent", 120, "heldPercent"},
+		{"gateway.serviceAccount.create", false, "serviceAccount.name of gateway"},
+		{"gateway.extraArgs", []any{"segment-bytes=8MiB"}, "extraArgs"},
+		{"consumer.name", "a/b", "name"},
+		{"consumer.clickhouse.url", "", "consumer.clickhouse.url"},
+		{"buffer", "", "s3://bucket/prefix"},
+		{"buffer", "/var/lib/millpond", "buffer"},
+		{"image.repository", "", "image.repository"},
+	} {
+		values := valuesOf(t, "minimal")
+		set(values, bad.path, bad.value)
+		if _, err := render(t, values); err == nil || !strings.Contains(err.Error(), bad.says) {
+			t.Errorf("%s=%v: %v", bad.path, bad.value, err)
+		}
+	}
+}
+
+// Every value has its place in the schema and the other way round.
+func TestTheSchemaKnowsTheValues(t *testing.T) {
+	var schema map[string]any
+	if err := yaml.Unmarshal([]byte(read(t, chartFolder, "values.schema.json")), &schema); err != nil {
+		t.Fatal(err)
+	}
+	var values map[string]any
+	if err := yaml.Unmarshal([]byte(read(t, chartFolder, "values.yaml")), &values); err != nil {
+		t.Fatal(err)
+	}
+	// Helm's own.
+	values["global"] = map[string]any{}
+	var compare func(path string, schema, values map[string]any)
+	compare = func(path string, schema, values map[string]any) {
+		properties, _ := schema["properties"].(map[string]any)
+		for name := range properties {
+			if _, ok := values[name]; !ok {
+				t.Errorf("%s%s is in the schema and not in values.yaml", path, name)
+			}
+		}
+		if properties == nil {
+			return
+		}
+		if schema["additionalProperties"] != false {
+			t.Errorf("%s takes unknown names", path)
+		}
+		for name, value := range values {
+			inner, ok := properties[name].(map[string]any)
+			if !ok {
+				t.Errorf("%s%s is in values.yaml and not in the schema", path, name)
+				continue
+			}
+			if deeper, ok := value.(map[string]any); ok {
+				compare(path+name+".", inner, deeper)
+			}
+		}
+	}
+	compare("", schema, values)
+}

@@ -1,0 +1,52 @@
+"""What the pages for operators and the files in deploy/ say of metrics, against those of a run."""
+
+import re
+
+from harness.corpus import record, request
+from harness.exactly_once import wait_for_all
+from harness.otlp import export
+from harness.process import eventually
+from harness.services import REPOSITORY
+
+# A metric of histograms has further names.
+_SUFFIX = re.compile(r"_(bucket|sum|count)$")
+
+
+def _named() -> dict[str, set[str]]:
+    """Metrics by the file that names them."""
+    files = [*(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "deploy").rglob("*")]
+    named = {}
+    for file in files:
+        if file.is_file() and file.suffix in {".md", ".yaml", ".tpl", ".json"}:
+            names = re.findall(
+                r"\bmillpond_(?:gateway|producer|consumer|collector|store)_[a-z_]+",
+                file.read_text(),
+            )
+            # `MILLPOND_LOG=millpond_consumer=debug` is a part of the program, and no metric.
+            named[str(file.relative_to(REPOSITORY))] = set(names)
+    return named
+
+
+def test_every_metric_that_operators_are_told_of_is_there(site):
+    gateway = site.gateway()
+    consumer = site.consumer("--ack-interval", "50ms")
+    eventually("it to own its cursor", consumer.owns)
+    site.clickhouse.query(
+        f"ALTER TABLE {site.database}.otel_logs ADD CONSTRAINT tidy CHECK Body != 'bad'"
+    )
+    export(gateway.address, request(record("refused", body="bad")).SerializeToString())
+    load = site.load(gateway, records=500)
+    load.run()
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, gateway, consumer)
+    # A metric with labels is there from its first use on.
+    shown = {
+        line.split("{")[0].split(" ")[0]
+        for text in (gateway.metrics(), consumer.metrics())
+        for line in text.splitlines()
+        if not line.startswith("#")
+    }
+    there = shown | {_SUFFIX.sub("", name) for name in shown}
+    named = _named()
+    assert sum(len(names) for names in named.values()) > 25
+    missing = {file: names - there for file, names in named.items() if names - there}
+    assert not missing
