@@ -1,6 +1,7 @@
 //! `millpond gateway`: a producer with OTLP/gRPC in front.
 
 use crate::admin::Admin;
+use crate::security::SecurityArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::units::{Size, Time, readable};
@@ -9,6 +10,7 @@ use millpond_gateway::Gateway;
 use millpond_producer::{Producer, Readiness};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use tokio::net::TcpListener;
 use tracing::info;
 
@@ -22,7 +24,7 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "MILLPOND_CREATE_BUCKET")]
     pub(crate) create_bucket: bool,
 
-    /// Where OTLP/gRPC is accepted. Loopback: there is no TLS and no authentication yet.
+    /// Where OTLP/gRPC is accepted. Loopback: other addresses need TLS (--tls-cert, --tls-key) or --insecure.
     #[arg(
         long,
         env = "MILLPOND_LISTEN",
@@ -31,7 +33,11 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) listen: SocketAddr,
 
-    /// Where /healthz, /readyz and /metrics are served.
+    #[command(flatten)]
+    pub(crate) security: SecurityArgs,
+
+    /// Where /healthz, /readyz and /metrics are served, to everybody who can reach it. Loopback; what is there tells of load
+    /// and of tokens' names, and nothing of what is sent.
     #[arg(
         long,
         env = "MILLPOND_GATEWAY_ADMIN",
@@ -162,7 +168,11 @@ impl GatewayArgs {
 
 /// Runs until a signal, then finishes and commits what was accepted.
 pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
+    args.security.check(args.listen).context("--listen")?;
+    let mut registry = Registry::default();
+    let security = args.security.load(&mut registry)?;
     let shutdown = shutdown::on_signal()?;
+    args.security.watch(Arc::clone(&security), shutdown.clone())?;
     let listener = TcpListener::bind(args.listen)
         .await
         .with_context(|| format!("cannot listen on {} for OTLP/gRPC (--listen)", args.listen))?;
@@ -176,10 +186,14 @@ pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
         .await
         .context("the store cannot be trusted with a buffer")?;
 
-    let mut registry = Registry::default();
     store.register_metrics(&mut registry);
     let producer = Producer::start(store.clone(), args.producer(), &mut registry).await?;
-    let gateway = Gateway::new(producer.clone(), args.gateway(), &mut registry);
+    let gateway = Gateway::new(
+        producer.clone(),
+        args.gateway(),
+        Arc::clone(&security),
+        &mut registry,
+    );
     admin.show(registry);
     let ready = producer.clone();
     admin.ready_when(move || match ready.ready() {
@@ -188,8 +202,9 @@ pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
         Readiness::Closed => vec!["stopping".to_owned()],
     });
     info!(
-        "gateway: OTLP/gRPC on {}, metrics on http://{admin_address}, buffer {}, memory limit {}",
+        "gateway: OTLP/gRPC on {}, {}, metrics on http://{admin_address}, buffer {}, memory limit {}",
         listener.local_addr()?,
+        security.describe(),
         store.url(),
         readable(args.memory_limit.0)
     );

@@ -13,6 +13,7 @@ mod gateway;
 mod gc;
 mod inspect;
 mod logging;
+mod security;
 mod settings;
 mod shutdown;
 mod store;

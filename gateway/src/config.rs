@@ -15,7 +15,8 @@ pub struct Config {
     /// How long a client may take to send one request, from its headers to its last byte, waiting for memory not
     /// counted. 30 s: a slower client holds memory that others need.
     pub read_timeout: Duration,
-    /// How long a new connection may take to say that it speaks HTTP/2. 10 s.
+    /// How long a new connection may take for its first byte, for TLS's handshake, and to say that it speaks HTTP/2, each.
+    /// 10 s.
     pub handshake_timeout: Duration,
     /// An HTTP/2 ping is sent on a connection that was silent for this long. 30 s: below the idle timeouts of
     /// common load balancers.

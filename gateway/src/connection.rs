@@ -1,23 +1,26 @@
-//! One TCP connection: does the peer speak HTTP/2, how far may it send ahead, and HTTP/2 itself (hyper). It never
-//! looks into a request.
+//! One connection that has passed the entrance: does the peer speak HTTP/2, how far may it send ahead, and HTTP/2 itself
+//! (hyper). It never looks into a request.
 
-use std::io::{self, Cursor};
+use std::io::Cursor;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 
 use futures::FutureExt;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use millpond_producer::{Budget, Reservation};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::entrance::{HTTP1_METHODS, Link, Refused};
 use crate::request::Service;
 
 /// What an HTTP/2 client sends first (RFC 9113, 3.4).
@@ -29,7 +32,6 @@ const WINDOW_MIN: u32 = 65_535;
 /// The first connection may send ahead by this part of the memory budget at most.
 const WINDOW_SHARE: usize = 16;
 
-const HTTP1_METHODS: [&[u8]; 5] = [b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI"];
 const HTTP1_ANSWER: &[u8] = b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-type: text/plain\r\ncontent-length: 46\r\n\r\nthis port speaks OTLP/gRPC, which needs HTTP/2";
 
 /// Where the tasks of connections and requests run, so that they can be waited for and ended.
@@ -62,30 +64,24 @@ where
     }
 }
 
-/// Why a connection was closed before a request could be read.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Refused {
-    #[error("it did not say that it speaks HTTP/2 in time")]
-    Silent,
-    #[error("it does not speak HTTP/2")]
-    NotHttp2,
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
+/// Where a request comes from: every request has it among its extensions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub(crate) SocketAddr);
 
 /// Serves a connection, the `nth` of those open, until it is closed or drained.
 pub(crate) async fn serve(
-    mut stream: TcpStream,
+    link: Link,
+    peer: SocketAddr,
     nth: usize,
     service: Arc<Service>,
     config: &Config,
     budget: &Budget,
     tasks: Tasks,
 ) -> Result<(), Refused> {
-    stream.set_nodelay(true)?;
-    timeout(config.handshake_timeout, preface(&mut stream))
+    let (mut read, mut write) = tokio::io::split(link);
+    timeout(config.handshake_timeout, preface(&mut read, &mut write))
         .await
-        .map_err(|_| Refused::Silent)??;
+        .map_err(|_| Refused::Slow)??;
     let (window, _reserved) = window(config.connection_window_bytes, nth, budget);
     let mut builder = http2::Builder::new(tasks.clone());
     builder
@@ -97,9 +93,11 @@ pub(crate) async fn serve(
         .max_header_list_size(config.max_header_bytes)
         .keep_alive_interval(config.keepalive_interval)
         .keep_alive_timeout(config.keepalive_timeout);
-    let (read, write) = stream.into_split();
     let io = TokioIo::new(tokio::io::join(Cursor::new(PREFACE).chain(read), write));
-    let answer = service_fn(move |request| Arc::clone(&service).answer(request));
+    let answer = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Peer(peer));
+        Arc::clone(&service).answer(request)
+    });
     let mut connection = pin!(builder.serve_connection(io, answer));
     let closed = tokio::select! {
         closed = connection.as_mut() => closed,
@@ -115,17 +113,20 @@ pub(crate) async fn serve(
 }
 
 /// Reads HTTP/2's first bytes. Anything else ends the connection at the first byte that differs.
-async fn preface(stream: &mut TcpStream) -> Result<(), Refused> {
+async fn preface(
+    read: &mut (impl AsyncRead + Unpin),
+    write: &mut (impl AsyncWrite + Unpin),
+) -> Result<(), Refused> {
     let mut got = [0; PREFACE.len()];
     let mut have = 0;
     while have < PREFACE.len() {
-        match stream.read(&mut got[have..]).await? {
+        match read.read(&mut got[have..]).await? {
             0 => return Err(Refused::NotHttp2),
-            read => have += read,
+            more => have += more,
         }
         if got[..have] != PREFACE[..have] {
             if HTTP1_METHODS.iter().any(|method| got.starts_with(method)) {
-                stream.write_all(HTTP1_ANSWER).await?;
+                write.write_all(HTTP1_ANSWER).await?;
             }
             return Err(Refused::NotHttp2);
         }

@@ -3,21 +3,31 @@
 //! It does not decode OTLP. A request is read within limits and the memory budget, decompressed within both, checked by
 //! one walk over its wire structure, and appended as it is. It answers success only when the records are committed;
 //! what a client should retry is answered UNAVAILABLE, DEADLINE_EXCEEDED or, with RetryInfo, RESOURCE_EXHAUSTED; what
-//! it should not is INVALID_ARGUMENT.
+//! it should not is INVALID_ARGUMENT. Where the gateway has a tokens file, a request without one of its tokens is
+//! UNAUTHENTICATED before a byte of it is read; where it has a certificate, connections are TLS and nothing else.
 //!
 //! Framing and decompression are done here, on hyper, rather than by tonic, which (0.14) allocates what a
 //! message's prefix promises and lets a zstd frame choose a window of 128 MiB, neither of which a budget could bound.
 
 mod buffers;
+mod complaints;
 mod config;
 mod connection;
+mod entrance;
+mod files;
 mod inflate;
 mod memory;
 mod message;
 mod metrics;
 mod reply;
 mod request;
+mod security;
 mod server;
+mod tls;
+mod tokens;
 
 pub use config::Config;
+pub use files::FileError;
+pub use security::{Exposed, Security, SecurityFiles, check_exposure};
 pub use server::{Error, Gateway};
+pub use tls::TlsFiles;

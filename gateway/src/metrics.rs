@@ -12,6 +12,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use tonic::Code;
 
+use crate::entrance::Refused;
+
 /// What was asked for: a signal, or `none` where the method was no signal's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Of {
@@ -32,6 +34,11 @@ struct Outcome {
     code: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
 /// The metrics of one gateway.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -42,7 +49,7 @@ pub(crate) struct Metrics {
     received_bytes: Family<Of, Counter>,
     raw_bytes: Family<Of, Counter>,
     pub(crate) connections: Gauge,
-    pub(crate) connections_refused: Counter,
+    connections_refused: Family<Reason, Counter>,
 }
 
 impl Metrics {
@@ -55,7 +62,7 @@ impl Metrics {
             received_bytes: Family::default(),
             raw_bytes: Family::default(),
             connections: Gauge::default(),
-            connections_refused: Counter::default(),
+            connections_refused: Family::default(),
         };
         let registry = registry.sub_registry_with_prefix("millpond_gateway");
         registry.register(
@@ -94,9 +101,12 @@ impl Metrics {
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register(
             "connections_refused",
-            "Connections closed because there were too many, or because they did not speak HTTP/2",
+            "Connections closed before a request could be read, by what was wrong",
             metrics.connections_refused.clone(),
         );
+        for reason in Refused::NAMES {
+            drop(metrics.connections_refused.get_or_create(&Reason { reason }));
+        }
         // A signal that never came is 0, not absent.
         for signal in Signal::ALL {
             metrics.received(signal, 0);
@@ -122,6 +132,12 @@ impl Metrics {
     /// Its records are committed.
     pub(crate) fn committed(&self, signal: Signal, records: u64) {
         self.records.get_or_create(&Of::signal(signal)).inc_by(records);
+    }
+
+    /// A connection was closed before a request could be read.
+    pub(crate) fn refused(&self, refused: &Refused) {
+        let reason = refused.name();
+        self.connections_refused.get_or_create(&Reason { reason }).inc();
     }
 
     pub(crate) fn begin(self: &Arc<Self>, signal: Option<Signal>) -> InFlight {

@@ -1,4 +1,4 @@
-//! One request: is it for us, read it, decompress it, validate it, append it, and only then say success. It never
+//! One request: is it for us, whose is it, read it, decompress it, validate it, append it, and only then say success. It never
 //! decodes OTLP, and never answers success before the producer has committed.
 
 use std::convert::Infallible;
@@ -18,12 +18,16 @@ use tokio::time::timeout;
 use tonic::Status;
 
 use crate::buffers::Buffers;
+use crate::complaints::Complaints;
 use crate::config::Config;
+use crate::connection::Peer;
 use crate::inflate::{Encoding, Inflater, Progress, first_room};
 use crate::memory::{Admission, Held};
 use crate::message::{self, Limits, Message};
 use crate::metrics::{InFlight, Metrics};
 use crate::reply::{self, Reply};
+use crate::security::Security;
+use crate::tokens::Identity;
 
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
 const ACCEPTED: &str = "identity,gzip,zstd";
@@ -40,8 +44,6 @@ const IDLE_SHARE: usize = 32;
 /// What all requests of a gateway share.
 pub(crate) struct Service {
     producer: Producer,
-    /// In the order of `Signal::ALL`.
-    streams: [Arc<str>; Signal::ALL.len()],
     limits: Limits,
     max_requests: usize,
     requests: Semaphore,
@@ -49,7 +51,9 @@ pub(crate) struct Service {
     buffers: Buffers,
     /// Decompressions at work. As many as cores: each holds a window beside what it has reserved.
     inflaters: Semaphore,
+    security: Arc<Security>,
     metrics: Arc<Metrics>,
+    complaints: Arc<Complaints>,
 }
 
 /// What a request held, once it is read.
@@ -59,7 +63,13 @@ struct Payload {
 }
 
 impl Service {
-    pub(crate) fn new(producer: Producer, config: &Config, metrics: Arc<Metrics>) -> Service {
+    pub(crate) fn new(
+        producer: Producer,
+        config: &Config,
+        security: Arc<Security>,
+        metrics: Arc<Metrics>,
+        complaints: Arc<Complaints>,
+    ) -> Service {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         // A compressed message is held twice for a moment; so a few of the longest always fit.
         let memory_limit = producer.budget().limit();
@@ -68,7 +78,6 @@ impl Service {
         Service {
             admission: Admission::new(producer.budget(), config.max_frame_bytes as usize),
             producer,
-            streams: Signal::ALL.map(|signal| signal.stream().into()),
             limits: Limits {
                 max_message_bytes,
                 read_timeout: config.read_timeout,
@@ -78,7 +87,9 @@ impl Service {
             requests: Semaphore::new(max_requests),
             buffers: Buffers::new(memory_limit / IDLE_SHARE),
             inflaters: Semaphore::new(cores),
+            security,
             metrics,
+            complaints,
         }
     }
 
@@ -101,14 +112,27 @@ impl Service {
             in_flight.not_grpc();
             return Ok(refusal);
         }
-        let result = match signal {
-            Some(signal) => self.export(signal, request).await,
-            None => Err(unknown(request.uri().path())),
+        // Before anything is read of it, or reserved for it.
+        let result = match (self.authorize(&request), signal) {
+            (Err(status), _) => Err(status),
+            (Ok(identity), Some(signal)) => self.export(signal, &identity, request).await,
+            (Ok(_), None) => Err(unknown(request.uri().path())),
         };
         Ok(respond(result, &mut in_flight))
     }
 
-    async fn export<B>(&self, signal: Signal, request: Request<B>) -> Result<(), Status>
+    /// Whose request this is.
+    fn authorize<B>(&self, request: &Request<B>) -> Result<Identity, Status> {
+        self.security.authorize(request.headers()).map_err(|denied| {
+            if let Some(Peer(peer)) = request.extensions().get() {
+                self.complaints
+                    .warn("denied", *peer, format_args!("request refused: {denied}"));
+            }
+            Status::unauthenticated(denied.to_string())
+        })
+    }
+
+    async fn export<B>(&self, signal: Signal, identity: &Identity, request: Request<B>) -> Result<(), Status>
     where
         B: Body<Data = Bytes>,
         B::Error: std::error::Error,
@@ -131,8 +155,10 @@ impl Service {
         }
         let records = payload.records;
         let (reservation, _own) = held.divide();
-        self.append(signal, payload, received_at_us, reservation).await?;
+        let stream = identity.stream(signal);
+        self.append(stream, payload, received_at_us, reservation).await?;
         self.metrics.committed(signal, records);
+        self.security.committed(identity, records);
         Ok(())
     }
 
@@ -198,13 +224,13 @@ impl Service {
 
     async fn append(
         &self,
-        signal: Signal,
+        stream: Arc<str>,
         payload: Payload,
         received_at_us: i64,
         reservation: Reservation,
     ) -> Result<(), Status> {
         let append = Append {
-            stream: Arc::clone(&self.streams[signal as usize]),
+            stream,
             encoding: StreamEncoding::Otlp,
             payload: payload.bytes,
             records: payload.records,

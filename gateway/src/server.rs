@@ -1,7 +1,8 @@
-//! The listener: takes connections while there is room, and drains them when told to stop. It never refuses one for want
-//! of memory: requests are what is refused, where a reason can be given.
+//! The listener: takes connections while there is room, and drains them when told to stop. It never refuses one in clear for
+//! want of memory: requests are what is refused, where a reason can be given. TLS needs memory before it can say anything.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,10 +14,13 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::complaints::Complaints;
 use crate::config::Config;
 use crate::connection::{self, Tasks};
+use crate::entrance::{Entrance, H2, Refused};
 use crate::metrics::Metrics;
 use crate::request::Service;
+use crate::security::Security;
 
 /// How long accepting pauses when the system refuses (out of file descriptors, usually): time for some to be closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -49,15 +53,30 @@ pub struct Gateway {
     config: Config,
     metrics: Arc<Metrics>,
     service: Arc<Service>,
+    entrance: Arc<Entrance>,
+    complaints: Arc<Complaints>,
     open: Arc<AtomicUsize>,
     tasks: Tasks,
 }
 
 impl Gateway {
     /// A gateway that is not yet serving. Its metrics, `millpond_gateway_*`, are registered at once.
-    pub fn new(producer: Producer, config: Config, registry: &mut Registry) -> Gateway {
+    pub fn new(
+        producer: Producer,
+        config: Config,
+        security: Arc<Security>,
+        registry: &mut Registry,
+    ) -> Gateway {
         let metrics = Metrics::register(registry);
-        let service = Arc::new(Service::new(producer.clone(), &config, Arc::clone(&metrics)));
+        let complaints = Arc::<Complaints>::default();
+        let service = Arc::new(Service::new(
+            producer.clone(),
+            &config,
+            Arc::clone(&security),
+            Arc::clone(&metrics),
+            Arc::clone(&complaints),
+        ));
+        let entrance = Entrance::new(security, producer.budget(), config.handshake_timeout);
         let tasks = Tasks {
             tracker: TaskTracker::new(),
             drain: CancellationToken::new(),
@@ -68,6 +87,8 @@ impl Gateway {
             config,
             metrics,
             service,
+            entrance: Arc::new(entrance),
+            complaints,
             open: Arc::default(),
             tasks,
         }
@@ -88,7 +109,7 @@ impl Gateway {
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, _)) => self.accept(stream),
+                Ok((stream, peer)) => self.accept(stream, peer),
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection");
                     sleep(ACCEPT_PAUSE).await;
@@ -99,12 +120,13 @@ impl Gateway {
         self.drain().await
     }
 
-    fn accept(&self, stream: TcpStream) {
+    fn accept(&self, stream: TcpStream, peer: SocketAddr) {
         let open = OpenConnection::new(&self.open, &self.metrics);
         if open.nth > self.config.max_connections {
-            self.metrics.connections_refused.inc();
+            refuse(&Refused::TooMany, peer, &self.metrics, &self.complaints);
             return;
         }
+        let (entrance, complaints) = (Arc::clone(&self.entrance), Arc::clone(&self.complaints));
         let (service, config, metrics) = (
             Arc::clone(&self.service),
             self.config.clone(),
@@ -112,10 +134,12 @@ impl Gateway {
         );
         let (budget, tasks) = (self.producer.budget().clone(), self.tasks.clone());
         self.tasks.spawn(async move {
-            if let Err(refused) = connection::serve(stream, open.nth, service, &config, &budget, tasks).await
-            {
-                metrics.connections_refused.inc();
-                tracing::debug!(reason = %refused, "connection closed");
+            let served = async {
+                let (link, _held) = entrance.enter(stream, &[H2]).await?;
+                connection::serve(link, peer, open.nth, service, &config, &budget, tasks).await
+            };
+            if let Err(refused) = served.await {
+                refuse(&refused, peer, &metrics, &complaints);
             }
             drop(open);
         });
@@ -144,6 +168,15 @@ impl Gateway {
         self.tasks.kill.cancel();
         self.tasks.tracker.wait().await;
         cut_off.map_or(Ok(()), |requests| Err(Error::DrainTimeout { requests, after }))
+    }
+}
+
+fn refuse(refused: &Refused, peer: SocketAddr, metrics: &Metrics, complaints: &Complaints) {
+    metrics.refused(refused);
+    if refused.is_worth_a_look() {
+        complaints.warn(refused.name(), peer, format_args!("connection closed: {refused}"));
+    } else {
+        tracing::debug!(%peer, reason = %refused, "connection closed");
     }
 }
 

@@ -271,7 +271,7 @@ async fn one_connection_too_many_is_closed() {
     assert!(
         gateway
             .metrics()
-            .contains("millpond_gateway_connections_refused_total 1\n"),
+            .contains("millpond_gateway_connections_refused_total{reason=\"too_many\"} 1\n"),
         "{}",
         gateway.metrics()
     );

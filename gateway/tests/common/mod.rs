@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures::future::poll_fn;
 use hyper::body::{Body, Frame};
 use hyper::{Request, Response};
-use millpond_gateway::{Config, Error, Gateway};
+use millpond_gateway::{Config, Error, Gateway, Security, SecurityFiles};
 use millpond_producer::Producer;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, Unreliable};
@@ -31,6 +31,8 @@ use tonic::Status;
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint};
 
+pub mod pki;
+
 pub const EXPORT: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
 
 /// Nothing here takes this long unless it hangs.
@@ -45,6 +47,7 @@ pub struct Running {
     pub shutdown: CancellationToken,
     pub served: JoinHandle<Result<(), Error>>,
     pub registry: Registry,
+    pub security: Arc<Security>,
 }
 
 /// Small enough to test with: a linger of 10 ms, blocks of 64 KiB and 16 MiB of memory to wait 100 ms for.
@@ -61,6 +64,15 @@ pub fn producer_config() -> millpond_producer::Config {
 }
 
 pub async fn start(producer_config: millpond_producer::Config, config: Config) -> Running {
+    secured(producer_config, config, &SecurityFiles::default()).await
+}
+
+/// A gateway that asks for what is in these files.
+pub async fn secured(
+    producer_config: millpond_producer::Config,
+    config: Config,
+    files: &SecurityFiles,
+) -> Running {
     let store = Unreliable::new(Arc::new(InMemory::new()), Faults::default());
     let controls = store.controls();
     let mut registry = Registry::default();
@@ -68,7 +80,8 @@ pub async fn start(producer_config: millpond_producer::Config, config: Config) -
     let producer = Producer::start(store.clone(), producer_config, &mut registry)
         .await
         .expect("a producer");
-    let gateway = Gateway::new(producer.clone(), config, &mut registry);
+    let security = Security::load(files, &mut registry).expect("files that can be used");
+    let gateway = Gateway::new(producer.clone(), config, Arc::clone(&security), &mut registry);
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
     let shutdown = CancellationToken::new();
@@ -81,6 +94,7 @@ pub async fn start(producer_config: millpond_producer::Config, config: Config) -
         shutdown,
         served,
         registry,
+        security,
     }
 }
 
