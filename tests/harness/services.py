@@ -227,8 +227,7 @@ class Gateway(Millpond):
                 "gateway",
                 *buffer.flags,
                 "--create-bucket",
-                *("--listen", self.address),
-                *with_defaults(flags, {"--linger": "100ms"}),
+                *with_defaults(flags, {"--listen": self.address, "--linger": "100ms"}),
             ],
             directory,
         )
@@ -280,7 +279,7 @@ class Load(Process):
             [
                 program("millpond"),
                 "load",
-                *("--endpoint", f"http://{endpoint}"),
+                *("--endpoint", endpoint),
                 *("--records", records),
                 *("--acknowledged-file", self.acknowledged_file),
                 "--json",
@@ -403,6 +402,7 @@ def telemetrygen(
     *flags: object,
     signal: str = "logs",
     name: str = "telemetrygen",
+    tls: bool = False,
 ) -> None:
     """Runs telemetrygen to its end: records of one signal over OTLP/gRPC."""
     process = Process(
@@ -411,7 +411,7 @@ def telemetrygen(
             tool("MILLPOND_TELEMETRYGEN"),
             signal,
             *("--otlp-endpoint", address),
-            "--otlp-insecure",
+            *(() if tls else ("--otlp-insecure",)),
             *("--rate", "0"),
             *("--timeout", "60s"),
             *flags,
