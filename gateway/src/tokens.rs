@@ -127,7 +127,7 @@ impl Tokens {
                     "there is nothing but [[token]] in this file",
                 ));
             };
-            for table in tables.iter() {
+            for table in tables {
                 entries.push(entry(text, table)?);
             }
         }
