@@ -27,6 +27,13 @@ demo: ## The whole pipeline on this machine (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFE
 	cargo build --locked --release --bin millpond --bin embedded-clickhouse
 	exec target/release/millpond demo
 
+.PHONY: tutorial
+tutorial: ## The store and the ClickHouse of tutorial/README.md, until they are stopped
+	@$(call tools,minio libchdb)
+	# MILLPOND_BIN_DIR: programs that are built already.
+	[[ -n $${MILLPOND_BIN_DIR:-} ]] || cargo build --locked --bin millpond --bin embedded-clickhouse
+	exec tutorial/start.sh
+
 .PHONY: bench
 bench: ## CPU, throughput, latency and memory, against their floors (5 minutes; MILLPOND_LOGHUB, BENCH_FLAGS)
 	@$(call tools,libchdb)
@@ -115,7 +122,7 @@ lint: ## Formatting and lints of Rust, Go, shell and Python
 	(cd otel-exporter && go vet ./...)
 	# What is generated from the .proto files is what they say; `go generate` writes it.
 	(cd otel-exporter/internal/generate && go vet . && go run . -check)
-	for script in scripts/*.sh .ci/run; do bash -n "$$script"; done
+	for script in scripts/*.sh tutorial/*.sh .ci/run; do bash -n "$$script"; done
 	$(call tools,python)
 	"$$MILLPOND_PYTHON" -m ruff check tests scripts $(CLIENTS)
 	"$$MILLPOND_PYTHON" -m ruff format --check tests scripts $(CLIENTS)

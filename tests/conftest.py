@@ -99,13 +99,19 @@ class Site:
 
     def command(self, *command: object, code: int = 0) -> Process:
         """A `millpond` command that is not about the buffer."""
+        process = self.begun(*command)
+        ended = process.wait()
+        said = f"{process.name} ended with {ended}: {process.stdout()} {process.messages()}"
+        assert ended == code, said
+        return process
+
+    def begun(self, *command: object) -> Process:
+        """A `millpond` command that runs on."""
         name = "-".join(str(word) for word in command[:2])
         process = self.add(
             Process(name, [program("millpond"), *command], self.directory, CREDENTIALS)
         )
         process.start()
-        ended = process.wait()
-        assert ended == code, f"{name} ended with {ended}: {process.stdout()} {process.messages()}"
         return process
 
     def answer(self, *command: object) -> dict:

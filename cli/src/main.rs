@@ -16,8 +16,10 @@ mod logging;
 mod security;
 mod settings;
 mod shutdown;
+mod status;
 mod store;
 mod table;
+mod tail;
 mod units;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -61,6 +63,10 @@ enum Command {
     Demo,
     /// Send OTLP logs to an endpoint and report what was acknowledged.
     Load(millpond_bench::load::LoadArgs),
+    /// Show what is in a buffer, and how far its consumers are.
+    Status(status::StatusArgs),
+    /// Show records as they are committed.
+    Tail(Box<tail::TailArgs>),
     /// See and set how far consumers are.
     #[command(subcommand)]
     Consumer(consumers::ConsumerCommand),
@@ -124,6 +130,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Command::Dev(args) => dev::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Demo => demo::run().await,
             Command::Load(args) => load(args).await,
+            Command::Status(args) => status::run(args).await.map(|()| ExitCode::SUCCESS),
+            Command::Tail(args) => tail::run(*args).await.map(|()| ExitCode::SUCCESS),
             Command::Consumer(command) => command.run().await.map(|()| ExitCode::SUCCESS),
             Command::DeadLetters(command) => command.run().await,
             Command::Doctor(args) => doctor::run(*args).await,

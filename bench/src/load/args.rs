@@ -22,7 +22,7 @@ pub enum Compression {
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
     /// Where to send it: host:port, http://host:port or, with --tls-ca, https://host:port
-    #[arg(long, default_value = "127.0.0.1:4317")]
+    #[arg(long, env = "MILLPOND_LOAD_ENDPOINT", default_value = "127.0.0.1:4317")]
     pub endpoint: String,
     /// The CA of the server, in PEM. With it, the load is sent over TLS
     #[arg(long, value_name = "FILE")]
