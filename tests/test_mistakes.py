@@ -5,7 +5,7 @@ import pytest
 
 from harness.pki import Authority
 from harness.process import Process, free_port
-from harness.services import CREDENTIALS, Buffer, program
+from harness.services import CREDENTIALS, Buffer, program, with_defaults
 
 
 def _millpond(site, *argv: object, environment: dict | None = None) -> str:
@@ -27,11 +27,13 @@ def _millpond(site, *argv: object, environment: dict | None = None) -> str:
     return said
 
 
-def _addresses() -> list[str]:
-    return [
-        *("--listen", f"127.0.0.1:{free_port()}"),
-        *("--admin", f"127.0.0.1:{free_port()}"),
-    ]
+def _free() -> dict[str, str]:
+    flags = ("--listen", "--listen-http", "--admin")
+    return {flag: f"127.0.0.1:{free_port()}" for flag in flags}
+
+
+def _addresses() -> list[object]:
+    return with_defaults([], _free())
 
 
 def _consume(site, *flags: object, buffer: Buffer | None = None, database: str | None = None):
@@ -97,18 +99,22 @@ def test_wrong_credentials_are_told_from_an_outage(site):
 
 def test_an_address_in_use_is_named(site):
     gateway = site.gateway()
-    said = _millpond(
-        site,
-        *("gateway", *site.buffer.flags, "--listen", gateway.address),
-        *("--admin", f"127.0.0.1:{free_port()}"),
-    )
-    assert gateway.address in said
+    for flag, address in (
+        ("--listen", gateway.address),
+        ("--listen-http", gateway.http_address),
+    ):
+        said = _millpond(
+            site, "gateway", *site.buffer.flags, *with_defaults([flag, address], _free())
+        )
+        assert address in said
+        assert f"({flag})" in said
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
-def test_what_others_can_reach_is_not_served_in_clear_unasked(site, address):
-    said = _millpond(site, "gateway", *site.buffer.flags, "--listen", address)
-    for word in ("--listen", address, "--tls-cert", "127.0.0.1", "--insecure"):
+@pytest.mark.parametrize("port", ["--listen", "--listen-http"])
+def test_what_others_can_reach_is_not_served_in_clear_unasked(site, port, address):
+    said = _millpond(site, "gateway", *site.buffer.flags, port, address)
+    for word in (f"{port}: {address}", "--tls-cert", "127.0.0.1", "--insecure"):
         assert word in said
 
 

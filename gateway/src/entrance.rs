@@ -18,8 +18,9 @@ use crate::security::Security;
 /// A connection that may speak: in clear, or through TLS.
 pub(crate) type Link = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
-/// HTTP/2, as ALPN names it.
+/// HTTP/2 and HTTP/1.1, as ALPN names them.
 pub(crate) const H2: &[u8] = b"h2";
+pub(crate) const HTTP1: &[u8] = b"http/1.1";
 
 /// The first byte of a TLS connection: a record of the handshake (RFC 8446, 5.1).
 const TLS_HANDSHAKE: u8 = 22;

@@ -1,4 +1,4 @@
-//! The listener: takes connections while there is room, and drains them when told to stop. It never refuses one in clear for
+//! The listeners: take connections while there is room, and drain them when told to stop. They never refuse one in clear for
 //! want of memory: requests are what is refused, where a reason can be given. TLS needs memory before it can say anything.
 
 use std::io;
@@ -16,9 +16,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::complaints::Complaints;
 use crate::config::Config;
-use crate::connection::{self, Tasks};
-use crate::entrance::{Entrance, H2, Refused};
-use crate::metrics::Metrics;
+use crate::connection::{self, Arrival, Tasks};
+use crate::entrance::{Entrance, H2, HTTP1, Refused};
+use crate::metrics::{Metrics, Transport};
 use crate::request::Service;
 use crate::security::Security;
 
@@ -34,8 +34,8 @@ const DRAIN_POLL: Duration = Duration::from_millis(10);
 /// Why a gateway stopped other than by a clean drain.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The listener's socket is unusable.
-    #[error("listening for OTLP/gRPC: {0}")]
+    /// A listener's socket is unusable.
+    #[error("listening for OTLP: {0}")]
     Listener(#[source] io::Error),
     /// The drain timeout passed. The requests were not acknowledged: their clients will send them again.
     #[error("{requests} requests still in flight after {} s of draining; their clients will retry", after.as_secs_f32())]
@@ -47,7 +47,16 @@ pub enum Error {
     },
 }
 
-/// OTLP/gRPC in front of one producer.
+/// Where clients connect.
+#[derive(Debug)]
+pub struct Listeners {
+    /// For OTLP/gRPC: HTTP/2.
+    pub grpc: TcpListener,
+    /// For OTLP/HTTP: HTTP/1.1, and HTTP/2 by prior knowledge.
+    pub http: TcpListener,
+}
+
+/// OTLP in front of one producer.
 pub struct Gateway {
     producer: Producer,
     config: Config,
@@ -98,48 +107,74 @@ impl Gateway {
     /// drain it afterwards. Dropping the future cuts everything off.
     ///
     /// # Errors
-    /// [`Error::Listener`] when the socket is unusable; [`Error::DrainTimeout`] when requests had to be cut off.
-    pub async fn serve(self, listener: TcpListener, shutdown: CancellationToken) -> Result<(), Error> {
+    /// [`Error::Listener`] when a socket is unusable; [`Error::DrainTimeout`] when requests had to be cut off.
+    pub async fn serve(self, listeners: Listeners, shutdown: CancellationToken) -> Result<(), Error> {
         let _kill = self.tasks.kill.clone().drop_guard();
-        listener.local_addr().map_err(Error::Listener)?;
+        let Listeners { grpc, http } = listeners;
+        for listener in [&grpc, &http] {
+            listener.local_addr().map_err(Error::Listener)?;
+        }
+        tokio::join!(
+            self.accept_all(grpc, Transport::Grpc, &shutdown),
+            self.accept_all(http, Transport::Http, &shutdown),
+        );
+        self.drain().await
+    }
+
+    async fn accept_all(&self, listener: TcpListener, transport: Transport, shutdown: &CancellationToken) {
         loop {
             let accepted = tokio::select! {
                 biased;
-                () = shutdown.cancelled() => break,
+                () = shutdown.cancelled() => return,
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, peer)) => self.accept(stream, peer),
+                Ok((stream, peer)) => self.accept(stream, peer, transport),
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection");
                     sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
-        drop(listener);
-        self.drain().await
     }
 
-    fn accept(&self, stream: TcpStream, peer: SocketAddr) {
-        let open = OpenConnection::new(&self.open, &self.metrics);
+    fn accept(&self, stream: TcpStream, peer: SocketAddr, transport: Transport) {
+        let open = OpenConnection::new(&self.open, &self.metrics, transport);
+        let (metrics, complaints) = (Arc::clone(&self.metrics), Arc::clone(&self.complaints));
+        let refuse = move |refused: &Refused| {
+            metrics.refused(transport, refused);
+            if refused.is_worth_a_look() {
+                complaints.warn(refused.name(), peer, format_args!("connection closed: {refused}"));
+            } else {
+                tracing::debug!(%peer, reason = %refused, "connection closed");
+            }
+        };
         if open.nth > self.config.max_connections {
-            refuse(&Refused::TooMany, peer, &self.metrics, &self.complaints);
-            return;
+            return refuse(&Refused::TooMany);
         }
-        let (entrance, complaints) = (Arc::clone(&self.entrance), Arc::clone(&self.complaints));
-        let (service, config, metrics) = (
+        let protocols: &[&[u8]] = match transport {
+            Transport::Grpc => &[H2],
+            Transport::Http => &[H2, HTTP1],
+        };
+        let (service, config, entrance) = (
             Arc::clone(&self.service),
             self.config.clone(),
-            Arc::clone(&self.metrics),
+            Arc::clone(&self.entrance),
         );
         let (budget, tasks) = (self.producer.budget().clone(), self.tasks.clone());
         self.tasks.spawn(async move {
             let served = async {
-                let (link, _held) = entrance.enter(stream, &[H2]).await?;
-                connection::serve(link, peer, open.nth, service, &config, &budget, tasks).await
+                let (link, _held) = entrance.enter(stream, protocols).await?;
+                let arrival = Arrival {
+                    link,
+                    peer,
+                    transport,
+                    nth: open.nth,
+                };
+                connection::serve(arrival, service, &config, &budget, tasks).await
             };
             if let Err(refused) = served.await {
-                refuse(&refused, peer, &metrics, &complaints);
+                refuse(&refused);
             }
             drop(open);
         });
@@ -171,30 +206,23 @@ impl Gateway {
     }
 }
 
-fn refuse(refused: &Refused, peer: SocketAddr, metrics: &Metrics, complaints: &Complaints) {
-    metrics.refused(refused);
-    if refused.is_worth_a_look() {
-        complaints.warn(refused.name(), peer, format_args!("connection closed: {refused}"));
-    } else {
-        tracing::debug!(%peer, reason = %refused, "connection closed");
-    }
-}
-
 /// One of the open connections, until dropped.
 struct OpenConnection {
     nth: usize,
     open: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
+    transport: Transport,
 }
 
 impl OpenConnection {
-    fn new(open: &Arc<AtomicUsize>, metrics: &Arc<Metrics>) -> OpenConnection {
-        metrics.connections.inc();
+    fn new(open: &Arc<AtomicUsize>, metrics: &Arc<Metrics>, transport: Transport) -> OpenConnection {
+        metrics.connected(transport);
         let nth = open.fetch_add(1, Ordering::Relaxed) + 1;
         OpenConnection {
             nth,
             open: Arc::clone(open),
             metrics: Arc::clone(metrics),
+            transport,
         }
     }
 }
@@ -202,6 +230,6 @@ impl OpenConnection {
 impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
-        self.metrics.connections.dec();
+        self.metrics.disconnected(self.transport);
     }
 }

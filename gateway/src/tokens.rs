@@ -87,6 +87,15 @@ pub(crate) enum Denied {
 impl Denied {
     pub(crate) const ALL: [Denied; 3] = [Denied::Missing, Denied::Malformed, Denied::Unknown];
 
+    /// What HTTP's header `www-authenticate` says (RFC 6750, 3).
+    pub(crate) fn challenge(self) -> &'static str {
+        match self {
+            Denied::Missing => "Bearer",
+            Denied::Malformed => "Bearer error=\"invalid_request\"",
+            Denied::Unknown => "Bearer error=\"invalid_token\"",
+        }
+    }
+
     /// As in metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::http::LOGS;
 use common::pki::{Ca, Leaf, UNTIL};
 use common::{PATIENCE, Running, logs, producer_config, secured, start};
 use millpond_gateway::{Config, Security, SecurityFiles, TlsFiles};
@@ -93,7 +94,9 @@ async fn fails(mut client: LogsServiceClient<Channel>) {
 }
 
 async fn until_refused(gateway: &Running, reason: &str, connections: usize) {
-    let line = format!("millpond_gateway_connections_refused_total{{reason=\"{reason}\"}} {connections}\n");
+    let line = format!(
+        "millpond_gateway_connections_refused_total{{transport=\"grpc\",reason=\"{reason}\"}} {connections}\n"
+    );
     let counted = async {
         while !gateway.metrics().contains(&line) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -216,7 +219,7 @@ async fn a_handshake_that_stalls_or_is_none_is_closed_and_gives_its_memory_back(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_only_speaks_http_1_is_refused_in_the_handshake() {
+async fn each_port_offers_what_it_speaks() {
     let ca = Ca::new("ours");
     let place = Place::new(&ca.server());
     let gateway = gateway(&place.files(None)).await;
@@ -230,17 +233,31 @@ async fn a_client_that_only_speaks_http_1_is_refused_in_the_handshake() {
         .with_root_certificates(roots)
         .with_no_client_auth();
     let name = ServerName::try_from("127.0.0.1").expect("a name");
-    for (protocol, negotiated) in [("http/1.1", None), ("h2", Some(&b"h2"[..]))] {
+    for (address, protocol, spoken) in [
+        (gateway.address, "http/1.1", false),
+        (gateway.address, "h2", true),
+        (gateway.http_address, "http/1.1", true),
+        (gateway.http_address, "h2", true),
+    ] {
         config.alpn_protocols = vec![protocol.into()];
-        let stream = TcpStream::connect(gateway.address).await.expect("a connection");
+        let stream = TcpStream::connect(address).await.expect("a connection");
         let connected = TlsConnector::from(Arc::new(config.clone())).connect(name.clone(), stream);
         let connected = timeout(PATIENCE, connected).await.expect("an answer");
-        match negotiated {
-            None => drop(connected.expect_err("refused")),
-            Some(_) => {
-                let stream = connected.expect("accepted");
-                assert_eq!(stream.get_ref().1.alpn_protocol(), negotiated);
-            }
+        let Ok(mut stream) = connected else {
+            assert!(!spoken, "{protocol} at {address}");
+            continue;
+        };
+        let negotiated = stream.get_ref().1.alpn_protocol();
+        assert_eq!(negotiated, Some(protocol.as_bytes()));
+        if protocol == "http/1.1" {
+            let request = format!(
+                "POST /v1/logs HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\ncontent-type: application/json\r\n\
+                 content-length: {}\r\n\r\n{LOGS}",
+                LOGS.len()
+            );
+            stream.write_all(request.as_bytes()).await.expect("written");
+            let answer = read_all(&mut stream).await;
+            assert!(answer.starts_with(b"HTTP/1.1 200 OK\r\n"), "{answer:?}");
         }
     }
     until_refused(&gateway, "handshake", 1).await;

@@ -5,7 +5,9 @@ mod common;
 use std::fs;
 use std::path::PathBuf;
 
+use common::http::{JSON, LOGS, PROTOBUF};
 use common::{PATIENCE, Pieces, Running, framed, logs, producer_config, secured};
+use hyper::StatusCode;
 use millpond_gateway::{Config, SecurityFiles};
 use prost::Message;
 use tempfile::TempDir;
@@ -80,7 +82,7 @@ async fn a_request_needs_one_token_of_the_file() {
         "millpond_gateway_requests_denied_total{reason=\"missing\"} 1",
         "millpond_gateway_requests_denied_total{reason=\"malformed\"} 3",
         "millpond_gateway_requests_denied_total{reason=\"unknown\"} 2",
-        "millpond_gateway_requests_total{signal=\"logs\",code=\"UNAUTHENTICATED\"} 6",
+        "millpond_gateway_requests_total{transport=\"grpc\",signal=\"logs\",code=\"UNAUTHENTICATED\"} 6",
         "millpond_gateway_token_records_total{token=\"agents\"} 3",
     ] {
         assert_metric(&gateway, line);
@@ -133,6 +135,50 @@ async fn a_prefix_is_part_of_the_stream() {
             &gateway,
             &format!("millpond_gateway_token_records_total{{token=\"{name}\"}} 1"),
         );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn over_http_a_refusal_is_401_with_a_challenge() {
+    let (gateway, _, _directory) = gateway(&entry("acme", ACME, "prefix = \"acme\"")).await;
+    let right = bearer(ACME);
+    for (authorization, challenge, reason) in [
+        (None, "Bearer", "no bearer token"),
+        (
+            Some(ACME),
+            "Bearer error=\"invalid_request\"",
+            "must be there once",
+        ),
+        (
+            Some("Bearer none"),
+            "Bearer error=\"invalid_token\"",
+            "none that this gateway knows",
+        ),
+    ] {
+        let headers: Vec<_> = authorization
+            .map(|value| ("authorization", value))
+            .into_iter()
+            .collect();
+        for (form, body) in [
+            (JSON, Pieces::of(LOGS)),
+            (PROTOBUF, Pieces::of(logs(1).encode_to_vec())),
+        ] {
+            let answer = gateway.post("/v1/logs", form, &headers, body).await;
+            assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
+            assert_eq!(answer.header("www-authenticate"), challenge);
+            let (said, _) = answer.refusal();
+            assert!(said.contains(reason), "{said}");
+        }
+    }
+    let headers = [("authorization", &right[..])];
+    let answer = gateway.post("/v1/logs", JSON, &headers, Pieces::of(LOGS)).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    assert!(has_stream(&gateway, "acme.otlp.logs").await);
+    for line in [
+        "millpond_gateway_requests_total{transport=\"http\",signal=\"logs\",code=\"UNAUTHENTICATED\"} 6",
+        "millpond_gateway_token_records_total{token=\"acme\"} 1",
+    ] {
+        assert_metric(&gateway, line);
     }
 }
 

@@ -221,13 +221,21 @@ class Gateway(Millpond):
         self, directory: Path, buffer: Buffer, *flags: object, name: str = "gateway"
     ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
+        self.http_address = f"127.0.0.1:{free_port()}"
         super().__init__(
             name,
             [
                 "gateway",
                 *buffer.flags,
                 "--create-bucket",
-                *with_defaults(flags, {"--listen": self.address, "--linger": "100ms"}),
+                *with_defaults(
+                    flags,
+                    {
+                        "--listen": self.address,
+                        "--listen-http": self.http_address,
+                        "--linger": "100ms",
+                    },
+                ),
             ],
             directory,
         )
@@ -370,17 +378,28 @@ def append_to(buffer: Buffer, **settings: object) -> dict:
 
 def forward_to(address: str) -> dict:
     """Settings of the otlp_grpc exporter as people run it: a queue, and retries without end."""
+    return {"endpoint": address, "tls": {"insecure": True}, **_PATIENT}
+
+
+def forward_over_http_to(address: str, encoding: str, compression: str) -> dict:
+    """The same of the otlp_http exporter."""
     return {
-        "endpoint": address,
-        "tls": {"insecure": True},
-        "sending_queue": {"enabled": True, "num_consumers": 4},
-        "retry_on_failure": {
-            "enabled": True,
-            "initial_interval": "200ms",
-            "max_interval": "1s",
-            "max_elapsed_time": "0s",
-        },
+        "endpoint": f"http://{address}",
+        "encoding": encoding,
+        "compression": compression,
+        **_PATIENT,
     }
+
+
+_PATIENT = {
+    "sending_queue": {"enabled": True, "num_consumers": 4},
+    "retry_on_failure": {
+        "enabled": True,
+        "initial_interval": "200ms",
+        "max_interval": "1s",
+        "max_elapsed_time": "0s",
+    },
+}
 
 
 def export_to_clickhouse(url: str, database: str) -> dict:
@@ -404,7 +423,7 @@ def telemetrygen(
     name: str = "telemetrygen",
     tls: bool = False,
 ) -> None:
-    """Runs telemetrygen to its end: records of one signal over OTLP/gRPC."""
+    """Runs telemetrygen to its end: records of one signal, over OTLP/gRPC without other flags."""
     process = Process(
         name,
         [
