@@ -187,7 +187,7 @@ pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
         grpc: bind(args.listen, "OTLP/gRPC (--listen)").await?,
         http: bind(args.listen_http, "OTLP/HTTP (--listen-http)").await?,
     };
-    let (admin, admin_address) = Admin::start(args.admin).await?;
+    let (admin, admin_address) = Admin::start(args.admin, "gateway", &args.store.buffer).await?;
     let store = tokio::select! {
         store = args.store.open_patiently(args.create_bucket, &admin) => store?,
         () = shutdown.cancelled() => return Ok(()),

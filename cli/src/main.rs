@@ -9,6 +9,7 @@ mod dead_letters;
 mod demo;
 mod dev;
 mod doctor;
+mod events;
 mod gateway;
 mod gc;
 mod inspect;

@@ -440,3 +440,36 @@ def telemetrygen(
     process.start()
     code = process.wait(120)
     assert code == 0, f"telemetrygen ended with {code}: {process.messages()[-2000:]}"
+
+
+def send_with_sdk(
+    directory: Path,
+    language: str,
+    protocol: str,
+    endpoint: str,
+    service: str,
+    time_unix_nano: int,
+    **settings: str,
+) -> dict:
+    """Runs a program (clients/) that exports with OpenTelemetry's SDK of a language; gives what it
+    prints. The settings are of the SDK: compression="gzip" is OTEL_EXPORTER_OTLP_COMPRESSION."""
+    interpreter = tool("MILLPOND_PYTHON") if language == "python" else "node"
+    program = {"python": "python/send.py", "js": "js/send.js"}[language]
+    process = Process(
+        f"sdk-{service}",
+        [
+            interpreter,
+            REPOSITORY / "tests" / "clients" / program,
+            *(protocol, service, time_unix_nano),
+        ],
+        directory,
+        {
+            "NODE_PATH": tool("MILLPOND_OTEL_JS"),
+            "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+            **{f"OTEL_EXPORTER_OTLP_{name.upper()}": value for name, value in settings.items()},
+        },
+    )
+    process.start()
+    code = process.wait(120)
+    assert code == 0, f"{process.name} ended with {code}: {process.messages()[-2000:]}"
+    return json.loads(process.stdout())
