@@ -72,7 +72,6 @@ def test_the_tutorial_does_what_it_says(site, tmp_path):
         "TUTORIAL_CLICKHOUSE_PORT": str(next(ports)),
         "TUTORIAL_COLLECTOR": f"127.0.0.1:{next(ports)}",
         "MILLPOND_LISTEN": f"127.0.0.1:{(gateway := next(ports))}",
-        "MILLPOND_LISTEN_HTTP": f"127.0.0.1:{next(ports)}",
         "MILLPOND_LOAD_ENDPOINT": f"127.0.0.1:{gateway}",
         "MILLPOND_LISTEN_HTTP": f"127.0.0.1:{next(ports)}",
         "MILLPOND_GATEWAY_ADMIN": f"127.0.0.1:{next(ports)}",
