@@ -3,6 +3,7 @@ change; nothing hangs and nothing prints a backtrace."""
 
 import pytest
 
+from harness.pki import Authority
 from harness.process import Process, free_port
 from harness.services import CREDENTIALS, Buffer, program, with_defaults
 
@@ -107,6 +108,56 @@ def test_an_address_in_use_is_named(site):
         )
         assert address in said
         assert f"({flag})" in said
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
+@pytest.mark.parametrize("port", ["--listen", "--listen-http"])
+def test_what_others_can_reach_is_not_served_in_clear_unasked(site, port, address):
+    said = _millpond(site, "gateway", *site.buffer.flags, port, address)
+    for word in (f"{port}: {address}", "--tls-cert", "127.0.0.1", "--insecure"):
+        assert word in said
+
+
+def test_files_of_tls_that_cannot_be_used_are_named(site):
+    ours, other = (Authority(site.directory, name) for name in ("ours", "other"))
+    certificate, key = ours.issue("gateway")
+    _, others_key = other.issue("gateway")
+    missing = site.directory / "missing.pem"
+    for flags, expected in (
+        (("--tls-cert", certificate), "--tls-cert needs --tls-key"),
+        (("--tls-client-ca", ours.file), "--tls-client-ca needs --tls-cert and --tls-key"),
+        (("--tls-cert", certificate, "--tls-key", missing), f"--tls-key {missing}: cannot be read"),
+        (
+            ("--tls-cert", certificate, "--tls-key", others_key),
+            f"--tls-key {others_key}: it is not the key of the certificate in --tls-cert",
+        ),
+        (
+            ("--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", key),
+            f"--tls-client-ca {key}: there is no certificate in it",
+        ),
+    ):
+        assert expected in _millpond(site, "gateway", *site.buffer.flags, *flags, *_addresses())
+
+
+def test_a_mistake_in_the_tokens_file_names_its_line_and_no_token(site):
+    file = site.directory / "tokens.toml"
+    secret = "secret-0123456789abcdef"
+    for text, expected in (
+        (f'[[token]]\nname = "agents"\ntokn = "{secret}"\n', "line 3: an unknown key"),
+        (f'[[token]]\nname = "agents"\ntoken = "{secret}\n', "line 3: "),
+        ("", "there is no [[token]] in it"),
+    ):
+        file.write_text(text)
+        flags = ("--tokens", file, *_addresses())
+        said = _millpond(site, "gateway", *site.buffer.flags, *flags)
+        assert f"--tokens {file}: {expected}" in said
+        assert secret not in said
+
+
+@pytest.mark.parametrize("streams", ["*.logs", "", "a b"])
+def test_what_is_no_streams_name_is_refused(site, streams):
+    said = _millpond(site, "consume", *site.buffer.flags, f"--streams={streams}")
+    assert "--streams" in said
 
 
 @pytest.mark.parametrize("grace", ["soon", "10", "-1s", ""])

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use clap::Parser;
-use millpond_bench::load::{self, Compression, LoadArgs, LoadConfig, LoadError, Progress, Report};
+use millpond_bench::load::{
+    self, Compression, Credentials, LoadArgs, LoadConfig, LoadError, Progress, Report,
+};
 use support::{PATIENCE, World, config};
 use tokio_util::sync::CancellationToken;
 
@@ -328,5 +330,29 @@ fn a_flag_that_makes_no_sense_is_named() {
             Err(LoadError::Setting { setting, .. }) => assert_eq!(setting, named),
             other => panic!("{wrong:?} gave {other:?}"),
         }
+    }
+}
+
+#[tokio::test]
+async fn credentials_that_cannot_be_used_are_named_and_the_token_is_never_shown() {
+    let config = |credentials| LoadConfig {
+        credentials,
+        ..config("127.0.0.1:9".parse().expect("an address"))
+    };
+    let missing = config(Credentials {
+        ca: Some("/nowhere/ca.pem".into()),
+        ..Credentials::default()
+    });
+    let secret = config(Credentials {
+        token: Some("secret\nsecret".to_owned()),
+        ..Credentials::default()
+    });
+    assert!(!format!("{secret:?}").contains("secret\\n"));
+    for (config, named) in [(missing, "/nowhere/ca.pem"), (secret, "token")] {
+        let error = load::run(config, CancellationToken::new(), Progress::new())
+            .await
+            .expect_err("no load");
+        let said = error.to_string();
+        assert!(said.contains(named) && !said.contains("secret"), "{said}");
     }
 }

@@ -9,7 +9,7 @@ use crate::table::{MakingArgs, TableArgs};
 use crate::units::{Size, Time, readable};
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::collector::Collector;
-use millpond_consumer::{Consumer, SinkError};
+use millpond_consumer::{Consumer, SinkError, StreamPattern};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,6 +33,17 @@ pub(crate) struct ConsumeArgs {
         default_value = "default"
     )]
     pub(crate) consumer: String,
+
+    /// The streams that it takes: names, or with * at the end how names begin. `acme.*` are those of the gateway's tokens with
+    /// the prefix acme, `otlp.*` those without a prefix. Of the others the buffer keeps nothing for this consumer.
+    #[arg(
+        long,
+        env = "MILLPOND_STREAMS",
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "*"
+    )]
+    pub(crate) streams: Vec<StreamPattern>,
 
     /// ClickHouse's HTTP interface, e.g. http://127.0.0.1:8123.
     #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL")]
@@ -183,6 +194,7 @@ impl ConsumeArgs {
         let random = || format!("{}-{:08x}", std::process::id(), rand::random::<u32>());
         millpond_consumer::Config {
             consumer: self.consumer.clone(),
+            streams: self.streams.clone(),
             instance: self.instance.clone().unwrap_or_else(random),
             lease: self.lease.0,
             take_over: self.take_over,

@@ -9,7 +9,7 @@ use crate::units::readable;
 use anyhow::{Context, bail};
 use check::{ClickHouse, Verdict};
 use millpond_bench::clickhouse::UNIQUE;
-use millpond_bench::load::{Compression, LoadConfig, Progress, Report};
+use millpond_bench::load::{Compression, Credentials, LoadConfig, Progress, Report};
 use millpond_bench::metrics::{Requests, Scrape};
 use millpond_bench::ports::free_addresses;
 use millpond_bench::process::Process;
@@ -233,6 +233,7 @@ async fn drive(
 ) -> anyhow::Result<Driven> {
     let config = LoadConfig {
         endpoint: plan.otlp.to_string(),
+        credentials: Credentials::default(),
         rate: wishes.rate,
         concurrency: 256,
         records_per_request: RECORDS_PER_REQUEST,

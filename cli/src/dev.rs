@@ -28,6 +28,10 @@ pub(crate) struct DevArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4317")]
     listen: SocketAddr,
 
+    /// Accept OTLP in clear from other machines too (the gateway's --insecure).
+    #[arg(long)]
+    insecure: bool,
+
     /// Where OTLP/HTTP is accepted.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4318")]
     listen_http: SocketAddr,
@@ -56,6 +60,10 @@ pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
         clickhouse: args.clickhouse_listen,
         buffer: args.buffer.as_ref().map(ToString::to_string),
         s3_endpoint: args.s3_endpoint,
+        environment: match args.insecure {
+            true => vec![("MILLPOND_INSECURE".to_owned(), "true".to_owned())],
+            false => Vec::new(),
+        },
         ..Plan::new(&directory)?
     };
     let mut stack = tokio::select! {

@@ -2,6 +2,7 @@
 
 use crate::admin::Admin;
 use crate::prices::PriceArgs;
+use crate::security::SecurityArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::units::{Size, Time, readable};
@@ -10,6 +11,7 @@ use millpond_gateway::{Gateway, Listeners};
 use millpond_producer::{Producer, Readiness};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use tokio::net::TcpListener;
 use tracing::info;
 
@@ -26,7 +28,7 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "MILLPOND_CREATE_BUCKET")]
     pub(crate) create_bucket: bool,
 
-    /// Where OTLP/gRPC is accepted. Loopback: there is no TLS and no authentication yet.
+    /// Where OTLP/gRPC is accepted. Loopback: other addresses need TLS (--tls-cert, --tls-key) or --insecure.
     #[arg(
         long,
         env = "MILLPOND_LISTEN",
@@ -35,7 +37,7 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) listen: SocketAddr,
 
-    /// Where OTLP/HTTP is accepted: protobuf and JSON, HTTP/1.1 and HTTP/2. Loopback, for the same reason.
+    /// Where OTLP/HTTP is accepted: protobuf and JSON, HTTP/1.1 and HTTP/2. Loopback, as above.
     #[arg(
         long,
         env = "MILLPOND_LISTEN_HTTP",
@@ -44,7 +46,11 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) listen_http: SocketAddr,
 
-    /// Where /healthz, /readyz and /metrics are served.
+    #[command(flatten)]
+    pub(crate) security: SecurityArgs,
+
+    /// Where /healthz, /readyz and /metrics are served, to everybody who can reach it. Loopback; what is there tells of load
+    /// and of tokens' names, and nothing of what is sent.
     #[arg(
         long,
         env = "MILLPOND_GATEWAY_ADMIN",
@@ -175,7 +181,12 @@ impl GatewayArgs {
 
 /// Runs until a signal, then finishes and commits what was accepted.
 pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
+    args.security.check(args.listen).context("--listen")?;
+    args.security.check(args.listen_http).context("--listen-http")?;
+    let mut registry = Registry::default();
+    let security = args.security.load(&mut registry)?;
     let shutdown = shutdown::on_signal()?;
+    args.security.watch(Arc::clone(&security), shutdown.clone())?;
     let listeners = Listeners {
         grpc: bind(args.listen, "OTLP/gRPC (--listen)").await?,
         http: bind(args.listen_http, "OTLP/HTTP (--listen-http)").await?,
@@ -190,11 +201,15 @@ pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
         .await
         .context("the store cannot be trusted with a buffer")?;
 
-    let mut registry = Registry::default();
     store.register_metrics(&mut registry);
     args.prices.register(&mut registry);
     let producer = Producer::start(store.clone(), args.producer(), &mut registry).await?;
-    let gateway = Gateway::new(producer.clone(), args.gateway(), &mut registry);
+    let gateway = Gateway::new(
+        producer.clone(),
+        args.gateway(),
+        Arc::clone(&security),
+        &mut registry,
+    );
     admin.show(registry);
     let ready = producer.clone();
     admin.ready_when(move || match ready.ready() {
@@ -203,9 +218,10 @@ pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
         Readiness::Closed => vec!["stopping".to_owned()],
     });
     info!(
-        "gateway: OTLP/gRPC on {}, OTLP/HTTP on http://{}, metrics on http://{admin_address}, buffer {}, memory limit {}",
+        "gateway: OTLP/gRPC on {}, OTLP/HTTP on {}, {}, metrics on http://{admin_address}, buffer {}, memory limit {}",
         listeners.grpc.local_addr()?,
         listeners.http.local_addr()?,
+        security.describe(),
         store.url(),
         readable(args.memory_limit.0)
     );

@@ -15,6 +15,7 @@ mod gc;
 mod inspect;
 mod logging;
 mod prices;
+mod security;
 mod settings;
 mod shutdown;
 mod status;

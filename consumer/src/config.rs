@@ -1,5 +1,6 @@
 //! The consumer's settings: one default each, with its reason.
 
+use crate::streams::StreamPattern;
 use millpond_manifest::Rule;
 use std::time::Duration;
 
@@ -8,6 +9,8 @@ use std::time::Duration;
 pub struct Config {
     /// The consumer's name: consumers with different names read the buffer independently.
     pub consumer: String,
+    /// Which streams it takes, of those that its sink accepts: any of these.
+    pub streams: Vec<StreamPattern>,
     /// This process's name as an owner. An owner that comes back under its old name need not wait
     /// for its lease to run out, so give stable names only where two never live at once.
     pub instance: String,
@@ -49,6 +52,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             consumer: "default".into(),
+            streams: vec![StreamPattern::any()],
             instance: "default".into(),
             lease: Duration::from_secs(15),
             take_over: false,

@@ -16,6 +16,7 @@ pub mod schedule;
 mod shard;
 pub mod sink;
 mod status;
+mod streams;
 mod work;
 
 pub use config::Config;
@@ -25,6 +26,7 @@ pub use millpond_manifest::cursor::Rule;
 pub use millpond_manifest::piece;
 pub use sink::{Batch, BatchId, Chunk, Cut, Found, Part, Received, Record, Sink, SinkError};
 pub use status::Status;
+pub use streams::{BadPattern, StreamPattern};
 
 use metrics::Metrics;
 use millpond_manifest::{Buffer, layout};
@@ -41,7 +43,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 use work::{Memory, Workshop};
 
-/// A named reader of a buffer that writes every stream its sink accepts into that sink.
+/// A named reader of a buffer that writes the streams of its settings that its sink accepts into that sink.
 pub struct Consumer {
     store: Store,
     config: Config,
@@ -100,6 +102,7 @@ impl Consumer {
         let workshop = Arc::new(Workshop {
             store: self.store.clone(),
             sink: self.sink.clone(),
+            streams: self.config.streams.clone(),
             metrics: self.metrics.clone(),
             status: self.status.clone(),
             environment: self.environment.clone(),

@@ -328,7 +328,9 @@ impl<'a> Tenure<'a> {
             return Decision::default();
         };
         for stream in &log.log.streams {
-            if !self.shard.workshop.sink.accepts(&stream.name, stream.encoding)
+            let workshop = &self.shard.workshop;
+            if workshop.selects(&stream.name)
+                && !workshop.takes(&stream.name, stream.encoding)
                 && self.ignored.insert(stream.name.clone())
             {
                 let kept = if self.durable.state.streams.contains_key(&stream.name) {
@@ -347,7 +349,7 @@ impl<'a> Tenure<'a> {
         } else {
             Mode::Working
         };
-        let accepts = accepts(&*self.shard.workshop.sink, &log.log);
+        let accepts = accepts(&self.shard.workshop, &log.log);
         let slots = self.shard.config.writers;
         self.schedule
             .decide(&self.durable.state, &log.log, &accepts, mode, slots)
@@ -560,12 +562,12 @@ impl<'a> Tenure<'a> {
         if known.log.pages.is_empty() {
             return;
         }
-        let sink = &*self.shard.workshop.sink;
+        let workshop = &self.shard.workshop;
         let accepted = known
             .log
             .streams
             .iter()
-            .filter(|s| sink.accepts(&s.name, s.encoding));
+            .filter(|s| workshop.takes(&s.name, s.encoding));
         let mut wanted = Vec::new();
         for stream in accepted {
             let cursor = &self.durable.state;
@@ -600,10 +602,10 @@ impl<'a> Tenure<'a> {
         if std::mem::replace(&mut self.trimmed, log.first_sequence) == log.first_sequence {
             return;
         }
-        let (cursor, sink) = (&self.durable.state, &self.shard.workshop.sink);
+        let (cursor, workshop) = (&self.durable.state, &self.shard.workshop);
         for stream in &log.streams {
             let next = cursor.next(&stream.name);
-            if next < log.first_sequence && sink.accepts(&stream.name, stream.encoding) {
+            if next < log.first_sequence && workshop.takes(&stream.name, stream.encoding) {
                 // A planned batch that was cut goes as a whole.
                 let first = log.first_sequence.max(begins(cursor, log, &stream.name));
                 warn!(
@@ -629,14 +631,14 @@ impl<'a> Tenure<'a> {
         self.for_each_stream(|_, _, stream| workshop.metrics.forget_backlog(claim.shard, stream));
     }
 
-    /// Of the streams that the sink takes.
+    /// Of the streams that it takes.
     fn for_each_stream(&self, mut each: impl FnMut(&Log, u32, &str)) {
         let Some(Known { log, .. }) = &self.log else {
             return;
         };
-        let sink = &self.shard.workshop.sink;
+        let workshop = &self.shard.workshop;
         let streams = (0_u32..).zip(&log.streams);
-        for (index, stream) in streams.filter(|(_, s)| sink.accepts(&s.name, s.encoding)) {
+        for (index, stream) in streams.filter(|(_, s)| workshop.takes(&s.name, s.encoding)) {
             each(log, index, &stream.name);
         }
     }
@@ -754,7 +756,7 @@ impl<'a> Tenure<'a> {
 
 /// At a takeover: what the predecessor may have sent comes first.
 fn replay(shard: &Shard, cursor: &Cursor, log: &Log) -> Schedule {
-    let schedule = Schedule::in_doubt(cursor, log, &accepts(&*shard.workshop.sink, log));
+    let schedule = Schedule::in_doubt(cursor, log, &accepts(&shard.workshop, log));
     let batches = schedule.doubtful();
     if batches > 0 {
         info!(
@@ -766,10 +768,10 @@ fn replay(shard: &Shard, cursor: &Cursor, log: &Log) -> Schedule {
     schedule
 }
 
-fn accepts<'a>(sink: &'a dyn crate::Sink, log: &'a Log) -> impl Fn(&str) -> bool + 'a {
+fn accepts<'a>(workshop: &'a Workshop, log: &'a Log) -> impl Fn(&str) -> bool + 'a {
     |name| {
         log.streams
             .iter()
-            .any(|s| s.name == name && sink.accepts(name, s.encoding))
+            .any(|s| s.name == name && workshop.takes(name, s.encoding))
     }
 }

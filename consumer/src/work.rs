@@ -9,12 +9,14 @@ use crate::letters::Letters;
 use crate::metrics::{self, Metrics, Stage, label};
 use crate::sink::{Batch, Chunk, Cut, Part, Sink, SinkError};
 use crate::status::{Level, Status};
+use crate::streams::StreamPattern;
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream;
 use millpond_manifest::Rule;
 use millpond_manifest::cursor::Refused;
 use millpond_manifest::planted::{self, Bug};
+use millpond_segment::Encoding;
 use millpond_storage::{Backoff, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +30,7 @@ const PARTS_AT_A_TIME: usize = 16;
 pub(crate) struct Workshop {
     pub(crate) store: Store,
     pub(crate) sink: Arc<dyn Sink>,
+    pub(crate) streams: Vec<StreamPattern>,
     pub(crate) metrics: Metrics,
     pub(crate) status: Status,
     pub(crate) environment: Arc<dyn Environment>,
@@ -102,6 +105,16 @@ impl Job {
 }
 
 impl Workshop {
+    /// Whether this consumer was told to take this stream.
+    pub(crate) fn selects(&self, stream: &str) -> bool {
+        self.streams.iter().any(|pattern| pattern.matches(stream))
+    }
+
+    /// Whether this consumer takes this stream, and its sink accepts it.
+    pub(crate) fn takes(&self, stream: &str, encoding: Encoding) -> bool {
+        self.selects(stream) && self.sink.accepts(stream, encoding)
+    }
+
     /// Does a batch: when it returns, the sink has all of it, but for its dead letters, which the store has.
     pub(crate) async fn work(self: Arc<Self>, mut job: Job) -> Result<(), ConsumeError> {
         let queued = self.metrics.enter(Stage::memory);

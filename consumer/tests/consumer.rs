@@ -11,7 +11,7 @@ use millpond_storage::{Cas, Store};
 use prometheus_client::registry::Registry;
 use std::collections::HashSet;
 use std::time::Duration;
-use support::{Fault, Log, STREAM, Table, config, eventually, start};
+use support::{Fault, Log, OTHER, STREAM, Table, config, eventually, start};
 use tokio_util::sync::CancellationToken;
 
 #[tokio::test]
@@ -28,6 +28,39 @@ async fn everything_committed_is_in_the_sink_once_and_acknowledged() {
     let cursor = log.cursor("default").await.unwrap();
     assert_eq!(cursor.next(STREAM), 9);
     assert_eq!(cursor.ownership, Ownership::Released);
+}
+
+#[tokio::test]
+async fn only_the_streams_that_it_was_told_to_take_are_read_and_kept() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit_one(&[(STREAM, 20), (OTHER, 7)]).await;
+    log.commit_to(OTHER, &[4]).await;
+    for (consumer, pattern, taken, rows) in [
+        ("others", "events.o*", &[OTHER][..], 11),
+        ("one", STREAM, &[STREAM], 20),
+        ("both", "*", &[OTHER, STREAM], 31),
+    ] {
+        let table = Table::open(consumer);
+        let config = Config {
+            consumer: consumer.to_owned(),
+            streams: vec![pattern.parse().unwrap()],
+            ..config("a")
+        };
+        let running = start(&log.store, config, &table);
+        table.has(rows).await;
+        running.stop().await.unwrap();
+        assert_eq!(table.rows().len() as u64, rows, "{consumer}");
+        let cursor = log.cursor(consumer).await.unwrap();
+        for stream in [OTHER, STREAM] {
+            let taken = taken.contains(&stream);
+            assert_eq!(cursor.streams.contains_key(stream), taken, "{consumer}, {stream}");
+            assert_eq!(
+                cursor.next(stream),
+                if taken { 2 } else { 0 },
+                "{consumer}, {stream}"
+            );
+        }
+    }
 }
 
 #[tokio::test]

@@ -17,15 +17,6 @@ import (
 // The root of the tree.
 const root = "../.."
 
-// Flags that a file may use before the program has them. They are left out of the command lines that are tried.
-var awaited = map[string]bool{
-	"--insecure":      true,
-	"--tls-cert":      true,
-	"--tls-key":       true,
-	"--tls-client-ca": true,
-	"--tokens":        true,
-}
-
 // program is the built millpond: that of MILLPOND_BIN_DIR, or of target/debug.
 func program(t *testing.T) string {
 	t.Helper()
@@ -141,9 +132,7 @@ func (c commandLine) check(t *testing.T) {
 		argument := c.arguments[i]
 		flag, _, assigned := strings.Cut(argument, "=")
 		if strings.HasPrefix(argument, "--") && !hasFlag(t, command, flag) {
-			if !awaited[flag] {
-				t.Errorf("%s: `millpond %s` has no %s", c.where, command, flag)
-			}
+			t.Errorf("%s: `millpond %s` has no %s", c.where, command, flag)
 			if !assigned && i+1 < len(c.arguments) && !strings.HasPrefix(c.arguments[i+1], "--") {
 				i++
 			}

@@ -15,7 +15,8 @@ pub struct Config {
     /// How long a client may take to send one request, from its headers to its last byte, waiting for memory not
     /// counted. 30 s: a slower client holds memory that others need.
     pub read_timeout: Duration,
-    /// How long a new connection may take to send its first bytes, which say whether it speaks HTTP/2. 10 s.
+    /// How long a new connection may take for its first byte, for TLS's handshake, and for the bytes that say whether it speaks
+    /// HTTP/2, each. 10 s.
     pub handshake_timeout: Duration,
     /// How long an HTTP/1 connection may take to send the headers of its next request, its idle time included. 75 s:
     /// clients that send once a minute keep their connection, and one that sends its headers byte by byte does not.

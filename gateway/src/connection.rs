@@ -1,23 +1,26 @@
-//! One TCP connection: does the peer speak HTTP/2, how far may it send ahead, and HTTP itself (hyper). It never looks
-//! into a request.
+//! One connection that has passed the entrance: does the peer speak HTTP/2, how far may it send ahead, and HTTP itself
+//! (hyper). It never looks into a request.
 
 use std::io::{self, Cursor};
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use futures::FutureExt;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use millpond_producer::{Budget, Reservation};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::entrance::{HTTP1_METHODS, Link, Refused};
 use crate::metrics::Transport;
 use crate::request::Service;
 
@@ -29,8 +32,6 @@ const WINDOW_MIN: u32 = 65_535;
 
 /// The first connection may send ahead by this part of the memory budget at most.
 const WINDOW_SHARE: usize = 16;
-
-const HTTP1_METHODS: [&[u8]; 5] = [b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI"];
 
 /// What a client of HTTP/1 is told at the port for OTLP/gRPC.
 const HTTP1_ANSWER: &str = "this port speaks OTLP/gRPC, which needs HTTP/2; OTLP/HTTP has a port of its own (--listen-http, 4318 by default)\n";
@@ -68,38 +69,46 @@ where
     }
 }
 
-/// Why a connection was closed before a request could be read.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Refused {
-    #[error("it did not say in time what it speaks")]
-    Silent,
-    #[error("it does not speak HTTP/2")]
-    NotHttp2,
-    #[error(transparent)]
-    Io(#[from] io::Error),
+/// Where a request comes from: every request has it among its extensions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub(crate) SocketAddr);
+
+/// A connection that has passed the entrance.
+pub(crate) struct Arrival {
+    pub(crate) link: Link,
+    pub(crate) peer: SocketAddr,
+    pub(crate) transport: Transport,
+    /// How many are open with it.
+    pub(crate) nth: usize,
 }
 
-/// Serves a connection, the `nth` of those open, until it is closed or drained.
+/// Serves a connection until it is closed or drained.
 pub(crate) async fn serve(
-    mut stream: TcpStream,
-    nth: usize,
-    transport: Transport,
+    arrival: Arrival,
     service: Arc<Service>,
     config: &Config,
     budget: &Budget,
     tasks: Tasks,
 ) -> Result<(), Refused> {
-    stream.set_nodelay(true)?;
-    let opening = timeout(config.handshake_timeout, opening(&mut stream))
+    let Arrival {
+        link,
+        peer,
+        transport,
+        nth,
+    } = arrival;
+    let (mut read, mut write) = tokio::io::split(link);
+    let opening = timeout(config.handshake_timeout, opening(&mut read))
         .await
-        .map_err(|_| Refused::Silent)??;
+        .map_err(|_| Refused::Slow)??;
     if transport == Transport::Grpc && !opening.is_http2() {
-        return Err(not_http2(&mut stream, &opening).await?);
+        return Err(not_http2(&mut write, &opening).await?);
     }
-    let (read, write) = stream.into_split();
     let is_http2 = opening.is_http2();
     let io = TokioIo::new(tokio::io::join(Cursor::new(opening.bytes).chain(read), write));
-    let answer = service_fn(move |request| Arc::clone(&service).answer(transport, request));
+    let answer = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Peer(peer));
+        Arc::clone(&service).answer(transport, request)
+    });
     let closed = if is_http2 {
         let (window, _reserved) = window(config.connection_window_bytes, nth, budget);
         let connection = http2(config, window, &tasks).serve_connection(io, answer);
@@ -167,7 +176,7 @@ impl Opening {
     }
 }
 
-async fn opening(stream: &mut TcpStream) -> Result<Opening, Refused> {
+async fn opening(stream: &mut (impl AsyncRead + Unpin)) -> Result<Opening, Refused> {
     let mut got = [0; PREFACE.len()];
     let mut have = 0;
     while have < PREFACE.len() && got[..have] == PREFACE[..have] {
@@ -181,7 +190,7 @@ async fn opening(stream: &mut TcpStream) -> Result<Opening, Refused> {
 }
 
 /// Tells a client of HTTP/1 where it is.
-async fn not_http2(stream: &mut TcpStream, opening: &Opening) -> io::Result<Refused> {
+async fn not_http2(stream: &mut (impl AsyncWrite + Unpin), opening: &Opening) -> io::Result<Refused> {
     if HTTP1_METHODS
         .iter()
         .any(|method| opening.bytes.starts_with(method))

@@ -18,6 +18,7 @@ use crate::metrics::Transport;
 use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;
 use crate::request::{Envelope, Format, Service, essence};
+use crate::tokens::Identity;
 
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
 const ACCEPTED: &str = "identity,gzip,zstd";
@@ -37,11 +38,13 @@ where
         return refusal;
     }
     let (head, mut body) = request.into_parts();
-    let result = match signal {
-        Some(signal) => export(service, signal, &head.headers, &mut body)
+    let refused = |refusal| status(refusal, service.retry_after());
+    let result = match (service.authorize(&head), signal) {
+        (Err(refusal), _) => Err(refused(refusal)),
+        (Ok(identity), Some(signal)) => export(service, signal, &identity, &head.headers, &mut body)
             .await
-            .map_err(|refusal| status(refusal, service.retry_after())),
-        None => Err(unknown(head.uri.path())),
+            .map_err(refused),
+        (Ok(_), None) => Err(unknown(head.uri.path())),
     };
     match result {
         Ok(()) => {
@@ -59,6 +62,7 @@ where
 async fn export<B>(
     service: &Service,
     signal: Signal,
+    identity: &Identity,
     headers: &HeaderMap,
     body: &mut B,
 ) -> Result<(), Refusal>
@@ -71,7 +75,7 @@ where
         encoding: encoding(headers)?,
         format: Format::Protobuf,
     };
-    service.export(signal, envelope, body).await
+    service.export(signal, identity, envelope, body).await
 }
 
 /// The path of the signal's Export method.

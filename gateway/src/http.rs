@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hyper::body::Body;
 use hyper::header::{
     ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderName, HeaderValue,
-    RETRY_AFTER,
+    RETRY_AFTER, WWW_AUTHENTICATE,
 };
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Version};
@@ -47,7 +47,7 @@ where
     let mut in_flight = service.begin(Transport::Http, signal);
     let response = match target(&head, signal) {
         Ok((signal, format)) => {
-            let result = export(service, signal, format, &head.headers, &mut body).await;
+            let result = export(service, signal, format, &head, &mut body).await;
             in_flight.answered(result.as_ref().map_or_else(Refusal::code, |()| Code::Ok));
             match result {
                 Ok(()) => return success(format),
@@ -146,19 +146,20 @@ async fn export<B>(
     service: &Service,
     signal: Signal,
     format: Format,
-    headers: &HeaderMap,
+    head: &Parts,
     body: &mut B,
 ) -> Result<(), Refusal>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::error::Error,
 {
+    let identity = service.authorize(head)?;
     let envelope = Envelope {
         transport: Transport::Http,
-        encoding: encoding(headers)?,
+        encoding: encoding(&head.headers)?,
         format,
     };
-    service.export(signal, envelope, body).await
+    service.export(signal, &identity, envelope, body).await
 }
 
 fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Refusal> {
@@ -200,6 +201,7 @@ fn welcome() -> Response<Reply> {
 
 fn refused(format: Format, refusal: &Refusal, retry_after: Duration) -> Response<Reply> {
     let status = match refusal.why {
+        Why::Denied(_) => StatusCode::UNAUTHORIZED,
         Why::Invalid { .. } | Why::NoEncoding => StatusCode::BAD_REQUEST,
         Why::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         Why::UnknownEncoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -219,6 +221,9 @@ fn refused(format: Format, refusal: &Refusal, retry_after: Duration) -> Response
     match refusal.why {
         Why::Exhausted | Why::Unavailable => {
             headers.insert(RETRY_AFTER, seconds(retry_after).into());
+        }
+        Why::Denied(denied) => {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(denied.challenge()));
         }
         Why::UnknownEncoding => {
             headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(ENCODINGS));

@@ -12,6 +12,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use tonic::Code;
 
+use crate::entrance::Refused;
+
 /// What a connection and its requests came by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transport {
@@ -62,6 +64,12 @@ struct Outcome {
     code: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Closed {
+    transport: &'static str,
+    reason: &'static str,
+}
+
 /// The metrics of one gateway.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -72,7 +80,7 @@ pub(crate) struct Metrics {
     received_bytes: Family<Of, Counter>,
     raw_bytes: Family<Of, Counter>,
     connections: Family<By, Gauge>,
-    connections_refused: Family<By, Counter>,
+    connections_refused: Family<Closed, Counter>,
 }
 
 impl Metrics {
@@ -124,7 +132,7 @@ impl Metrics {
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register(
             "connections_refused",
-            "Connections closed because there were too many, or because they did not speak the port's protocol",
+            "Connections closed before a request could be read, by what was wrong",
             metrics.connections_refused.clone(),
         );
         // A signal that never came is 0, not absent.
@@ -136,10 +144,13 @@ impl Metrics {
             }
             metrics.in_flight.get_or_create(&transport.label()).set(0);
             metrics.connections.get_or_create(&transport.label()).set(0);
-            metrics
-                .connections_refused
-                .get_or_create(&transport.label())
-                .inc_by(0);
+            for reason in Refused::NAMES {
+                drop(
+                    metrics
+                        .connections_refused
+                        .get_or_create(&closed(transport, reason)),
+                );
+            }
         }
         Arc::new(metrics)
     }
@@ -174,9 +185,10 @@ impl Metrics {
         self.connections.get_or_create(&transport.label()).dec();
     }
 
-    /// A connection was closed before it could make a request.
-    pub(crate) fn refused(&self, transport: Transport) {
-        self.connections_refused.get_or_create(&transport.label()).inc();
+    /// A connection was closed before a request could be read.
+    pub(crate) fn refused(&self, transport: Transport, refused: &Refused) {
+        let closed = closed(transport, refused.name());
+        self.connections_refused.get_or_create(&closed).inc();
     }
 
     /// A request's headers came.
@@ -228,6 +240,11 @@ impl Drop for InFlight {
             .get_or_create(&self.by)
             .observe(self.started.elapsed().as_secs_f64());
     }
+}
+
+fn closed(transport: Transport, reason: &'static str) -> Closed {
+    let By { transport } = transport.label();
+    Closed { transport, reason }
 }
 
 fn name(code: Code) -> &'static str {

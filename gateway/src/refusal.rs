@@ -7,6 +7,8 @@ use millpond_producer::OverBudget;
 use tokio::task::JoinError;
 use tonic::Code;
 
+use crate::tokens::Denied;
+
 /// Why a request is not accepted.
 #[derive(Debug)]
 pub(crate) struct Refusal {
@@ -18,6 +20,8 @@ pub(crate) struct Refusal {
 /// What the client should make of it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Why {
+    /// It has no valid token: it must not retry with the same.
+    Denied(Denied),
     /// Its bytes are wrong, in this field if there is one, and would be again: it must not retry.
     Invalid { field: Option<String> },
     /// Its message is longer than allowed, and would be again.
@@ -75,6 +79,7 @@ impl Refusal {
     /// Its code in gRPC, which is also what metrics call it.
     pub(crate) fn code(&self) -> Code {
         match self.why {
+            Why::Denied(_) => Code::Unauthenticated,
             // Not RESOURCE_EXHAUSTED for what is too large, as gRPC libraries have it, nor tonic's OUT_OF_RANGE: some OTLP
             // clients retry those, and the same bytes can never be accepted.
             Why::Invalid { .. } | Why::TooLarge => Code::InvalidArgument,

@@ -1,4 +1,4 @@
-//! One request, whatever its envelope: read it, decompress it, make protobuf of JSON, validate it, append it, and only
+//! One request, whatever its envelope: whose is it, read it, decompress it, make protobuf of JSON, validate it, append it, and only
 //! then say success. It never decodes OTLP, and never answers success before the producer has committed.
 
 use std::convert::Infallible;
@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use hyper::body::Body;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::http::request::Parts;
 use hyper::{Request, Response};
 use millpond_otlp::{JsonError, Signal};
 use millpond_producer::{Append, AppendError, Producer, Reservation};
@@ -17,13 +18,17 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::buffers::Buffers;
+use crate::complaints::Complaints;
 use crate::config::Config;
+use crate::connection::Peer;
 use crate::inflate::{Encoding, Inflater, Progress, first_room};
 use crate::memory::{Admission, Held};
 use crate::message::{self, Limits, Message};
 use crate::metrics::{InFlight, Metrics, Transport};
 use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;
+use crate::security::Security;
+use crate::tokens::Identity;
 use crate::{grpc, http};
 
 /// A longer message is validated on a blocking thread: 1 MiB takes about a millisecond.
@@ -41,8 +46,6 @@ const IDLE_SHARE: usize = 32;
 /// What all requests of a gateway share.
 pub(crate) struct Service {
     producer: Producer,
-    /// In the order of `Signal::ALL`.
-    streams: [Arc<str>; Signal::ALL.len()],
     limits: Limits,
     max_requests: usize,
     requests: Semaphore,
@@ -50,7 +53,9 @@ pub(crate) struct Service {
     buffers: Buffers,
     /// Decompressions at work. As many as cores: each holds a window beside what it has reserved.
     inflaters: Semaphore,
+    security: Arc<Security>,
     metrics: Arc<Metrics>,
+    complaints: Arc<Complaints>,
 }
 
 /// What a request comes in.
@@ -78,7 +83,13 @@ struct Payload {
 }
 
 impl Service {
-    pub(crate) fn new(producer: Producer, config: &Config, metrics: Arc<Metrics>) -> Service {
+    pub(crate) fn new(
+        producer: Producer,
+        config: &Config,
+        security: Arc<Security>,
+        metrics: Arc<Metrics>,
+        complaints: Arc<Complaints>,
+    ) -> Service {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         // A compressed message is held twice for a moment; so a few of the longest always fit.
         let memory_limit = producer.budget().limit();
@@ -87,7 +98,6 @@ impl Service {
         Service {
             admission: Admission::new(producer.budget(), config.max_frame_bytes as usize),
             producer,
-            streams: Signal::ALL.map(|signal| signal.stream().into()),
             limits: Limits {
                 max_message_bytes,
                 read_timeout: config.read_timeout,
@@ -97,7 +107,9 @@ impl Service {
             requests: Semaphore::new(max_requests),
             buffers: Buffers::new(memory_limit / IDLE_SHARE),
             inflaters: Semaphore::new(cores),
+            security,
             metrics,
+            complaints,
         }
     }
 
@@ -132,10 +144,22 @@ impl Service {
         })
     }
 
+    /// Whose request this is, by its head alone: to be asked before anything of it is read or reserved for it.
+    pub(crate) fn authorize(&self, head: &Parts) -> Result<Identity, Refusal> {
+        self.security.authorize(&head.headers).map_err(|denied| {
+            if let Some(Peer(peer)) = head.extensions.get() {
+                self.complaints
+                    .warn("denied", *peer, format_args!("request refused: {denied}"));
+            }
+            Refusal::new(Why::Denied(denied), denied)
+        })
+    }
+
     /// Takes a request all the way. Success is that all of it is committed.
     pub(crate) async fn export<B>(
         &self,
         signal: Signal,
+        identity: &Identity,
         envelope: Envelope,
         body: &mut B,
     ) -> Result<(), Refusal>
@@ -160,8 +184,10 @@ impl Service {
         }
         let records = payload.records;
         let (reservation, _own) = held.divide();
-        self.append(signal, payload, received_at_us, reservation).await?;
+        let stream = identity.stream(signal);
+        self.append(stream, payload, received_at_us, reservation).await?;
         self.metrics.committed(transport, signal, records);
+        self.security.committed(identity, records);
         Ok(())
     }
 
@@ -263,13 +289,13 @@ impl Service {
 
     async fn append(
         &self,
-        signal: Signal,
+        stream: Arc<str>,
         payload: Payload,
         received_at_us: i64,
         reservation: Reservation,
     ) -> Result<(), Refusal> {
         let append = Append {
-            stream: Arc::clone(&self.streams[signal as usize]),
+            stream,
             encoding: StreamEncoding::Otlp,
             payload: payload.bytes,
             records: payload.records,

@@ -1,7 +1,8 @@
-//! The listeners: take connections while there is room, and drain them when told to stop. They never refuse one for want
-//! of memory: requests are what is refused, where a reason can be given.
+//! The listeners: take connections while there is room, and drain them when told to stop. They never refuse one in clear for
+//! want of memory: requests are what is refused, where a reason can be given. TLS needs memory before it can say anything.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,10 +14,13 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::complaints::Complaints;
 use crate::config::Config;
-use crate::connection::{self, Tasks};
+use crate::connection::{self, Arrival, Tasks};
+use crate::entrance::{Entrance, H2, HTTP1, Refused};
 use crate::metrics::{Metrics, Transport};
 use crate::request::Service;
+use crate::security::Security;
 
 /// How long accepting pauses when the system refuses (out of file descriptors, usually): time for some to be closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -58,15 +62,30 @@ pub struct Gateway {
     config: Config,
     metrics: Arc<Metrics>,
     service: Arc<Service>,
+    entrance: Arc<Entrance>,
+    complaints: Arc<Complaints>,
     open: Arc<AtomicUsize>,
     tasks: Tasks,
 }
 
 impl Gateway {
     /// A gateway that is not yet serving. Its metrics, `millpond_gateway_*`, are registered at once.
-    pub fn new(producer: Producer, config: Config, registry: &mut Registry) -> Gateway {
+    pub fn new(
+        producer: Producer,
+        config: Config,
+        security: Arc<Security>,
+        registry: &mut Registry,
+    ) -> Gateway {
         let metrics = Metrics::register(registry);
-        let service = Arc::new(Service::new(producer.clone(), &config, Arc::clone(&metrics)));
+        let complaints = Arc::<Complaints>::default();
+        let service = Arc::new(Service::new(
+            producer.clone(),
+            &config,
+            Arc::clone(&security),
+            Arc::clone(&metrics),
+            Arc::clone(&complaints),
+        ));
+        let entrance = Entrance::new(security, producer.budget(), config.handshake_timeout);
         let tasks = Tasks {
             tracker: TaskTracker::new(),
             drain: CancellationToken::new(),
@@ -77,6 +96,8 @@ impl Gateway {
             config,
             metrics,
             service,
+            entrance: Arc::new(entrance),
+            complaints,
             open: Arc::default(),
             tasks,
         }
@@ -108,7 +129,7 @@ impl Gateway {
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, _)) => self.accept(stream, transport),
+                Ok((stream, peer)) => self.accept(stream, peer, transport),
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection");
                     sleep(ACCEPT_PAUSE).await;
@@ -117,24 +138,43 @@ impl Gateway {
         }
     }
 
-    fn accept(&self, stream: TcpStream, transport: Transport) {
+    fn accept(&self, stream: TcpStream, peer: SocketAddr, transport: Transport) {
         let open = OpenConnection::new(&self.open, &self.metrics, transport);
+        let (metrics, complaints) = (Arc::clone(&self.metrics), Arc::clone(&self.complaints));
+        let refuse = move |refused: &Refused| {
+            metrics.refused(transport, refused);
+            if refused.is_worth_a_look() {
+                complaints.warn(refused.name(), peer, format_args!("connection closed: {refused}"));
+            } else {
+                tracing::debug!(%peer, reason = %refused, "connection closed");
+            }
+        };
         if open.nth > self.config.max_connections {
-            self.metrics.refused(transport);
-            return;
+            return refuse(&Refused::TooMany);
         }
-        let (service, config, metrics) = (
+        let protocols: &[&[u8]] = match transport {
+            Transport::Grpc => &[H2],
+            Transport::Http => &[H2, HTTP1],
+        };
+        let (service, config, entrance) = (
             Arc::clone(&self.service),
             self.config.clone(),
-            Arc::clone(&self.metrics),
+            Arc::clone(&self.entrance),
         );
         let (budget, tasks) = (self.producer.budget().clone(), self.tasks.clone());
         self.tasks.spawn(async move {
-            let served =
-                connection::serve(stream, open.nth, transport, service, &config, &budget, tasks).await;
-            if let Err(refused) = served {
-                metrics.refused(transport);
-                tracing::debug!(reason = %refused, "connection closed");
+            let served = async {
+                let (link, _held) = entrance.enter(stream, protocols).await?;
+                let arrival = Arrival {
+                    link,
+                    peer,
+                    transport,
+                    nth: open.nth,
+                };
+                connection::serve(arrival, service, &config, &budget, tasks).await
+            };
+            if let Err(refused) = served.await {
+                refuse(&refused);
             }
             drop(open);
         });

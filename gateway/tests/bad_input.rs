@@ -269,9 +269,9 @@ async fn one_connection_too_many_is_closed() {
         .await
         .expect("an end");
     assert!(
-        gateway
-            .metrics()
-            .contains("millpond_gateway_connections_refused_total{transport=\"grpc\"} 1\n"),
+        gateway.metrics().contains(
+            "millpond_gateway_connections_refused_total{transport=\"grpc\",reason=\"too_many\"} 1\n"
+        ),
         "{}",
         gateway.metrics()
     );

@@ -35,9 +35,12 @@ impl Signal {
         }
     }
 
-    /// The signal whose requests this stream holds.
+    /// The signal whose requests this stream holds: its name is the last part, after a dot if there is a prefix.
     pub fn of_stream(stream: &str) -> Option<Signal> {
-        Signal::ALL.into_iter().find(|signal| signal.stream() == stream)
+        Signal::ALL.into_iter().find(|signal| {
+            let prefix = stream.strip_suffix(signal.stream());
+            prefix.is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('.'))
+        })
     }
 
     /// Its `Export…ServiceRequest`.
@@ -46,6 +49,30 @@ impl Signal {
             Signal::Logs => &schema::logs::EXPORT,
             Signal::Traces => &schema::traces::EXPORT,
             Signal::Metrics => &schema::metrics::EXPORT,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_part_of_a_streams_name_is_its_signal() {
+        for signal in Signal::ALL {
+            assert_eq!(Signal::of_stream(signal.stream()), Some(signal));
+            let prefixed = format!("acme-1.{}", signal.stream());
+            assert_eq!(Signal::of_stream(&prefixed), Some(signal));
+        }
+        for other in [
+            "otlp.profiles",
+            "acmeotlp.logs",
+            "otlp.logs.old",
+            "logs",
+            "otlp",
+            "",
+        ] {
+            assert_eq!(Signal::of_stream(other), None, "{other}");
         }
     }
 }

@@ -228,9 +228,14 @@ class Gateway(Millpond):
                 "gateway",
                 *buffer.flags,
                 "--create-bucket",
-                *("--listen", self.address),
-                *("--listen-http", self.http_address),
-                *with_defaults(flags, {"--linger": "100ms"}),
+                *with_defaults(
+                    flags,
+                    {
+                        "--listen": self.address,
+                        "--listen-http": self.http_address,
+                        "--linger": "100ms",
+                    },
+                ),
             ],
             directory,
         )
@@ -282,7 +287,7 @@ class Load(Process):
             [
                 program("millpond"),
                 "load",
-                *("--endpoint", f"http://{endpoint}"),
+                *("--endpoint", endpoint),
                 *("--records", records),
                 *("--acknowledged-file", self.acknowledged_file),
                 "--json",
@@ -416,6 +421,7 @@ def telemetrygen(
     *flags: object,
     signal: str = "logs",
     name: str = "telemetrygen",
+    tls: bool = False,
 ) -> None:
     """Runs telemetrygen to its end: records of one signal, over OTLP/gRPC without other flags."""
     process = Process(
@@ -424,7 +430,7 @@ def telemetrygen(
             tool("MILLPOND_TELEMETRYGEN"),
             signal,
             *("--otlp-endpoint", address),
-            "--otlp-insecure",
+            *(() if tls else ("--otlp-insecure",)),
             *("--rate", "0"),
             *("--timeout", "60s"),
             *flags,

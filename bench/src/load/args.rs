@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::{LoadConfig, LoadError};
+use super::{Credentials, LoadConfig, LoadError};
 
 /// How requests are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -21,9 +21,21 @@ pub enum Compression {
 /// Make OTLP/gRPC log traffic and report what was acknowledged.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
-    /// Where to send it: host:port or http://host:port
+    /// Where to send it: host:port, http://host:port or, with --tls-ca, https://host:port
     #[arg(long, env = "MILLPOND_LOAD_ENDPOINT", default_value = "127.0.0.1:4317")]
     pub endpoint: String,
+    /// The CA of the server, in PEM. With it, the load is sent over TLS
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+    /// A certificate to show to the server, in PEM
+    #[arg(long, value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's key, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// A bearer token for the server. Give it as the variable: flags can be seen by other users of the machine
+    #[arg(long, env = "MILLPOND_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
     /// Records per second; 0 for as fast as they are acknowledged
     #[arg(long, default_value_t = 0)]
     pub rate: u64,
@@ -77,6 +89,11 @@ impl LoadArgs {
         };
         let config = LoadConfig {
             endpoint: self.endpoint,
+            credentials: Credentials {
+                ca: self.tls_ca,
+                identity: self.tls_cert.zip(self.tls_key),
+                token: self.token,
+            },
             rate: self.rate,
             concurrency: self.concurrency,
             records_per_request: self.records_per_request,
@@ -121,8 +138,12 @@ impl LoadConfig {
                 "must be 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-'",
             );
         }
-        if self.endpoint.starts_with("https://") {
-            return refuse("endpoint", "TLS is not supported; use http:// or host:port");
+        match (self.endpoint.split_once("://"), &self.credentials.ca) {
+            (Some(("https", _)), None) => return refuse("endpoint", "https:// needs --tls-ca"),
+            (Some(("http", _)), Some(_)) => {
+                return refuse("endpoint", "with --tls-ca use https:// or host:port");
+            }
+            _ => {}
         }
         Ok(())
     }

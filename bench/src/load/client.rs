@@ -9,6 +9,7 @@ use prost::Message;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
@@ -26,6 +27,7 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub(super) struct Client {
     grpc: Grpc<Channel>,
+    authorization: Option<MetadataValue<Ascii>>,
 }
 
 /// Why an attempt failed.
@@ -47,17 +49,25 @@ impl Client {
     }
 
     fn lazy(config: &LoadConfig) -> Result<Client, LoadError> {
-        let uri = match config.endpoint.contains("://") {
-            true => config.endpoint.clone(),
-            false => format!("http://{}", config.endpoint),
+        let tls = config.credentials.tls()?;
+        let uri = match (config.endpoint.contains("://"), &tls) {
+            (true, _) => config.endpoint.clone(),
+            (false, None) => format!("http://{}", config.endpoint),
+            (false, Some(_)) => format!("https://{}", config.endpoint),
         };
-        let endpoint = Endpoint::from_shared(uri).map_err(|error| LoadError::Setting {
+        let mut endpoint = Endpoint::from_shared(uri).map_err(|error| LoadError::Setting {
             setting: "endpoint",
             reason: format!(
                 "{error}: {:?} is neither host:port nor http://host:port",
                 config.endpoint
             ),
         })?;
+        if let Some(tls) = tls {
+            endpoint = endpoint.tls_config(tls).map_err(|error| LoadError::Setting {
+                setting: "tls-ca",
+                reason: format!("TLS with these files is not possible: {}", root_cause(&error)),
+            })?;
+        }
         let channel = endpoint
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
@@ -69,7 +79,10 @@ impl Client {
             Compression::Gzip => Grpc::new(channel).send_compressed(CompressionEncoding::Gzip),
             Compression::Zstd => Grpc::new(channel).send_compressed(CompressionEncoding::Zstd),
         };
-        Ok(Client { grpc })
+        Ok(Client {
+            grpc,
+            authorization: config.credentials.authorization()?,
+        })
     }
 
     /// One attempt.
@@ -80,7 +93,13 @@ impl Client {
             pause: Duration::ZERO,
         })?;
         let path = PathAndQuery::from_static(EXPORT);
-        match self.grpc.unary(Request::new(request), path, Encoded).await {
+        let mut request = Request::new(request);
+        if let Some(authorization) = &self.authorization {
+            request
+                .metadata_mut()
+                .insert("authorization", authorization.clone());
+        }
+        match self.grpc.unary(request, path, Encoded).await {
             Ok(_) => Ok(()),
             Err(status) => Err(failure(&status)),
         }

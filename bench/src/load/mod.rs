@@ -10,6 +10,7 @@ mod acknowledged;
 mod args;
 mod bodies;
 mod client;
+mod credentials;
 mod random;
 mod report;
 mod run;
@@ -23,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use args::{Compression, LoadArgs};
+pub use credentials::Credentials;
 pub use report::{Latency, Report};
 pub use run::run;
 pub use template::ID_DIGITS;
@@ -30,8 +32,10 @@ pub use template::ID_DIGITS;
 /// What load to make.
 #[derive(Debug, Clone)]
 pub struct LoadConfig {
-    /// Where to send: `host:port` or `http://host:port`.
+    /// Where to send: `host:port`, `http://host:port` or `https://host:port`.
     pub endpoint: String,
+    /// Whom it trusts, and what it shows of itself.
+    pub credentials: Credentials,
     /// Records per second; 0: as fast as they are acknowledged.
     pub rate: u64,
     /// Requests in flight at most.

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use millpond_bench::load::{Compression, LoadConfig};
-use millpond_gateway::{Config, Gateway, Listeners};
+use millpond_bench::load::{Compression, Credentials, LoadConfig};
+use millpond_gateway::{Config, Gateway, Listeners, Security};
 use millpond_manifest::{Manifest, Snapshot, cas, layout};
 use millpond_producer::{Producer, Reservation};
 use millpond_segment::{Decompressor, Limits, blocks, verify};
@@ -36,6 +36,7 @@ pub(crate) struct World {
 pub(crate) fn config(address: SocketAddr) -> LoadConfig {
     LoadConfig {
         endpoint: address.to_string(),
+        credentials: Credentials::default(),
         rate: 0,
         concurrency: 4,
         records_per_request: 100,
@@ -71,7 +72,7 @@ impl World {
             retry_after: Duration::from_millis(20),
             ..Config::default()
         };
-        let gateway = Gateway::new(producer.clone(), config, &mut registry);
+        let gateway = Gateway::new(producer.clone(), config, Security::open(), &mut registry);
         let listeners = Listeners {
             grpc: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
             http: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),

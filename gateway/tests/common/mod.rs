@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures::future::poll_fn;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::{Request, Response};
-use millpond_gateway::{Config, Error, Gateway, Listeners};
+use millpond_gateway::{Config, Error, Gateway, Listeners, Security, SecurityFiles};
 use millpond_producer::Producer;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, Unreliable};
@@ -32,6 +32,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint};
+
+pub mod pki;
 
 pub const EXPORT: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
 
@@ -50,6 +52,7 @@ pub struct Running {
     pub shutdown: CancellationToken,
     pub served: JoinHandle<Result<(), Error>>,
     pub registry: Registry,
+    pub security: Arc<Security>,
 }
 
 /// Small enough to test with: a linger of 10 ms, blocks of 64 KiB and 16 MiB of memory to wait 100 ms for.
@@ -66,6 +69,15 @@ pub fn producer_config() -> millpond_producer::Config {
 }
 
 pub async fn start(producer_config: millpond_producer::Config, config: Config) -> Running {
+    secured(producer_config, config, &SecurityFiles::default()).await
+}
+
+/// A gateway that asks for what is in these files.
+pub async fn secured(
+    producer_config: millpond_producer::Config,
+    config: Config,
+    files: &SecurityFiles,
+) -> Running {
     let store = Unreliable::new(Arc::new(InMemory::new()), Faults::default());
     let controls = store.controls();
     let mut registry = Registry::default();
@@ -73,7 +85,8 @@ pub async fn start(producer_config: millpond_producer::Config, config: Config) -
     let producer = Producer::start(store.clone(), producer_config, &mut registry)
         .await
         .expect("a producer");
-    let gateway = Gateway::new(producer.clone(), config, &mut registry);
+    let security = Security::load(files, &mut registry).expect("files that can be used");
+    let gateway = Gateway::new(producer.clone(), config, Arc::clone(&security), &mut registry);
     let listeners = Listeners {
         grpc: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
         http: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
@@ -91,6 +104,7 @@ pub async fn start(producer_config: millpond_producer::Config, config: Config) -
         shutdown,
         served,
         registry,
+        security,
     }
 }
 

@@ -1,0 +1,65 @@
+//! Whom the load generator trusts and what it shows of itself: TLS and a bearer token. The token is never shown.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+use super::LoadError;
+
+/// Nothing of it: in clear, and without a token.
+#[derive(Clone, Default)]
+pub struct Credentials {
+    /// The CA of the server, in PEM. With it, the load is sent over TLS.
+    pub ca: Option<PathBuf>,
+    /// A certificate and its key to show to the server, in PEM.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// A bearer token.
+    pub token: Option<String>,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials")
+            .field("ca", &self.ca)
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Credentials {
+    /// How the server is spoken to, unless in clear.
+    pub(super) fn tls(&self) -> Result<Option<ClientTlsConfig>, LoadError> {
+        let Some(ca) = &self.ca else { return Ok(None) };
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read("tls-ca", ca)?));
+        if let Some((certificate, key)) = &self.identity {
+            tls = tls.identity(Identity::from_pem(
+                read("tls-cert", certificate)?,
+                read("tls-key", key)?,
+            ));
+        }
+        Ok(Some(tls))
+    }
+
+    /// The value of the header `authorization`.
+    pub(super) fn authorization(&self) -> Result<Option<MetadataValue<Ascii>>, LoadError> {
+        let Some(token) = &self.token else { return Ok(None) };
+        let mut value: MetadataValue<Ascii> =
+            format!("Bearer {token}")
+                .parse()
+                .map_err(|_| LoadError::Setting {
+                    setting: "token",
+                    reason: "it has characters that no header can have".to_owned(),
+                })?;
+        value.set_sensitive(true);
+        Ok(Some(value))
+    }
+}
+
+fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, LoadError> {
+    std::fs::read(path).map_err(|error| LoadError::Setting {
+        setting,
+        reason: format!("cannot read {}: {error}", path.display()),
+    })
+}

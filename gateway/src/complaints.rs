@@ -1,0 +1,62 @@
+//! Warnings of what clients do wrong, of each kind at most one a minute: who is set up wrongly tries again and again.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// What was said of each kind.
+#[derive(Debug, Default)]
+pub(crate) struct Complaints {
+    said: Mutex<HashMap<&'static str, Said>>,
+}
+
+#[derive(Debug)]
+struct Said {
+    at: Instant,
+    not_said: u64,
+}
+
+impl Complaints {
+    /// Warns of what this client did, unless a warning of the kind was just given. The kinds must be few.
+    pub(crate) fn warn(&self, kind: &'static str, peer: SocketAddr, what: impl Display) {
+        match self.how_many(kind, Instant::now()) {
+            None => tracing::debug!(%peer, "{what}"),
+            Some(0) => tracing::warn!(%peer, "{what}"),
+            Some(more) => tracing::warn!(%peer, "{what} ({more} more of the kind since it was last said)"),
+        }
+    }
+
+    /// How many were not said since the last one that was; none when this one should not be either.
+    fn how_many(&self, kind: &'static str, now: Instant) -> Option<u64> {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = said.get_mut(kind).filter(|said| now - said.at < PAUSE);
+        if let Some(before) = before {
+            before.not_said += 1;
+            return None;
+        }
+        let before = said.insert(kind, Said { at: now, not_said: 0 });
+        Some(before.map_or(0, |before| before.not_said))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_is_said_once_a_minute_with_how_many_there_were() {
+        let (complaints, start) = (Complaints::default(), Instant::now());
+        let at = |kind, seconds| complaints.how_many(kind, start + Duration::from_secs(seconds));
+        assert_eq!(
+            [at("a", 0), at("a", 1), at("b", 1), at("a", 59)],
+            [Some(0), None, Some(0), None]
+        );
+        assert_eq!([at("a", 60), at("a", 61), at("a", 120)], [Some(2), None, Some(1)]);
+    }
+}

@@ -1,0 +1,214 @@
+//! What every connection passes first, whatever it speaks afterwards: is it TLS where it should be and only there, memory
+//! for TLS, the handshake. A client that says nothing holds nothing.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millpond_producer::{Budget, Reservation};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::either::Either;
+
+use crate::security::Security;
+
+/// A connection that may speak: in clear, or through TLS.
+pub(crate) type Link = Either<TcpStream, Box<TlsStream<TcpStream>>>;
+
+/// HTTP/2 and HTTP/1.1, as ALPN names them.
+pub(crate) const H2: &[u8] = b"h2";
+pub(crate) const HTTP1: &[u8] = b"http/1.1";
+
+/// The first byte of a TLS connection: a record of the handshake (RFC 8446, 5.1).
+const TLS_HANDSHAKE: u8 = 22;
+
+/// What a handshake may take: rustls gathers messages of up to 64 KiB, and keeps the client's certificates.
+const HANDSHAKE_BYTES: usize = 128 << 10;
+
+/// What TLS takes afterwards: a record as it came and one as it was meant, what is to be sent, the keys.
+const TLS_BYTES: usize = 48 << 10;
+
+/// What is to be sent waits in TLS's buffer up to this: answers are short.
+const SEND_BUFFER_BYTES: usize = 8 << 10;
+
+/// TLS may take this part of the memory budget: idle connections leave the rest to requests.
+const TLS_SHARE: usize = 4;
+
+pub(crate) const HTTP1_METHODS: [&[u8]; 5] = [b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI"];
+const HTTP1_ANSWER: &[u8] = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: text/plain\r\ncontent-length: 35\r\n\r\nthis port speaks TLS: use https://\n";
+
+/// Why a connection was closed before a request could be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error("there are as many connections as there may be")]
+    TooMany,
+    #[error("it said nothing, or did not finish TLS's handshake, in time")]
+    Slow,
+    #[error("it does not speak HTTP/2")]
+    NotHttp2,
+    #[error(
+        "it speaks TLS, and this port does not: give the gateway --tls-cert and --tls-key, or the client http:// (`insecure`)"
+    )]
+    Tls,
+    #[error("it speaks in clear, and this port needs TLS: give the client https:// (no `insecure`)")]
+    Clear,
+    #[error("its certificate was refused: {0}")]
+    Certificate(String),
+    #[error(
+        "it ended TLS's handshake: {0}; does it trust the CA of --tls-cert, and ask for a name that is in the certificate?"
+    )]
+    Distrust(String),
+    #[error("TLS's handshake failed: {0}")]
+    Handshake(String),
+    #[error("no memory for another TLS connection: raise the memory limit")]
+    NoMemory,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Refused {
+    /// All names.
+    pub(crate) const NAMES: [&str; 10] = [
+        "too_many",
+        "slow",
+        "not_http2",
+        "tls",
+        "clear",
+        "certificate",
+        "distrust",
+        "handshake",
+        "no_memory",
+        "io",
+    ];
+
+    /// As in metrics.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Refused::TooMany => "too_many",
+            Refused::Slow => "slow",
+            Refused::NotHttp2 => "not_http2",
+            Refused::Tls => "tls",
+            Refused::Clear => "clear",
+            Refused::Certificate(_) => "certificate",
+            Refused::Distrust(_) => "distrust",
+            Refused::Handshake(_) => "handshake",
+            Refused::NoMemory => "no_memory",
+            Refused::Io(_) => "io",
+        }
+    }
+
+    /// Whether somebody should mend a client or the gateway; otherwise it is what a port on a network sees every day.
+    pub(crate) fn is_worth_a_look(&self) -> bool {
+        match self {
+            Refused::Slow | Refused::NotHttp2 | Refused::Io(_) => false,
+            Refused::TooMany
+            | Refused::Tls
+            | Refused::Clear
+            | Refused::Certificate(_)
+            | Refused::Distrust(_)
+            | Refused::Handshake(_)
+            | Refused::NoMemory => true,
+        }
+    }
+}
+
+/// The entrance of all of a gateway's ports.
+#[derive(Debug)]
+pub(crate) struct Entrance {
+    security: Arc<Security>,
+    budget: Budget,
+    /// What TLS may take of it.
+    share: Budget,
+    patience: Duration,
+}
+
+/// What TLS holds, until dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    budget: Reservation,
+    share: Reservation,
+}
+
+impl Entrance {
+    /// A connection has `patience` twice: for its first byte, and for TLS's handshake.
+    pub(crate) fn new(security: Arc<Security>, budget: &Budget, patience: Duration) -> Entrance {
+        Entrance {
+            security,
+            share: budget.part(TLS_SHARE),
+            budget: budget.clone(),
+            patience,
+        }
+    }
+
+    /// Takes a connection to where it may speak one of these protocols, as ALPN names them, and holds the memory for that.
+    pub(crate) async fn enter(
+        &self,
+        mut stream: TcpStream,
+        protocols: &[&[u8]],
+    ) -> Result<(Link, Option<Held>), Refused> {
+        stream.set_nodelay(true)?;
+        let mut first = [0; 4];
+        let heard = timeout(self.patience, stream.peek(&mut first))
+            .await
+            .map_err(|_| Refused::Slow)??;
+        let speaks_tls = heard > 0 && first[0] == TLS_HANDSHAKE;
+        let tls = match (self.security.tls(), speaks_tls) {
+            (None, false) => return Ok((Either::Left(stream), None)),
+            (None, true) => return Err(Refused::Tls),
+            (Some(_), false) if heard == 0 => {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+            (Some(_), false) => {
+                if HTTP1_METHODS.contains(&&first[..]) {
+                    stream.write_all(HTTP1_ANSWER).await?;
+                    stream.shutdown().await?;
+                }
+                return Err(Refused::Clear);
+            }
+            (Some(tls), true) => tls,
+        };
+        let acceptor = TlsAcceptor::from(tls.config(protocols));
+        let handshake = async {
+            let held = self.hold().await?;
+            let limit = |connection: &mut rustls::ServerConnection| {
+                connection.set_buffer_limit(Some(SEND_BUFFER_BYTES));
+            };
+            let stream = acceptor.accept_with(stream, limit).await.map_err(refusal)?;
+            Ok((Either::Right(Box::new(stream)), Some(held.shrunk())))
+        };
+        timeout(self.patience, handshake)
+            .await
+            .map_err(|_| Refused::Slow)?
+    }
+
+    async fn hold(&self) -> Result<Held, Refused> {
+        let no_memory = |_| Refused::NoMemory;
+        let share = self.share.reserve(HANDSHAKE_BYTES).await.map_err(no_memory)?;
+        let budget = self.budget.reserve(HANDSHAKE_BYTES).await.map_err(no_memory)?;
+        Ok(Held { budget, share })
+    }
+}
+
+impl Held {
+    fn shrunk(mut self) -> Held {
+        self.budget.shrink(TLS_BYTES);
+        self.share.shrink(TLS_BYTES);
+        self
+    }
+}
+
+fn refusal(error: io::Error) -> Refused {
+    let tls = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match tls {
+        None => Refused::Io(error),
+        Some(rustls::Error::NoCertificatesPresented) => Refused::Certificate("it sent none".to_owned()),
+        Some(rustls::Error::InvalidCertificate(reason)) => Refused::Certificate(reason.to_string()),
+        Some(rustls::Error::AlertReceived(alert)) => Refused::Distrust(format!("{alert:?}")),
+        Some(other) => Refused::Handshake(other.to_string()),
+    }
+}

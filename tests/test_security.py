@@ -1,0 +1,222 @@
+"""TLS, client certificates and bearer tokens on the whole way: real clients, tenants with streams
+of their own, and certificates and tokens that change while records flow."""
+
+import hashlib
+import os
+
+import pytest
+
+from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
+from harness.pki import Authority
+from harness.process import eventually
+from harness.services import forward_to, telemetrygen
+
+AGENTS = "agents-0123456789abcdef0123456789abcdef"
+ACME = "acme-0123456789abcdef0123456789abcdef"
+GLOBEX = "globex-0123456789abcdef0123456789abcdef"
+
+
+def _tokens(site, *entries: tuple[str, str, str | None]):
+    """The tokens file, written anew: each with a name, a token and perhaps a prefix. The file holds
+    digests alone."""
+    text = "# Who may send.\n"
+    for name, token, prefix in entries:
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        text += f'[[token]]\nname = "{name}"\nsha256 = "{digest}"\n'
+        text += f'prefix = "{prefix}"\n' if prefix else ""
+    file = site.directory / "tokens.toml"
+    file.write_text(text)
+    return file
+
+
+def _assert_silent(*processes) -> None:
+    """No log says a token."""
+    for process in processes:
+        for token in (AGENTS, ACME, GLOBEX):
+            assert token not in process.messages()
+
+
+def _reloaded(gateway, outcome: str) -> bool:
+    label = f'outcome="{outcome}"'
+    lines = gateway.metrics().splitlines()
+    counts = [line for line in lines if "_reloads_total{" in line and label in line]
+    return any(float(line.rsplit(" ", 1)[1]) > 0 for line in counts)
+
+
+def test_real_clients_with_certificates_and_tokens(site):
+    servers, clients = (Authority(site.directory, name) for name in ("servers", "clients"))
+    certificate, key = servers.issue("gateway")
+    own, own_key = clients.issue("agent")
+    tokens = _tokens(site, ("agents", AGENTS, None), ("acme", ACME, "acme"))
+    gateway = site.gateway(
+        *("--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", clients.file),
+        *("--tokens", tokens),
+    )
+    consumer = site.consumer()
+    collector = site.collector(
+        "otlp_grpc",
+        {
+            **forward_to(gateway.address),
+            "tls": {"ca_file": str(servers.file), "cert_file": str(own), "key_file": str(own_key)},
+            "headers": {"authorization": f"Bearer {ACME}"},
+        },
+    )
+    load = site.load(collector, records=5_000)
+    run = load.run()["run"]
+    acknowledged = load.acknowledged()
+    assert len(acknowledged) == 5_000
+
+    shown = ("--ca-cert", servers.file, "--client-cert", own, "--client-key", own_key, "--mtls")
+    telemetrygen(
+        site.directory,
+        gateway.address,
+        *shown,
+        *("--otlp-header", f'authorization="Bearer {AGENTS}"', "--logs", 500),
+        tls=True,
+    )
+    wait_for_all(acknowledged, site.clickhouse, site.database, gateway, consumer, collector)
+    eventually("all rows", lambda: rows_of(site.clickhouse, site.database) >= 5_500)
+    for process in (collector, gateway, consumer):
+        assert process.terminate() == 0
+    assert_exactly_once(acknowledged, site.clickhouse, site.database, [run])
+    # Rows tell which streams they came through.
+    by_stream = site.clickhouse.rows(
+        "SELECT splitByChar('/', _millpond_source)[3] AS stream, toUInt32(count()) AS rows"
+        f" FROM {site.database}.otel_logs GROUP BY stream ORDER BY stream"
+    )
+    assert by_stream == [
+        {"stream": "acme.otlp.logs", "rows": 5_000},
+        {"stream": "otlp.logs", "rows": 500},
+    ]
+    _assert_silent(gateway, consumer)
+
+
+def test_tenants_have_consumers_and_tables_of_their_own(site):
+    entries = (("acme", ACME, "acme"), ("globex", GLOBEX, "globex"), ("agents", AGENTS, None))
+    gateway = site.gateway("--tokens", _tokens(site, *entries))
+    sent = {}
+    for name, token, prefix in entries:
+        load = site.load(gateway, records=2_000, name=f"load-{name}")
+        load.environment["MILLPOND_TOKEN"] = token
+        load.run()
+        sent[f"{prefix or 'otlp'}.*"] = load.acknowledged()
+    consumers = []
+    for number, pattern in enumerate(sent):
+        name, database = f"tenant-{number}", f"{site.database}_{number}"
+        consumer = site.consumer(
+            *("--streams", pattern), consumer=name, name=name, database=database
+        )
+        consumers.append((consumer, database))
+    for (consumer, database), acknowledged in zip(consumers, sent.values(), strict=True):
+        assert len(acknowledged) == 2_000
+        wait_for_all(acknowledged, site.clickhouse, database, gateway, consumer)
+    for (consumer, database), acknowledged in zip(consumers, sent.values(), strict=True):
+        assert consumer.terminate() == 0
+        assert_exactly_once(acknowledged, site.clickhouse, database)
+    site.check_manifest()
+    _assert_silent(gateway)
+
+
+def test_who_has_no_token_is_refused_and_nothing_of_it_is_kept(site):
+    gateway = site.gateway("--tokens", _tokens(site, ("agents", AGENTS, None)))
+    for name, environment in (("missing", {}), ("wrong", {"MILLPOND_TOKEN": ACME})):
+        load = site.load(gateway, records=100, name=f"load-{name}")
+        load.environment.update(environment)
+        load.start()
+        assert load.wait() == 1
+        assert load.report()["errors"] == {"Unauthenticated": 1}
+        assert load.acknowledged() == []
+    assert gateway.metric("millpond_gateway_requests_denied_total") == 2
+    assert gateway.metric("millpond_producer_records_total") == 0
+    assert "request refused: no bearer token" in gateway.messages()
+    _assert_silent(gateway)
+
+
+def test_a_hangup_takes_over_new_files_and_refuses_broken_ones(site):
+    old, new = (Authority(site.directory, name) for name in ("old", "new"))
+    place = site.directory / "secrets"
+    place.mkdir()
+    certificate, key = place / "tls.crt", place / "tls.key"
+
+    def install(issued) -> None:
+        for source, target in zip(issued, (certificate, key), strict=True):
+            target.write_bytes(source.read_bytes())
+
+    install(old.issue("gateway"))
+    flags = ("--tls-cert", certificate, "--tls-key", key, "--reload-interval", "0s")
+    gateway, consumer = site.gateway(*flags), site.consumer()
+    loads = [site.load(gateway, *("--tls-ca", old.file), *("--rate", 1_000), records=100_000)]
+    loads[0].start()
+
+    def goes_on(already: int = 0) -> bool:
+        loads[0].must_run()
+        return len(loads[0].acknowledged()) > already
+
+    eventually("records over the old certificate", goes_on)
+
+    certificate.write_text("no certificate")
+    gateway.send(1)
+    eventually("the refusal", lambda: _reloaded(gateway, "failure"))
+    assert gateway.metric("millpond_gateway_reload_failing") == 1
+    assert f"--tls-cert {certificate}: there is no certificate in it" in gateway.messages()
+    loads.append(site.load(gateway, "--tls-ca", old.file, records=500, name="load-still"))
+    loads[1].run()
+
+    install(new.issue("gateway"))
+    gateway.send(1)
+    eventually("the new certificate", lambda: _reloaded(gateway, "success"))
+    assert gateway.metric("millpond_gateway_reload_failing") == 0
+    loads.append(site.load(gateway, "--tls-ca", new.file, records=500, name="load-new"))
+    loads[2].run()
+    stranger = site.load(
+        gateway, *("--tls-ca", old.file, "--retry-for", "0s"), records=100, name="load-stranger"
+    )
+    stranger.start()
+    assert stranger.wait() == 1
+
+    # The connection from before goes on as if nothing had been.
+    before = len(loads[0].acknowledged())
+    eventually("more over the old connection", lambda: goes_on(before))
+    loads[0].terminate()
+    assert loads[0].report()["errors"] == {}
+    assert loads[0].report()["retries"] == 0
+    acknowledged = [name for load in loads for name in load.acknowledged()]
+    wait_for_all(acknowledged, site.clickhouse, site.database, gateway, consumer)
+    assert gateway.terminate() == 0
+    assert consumer.terminate() == 0
+    assert_exactly_once(acknowledged, site.clickhouse, site.database)
+
+
+def test_a_mounted_secret_that_is_swapped_is_seen_without_a_signal(site):
+    """As Kubernetes does it: files are links through `..data`, and that link is renamed over."""
+    tokens = site.directory / "mounted"
+    tokens.mkdir()
+
+    def mount(number: int, *entries) -> None:
+        folder = tokens / f"..2026_{number}"
+        folder.mkdir()
+        _tokens(site, *entries).rename(folder / "tokens.toml")
+        (tokens / "..data_tmp").symlink_to(folder.name)
+        os.replace(tokens / "..data_tmp", tokens / "..data")
+
+    mount(1, ("agents", AGENTS, None))
+    (tokens / "tokens.toml").symlink_to("..data/tokens.toml")
+    gateway = site.gateway("--tokens", tokens / "tokens.toml", "--reload-interval", "50ms")
+    mount(2, ("acme", ACME, None))
+    eventually("the new tokens", lambda: _reloaded(gateway, "success"))
+    for token, code in ((ACME, 0), (AGENTS, 1)):
+        load = site.load(gateway, records=100, name=f"load-{code}")
+        load.environment["MILLPOND_TOKEN"] = token
+        load.start()
+        assert load.wait() == code
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
+def test_every_address_of_the_machine_may_be_listened_on_with_tls_or_a_word(site, listen):
+    certificate, key = Authority(site.directory, "ours").issue("gateway")
+    for name, flags in (
+        ("tls", ("--tls-cert", certificate, "--tls-key", key)),
+        ("insecure", ("--insecure",)),
+    ):
+        gateway = site.gateway("--listen", listen, *flags, name=f"gateway-{name}")
+        assert gateway.terminate() == 0
