@@ -5,6 +5,7 @@ mod allocator;
 mod clock;
 mod consume;
 mod consumers;
+mod cost;
 mod dead_letters;
 mod demo;
 mod dev;
@@ -60,6 +61,8 @@ enum Command {
     Demo,
     /// Send OTLP logs to an endpoint and report what was acknowledged.
     Load(millpond_bench::load::LoadArgs),
+    /// What a buffer costs a month: for a load that you describe, or for what a live buffer does.
+    Cost(Box<cost::CostArgs>),
     /// See and set how far consumers are.
     #[command(subcommand)]
     Consumer(consumers::ConsumerCommand),
@@ -123,6 +126,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Command::Dev(args) => dev::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Demo => demo::run().await,
             Command::Load(args) => load(args).await,
+            Command::Cost(args) => cost::run(*args).await.map(|()| ExitCode::SUCCESS),
             Command::Consumer(command) => command.run().await.map(|()| ExitCode::SUCCESS),
             Command::DeadLetters(command) => command.run().await,
             Command::Doctor(args) => doctor::run(*args).await,
