@@ -14,6 +14,7 @@ use chrono::{DateTime, NaiveDate};
 use millpond_cost::{
     Estimate, Inputs, Load, Prices, Rate, RequestLatency, Settings, chart, import, linger_for, sweep,
 };
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 /// Raw bytes for each stored one when nobody says: real logs of twelve systems, as `design/performance.md` measured them.
@@ -24,8 +25,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     match &args.command {
         Some(CostCommand::Prices(PricesCommand::Import { file })) => import_prices(file),
         Some(CostCommand::Prices(PricesCommand::Print { prices })) => {
-            print!("{}", table(prices.as_deref())?.to_toml());
-            Ok(())
+            say(&table(prices.as_deref())?.to_toml())
         }
         None if args.live.buffer.is_some() => live(&args).await,
         None => described(&args),
@@ -70,11 +70,18 @@ async fn live(args: &Args) -> anyhow::Result<()> {
     if args.json {
         let mut answer = serde_json::to_value(&estimate)?;
         answer["observed"] = serde_json::to_value(&seen.observed)?;
-        println!("{answer}");
+        say(&format!("{answer}\n"))
     } else {
-        print!("{}", print::estimate(&estimate, Some(&seen)));
+        say(&print::estimate(&estimate, Some(&seen)))
     }
-    Ok(())
+}
+
+/// To standard output. Who reads only the beginning of it has read enough.
+fn say(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot write the answer"),
+        _ => Ok(()),
+    }
 }
 
 /// The built-in prices, under those of a file.
@@ -92,8 +99,7 @@ fn import_prices(file: &Path) -> anyhow::Result<()> {
     for what in &imported.incomplete {
         eprintln!("millpond: left out: {what}");
     }
-    print!("{}", imported.prices.to_toml());
-    Ok(())
+    say(&imported.prices.to_toml())
 }
 
 fn read(file: &Path) -> anyhow::Result<String> {
@@ -143,11 +149,10 @@ impl Args {
 
     fn show<T: serde::Serialize>(&self, answer: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
         if self.json {
-            println!("{}", serde_json::to_string(answer)?);
+            say(&format!("{}\n", serde_json::to_string(answer)?))
         } else {
-            print!("{}", text());
+            say(&text())
         }
-        Ok(())
     }
 
     /// What cannot be asked together.

@@ -99,7 +99,7 @@ fn steps(settings: &Settings) -> Vec<Step> {
         .map(|knob| {
             let now = knob.value(settings);
             step(knob.flag(), knob.show(now), knob.show(2.0 * now), &|s| {
-                knob.set(s, 2.0 * now)
+                knob.set(s, 2.0 * now);
             })
         })
         .collect();
@@ -119,6 +119,16 @@ fn steps(settings: &Settings) -> Vec<Step> {
             settings.shards.to_string(),
             fewer.to_string(),
             &|s| s.shards = fewer,
+        ));
+    }
+    if settings.producers > settings.shards {
+        // Producers that share a shard swap its manifest in vain.
+        let more = settings.shards.saturating_mul(2).min(settings.producers);
+        steps.push(step(
+            "--shards",
+            settings.shards.to_string(),
+            more.to_string(),
+            &|s| s.shards = more,
         ));
     }
     if settings.zones > 1 && !settings.zone_aware {

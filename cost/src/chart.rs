@@ -3,6 +3,7 @@
 use crate::CostError;
 use crate::settings::time;
 use crate::sweep::{Knob, Point, Sweep};
+use plotters::coord::combinators::BindKeyPoints;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 use std::collections::BTreeMap;
@@ -95,7 +96,10 @@ pub fn chart(sweep: &Sweep, title: &str) -> Result<String, CostError> {
     };
     let along = sweep.axes[along].knob.name();
     let wide = |range: &Range<f64>| range.end / range.start > LOGARITHMIC;
-    let log = |range: Range<f64>| (range.start / 1.15..range.end * 1.25).log_scale();
+    let log = |range: Range<f64>| {
+        let range = range.start / 1.15..range.end * 1.25;
+        range.clone().log_scale().with_key_points(one_two_five(range))
+    };
     let flat = |range: Range<f64>| 0.0..range.end * 1.12;
     let picture = match (wide(&xs), wide(&ys)) {
         (true, true) => draw(title, along, &lines, log(xs), log(ys)),
@@ -104,6 +108,12 @@ pub fn chart(sweep: &Sweep, title: &str) -> Result<String, CostError> {
         (false, false) => draw(title, along, &lines, flat(xs), flat(ys)),
     };
     picture.map_err(|error| CostError::Sweep(format!("the chart cannot be drawn: {error}")))
+}
+
+/// 0.1, 0.2, 0.5, 1, 2, 5, … as far as they are in a range.
+fn one_two_five(range: Range<f64>) -> Vec<f64> {
+    let steps = (-6..12).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)));
+    steps.filter(|step| range.contains(step)).collect()
 }
 
 fn bounds(values: impl Iterator<Item = f64>) -> Option<Range<f64>> {

@@ -181,7 +181,7 @@ fn msk_express(load: &Load, retention: f64) -> Comparator {
         prices: "AWS's MSK prices, us-east-1, 2026-06-23".to_owned(),
         assumptions: vec![
             format!(
-                "{brokers:.0} brokers express.m7g.2xlarge at ${BROKER_USD_PER_HOUR} an hour, 62.5 MB/s in each, three at least"
+                "{brokers:.0} brokers express.m7g.2xlarge at ${BROKER_USD_PER_HOUR} an hour, 62.5 MB/s in each, three at least (smaller ones are not priced)"
             ),
             format!(
                 "${IN_GIB} a GiB in, ${GIB_MONTH:.2} a GiB-month, {} kept",

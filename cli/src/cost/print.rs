@@ -272,7 +272,7 @@ fn money(usd: f64) -> String {
 
 /// Four digits of something small.
 fn fine(usd: f64) -> String {
-    if usd >= 0.01 || usd == 0.0 {
+    if usd >= 1.0 || usd == 0.0 {
         return money(usd);
     }
     #[expect(
@@ -324,6 +324,7 @@ mod tests {
         assert_eq!(money(1_234.5), "$1,234.50");
         assert_eq!(money(0.004), "$0.00");
         assert_eq!(fine(0.000_853_21), "$0.0008532");
-        assert_eq!(fine(0.5), "$0.50");
+        assert_eq!(fine(0.0655), "$0.06550");
+        assert_eq!(fine(2.5), "$2.50");
     }
 }
