@@ -27,11 +27,25 @@ demo: ## The whole pipeline on this machine (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFE
 	cargo build --locked --release --bin millpond --bin embedded-clickhouse
 	exec target/release/millpond demo
 
+.PHONY: tutorial
+tutorial: ## The store and the ClickHouse of tutorial/README.md, until they are stopped
+	@$(call tools,minio libchdb)
+	# MILLPOND_BIN_DIR: programs that are built already.
+	[[ -n $${MILLPOND_BIN_DIR:-} ]] || cargo build --locked --bin millpond --bin embedded-clickhouse
+	exec tutorial/start.sh
+
 .PHONY: bench
 bench: ## CPU, throughput, latency and memory, against their floors (5 minutes; MILLPOND_LOGHUB, BENCH_FLAGS)
 	@$(call tools,libchdb)
 	cargo build --locked --release --bin millpond --bin embedded-clickhouse --bin bench
 	exec target/release/bench $(BENCH_FLAGS)
+
+.PHONY: bench-exporter
+bench-exporter: ## CPU of the Collector's exporters: Millpond's, Kafka's, S3's (Java, Maven; MILLPOND_LOGHUB, BENCH_FLAGS)
+	@$(call tools,minio kafka)
+	mkdir -p target
+	(cd otel-exporter/internal/bench && go build -o "$(CURDIR)/target/bench-exporter" .)
+	exec target/bench-exporter $(BENCH_FLAGS)
 
 .PHONY: bench-growth
 bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a million segments
@@ -115,7 +129,9 @@ lint: ## Formatting and lints of Rust, Go, shell and Python
 	(cd otel-exporter && go vet ./...)
 	# What is generated from the .proto files is what they say; `go generate` writes it.
 	(cd otel-exporter/internal/generate && go vet . && go run . -check)
-	for script in scripts/*.sh .ci/run; do bash -n "$$script"; done
+	(cd otel-exporter/internal/bench && go vet .)
+	for script in scripts/*.sh tutorial/*.sh .ci/run; do bash -n "$$script"; done
+	node --check tests/clients/js/send.js
 	$(call tools,python)
 	"$$MILLPOND_PYTHON" -m ruff check tests scripts $(CLIENTS)
 	"$$MILLPOND_PYTHON" -m ruff format --check tests scripts $(CLIENTS)

@@ -18,6 +18,7 @@ declare -A seeds=(
     [cursor]=manifest/testdata
     [segment]=segment/testdata
     [otlp-logs]=fuzz/seeds/otlp
+    [otlp-json]=fuzz/seeds/otlp-json
     [clickhouse]=fuzz/seeds/otlp
     [buffer-url]=fuzz/seeds/buffer-url
 )

@@ -6,8 +6,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/lib.sh"
 
 exporter=$(cd "$here/../otel-exporter" && pwd)
-# What the program is made of: everything in the folder but its tests.
-mapfile -t sources < <(find "$exporter" -type f \( -name '*.go' -o -name 'go.*' -o -name builder.yaml \) ! -name '*_test.go' | sort)
+# What the program is made of: everything in the folder but its tests and the benchmark.
+mapfile -t sources < <(find "$exporter" -path '*/internal/bench' -prune -o -type f \( -name '*.go' -o -name 'go.*' -o -name builder.yaml \) ! -name '*_test.go' -print | sort)
 directory=$cache/otelcol-millpond/$collector_version-$(fingerprint "${sources[@]}")
 
 if [[ ! -x $directory/otelcol-millpond ]]; then

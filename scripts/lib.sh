@@ -43,6 +43,26 @@ go_tool() {
     echo "$directory/$name"
 }
 
+# npm_packages NAME FOLDER: installs the packages that a folder of the project pins into the cache, and prints the path of
+# their node_modules, last, on stdout. Does nothing when they are there already.
+npm_packages() {
+    local name=$1 packages
+    packages=$(cd "$(dirname "${BASH_SOURCE[0]}")/../$2" && pwd)
+    local directory
+    directory=$cache/$name/$(fingerprint "$packages/package-lock.json")
+    need node "install Node.js 20 or later, with npm"
+    if [[ ! -d $directory ]]; then
+        need npm "install Node.js 20 or later, with npm"
+        say "installing the packages of $2"
+        stage "$directory"
+        cp "$packages/package.json" "$packages/package-lock.json" "$staging"
+        # No script of a package is run.
+        (cd "$staging" && npm ci --ignore-scripts --no-audit --no-fund >&2)
+        place "$directory"
+    fi
+    echo "$directory/node_modules"
+}
+
 # The versions that build together are those of this release of the Collector.
 collector_version=v0.161.0
 

@@ -7,7 +7,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-for tool in "${@:-minio versitygw toxiproxy libchdb telemetrygen collector otelcol python}"; do
+for tool in "${@:-minio versitygw toxiproxy libchdb telemetrygen collector otelcol python otel_js browser}"; do
     for name in $tool; do
         variable=MILLPOND_${name^^}
         path=${!variable:-}

@@ -75,19 +75,30 @@ class Site:
     def load(self, gateway: Gateway, *flags: object, records: int, name: str = "load") -> Load:
         return self.add(Load(self.directory, gateway.address, *flags, records=records, name=name))
 
-    def collector(self, exporter: str, settings: dict, name: str = "collector") -> Collector:
-        return self.add(Collector(self.directory, exporter, settings, name=name)).up()
+    def collector(
+        self,
+        exporter: str,
+        settings: dict,
+        name: str = "collector",
+        extensions: dict | None = None,
+    ) -> Collector:
+        return self.add(
+            Collector(self.directory, exporter, settings, name=name, extensions=extensions)
+        ).up()
 
-    def millpond_collector(
+    def millpond_collector_of(
         self, name: str = "otelcol", extensions: dict | None = None, **settings: object
     ) -> MillpondCollector:
-        """A Collector that appends to this test's buffer."""
+        """A Collector that appends to this test's buffer and has not been started."""
         exporter = append_to(self.buffer, **settings)
         return self.add(
             MillpondCollector(
                 self.directory, "millpond", exporter, name=name, extensions=extensions
             )
-        ).up()
+        )
+
+    def millpond_collector(self, *name: str, **settings: object) -> MillpondCollector:
+        return self.millpond_collector_of(*name, **settings).up()
 
     def check_manifest(self) -> None:
         """`millpond manifest check` finds nothing wrong with the buffer."""
@@ -99,13 +110,19 @@ class Site:
 
     def command(self, *command: object, code: int = 0) -> Process:
         """A `millpond` command that is not about the buffer."""
+        process = self.begun(*command)
+        ended = process.wait()
+        said = f"{process.name} ended with {ended}: {process.stdout()} {process.messages()}"
+        assert ended == code, said
+        return process
+
+    def begun(self, *command: object) -> Process:
+        """A `millpond` command that runs on."""
         name = "-".join(str(word) for word in command[:2])
         process = self.add(
             Process(name, [program("millpond"), *command], self.directory, CREDENTIALS)
         )
         process.start()
-        ended = process.wait()
-        assert ended == code, f"{name} ended with {ended}: {process.stdout()} {process.messages()}"
         return process
 
     def answer(self, *command: object) -> dict:

@@ -89,3 +89,22 @@ def test_consumers_with_different_names_each_get_everything(site):
         wait_for_all(acknowledged, site.clickhouse, database, consumer)
         assert consumer.terminate() == 0
         assert_exactly_once(acknowledged, site.clickhouse, database)
+
+
+def test_a_script_can_wait_for_a_consumer(site):
+    gateway = site.gateway("--linger", "20ms")
+    site.load(gateway, records=5_000).run()
+    waiting = ("consumer", "wait", "e2e", "--timeout", "100ms")
+    said = site.millpond(*waiting, code=1).messages()
+    assert "it has never run" in said
+    assert "by 5000 records" in said
+
+    waiting = site.begun("consumer", "wait", "e2e", *site.buffer.flags)
+    consumer = site.consumer("--ack-interval", "50ms")
+    assert waiting.wait() == 0
+    assert waiting.stdout() == "e2e has read all 5000 records\n"
+    rows = site.clickhouse.scalar(f"SELECT count() FROM {site.database}.otel_logs")
+    assert rows == "5000"
+    # What is not there yet when it is asked is not waited for.
+    assert consumer.terminate() == 0
+    site.millpond("consumer", "wait", "e2e")

@@ -76,7 +76,8 @@ def test_the_buffer_object(site, damaged):
     _flip(folder / "buffer", 1)
     named = ("buffer: buffer object is damaged", "CRC32C", "restore it")
     _stops(site, *named, consumer="other")
-    gateway = site.millpond("gateway", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", code=1)
+    addresses = [(flag, "127.0.0.1:0") for flag in ("--listen", "--listen-http", "--admin")]
+    gateway = site.millpond("gateway", *(part for flag in addresses for part in flag), code=1)
     for word in named:
         assert word in gateway.messages()
     _doctor(site, "buffer object is damaged")

@@ -14,6 +14,7 @@ from harness.services import Load, Service, http_get, program
 class Dev(Service):
     def __init__(self, directory: Path) -> None:
         self.address = f"127.0.0.1:{free_port()}"
+        self.http_address = f"127.0.0.1:{free_port()}"
         self.url = f"http://127.0.0.1:{free_port()}"
         super().__init__(
             "dev",
@@ -22,6 +23,7 @@ class Dev(Service):
                 "dev",
                 *("--directory", directory / "everything"),
                 *("--listen", self.address),
+                *("--listen-http", self.http_address),
                 *("--clickhouse-listen", self.url.removeprefix("http://")),
             ],
             directory,

@@ -4,7 +4,7 @@ change; nothing hangs and nothing prints a backtrace."""
 import pytest
 
 from harness.process import Process, free_port
-from harness.services import CREDENTIALS, Buffer, program
+from harness.services import CREDENTIALS, Buffer, program, with_defaults
 
 
 def _millpond(site, *argv: object, environment: dict | None = None) -> str:
@@ -26,11 +26,13 @@ def _millpond(site, *argv: object, environment: dict | None = None) -> str:
     return said
 
 
-def _addresses() -> list[str]:
-    return [
-        *("--listen", f"127.0.0.1:{free_port()}"),
-        *("--admin", f"127.0.0.1:{free_port()}"),
-    ]
+def _free() -> dict[str, str]:
+    flags = ("--listen", "--listen-http", "--admin")
+    return {flag: f"127.0.0.1:{free_port()}" for flag in flags}
+
+
+def _addresses() -> list[object]:
+    return with_defaults([], _free())
 
 
 def _consume(site, *flags: object, buffer: Buffer | None = None, database: str | None = None):
@@ -96,12 +98,15 @@ def test_wrong_credentials_are_told_from_an_outage(site):
 
 def test_an_address_in_use_is_named(site):
     gateway = site.gateway()
-    said = _millpond(
-        site,
-        *("gateway", *site.buffer.flags, "--listen", gateway.address),
-        *("--admin", f"127.0.0.1:{free_port()}"),
-    )
-    assert gateway.address in said
+    for flag, address in (
+        ("--listen", gateway.address),
+        ("--listen-http", gateway.http_address),
+    ):
+        said = _millpond(
+            site, "gateway", *site.buffer.flags, *with_defaults([flag, address], _free())
+        )
+        assert address in said
+        assert f"({flag})" in said
 
 
 @pytest.mark.parametrize("grace", ["soon", "10", "-1s", ""])

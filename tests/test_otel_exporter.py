@@ -7,6 +7,9 @@ import random
 import re
 import signal
 import time
+from pathlib import Path
+
+import pytest
 
 from harness.exactly_once import assert_exactly_once, ids, rows_of, wait_for_all
 from harness.process import eventually
@@ -134,6 +137,86 @@ def test_a_persistent_queue_survives_the_kill_of_its_collector(own_site):
     site.check_manifest()
 
 
+def _kept_in(directory: Path) -> dict:
+    """Settings of a Collector whose queue is in a directory."""
+    directory.mkdir(exist_ok=True)
+    return {
+        "extensions": {"file_storage": {"directory": str(directory)}},
+        "sending_queue": {"enabled": True, "storage": "file_storage"},
+        "retry_on_failure": {"enabled": True, "max_elapsed_time": "0s"},
+    }
+
+
+def test_a_collector_starts_without_its_store_and_commits_when_it_is_there(own_site):
+    site = own_site
+    site.store.kill()
+    # One answers from its queue, the other with the commit: neither fails a record.
+    queued = site.millpond_collector("queued", sending_queue={"enabled": True})
+    direct = site.millpond_collector("direct")
+    # A request waits for its answer for as long as it may be retried.
+    patient = ("--retry-for", "300s")
+    before = site.load(queued, *patient, records=2_000, name="load-queued")
+    before.run()
+    assert len(before.acknowledged()) == 2_000
+    waiting = site.load(direct, *patient, records=2_000, name="load-direct")
+    waiting.start()
+    for collector in (queued, direct):
+        eventually("the reason", lambda log=collector.messages: "waits for the store" in log())
+        collector.must_run()
+    site.store.up()
+    assert waiting.wait(300) == 0
+    assert waiting.report()["retries"] == 0
+    assert len(waiting.acknowledged()) == 2_000
+    consumer = site.consumer()
+    acknowledged = before.acknowledged() + waiting.acknowledged()
+    wait_for_all(acknowledged, site.clickhouse, site.database, queued, direct, consumer)
+    for process in (queued, direct, consumer):
+        assert process.terminate() == 0
+    assert_exactly_once(acknowledged, site.clickhouse, site.database)
+    assert rows_of(site.clickhouse, site.database) == 4_000
+    site.check_manifest()
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "reason"),
+    [
+        ({"create_bucket": False}, {}, "there is no such bucket; make it, or set create_bucket"),
+        ({}, {"AWS_SECRET_ACCESS_KEY": "another"}, "403 SignatureDoesNotMatch"),
+    ],
+    ids=["no bucket", "wrong credentials"],
+)
+@pytest.mark.parametrize("away", [True, False], ids=["store away at the start", "store there"])
+def test_a_mistake_ends_the_collector_and_loses_nothing(
+    own_site, settings, environment, reason, away
+):
+    """At its start if the store can be asked then, else when it can be."""
+    site = own_site
+    queue = _kept_in(site.directory / "queue")
+    wrong = site.millpond_collector_of("wrong", **queue, **settings)
+    wrong.environment.update(environment)
+    acknowledged = []
+    if away:
+        site.store.kill()
+        wrong.up()
+        load = site.load(wrong, records=2_000)
+        load.run()
+        acknowledged = load.acknowledged()
+        assert len(acknowledged) == 2_000
+        wrong.must_run()
+        site.store.up()
+    else:
+        wrong.start()
+    assert wrong.wait() == 1
+    assert reason in wrong.messages()
+    # Mended, it sends what its queue has.
+    mended = site.millpond_collector("mended", **queue)
+    consumer = site.consumer()
+    wait_for_all(acknowledged, site.clickhouse, site.database, mended, consumer)
+    assert mended.terminate() == 0
+    assert consumer.terminate() == 0
+    assert_exactly_once(acknowledged, site.clickhouse, site.database)
+
+
 def test_the_configuration_of_the_readme_works(site, tmp_path):
     readme = (REPOSITORY / "otel-exporter" / "README.md").read_text()
     (configuration,) = re.findall(r"```yaml\n(receivers:.*?)```", readme, re.DOTALL)
@@ -152,8 +235,25 @@ def test_the_configuration_of_the_readme_works(site, tmp_path):
     collector.environment["AWS_ENDPOINT_URL"] = site.buffer.endpoint
     collector.up()
     consumer = site.consumer()
-    telemetrygen(site.directory, collector.address, "--logs", 500, "--workers", 1)
-    eventually("the records", lambda: rows_of(site.clickhouse, site.database) == 500, timeout=60)
+    expected = {"otel_logs": 500, "otel_traces": 400, "otel_metrics_gauge": 200}
+    for of, *flags in (
+        ("logs", "--logs", 500),
+        ("traces", "--traces", 100, "--child-spans", 3),
+        ("metrics", "--metrics", 200, "--metric-type", "Gauge"),
+    ):
+        telemetrygen(
+            site.directory, collector.address, *flags, signal=of, name=f"telemetrygen-{of}"
+        )
+
+    def found() -> dict[str, int]:
+        count = f"SELECT count() FROM {site.database}."
+        return {table: int(site.clickhouse.scalar(count + table)) for table in expected}
+
+    eventually(
+        "every record",
+        lambda: all(found()[table] >= rows for table, rows in expected.items()),
+        timeout=60,
+    )
     assert collector.terminate() == 0
     assert consumer.terminate() == 0
-    assert rows_of(site.clickhouse, site.database) == 500
+    assert found() == expected

@@ -1,11 +1,14 @@
-//! The small HTTP server beside a long-running command: `/healthz`, `/readyz`, `/metrics`.
+//! The small HTTP server beside a long-running command: a page for people at `/`, `/healthz`, `/readyz`, `/metrics`.
 
+use crate::clock::now_ms;
+use crate::events;
 use anyhow::Context;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use millpond_storage::BufferUrl;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -16,26 +19,56 @@ use tokio::net::TcpListener;
 type Readiness = Box<dyn Fn() -> Vec<String> + Send + Sync>;
 
 /// What the server answers from. It is filled as the command starts.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Admin(Arc<Inner>);
 
-#[derive(Default)]
+/// Whose page it is.
+#[derive(Debug, serde::Serialize)]
+struct About {
+    /// What the process does.
+    role: &'static str,
+    /// The buffer's URL.
+    buffer: String,
+    version: &'static str,
+    /// Unix ms.
+    started_at_ms: u64,
+}
+
 struct Inner {
+    about: About,
     registries: Mutex<Vec<Registry>>,
     readiness: Mutex<Option<Readiness>>,
 }
 
 impl Admin {
-    /// Serves until the process ends, and says where.
-    pub(crate) async fn start(address: SocketAddr) -> anyhow::Result<(Admin, SocketAddr)> {
-        let admin = Admin::default();
+    /// Serves until the process ends, and says where. `role` and `buffer` are for people.
+    pub(crate) async fn start(
+        address: SocketAddr,
+        role: &'static str,
+        buffer: &BufferUrl,
+    ) -> anyhow::Result<(Admin, SocketAddr)> {
+        let admin = Admin(Arc::new(Inner {
+            about: About {
+                role,
+                buffer: buffer.to_string(),
+                version: env!("CARGO_PKG_VERSION"),
+                started_at_ms: now_ms(),
+            },
+            registries: Mutex::default(),
+            readiness: Mutex::default(),
+        }));
         let router = Router::new()
+            .route("/", get(page))
+            .route("/page.js", get(script))
+            .route("/status.json", get(status))
             .route("/healthz", get(|| async { "ok\n" }))
             .route("/readyz", get(ready))
             .route("/metrics", get(metrics))
             .with_state(admin.clone());
         let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("cannot listen on {address} for /healthz, /readyz and /metrics (--admin)")
+            format!(
+                "cannot listen on {address} for the status page, /healthz, /readyz and /metrics (--admin)"
+            )
         })?;
         let address = listener.local_addr()?;
         tokio::spawn(async move { axum::serve(listener, router).await });
@@ -51,6 +84,12 @@ impl Admin {
             .push(registry);
     }
 
+    fn waiting_for(&self) -> Vec<String> {
+        let readiness = self.0.readiness.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = readiness.as_ref().map(|waiting| waiting());
+        waiting.unwrap_or_else(|| vec!["starting".to_owned()])
+    }
+
     /// From now on, this says whether the command is ready.
     pub(crate) fn ready_when(&self, readiness: impl Fn() -> Vec<String> + Send + Sync + 'static) {
         *self.0.readiness.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(readiness));
@@ -58,15 +97,43 @@ impl Admin {
 }
 
 async fn ready(State(admin): State<Admin>) -> Response {
-    let readiness = admin.0.readiness.lock().unwrap_or_else(PoisonError::into_inner);
-    let waiting = readiness
-        .as_ref()
-        .map_or_else(|| vec!["starting".to_owned()], |waiting| waiting());
+    let waiting = admin.waiting_for();
     if waiting.is_empty() {
         (StatusCode::OK, "ready\n".to_owned()).into_response()
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, waiting.join("\n") + "\n").into_response()
     }
+}
+
+/// The page needs nothing but this server, and says so to the browser.
+async fn page() -> Response {
+    let policy = "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'";
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, policy),
+    ];
+    (headers, include_str!("admin/page.html")).into_response()
+}
+
+async fn script() -> Response {
+    let kind = "text/javascript; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], include_str!("admin/page.js")).into_response()
+}
+
+async fn status(State(admin): State<Admin>) -> Response {
+    #[derive(serde::Serialize)]
+    struct Status<'a> {
+        #[serde(flatten)]
+        about: &'a About,
+        waiting_for: Vec<String>,
+        events: Vec<events::Recent>,
+    }
+    axum::Json(Status {
+        about: &admin.0.about,
+        waiting_for: admin.waiting_for(),
+        events: events::recent(),
+    })
+    .into_response()
 }
 
 async fn metrics(State(admin): State<Admin>) -> Response {

@@ -222,7 +222,7 @@ impl ConsumeArgs {
 /// Runs until a signal, then finishes and acknowledges what was begun.
 pub(crate) async fn run(args: ConsumeArgs) -> anyhow::Result<()> {
     let shutdown = shutdown::on_signal()?;
-    let (admin, admin_address) = Admin::start(args.admin).await?;
+    let (admin, admin_address) = Admin::start(args.admin, "consumer", &args.store.buffer).await?;
     let store = tokio::select! {
         store = args.store.open_patiently(false, &admin) => store?,
         () = shutdown.cancelled() => return Ok(()),

@@ -1,8 +1,11 @@
 //! `millpond consumer`: who reads a buffer and how far, and an operator's hand on a cursor.
 
+mod wait;
+
 use crate::clock::now_ms;
 use crate::inspect::{buffer, cursors, whole};
 use crate::store::StoreArgs;
+use crate::units::Time;
 use anyhow::{Context, anyhow, bail, ensure};
 use millpond_manifest::cas::{self, Snapshot, Swap};
 use millpond_manifest::cursor::{Ownership, Skip};
@@ -23,6 +26,17 @@ pub(crate) enum ConsumerCommand {
         /// One JSON object.
         #[arg(long)]
         json: bool,
+    },
+    /// Wait until a consumer has read all that is committed now. For scripts; exits 1 when the time is up.
+    Wait {
+        #[command(flatten)]
+        store: StoreArgs,
+        /// The consumer's name.
+        #[arg(default_value = "default")]
+        consumer: String,
+        /// For how long. Without it, for as long as it takes.
+        #[arg(long, value_name = "TIME")]
+        timeout: Option<Time>,
     },
     /// Set a consumer's position, in all streams, to read again or to skip. What a table already has is sent to it again:
     /// to fill another table, use another consumer name.
@@ -111,7 +125,7 @@ impl FromStr for Target {
 
 impl Target {
     /// The sequence to go on from.
-    fn position(self, log: &Log) -> anyhow::Result<u64> {
+    pub(crate) fn position(self, log: &Log) -> anyhow::Result<u64> {
         let (first, next) = (log.first_sequence, log.next_sequence);
         Ok(match self {
             Target::Earliest => first,
@@ -136,6 +150,11 @@ impl ConsumerCommand {
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         match self {
             ConsumerCommand::List { store, json } => list(&store, json).await,
+            ConsumerCommand::Wait {
+                store,
+                consumer,
+                timeout,
+            } => wait::until_read(&store.open(false).await?, &consumer, timeout.map(|time| time.0)).await,
             ConsumerCommand::Reset { hand, to } => reset(&hand, to).await,
             ConsumerCommand::Remove { hand } => remove(&hand).await,
             ConsumerCommand::Skip {

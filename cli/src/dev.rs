@@ -28,6 +28,10 @@ pub(crate) struct DevArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4317")]
     listen: SocketAddr,
 
+    /// Where OTLP/HTTP is accepted.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4318")]
+    listen_http: SocketAddr,
+
     /// Where ClickHouse's HTTP interface is served.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8123")]
     clickhouse_listen: SocketAddr,
@@ -48,6 +52,7 @@ pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
     let directory = args.directory.clone();
     let plan = Plan {
         otlp: args.listen,
+        otlp_http: args.listen_http,
         clickhouse: args.clickhouse_listen,
         buffer: args.buffer.as_ref().map(ToString::to_string),
         s3_endpoint: args.s3_endpoint,
@@ -62,6 +67,7 @@ pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
         directory.join("logs").display()
     );
     info!("  send OTLP/gRPC to {}", stack.plan.otlp);
+    info!("  send OTLP/HTTP to http://{}", stack.plan.otlp_http);
     info!(
         "  query with: curl '{}' --data 'SELECT count() FROM otel.otel_logs'",
         stack.clickhouse_url()
@@ -79,6 +85,7 @@ pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
 pub(crate) struct Plan {
     pub(crate) directory: PathBuf,
     pub(crate) otlp: SocketAddr,
+    pub(crate) otlp_http: SocketAddr,
     pub(crate) clickhouse: SocketAddr,
     pub(crate) gateway_admin: SocketAddr,
     pub(crate) consumer_admin: SocketAddr,
@@ -92,10 +99,11 @@ pub(crate) struct Plan {
 impl Plan {
     /// On free ports, below a directory.
     pub(crate) fn new(directory: &Path) -> anyhow::Result<Plan> {
-        let [otlp, clickhouse, gateway_admin, consumer_admin] = free_addresses()?;
+        let [otlp, otlp_http, clickhouse, gateway_admin, consumer_admin] = free_addresses()?;
         Ok(Plan {
             directory: directory.to_owned(),
             otlp,
+            otlp_http,
             clickhouse,
             gateway_admin,
             consumer_admin,
@@ -166,6 +174,8 @@ impl Stack {
         command.args([
             "--listen",
             &plan.otlp.to_string(),
+            "--listen-http",
+            &plan.otlp_http.to_string(),
             "--admin",
             &plan.gateway_admin.to_string(),
         ]);

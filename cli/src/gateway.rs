@@ -1,11 +1,11 @@
-//! `millpond gateway`: a producer with OTLP/gRPC in front.
+//! `millpond gateway`: a producer with OTLP/gRPC and OTLP/HTTP in front.
 
 use crate::admin::Admin;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::units::{Size, Time, readable};
 use anyhow::Context;
-use millpond_gateway::Gateway;
+use millpond_gateway::{Gateway, Listeners};
 use millpond_producer::{Producer, Readiness};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -30,6 +30,15 @@ pub(crate) struct GatewayArgs {
         default_value = "127.0.0.1:4317"
     )]
     pub(crate) listen: SocketAddr,
+
+    /// Where OTLP/HTTP is accepted: protobuf and JSON, HTTP/1.1 and HTTP/2. Loopback, for the same reason.
+    #[arg(
+        long,
+        env = "MILLPOND_LISTEN_HTTP",
+        value_name = "ADDR",
+        default_value = "127.0.0.1:4318"
+    )]
+    pub(crate) listen_http: SocketAddr,
 
     /// Where /healthz, /readyz and /metrics are served.
     #[arg(
@@ -96,7 +105,7 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) memory_limit: Size,
 
-    /// How long a request waits for memory before it is answered RESOURCE_EXHAUSTED. 10s: within the patience of
+    /// How long a request waits for memory before it is answered RESOURCE_EXHAUSTED (429 over HTTP). 10s: within the patience of
     /// OTLP clients.
     #[arg(long, env = "MILLPOND_MAX_WAIT", value_name = "TIME", default_value = "10s")]
     pub(crate) max_wait: Time,
@@ -163,10 +172,11 @@ impl GatewayArgs {
 /// Runs until a signal, then finishes and commits what was accepted.
 pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
     let shutdown = shutdown::on_signal()?;
-    let listener = TcpListener::bind(args.listen)
-        .await
-        .with_context(|| format!("cannot listen on {} for OTLP/gRPC (--listen)", args.listen))?;
-    let (admin, admin_address) = Admin::start(args.admin).await?;
+    let listeners = Listeners {
+        grpc: bind(args.listen, "OTLP/gRPC (--listen)").await?,
+        http: bind(args.listen_http, "OTLP/HTTP (--listen-http)").await?,
+    };
+    let (admin, admin_address) = Admin::start(args.admin, "gateway", &args.store.buffer).await?;
     let store = tokio::select! {
         store = args.store.open_patiently(args.create_bucket, &admin) => store?,
         () = shutdown.cancelled() => return Ok(()),
@@ -188,17 +198,24 @@ pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
         Readiness::Closed => vec!["stopping".to_owned()],
     });
     info!(
-        "gateway: OTLP/gRPC on {}, metrics on http://{admin_address}, buffer {}, memory limit {}",
-        listener.local_addr()?,
+        "gateway: OTLP/gRPC on {}, OTLP/HTTP on http://{}, metrics on http://{admin_address}, buffer {}, memory limit {}",
+        listeners.grpc.local_addr()?,
+        listeners.http.local_addr()?,
         store.url(),
         readable(args.memory_limit.0)
     );
 
-    gateway.serve(listener, shutdown).await?;
+    gateway.serve(listeners, shutdown).await?;
     producer
         .drain(args.drain_timeout.0)
         .await
         .context("records that were accepted but not acknowledged may be lost")?;
     info!("gateway: stopped; everything acknowledged is committed");
     Ok(())
+}
+
+async fn bind(address: SocketAddr, what: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address} for {what}"))
 }

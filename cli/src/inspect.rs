@@ -66,13 +66,19 @@ pub(crate) async fn buffer(store: &Store) -> anyhow::Result<Buffer> {
 /// The log with all of its pages.
 pub(crate) async fn whole(store: &Store, manifest: Manifest) -> anyhow::Result<Log> {
     let mut log = Log::new(manifest);
+    complete(store, &mut log).await?;
+    Ok(log)
+}
+
+/// Loads the pages that are missing.
+pub(crate) async fn complete(store: &Store, log: &mut Log) -> anyhow::Result<()> {
     while let Some(reference) = log.missing(0).cloned() {
         let key = layout::page(log.shard, reference.first, reference.page);
         let page = cas::read::<Page>(store, &key).await?;
         let page = page.with_context(|| format!("{key} is in the manifest but not in the store"))?;
         log.load(&reference, Arc::new(page.state)).with_context(|| key)?;
     }
-    Ok(log)
+    Ok(())
 }
 
 pub(crate) async fn cursors(store: &Store, shard: u32) -> anyhow::Result<Vec<Cursor>> {

@@ -10,14 +10,17 @@ mod dead_letters;
 mod demo;
 mod dev;
 mod doctor;
+mod events;
 mod gateway;
 mod gc;
 mod inspect;
 mod logging;
 mod settings;
 mod shutdown;
+mod status;
 mod store;
 mod table;
+mod tail;
 mod units;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -61,6 +64,10 @@ enum Command {
     Demo,
     /// Send OTLP logs to an endpoint and report what was acknowledged.
     Load(millpond_bench::load::LoadArgs),
+    /// Show what is in a buffer, and how far its consumers are.
+    Status(status::StatusArgs),
+    /// Show records as they are committed.
+    Tail(Box<tail::TailArgs>),
     /// What a buffer costs a month: for a load that you describe, or for what a live buffer does.
     Cost(Box<cost::CostArgs>),
     /// See and set how far consumers are.
@@ -126,6 +133,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Command::Dev(args) => dev::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Demo => demo::run().await,
             Command::Load(args) => load(args).await,
+            Command::Status(args) => status::run(args).await.map(|()| ExitCode::SUCCESS),
+            Command::Tail(args) => tail::run(*args).await.map(|()| ExitCode::SUCCESS),
             Command::Cost(args) => cost::run(*args).await.map(|()| ExitCode::SUCCESS),
             Command::Consumer(command) => command.run().await.map(|()| ExitCode::SUCCESS),
             Command::DeadLetters(command) => command.run().await,

@@ -2,9 +2,12 @@
 //! fetching and writing.
 
 use crate::Environment;
+use crate::metrics::InStage;
 use crate::sink::{Batch, Cut, Sink, SinkError};
 use millpond_manifest::Rule;
+use prometheus_client::metrics::histogram::Histogram;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -15,6 +18,9 @@ pub(crate) struct Decode {
     pub(crate) rule: Rule,
     /// The turn of a decoder, given back at the end.
     pub(crate) decoder: OwnedSemaphorePermit,
+    pub(crate) queued: InStage,
+    /// Where the time that a chunk takes is counted.
+    pub(crate) seconds: Histogram,
 }
 
 impl Decode {
@@ -51,8 +57,17 @@ impl Decode {
             batch,
             rule,
             decoder: _turn,
+            queued: _queued,
+            seconds,
         } = self;
-        sink.chunks(&batch, &rule, emit)
+        let mut began = Instant::now();
+        sink.chunks(&batch, &rule, &mut |cut| {
+            seconds.observe(began.elapsed().as_secs_f64());
+            let more = emit(cut);
+            // What it waited for the chunk to be taken is the writers' time.
+            began = Instant::now();
+            more
+        })
     }
 }
 

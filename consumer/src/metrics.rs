@@ -1,18 +1,57 @@
 //! What the consumer counts. Names and labels are stable; the only label with open values is the
 //! stream, whose number the manifest bounds.
 
+use millpond_manifest::Lag;
 use millpond_manifest::cursor::Plan;
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 /// Labels of what is counted by stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct StreamLabel {
     pub(crate) stream: String,
+}
+
+/// Labels of what is counted by stream and shard. Only the owner of the shard's cursor has them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct ShardLabel {
+    pub(crate) shard: u32,
+    pub(crate) stream: String,
+}
+
+/// Where work is under way, or waits for its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[expect(non_camel_case_types, reason = "the names are the label's values")]
+pub(crate) enum Stage {
+    /// Batches that wait for memory.
+    memory,
+    /// Parts of segments.
+    fetch,
+    /// Batches that are cut into chunks.
+    decode,
+    /// Chunks.
+    write,
+}
+
+/// Labels of what is counted by stage.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct StageLabel {
+    stage: Stage,
+}
+
+/// One piece of work in a stage, until dropped.
+pub(crate) struct InStage(Gauge);
+
+impl Drop for InStage {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 /// Labels of dead letters.
@@ -32,9 +71,13 @@ pub(crate) struct Metrics {
     pub(crate) fetched_bytes: Counter,
     pub(crate) inserted_bytes: Counter,
     pub(crate) latency: Family<StreamLabel, Histogram>,
+    pub(crate) queue: Family<StageLabel, Gauge>,
+    pub(crate) fetch_seconds: Histogram,
+    pub(crate) decode_seconds: Histogram,
     pub(crate) write_seconds: Histogram,
     pub(crate) write_retries: Counter,
     pub(crate) cursor_commits: Counter,
+    pub(crate) cursor_commit_seconds: Histogram,
     pub(crate) cursor_conflicts: Counter,
     pub(crate) cursor_unknown: Counter,
     pub(crate) replayed_batches: Counter,
@@ -42,7 +85,9 @@ pub(crate) struct Metrics {
     pub(crate) running: Gauge,
     pub(crate) held_bytes: Gauge,
     pub(crate) owned_shards: Gauge,
-    pub(crate) backlog_records: Family<StreamLabel, Gauge>,
+    pub(crate) backlog_records: Family<ShardLabel, Gauge>,
+    pub(crate) backlog_bytes: Family<ShardLabel, Gauge>,
+    pub(crate) backlog_seconds: Family<ShardLabel, Gauge<f64, AtomicU64>>,
     pub(crate) dead_letters: Family<DeadLabel, Counter>,
 }
 
@@ -50,6 +95,8 @@ impl Metrics {
     pub(crate) fn register(registry: &mut Registry) -> Self {
         // Fine enough to read a percentile from (steps of 15 %), from 10 ms to about 10 minutes.
         let latency = || Histogram::new(exponential_buckets(0.01, 1.15, 80));
+        // 5 ms to 82 s.
+        let seconds = || Histogram::new(exponential_buckets(0.005, 2.0, 15));
         let metrics = Metrics {
             records: Family::default(),
             batches: Family::default(),
@@ -57,9 +104,13 @@ impl Metrics {
             fetched_bytes: Counter::default(),
             inserted_bytes: Counter::default(),
             latency: Family::new_with_constructor(latency),
-            write_seconds: Histogram::new(exponential_buckets(0.005, 2.0, 15)),
+            queue: Family::default(),
+            fetch_seconds: seconds(),
+            decode_seconds: seconds(),
+            write_seconds: seconds(),
             write_retries: Counter::default(),
             cursor_commits: Counter::default(),
+            cursor_commit_seconds: seconds(),
             cursor_conflicts: Counter::default(),
             cursor_unknown: Counter::default(),
             replayed_batches: Counter::default(),
@@ -68,6 +119,8 @@ impl Metrics {
             held_bytes: Gauge::default(),
             owned_shards: Gauge::default(),
             backlog_records: Family::default(),
+            backlog_bytes: Family::default(),
+            backlog_seconds: Family::default(),
             dead_letters: Family::default(),
         };
         let m = &metrics;
@@ -99,6 +152,23 @@ impl Metrics {
             Unit::Seconds,
             m.latency.clone(),
         );
+        registry.register(
+            "queue",
+            "Work in a stage or waiting for its turn: batches that wait for memory, parts to fetch, batches to decode, chunks to write",
+            m.queue.clone(),
+        );
+        registry.register_with_unit(
+            "fetch",
+            "Duration of one attempt to fetch a batch's part of a segment",
+            Unit::Seconds,
+            m.fetch_seconds.clone(),
+        );
+        registry.register_with_unit(
+            "decode",
+            "Time to decode messages and make a chunk of them",
+            Unit::Seconds,
+            m.decode_seconds.clone(),
+        );
         registry.register_with_unit(
             "write",
             "Duration of one attempt to write a chunk",
@@ -114,6 +184,12 @@ impl Metrics {
             "cursor_commits",
             "Swaps of the cursor that succeeded",
             m.cursor_commits.clone(),
+        );
+        registry.register_with_unit(
+            "cursor_commit",
+            "Duration of one swap of the cursor, whatever its outcome",
+            Unit::Seconds,
+            m.cursor_commit_seconds.clone(),
         );
         registry.register(
             "cursor_conflicts",
@@ -152,11 +228,63 @@ impl Metrics {
             m.backlog_records.clone(),
         );
         registry.register(
+            "backlog_bytes",
+            "Their bytes in the store",
+            m.backlog_bytes.clone(),
+        );
+        registry.register_with_unit(
+            "backlog",
+            "Since the oldest of them was committed, by its producer's clock; 0 when there is none",
+            Unit::Seconds,
+            m.backlog_seconds.clone(),
+        );
+        registry.register(
             "dead_letters",
             "Records that the sink refused for good (reason=refused), and messages that cannot be read (reason=unreadable)",
             m.dead_letters.clone(),
         );
         metrics
+    }
+}
+
+impl Metrics {
+    /// Counts a piece of work in this stage until the returned value is dropped.
+    pub(crate) fn enter(&self, stage: Stage) -> InStage {
+        let gauge = self.queue.get_or_create(&StageLabel { stage }).clone();
+        gauge.inc();
+        InStage(gauge)
+    }
+
+    /// Shows what is before a reader of the stream in the shard.
+    pub(crate) fn show_backlog(&self, shard: u32, stream: &str, lag: &Lag, now_ms: u64) {
+        let labels = ShardLabel {
+            shard,
+            stream: stream.to_owned(),
+        };
+        let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let age_ms = lag
+            .oldest_committed_at_ms
+            .map_or(0, |committed| now_ms.saturating_sub(committed));
+        self.backlog_records
+            .get_or_create(&labels)
+            .set(whole(lag.records));
+        self.backlog_bytes
+            .get_or_create(&labels)
+            .set(whole(lag.stored_bytes));
+        self.backlog_seconds
+            .get_or_create(&labels)
+            .set(Duration::from_millis(age_ms).as_secs_f64());
+    }
+
+    /// Whoever owns the cursor now shows it.
+    pub(crate) fn forget_backlog(&self, shard: u32, stream: &str) {
+        let labels = ShardLabel {
+            shard,
+            stream: stream.to_owned(),
+        };
+        self.backlog_records.remove(&labels);
+        self.backlog_bytes.remove(&labels);
+        self.backlog_seconds.remove(&labels);
     }
 }
 

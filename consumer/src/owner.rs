@@ -170,7 +170,12 @@ impl Claim {
     pub(crate) async fn swap(&self, before: Snapshot<Cursor>, next: Cursor) -> Result<Outcome, ConsumeError> {
         let epoch = before.state.epoch;
         let next = next.stamped(self.environment.random());
-        match cas::swap(&self.store, &self.key(), Some(&before.version), next).await {
+        let began = Instant::now();
+        let swap = cas::swap(&self.store, &self.key(), Some(&before.version), next).await;
+        self.metrics
+            .cursor_commit_seconds
+            .observe(began.elapsed().as_secs_f64());
+        match swap {
             Swap::Committed(snapshot) => {
                 self.metrics.cursor_commits.inc();
                 self.status.goes_on(&self.what());

@@ -5,7 +5,7 @@ use crate::Config;
 use crate::environment::now_ms;
 use crate::error::ConsumeError;
 use crate::isolate::{Refusal, Refusals};
-use crate::metrics::{label, range};
+use crate::metrics::range;
 use crate::owner::{Attempt, Claim, Outcome, Owned, read_patiently};
 use crate::schedule::{Decision, Key, Mode, Schedule, begins};
 use crate::sink::{Batch, BatchId, Part};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -180,6 +180,9 @@ impl Known {
     }
 }
 
+/// How long a process that ends by an error takes to give the cursor back.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
 /// Of each stream, so many pages from its position on are kept loaded.
 const PAGES_AHEAD: usize = 2;
 
@@ -251,6 +254,15 @@ impl<'a> Tenure<'a> {
     }
 
     async fn serve(mut self) -> Result<Term, ConsumeError> {
+        let term = self.serve_until_it_ends().await;
+        if let Err(error) = &term {
+            self.leave(error).await;
+        }
+        self.forget_backlog();
+        term
+    }
+
+    async fn serve_until_it_ends(&mut self) -> Result<Term, ConsumeError> {
         let shutdown = self.shard.shutdown.clone();
         loop {
             let decision = self.decide();
@@ -300,7 +312,6 @@ impl<'a> Tenure<'a> {
                     // It may have left the log meanwhile, and then it is no matter that it is gone.
                     if let Some(known) = self.log.as_mut().filter(|k| k.log.pages.contains(&reference)) {
                         known.load(&reference, page?)?;
-                        self.measure_backlog();
                     }
                 }
                 () = shutdown.cancelled(), if self.drain_until.is_none() => {
@@ -463,6 +474,7 @@ impl<'a> Tenure<'a> {
             now_ms(&*claim.environment),
             u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
         );
+        next.wait_for(&claim.status.waiting_for());
         let before = self.durable.clone();
         self.swap_began = now;
         // If it fails, the next one waits a little; if it does not, this is of no effect.
@@ -527,8 +539,8 @@ impl<'a> Tenure<'a> {
                         },
                     });
                     self.warn_of_trimmed();
-                    self.measure_backlog();
                 }
+                self.show_backlog();
                 Ok(())
             }
             Err(ReadError::Format { key, source }) => Err(ConsumeError::Format { key, source }),
@@ -603,20 +615,29 @@ impl<'a> Tenure<'a> {
         }
     }
 
-    fn measure_backlog(&self) {
-        let Some(log) = &self.log else { return };
+    fn show_backlog(&self) {
+        let Shard { claim, workshop, .. } = self.shard;
+        let now_ms = now_ms(&*claim.environment);
+        self.for_each_stream(|log, index, stream| {
+            let lag = log.lag(index, self.durable.state.next(stream));
+            workshop.metrics.show_backlog(claim.shard, stream, &lag, now_ms);
+        });
+    }
+
+    fn forget_backlog(&self) {
+        let Shard { claim, workshop, .. } = self.shard;
+        self.for_each_stream(|_, _, stream| workshop.metrics.forget_backlog(claim.shard, stream));
+    }
+
+    /// Of the streams that the sink takes.
+    fn for_each_stream(&self, mut each: impl FnMut(&Log, u32, &str)) {
+        let Some(Known { log, .. }) = &self.log else {
+            return;
+        };
         let sink = &self.shard.workshop.sink;
-        let streams = (0_u32..).zip(&log.log.streams);
+        let streams = (0_u32..).zip(&log.streams);
         for (index, stream) in streams.filter(|(_, s)| sink.accepts(&s.name, s.encoding)) {
-            let next = self.durable.state.next(&stream.name);
-            let records = log.log.records(index, next);
-            let gauge = self
-                .shard
-                .workshop
-                .metrics
-                .backlog_records
-                .get_or_create(&label(&stream.name));
-            gauge.set(i64::try_from(records).unwrap_or(i64::MAX));
+            each(log, index, &stream.name);
         }
     }
 
@@ -647,7 +668,7 @@ impl<'a> Tenure<'a> {
     }
 
     /// Gives the cursor back, saying whether anything is in doubt.
-    async fn release(mut self) -> Result<Term, ConsumeError> {
+    async fn release(&mut self) -> Result<Term, ConsumeError> {
         self.work.abort_all();
         let patience = Instant::now() + Duration::from_secs(10);
         let decision = self.decide();
@@ -656,19 +677,9 @@ impl<'a> Tenure<'a> {
             for (stream, position) in &decision.acknowledge {
                 next.acknowledge(stream, *position)?;
             }
-            next.release();
-            let ownership = next.ownership.clone();
-            match self.shard.claim.swap(self.durable.clone(), next).await? {
-                Outcome::Fenced { owner, epoch } => return Ok(self.fenced(&owner, epoch)),
-                Outcome::Ours(durable) if durable.state.ownership == ownership => {
-                    info!(
-                        shard = self.shard.claim.shard,
-                        clean = ownership == Ownership::Released,
-                        "released the cursor"
-                    );
-                    return Ok(Term::Released);
-                }
-                Outcome::Ours(durable) => self.durable = *durable,
+            next.wait_for(&[]);
+            if let Some(term) = self.give_back(next).await? {
+                return Ok(term);
             }
             if Instant::now() >= patience {
                 warn!(
@@ -678,6 +689,54 @@ impl<'a> Tenure<'a> {
                 return Ok(Term::Released);
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Gives the cursor back with the reason why this process ends, so that the next one need not wait for the lease and
+    /// whoever looks knows. If that takes long, it is left.
+    async fn leave(&mut self, error: &ConsumeError) {
+        self.work.abort_all();
+        // Otherwise it would be lost to the swap under way.
+        let giving_back = async {
+            if let Some(swapping) = self.swapping.take()
+                && let Outcome::Ours(durable) = swapping.await?
+            {
+                self.durable = *durable;
+            }
+            loop {
+                let mut next = self.durable.state.clone();
+                next.wait_for(&[format!("it ended: {error}")]);
+                if self.give_back(next).await?.is_some() {
+                    return Ok::<_, ConsumeError>(());
+                }
+            }
+        };
+        if !matches!(timeout(LAST_WORDS, giving_back).await, Ok(Ok(()))) {
+            warn!(
+                shard = self.shard.claim.shard,
+                "the cursor could not be given back: the next owner waits for the lease"
+            );
+        }
+    }
+
+    /// One attempt to release the cursor. `None`: an earlier swap of ours was in force, and is known now.
+    async fn give_back(&mut self, mut next: Cursor) -> Result<Option<Term>, ConsumeError> {
+        next.release();
+        let ownership = next.ownership.clone();
+        match self.shard.claim.swap(self.durable.clone(), next).await? {
+            Outcome::Fenced { owner, epoch } => Ok(Some(self.fenced(&owner, epoch))),
+            Outcome::Ours(durable) if durable.state.ownership == ownership => {
+                info!(
+                    shard = self.shard.claim.shard,
+                    clean = ownership == Ownership::Released,
+                    "released the cursor"
+                );
+                Ok(Some(Term::Released))
+            }
+            Outcome::Ours(durable) => {
+                self.durable = *durable;
+                Ok(None)
+            }
         }
     }
 

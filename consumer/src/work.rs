@@ -6,7 +6,7 @@ use crate::environment::{Environment, pause};
 use crate::error::ConsumeError;
 use crate::isolate::{Isolation, Refusals};
 use crate::letters::Letters;
-use crate::metrics::{self, Metrics, label};
+use crate::metrics::{self, Metrics, Stage, label};
 use crate::sink::{Batch, Chunk, Cut, Part, Sink, SinkError};
 use crate::status::{Level, Status};
 use bytes::Bytes;
@@ -104,7 +104,9 @@ impl Job {
 impl Workshop {
     /// Does a batch: when it returns, the sink has all of it, but for its dead letters, which the store has.
     pub(crate) async fn work(self: Arc<Self>, mut job: Job) -> Result<(), ConsumeError> {
+        let queued = self.metrics.enter(Stage::memory);
         let _memory = self.memory.reserve(job.memory()).await;
+        drop(queued);
         self.metrics
             .held_bytes
             .set(i64::try_from(self.memory.held()).unwrap_or(i64::MAX));
@@ -128,8 +130,11 @@ impl Workshop {
             ..
         } = job;
         let (id, batch) = (batch.id.clone(), Arc::new(batch));
+        let decoding = self.metrics.enter(Stage::decode);
         let decoder = self.decoders.clone().acquire_owned().await.expect("never closed");
         let work = Decode {
+            seconds: self.metrics.decode_seconds.clone(),
+            queued: decoding,
             sink: self.sink.clone(),
             batch: batch.clone(),
             rule,
@@ -171,13 +176,16 @@ impl Workshop {
         } = wanted;
         let what = format!("fetching {key}");
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+        let _queued = self.metrics.enter(Stage::fetch);
         loop {
             let fetcher = self.fetchers.acquire().await.expect("never closed");
-            match self
+            let began = Instant::now();
+            let fetched = self
                 .store
                 .get_range(&key, part.offset..part.offset + length)
-                .await
-            {
+                .await;
+            self.metrics.fetch_seconds.observe(began.elapsed().as_secs_f64());
+            match fetched {
                 Ok(Some(data)) => {
                     self.status.goes_on(&what);
                     self.metrics.fetched_bytes.inc_by(data.len() as u64);
@@ -205,6 +213,7 @@ impl Workshop {
         mut in_doubt: bool,
     ) -> Result<(), String> {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+        let _queued = self.metrics.enter(Stage::write);
         loop {
             let writer = self.writers.acquire().await.expect("never closed");
             let began = Instant::now();

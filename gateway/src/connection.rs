@@ -1,13 +1,13 @@
-//! One TCP connection: does the peer speak HTTP/2, how far may it send ahead, and HTTP/2 itself (hyper). It never
-//! looks into a request.
+//! One TCP connection: does the peer speak HTTP/2, how far may it send ahead, and HTTP itself (hyper). It never looks
+//! into a request.
 
 use std::io::{self, Cursor};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use futures::FutureExt;
 use hyper::rt::Executor;
-use hyper::server::conn::http2;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use millpond_producer::{Budget, Reservation};
@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::metrics::Transport;
 use crate::request::Service;
 
 /// What an HTTP/2 client sends first (RFC 9113, 3.4).
@@ -30,7 +31,12 @@ const WINDOW_MIN: u32 = 65_535;
 const WINDOW_SHARE: usize = 16;
 
 const HTTP1_METHODS: [&[u8]; 5] = [b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI"];
-const HTTP1_ANSWER: &[u8] = b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-type: text/plain\r\ncontent-length: 46\r\n\r\nthis port speaks OTLP/gRPC, which needs HTTP/2";
+
+/// What a client of HTTP/1 is told at the port for OTLP/gRPC.
+const HTTP1_ANSWER: &str = "this port speaks OTLP/gRPC, which needs HTTP/2; OTLP/HTTP has a port of its own (--listen-http, 4318 by default)\n";
+
+/// The smallest buffer that hyper lets an HTTP/1 connection have.
+const HTTP1_BUFFER_MIN: usize = 8 << 10;
 
 /// Where the tasks of connections and requests run, so that they can be waited for and ended.
 #[derive(Debug, Clone)]
@@ -65,7 +71,7 @@ where
 /// Why a connection was closed before a request could be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
-    #[error("it did not say that it speaks HTTP/2 in time")]
+    #[error("it did not say in time what it speaks")]
     Silent,
     #[error("it does not speak HTTP/2")]
     NotHttp2,
@@ -77,16 +83,38 @@ pub(crate) enum Refused {
 pub(crate) async fn serve(
     mut stream: TcpStream,
     nth: usize,
+    transport: Transport,
     service: Arc<Service>,
     config: &Config,
     budget: &Budget,
     tasks: Tasks,
 ) -> Result<(), Refused> {
     stream.set_nodelay(true)?;
-    timeout(config.handshake_timeout, preface(&mut stream))
+    let opening = timeout(config.handshake_timeout, opening(&mut stream))
         .await
         .map_err(|_| Refused::Silent)??;
-    let (window, _reserved) = window(config.connection_window_bytes, nth, budget);
+    if transport == Transport::Grpc && !opening.is_http2() {
+        return Err(not_http2(&mut stream, &opening).await?);
+    }
+    let (read, write) = stream.into_split();
+    let is_http2 = opening.is_http2();
+    let io = TokioIo::new(tokio::io::join(Cursor::new(opening.bytes).chain(read), write));
+    let answer = service_fn(move |request| Arc::clone(&service).answer(transport, request));
+    let closed = if is_http2 {
+        let (window, _reserved) = window(config.connection_window_bytes, nth, budget);
+        let connection = http2(config, window, &tasks).serve_connection(io, answer);
+        until_closed(connection, http2::Connection::graceful_shutdown, &tasks).await
+    } else {
+        let connection = http1(config).serve_connection(io, answer);
+        until_closed(connection, http1::Connection::graceful_shutdown, &tasks).await
+    };
+    if let Err(error) = closed {
+        tracing::debug!(%error, "connection closed");
+    }
+    Ok(())
+}
+
+fn http2(config: &Config, window: u32, tasks: &Tasks) -> http2::Builder<Tasks> {
     let mut builder = http2::Builder::new(tasks.clone());
     builder
         .timer(TokioTimer::new())
@@ -97,40 +125,74 @@ pub(crate) async fn serve(
         .max_header_list_size(config.max_header_bytes)
         .keep_alive_interval(config.keepalive_interval)
         .keep_alive_timeout(config.keepalive_timeout);
-    let (read, write) = stream.into_split();
-    let io = TokioIo::new(tokio::io::join(Cursor::new(PREFACE).chain(read), write));
-    let answer = service_fn(move |request| Arc::clone(&service).answer(request));
-    let mut connection = pin!(builder.serve_connection(io, answer));
-    let closed = tokio::select! {
-        closed = connection.as_mut() => closed,
-        () = tasks.drain.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = closed {
-        tracing::debug!(%error, "connection closed");
-    }
-    Ok(())
+    builder
 }
 
-/// Reads HTTP/2's first bytes. Anything else ends the connection at the first byte that differs.
-async fn preface(stream: &mut TcpStream) -> Result<(), Refused> {
-    let mut got = [0; PREFACE.len()];
-    let mut have = 0;
-    while have < PREFACE.len() {
-        match stream.read(&mut got[have..]).await? {
-            0 => return Err(Refused::NotHttp2),
-            read => have += read,
-        }
-        if got[..have] != PREFACE[..have] {
-            if HTTP1_METHODS.iter().any(|method| got.starts_with(method)) {
-                stream.write_all(HTTP1_ANSWER).await?;
-            }
-            return Err(Refused::NotHttp2);
+/// An HTTP/1 connection has one request at a time, and holds no more of it unread than its buffer twice: less than the
+/// least window of HTTP/2, so that nothing is reserved.
+fn http1(config: &Config) -> http1::Builder {
+    let header_bytes = config.max_header_bytes as usize;
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(config.http1_header_timeout)
+        .max_header_size(header_bytes)
+        .max_buf_size(header_bytes.max(HTTP1_BUFFER_MIN));
+    builder
+}
+
+/// Waits for the connection's end. When the gateway drains it is told to finish its requests.
+async fn until_closed<C>(connection: C, finish: fn(Pin<&mut C>), tasks: &Tasks) -> hyper::Result<()>
+where
+    C: Future<Output = hyper::Result<()>>,
+{
+    let mut connection = pin!(connection);
+    tokio::select! {
+        closed = connection.as_mut() => closed,
+        () = tasks.drain.cancelled() => {
+            finish(connection.as_mut());
+            connection.await
         }
     }
-    Ok(())
+}
+
+/// A connection's first bytes: HTTP/2's preface, or all that came up to the first byte which differs from it.
+struct Opening {
+    bytes: Vec<u8>,
+}
+
+impl Opening {
+    fn is_http2(&self) -> bool {
+        self.bytes == PREFACE
+    }
+}
+
+async fn opening(stream: &mut TcpStream) -> Result<Opening, Refused> {
+    let mut got = [0; PREFACE.len()];
+    let mut have = 0;
+    while have < PREFACE.len() && got[..have] == PREFACE[..have] {
+        match stream.read(&mut got[have..]).await? {
+            0 => break,
+            read => have += read,
+        }
+    }
+    let bytes = got[..have].to_vec();
+    Ok(Opening { bytes })
+}
+
+/// Tells a client of HTTP/1 where it is.
+async fn not_http2(stream: &mut TcpStream, opening: &Opening) -> io::Result<Refused> {
+    if HTTP1_METHODS
+        .iter()
+        .any(|method| opening.bytes.starts_with(method))
+    {
+        let length = HTTP1_ANSWER.len();
+        let answer = format!(
+            "HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-type: text/plain\r\ncontent-length: {length}\r\n\r\n{HTTP1_ANSWER}"
+        );
+        stream.write_all(answer.as_bytes()).await?;
+    }
+    Ok(Refused::NotHttp2)
 }
 
 /// How far the `nth` connection may send ahead of what is read, and the reservation for it. When memory is short that is

@@ -6,9 +6,8 @@ use std::io::{self, Read};
 use bytes::buf::Reader;
 use bytes::{Buf, Bytes};
 use flate2::bufread::MultiGzDecoder;
-use tonic::Status;
 
-use crate::reply;
+use crate::refusal::Refusal;
 
 /// The largest window of a zstd frame: 8 MiB, which RFC 8878 asks every decoder to support and no encoder to exceed
 /// without agreement. A decoder holds that much beside its output, so few may be at work at once.
@@ -53,7 +52,7 @@ pub(crate) struct Inflater {
 }
 
 impl Inflater {
-    pub(crate) fn new(encoding: Encoding, wire: Bytes) -> Result<Inflater, Status> {
+    pub(crate) fn new(encoding: Encoding, wire: Bytes) -> Result<Inflater, Refusal> {
         let decoder = match encoding {
             Encoding::Gzip => Decoder::Gzip(MultiGzDecoder::new(wire.reader())),
             Encoding::Zstd => {
@@ -73,7 +72,7 @@ impl Inflater {
     }
 
     /// Goes on until the message is complete or `room` bytes are there. CPU work: for a blocking thread.
-    pub(crate) fn step(&mut self, room: usize) -> Result<Progress, Status> {
+    pub(crate) fn step(&mut self, room: usize) -> Result<Progress, Refusal> {
         self.out.reserve_exact(room.saturating_sub(self.out.len()));
         self.out.extend(self.ahead.take());
         let (encoding, decoder): (Encoding, &mut dyn Read) = match &mut self.decoder {
@@ -125,12 +124,12 @@ pub(crate) fn first_room(encoding: Encoding, wire: &[u8], max: usize) -> usize {
         .min(max)
 }
 
-fn malformed(encoding: Encoding, offset: usize, error: &io::Error) -> Status {
+fn malformed(encoding: Encoding, offset: usize, error: &io::Error) -> Refusal {
     let name = match encoding {
         Encoding::Gzip => "gzip",
         Encoding::Zstd => "zstd",
     };
-    reply::invalid(format_args!(
+    Refusal::invalid(format_args!(
         "malformed {name} after {offset} bytes of output: {error}"
     ))
 }

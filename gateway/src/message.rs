@@ -1,23 +1,32 @@
-//! Reads the one message of a unary gRPC request from an HTTP body: the five-byte prefix, then the bytes it promises,
-//! every one of them reserved from the budget before it is kept. It never decompresses.
+//! Reads the one message of a request from an HTTP body: in gRPC the five-byte prefix and the bytes it promises, in
+//! OTLP/HTTP all of it. Every byte is reserved from the budget before it is kept. It never decompresses.
 
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use futures::future::{Either, poll_fn, select};
 use hyper::body::Body;
 use millpond_producer::OverBudget;
-use tokio::time::{Instant, Sleep, sleep};
-use tonic::Status;
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::buffers::Buffers;
+use crate::inflate::Encoding;
 use crate::memory::{Admission, Held};
-use crate::reply;
+use crate::metrics::Transport;
+use crate::refusal::{Refusal, Why};
+use crate::request::{Envelope, Format};
 
 /// A message is reserved and allocated in steps, this one first and then doubling, so that a prefix which promises
 /// much costs little until the bytes come. A usual request needs one.
 const FIRST_STEP: usize = 1 << 20;
+
+/// The first step of a body that does not say how long it is, which is usually a short one.
+const UNKNOWN_STEP: usize = 128 << 10;
+
+/// A refused body is taken to its end, so that its client can read the answer, if it is no longer than this many of the
+/// longest messages.
+const DISCARD_MESSAGES: usize = 4;
 
 /// Of a gRPC message: one byte that says whether it is compressed, four of its length.
 const PREFIX: usize = 5;
@@ -33,121 +42,237 @@ pub(crate) struct Limits {
 /// A message as it came.
 #[derive(Debug)]
 pub(crate) struct Message {
-    pub(crate) compressed: bool,
     pub(crate) bytes: Bytes,
+    /// What it takes of memory.
+    pub(crate) room: usize,
+    /// How it is compressed, where it is.
+    pub(crate) encoding: Option<Encoding>,
+}
+
+impl Message {
+    /// One that is not compressed.
+    pub(crate) fn plain(bytes: Bytes, room: usize) -> Message {
+        Message {
+            bytes,
+            room,
+            encoding: None,
+        }
+    }
 }
 
 /// Reads the message and the end of the body after it. Nothing is taken from the connection before there is memory for
-/// it, so a client that has to wait is held back by HTTP/2. The reservation is for the room that the message takes.
+/// it, so a client that has to wait is held back by HTTP/2 or TCP. The reservation is for the room that the message
+/// takes.
 pub(crate) async fn read<B>(
-    body: B,
+    body: &mut B,
+    envelope: Envelope,
     limits: &Limits,
     buffers: &Buffers,
     admission: &Admission,
-) -> Result<(Message, Held), Status>
+) -> Result<(Message, Held), Refusal>
 where
-    B: Body<Data = Bytes>,
+    B: Body<Data = Bytes> + Unpin,
     B::Error: std::error::Error,
 {
-    let mut frames = Frames {
-        body: pin!(body),
-        timeout: pin!(sleep(limits.read_timeout)),
-        limits,
-        received: 0,
-    };
+    let whole = body.size_hint().exact().map(to_usize);
+    let mut frames = Frames::new(body, limits);
+    if let (Transport::Http, Some(length)) = (envelope.transport, whole) {
+        check(length, limits)?;
+    }
     let mut held = frames.waiting(admission.enter()).await?;
-    let mut prefix = [0; PREFIX];
-    let mut have = 0;
-    let mut data = Bytes::new();
-    while have < PREFIX {
-        if data.is_empty() {
-            data = frames.next().await?.ok_or_else(|| truncated_prefix(have))?;
-        }
-        let take = data.len().min(PREFIX - have);
-        data.copy_to_slice(&mut prefix[have..have + take]);
-        have += take;
-    }
-    let [flag, length @ ..] = prefix;
-    let compressed = match flag {
-        0 => false,
-        1 => true,
-        _ => {
-            return Err(reply::invalid(format_args!(
-                "gRPC compressed-flag {flag} at offset 0: must be 0 or 1"
-            )));
+    let (data, length, encoding) = match envelope.transport {
+        Transport::Http => (Bytes::new(), whole, envelope.encoding),
+        Transport::Grpc => {
+            let (data, compressed, length) = frames.prefix().await?;
+            check(length, limits)?;
+            let encoding = match (compressed, envelope.encoding) {
+                (false, _) => None,
+                (true, Some(encoding)) => Some(encoding),
+                (true, None) => {
+                    return Err(Refusal::new(
+                        Why::NoEncoding,
+                        "compressed-flag set on a message, but the request has no grpc-encoding",
+                    ));
+                }
+            };
+            (data, Some(length), encoding)
         }
     };
-    let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-    if length > limits.max_message_bytes {
-        return Err(reply::too_large("as sent", length, limits.max_message_bytes));
-    }
-    let room = Buffers::room(length);
-    frames.waiting(held.grow_to(room.min(FIRST_STEP))).await?;
-    if room <= FIRST_STEP && !compressed {
+    let room = length.map_or(limits.max_message_bytes, Buffers::room);
+    let first_step = if length.is_some() {
+        FIRST_STEP
+    } else {
+        UNKNOWN_STEP
+    };
+    frames.waiting(held.grow_to(room.min(first_step))).await?;
+    let needs_no_more = encoding.is_none() && envelope.format == Format::Protobuf;
+    if length.is_some() && room <= first_step && needs_no_more {
         held.settle(room);
     }
-    let mut message = buffers.take(room).unwrap_or_default();
-    frames.waiting(held.grow_to(message.capacity())).await?;
-    loop {
-        let missing = length - message.len();
-        if data.len() > missing {
-            return Err(reply::invalid(format_args!(
-                "{} more bytes after the message of {length}: Export takes one message",
-                data.len() - missing
-            )));
-        }
-        if message.len() + data.len() > message.capacity() {
-            let step = FIRST_STEP
-                .max(message.capacity() * 2)
-                .max(message.len() + data.len())
-                .min(room);
-            frames.waiting(held.grow_to(step)).await?;
-            message.reserve_exact(step - message.len());
-        }
-        message.extend_from_slice(&data);
-        match frames.next().await? {
-            Some(next) => data = next,
-            None if message.len() == length => {
-                let bytes = buffers.lend(message);
-                return Ok((Message { compressed, bytes }, held));
-            }
-            None => {
-                return Err(reply::invalid(format_args!(
-                    "truncated: the body ends after {} of the message's {length} bytes",
-                    message.len()
-                )));
-            }
-        }
-    }
+    let buffer = length.and_then(|_| buffers.take(room)).unwrap_or_default();
+    frames.waiting(held.grow_to(buffer.capacity())).await?;
+    let growth = Growth { first_step, room };
+    let message = frames.message(data, length, buffer, growth, &mut held).await?;
+    let room = message.capacity();
+    let bytes = buffers.lend(message);
+    Ok((
+        Message {
+            bytes,
+            room,
+            encoding,
+        },
+        held,
+    ))
 }
 
-fn truncated_prefix(have: usize) -> Status {
+/// Takes a body to its end and keeps nothing of it. It gives up after the read timeout, and after a few of the longest
+/// messages.
+pub(crate) async fn discard<B>(body: &mut B, limits: &Limits)
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let to_the_end = async {
+        let mut left = limits.max_message_bytes.saturating_mul(DISCARD_MESSAGES);
+        while let Some(Ok(frame)) = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+            let length = frame.data_ref().map_or(0, Bytes::len);
+            if length > left {
+                return;
+            }
+            left -= length;
+        }
+    };
+    // What it did not take is reset with the connection.
+    let _ = timeout(limits.read_timeout, to_the_end).await;
+}
+
+fn check(length: usize, limits: &Limits) -> Result<(), Refusal> {
+    if length > limits.max_message_bytes {
+        return Err(Refusal::too_large("as sent", length, limits.max_message_bytes));
+    }
+    Ok(())
+}
+
+fn to_usize(length: u64) -> usize {
+    usize::try_from(length).unwrap_or(usize::MAX)
+}
+
+fn truncated_prefix(have: usize) -> Refusal {
     if have == 0 {
-        reply::invalid("no message: the body is empty")
+        Refusal::invalid("no message: the body is empty")
     } else {
-        reply::invalid(format_args!(
+        Refusal::invalid(format_args!(
             "truncated: the body ends after {have} of the message prefix's {PREFIX} bytes"
         ))
     }
 }
 
+/// How a message's buffer grows.
+struct Growth {
+    first_step: usize,
+    /// What it may take at most.
+    room: usize,
+}
+
 /// The body's data frames, under one deadline for all of them.
 struct Frames<'a, B> {
-    body: Pin<&'a mut B>,
-    timeout: Pin<&'a mut Sleep>,
+    body: &'a mut B,
+    timeout: Pin<Box<Sleep>>,
     limits: &'a Limits,
     received: usize,
 }
 
-impl<B> Frames<'_, B>
+impl<'a, B> Frames<'a, B>
 where
-    B: Body<Data = Bytes>,
+    B: Body<Data = Bytes> + Unpin,
     B::Error: std::error::Error,
 {
-    /// The next data; `None` at the end. Trailers are passed over.
-    async fn next(&mut self) -> Result<Option<Bytes>, Status> {
+    fn new(body: &'a mut B, limits: &'a Limits) -> Self {
+        Frames {
+            body,
+            timeout: Box::pin(sleep(limits.read_timeout)),
+            limits,
+            received: 0,
+        }
+    }
+
+    /// gRPC's prefix: what came after it, whether the message is compressed, and its length.
+    async fn prefix(&mut self) -> Result<(Bytes, bool, usize), Refusal> {
+        let mut prefix = [0; PREFIX];
+        let mut have = 0;
+        let mut data = Bytes::new();
+        while have < PREFIX {
+            if data.is_empty() {
+                data = self.next().await?.ok_or_else(|| truncated_prefix(have))?;
+            }
+            let take = data.len().min(PREFIX - have);
+            data.copy_to_slice(&mut prefix[have..have + take]);
+            have += take;
+        }
+        let [flag, length @ ..] = prefix;
+        let compressed = match flag {
+            0 => false,
+            1 => true,
+            _ => {
+                return Err(Refusal::invalid(format_args!(
+                    "gRPC compressed-flag {flag} at offset 0: must be 0 or 1"
+                )));
+            }
+        };
+        Ok((data, compressed, to_usize(u32::from_be_bytes(length).into())))
+    }
+
+    /// The message, `data` first, in `message`, and the end of the body. Without a length it is all of the body.
+    async fn message(
+        &mut self,
+        mut data: Bytes,
+        length: Option<usize>,
+        mut message: Vec<u8>,
+        growth: Growth,
+        held: &mut Held,
+    ) -> Result<Vec<u8>, Refusal> {
+        let max = self.limits.max_message_bytes;
         loop {
-            let frame = poll_fn(|cx| self.body.as_mut().poll_frame(cx));
+            let needed = message.len() + data.len();
+            match length {
+                Some(length) if needed > length => {
+                    return Err(Refusal::invalid(format_args!(
+                        "{} more bytes after the message of {length}: Export takes one message",
+                        needed - length
+                    )));
+                }
+                None if needed > max => {
+                    let more = format_args!("more than {max}");
+                    return Err(Refusal::too_large("as sent", more, max));
+                }
+                _ => {}
+            }
+            if needed > message.capacity() {
+                let step = growth
+                    .first_step
+                    .max(message.capacity() * 2)
+                    .max(needed)
+                    .min(growth.room);
+                self.waiting(held.grow_to(step)).await?;
+                message.reserve_exact(step - message.len());
+            }
+            message.extend_from_slice(&data);
+            match (self.next().await?, length) {
+                (Some(next), _) => data = next,
+                (None, Some(length)) if message.len() < length => {
+                    return Err(Refusal::invalid(format_args!(
+                        "truncated: the body ends after {} of the message's {length} bytes",
+                        message.len()
+                    )));
+                }
+                (None, _) => return Ok(message),
+            }
+        }
+    }
+
+    /// The next data; `None` at the end. Trailers are passed over.
+    async fn next(&mut self) -> Result<Option<Bytes>, Refusal> {
+        loop {
+            let frame = poll_fn(|cx| Pin::new(&mut *self.body).poll_frame(cx));
             match select(frame, self.timeout.as_mut()).await {
                 Either::Left((None, _)) => return Ok(None),
                 Either::Left((Some(Ok(frame)), _)) => {
@@ -157,28 +282,32 @@ where
                     }
                 }
                 Either::Left((Some(Err(error)), _)) => {
-                    return Err(Status::cancelled(format!(
-                        "request body after {} bytes: {error}",
-                        self.received
-                    )));
+                    return Err(Refusal::new(
+                        Why::Cancelled,
+                        format_args!("request body after {} bytes: {error}", self.received),
+                    ));
                 }
                 Either::Right(_) => {
-                    return Err(Status::deadline_exceeded(format!(
-                        "request not complete after {} s and {} bytes; send it faster or raise the gateway's read_timeout",
-                        self.limits.read_timeout.as_secs_f32(),
-                        self.received
-                    )));
+                    return Err(Refusal::new(
+                        Why::TooSlow,
+                        format_args!(
+                            "request not complete after {} s and {} bytes; send it faster or raise the gateway's read_timeout",
+                            self.limits.read_timeout.as_secs_f32(),
+                            self.received
+                        ),
+                    ));
                 }
             }
         }
     }
 
     /// Waits for memory. The client's time stands still meanwhile.
-    async fn waiting<T>(&mut self, memory: impl Future<Output = Result<T, OverBudget>>) -> Result<T, Status> {
+    async fn waiting<T>(
+        &mut self,
+        memory: impl Future<Output = Result<T, OverBudget>>,
+    ) -> Result<T, Refusal> {
         let began = Instant::now();
-        let granted = memory
-            .await
-            .map_err(|over| reply::exhausted(&over.to_string(), self.limits.retry_after))?;
+        let granted = memory.await?;
         let deadline = self.timeout.deadline() + began.elapsed();
         self.timeout.as_mut().reset(deadline);
         Ok(granted)
@@ -198,6 +327,12 @@ mod tests {
         max_message_bytes: 1 << 20,
         read_timeout: Duration::from_secs(30),
         retry_after: Duration::from_secs(1),
+    };
+
+    const GRPC: Envelope = Envelope {
+        transport: Transport::Grpc,
+        encoding: None,
+        format: Format::Protobuf,
     };
 
     /// One frame with an empty message, and how often it was asked for.
@@ -226,13 +361,13 @@ mod tests {
         let buffers = Buffers::new(0);
 
         let mut asked = 0;
-        let refused = read(Asked(&mut asked), &LIMITS, &buffers, &admission)
+        let refused = read(&mut Asked(&mut asked), GRPC, &LIMITS, &buffers, &admission)
             .await
             .expect_err("there is no memory");
         assert_eq!((refused.code(), asked), (tonic::Code::ResourceExhausted, 0));
 
         drop(everything);
-        let (message, held) = read(Asked(&mut asked), &LIMITS, &buffers, &admission)
+        let (message, held) = read(&mut Asked(&mut asked), GRPC, &LIMITS, &buffers, &admission)
             .await
             .expect("there is memory");
         assert_eq!((message.bytes.len(), asked), (0, 2));

@@ -12,22 +12,52 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use tonic::Code;
 
-/// What was asked for: a signal, or `none` where the method was no signal's.
+/// What a connection and its requests came by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// OTLP/gRPC.
+    Grpc,
+    /// OTLP/HTTP.
+    Http,
+}
+
+impl Transport {
+    const ALL: [Transport; 2] = [Transport::Grpc, Transport::Http];
+
+    fn label(self) -> By {
+        let transport = match self {
+            Transport::Grpc => "grpc",
+            Transport::Http => "http",
+        };
+        By { transport }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct By {
+    transport: &'static str,
+}
+
+/// What was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Of {
+    transport: &'static str,
     signal: &'static str,
 }
 
 impl Of {
-    fn signal(signal: Signal) -> Of {
+    fn new(transport: Transport, signal: Signal) -> Of {
         Of {
+            transport: transport.label().transport,
             signal: signal.name(),
         }
     }
 }
 
+/// The signal is `none` where a method or path was no signal's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
+    transport: &'static str,
     signal: &'static str,
     code: &'static str,
 }
@@ -36,31 +66,31 @@ struct Outcome {
 #[derive(Debug)]
 pub(crate) struct Metrics {
     requests: Family<Outcome, Counter>,
-    in_flight: Gauge,
-    seconds: Histogram,
+    in_flight: Family<By, Gauge>,
+    seconds: Family<By, Histogram>,
     records: Family<Of, Counter>,
     received_bytes: Family<Of, Counter>,
     raw_bytes: Family<Of, Counter>,
-    pub(crate) connections: Gauge,
-    pub(crate) connections_refused: Counter,
+    connections: Family<By, Gauge>,
+    connections_refused: Family<By, Counter>,
 }
 
 impl Metrics {
     pub(crate) fn register(registry: &mut Registry) -> Arc<Metrics> {
         let metrics = Metrics {
             requests: Family::default(),
-            in_flight: Gauge::default(),
-            seconds: Histogram::new(exponential_buckets(0.001, 2.0, 16)),
+            in_flight: Family::default(),
+            seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 16))),
             records: Family::default(),
             received_bytes: Family::default(),
             raw_bytes: Family::default(),
-            connections: Gauge::default(),
-            connections_refused: Counter::default(),
+            connections: Family::default(),
+            connections_refused: Family::default(),
         };
         let registry = registry.sub_registry_with_prefix("millpond_gateway");
         registry.register(
             "requests",
-            "Requests by signal and the gRPC code of their answer",
+            "Requests by transport, signal and the gRPC code of their answer, or what it would be",
             metrics.requests.clone(),
         );
         registry.register(
@@ -87,47 +117,74 @@ impl Metrics {
         );
         registry.register_with_unit(
             "raw",
-            "Bytes of request messages after decompression",
+            "Bytes of request messages as they are kept: decompressed, and protobuf where JSON came",
             Unit::Bytes,
             metrics.raw_bytes.clone(),
         );
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register(
             "connections_refused",
-            "Connections closed because there were too many, or because they did not speak HTTP/2",
+            "Connections closed because there were too many, or because they did not speak the port's protocol",
             metrics.connections_refused.clone(),
         );
         // A signal that never came is 0, not absent.
-        for signal in Signal::ALL {
-            metrics.received(signal, 0);
-            metrics.opened(signal, 0);
-            metrics.committed(signal, 0);
+        for transport in Transport::ALL {
+            for signal in Signal::ALL {
+                metrics.received(transport, signal, 0);
+                metrics.opened(transport, signal, 0);
+                metrics.committed(transport, signal, 0);
+            }
+            metrics.in_flight.get_or_create(&transport.label()).set(0);
+            metrics.connections.get_or_create(&transport.label()).set(0);
+            metrics
+                .connections_refused
+                .get_or_create(&transport.label())
+                .inc_by(0);
         }
         Arc::new(metrics)
     }
 
     /// A message of this many bytes came, compressed or not.
-    pub(crate) fn received(&self, signal: Signal, bytes: usize) {
-        let of = Of::signal(signal);
+    pub(crate) fn received(&self, transport: Transport, signal: Signal, bytes: usize) {
+        let of = Of::new(transport, signal);
         self.received_bytes.get_or_create(&of).inc_by(bytes as u64);
     }
 
     /// This many bytes were in it.
-    pub(crate) fn opened(&self, signal: Signal, bytes: usize) {
+    pub(crate) fn opened(&self, transport: Transport, signal: Signal, bytes: usize) {
         self.raw_bytes
-            .get_or_create(&Of::signal(signal))
+            .get_or_create(&Of::new(transport, signal))
             .inc_by(bytes as u64);
     }
 
     /// Its records are committed.
-    pub(crate) fn committed(&self, signal: Signal, records: u64) {
-        self.records.get_or_create(&Of::signal(signal)).inc_by(records);
+    pub(crate) fn committed(&self, transport: Transport, signal: Signal, records: u64) {
+        self.records
+            .get_or_create(&Of::new(transport, signal))
+            .inc_by(records);
     }
 
-    pub(crate) fn begin(self: &Arc<Self>, signal: Option<Signal>) -> InFlight {
-        self.in_flight.inc();
+    /// A connection is open.
+    pub(crate) fn connected(&self, transport: Transport) {
+        self.connections.get_or_create(&transport.label()).inc();
+    }
+
+    /// It is open no longer.
+    pub(crate) fn disconnected(&self, transport: Transport) {
+        self.connections.get_or_create(&transport.label()).dec();
+    }
+
+    /// A connection was closed before it could make a request.
+    pub(crate) fn refused(&self, transport: Transport) {
+        self.connections_refused.get_or_create(&transport.label()).inc();
+    }
+
+    /// A request's headers came.
+    pub(crate) fn begin(self: &Arc<Self>, transport: Transport, signal: Option<Signal>) -> InFlight {
+        self.in_flight.get_or_create(&transport.label()).inc();
         InFlight {
             metrics: Arc::clone(self),
+            by: transport.label(),
             signal: signal.map_or("none", Signal::name),
             started: Instant::now(),
             outcome: "CANCELLED",
@@ -139,6 +196,7 @@ impl Metrics {
 #[derive(Debug)]
 pub(crate) struct InFlight {
     metrics: Arc<Metrics>,
+    by: By,
     signal: &'static str,
     started: Instant,
     outcome: &'static str,
@@ -149,22 +207,26 @@ impl InFlight {
         self.outcome = name(code);
     }
 
-    pub(crate) fn not_grpc(&mut self) {
-        self.outcome = "NOT_GRPC";
+    pub(crate) fn not_otlp(&mut self) {
+        self.outcome = "NOT_OTLP";
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.metrics.in_flight.dec();
+        self.metrics.in_flight.get_or_create(&self.by).dec();
         self.metrics
             .requests
             .get_or_create(&Outcome {
+                transport: self.by.transport,
                 signal: self.signal,
                 code: self.outcome,
             })
             .inc();
-        self.metrics.seconds.observe(self.started.elapsed().as_secs_f64());
+        self.metrics
+            .seconds
+            .get_or_create(&self.by)
+            .observe(self.started.elapsed().as_secs_f64());
     }
 }
 

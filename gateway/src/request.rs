@@ -1,5 +1,5 @@
-//! One request: is it for us, read it, decompress it, validate it, append it, and only then say success. It never
-//! decodes OTLP, and never answers success before the producer has committed.
+//! One request, whatever its envelope: read it, decompress it, make protobuf of JSON, validate it, append it, and only
+//! then say success. It never decodes OTLP, and never answers success before the producer has committed.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -8,28 +8,29 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use hyper::body::Body;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
-use millpond_otlp::Signal;
+use hyper::{Request, Response};
+use millpond_otlp::{JsonError, Signal};
 use millpond_producer::{Append, AppendError, Producer, Reservation};
 use millpond_segment::Encoding as StreamEncoding;
 use tokio::sync::Semaphore;
-use tokio::task::{JoinError, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
-use tonic::Status;
 
 use crate::buffers::Buffers;
 use crate::config::Config;
 use crate::inflate::{Encoding, Inflater, Progress, first_room};
 use crate::memory::{Admission, Held};
 use crate::message::{self, Limits, Message};
-use crate::metrics::{InFlight, Metrics};
-use crate::reply::{self, Reply};
-
-const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
-const ACCEPTED: &str = "identity,gzip,zstd";
+use crate::metrics::{InFlight, Metrics, Transport};
+use crate::refusal::{Refusal, Why};
+use crate::reply::Reply;
+use crate::{grpc, http};
 
 /// A longer message is validated on a blocking thread: 1 MiB takes about a millisecond.
 const VALIDATE_INLINE_MAX: usize = 1 << 20;
+
+/// Longer JSON becomes protobuf on a blocking thread: reading it takes about ten times as long as validating.
+const TRANSCODE_INLINE_MAX: usize = 128 << 10;
 
 /// No message may be longer than this part of the memory budget.
 const MESSAGE_SHARE: usize = 4;
@@ -50,6 +51,24 @@ pub(crate) struct Service {
     /// Decompressions at work. As many as cores: each holds a window beside what it has reserved.
     inflaters: Semaphore,
     metrics: Arc<Metrics>,
+}
+
+/// What a request comes in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Envelope {
+    pub(crate) transport: Transport,
+    /// How its message is compressed, where it is.
+    pub(crate) encoding: Option<Encoding>,
+    pub(crate) format: Format,
+}
+
+/// The form of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// As protobuf defines it.
+    Protobuf,
+    /// OTLP/JSON.
+    Json,
 }
 
 /// What a request held, once it is read.
@@ -87,112 +106,158 @@ impl Service {
         self.max_requests - self.requests.available_permits()
     }
 
-    /// Answers one request.
-    pub(crate) async fn answer<B>(self: Arc<Self>, request: Request<B>) -> Result<Response<Reply>, Infallible>
-    where
-        B: Body<Data = Bytes>,
-        B::Error: std::error::Error,
-    {
-        let signal = Signal::ALL
-            .into_iter()
-            .find(|signal| path(*signal) == request.uri().path());
-        let mut in_flight = self.metrics.begin(signal);
-        if let Some(refusal) = not_grpc(&request) {
-            in_flight.not_grpc();
-            return Ok(refusal);
-        }
-        let result = match signal {
-            Some(signal) => self.export(signal, request).await,
-            None => Err(unknown(request.uri().path())),
-        };
-        Ok(respond(result, &mut in_flight))
+    /// What a client that should come back is told to wait.
+    pub(crate) fn retry_after(&self) -> Duration {
+        self.limits.retry_after
     }
 
-    async fn export<B>(&self, signal: Signal, request: Request<B>) -> Result<(), Status>
+    /// A request begins, for the metrics.
+    pub(crate) fn begin(&self, transport: Transport, signal: Option<Signal>) -> InFlight {
+        self.metrics.begin(transport, signal)
+    }
+
+    /// Answers one request.
+    pub(crate) async fn answer<B>(
+        self: Arc<Self>,
+        transport: Transport,
+        request: Request<B>,
+    ) -> Result<Response<Reply>, Infallible>
     where
-        B: Body<Data = Bytes>,
+        B: Body<Data = Bytes> + Unpin,
         B::Error: std::error::Error,
     {
-        let encoding = encoding(request.headers())?;
+        Ok(match transport {
+            Transport::Grpc => grpc::answer(&self, request).await,
+            Transport::Http => http::answer(&self, request).await,
+        })
+    }
+
+    /// Takes a request all the way. Success is that all of it is committed.
+    pub(crate) async fn export<B>(
+        &self,
+        signal: Signal,
+        envelope: Envelope,
+        body: &mut B,
+    ) -> Result<(), Refusal>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: std::error::Error,
+    {
         let Ok(_permit) = self.requests.try_acquire() else {
-            return Err(reply::exhausted(
+            return Err(Refusal::exhausted(
                 "too many requests in flight; retry, or raise the gateway's max_requests",
-                self.limits.retry_after,
             ));
         };
         let (message, mut held) =
-            message::read(request.into_body(), &self.limits, &self.buffers, &self.admission).await?;
+            message::read(body, envelope, &self.limits, &self.buffers, &self.admission).await?;
         let received_at_us = now_us();
-        self.metrics.received(signal, message.bytes.len());
-        let payload = self.open(signal, message, encoding, &mut held).await?;
-        self.metrics.opened(signal, payload.bytes.len());
+        let transport = envelope.transport;
+        self.metrics.received(transport, signal, message.bytes.len());
+        let payload = self.open(signal, envelope.format, message, &mut held).await?;
+        self.metrics.opened(transport, signal, payload.bytes.len());
         if payload.records == 0 {
             return Ok(());
         }
         let records = payload.records;
         let (reservation, _own) = held.divide();
         self.append(signal, payload, received_at_us, reservation).await?;
-        self.metrics.committed(signal, records);
+        self.metrics.committed(transport, signal, records);
         Ok(())
     }
 
-    /// Decompresses and validates a message. `held` is at least the payload's length.
+    /// Takes the rest of a refused request's body from its connection, and keeps none of it.
+    pub(crate) async fn discard<B>(&self, body: &mut B)
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        message::discard(body, &self.limits).await;
+    }
+
+    /// Decompresses a message, makes protobuf of it, and validates that. `held` is at least the payload's length.
     async fn open(
         &self,
         signal: Signal,
-        message: Message,
-        encoding: Option<Encoding>,
+        format: Format,
+        mut message: Message,
         held: &mut Held,
-    ) -> Result<Payload, Status> {
-        let bytes = match (message.compressed, encoding) {
-            (false, _) => message.bytes,
-            (true, Some(encoding)) => self.inflate(message.bytes, encoding, held).await?,
-            // The code is the gRPC specification's ("Compression", test cases).
-            (true, None) => {
-                return Err(Status::internal(
-                    "compressed-flag set on a message, but the request has no grpc-encoding",
-                ));
-            }
-        };
-        if bytes.len() <= VALIDATE_INLINE_MAX {
-            validate(signal, bytes)
-        } else {
-            spawn_blocking(move || validate(signal, bytes))
-                .await
-                .map_err(|error| stopped(&error))?
+    ) -> Result<Payload, Refusal> {
+        if let Some(encoding) = message.encoding {
+            message = self.inflate(message, encoding, held).await?;
         }
+        if format == Format::Json {
+            message = self.protobuf_of_json(signal, message, held).await?;
+        }
+        let bytes = message.bytes;
+        off_loop(bytes.len() > VALIDATE_INLINE_MAX, move || validate(signal, bytes)).await?
     }
 
-    async fn inflate(&self, wire: Bytes, encoding: Encoding, held: &mut Held) -> Result<Bytes, Status> {
-        let (max, retry_after) = (self.limits.max_message_bytes, self.limits.retry_after);
+    async fn inflate(
+        &self,
+        message: Message,
+        encoding: Encoding,
+        held: &mut Held,
+    ) -> Result<Message, Refusal> {
+        let max = self.limits.max_message_bytes;
         let Ok(Ok(_permit)) = timeout(self.limits.read_timeout, self.inflaters.acquire()).await else {
-            return Err(reply::exhausted(
+            return Err(Refusal::exhausted(
                 "too many compressed requests waiting for a core; retry",
-                retry_after,
             ));
         };
-        let wire_room = Buffers::room(wire.len());
+        let wire = message.bytes;
         let mut room = first_room(encoding, &wire, max);
         let mut inflater = Inflater::new(encoding, wire)?;
         loop {
-            held.grow_to(wire_room + room)
-                .await
-                .map_err(|over| reply::exhausted(&over.to_string(), retry_after))?;
-            let step = spawn_blocking(move || inflater.step(room).map(|progress| (progress, inflater)));
-            let (progress, unfinished) = step.await.map_err(|error| stopped(&error))??;
+            held.grow_to(message.room + room).await?;
+            let step = off_loop(true, move || {
+                inflater.step(room).map(|progress| (progress, inflater))
+            });
+            let (progress, unfinished) = step.await??;
             if progress == Progress::Done {
+                let bytes = unfinished.finish();
                 held.settle(room);
-                return Ok(unfinished.finish());
+                return Ok(Message::plain(bytes, room));
             }
             if room == max {
-                return Err(reply::too_large(
-                    "decompressed",
-                    format_args!("more than {max}"),
-                    max,
-                ));
+                let more = format_args!("more than {max}");
+                return Err(Refusal::too_large("decompressed", more, max));
             }
             inflater = unfinished;
             room = room.saturating_mul(2).min(max);
+        }
+    }
+
+    /// Protobuf takes less room than JSON but for odd requests, which are read again with more.
+    async fn protobuf_of_json(
+        &self,
+        signal: Signal,
+        message: Message,
+        held: &mut Held,
+    ) -> Result<Message, Refusal> {
+        let max = self.limits.max_message_bytes;
+        let mut room = message.bytes.len().min(max);
+        loop {
+            held.grow_to(message.room + room).await?;
+            let json = message.bytes.clone();
+            let protobuf = off_loop(json.len() > TRANSCODE_INLINE_MAX, move || {
+                millpond_otlp::protobuf_of_json(signal, &json, room)
+            });
+            match protobuf.await? {
+                Ok(mut protobuf) => {
+                    drop(message);
+                    protobuf.shrink_to_fit();
+                    let room = protobuf.capacity();
+                    held.settle(room);
+                    return Ok(Message::plain(protobuf.into(), room));
+                }
+                Err(JsonError::Malformed(malformed)) => {
+                    return Err(Refusal::invalid_field(malformed.field.clone(), malformed));
+                }
+                Err(JsonError::MoreRoom) if room == max => {
+                    let more = format_args!("more than {max}");
+                    return Err(Refusal::too_large("as protobuf", more, max));
+                }
+                Err(JsonError::MoreRoom) => room = room.saturating_mul(2).min(max),
+            }
         }
     }
 
@@ -202,7 +267,7 @@ impl Service {
         payload: Payload,
         received_at_us: i64,
         reservation: Reservation,
-    ) -> Result<(), Status> {
+    ) -> Result<(), Refusal> {
         let append = Append {
             stream: Arc::clone(&self.streams[signal as usize]),
             encoding: StreamEncoding::Otlp,
@@ -214,104 +279,45 @@ impl Service {
         };
         match self.producer.append(append).await {
             Ok(_) => Ok(()),
-            Err(AppendError::OverBudget(over)) => {
-                Err(reply::exhausted(&over.to_string(), self.limits.retry_after))
-            }
-            Err(error @ AppendError::Refused(_)) => Err(reply::invalid(error)),
+            Err(AppendError::OverBudget(over)) => Err(over.into()),
+            Err(error @ AppendError::Refused(_)) => Err(Refusal::invalid(error)),
             Err(
                 error @ (AppendError::Closed | AppendError::NotCommitted(_) | AppendError::OutcomeUnknown(_)),
-            ) => Err(Status::unavailable(error.to_string())),
+            ) => Err(Refusal::new(Why::Unavailable, error)),
         }
     }
 }
 
-fn validate(signal: Signal, bytes: Bytes) -> Result<Payload, Status> {
+fn validate(signal: Signal, bytes: Bytes) -> Result<Payload, Refusal> {
     match millpond_otlp::validate(signal, &bytes) {
         Ok(counts) => Ok(Payload {
             bytes,
             records: counts.records,
         }),
-        Err(malformed) => Err(reply::invalid(malformed)),
+        Err(malformed) => Err(Refusal::invalid_field(malformed.field.clone(), malformed)),
     }
 }
 
-/// The path of the signal's Export method.
-fn path(signal: Signal) -> &'static str {
-    match signal {
-        Signal::Logs => "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
-        Signal::Traces => "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
-        Signal::Metrics => "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+/// Does CPU work: here, or on a blocking thread when it is `long`.
+async fn off_loop<T, F>(long: bool, work: F) -> Result<T, Refusal>
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
+    if long {
+        spawn_blocking(work)
+            .await
+            .map_err(|error| Refusal::stopping(&error))
+    } else {
+        Ok(work())
     }
 }
 
-fn unknown(method: &str) -> Status {
-    Status::unimplemented(format!(
-        "unknown method {method}; this gateway serves {}",
-        Signal::ALL.map(path).join(", ")
-    ))
-}
-
-fn respond(result: Result<(), Status>, in_flight: &mut InFlight) -> Response<Reply> {
-    match result {
-        Ok(()) => {
-            in_flight.answered(tonic::Code::Ok);
-            reply::success()
-        }
-        Err(status) => {
-            in_flight.answered(status.code());
-            tracing::debug!(code = ?status.code(), message = status.message(), "request refused");
-            status.into_http()
-        }
-    }
-}
-
-/// The answer to a request that is not gRPC; `None` when it is.
-fn not_grpc<B>(request: &Request<B>) -> Option<Response<Reply>> {
-    if request.method() != Method::POST {
-        return Some(reply::not_grpc(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "this port speaks OTLP/gRPC: POST only\n",
-        ));
-    }
-    let content_type = request
-        .headers()
-        .get(CONTENT_TYPE)
-        .map_or(&b""[..], HeaderValue::as_bytes);
-    let essence = content_type
-        .split(|byte| *byte == b';')
-        .next()
-        .unwrap_or_default()
-        .trim_ascii();
-    if essence == b"application/grpc" || essence == b"application/grpc+proto" {
-        return None;
-    }
-    Some(reply::not_grpc(
-        StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        "this port speaks OTLP/gRPC: content-type must be application/grpc\n",
-    ))
-}
-
-fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Status> {
-    match headers.get("grpc-encoding").map(HeaderValue::as_bytes) {
-        None | Some(b"identity") => Ok(None),
-        Some(b"gzip") => Ok(Some(Encoding::Gzip)),
-        Some(b"zstd") => Ok(Some(Encoding::Zstd)),
-        Some(other) => {
-            let mut status = Status::unimplemented(format!(
-                "grpc-encoding {} is not supported; use one of {ACCEPTED}",
-                String::from_utf8_lossy(other)
-            ));
-            status.metadata_mut().insert(
-                ACCEPT_ENCODING,
-                tonic::metadata::MetadataValue::from_static(ACCEPTED),
-            );
-            Err(status)
-        }
-    }
-}
-
-fn stopped(error: &JoinError) -> Status {
-    Status::unavailable(format!("the gateway is stopping: {error}"))
+/// A request's content type, without its parameters.
+pub(crate) fn essence(headers: &HeaderMap) -> &[u8] {
+    let value = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    let essence = value.split(|byte| *byte == b';').next();
+    essence.unwrap_or_default().trim_ascii()
 }
 
 fn now_us() -> i64 {

@@ -1,4 +1,4 @@
-//! The listener: takes connections while there is room, and drains them when told to stop. It never refuses one for want
+//! The listeners: take connections while there is room, and drain them when told to stop. They never refuse one for want
 //! of memory: requests are what is refused, where a reason can be given.
 
 use std::io;
@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::connection::{self, Tasks};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Transport};
 use crate::request::Service;
 
 /// How long accepting pauses when the system refuses (out of file descriptors, usually): time for some to be closed.
@@ -30,8 +30,8 @@ const DRAIN_POLL: Duration = Duration::from_millis(10);
 /// Why a gateway stopped other than by a clean drain.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The listener's socket is unusable.
-    #[error("listening for OTLP/gRPC: {0}")]
+    /// A listener's socket is unusable.
+    #[error("listening for OTLP: {0}")]
     Listener(#[source] io::Error),
     /// The drain timeout passed. The requests were not acknowledged: their clients will send them again.
     #[error("{requests} requests still in flight after {} s of draining; their clients will retry", after.as_secs_f32())]
@@ -43,7 +43,16 @@ pub enum Error {
     },
 }
 
-/// OTLP/gRPC in front of one producer.
+/// Where clients connect.
+#[derive(Debug)]
+pub struct Listeners {
+    /// For OTLP/gRPC: HTTP/2.
+    pub grpc: TcpListener,
+    /// For OTLP/HTTP: HTTP/1.1, and HTTP/2 by prior knowledge.
+    pub http: TcpListener,
+}
+
+/// OTLP in front of one producer.
 pub struct Gateway {
     producer: Producer,
     config: Config,
@@ -77,32 +86,41 @@ impl Gateway {
     /// drain it afterwards. Dropping the future cuts everything off.
     ///
     /// # Errors
-    /// [`Error::Listener`] when the socket is unusable; [`Error::DrainTimeout`] when requests had to be cut off.
-    pub async fn serve(self, listener: TcpListener, shutdown: CancellationToken) -> Result<(), Error> {
+    /// [`Error::Listener`] when a socket is unusable; [`Error::DrainTimeout`] when requests had to be cut off.
+    pub async fn serve(self, listeners: Listeners, shutdown: CancellationToken) -> Result<(), Error> {
         let _kill = self.tasks.kill.clone().drop_guard();
-        listener.local_addr().map_err(Error::Listener)?;
+        let Listeners { grpc, http } = listeners;
+        for listener in [&grpc, &http] {
+            listener.local_addr().map_err(Error::Listener)?;
+        }
+        tokio::join!(
+            self.accept_all(grpc, Transport::Grpc, &shutdown),
+            self.accept_all(http, Transport::Http, &shutdown),
+        );
+        self.drain().await
+    }
+
+    async fn accept_all(&self, listener: TcpListener, transport: Transport, shutdown: &CancellationToken) {
         loop {
             let accepted = tokio::select! {
                 biased;
-                () = shutdown.cancelled() => break,
+                () = shutdown.cancelled() => return,
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, _)) => self.accept(stream),
+                Ok((stream, _)) => self.accept(stream, transport),
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection");
                     sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
-        drop(listener);
-        self.drain().await
     }
 
-    fn accept(&self, stream: TcpStream) {
-        let open = OpenConnection::new(&self.open, &self.metrics);
+    fn accept(&self, stream: TcpStream, transport: Transport) {
+        let open = OpenConnection::new(&self.open, &self.metrics, transport);
         if open.nth > self.config.max_connections {
-            self.metrics.connections_refused.inc();
+            self.metrics.refused(transport);
             return;
         }
         let (service, config, metrics) = (
@@ -112,9 +130,10 @@ impl Gateway {
         );
         let (budget, tasks) = (self.producer.budget().clone(), self.tasks.clone());
         self.tasks.spawn(async move {
-            if let Err(refused) = connection::serve(stream, open.nth, service, &config, &budget, tasks).await
-            {
-                metrics.connections_refused.inc();
+            let served =
+                connection::serve(stream, open.nth, transport, service, &config, &budget, tasks).await;
+            if let Err(refused) = served {
+                metrics.refused(transport);
                 tracing::debug!(reason = %refused, "connection closed");
             }
             drop(open);
@@ -152,16 +171,18 @@ struct OpenConnection {
     nth: usize,
     open: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
+    transport: Transport,
 }
 
 impl OpenConnection {
-    fn new(open: &Arc<AtomicUsize>, metrics: &Arc<Metrics>) -> OpenConnection {
-        metrics.connections.inc();
+    fn new(open: &Arc<AtomicUsize>, metrics: &Arc<Metrics>, transport: Transport) -> OpenConnection {
+        metrics.connected(transport);
         let nth = open.fetch_add(1, Ordering::Relaxed) + 1;
         OpenConnection {
             nth,
             open: Arc::clone(open),
             metrics: Arc::clone(metrics),
+            transport,
         }
     }
 }
@@ -169,6 +190,6 @@ impl OpenConnection {
 impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
-        self.metrics.connections.dec();
+        self.metrics.disconnected(self.transport);
     }
 }

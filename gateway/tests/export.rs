@@ -35,7 +35,7 @@ async fn success_comes_only_after_the_commit() {
     assert!(
         gateway
             .metrics()
-            .contains("millpond_gateway_requests_in_flight 1\n"),
+            .contains("millpond_gateway_requests_in_flight{transport=\"grpc\"} 1\n"),
         "{}",
         gateway.metrics()
     );
@@ -47,9 +47,9 @@ async fn success_comes_only_after_the_commit() {
     assert_eq!(answer.expect("success").into_inner().partial_success, None);
     let metrics = gateway.metrics();
     for line in [
-        "millpond_gateway_requests_total{signal=\"logs\",code=\"OK\"} 1\n",
-        "millpond_gateway_records_total{signal=\"logs\"} 10\n",
-        "millpond_gateway_requests_in_flight 0\n",
+        "millpond_gateway_requests_total{transport=\"grpc\",signal=\"logs\",code=\"OK\"} 1\n",
+        "millpond_gateway_records_total{transport=\"grpc\",signal=\"logs\"} 10\n",
+        "millpond_gateway_requests_in_flight{transport=\"grpc\"} 0\n",
     ] {
         assert!(metrics.contains(line), "{line} not in {metrics}");
     }
@@ -106,8 +106,10 @@ async fn every_signal_has_its_service_its_stream_and_its_count() {
     let text = gateway.metrics();
     for (signal, requests, records) in [("logs", 1, 3), ("traces", 2, 1), ("metrics", 1, 2)] {
         for line in [
-            format!("millpond_gateway_requests_total{{signal=\"{signal}\",code=\"OK\"}} {requests}\n"),
-            format!("millpond_gateway_records_total{{signal=\"{signal}\"}} {records}\n"),
+            format!(
+                "millpond_gateway_requests_total{{transport=\"grpc\",signal=\"{signal}\",code=\"OK\"}} {requests}\n"
+            ),
+            format!("millpond_gateway_records_total{{transport=\"grpc\",signal=\"{signal}\"}} {records}\n"),
         ] {
             assert!(text.contains(&line), "{line} not in {text}");
         }
@@ -152,7 +154,7 @@ async fn an_outage_of_the_store_is_waited_for() {
     let export = tokio::spawn(async move { client.export(logs(10)).await });
     let metrics = || gateway.metrics();
     let waiting = async {
-        while !metrics().contains("millpond_gateway_requests_in_flight 1\n") {
+        while !metrics().contains("millpond_gateway_requests_in_flight{transport=\"grpc\"} 1\n") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -197,12 +199,12 @@ async fn every_compression_is_accepted_and_the_same_records_counted() {
     }
     let metrics = gateway.metrics();
     assert!(
-        metrics.contains("millpond_gateway_records_total{signal=\"logs\"} 3000\n"),
+        metrics.contains("millpond_gateway_records_total{transport=\"grpc\",signal=\"logs\"} 3000\n"),
         "{metrics}"
     );
     assert!(
         metrics.contains(&format!(
-            "millpond_gateway_raw_bytes_total{{signal=\"logs\"}} {}\n",
+            "millpond_gateway_raw_bytes_total{{transport=\"grpc\",signal=\"logs\"}} {}\n",
             3 * raw
         )),
         "{metrics}"
@@ -226,7 +228,7 @@ async fn many_clients_at_once_are_all_answered_and_the_memory_is_given_back() {
     assert!(
         gateway
             .metrics()
-            .contains("millpond_gateway_records_total{signal=\"logs\"} 750\n")
+            .contains("millpond_gateway_records_total{transport=\"grpc\",signal=\"logs\"} 750\n")
     );
     gateway.assert_well().await;
 }
@@ -369,7 +371,8 @@ async fn what_is_not_export_is_unimplemented_or_not_grpc() {
         "{status}"
     );
     let metrics = gateway.metrics();
-    let line = "millpond_gateway_requests_total{signal=\"none\",code=\"UNIMPLEMENTED\"} 1\n";
+    let line =
+        "millpond_gateway_requests_total{transport=\"grpc\",signal=\"none\",code=\"UNIMPLEMENTED\"} 1\n";
     assert!(metrics.contains(line), "{metrics}");
     let status = gateway.send(&[("grpc-encoding", "snappy")], body()).await;
     assert_eq!(status.code(), Code::Unimplemented);

@@ -149,6 +149,9 @@ impl Refused {
     }
 }
 
+/// The most reasons for waiting that a cursor holds, and characters of each.
+const WAITS_MAX: (usize, usize) = (8, 1_000);
+
 /// Whose the cursor is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ownership {
@@ -190,6 +193,8 @@ pub struct Cursor {
     pub skipped: Vec<Skip>,
     /// What the sink refused of batches that are not acknowledged; one entry a batch.
     pub refused: Vec<Refused>,
+    /// What its owner waited for when it wrote this, in words. For people: nothing is decided by it.
+    pub waiting_for: Vec<String>,
 }
 
 /// Who wants to open a cursor, and how.
@@ -253,6 +258,7 @@ impl Cursor {
             streams: BTreeMap::new(),
             skipped: Vec::new(),
             refused: Vec::new(),
+            waiting_for: Vec::new(),
         }
     }
 
@@ -321,6 +327,7 @@ impl Cursor {
             owner: owner.to_owned(),
             lease_expires_at_ms: now_ms.saturating_add(lease_ms),
         };
+        state.waiting_for.clear();
         let rule_pinned = in_doubt && *rule != state.rule;
         if !in_doubt || planted::is(Bug::RuleNotPinned) {
             state.rule = rule.clone();
@@ -444,6 +451,7 @@ impl Cursor {
             start: position,
             streams: BTreeMap::new(),
             refused: Vec::new(),
+            waiting_for: Vec::new(),
             ..self.clone()
         }
     }
@@ -502,6 +510,15 @@ impl Cursor {
         {
             *lease_expires_at_ms = now_ms.saturating_add(lease_ms);
         }
+    }
+
+    /// Writes down what the owner waits for, shortened; nothing when it is at work.
+    pub fn wait_for(&mut self, reasons: &[String]) {
+        let (reasons_max, chars_max) = WAITS_MAX;
+        let shortened = reasons
+            .iter()
+            .map(|reason| reason.chars().take(chars_max).collect());
+        self.waiting_for = shortened.take(reasons_max).collect();
     }
 
     /// The owner goes. What it planned and did not acknowledge may have been sent.
@@ -570,6 +587,7 @@ impl Object for Cursor {
             streams,
             skipped,
             refused,
+            waiting_for,
         } = self;
         let (kind, owner, lease_expires_at_ms) = match ownership {
             Ownership::Released => (proto::Ownership::Released, String::new(), 0),
@@ -596,6 +614,7 @@ impl Object for Cursor {
                 streams: streams.iter().map(encode_stream).collect(),
                 skipped: skipped.iter().map(encode_skip).collect(),
                 refused: refused.iter().map(encode_refused).collect(),
+                waiting_for: waiting_for.clone(),
             },
         )
     }
@@ -649,6 +668,7 @@ impl Object for Cursor {
             streams,
             skipped: c.skipped.into_iter().map(decode_skip).collect(),
             refused: c.refused.into_iter().map(decode_refused).collect(),
+            waiting_for: c.waiting_for,
         };
         cursor.check().map_err(content)?;
         Ok(cursor)

@@ -20,7 +20,7 @@ pub use cas::{Object, ReadError, Snapshot, Stamp, Swap};
 pub use cursor::{Cursor, Rule};
 pub use envelope::FormatError;
 pub use letter::DeadLetter;
-pub use log::Log;
+pub use log::{Lag, Log};
 pub use manifest::{Commit, CommitRefusal, Entry, Manifest, NewPart, NewSegment, Part, ProducerId};
 pub use page::{Page, PageReference};
 

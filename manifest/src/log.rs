@@ -16,6 +16,17 @@ pub struct Log {
     pages: BTreeMap<Ulid, Arc<Page>>,
 }
 
+/// What lies between a reader and the end of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Lag {
+    /// Records.
+    pub records: u64,
+    /// Bytes in the store.
+    pub stored_bytes: u64,
+    /// When the oldest of it was committed (unix ms), as far as it is seen; none when there is nothing.
+    pub oldest_committed_at_ms: Option<u64>,
+}
+
 /// A page that is not what its reference says.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("it is another page than the manifest refers to: it holds sequences {first}..={last} of shard {shard:04}, its reference in the manifest says {}..={}", .reference.first, .reference.last)]
@@ -148,6 +159,32 @@ impl Log {
         });
         let tail = seen(self.manifest.tail_start(), &self.manifest.tail, from);
         total(paged.chain(tail.map(|(_, entry)| of(entry))))
+    }
+
+    /// What a reader at this sequence of a stream has before it. Of pages that are not loaded, all streams are counted, as in
+    /// [`Log::records`].
+    pub fn lag(&self, stream: u32, from: u64) -> Lag {
+        let skipped = self.manifest.pages.partition_point(|page| page.last < from);
+        let unloaded = self.manifest.pages[skipped..]
+            .iter()
+            .filter(|reference| !self.is_loaded(reference));
+        let loaded = self.manifest.pages[skipped..]
+            .iter()
+            .filter_map(|reference| self.pages.get(&reference.page))
+            .flat_map(|page| seen(page.first, &page.entries, from));
+        let tail = seen(self.manifest.tail_start(), &self.manifest.tail, from);
+        let mut lag = Lag {
+            stored_bytes: total(unloaded.map(|reference| reference.bytes)),
+            records: self.records(stream, from),
+            oldest_committed_at_ms: None,
+        };
+        for (_, entry) in loaded.chain(tail) {
+            if let Some(part) = entry.parts.iter().find(|part| part.stream == stream) {
+                lag.stored_bytes = lag.stored_bytes.saturating_add(part.length);
+                lag.oldest_committed_at_ms.get_or_insert(entry.committed_at_ms);
+            }
+        }
+        lag
     }
 
     /// The parts of a stream from a sequence on, oldest first, as far as they are seen.

@@ -114,6 +114,7 @@ fn a_cursor_reads_back_as_it_was_written() {
     let mut cursor = fresh().open(&opening("host-1", 7, &rule())).unwrap().state;
     cursor.plan("otlp.logs", plan(2, 5)).unwrap();
     cursor.acknowledge("otlp.traces", 11).unwrap();
+    cursor.wait_for(&["the sink: it is away".to_owned()]);
     for ownership in [
         cursor.ownership.clone(),
         Ownership::Released,
@@ -259,6 +260,31 @@ proptest! {
         bytes[at] ^= 1_u8 << bit;
         prop_assert!(Cursor::decode(&bytes).is_err());
     }
+}
+
+#[test]
+fn what_an_owner_waits_for_is_bounded_and_ends_with_it() {
+    let mut cursor = fresh().open(&opening("a", 0, &rule())).unwrap().state;
+    let reasons: Vec<String> = (0..20).map(|n| format!("{n}{}", "ü".repeat(2_000))).collect();
+    cursor.wait_for(&reasons);
+    assert_eq!(cursor.waiting_for.len(), 8);
+    assert!(
+        cursor
+            .waiting_for
+            .iter()
+            .all(|reason| reason.chars().count() == 1_000)
+    );
+    assert!(
+        cursor
+            .open(&opening("a", 1, &rule()))
+            .unwrap()
+            .state
+            .waiting_for
+            .is_empty()
+    );
+    assert!(cursor.reset(0).waiting_for.is_empty());
+    cursor.wait_for(&[]);
+    assert!(cursor.waiting_for.is_empty());
 }
 
 fn golden() -> Cursor {

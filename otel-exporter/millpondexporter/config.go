@@ -20,7 +20,7 @@ type Config struct {
 	QueueConfig   configoptional.Optional[exporterhelper.QueueBatchConfig] `mapstructure:"sending_queue"`
 	RetryConfig   configretry.BackOffConfig                                `mapstructure:"retry_on_failure"`
 
-	// Buffer is the buffer's URL: s3://bucket/prefix or file:///directory.
+	// Buffer is the buffer's URL: s3://bucket/prefix or file:///directory. Google's and Azure's stores are the gateway's.
 	Buffer           string        `mapstructure:"buffer"`
 	S3Endpoint       string        `mapstructure:"s3_endpoint"`
 	S3Region         string        `mapstructure:"s3_region"`
@@ -56,7 +56,10 @@ func createDefaultConfig() component.Config {
 	// twice.
 	timeout := exporterhelper.NewDefaultTimeoutConfig()
 	timeout.Timeout = 0
+	// No end of retries: a store may be away for longer than five minutes, and then the queue is to fill and the sender to
+	// be told, rather than what was taken to be dropped.
 	retry := configretry.NewDefaultBackOffConfig()
+	retry.MaxElapsedTime = 0
 	defaults := producer.DefaultConfig()
 	return &Config{
 		TimeoutConfig:    timeout,
@@ -81,6 +84,9 @@ func createDefaultConfig() component.Config {
 func (c *Config) Validate() error {
 	if c.Buffer == "" {
 		return errors.New("buffer is missing: set it to the buffer's URL, like s3://bucket/prefix")
+	}
+	if err := producer.CheckURL(c.Buffer); err != nil {
+		return fmt.Errorf("buffer: %w", err)
 	}
 	if c.Shard != nil && *c.Shard < 0 {
 		return fmt.Errorf("shard is %d: use 0 to 9,999, or leave it out", *c.Shard)

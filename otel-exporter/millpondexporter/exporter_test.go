@@ -3,6 +3,7 @@ package millpondexporter
 import (
 	"bytes"
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/component/componentstatus"
 	"go.opentelemetry.io/collector/component/componenttest"
 	"go.opentelemetry.io/collector/config/configoptional"
 	"go.opentelemetry.io/collector/confmap"
@@ -232,6 +234,41 @@ func TestAStartThatFailsSaysWhyAndLeavesNothing(t *testing.T) {
 	assert.Empty(t, shared)
 }
 
+// A statusHost remembers the last status that a component reported.
+type statusHost struct {
+	component.Host
+	reported chan *componentstatus.Event
+}
+
+func (h *statusHost) Report(event *componentstatus.Event) { h.reported <- event }
+
+// A real store that comes late, and one that turns out to be a mistake, are in tests/test_otel_exporter.py.
+func TestAStoreThatIsAwayKeepsNeitherTheCollectorFromStartingNorFromStopping(t *testing.T) {
+	// Nobody takes the connections that are made here.
+	silence, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silence.Close()
+	for variable, value := range map[string]string{
+		"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
+	} {
+		t.Setenv(variable, value)
+	}
+	config, _ := direct(t)
+	config.Buffer, config.S3Endpoint = "s3://bucket/prefix", "http://"+silence.Addr().String()
+	logs, err := NewFactory().CreateLogs(t.Context(), exportertest.NewNopSettings(metadata.Type), config)
+	require.NoError(t, err)
+	host := &statusHost{componenttest.NewNopHost(), make(chan *componentstatus.Event, 1)}
+	starting, end := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer end()
+	require.NoError(t, logs.Start(starting, host))
+	event := <-host.reported
+	assert.Equal(t, componentstatus.StatusRecoverableError, event.Status())
+	require.ErrorContains(t, event.Err(), "the buffer is not open yet")
+	require.NoError(t, logs.Shutdown(t.Context()))
+	assert.Empty(t, shared)
+	assert.Empty(t, host.reported)
+}
+
 func TestTheTelemetryIsTheProducers(t *testing.T) {
 	config, _ := direct(t)
 	telemetry := componenttest.NewTelemetry()
@@ -278,7 +315,9 @@ func TestSettingsAreReadAsPeopleWriteThem(t *testing.T) {
 		require.Error(t, confmap.NewFromStringMap(wrong).Unmarshal(createDefaultConfig()), "%v", wrong)
 	}
 	for reason, wrong := range map[string]map[string]any{
-		"buffer is missing":       {},
+		"buffer is missing": {},
+		"buffer: \"bucket/prefix\" is not a buffer URL for this producer: it has no scheme": {"buffer": "bucket/prefix"},
+		"Google's and Azure's stores are not in it; send to a `millpond gateway`":           {"buffer": "gs://bucket/prefix"},
 		"shard is -1":             {"buffer": "s3://b", "shard": -1},
 		"drain_timeout is 0s":     {"buffer": "s3://b", "drain_timeout": "0s"},
 		"max_uploads is 0":        {"buffer": "s3://b", "max_uploads": 0},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/component/componentstatus"
 	"go.opentelemetry.io/collector/exporter"
 	"go.uber.org/zap/exp/zapslog"
 
@@ -54,9 +55,10 @@ type lifecycle struct {
 	started bool // the Collector also shuts down what it did not start
 }
 
-// Start opens the buffer before anything is taken.
+// Start opens the buffer. A mistake ends the Collector, now if the store has answered by then, else when it does. A store
+// that is away does not: what comes meanwhile is held by the producer, the queue and, when both are full, the sender.
 func (l *lifecycle) Start(ctx context.Context, host component.Host) error {
-	if err := l.shared.start(ctx); err != nil {
+	if err := l.shared.start(ctx, host); err != nil {
 		return err
 	}
 	l.started = true
@@ -77,11 +79,14 @@ func (l *lifecycle) Shutdown(ctx context.Context) error {
 	return errors.Join(l.inner.Shutdown(ctx), l.shared.shutdown(ctx))
 }
 
-func (s *sharedProducer) start(ctx context.Context) error {
+// startWait is how long a start waits for the store: the other components of the Collector are not to wait for longer.
+const startWait = 5 * time.Second
+
+func (s *sharedProducer) start(ctx context.Context, host component.Host) error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if s.users == 0 {
-		if err := s.open(ctx); err != nil {
+		if err := s.open(ctx, host); err != nil {
 			return err
 		}
 	}
@@ -89,7 +94,7 @@ func (s *sharedProducer) start(ctx context.Context) error {
 	return nil
 }
 
-func (s *sharedProducer) open(ctx context.Context) error {
+func (s *sharedProducer) open(ctx context.Context, host component.Host) error {
 	telemetry, err := metadata.NewTelemetryBuilder(s.settings)
 	if err != nil {
 		return err
@@ -97,14 +102,41 @@ func (s *sharedProducer) open(ctx context.Context) error {
 	config := s.config.producer()
 	config.Logger = slog.New(zapslog.NewHandler(s.settings.Logger.Core()))
 	config.Hooks = hooks(telemetry)
-	s.producer, err = producer.Open(ctx, s.config.Buffer, config)
+	s.producer, err = producer.Begin(s.config.Buffer, config)
 	if err != nil {
 		telemetry.Shutdown()
 		return err
 	}
+	starting, end := context.WithTimeout(ctx, startWait)
+	defer end()
+	err = s.producer.Opened(starting)
+	var failed *producer.OpenError
+	if errors.As(err, &failed) {
+		telemetry.Shutdown()
+		// It was given nothing yet, and says no more than that it failed.
+		_ = s.producer.Close(ctx)
+		return failed
+	}
 	s.telemetry = telemetry
 	s.stopping, s.giveUp = context.WithCancelCause(context.WithoutCancel(ctx))
+	if err != nil {
+		componentstatus.ReportStatus(host, componentstatus.NewRecoverableErrorEvent(err))
+		go reportOpened(s.stopping, s.producer, host)
+	}
 	return observe(telemetry, s.producer)
+}
+
+// reportOpened tells the Collector what became of a buffer that was not open when the exporter started. A buffer that can
+// never be opened ends the Collector.
+func reportOpened(stopping context.Context, opening *producer.Producer, host component.Host) {
+	err := opening.Opened(stopping)
+	var failed *producer.OpenError
+	switch {
+	case err == nil:
+		componentstatus.ReportStatus(host, componentstatus.NewEvent(componentstatus.StatusOK))
+	case errors.As(err, &failed):
+		componentstatus.ReportStatus(host, componentstatus.NewFatalErrorEvent(failed))
+	}
 }
 
 // abandon makes those who wait for a commit give up.
@@ -146,7 +178,8 @@ func (s *sharedProducer) shutdown(ctx context.Context) error {
 	err := s.producer.Close(draining)
 	s.giveUp(nil)
 	s.telemetry.Shutdown()
-	if err != nil {
+	var failed *producer.OpenError
+	if err != nil && !errors.As(err, &failed) {
 		err = fmt.Errorf("records that were not reported as sent may be lost: %w", err)
 	}
 	return errors.Join(err, s.forget())

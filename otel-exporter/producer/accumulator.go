@@ -23,7 +23,6 @@ type accumulator struct {
 	encoding   int                     // blocks that are with the encoders
 	done       chan doneBlock
 	linger     *time.Timer
-	busy       map[string]bool // streams that filled a block lately: their next one gets a whole buffer at once
 }
 
 // run goes on until messages is closed, and then until everything accepted is with the uploaders.
@@ -77,12 +76,11 @@ func (a *accumulator) append(accepted accepted) {
 	}
 	needed := segment.MessageLenMax(len(message.Payload))
 	if stream.open != nil && stream.open.builder.RawLen()+needed > a.config.BlockBytes {
-		stream.filledABlock = true
 		a.encode(a.open.ship(place))
 	}
 	receivedAtUs := message.ReceivedAt.UnixMicro()
 	if stream.open == nil {
-		stream.open = a.encoders.open(receivedAtUs, a.busy[stream.name])
+		stream.open = &openBlock{builder: segment.NewBlockBuilder(receivedAtUs)}
 	}
 	before := stream.open.builder.RawLen()
 	if err := stream.open.builder.Push(receivedAtUs, message.Payload); err != nil {
@@ -97,7 +95,6 @@ func (a *accumulator) append(accepted accepted) {
 	stream.open.cost += accepted.cost
 	a.open.waiters = append(a.open.waiters, accepted.waiter)
 	if stream.open.builder.RawLen() >= a.config.BlockBytes {
-		stream.filledABlock = true
 		a.encode(a.open.ship(place))
 	}
 }
@@ -132,12 +129,6 @@ func (a *accumulator) closeOpen() {
 	for place := range open.streams {
 		if full := open.ship(place); full != nil {
 			a.encode(full)
-		}
-		stream := &open.streams[place]
-		if stream.filledABlock {
-			a.busy[stream.name] = true
-		} else {
-			delete(a.busy, stream.name)
 		}
 	}
 	a.closed[open.number] = open

@@ -42,7 +42,7 @@ type Config struct {
 	// TailMax is the number of entries in the manifest at which the next commit seals them into a page. 2,048: a commit
 	// then moves 120 KB at most, whatever the backlog.
 	TailMax int
-	// StartTimeout is how long Open tries to reach the store. 30 s.
+	// StartTimeout is how long Open waits for the store. 30 s. Begin does not wait.
 	StartTimeout time.Duration
 
 	// S3Endpoint is the S3 service's address when it is not AWS, http://127.0.0.1:9000 for instance. Without it the AWS
@@ -91,12 +91,8 @@ func DefaultConfig() Config {
 	}
 }
 
-// blockBuffers is the number of buffers of a whole block that are used again and again: one in each encoder and one
-// that fills.
-func (c *Config) blockBuffers() int { return c.Encoders + 1 }
-
-// workingMemory is what is held whatever happens: the block buffers, and in each encoder room to compress a block into.
-func (c *Config) workingMemory() int { return (c.Encoders + c.blockBuffers()) * c.BlockBytes }
+// workingMemory is what is held whatever happens: in each encoder, room for a block and to compress it into.
+func (c *Config) workingMemory() int { return 2 * c.Encoders * c.BlockBytes }
 
 // Check gives an error that names the first setting that makes no sense.
 func (c *Config) Check() error {
@@ -117,7 +113,7 @@ func (c *Config) Check() error {
 		{"shard", c.Shard, -1, manifest.ShardsMax - 1, "use 0 to 9,999, or leave it out"},
 		{"shards", c.Shards, 1, manifest.ShardsMax, "use 1 to 10,000"},
 		{"memory_limit", c.MemoryLimit, c.workingMemory() + c.BlockBytes, math.MaxInt,
-			"use at least (2 × encoders + 2) × block_bytes: the encoders hold all but one of them at all times"},
+			"use at least (2 × encoders + 1) × block_bytes: the encoders hold all but one of them at all times"},
 	} {
 		if rule.found < rule.least || rule.found > rule.most {
 			return fmt.Errorf("%s is %d: %s", rule.setting, rule.found, rule.rule)

@@ -36,7 +36,8 @@
 //
 // Uploads and commits are tried again, with backoff and jitter, for as long as the process lives. Nothing that was
 // accepted is dropped. MemoryLimit fills up and callers are refused with OverBudgetError: that is the backpressure.
-// Waiting says what is waited for.
+// Waiting says what is waited for. Begin makes no exception of the start: what is appended before the store was ever
+// reached is held in the same way. Open is for who would rather have an error after StartTimeout.
 //
 // MemoryLimit counts the bytes that the producer holds; Go's garbage collector lets the process grow to about twice that
 // (GOGC, GOMEMLIMIT).

@@ -8,6 +8,14 @@ import (
 // ErrClosed: the producer is shutting down. Nothing was accepted: retry elsewhere.
 var ErrClosed = errors.New("the producer is shutting down; retry elsewhere")
 
+// An OpenError: the buffer cannot be opened, and waiting does not help: the URL or a setting is wrong, the store denies
+// access or cannot hold a buffer. Nothing was appended.
+type OpenError struct{ Err error }
+
+func (e *OpenError) Error() string { return "the buffer cannot be opened: " + e.Err.Error() }
+
+func (e *OpenError) Unwrap() error { return e.Err }
+
 // An OverBudgetError: there was no memory within MaxWait. Nothing was accepted: retry later.
 type OverBudgetError struct{ Needed, Held, Limit int64 }
 

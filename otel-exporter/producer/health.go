@@ -10,16 +10,17 @@ import (
 type stage int
 
 const (
-	uploading stage = iota
+	opening stage = iota
+	uploading
 	committing
 )
 
-func (s stage) String() string { return [...]string{"upload", "commit"}[s] }
+func (s stage) String() string { return [...]string{"open", "upload", "commit"}[s] }
 
 // health is what the producer is waiting for. It decides nothing.
 type health struct {
 	mutex   sync.Mutex
-	waiting [2]string // by stage; empty: it gets on
+	waiting [3]string // by stage; empty: it gets on
 	log     *slog.Logger
 }
 
@@ -49,9 +50,9 @@ func (h *health) reason() string {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	var reasons []string
-	for _, stage := range []stage{uploading, committing} {
-		if h.waiting[stage] != "" {
-			reasons = append(reasons, "waiting for the store ("+stage.String()+"): "+h.waiting[stage])
+	for waiting, reason := range h.waiting {
+		if reason != "" {
+			reasons = append(reasons, "waiting for the store ("+stage(waiting).String()+"): "+reason)
 		}
 	}
 	return strings.Join(reasons, "; ")

@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
-	"millpond.dev/otel-exporter/internal/manifest"
 	"millpond.dev/otel-exporter/internal/segment"
-	"millpond.dev/otel-exporter/internal/storage"
 )
 
 // Encoding is how the messages of a stream are to be read. A stream has one for ever.
@@ -59,111 +56,9 @@ type Producer struct {
 	drained  chan struct{} // closed when everything accepted is committed
 }
 
-// Open opens the buffer at a URL (s3://bucket/prefix, file:///directory or, for tests, memory:///), tests that its store
-// keeps the preconditions that everything rests on, writes the buffer object if there is none, registers in a shard and
-// starts the goroutines. It fails when a setting makes no sense, when the store refuses, and when the store cannot be
-// reached for StartTimeout. Once it has started, an outage of the store is waited for.
-func Open(ctx context.Context, url string, config Config) (*Producer, error) {
-	if err := config.Check(); err != nil {
-		return nil, err
-	}
-	environment := systemEnvironment()
-	starting, end := context.WithTimeoutCause(ctx, config.StartTimeout,
-		fmt.Errorf("the store was not reached for %s", config.StartTimeout))
-	defer end()
-	var store *storage.Store
-	err := patiently(starting, environment, func() (err error) {
-		store, err = storage.Open(starting, url, storage.Options{
-			Endpoint:       config.S3Endpoint,
-			Region:         config.S3Region,
-			AllowHTTP:      config.AllowHTTP,
-			RequestTimeout: config.RequestTimeout,
-			Create:         config.CreateBucket,
-		})
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("the buffer cannot be opened: %w", err)
-	}
-	if err := store.SelfTest(starting); err != nil {
-		return nil, err
-	}
-	return start(starting, environment, store, config)
-}
-
-// start is Open for a store that is open; tests give their own.
-func start(ctx context.Context, environment *environment, store *storage.Store, config Config) (*Producer, error) {
-	if err := config.Check(); err != nil {
-		return nil, err
-	}
-	if config.Logger == nil {
-		config.Logger = slog.Default()
-	}
-	new := &manifest.Buffer{ID: environment.uuid(), Shards: uint32(config.Shards)}
-	var buffer *manifest.Buffer
-	err := patiently(ctx, environment, func() (err error) {
-		buffer, err = manifest.OpenBuffer(ctx, store, new)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("cannot open the buffer %s: %w", store.URL(), err)
-	}
-	shard := uint32(max(config.Shard, 0))
-	if config.Shard < 0 {
-		shard = environment.below(buffer.Shards)
-	}
-	if shard >= buffer.Shards {
-		return nil, fmt.Errorf("shard %d does not exist: the buffer %s has the shards 0 to %d", shard, store.URL(), buffer.Shards-1)
-	}
-	counters := &counters{}
-	budget := newBudget(int64(config.MemoryLimit-config.workingMemory()), config.MaxWait)
-	encoders, err := newEncoders(&config, budget, counters)
-	if err != nil {
-		return nil, err
-	}
-	p := &Producer{
-		config: config,
-		pipeline: &pipeline{
-			ctx:         ctx,
-			store:       store,
-			shard:       shard,
-			environment: environment,
-			health:      &health{log: config.Logger},
-			counters:    counters,
-			budget:      budget,
-			hooks:       config.Hooks,
-			log:         config.Logger,
-		},
-		streams:  &streams{encodings: make(map[string]Encoding)},
-		messages: make(chan accepted, queue),
-		drained:  make(chan struct{}),
-	}
-	committer := newCommitter(p.pipeline, buffer.ID, config.TailMax, p.streams)
-	if err := register(ctx, committer); err != nil {
-		return nil, err
-	}
-	// From here on nobody's patience ends what was accepted.
-	p.pipeline.ctx = context.WithoutCancel(ctx)
-	p.run(committer, encoders)
-	return p, nil
-}
-
-func register(ctx context.Context, committer *committer) error {
-	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
-	for !committer.tryRegister() {
-		if storage.Sleep(ctx, committer.environment.wait(&backoff)) != nil {
-			reason := committer.health.reason()
-			if reason == "" {
-				reason = "other producers were always first"
-			}
-			return fmt.Errorf("cannot register in the manifest of %s, shard %d: %s", committer.store.URL(), committer.shard, reason)
-		}
-	}
-	return nil
-}
-
-// run starts the stages. Each ends when the one before it has, and all that it brought is done.
-func (p *Producer) run(committer *committer, encoders *encoders) {
+// run starts the stages, the last of which begins by opening the buffer. Each ends when the one before it has, and all
+// that it brought is done.
+func (p *Producer) run(encoders *encoders, openStore openStore) {
 	uploaders := &uploaders{
 		pipeline: p.pipeline,
 		turns:    make(chan struct{}, p.config.MaxUploads),
@@ -177,36 +72,35 @@ func (p *Producer) run(committer *committer, encoders *encoders) {
 		log:       p.config.Logger,
 		closed:    make(map[int]*fillingSegment),
 		done:      make(chan doneBlock),
-		busy:      make(map[string]bool),
 	}
+	ctx, stopOpening := context.WithCancelCause(context.Background())
 	go func() {
 		accumulator.run(p.messages)
 		uploaders.tasks.Wait()
+		// An opening that still goes on has nothing to open for.
+		stopOpening(ErrClosed)
 		close(uploaders.arrivals)
 	}()
 	go func() {
-		committer.run(uploaders.arrivals)
+		if committer := p.open(ctx, openStore); committer != nil {
+			committer.run(uploaders.arrivals)
+		}
+		for range uploaders.arrivals {
+			// Without a buffer there is nothing in them: their callers have been told.
+		}
 		close(p.drained)
 	}()
 }
 
-// patiently repeats what fails for the store's sake until the context ends.
-func patiently(ctx context.Context, environment *environment, attempt func() error) error {
-	backoff := storage.Backoff{Initial: 100 * time.Millisecond, Max: 3 * time.Second}
-	for {
-		err := attempt()
-		var format *manifest.FormatError
-		if err == nil || storage.KindOf(err) != storage.Transient || errors.As(err, &format) {
-			return err
-		}
-		if storage.Sleep(ctx, environment.wait(&backoff)) != nil {
-			return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
-		}
+// Shard is the shard that this producer writes to; 0 before the buffer is open.
+func (p *Producer) Shard() uint32 {
+	select {
+	case <-p.pipeline.opened:
+		return p.pipeline.shard
+	default:
+		return 0
 	}
 }
-
-// Shard is the shard that this producer writes to.
-func (p *Producer) Shard() uint32 { return p.pipeline.shard }
 
 // Append appends a message and waits until it is committed. Its errors are those of this package; IsRetryable and
 // HasNoSideEffects say what they mean. When the context ends first the error is an OutcomeUnknownError if the message
@@ -254,8 +148,8 @@ func (p *Producer) cost(payloadLen int) (int64, error) {
 	if cost <= p.config.BlockBytes {
 		return int64(cost), nil
 	}
-	// It gets a block of its own, for which the encoders' room does not suffice: it brings its own, to compress into and
-	// for the result.
+	// It gets a block of its own, for which an encoder's room does not suffice: it brings its own, to be copied and
+	// compressed into, and that for the result.
 	most := min(int(segment.DefaultLimits().BlockRawMax)-segment.MessageLenMax(0),
 		int(p.pipeline.budget.limit/3)-segment.MessageLenMax(0)-waiterBytes)
 	if payloadLen > most {
@@ -272,7 +166,8 @@ func (p *Producer) Waiting() string { return p.pipeline.health.reason() }
 func (p *Producer) Stats() Stats { return p.pipeline.counters.stats(p.pipeline.budget) }
 
 // Close refuses new messages and waits until everything that was accepted is committed. When the context ends first, it
-// says what is left and why; the producer goes on with it, and Close can be called again.
+// says what is left and why; the producer goes on with it, and Close can be called again. Its error is an OpenError when
+// nothing could be committed for want of a buffer.
 func (p *Producer) Close(ctx context.Context) error {
 	p.gate.Lock()
 	if !p.closed {
@@ -282,6 +177,10 @@ func (p *Producer) Close(ctx context.Context) error {
 	p.gate.Unlock()
 	select {
 	case <-p.drained:
+		var failed *OpenError
+		if errors.As(p.pipeline.openError, &failed) {
+			return failed
+		}
 		return nil
 	case <-ctx.Done():
 	}

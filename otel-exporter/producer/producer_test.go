@@ -320,29 +320,6 @@ func TestAShardIsDrawnAndMustExist(t *testing.T) {
 	})
 }
 
-func TestAStartWithoutAStoreGivesUpInTimeAndSaysWhy(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
-		w.network.Outage(unreliable.Lost)
-		ctx, end := context.WithTimeout(t.Context(), time.Minute)
-		defer end()
-		_, err := start(ctx, systemEnvironment(), storage.Over(w.network, storage.RequestTimeout), testConfig())
-		if err == nil || !strings.Contains(err.Error(), "the connection was lost") {
-			t.Error(err)
-		}
-		// What is there and is no buffer is not waited for.
-		w.network.Outage(unreliable.Honest)
-		if _, err := w.memory.Create(t.Context(), manifest.BufferKey, storage.Body{[]byte("something else")}); err != nil {
-			t.Fatal(err)
-		}
-		started := time.Now()
-		_, err = start(ctx, systemEnvironment(), storage.Over(w.network, storage.RequestTimeout), testConfig())
-		if !errors.Is(err, manifest.ErrMagic) || time.Since(started) != 0 {
-			t.Error(err, time.Since(started))
-		}
-	})
-}
-
 func TestAManifestOfAnotherBufferIsNotWrittenTo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)

@@ -39,7 +39,6 @@ type accepted struct {
 type fullBlock struct {
 	segment, stream, slot int
 	builder               *segment.BlockBuilder
-	pooled                bool // its buffer is one of those that are used again
 	records               uint64
 	cost                  int64
 }
@@ -53,17 +52,15 @@ type doneBlock struct {
 
 type openBlock struct {
 	builder *segment.BlockBuilder
-	pooled  bool
 	records uint64
 	cost    int64
 }
 
 type openStream struct {
-	name         string
-	encoding     Encoding
-	open         *openBlock
-	encoded      []segment.EncodedBlock // in order; empty while an encoder has it
-	filledABlock bool
+	name     string
+	encoding Encoding
+	open     *openBlock
+	encoded  []segment.EncodedBlock // in order; empty while an encoder has it
 }
 
 // A fillingSegment is filling, or closed and waiting for its encoders. Pure bookkeeping: no goroutine, no I/O.
@@ -101,7 +98,7 @@ func (s *fillingSegment) ship(place int) *fullBlock {
 		return nil
 	}
 	stream.open = nil
-	full := &fullBlock{s.number, place, len(stream.encoded), open.builder, open.pooled, open.records, open.cost}
+	full := &fullBlock{s.number, place, len(stream.encoded), open.builder, open.records, open.cost}
 	stream.encoded = append(stream.encoded, segment.EncodedBlock{})
 	s.inEncoders++
 	return full

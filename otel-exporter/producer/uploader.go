@@ -12,9 +12,13 @@ import (
 
 // A pipeline is what the stages that talk to the store share.
 type pipeline struct {
-	ctx         context.Context // ends when the start of the producer fails, and never after
-	store       *storage.Store
-	shard       uint32
+	// The four that follow are set before opened is closed, and read after.
+	ctx       context.Context // never ends once the buffer is open
+	store     *storage.Store
+	shard     uint32
+	openError error         // why there will never be an open buffer
+	opened    chan struct{} // closed when that has been decided
+
 	environment *environment
 	health      *health
 	counters    *counters
@@ -65,10 +69,17 @@ type uploaders struct {
 	tasks    sync.WaitGroup
 }
 
-// upload uploads a segment in its turn and hands it to the committer.
+// upload uploads a segment in its turn, once the buffer is open, and hands it to the committer.
 func (u *uploaders) upload(work encodedWork) {
 	u.pipeline.counters.segmentsUploading.Add(1)
 	u.tasks.Go(func() {
+		<-u.pipeline.opened
+		if err := u.pipeline.openError; err != nil {
+			u.pipeline.counters.segmentsUploading.Add(-1)
+			u.pipeline.budget.release(work.cost)
+			fail(work.waiters, &NotCommittedError{err.Error()})
+			return
+		}
 		u.turns <- struct{}{}
 		uploaded := u.pipeline.upload(work, 0)
 		<-u.turns

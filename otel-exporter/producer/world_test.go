@@ -55,6 +55,15 @@ func (w *world) producer(config Config, seed uint64) *Producer {
 	return p
 }
 
+// start is Open for a store that needs no opening.
+func start(ctx context.Context, environment *environment, store *storage.Store, config Config) (*Producer, error) {
+	p, err := begin(environment, config, func(context.Context) (*storage.Store, error) { return store, nil })
+	if err != nil {
+		return nil, err
+	}
+	return p.orNothing(ctx)
+}
+
 func (w *world) close(p *Producer) {
 	w.t.Helper()
 	ctx, end := context.WithTimeout(context.Background(), time.Hour)

@@ -1,13 +1,16 @@
-//! OTLP's messages as tables: what each field is called and how it is encoded. Here what all signals share; each has its
-//! own messages in a file of its own.
+//! OTLP's messages as tables: what each field is called, how it is encoded and what its value is. Here what all signals
+//! share; each has its own messages in a file of its own.
 //!
 //! Facts of opentelemetry-proto 1.x (`opentelemetry/proto/{collector,logs,trace,metrics,common,resource}`).
 
+pub(crate) mod enums;
 pub(crate) mod logs;
 pub(crate) mod metrics;
 pub(crate) mod traces;
 
-use crate::wire::{FIXED32, FIXED64, LEN, VARINT};
+pub(crate) use enums::Enum;
+
+use crate::wire::{self, LEN, VARINT};
 
 /// One message type. `fields[i]` is field number `i`; what is not there is unknown and skipped.
 pub(crate) struct Message {
@@ -25,11 +28,10 @@ pub(crate) struct Field {
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Unknown,
-    Varint,
-    Fixed64,
+    Varint(Varint),
+    Fixed64(Fixed64),
     Fixed32,
-    /// A string or bytes.
-    Bytes,
+    Bytes(Bytes),
     Message(&'static Message),
     /// A message that is one record.
     Record(&'static Message),
@@ -40,9 +42,51 @@ pub(crate) enum Kind {
     /// A member of the oneof that holds a metric's data points: only the records of the last one given count.
     Data(&'static Message),
     /// Repeated numbers, packed into one field or one a field.
-    Fixed64s,
-    Varints,
+    Fixed64s(Fixed64),
+    Varints(Varint),
 }
+
+/// What a varint is the number of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Varint {
+    Bool,
+    Int32,
+    Int64,
+    /// Zigzag.
+    Sint32,
+    Uint32,
+    Uint64,
+    Enum(Enum),
+}
+
+/// What eight bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fixed64 {
+    Signed,
+    Unsigned,
+    Double,
+}
+
+/// What a run of bytes is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bytes {
+    String,
+    Raw,
+    /// Bytes that OTLP/JSON has in hexadecimal: a trace's or a span's id.
+    Id,
+}
+
+const STRING: Kind = Kind::Bytes(Bytes::String);
+const BYTES: Kind = Kind::Bytes(Bytes::Raw);
+const ID: Kind = Kind::Bytes(Bytes::Id);
+const BOOL: Kind = Kind::Varint(Varint::Bool);
+const INT32: Kind = Kind::Varint(Varint::Int32);
+const INT64: Kind = Kind::Varint(Varint::Int64);
+const SINT32: Kind = Kind::Varint(Varint::Sint32);
+const UINT32: Kind = Kind::Varint(Varint::Uint32);
+const FIXED64: Kind = Kind::Fixed64(Fixed64::Unsigned);
+const SFIXED64: Kind = Kind::Fixed64(Fixed64::Signed);
+const DOUBLE: Kind = Kind::Fixed64(Fixed64::Double);
 
 impl Kind {
     /// Whether a field of this kind may come with this wire type.
@@ -50,17 +94,35 @@ impl Kind {
     pub(crate) fn takes(self, wire: u32) -> bool {
         match self {
             Kind::Unknown => true,
-            Kind::Varint => wire == VARINT,
-            Kind::Fixed64 => wire == FIXED64,
-            Kind::Fixed32 => wire == FIXED32,
-            Kind::Fixed64s => wire == LEN || wire == FIXED64,
-            Kind::Varints => wire == LEN || wire == VARINT,
-            Kind::Bytes
+            Kind::Varint(_) => wire == VARINT,
+            Kind::Fixed64(_) => wire == wire::FIXED64,
+            Kind::Fixed32 => wire == wire::FIXED32,
+            Kind::Fixed64s(_) => wire == LEN || wire == wire::FIXED64,
+            Kind::Varints(_) => wire == LEN || wire == VARINT,
+            Kind::Bytes(_)
             | Kind::Message(_)
             | Kind::Record(_)
             | Kind::Scopes(_)
             | Kind::OldScopes(_)
             | Kind::Data(_) => wire == LEN,
+        }
+    }
+
+    /// The message that a field of this kind holds.
+    pub(crate) fn message(self) -> Option<&'static Message> {
+        match self {
+            Kind::Message(inner)
+            | Kind::Record(inner)
+            | Kind::Scopes(inner)
+            | Kind::OldScopes(inner)
+            | Kind::Data(inner) => Some(inner),
+            Kind::Unknown
+            | Kind::Varint(_)
+            | Kind::Fixed64(_)
+            | Kind::Fixed32
+            | Kind::Bytes(_)
+            | Kind::Fixed64s(_)
+            | Kind::Varints(_) => None,
         }
     }
 }
@@ -107,7 +169,7 @@ static RESOURCE: Message = Message {
     fields: &[
         NONE,
         many("attributes", Kind::Message(&KEY_VALUE)),
-        one("dropped_attributes_count", Kind::Varint),
+        one("dropped_attributes_count", UINT32),
         many("entity_refs", Kind::Message(&ENTITY_REF)),
     ],
     sparse: &[],
@@ -116,10 +178,10 @@ static RESOURCE: Message = Message {
 static ENTITY_REF: Message = Message {
     fields: &[
         NONE,
-        one("schema_url", Kind::Bytes),
-        one("type", Kind::Bytes),
-        many("id_keys", Kind::Bytes),
-        many("description_keys", Kind::Bytes),
+        one("schema_url", STRING),
+        one("type", STRING),
+        many("id_keys", STRING),
+        many("description_keys", STRING),
     ],
     sparse: &[],
 };
@@ -127,10 +189,10 @@ static ENTITY_REF: Message = Message {
 static SCOPE: Message = Message {
     fields: &[
         NONE,
-        one("name", Kind::Bytes),
-        one("version", Kind::Bytes),
+        one("name", STRING),
+        one("version", STRING),
         many("attributes", Kind::Message(&KEY_VALUE)),
-        one("dropped_attributes_count", Kind::Varint),
+        one("dropped_attributes_count", UINT32),
     ],
     sparse: &[],
 };
@@ -138,9 +200,9 @@ static SCOPE: Message = Message {
 static KEY_VALUE: Message = Message {
     fields: &[
         NONE,
-        one("key", Kind::Bytes),
+        one("key", STRING),
         one("value", Kind::Message(&ANY_VALUE)),
-        one("key_strindex", Kind::Varint),
+        one("key_strindex", INT32),
     ],
     sparse: &[],
 };
@@ -148,14 +210,14 @@ static KEY_VALUE: Message = Message {
 static ANY_VALUE: Message = Message {
     fields: &[
         NONE,
-        one("string_value", Kind::Bytes),
-        one("bool_value", Kind::Varint),
-        one("int_value", Kind::Varint),
-        one("double_value", Kind::Fixed64),
+        one("string_value", STRING),
+        one("bool_value", BOOL),
+        one("int_value", INT64),
+        one("double_value", DOUBLE),
         one("array_value", Kind::Message(&ARRAY_VALUE)),
         one("kvlist_value", Kind::Message(&KEY_VALUE_LIST)),
-        one("bytes_value", Kind::Bytes),
-        one("string_value_strindex", Kind::Varint),
+        one("bytes_value", BYTES),
+        one("string_value_strindex", INT32),
     ],
     sparse: &[],
 };

@@ -106,14 +106,14 @@ fn walk<T: Trace>(message: &'static Message, bytes: &[u8], depth: u32, trace: &m
             });
         }
         match kind {
-            Kind::Bytes => {
+            Kind::Bytes(_) => {
                 reader.bytes()?;
             }
             Kind::Message(inner) => records += walk(inner, reader.bytes()?, depth + 1, trace)?,
-            Kind::Varint => {
+            Kind::Varint(_) => {
                 reader.varint()?;
             }
-            Kind::Fixed64 => {
+            Kind::Fixed64(_) => {
                 reader.fixed64()?;
             }
             Kind::Fixed32 => {
@@ -126,18 +126,18 @@ fn walk<T: Trace>(message: &'static Message, bytes: &[u8], depth: u32, trace: &m
             }
             Kind::OldScopes(inner) => old_records += walk(inner, reader.bytes()?, depth + 1, trace)?,
             Kind::Data(inner) => data_records = walk(inner, reader.bytes()?, depth + 1, trace)?,
-            Kind::Fixed64s if wire == LEN => {
+            Kind::Fixed64s(_) if wire == LEN => {
                 if !reader.bytes()?.len().is_multiple_of(8) {
                     return Err(Reason::Truncated);
                 }
             }
-            Kind::Varints if wire == LEN => {
+            Kind::Varints(_) if wire == LEN => {
                 let mut packed = Reader::new(reader.bytes()?);
                 while !packed.is_empty() {
                     packed.varint()?;
                 }
             }
-            Kind::Fixed64s | Kind::Varints | Kind::Unknown => {
+            Kind::Fixed64s(_) | Kind::Varints(_) | Kind::Unknown => {
                 reader.value(wire)?;
             }
         }

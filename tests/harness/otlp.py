@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-# A test that starts a process while requests are in flight must not have gRPC act in the fork.
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-
-import grpc  # noqa: E402
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (  # noqa: E402
-    ExportLogsServiceResponse,
-)
+import grpc
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
 _SERVICES = "/opentelemetry.proto.collector."
 EXPORT = f"{_SERVICES}logs.v1.LogsService/Export"

@@ -6,12 +6,11 @@ condition and say what they waited for when they give up.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -63,11 +62,12 @@ def free_port() -> int:
             return port
 
 
-def _die_with_parent() -> None:
-    # A killed pytest must not leave servers behind. Linux only; elsewhere it is a courtesy less.
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+def _dying_with_parent() -> list[str]:
+    """Words before a command: a killed pytest must not leave servers behind. Without setpriv it is
+    a courtesy less. Not `preexec_fn`: it makes Python fork for real, and a fork of a process whose
+    threads are in gRPC may die before it becomes the program."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
 
 class Process:
@@ -100,12 +100,11 @@ class Process:
             log.write(f"--- {' '.join(self.argv)}\n".encode())
             log.flush()
             self._child = subprocess.Popen(
-                self.argv,
+                [*_dying_with_parent(), *self.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=log,
                 env=self.environment,
-                preexec_fn=_die_with_parent,
             )
 
     @property

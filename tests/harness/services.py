@@ -221,6 +221,7 @@ class Gateway(Millpond):
         self, directory: Path, buffer: Buffer, *flags: object, name: str = "gateway"
     ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
+        self.http_address = f"127.0.0.1:{free_port()}"
         super().__init__(
             name,
             [
@@ -228,6 +229,7 @@ class Gateway(Millpond):
                 *buffer.flags,
                 "--create-bucket",
                 *("--listen", self.address),
+                *("--listen-http", self.http_address),
                 *with_defaults(flags, {"--linger": "100ms"}),
             ],
             directory,
@@ -371,17 +373,28 @@ def append_to(buffer: Buffer, **settings: object) -> dict:
 
 def forward_to(address: str) -> dict:
     """Settings of the otlp_grpc exporter as people run it: a queue, and retries without end."""
+    return {"endpoint": address, "tls": {"insecure": True}, **_PATIENT}
+
+
+def forward_over_http_to(address: str, encoding: str, compression: str) -> dict:
+    """The same of the otlp_http exporter."""
     return {
-        "endpoint": address,
-        "tls": {"insecure": True},
-        "sending_queue": {"enabled": True, "num_consumers": 4},
-        "retry_on_failure": {
-            "enabled": True,
-            "initial_interval": "200ms",
-            "max_interval": "1s",
-            "max_elapsed_time": "0s",
-        },
+        "endpoint": f"http://{address}",
+        "encoding": encoding,
+        "compression": compression,
+        **_PATIENT,
     }
+
+
+_PATIENT = {
+    "sending_queue": {"enabled": True, "num_consumers": 4},
+    "retry_on_failure": {
+        "enabled": True,
+        "initial_interval": "200ms",
+        "max_interval": "1s",
+        "max_elapsed_time": "0s",
+    },
+}
 
 
 def export_to_clickhouse(url: str, database: str) -> dict:
@@ -404,7 +417,7 @@ def telemetrygen(
     signal: str = "logs",
     name: str = "telemetrygen",
 ) -> None:
-    """Runs telemetrygen to its end: records of one signal over OTLP/gRPC."""
+    """Runs telemetrygen to its end: records of one signal, over OTLP/gRPC without other flags."""
     process = Process(
         name,
         [
@@ -421,3 +434,36 @@ def telemetrygen(
     process.start()
     code = process.wait(120)
     assert code == 0, f"telemetrygen ended with {code}: {process.messages()[-2000:]}"
+
+
+def send_with_sdk(
+    directory: Path,
+    language: str,
+    protocol: str,
+    endpoint: str,
+    service: str,
+    time_unix_nano: int,
+    **settings: str,
+) -> dict:
+    """Runs a program (clients/) that exports with OpenTelemetry's SDK of a language; gives what it
+    prints. The settings are of the SDK: compression="gzip" is OTEL_EXPORTER_OTLP_COMPRESSION."""
+    interpreter = tool("MILLPOND_PYTHON") if language == "python" else "node"
+    program = {"python": "python/send.py", "js": "js/send.js"}[language]
+    process = Process(
+        f"sdk-{service}",
+        [
+            interpreter,
+            REPOSITORY / "tests" / "clients" / program,
+            *(protocol, service, time_unix_nano),
+        ],
+        directory,
+        {
+            "NODE_PATH": tool("MILLPOND_OTEL_JS"),
+            "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+            **{f"OTEL_EXPORTER_OTLP_{name.upper()}": value for name, value in settings.items()},
+        },
+    )
+    process.start()
+    code = process.wait(120)
+    assert code == 0, f"{process.name} ended with {code}: {process.messages()[-2000:]}"
+    return json.loads(process.stdout())

@@ -22,7 +22,7 @@ pub enum Compression {
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
     /// Where to send it: host:port or http://host:port
-    #[arg(long, default_value = "127.0.0.1:4317")]
+    #[arg(long, env = "MILLPOND_LOAD_ENDPOINT", default_value = "127.0.0.1:4317")]
     pub endpoint: String,
     /// Records per second; 0 for as fast as they are acknowledged
     #[arg(long, default_value_t = 0)]

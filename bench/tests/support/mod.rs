@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use millpond_bench::load::{Compression, LoadConfig};
-use millpond_gateway::{Config, Gateway};
+use millpond_gateway::{Config, Gateway, Listeners};
 use millpond_manifest::{Manifest, Snapshot, cas, layout};
 use millpond_producer::{Producer, Reservation};
 use millpond_segment::{Decompressor, Limits, blocks, verify};
@@ -72,10 +72,13 @@ impl World {
             ..Config::default()
         };
         let gateway = Gateway::new(producer.clone(), config, &mut registry);
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("an address");
+        let listeners = Listeners {
+            grpc: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
+            http: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
+        };
+        let address = listeners.grpc.local_addr().expect("an address");
         let shutdown = CancellationToken::new();
-        tokio::spawn(gateway.serve(listener, shutdown.clone()));
+        tokio::spawn(gateway.serve(listeners, shutdown.clone()));
         World {
             address,
             store,
@@ -104,7 +107,7 @@ impl World {
     fn refusals(&self) -> u64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("text");
-        let metric = "millpond_gateway_requests_total{signal=\"logs\",code=\"RESOURCE_EXHAUSTED\"} ";
+        let metric = "millpond_gateway_requests_total{transport=\"grpc\",signal=\"logs\",code=\"RESOURCE_EXHAUSTED\"} ";
         let line = text.lines().find_map(|line| line.strip_prefix(metric));
         line.map_or(0, |count| count.parse().expect("a count"))
     }

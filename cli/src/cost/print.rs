@@ -1,6 +1,7 @@
 //! An estimate and a sweep as text for people.
 
 use super::observe::Seen;
+use crate::units::grouped;
 use millpond_cost::{Basis, Change, Comparator, Estimate, Group, Item, Load, StoragePrice, Sweep};
 use std::fmt::Write as _;
 
@@ -265,9 +266,8 @@ pub(super) fn sweep(sweep: &Sweep) -> String {
 
 /// `$1,234.56`.
 fn money(usd: f64) -> String {
-    let cents = format!("{usd:.2}");
-    let (whole, part) = cents.split_once('.').unwrap_or((&cents, "00"));
-    format!("${}.{part}", grouped(whole))
+    let cents = whole(usd * 100.0);
+    format!("${}.{:02}", grouped(cents / 100), cents % 100)
 }
 
 /// Four digits of something small.
@@ -289,19 +289,17 @@ fn number(value: f64) -> String {
     if value < 100.0 && value.fract() != 0.0 {
         format!("{value:.2}")
     } else {
-        grouped(&format!("{value:.0}"))
+        grouped(whole(value))
     }
 }
 
-fn grouped(digits: &str) -> String {
-    let mut out = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "saturates"
+)]
+fn whole(value: f64) -> u64 {
+    value.round() as u64
 }
 
 fn bytes(bytes: f64) -> String {

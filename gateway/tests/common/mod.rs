@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "every test file uses another part")]
 
+pub mod http;
+
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -11,9 +13,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::poll_fn;
-use hyper::body::{Body, Frame};
+use hyper::body::{Body, Frame, SizeHint};
 use hyper::{Request, Response};
-use millpond_gateway::{Config, Error, Gateway};
+use millpond_gateway::{Config, Error, Gateway, Listeners};
 use millpond_producer::Producer;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, Unreliable};
@@ -38,7 +40,10 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A running gateway.
 pub struct Running {
+    /// Of OTLP/gRPC.
     pub address: SocketAddr,
+    /// Of OTLP/HTTP.
+    pub http_address: SocketAddr,
     pub producer: Producer,
     pub store: Store,
     pub controls: Controls,
@@ -69,12 +74,17 @@ pub async fn start(producer_config: millpond_producer::Config, config: Config) -
         .await
         .expect("a producer");
     let gateway = Gateway::new(producer.clone(), config, &mut registry);
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let address = listener.local_addr().expect("an address");
+    let listeners = Listeners {
+        grpc: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
+        http: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
+    };
+    let address = listeners.grpc.local_addr().expect("an address");
+    let http_address = listeners.http.local_addr().expect("an address");
     let shutdown = CancellationToken::new();
-    let served = tokio::spawn(gateway.serve(listener, shutdown.clone()));
+    let served = tokio::spawn(gateway.serve(listeners, shutdown.clone()));
     Running {
         address,
+        http_address,
         producer,
         store,
         controls,
@@ -202,13 +212,24 @@ pub fn framed(compressed: bool, payload: &[u8]) -> Vec<u8> {
 pub struct Pieces {
     pieces: VecDeque<Bytes>,
     stalls: bool,
+    /// What it says of its length.
+    length: Option<u64>,
 }
 
 impl Pieces {
     pub fn of(body: impl Into<Bytes>) -> Pieces {
         Pieces {
             pieces: VecDeque::from([body.into()]),
-            stalls: false,
+            ..Pieces::default()
+        }
+    }
+
+    /// It says how long it is.
+    pub fn sized(body: impl Into<Bytes>) -> Pieces {
+        let body = body.into();
+        Pieces {
+            length: Some(body.len() as u64),
+            ..Pieces::of(body)
         }
     }
 
@@ -216,7 +237,7 @@ impl Pieces {
     pub fn bytewise(body: &[u8]) -> Pieces {
         Pieces {
             pieces: body.iter().map(|byte| Bytes::copy_from_slice(&[*byte])).collect(),
-            stalls: false,
+            ..Pieces::default()
         }
     }
 
@@ -242,5 +263,9 @@ impl Body for Pieces {
             None if self.stalls => Poll::Pending,
             None => Poll::Ready(None),
         }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.length.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }

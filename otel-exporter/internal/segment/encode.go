@@ -4,28 +4,28 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"sync"
+	"slices"
 
 	"github.com/klauspost/compress/zstd"
 )
 
-// A BlockBuilder collects the messages of one block of one stream.
+// A BlockBuilder collects the messages of one block of one stream. It copies none of them: they must not change until the
+// block is compressed.
 type BlockBuilder struct {
-	raw             []byte
+	messages        []Message
+	rawLen          int
 	baseUs          int64
-	messages        uint32
 	firstUs, lastUs int64
 	rawMax          uint64
 }
 
 // MessageLenMax is how many raw bytes Push adds at most for a payload of that length.
-func MessageLenMax(payloadLen int) int { return payloadLen + 20 }
+func MessageLenMax(payloadLen int) int { return payloadLen + 2*binary.MaxVarintLen64 }
 
 // NewBlockBuilder gives an empty block. Times are stored relative to baseUs (unix microseconds), best that of the first
-// message. The buffer may have been used before; its content is overwritten.
-func NewBlockBuilder(baseUs int64, buffer []byte) *BlockBuilder {
+// message.
+func NewBlockBuilder(baseUs int64) *BlockBuilder {
 	return &BlockBuilder{
-		raw:     buffer[:0],
 		baseUs:  baseUs,
 		firstUs: math.MaxInt64,
 		lastUs:  math.MinInt64,
@@ -33,32 +33,39 @@ func NewBlockBuilder(baseUs int64, buffer []byte) *BlockBuilder {
 	}
 }
 
-// Push appends a message: one copy of the payload. The block stays as it was if the message does not fit.
-func (b *BlockBuilder) Push(receivedAtUs int64, payload []byte) error {
+// appendHead appends what goes before a message's payload.
+func (b *BlockBuilder) appendHead(out []byte, message *Message) []byte {
 	// The subtraction wraps, so that every pair of times has a difference; the reader wraps back.
-	delta := receivedAtUs - b.baseUs
+	out = binary.AppendVarint(out, message.ReceivedAtUs-b.baseUs)
+	return binary.AppendUvarint(out, uint64(len(message.Payload)))
+}
+
+// Push appends a message. The block stays as it was if the message does not fit.
+func (b *BlockBuilder) Push(receivedAtUs int64, payload []byte) error {
+	message := Message{receivedAtUs, payload}
 	var head [2 * binary.MaxVarintLen64]byte
-	n := binary.PutVarint(head[:], delta)
-	n += binary.PutUvarint(head[n:], uint64(len(payload)))
-	if uint64(len(b.raw))+uint64(n)+uint64(len(payload)) > b.rawMax {
+	length := len(b.appendHead(head[:0], &message)) + len(payload)
+	if uint64(b.rawLen)+uint64(length) > b.rawMax {
 		return fmt.Errorf("a message of %d bytes does not fit in a block that holds %d of at most %d bytes",
-			len(payload), len(b.raw), b.rawMax)
+			len(payload), b.rawLen, b.rawMax)
 	}
-	b.raw = append(append(b.raw, head[:n]...), payload...)
 	// At most one message per two raw bytes, of which there are far fewer than 2^32.
-	b.messages++
+	b.messages = append(b.messages, message)
+	b.rawLen += length
 	b.firstUs, b.lastUs = min(b.firstUs, receivedAtUs), max(b.lastUs, receivedAtUs)
 	return nil
 }
 
 // RawLen is the length of the raw content so far.
-func (b *BlockBuilder) RawLen() int { return len(b.raw) }
+func (b *BlockBuilder) RawLen() int { return b.rawLen }
 
-// Buffer gives up the content and the buffer it was in.
-func (b *BlockBuilder) Buffer() []byte {
-	buffer := b.raw[:0]
-	b.raw, b.messages = nil, 0
-	return buffer
+// appendRaw appends the raw content: the one copy that is made of a payload.
+func (b *BlockBuilder) appendRaw(out []byte) []byte {
+	out = slices.Grow(out, b.rawLen)
+	for i := range b.messages {
+		out = append(b.appendHead(out, &b.messages[i]), b.messages[i].Payload...)
+	}
+	return out
 }
 
 // An EncodedBlock is a block as it goes into a segment.
@@ -70,60 +77,62 @@ type EncodedBlock struct {
 	FirstUs, LastUs int64
 }
 
-// A Compressor compresses blocks. It may be used by many goroutines at once.
+// A Compressor compresses blocks, one at a time, in buffers that it uses again.
 type Compressor struct {
-	zstd    *zstd.Encoder
-	scratch sync.Pool // *[]byte
+	zstd            *zstd.Encoder
+	raw, compressed []byte
 }
 
-// scratchKeptMax is the size over which a buffer is given back after use: one giant message should not be paid for ever.
-const scratchKeptMax = 8 << 20
+// bufferKeptMax is the size over which a buffer is given back after use: one giant message should not be paid for ever.
+const bufferKeptMax = 8 << 20
 
-// NewCompressor gives a compressor at the zstd level (1 is the fastest of the standard levels), which keeps state for
-// so many goroutines.
-func NewCompressor(level, goroutines int) (*Compressor, error) {
+// NewCompressor gives a compressor at the zstd level (1 is the fastest of the standard levels).
+func NewCompressor(level int) (*Compressor, error) {
 	encoder, err := zstd.NewWriter(nil,
 		zstd.WithEncoderLevel(zstd.EncoderLevelFromZstd(level)),
-		zstd.WithEncoderConcurrency(goroutines),
+		zstd.WithEncoderConcurrency(1),
 		// The block has its own, over more.
 		zstd.WithEncoderCRC(false))
 	if err != nil {
 		return nil, fmt.Errorf("zstd: %w", err)
 	}
-	return &Compressor{zstd: encoder, scratch: sync.Pool{New: func() any { return new([]byte) }}}, nil
+	return &Compressor{zstd: encoder}, nil
 }
 
 // Compress compresses a block that holds so many records; it stores it as it is when zstd does not shrink it.
 func (c *Compressor) Compress(block *BlockBuilder, records uint64) EncodedBlock {
-	scratch := c.scratch.Get().(*[]byte)
-	compressed := c.zstd.EncodeAll(block.raw, (*scratch)[:0])
+	c.raw = block.appendRaw(c.raw[:0])
+	c.compressed = c.zstd.EncodeAll(c.raw, c.compressed[:0])
 	header := blockHeader{
-		rawLen:      uint32(len(block.raw)),
-		messages:    block.messages,
+		rawLen:      uint32(len(c.raw)),
+		messages:    uint32(len(block.messages)),
 		baseUs:      block.baseUs,
 		compression: Zstd,
 	}
-	payload := compressed
-	if len(compressed) >= len(block.raw) {
-		header.compression, payload = Stored, block.raw
+	payload := c.compressed
+	if len(payload) >= len(c.raw) {
+		header.compression, payload = Stored, c.raw
 	}
 	header.compressedLen = uint32(len(payload))
-	// Copied to its exact size: the scratch buffer has room for the worst case and is used again.
+	// Copied to its exact size: the buffers have room for the worst case and are used again.
 	out := make([]byte, BlockHeaderLen+len(payload))
 	copy(out[BlockHeaderLen:], payload)
 	header.put(out, out[BlockHeaderLen:])
-	if cap(compressed) <= scratchKeptMax {
-		*scratch = compressed
-	}
-	c.scratch.Put(scratch)
-	return EncodedBlock{
+	encoded := EncodedBlock{
 		Bytes:    out,
-		RawLen:   uint64(len(block.raw)),
-		Messages: uint64(block.messages),
+		RawLen:   uint64(len(c.raw)),
+		Messages: uint64(len(block.messages)),
 		Records:  records,
 		FirstUs:  block.firstUs,
 		LastUs:   block.lastUs,
 	}
+	if cap(c.raw) > bufferKeptMax {
+		c.raw = nil
+	}
+	if cap(c.compressed) > bufferKeptMax {
+		c.compressed = nil
+	}
+	return encoded
 }
 
 // An EncodedSegment is a whole segment, ready to be uploaded.

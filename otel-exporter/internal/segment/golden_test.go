@@ -47,14 +47,14 @@ func golden() []goldenStream {
 
 func encodeGolden(t *testing.T) EncodedSegment {
 	t.Helper()
-	compressor, err := NewCompressor(1, 1)
+	compressor, err := NewCompressor(1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	builder := NewBuilder(DefaultLimits())
 	for _, stream := range golden() {
 		for _, block := range stream.blocks {
-			open := NewBlockBuilder(block.messages[0].ReceivedAtUs, nil)
+			open := NewBlockBuilder(block.messages[0].ReceivedAtUs)
 			for _, message := range block.messages {
 				if err := open.Push(message.ReceivedAtUs, message.Payload); err != nil {
 					t.Fatal(err)

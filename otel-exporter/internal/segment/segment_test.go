@@ -13,13 +13,13 @@ import (
 
 // encode puts messages into blocks of one stream each, in the order given.
 func encode(t interface{ Fatal(...any) }, streams []string, blocks [][]Message) []byte {
-	compressor, err := NewCompressor(1, 1)
+	compressor, err := NewCompressor(1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	builder := NewBuilder(DefaultLimits())
 	for i, messages := range blocks {
-		open := NewBlockBuilder(messages[0].ReceivedAtUs, nil)
+		open := NewBlockBuilder(messages[0].ReceivedAtUs)
 		for _, message := range messages {
 			if err := open.Push(message.ReceivedAtUs, message.Payload); err != nil {
 				t.Fatal(err)
@@ -164,7 +164,7 @@ func TestALimitIsHeldBeforeAnythingIsAllocated(t *testing.T) {
 		}
 	}
 	// A frame that unfolds to more than its block declares gets no more room than declared.
-	compressor, err := NewCompressor(1, 1)
+	compressor, err := NewCompressor(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +182,7 @@ func TestALimitIsHeldBeforeAnythingIsAllocated(t *testing.T) {
 }
 
 func TestAWriterKeepsTheLimits(t *testing.T) {
-	open := NewBlockBuilder(0, nil)
+	open := NewBlockBuilder(0)
 	if err := open.Push(0, make([]byte, 64<<20)); err == nil || open.RawLen() != 0 {
 		t.Errorf("a message over the limit is accepted: %v, %d", err, open.RawLen())
 	}

@@ -56,7 +56,13 @@ func parseURL(url string) (place, error) {
 		}
 		return place{scheme: "memory"}, nil
 	case "gs", "az":
-		return refuse("Google's and Azure's stores are not in the Go producer; use `millpond gateway` there")
+		return refuse("Google's and Azure's stores are not in it; send to a `millpond gateway`, which has them")
 	}
 	return refuse("the scheme %q is not known", scheme)
+}
+
+// CheckURL says what is wrong with a buffer's URL.
+func CheckURL(url string) error {
+	_, err := parseURL(url)
+	return err
 }

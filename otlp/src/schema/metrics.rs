@@ -1,6 +1,11 @@
 //! The messages of OTLP metrics.
 
-use super::{KEY_VALUE, Kind, Message, NONE, RESOURCE, SCOPE, many, one};
+use super::{
+    BOOL, DOUBLE, Enum, FIXED64, Fixed64, ID, KEY_VALUE, Kind, Message, NONE, RESOURCE, SCOPE, SFIXED64,
+    SINT32, STRING, UINT32, Varint, many, one,
+};
+
+const TEMPORALITY: Kind = Kind::Varint(Varint::Enum(Enum::AggregationTemporality));
 
 pub(crate) static EXPORT: Message = Message {
     fields: &[NONE, many("resource_metrics", Kind::Message(&RESOURCE_METRICS))],
@@ -12,7 +17,7 @@ static RESOURCE_METRICS: Message = Message {
         NONE,
         one("resource", Kind::Message(&RESOURCE)),
         many("scope_metrics", Kind::Scopes(&SCOPE_METRICS)),
-        one("schema_url", Kind::Bytes),
+        one("schema_url", STRING),
     ],
     sparse: &[(
         1000,
@@ -25,7 +30,7 @@ static SCOPE_METRICS: Message = Message {
         NONE,
         one("scope", Kind::Message(&SCOPE)),
         many("metrics", Kind::Message(&METRIC)),
-        one("schema_url", Kind::Bytes),
+        one("schema_url", STRING),
     ],
     sparse: &[],
 };
@@ -33,9 +38,9 @@ static SCOPE_METRICS: Message = Message {
 static METRIC: Message = Message {
     fields: &[
         NONE,
-        one("name", Kind::Bytes),
-        one("description", Kind::Bytes),
-        one("unit", Kind::Bytes),
+        one("name", STRING),
+        one("description", STRING),
+        one("unit", STRING),
         NONE,
         one("gauge", Kind::Data(&GAUGE)),
         NONE,
@@ -58,8 +63,8 @@ static SUM: Message = Message {
     fields: &[
         NONE,
         many("data_points", Kind::Record(&NUMBER_DATA_POINT)),
-        one("aggregation_temporality", Kind::Varint),
-        one("is_monotonic", Kind::Varint),
+        one("aggregation_temporality", TEMPORALITY),
+        one("is_monotonic", BOOL),
     ],
     sparse: &[],
 };
@@ -68,7 +73,7 @@ static HISTOGRAM: Message = Message {
     fields: &[
         NONE,
         many("data_points", Kind::Record(&HISTOGRAM_DATA_POINT)),
-        one("aggregation_temporality", Kind::Varint),
+        one("aggregation_temporality", TEMPORALITY),
     ],
     sparse: &[],
 };
@@ -77,7 +82,7 @@ static EXPONENTIAL_HISTOGRAM: Message = Message {
     fields: &[
         NONE,
         many("data_points", Kind::Record(&EXPONENTIAL_HISTOGRAM_DATA_POINT)),
-        one("aggregation_temporality", Kind::Varint),
+        one("aggregation_temporality", TEMPORALITY),
     ],
     sparse: &[],
 };
@@ -91,13 +96,13 @@ static NUMBER_DATA_POINT: Message = Message {
     fields: &[
         NONE,
         NONE,
-        one("start_time_unix_nano", Kind::Fixed64),
-        one("time_unix_nano", Kind::Fixed64),
-        one("as_double", Kind::Fixed64),
+        one("start_time_unix_nano", FIXED64),
+        one("time_unix_nano", FIXED64),
+        one("as_double", DOUBLE),
         many("exemplars", Kind::Message(&EXEMPLAR)),
-        one("as_int", Kind::Fixed64),
+        one("as_int", SFIXED64),
         many("attributes", Kind::Message(&KEY_VALUE)),
-        one("flags", Kind::Varint),
+        one("flags", UINT32),
     ],
     sparse: &[],
 };
@@ -106,17 +111,17 @@ static HISTOGRAM_DATA_POINT: Message = Message {
     fields: &[
         NONE,
         NONE,
-        one("start_time_unix_nano", Kind::Fixed64),
-        one("time_unix_nano", Kind::Fixed64),
-        one("count", Kind::Fixed64),
-        one("sum", Kind::Fixed64),
-        many("bucket_counts", Kind::Fixed64s),
-        many("explicit_bounds", Kind::Fixed64s),
+        one("start_time_unix_nano", FIXED64),
+        one("time_unix_nano", FIXED64),
+        one("count", FIXED64),
+        one("sum", DOUBLE),
+        many("bucket_counts", Kind::Fixed64s(Fixed64::Unsigned)),
+        many("explicit_bounds", Kind::Fixed64s(Fixed64::Double)),
         many("exemplars", Kind::Message(&EXEMPLAR)),
         many("attributes", Kind::Message(&KEY_VALUE)),
-        one("flags", Kind::Varint),
-        one("min", Kind::Fixed64),
-        one("max", Kind::Fixed64),
+        one("flags", UINT32),
+        one("min", DOUBLE),
+        one("max", DOUBLE),
     ],
     sparse: &[],
 };
@@ -125,19 +130,19 @@ static EXPONENTIAL_HISTOGRAM_DATA_POINT: Message = Message {
     fields: &[
         NONE,
         many("attributes", Kind::Message(&KEY_VALUE)),
-        one("start_time_unix_nano", Kind::Fixed64),
-        one("time_unix_nano", Kind::Fixed64),
-        one("count", Kind::Fixed64),
-        one("sum", Kind::Fixed64),
-        one("scale", Kind::Varint),
-        one("zero_count", Kind::Fixed64),
+        one("start_time_unix_nano", FIXED64),
+        one("time_unix_nano", FIXED64),
+        one("count", FIXED64),
+        one("sum", DOUBLE),
+        one("scale", SINT32),
+        one("zero_count", FIXED64),
         one("positive", Kind::Message(&BUCKETS)),
         one("negative", Kind::Message(&BUCKETS)),
-        one("flags", Kind::Varint),
+        one("flags", UINT32),
         many("exemplars", Kind::Message(&EXEMPLAR)),
-        one("min", Kind::Fixed64),
-        one("max", Kind::Fixed64),
-        one("zero_threshold", Kind::Fixed64),
+        one("min", DOUBLE),
+        one("max", DOUBLE),
+        one("zero_threshold", DOUBLE),
     ],
     sparse: &[],
 };
@@ -145,8 +150,8 @@ static EXPONENTIAL_HISTOGRAM_DATA_POINT: Message = Message {
 static BUCKETS: Message = Message {
     fields: &[
         NONE,
-        one("offset", Kind::Varint),
-        many("bucket_counts", Kind::Varints),
+        one("offset", SINT32),
+        many("bucket_counts", Kind::Varints(Varint::Uint64)),
     ],
     sparse: &[],
 };
@@ -155,19 +160,19 @@ static SUMMARY_DATA_POINT: Message = Message {
     fields: &[
         NONE,
         NONE,
-        one("start_time_unix_nano", Kind::Fixed64),
-        one("time_unix_nano", Kind::Fixed64),
-        one("count", Kind::Fixed64),
-        one("sum", Kind::Fixed64),
+        one("start_time_unix_nano", FIXED64),
+        one("time_unix_nano", FIXED64),
+        one("count", FIXED64),
+        one("sum", DOUBLE),
         many("quantile_values", Kind::Message(&VALUE_AT_QUANTILE)),
         many("attributes", Kind::Message(&KEY_VALUE)),
-        one("flags", Kind::Varint),
+        one("flags", UINT32),
     ],
     sparse: &[],
 };
 
 static VALUE_AT_QUANTILE: Message = Message {
-    fields: &[NONE, one("quantile", Kind::Fixed64), one("value", Kind::Fixed64)],
+    fields: &[NONE, one("quantile", DOUBLE), one("value", DOUBLE)],
     sparse: &[],
 };
 
@@ -175,11 +180,11 @@ static EXEMPLAR: Message = Message {
     fields: &[
         NONE,
         NONE,
-        one("time_unix_nano", Kind::Fixed64),
-        one("as_double", Kind::Fixed64),
-        one("span_id", Kind::Bytes),
-        one("trace_id", Kind::Bytes),
-        one("as_int", Kind::Fixed64),
+        one("time_unix_nano", FIXED64),
+        one("as_double", DOUBLE),
+        one("span_id", ID),
+        one("trace_id", ID),
+        one("as_int", SFIXED64),
         many("filtered_attributes", Kind::Message(&KEY_VALUE)),
     ],
     sparse: &[],

@@ -1,6 +1,8 @@
 //! The messages of OTLP traces.
 
-use super::{KEY_VALUE, Kind, Message, NONE, RESOURCE, SCOPE, many, one};
+use super::{
+    Enum, FIXED64, ID, KEY_VALUE, Kind, Message, NONE, RESOURCE, SCOPE, STRING, UINT32, Varint, many, one,
+};
 
 pub(crate) static EXPORT: Message = Message {
     fields: &[NONE, many("resource_spans", Kind::Message(&RESOURCE_SPANS))],
@@ -12,7 +14,7 @@ static RESOURCE_SPANS: Message = Message {
         NONE,
         one("resource", Kind::Message(&RESOURCE)),
         many("scope_spans", Kind::Scopes(&SCOPE_SPANS)),
-        one("schema_url", Kind::Bytes),
+        one("schema_url", STRING),
     ],
     sparse: &[(
         1000,
@@ -25,7 +27,7 @@ static SCOPE_SPANS: Message = Message {
         NONE,
         one("scope", Kind::Message(&SCOPE)),
         many("spans", Kind::Record(&SPAN)),
-        one("schema_url", Kind::Bytes),
+        one("schema_url", STRING),
     ],
     sparse: &[],
 };
@@ -33,20 +35,20 @@ static SCOPE_SPANS: Message = Message {
 static SPAN: Message = Message {
     fields: &[
         NONE,
-        one("trace_id", Kind::Bytes),
-        one("span_id", Kind::Bytes),
-        one("trace_state", Kind::Bytes),
-        one("parent_span_id", Kind::Bytes),
-        one("name", Kind::Bytes),
-        one("kind", Kind::Varint),
-        one("start_time_unix_nano", Kind::Fixed64),
-        one("end_time_unix_nano", Kind::Fixed64),
+        one("trace_id", ID),
+        one("span_id", ID),
+        one("trace_state", STRING),
+        one("parent_span_id", ID),
+        one("name", STRING),
+        one("kind", Kind::Varint(Varint::Enum(Enum::SpanKind))),
+        one("start_time_unix_nano", FIXED64),
+        one("end_time_unix_nano", FIXED64),
         many("attributes", Kind::Message(&KEY_VALUE)),
-        one("dropped_attributes_count", Kind::Varint),
+        one("dropped_attributes_count", UINT32),
         many("events", Kind::Message(&EVENT)),
-        one("dropped_events_count", Kind::Varint),
+        one("dropped_events_count", UINT32),
         many("links", Kind::Message(&LINK)),
-        one("dropped_links_count", Kind::Varint),
+        one("dropped_links_count", UINT32),
         one("status", Kind::Message(&STATUS)),
         one("flags", Kind::Fixed32),
     ],
@@ -56,10 +58,10 @@ static SPAN: Message = Message {
 static EVENT: Message = Message {
     fields: &[
         NONE,
-        one("time_unix_nano", Kind::Fixed64),
-        one("name", Kind::Bytes),
+        one("time_unix_nano", FIXED64),
+        one("name", STRING),
         many("attributes", Kind::Message(&KEY_VALUE)),
-        one("dropped_attributes_count", Kind::Varint),
+        one("dropped_attributes_count", UINT32),
     ],
     sparse: &[],
 };
@@ -67,11 +69,11 @@ static EVENT: Message = Message {
 static LINK: Message = Message {
     fields: &[
         NONE,
-        one("trace_id", Kind::Bytes),
-        one("span_id", Kind::Bytes),
-        one("trace_state", Kind::Bytes),
+        one("trace_id", ID),
+        one("span_id", ID),
+        one("trace_state", STRING),
         many("attributes", Kind::Message(&KEY_VALUE)),
-        one("dropped_attributes_count", Kind::Varint),
+        one("dropped_attributes_count", UINT32),
         one("flags", Kind::Fixed32),
     ],
     sparse: &[],
@@ -79,6 +81,11 @@ static LINK: Message = Message {
 
 /// Field 1 was a code of another meaning until OTLP 0.7 (2021); the Collector ignores it too.
 static STATUS: Message = Message {
-    fields: &[NONE, NONE, one("message", Kind::Bytes), one("code", Kind::Varint)],
+    fields: &[
+        NONE,
+        NONE,
+        one("message", STRING),
+        one("code", Kind::Varint(Varint::Enum(Enum::StatusCode))),
+    ],
     sparse: &[],
 };

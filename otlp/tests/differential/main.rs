@@ -4,6 +4,7 @@
 mod compare;
 mod draw;
 mod faults;
+mod json;
 mod logs;
 mod metrics;
 mod traces;

@@ -55,7 +55,7 @@ impl Stack {
     pub(crate) async fn start(settings: Settings) -> anyhow::Result<Stack> {
         let directory = tempfile::Builder::new().prefix("millpond-bench-").tempdir()?;
         let path = directory.path();
-        let [clickhouse, otlp, gateway_admin, consumer_admin] = free_addresses()?;
+        let [clickhouse, otlp, otlp_http, gateway_admin, consumer_admin] = free_addresses()?;
 
         let mut command = program("embedded-clickhouse")?;
         command.args(["--listen", &clickhouse.to_string(), "--path"]);
@@ -69,6 +69,8 @@ impl Stack {
         command.args([
             "--listen",
             &otlp.to_string(),
+            "--listen-http",
+            &otlp_http.to_string(),
             "--admin",
             &gateway_admin.to_string(),
         ]);

@@ -1174,6 +1174,7 @@ type Cursor struct {
 	Streams          []*StreamCursor        `protobuf:"bytes,12,rep,name=streams,proto3" json:"streams,omitempty"`
 	Skipped          []*Skip                `protobuf:"bytes,13,rep,name=skipped,proto3" json:"skipped,omitempty"`
 	Refused          []*Refused             `protobuf:"bytes,14,rep,name=refused,proto3" json:"refused,omitempty"`
+	WaitingFor       []string               `protobuf:"bytes,15,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // what the owner waited for when it wrote this, in words, for people
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -1302,6 +1303,13 @@ func (x *Cursor) GetSkipped() []*Skip {
 func (x *Cursor) GetRefused() []*Refused {
 	if x != nil {
 		return x.Refused
+	}
+	return nil
+}
+
+func (x *Cursor) GetWaitingFor() []string {
+	if x != nil {
+		return x.WaitingFor
 	}
 	return nil
 }
@@ -1558,7 +1566,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\x03low\x18\x02 \x01(\x04R\x03low\x12\x12\n" +
 	"\x04high\x18\x03 \x01(\x04R\x04high\x12\x16\n" +
 	"\x06pieces\x18\x04 \x03(\rR\x06pieces\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xf4\x03\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x95\x04\n" +
 	"\x06Cursor\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
@@ -1574,7 +1582,9 @@ const file_manifest_proto_rawDesc = "" +
 	"\x05start\x18\v \x01(\x04R\x05start\x123\n" +
 	"\astreams\x18\f \x03(\v2\x19.millpond.v1.StreamCursorR\astreams\x12+\n" +
 	"\askipped\x18\r \x03(\v2\x11.millpond.v1.SkipR\askipped\x12.\n" +
-	"\arefused\x18\x0e \x03(\v2\x14.millpond.v1.RefusedR\arefused\"\xe8\x03\n" +
+	"\arefused\x18\x0e \x03(\v2\x14.millpond.v1.RefusedR\arefused\x12\x1f\n" +
+	"\vwaiting_for\x18\x0f \x03(\tR\n" +
+	"waitingFor\"\xe8\x03\n" +
 	"\n" +
 	"DeadLetter\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +

@@ -1,0 +1,65 @@
+//! `millpond consumer wait`: for scripts that go on when something is in its table.
+
+use super::read_log;
+use crate::inspect::buffer;
+use anyhow::bail;
+use millpond_manifest::{Cursor, Log, cas, layout};
+use millpond_storage::Store;
+use std::time::{Duration, Instant};
+
+/// How often the cursors are looked at.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// Returns when the consumer has acknowledged all that is committed now. One that does not exist yet is waited for.
+pub(super) async fn until_read(
+    store: &Store,
+    consumer: &str,
+    timeout: Option<Duration>,
+) -> anyhow::Result<()> {
+    layout::check_consumer_name(consumer)?;
+    let began = Instant::now();
+    let mut records = 0;
+    for shard in 0..buffer(store).await?.shards {
+        let Some(log) = read_log(store, shard).await? else {
+            continue;
+        };
+        let key = layout::cursor(shard, consumer);
+        loop {
+            let cursor = cas::read::<Cursor>(store, &key).await?.map(|found| found.state);
+            let behind = behind(&log, cursor.as_ref());
+            if behind == 0 {
+                break;
+            }
+            if timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
+                let who = cursor.map_or("it has never run", |_| "it is behind");
+                bail!(
+                    "consumer {consumer} has not read shard {shard:04} up to sequence {}: {who}, by {behind} records; \
+                     `millpond status` says what it waits for",
+                    log.next_sequence
+                );
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+        records += total(&log, |_| log.first_sequence);
+    }
+    println!("{consumer} has read all {records} records");
+    Ok(())
+}
+
+/// How many records of the log the consumer has not acknowledged. A stream without a position is one that it does not take,
+/// if it has moved past it in another.
+fn behind(log: &Log, cursor: Option<&Cursor>) -> u64 {
+    let positions = cursor.map(|cursor| &cursor.streams);
+    let seen = positions.and_then(|positions| positions.values().map(|position| position.next).max());
+    total(log, |stream| {
+        let own = positions.and_then(|positions| positions.get(stream));
+        own.map_or(seen.unwrap_or(log.first_sequence), |position| position.next)
+    })
+}
+
+/// Records of all streams, each from its own sequence on.
+fn total(log: &Log, from: impl Fn(&str) -> u64) -> u64 {
+    let streams = (0_u32..).zip(&log.streams);
+    let records = streams.map(|(index, stream)| log.records(index, from(&stream.name)));
+    records.fold(0, u64::saturating_add)
+}

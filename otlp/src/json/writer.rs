@@ -1,0 +1,90 @@
+//! Protobuf as it is written: into the room that was given, and not a byte beyond.
+
+use super::fault::Fault;
+use crate::wire::LEN;
+
+/// What has been written.
+pub(super) struct Writer {
+    out: Vec<u8>,
+    room: usize,
+}
+
+/// A field whose length is not known before its content. Its content begins here.
+#[derive(Clone, Copy)]
+pub(super) struct Open {
+    start: usize,
+}
+
+impl Writer {
+    pub(super) fn new(room: usize) -> Self {
+        Self {
+            out: Vec::with_capacity(room),
+            room,
+        }
+    }
+
+    pub(super) fn put(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+        if bytes.len() > self.room - self.out.len() {
+            return Err(Fault::MoreRoom);
+        }
+        self.out.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    pub(super) fn tag(&mut self, number: u32, wire: u32) -> Result<(), Fault> {
+        self.varint(u64::from(number << 3 | wire))
+    }
+
+    pub(super) fn varint(&mut self, value: u64) -> Result<(), Fault> {
+        let (bytes, length) = varint(value);
+        self.put(&bytes[..length])
+    }
+
+    /// Begins a field of bytes or a message. One byte is left free for its length, which most fit.
+    pub(super) fn open(&mut self, number: u32) -> Result<Open, Fault> {
+        self.tag(number, LEN)?;
+        self.put(&[0])?;
+        Ok(Open {
+            start: self.out.len(),
+        })
+    }
+
+    /// What the field holds so far.
+    pub(super) fn content(&mut self, open: Open) -> &mut [u8] {
+        &mut self.out[open.start..]
+    }
+
+    /// The field holds no more than this.
+    pub(super) fn truncate(&mut self, open: Open, length: usize) {
+        self.out.truncate(open.start + length);
+    }
+
+    /// Ends a field: its length goes before its content.
+    pub(super) fn close(&mut self, open: Open) -> Result<(), Fault> {
+        let Open { start } = open;
+        let length = self.out.len() - start;
+        let (bytes, width) = varint(length as u64);
+        if width > 1 {
+            self.put(&bytes[1..width])?;
+            self.out.copy_within(start..start + length, start + width - 1);
+        }
+        self.out[start - 1..start - 1 + width].copy_from_slice(&bytes[..width]);
+        Ok(())
+    }
+
+    pub(super) fn finish(self) -> Vec<u8> {
+        self.out
+    }
+}
+
+fn varint(mut value: u64) -> ([u8; 10], usize) {
+    let mut bytes = [0; 10];
+    let mut length = 0;
+    while value >= 0x80 {
+        bytes[length] = value.to_le_bytes()[0] | 0x80;
+        value >>= 7;
+        length += 1;
+    }
+    bytes[length] = value.to_le_bytes()[0];
+    (bytes, length + 1)
+}

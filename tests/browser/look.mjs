@@ -1,0 +1,28 @@
+// Opens a page in headless Chromium, waits until its text matches a regular expression, and prints what was seen as JSON:
+//   node look.mjs URL REGEX SCREENSHOT
+// with the packages of the folder that MILLPOND_BROWSER names.
+import { createRequire } from "node:module";
+import { pathToFileURL } from "node:url";
+
+const packages = createRequire(`${process.env.MILLPOND_BROWSER}/`);
+const load = async (name) => (await import(pathToFileURL(packages.resolve(name)))).default;
+const chromium = await load("@sparticuz/chromium");
+const { chromium: launcher } = await load("playwright-core");
+
+const [url, wanted, screenshot] = process.argv.slice(2);
+const browser = await launcher.launch({ executablePath: await chromium.executablePath(), args: chromium.args, headless: true });
+try {
+  const page = await browser.newPage({ viewport: { width: 1280, height: 900 } });
+  const seen = { errors: [], requests: new Set() };
+  page.on("pageerror", (error) => seen.errors.push(error.message));
+  page.on("console", (message) => message.type() === "error" && seen.errors.push(message.text()));
+  page.on("request", (request) => seen.requests.add(request.url()));
+  await page.goto(url);
+  const matches = (pattern) => new RegExp(pattern).test(document.body.innerText);
+  const found = await page.waitForFunction(matches, wanted, { timeout: 60_000 }).then(() => true, () => false);
+  await page.screenshot({ path: screenshot, fullPage: true });
+  const [title, text] = [await page.title(), await page.innerText("body")];
+  console.log(JSON.stringify({ found, title, text, errors: seen.errors, requests: [...seen.requests] }));
+} finally {
+  await browser.close();
+}

@@ -1,0 +1,123 @@
+"""`millpond status`: what is in a buffer and how far its consumers are, from the bucket alone."""
+
+import json
+
+from harness.corpus import record, request
+from harness.exactly_once import wait_for_all
+from harness.otlp import export
+from harness.process import eventually
+
+
+def _status(site) -> tuple[dict, list[dict]]:
+    """The one shard, and its consumers."""
+    [shard] = site.answer("status")["shards"]
+    return shard, shard["consumers"]
+
+
+def _consumer(site) -> dict:
+    [consumer] = _status(site)[1]
+    return consumer
+
+
+def test_what_is_there_and_what_is_not_read_yet(site):
+    gateway = site.gateway("--linger", "20ms", "--tail-max", 4)
+    site.load(gateway, "--concurrency", 2, records=2_000).run()
+    shard, consumers = _status(site)
+    assert consumers == []
+    [stream] = shard["streams"]
+    assert (stream["stream"], stream["records"]) == ("otlp.logs", 2_000)
+    assert 0 < stream["stored_bytes"] < stream["raw_bytes"]
+    assert shard["segments"] == shard["next_sequence"] - shard["first_sequence"] > 4
+    assert shard["stored_bytes"] > stream["stored_bytes"]
+    assert shard["pages"] > 0
+    text = site.millpond("status").stdout()
+    assert "2,000" in text
+    assert "no consumer has read this shard" in text
+
+    consumer = site.consumer("--gc-interval", "0s", "--ack-interval", "50ms")
+    eventually("all to be acknowledged", lambda: _behind(site) == [0])
+    found = _consumer(site)
+    assert (found["consumer"], found["state"], found["waiting_for"]) == ("e2e", "running", [])
+    assert found["lease_seconds"] > 0
+    [position] = found["streams"]
+    assert (position["lag_seconds"], position["lag_stored_bytes"]) == (0, 0)
+    assert position["next"] == shard["next_sequence"]
+
+    assert consumer.terminate() == 0
+    site.load(gateway, "--concurrency", 1, records=500, name="load-behind").run()
+    found = _consumer(site)
+    [position] = found["streams"]
+    assert (found["state"], found["owner"], position["lag_records"]) == ("stopped", None, 500)
+    assert position["lag_seconds"] > 0
+    assert "consumer e2e: stopped" in site.millpond("status").stdout()
+
+
+def _behind(site) -> list[int]:
+    consumers = _status(site)[1]
+    return [stream["lag_records"] for consumer in consumers for stream in consumer["streams"]]
+
+
+def test_what_a_consumer_waits_for_is_seen_in_the_bucket(own_site):
+    site = own_site
+    gateway = site.gateway()
+    consumer = site.consumer("--lease", "3s", "--gc-interval", "0s")
+    load = site.load(gateway, records=100)
+    load.run()
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
+    site.clickhouse.kill()
+    site.load(gateway, records=100, name="load-waiting").run()
+
+    def said() -> list[str]:
+        consumer.must_run()
+        return _consumer(site)["waiting_for"]
+
+    eventually(
+        "the outage to be written down", lambda: any("writing to the sink" in why for why in said())
+    )
+    assert "waits for: " in site.millpond("status").stdout()
+    site.clickhouse.up()
+    eventually("it to be forgotten", lambda: said() == [] and _behind(site) == [0])
+    assert consumer.terminate() == 0
+
+
+def test_a_consumer_that_ended_says_why_and_leaves_no_lease(site):
+    gateway = site.gateway()
+    first = site.consumer("--dead-letters-max", 0, "--lease", "600s", name="consumer-first")
+    eventually("it to own its cursor", first.owns)
+    table = f"{site.database}.otel_logs"
+    site.clickhouse.query(f"ALTER TABLE {table} ADD CONSTRAINT tidy CHECK Body != 'bad'")
+    export(gateway.address, request(record("refused", body="bad")).SerializeToString())
+    assert first.wait() == 1
+    found = _consumer(site)
+    [why] = found["waiting_for"]
+    assert why.startswith("it ended: ")
+    assert "tidy" in why
+    assert (found["state"], found["owner"]) == ("abandoned", None)
+
+    site.clickhouse.query(f"ALTER TABLE {table} DROP CONSTRAINT tidy")
+    second = site.consumer("--lease", "600s", "--ack-interval", "50ms", name="consumer-second")
+    eventually("its successor to go on", lambda: _behind(site) == [0])
+    assert _consumer(site)["waiting_for"] == []
+    assert second.terminate() == 0
+    assert site.clickhouse.scalar(f"SELECT count() FROM {table}") == "1"
+
+
+def test_watching_gives_rates(site):
+    gateway = site.gateway("--linger", "20ms")
+    consumer = site.consumer("--ack-interval", "50ms", "--gc-interval", "0s")
+    site.load(gateway, records=100).run()
+    eventually("all to be acknowledged", lambda: _behind(site) == [0])
+    watching = site.begun("status", *site.buffer.flags, "--watch", "100ms", "--json")
+
+    def rates() -> list[float | None]:
+        watching.must_run()
+        # The last line may not be whole yet.
+        looks = [json.loads(line) for line in watching.stdout().split("\n")[:-1]]
+        consumers = [look["shards"][0]["consumers"][0] for look in looks]
+        return [consumer["streams"][0]["records_per_second"] for consumer in consumers]
+
+    eventually("a second look", lambda: len(rates()) > 1)
+    assert rates()[:2] == [None, 0]
+    site.load(gateway, records=1_000, name="load-watched").run()
+    eventually("the rate to be seen", lambda: any(rate > 0 for rate in rates()[1:]))
+    assert consumer.terminate() == 0

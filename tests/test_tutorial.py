@@ -1,0 +1,111 @@
+"""The tutorial does what it says: every `sh` block of every chapter is run, in order and in one
+shell, and where a `text` block follows, that is what the commands said (`…`: anything)."""
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.process import Process, eventually, free_port
+from harness.services import BIN_DIR, REPOSITORY
+
+CHAPTERS = ("README", "1-collector", "2-crash", "3-catch-up", "4-replay")
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass
+class Step:
+    where: str
+    commands: str
+    says: str | None = None
+
+
+def _steps(chapter: str) -> list[Step]:
+    name = f"tutorial/{chapter}.md"
+    steps: list[Step] = []
+    for number, (kind, content) in enumerate(_BLOCK.findall((REPOSITORY / name).read_text())):
+        if kind == "sh":
+            steps.append(Step(f"{name}, block {number}", content))
+        elif kind == "text":
+            assert steps[-1].says is None, f"{name}, block {number}: what says this?"
+            steps[-1].says = content
+    return steps
+
+
+def _as_pattern(expected: str) -> str:
+    """A line that is `…` alone is any number of lines; elsewhere it is a part of one."""
+    lines = [
+        r"(?:.*\n)*?" if line == "…" else r"[^\n]*".join(map(re.escape, line.split("…"))) + "\n"
+        for line in expected.splitlines()
+    ]
+    return "".join(lines)
+
+
+def _clone(directory: Path) -> Path:
+    """The project as somebody has it who begins: without what an earlier tutorial has left."""
+    clone = directory / "millpond"
+    clone.mkdir()
+    for found in REPOSITORY.iterdir():
+        if found.name not in (".git", "target", "tutorial"):
+            (clone / found.name).symlink_to(found)
+    left = shutil.ignore_patterns("data", "env")
+    shutil.copytree(REPOSITORY / "tutorial", clone / "tutorial", ignore=left)
+    return clone
+
+
+def _script(steps: list[Step], logs: Path) -> str:
+    lines = ["set -eu -o pipefail"]
+    for number, step in enumerate(steps):
+        lines += [f"exec > {logs}/{number}.out 2> {logs}/{number}.err", step.commands]
+    lines += ["kill $(jobs -p) && wait"]
+    return "\n".join(lines)
+
+
+def test_the_tutorial_does_what_it_says(site, tmp_path):
+    clone = _clone(tmp_path)
+    ports = iter([free_port() for _ in range(7)])
+    environment = {
+        "MILLPOND_BIN_DIR": str(BIN_DIR),
+        "TUTORIAL_MINIO_PORT": str(next(ports)),
+        "TUTORIAL_CLICKHOUSE_PORT": str(next(ports)),
+        "TUTORIAL_COLLECTOR": f"127.0.0.1:{next(ports)}",
+        "MILLPOND_LISTEN": f"127.0.0.1:{(gateway := next(ports))}",
+        "MILLPOND_LOAD_ENDPOINT": f"127.0.0.1:{gateway}",
+        "MILLPOND_LISTEN_HTTP": f"127.0.0.1:{next(ports)}",
+        "MILLPOND_GATEWAY_ADMIN": f"127.0.0.1:{next(ports)}",
+        "MILLPOND_CONSUME_ADMIN": f"127.0.0.1:{next(ports)}",
+    }
+    servers = site.add(
+        Process("tutorial", ["make", "-C", clone, "tutorial"], tmp_path, environment)
+    )
+    servers.start()
+
+    def started() -> bool:
+        servers.must_run()
+        return "source tutorial/env" in servers.stdout()
+
+    eventually("the servers of the tutorial", started)
+
+    steps = [step for chapter in CHAPTERS for step in _steps(chapter)]
+    assert len(steps) > 15
+    assert sum(step.says is not None for step in steps) > 8
+    script = tmp_path / "script"
+    script.write_text(_script(steps, tmp_path))
+    # Where the tutorial is followed, its folder is the current one.
+    shell = ["env", "-C", clone, "bash", script]
+    follower = site.add(Process("follower", shell, tmp_path, environment))
+    follower.start()
+    code = follower.wait(400)
+    for number, step in enumerate(steps):
+        out, err = (tmp_path / f"{number}.{end}" for end in ("out", "err"))
+        assert out.exists(), f"{step.where} was not reached"
+        said = out.read_text()
+        if step.says is not None:
+            assert re.fullmatch(_as_pattern(step.says), said), f"{step.where} said: {said}"
+        reached_next = (tmp_path / f"{number + 1}.out").exists()
+        assert code == 0 or reached_next, f"{step.where} failed: {said} {err.read_text()}"
+    assert code == 0
+    assert servers.terminate() == 0 or not servers.running()
+    assert os.listdir(clone / "tutorial" / "data")
