@@ -136,7 +136,7 @@ impl Activity {
                 + pages * rounds.processes,
             collector_lists: rounds.rate * lists,
             collector_swaps: rounds.rate * active,
-            deletes: segments + pages,
+            deletes: if rounds.rate > 0.0 { segments + pages } else { 0.0 },
             bytes_written: 0.0,
             bytes_read: 0.0,
             bytes_stored: compressed * lifetime,
@@ -313,6 +313,7 @@ mod tests {
     #[test]
     fn a_lone_producer_commits_with_one_put_and_no_get() {
         let found = activity(|s| s.gc_seconds = 0.0);
+        assert_eq!((found.deletes, found.collector_lists), (0.0, 0.0));
         assert_eq!(
             (found.commits, found.swaps_refused, found.commit_reads),
             (1.0, 0.0, 0.0)

@@ -247,8 +247,8 @@ fn warnings(inputs: &Inputs<'_>, activity: &Activity, price: &StoragePrice) -> V
              several segments each and wait for each other; give more --shards or a longer --linger"
         ));
     }
-    if settings.gc_seconds == 0.0 {
-        warnings.push("nobody collects garbage (--gc-interval 0s): what is stored grows for ever, and is counted as if it did not".to_owned());
+    if settings.gc_seconds == 0.0 || settings.consumers == 0 {
+        warnings.push("nobody collects garbage (no consumer, or --gc-interval 0s): what is stored grows for ever, and is counted as if it did not".to_owned());
     }
     warnings
 }
