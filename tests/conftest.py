@@ -186,6 +186,21 @@ def module_site(
     site.stop()
 
 
+@pytest.fixture(scope="module")
+def new_site(tmp_path_factory, shared_minio: Minio, shared_clickhouse: EmbeddedClickHouse):
+    """Makes sites on the shared services that live as long as the tests of one file."""
+    sites: list[Site] = []
+
+    def make() -> Site:
+        site = Site(tmp_path_factory.mktemp("site"), shared_minio, shared_clickhouse)
+        sites.append(site)
+        return site
+
+    yield make
+    for site in sites:
+        site.stop()
+
+
 @pytest.fixture
 def own_site(request, tmp_path: Path):
     """A site whose store and ClickHouse are the test's own, to be killed as it likes. The store is

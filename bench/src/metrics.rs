@@ -4,13 +4,8 @@
 use std::net::SocketAddr;
 
 use anyhow::Context;
+use millpond_cost::{MONTH_SECONDS, Prices};
 use serde::Serialize;
-
-/// Seconds in the month that prices are for: 730 hours.
-const MONTH_SECONDS: f64 = 2_628_000.0;
-/// S3 in us-east-1 (price list of 2025-10-28): PUT and LIST, GET and HEAD.
-const USD_PER_PUT: f64 = 0.005 / 1_000.0;
-const USD_PER_GET: f64 = 0.0004 / 1_000.0;
 
 /// One reading of a process's metrics.
 pub struct Scrape(String);
@@ -158,9 +153,17 @@ impl Requests {
         }
     }
 
-    /// What a month of so many requests a second costs on S3, requests alone.
+    /// What a month of so many requests a second costs on S3 in us-east-1, requests alone.
+    ///
+    /// # Panics
+    /// Never: the built-in table has that price.
     pub fn usd_per_month(self) -> f64 {
-        ((self.put + self.list) * USD_PER_PUT + self.get * USD_PER_GET) * MONTH_SECONDS
+        let prices = Prices::built_in();
+        let price = prices
+            .storage("s3", Some("us-east-1"))
+            .expect("the built-in table has it");
+        let usd = (self.put + self.list) * price.put_usd_per_1000 + self.get * price.get_usd_per_1000;
+        usd / 1_000.0 * MONTH_SECONDS
     }
 }
 

@@ -5,6 +5,7 @@ mod allocator;
 mod clock;
 mod consume;
 mod consumers;
+mod cost;
 mod dead_letters;
 mod demo;
 mod dev;
@@ -71,6 +72,8 @@ enum Command {
     Status(status::StatusArgs),
     /// Show records as they are committed.
     Tail(Box<tail::TailArgs>),
+    /// What a buffer costs a month: for a load that you describe, or for what a live buffer does.
+    Cost(Box<cost::CostArgs>),
     /// See and set how far consumers are.
     #[command(subcommand)]
     Consumer(consumers::ConsumerCommand),
@@ -139,6 +142,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Command::Load(args) => load(args).await,
             Command::Status(args) => status::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Tail(args) => tail::run(*args).await.map(|()| ExitCode::SUCCESS),
+            Command::Cost(args) => cost::run(*args).await.map(|()| ExitCode::SUCCESS),
             Command::Consumer(command) => command.run().await.map(|()| ExitCode::SUCCESS),
             Command::DeadLetters(command) => command.run().await,
             Command::Tables(command) => command.run().await,

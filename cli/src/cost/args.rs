@@ -1,0 +1,557 @@
+//! The flags of `millpond cost`, and what they come to.
+
+use super::RATIO;
+use crate::store::StoreArgs;
+use crate::units::{Size, Time};
+use anyhow::bail;
+use millpond_cost::{Axis, Knob, Load, NetworkPath, Rate, Settings};
+use millpond_storage::BufferUrl;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A question about costs.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, after_long_help = EXAMPLES)]
+pub(crate) struct CostArgs {
+    #[command(subcommand)]
+    pub(super) command: Option<CostCommand>,
+    #[command(flatten)]
+    pub(super) load: LoadArgs,
+    #[command(flatten)]
+    pub(super) live: LiveArgs,
+    #[command(flatten)]
+    pub(super) settings: SettingsArgs,
+
+    /// Whose store it is: s3, s3-express, gcs, azure, r2, tigris, self-hosted, or one of a price file.
+    #[arg(long, value_name = "NAME", default_value = "s3")]
+    pub(super) provider: String,
+
+    /// The store's region. Without it the provider's first in the table: us-east-1 for s3.
+    #[arg(long, value_name = "NAME")]
+    pub(super) region: Option<String>,
+
+    /// A TOML file of prices that go before the built-in ones. `millpond cost prices print` shows the form.
+    #[arg(long, value_name = "FILE")]
+    pub(super) prices: Option<PathBuf>,
+
+    /// Price every combination of some settings' values: linger, segment, poll, ack, producers, like
+    /// linger=250ms,1s,5s,segment=4MiB,16MiB.
+    #[arg(long, value_name = "NAME=VALUE,…")]
+    pub(super) sweep: Option<String>,
+
+    /// Draw the sweep into this file, as SVG: dollars against latency.
+    #[arg(long, value_name = "FILE")]
+    pub(super) chart: Option<PathBuf>,
+
+    /// One JSON object.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  millpond cost --throughput 500GB/day
+  millpond cost --throughput 1.1Gbps --compressed --latency 2s --producers 3 --zones 3 --zone-aware
+  millpond cost --events 200000 --event-bytes 600B --sweep linger=250ms,1s,5s,segment=4MiB,16MiB --chart cost.svg
+  millpond cost --buffer s3://my-bucket/telemetry --since 1h
+
+Units: bytes are B, kB, MB, GB, TB (powers of 1,000) and KiB, MiB, GiB, TiB (of 1,024); bits a second kbps, Mbps, Gbps; times ms, s, m, h, d.
+A month has 730 hours; a price list's GB is a GiB. CPU is shown and is not in the total.";
+
+/// What can be done about prices.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum CostCommand {
+    /// The price table.
+    #[command(subcommand)]
+    Prices(PricesCommand),
+}
+
+/// The price table.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum PricesCommand {
+    /// Read S3 Standard's prices from a saved AWS offer file and print them as a file for --prices. The file is at
+    /// https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws/AmazonS3/current/index.json (one region: …/current/REGION/index.json).
+    Import {
+        /// The saved JSON file.
+        file: PathBuf,
+    },
+    /// Print all prices with their dates and sources, as a file for --prices.
+    Print {
+        /// Prices that go before the built-in ones.
+        #[arg(long, value_name = "FILE")]
+        prices: Option<PathBuf>,
+    },
+}
+
+/// What comes in.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LoadArgs {
+    /// How much comes in: 50GB/day, 20MB/s, 30MiB/s, 1.1Gbps.
+    #[arg(long, value_name = "RATE", help_heading = "Load")]
+    throughput: Option<String>,
+
+    /// Records a second, in place of --throughput; with --event-bytes.
+    #[arg(long, value_name = "N", help_heading = "Load")]
+    events: Option<f64>,
+
+    /// Bytes of a record.
+    #[arg(long, value_name = "SIZE", help_heading = "Load")]
+    event_bytes: Option<Size>,
+
+    /// The load is as clients have it, before compression. This is so unless --compressed is given.
+    #[arg(long, help_heading = "Load")]
+    raw: bool,
+
+    /// The load is as it is stored.
+    #[arg(long, help_heading = "Load")]
+    compressed: bool,
+
+    /// Raw bytes for each stored one. 5.4: real logs of twelve systems, as OTLP, with zstd at level 1.
+    #[arg(long, value_name = "N", help_heading = "Load")]
+    pub(super) ratio: Option<f64>,
+}
+
+impl LoadArgs {
+    pub(super) fn is_given(&self) -> bool {
+        self.throughput.is_some()
+            || self.events.is_some()
+            || self.event_bytes.is_some()
+            || self.raw
+            || self.compressed
+    }
+
+    pub(super) fn load(&self) -> anyhow::Result<Load> {
+        if self.raw && self.compressed {
+            bail!("the load is either --raw or --compressed: give one of them, and --ratio for the other");
+        }
+        let rate = match (&self.throughput, self.events, self.event_bytes) {
+            (Some(_), Some(_), _) => bail!("--throughput and --events say the same: give one of them"),
+            (Some(_), None, Some(_)) => bail!(
+                "--event-bytes goes with --events: give --events in place of --throughput, or leave it out"
+            ),
+            (Some(text), None, None) => text.parse::<Rate>()?,
+            #[expect(clippy::cast_precision_loss, reason = "a record's size")]
+            (None, Some(events), Some(size)) => Rate(events * size.0 as f64),
+            (None, Some(_), None) => {
+                bail!("--events needs the size of a record: give --event-bytes, like 600B")
+            }
+            (None, None, _) => bail!(
+                "what does it cost to carry how much? Give --throughput (50GB/day, 20MB/s, 1.1Gbps), or --events and --event-bytes, or --buffer for a live one"
+            ),
+        };
+        let ratio = self.ratio.unwrap_or(RATIO);
+        Ok(if self.compressed {
+            Load::compressed(rate, ratio)
+        } else {
+            Load::raw(rate, ratio)
+        })
+    }
+}
+
+/// A live buffer, in place of a described load.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LiveArgs {
+    /// Price what this buffer did: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///directory.
+    #[arg(long, value_name = "URL", value_parser = BufferUrl::parse, help_heading = "A live buffer")]
+    pub(super) buffer: Option<BufferUrl>,
+
+    /// How far to look back. What the collector has deleted meanwhile cannot be seen: an hour, with its default grace.
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "1h",
+        help_heading = "A live buffer"
+    )]
+    pub(super) since: Time,
+
+    /// The S3 service's address when it is not AWS.
+    #[arg(
+        long,
+        env = "MILLPOND_S3_ENDPOINT",
+        value_name = "URL",
+        help_heading = "A live buffer"
+    )]
+    s3_endpoint: Option<String>,
+
+    /// The S3 region that the buffer is in; not the one whose prices are asked for.
+    #[arg(
+        long,
+        env = "MILLPOND_S3_REGION",
+        value_name = "REGION",
+        help_heading = "A live buffer"
+    )]
+    s3_region: Option<String>,
+
+    /// Allow an S3 endpoint without TLS on another machine.
+    #[arg(long, env = "MILLPOND_ALLOW_HTTP", help_heading = "A live buffer")]
+    allow_http: bool,
+}
+
+impl LiveArgs {
+    pub(super) fn store(&self, buffer: BufferUrl) -> StoreArgs {
+        StoreArgs {
+            buffer,
+            s3_endpoint: self.s3_endpoint.clone(),
+            s3_region: self.s3_region.clone(),
+            allow_http: self.allow_http,
+            request_timeout: Time(Duration::from_secs(30)),
+            simulate_s3_latency: None,
+        }
+    }
+}
+
+/// How Millpond is run. What is left out is as the program's own default.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SettingsArgs {
+    /// The latency that 99 of 100 records must keep, from gateway to row; it decides the linger.
+    #[arg(long, value_name = "TIME", help_heading = "Settings")]
+    pub(super) latency: Option<Time>,
+
+    /// How long after its first message a segment closes [default: 1s]
+    #[arg(long, value_name = "TIME", help_heading = "Settings")]
+    pub(super) linger: Option<Time>,
+
+    /// Compressed bytes at which it closes before that [default: 16MiB]
+    #[arg(long, value_name = "SIZE", help_heading = "Settings")]
+    segment: Option<Size>,
+
+    /// Raw bytes at which it closes before that [default: 128MiB]
+    #[arg(long, value_name = "SIZE", help_heading = "Settings")]
+    segment_raw: Option<Size>,
+
+    /// Gateways, or Collectors with the exporter [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    producers: Option<u32>,
+
+    /// Shards of the buffer [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    shards: Option<u32>,
+
+    /// Consumers of different names, each reading everything [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    consumers: Option<u32>,
+
+    /// Processes that stand by for each consumer [default: 0]
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    standbys: Option<u32>,
+
+    /// Streams in a segment: 3 with logs, traces and metrics [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    streams: Option<u32>,
+
+    /// How long bytes wait for the slowest consumer; they stay for --gc-grace at least [default: 0s]
+    #[arg(long, value_name = "TIME", help_heading = "Settings")]
+    retention: Option<Time>,
+
+    /// How often a consumer asks for news [default: 250ms]
+    #[arg(long, value_name = "TIME", help_heading = "Settings")]
+    poll_interval: Option<Time>,
+
+    /// How often a consumer makes acknowledgements durable when it plans nothing [default: 1s]
+    #[arg(long, value_name = "TIME", help_heading = "Settings")]
+    ack_interval: Option<Time>,
+
+    /// The lease of a cursor [default: 15s]
+    #[arg(long, value_name = "TIME", help_heading = "Settings")]
+    lease: Option<Time>,
+
+    /// INSERTs at a time of a consumer [default: 2]
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    writers: Option<u32>,
+
+    /// How often each consumer's process looks for garbage; 0s for never [default: 5m]
+    #[arg(long, value_name = "TIME", help_heading = "Settings")]
+    gc_interval: Option<Time>,
+
+    /// How old garbage must be [default: 1h]
+    #[arg(long, value_name = "TIME", help_heading = "Settings")]
+    gc_grace: Option<Time>,
+
+    /// Entries of the manifest at which they are sealed into a page [default: 2048]
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    tail_max: Option<u32>,
+
+    /// A gateway's memory [default: 256MiB]
+    #[arg(long, value_name = "SIZE", help_heading = "Settings")]
+    memory_limit: Option<Size>,
+
+    /// Availability zones that clients are in. What goes to a gateway in another zone is paid by the byte [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Settings")]
+    zones: Option<u32>,
+
+    /// Clients send to a gateway in their own zone.
+    #[arg(long, help_heading = "Settings")]
+    zone_aware: bool,
+
+    /// The way to the bucket: `endpoint` (in its region, through a gateway endpoint: free), `nat` (through a NAT
+    /// gateway), `internet` (from outside: what is read pays egress).
+    #[arg(long, value_name = "WAY", default_value = "endpoint", value_parser = path, help_heading = "Settings")]
+    network: NetworkPath,
+
+    /// The mean time of a PUT to the store [default: S3 Standard's 70ms, or the price table's]
+    #[arg(long, value_name = "TIME", help_heading = "Settings")]
+    pub(super) put_latency: Option<Time>,
+
+    /// The mean time of a GET from the store [default: S3 Standard's 35ms, or the price table's]
+    #[arg(long, value_name = "TIME", help_heading = "Settings")]
+    pub(super) get_latency: Option<Time>,
+}
+
+fn path(text: &str) -> Result<NetworkPath, String> {
+    match text {
+        "endpoint" => Ok(NetworkPath::Endpoint),
+        "nat" => Ok(NetworkPath::Nat),
+        "internet" => Ok(NetworkPath::Internet),
+        _ => Err("use endpoint, nat or internet".to_owned()),
+    }
+}
+
+impl SettingsArgs {
+    pub(super) fn settings(&self) -> anyhow::Result<Settings> {
+        let mut settings = Settings::default();
+        let times = [
+            (self.linger, &mut settings.linger_seconds),
+            (self.retention, &mut settings.retention_seconds),
+            (self.poll_interval, &mut settings.poll_seconds),
+            (self.ack_interval, &mut settings.ack_seconds),
+            (self.lease, &mut settings.lease_seconds),
+            (self.gc_interval, &mut settings.gc_seconds),
+            (self.gc_grace, &mut settings.grace_seconds),
+        ];
+        for (given, seconds) in times {
+            if let Some(time) = given {
+                *seconds = time.0.as_secs_f64();
+            }
+        }
+        let sizes = [
+            (self.segment, &mut settings.segment_bytes),
+            (self.segment_raw, &mut settings.segment_raw_bytes),
+            (self.memory_limit, &mut settings.memory_bytes),
+        ];
+        for (given, bytes) in sizes {
+            if let Some(size) = given {
+                #[expect(clippy::cast_precision_loss, reason = "sizes of memory")]
+                let size = size.0 as f64;
+                *bytes = size;
+            }
+        }
+        let counts = [
+            (self.producers, &mut settings.producers),
+            (self.shards, &mut settings.shards),
+            (self.consumers, &mut settings.consumers),
+            (self.standbys, &mut settings.standbys),
+            (self.streams, &mut settings.streams),
+            (self.writers, &mut settings.writers),
+            (self.tail_max, &mut settings.tail_max),
+            (self.zones, &mut settings.zones),
+        ];
+        for (given, count) in counts {
+            if let Some(given) = given {
+                *count = given;
+            }
+        }
+        settings.zone_aware = self.zone_aware;
+        settings.path = self.network;
+        if settings.zone_aware && settings.zones == 1 {
+            bail!("--zone-aware means something with several zones: give --zones too, or leave it out");
+        }
+        Ok(settings)
+    }
+
+    /// A flag for what a live buffer says itself.
+    pub(super) fn observed(&self) -> Option<&'static str> {
+        let given = [
+            (self.linger.is_some(), "--linger"),
+            (self.segment.is_some(), "--segment"),
+            (self.segment_raw.is_some(), "--segment-raw"),
+            (self.producers.is_some(), "--producers"),
+            (self.shards.is_some(), "--shards"),
+            (self.consumers.is_some(), "--consumers"),
+            (self.streams.is_some(), "--streams"),
+            (self.retention.is_some(), "--retention"),
+        ];
+        given.into_iter().find(|(given, _)| *given).map(|(_, flag)| flag)
+    }
+}
+
+impl CostArgs {
+    /// The axes of `--sweep`: an item with `=` begins one, others are more values of it.
+    pub(super) fn axes(&self) -> anyhow::Result<Vec<Axis>> {
+        let mut axes: Vec<Axis> = Vec::new();
+        for item in self.sweep.iter().flat_map(|text| text.split(',')) {
+            let value = match item.split_once('=') {
+                Some((name, value)) => {
+                    let Some(knob) = Knob::ALL.into_iter().find(|knob| knob.name() == name.trim()) else {
+                        let all = Knob::ALL.map(Knob::name);
+                        let likeness = |a: &str| strsim::jaro_winkler(a, name);
+                        let near = all.into_iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+                        bail!(
+                            "there is no {name:?} to sweep over; did you mean {}? There are {}",
+                            near.unwrap_or_default(),
+                            all.join(", ")
+                        );
+                    };
+                    axes.push(Axis {
+                        knob,
+                        values: Vec::new(),
+                    });
+                    value
+                }
+                None => item,
+            };
+            let Some(axis) = axes.last_mut() else {
+                bail!("--sweep {item:?} names no setting: write --sweep linger=250ms,1s,segment=4MiB,16MiB");
+            };
+            axis.values.push(knob_value(axis.knob, value.trim())?);
+        }
+        Ok(axes)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes of segments")]
+fn knob_value(knob: Knob, text: &str) -> anyhow::Result<f64> {
+    let value = match knob {
+        Knob::Segment => text.parse::<Size>().map(|size| size.0 as f64),
+        Knob::Producers => text
+            .parse::<u32>()
+            .map(f64::from)
+            .map_err(|_| format!("{text:?} is not a number of producers: write 1, 2 or 8")),
+        Knob::Linger | Knob::Poll | Knob::Ack => text.parse::<Time>().map(|time| time.0.as_secs_f64()),
+    };
+    value.map_err(|wrong| anyhow::anyhow!("--sweep {}: {wrong}", knob.name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cli, Command};
+    use clap::Parser;
+
+    fn parsed(flags: &[&str]) -> Result<CostArgs, String> {
+        let words = ["millpond", "cost"].iter().chain(flags);
+        match Cli::try_parse_from(words)
+            .map_err(|error| error.to_string())?
+            .command
+        {
+            Command::Cost(args) => Ok(*args),
+            _ => Err("another command".to_owned()),
+        }
+    }
+
+    fn refused(flags: &[&str]) -> String {
+        let args = match parsed(flags) {
+            Ok(args) => args,
+            Err(error) => return error,
+        };
+        format!("{:#}", super::super::described(&args).unwrap_err())
+    }
+
+    #[test]
+    fn what_is_left_out_is_as_the_programs_default() {
+        let parse = |words: &[&str]| Cli::try_parse_from(words).unwrap().command;
+        let Command::Gateway(gateway) = parse(&["millpond", "gateway", "--buffer", "memory:///"]) else {
+            panic!("another command");
+        };
+        let consume = [
+            "millpond",
+            "consume",
+            "--buffer",
+            "memory:///",
+            "--clickhouse",
+            "http://x",
+        ];
+        let Command::Consume(consume) = parse(&consume) else {
+            panic!("another command");
+        };
+        #[expect(clippy::cast_precision_loss, reason = "sizes of memory")]
+        let size = |size: Size| size.0 as f64;
+        let seconds = |time: Time| time.0.as_secs_f64();
+        let expected = Settings {
+            linger_seconds: seconds(gateway.linger),
+            segment_bytes: size(gateway.segment_bytes),
+            segment_raw_bytes: size(gateway.segment_raw_bytes),
+            shards: gateway.shards,
+            tail_max: u32::try_from(gateway.tail_max).unwrap(),
+            memory_bytes: size(gateway.memory_limit),
+            poll_seconds: seconds(consume.poll_interval),
+            ack_seconds: seconds(consume.ack_interval),
+            lease_seconds: seconds(consume.lease),
+            writers: u32::try_from(consume.writers).unwrap(),
+            gc_seconds: seconds(consume.gc_interval),
+            grace_seconds: seconds(consume.gc.gc_grace),
+            ..Settings::default()
+        };
+        assert_eq!(parsed(&[]).unwrap().settings.settings().unwrap(), expected);
+    }
+
+    #[test]
+    fn a_load_is_said_in_each_way() {
+        let load = |flags: &[&str]| parsed(flags).unwrap().load.load().unwrap();
+        let raw = load(&["--throughput", "54MB/s"]);
+        assert_eq!((raw.compressed_bytes_per_second.round(), raw.ratio), (10e6, 5.4));
+        let compressed = load(&["--throughput", "1.1Gbps", "--compressed", "--ratio", "4"]);
+        assert_eq!(
+            (compressed.compressed_bytes_per_second, compressed.ratio),
+            (137.5e6, 4.0)
+        );
+        let events = load(&["--events", "50000", "--event-bytes", "400B", "--ratio", "10"]);
+        assert_eq!(events.compressed_bytes_per_second, 2e6);
+    }
+
+    #[test]
+    fn a_sweep_has_axes_and_values() {
+        let axes = parsed(&["--sweep", "linger=250ms,1s,segment=4MiB,producers=1,8"])
+            .unwrap()
+            .axes()
+            .unwrap();
+        let axis = |knob, values: &[f64]| Axis {
+            knob,
+            values: values.to_vec(),
+        };
+        assert_eq!(
+            axes,
+            [
+                axis(Knob::Linger, &[0.25, 1.0]),
+                axis(Knob::Segment, &[f64::from(4 << 20)]),
+                axis(Knob::Producers, &[1.0, 8.0])
+            ]
+        );
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused_with_what_to_do() {
+        const LOAD: [&str; 2] = ["--throughput", "10MB/s"];
+        let with = |flags: &[&str]| refused(&[&LOAD, flags].concat());
+        assert!(refused(&[]).contains("Give --throughput"));
+        assert!(refused(&["--throughput", "10MB"]).contains("50GB/day"));
+        assert!(refused(&["--events", "100"]).contains("give --event-bytes"));
+        assert!(with(&["--events", "100"]).contains("give one of them"));
+        assert!(with(&["--event-bytes", "1kB"]).contains("goes with --events"));
+        assert!(with(&["--raw", "--compressed"]).contains("give one of them"));
+        assert!(with(&["--latency", "2s", "--linger", "1s"]).contains("--latency decides the linger"));
+        assert!(with(&["--latency", "2s", "--sweep", "linger=1s"]).contains("--latency decides the linger"));
+        assert!(with(&["--latency", "10ms"]).contains("out of reach"));
+        assert!(with(&["--segment", "300MiB"]).contains("--memory-limit"));
+        assert!(with(&["--chart", "x.svg"]).contains("give --sweep too"));
+        assert!(with(&["--sweep", "lingr=1s"]).contains("did you mean linger?"));
+        assert!(with(&["--sweep", "1s"]).contains("names no setting"));
+        assert!(with(&["--sweep", "linger=1"]).contains("250ms"));
+        assert!(with(&["--sweep", "producers=x"]).contains("not a number of producers"));
+        assert!(with(&["--region", "us-east1"]).contains("did you mean us-east-1?"));
+        assert!(with(&["--provider", "s4"]).contains("did you mean s3?"));
+        assert!(with(&["--zone-aware"]).contains("--zones"));
+        assert!(with(&["--network", "tunnel"]).contains("endpoint, nat or internet"));
+        assert!(with(&["--prices", "/nowhere.toml"]).contains("cannot read /nowhere.toml"));
+    }
+
+    #[test]
+    fn a_live_buffer_leaves_nothing_to_describe() {
+        let refused = |flags: &[&str]| {
+            let args = parsed(&[&["--buffer", "memory:///"], flags].concat()).unwrap();
+            args.check(&args.axes().unwrap()).unwrap_err().to_string()
+        };
+        assert!(refused(&["--throughput", "1MB/s"]).contains("give one of them"));
+        assert!(refused(&["--sweep", "linger=1s"]).contains("nothing to choose"));
+        assert!(refused(&["--producers", "2"]).contains("--producers follows from the buffer"));
+    }
+}

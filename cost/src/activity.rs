@@ -1,0 +1,373 @@
+//! How many requests Millpond makes, of which kind and what for: the code of producer, consumer and collector as arithmetic.
+//!
+//! All rates are a second, over the whole buffer. It knows no prices.
+
+use crate::rate::Load;
+use crate::{RequestLatency, Settings};
+use serde::{Deserialize, Serialize};
+
+/// Rounds of a collector begin up to a quarter of the interval early, drawn anew each time.
+const ROUND_OF_INTERVAL: f64 = 0.875;
+/// Keys on a page of a listing.
+const LIST_PAGE: f64 = 1_000.0;
+/// Bytes of a manifest without entries, and of an entry with one stream, and of another stream's part.
+const MANIFEST_BYTES: f64 = 268.0;
+const ENTRY_BYTES: f64 = 64.0;
+const PART_BYTES: f64 = 30.0;
+/// A process that stands by looks again after a second.
+const STANDBY_SECONDS: f64 = 1.0;
+
+/// Requests a second by what they are for, and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Activity {
+    /// PUTs of segments.
+    pub segments: f64,
+    /// PUTs of the manifest that took effect.
+    pub commits: f64,
+    /// PUTs of the manifest that were refused (412): somebody else had changed it. They are billed.
+    pub swaps_refused: f64,
+    /// GETs of the manifest after those.
+    pub commit_reads: f64,
+    /// PUTs of pages.
+    pub pages: f64,
+    /// Conditional GETs of the manifest by consumers; a 304 is billed.
+    pub polls: f64,
+    /// Ranged GETs of a stream's part of a segment.
+    pub part_reads: f64,
+    /// GETs of pages by consumers.
+    pub page_reads: f64,
+    /// PUTs of cursors: plans, acknowledgements, renewals.
+    pub cursor_swaps: f64,
+    /// GETs of processes that stand by.
+    pub standby_reads: f64,
+    /// GETs of collectors.
+    pub collector_reads: f64,
+    /// LISTs of collectors.
+    pub collector_lists: f64,
+    /// PUTs of the manifest by collectors.
+    pub collector_swaps: f64,
+    /// DELETEs; no store bills them.
+    pub deletes: f64,
+    /// Bytes to the store.
+    pub bytes_written: f64,
+    /// Bytes from the store.
+    pub bytes_read: f64,
+    /// Bytes kept on average.
+    pub bytes_stored: f64,
+    /// Bytes from clients to gateways in another zone.
+    pub bytes_across_zones: f64,
+}
+
+/// Requests a second by what is billed alike.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct PerSecond {
+    /// PUT, conditional or not, refused or not.
+    pub put: f64,
+    /// GET, ranged or conditional, answered with a body or not.
+    pub get: f64,
+    /// LIST.
+    pub list: f64,
+    /// DELETE.
+    pub delete: f64,
+}
+
+/// Commits in one shard, and what they take.
+struct Commits {
+    landed: f64,
+    refused: f64,
+    reads: f64,
+}
+
+impl Activity {
+    /// What a load makes of these settings.
+    pub fn of(load: &Load, settings: &Settings, request: RequestLatency) -> Activity {
+        let segment_rate = 1.0 / settings.fill_seconds(load);
+        let producers = f64::from(settings.producers);
+        Activity::with_segments(load, settings, request, segment_rate * producers)
+    }
+
+    /// The same with so many segments a second, as they were seen, say.
+    pub fn with_segments(
+        load: &Load,
+        settings: &Settings,
+        request: RequestLatency,
+        segments: f64,
+    ) -> Activity {
+        let shards = f64::from(settings.shards);
+        let producers = f64::from(settings.producers);
+        // A producer writes to one shard.
+        let active = shards.min(producers);
+        let sharing = producers / active;
+        let commits = Commits::of(sharing, segments / active, request);
+        let rounds = Rounds::of(settings, request);
+        let lifetime = settings.retention_seconds.max(settings.grace_seconds) + rounds.interval / 2.0;
+
+        let pages = segments / f64::from(settings.tail_max);
+        let polls_each = 1.0 / (settings.poll_seconds + request.get_seconds);
+        let swaps = CursorSwaps::of(settings, request, polls_each, commits.landed / sharing, sharing);
+        let idle_swaps = (shards - active) * 3.0 / settings.lease_seconds;
+        let consumers = f64::from(settings.consumers);
+        let standbys = consumers * f64::from(settings.standbys);
+
+        // A round's swap makes the version stale that a lone producer knows; others' are stale anyway.
+        let alone = 2.0 - sharing.min(2.0);
+        let stale = (rounds.rate * shards).min(commits.landed * active) * alone;
+        // Consumers twice, segments and pages once.
+        let listed = |keys: f64| active * (keys / active / LIST_PAGE + 0.5).max(1.0) + shards - active;
+        let lists = 2.0 * shards + listed(segments * lifetime) + listed(pages * lifetime);
+
+        let tail = (segments / active * rounds.interval / 2.0).min(f64::from(settings.tail_max) / 2.0);
+        let entry = ENTRY_BYTES + PART_BYTES * (f64::from(settings.streams) - 1.0);
+        let manifest = MANIFEST_BYTES + tail * entry;
+        let compressed = load.compressed_bytes_per_second;
+        let zones = f64::from(settings.zones);
+        let mut activity = Activity {
+            segments,
+            commits: commits.landed * active,
+            swaps_refused: commits.refused * active + stale,
+            commit_reads: commits.reads * active + stale,
+            pages,
+            polls: consumers * shards * polls_each,
+            part_reads: consumers * segments * f64::from(settings.streams),
+            page_reads: consumers * pages * (1.0 - swaps.acknowledged),
+            cursor_swaps: consumers * (active * swaps.rate + idle_swaps),
+            standby_reads: standbys * shards * 2.0 / (STANDBY_SECONDS + 2.0 * request.get_seconds),
+            collector_reads: rounds.rate * (1.0 + shards * (2.0 + 2.0 * consumers))
+                + pages * rounds.processes,
+            collector_lists: rounds.rate * lists,
+            collector_swaps: rounds.rate * active,
+            deletes: if rounds.rate > 0.0 { segments + pages } else { 0.0 },
+            bytes_written: 0.0,
+            bytes_read: 0.0,
+            bytes_stored: compressed * lifetime,
+            bytes_across_zones: if settings.zone_aware {
+                0.0
+            } else {
+                compressed * (zones - 1.0) / zones
+            },
+        };
+        let manifests_written = activity.commits + activity.swaps_refused + activity.collector_swaps;
+        let manifests_read =
+            activity.commit_reads + consumers * active * swaps.news + 2.0 * rounds.rate * shards;
+        activity.bytes_written = compressed + manifest * manifests_written;
+        activity.bytes_read = consumers * compressed + manifest * manifests_read;
+        activity
+    }
+
+    /// By what is billed alike.
+    pub fn per_second(&self) -> PerSecond {
+        PerSecond {
+            put: self.segments
+                + self.commits
+                + self.swaps_refused
+                + self.pages
+                + self.cursor_swaps
+                + self.collector_swaps,
+            get: self.commit_reads
+                + self.polls
+                + self.part_reads
+                + self.page_reads
+                + self.standby_reads
+                + self.collector_reads,
+            list: self.collector_lists,
+            delete: self.deletes,
+        }
+    }
+}
+
+impl Commits {
+    /// `sharing` producers of one shard with `segments` a second together.
+    fn of(sharing: f64, segments: f64, request: RequestLatency) -> Commits {
+        let RequestLatency {
+            put_seconds: put,
+            get_seconds: get,
+        } = request;
+        // Alone, a producer knows the manifest from its own last commit. With others it hardly ever does: it swaps in vain,
+        // reads and swaps again, and meanwhile others may.
+        let shared = (sharing - 1.0).min(1.0);
+        let window = put + get * shared;
+        let landed = segments.min(1.0 / window);
+        let others = landed * (sharing - 1.0) / sharing;
+        // The store reads and swaps in the middle of the two requests: what is in between is half of each.
+        let attempts = (others * window / 2.0).exp();
+        Commits {
+            landed,
+            refused: landed * (shared + attempts - 1.0),
+            reads: landed * (shared + attempts - 1.0),
+        }
+    }
+}
+
+/// The swaps of one consumer's cursor in one shard.
+struct CursorSwaps {
+    rate: f64,
+    /// Polls that find something new, a second.
+    news: f64,
+    /// How often everything is acknowledged before there is news.
+    acknowledged: f64,
+}
+
+impl CursorSwaps {
+    /// News comes from `sharing` producers with `each` commits a second, looked for `polls` times a second.
+    fn of(settings: &Settings, request: RequestLatency, polls: f64, each: f64, sharing: f64) -> CursorSwaps {
+        // Producers are regular and know nothing of each other.
+        let unseen = 1.0 - (each / polls).min(1.0);
+        let news = polls * (1.0 - unseen.powf(sharing));
+        // What is done is acknowledged with the next plan, or after the interval, whichever is first. Between two polls that
+        // find a producer's commits lies its period, give or take a poll.
+        // A renewal of the lease acknowledges too.
+        let renewal = settings.lease_seconds / 3.0;
+        let after = settings.ack_seconds.min(renewal) + request.put_seconds;
+        let period = (1.0 / each).max(1.0 / polls);
+        let jitter = (1.0 / polls).min(1.0 / each);
+        let own = longer(period, jitter, after);
+        let acknowledged = own * (1.0 - (after * each).min(1.0)).powf(sharing - 1.0);
+        // A writer that is idle gets what has come. With more streams than writers, the others' plans come one by one.
+        let waiting = f64::from(settings.streams.saturating_sub(settings.writers));
+        let plans = news * (1.0 + waiting);
+        // While nothing comes: whole renewals, in the mean half of one fewer than would fit.
+        let renewals = news * ((1.0 / news - after) / renewal - 0.5).max(0.0);
+        CursorSwaps {
+            rate: plans + news * acknowledged + renewals,
+            news,
+            acknowledged,
+        }
+    }
+}
+
+/// How probable it is that a time of `mean`, give or take the difference of two draws from `spread`, is longer than `limit`.
+fn longer(mean: f64, spread: f64, limit: f64) -> f64 {
+    let x = ((limit - mean) / spread).clamp(-1.0, 1.0);
+    if x < 0.0 {
+        1.0 - (1.0 + x).powi(2) / 2.0
+    } else {
+        (1.0 - x).powi(2) / 2.0
+    }
+}
+
+/// Rounds of all collectors.
+struct Rounds {
+    /// A second.
+    rate: f64,
+    /// Seconds from one to the next, of all collectors.
+    interval: f64,
+    /// Processes that collect: each remembers pages by itself.
+    processes: f64,
+}
+
+impl Rounds {
+    fn of(settings: &Settings, request: RequestLatency) -> Rounds {
+        let consumers = f64::from(settings.consumers);
+        let processes = consumers * (1.0 + f64::from(settings.standbys));
+        if settings.gc_seconds == 0.0 || processes == 0.0 {
+            return Rounds {
+                rate: 0.0,
+                interval: 0.0,
+                processes: 0.0,
+            };
+        }
+        // One request after another: twice manifest, listing and cursors, the swap, two listings, deletions.
+        let requests = 1.0 + f64::from(settings.shards) * (7.0 + 2.0 * consumers);
+        let round = requests * request.get_seconds + f64::from(settings.shards) * request.put_seconds;
+        let each = ROUND_OF_INTERVAL * settings.gc_seconds + round;
+        Rounds {
+            rate: processes / each,
+            interval: each / processes,
+            processes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Rate;
+
+    fn activity(change: impl Fn(&mut Settings)) -> Activity {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        let load = Load::compressed(Rate(1e5), 5.0);
+        Activity::of(&load, &settings, RequestLatency::default())
+    }
+
+    fn near(found: f64, expected: f64) {
+        assert!(
+            (found - expected).abs() <= 0.1 * expected.abs() + 0.005,
+            "{found} is not about {expected}"
+        );
+    }
+
+    /// The table of `design/performance.md`: 20,000 records a second over a store as slow as S3.
+    #[test]
+    fn it_agrees_with_what_was_measured() {
+        for (linger, gateway_put, consumer_put, consumer_get) in
+            [(1.0, 2.0, 1.35, 4.55), (0.25, 7.85, 3.25, 7.40)]
+        {
+            let found = activity(|s| s.linger_seconds = linger);
+            near(found.segments + found.commits, gateway_put);
+            near(found.cursor_swaps, consumer_put);
+            near(found.polls + found.part_reads, consumer_get);
+        }
+    }
+
+    #[test]
+    fn a_lone_producer_commits_with_one_put_and_no_get() {
+        let found = activity(|s| s.gc_seconds = 0.0);
+        assert_eq!((found.deletes, found.collector_lists), (0.0, 0.0));
+        assert_eq!(
+            (found.commits, found.swaps_refused, found.commit_reads),
+            (1.0, 0.0, 0.0)
+        );
+    }
+
+    #[test]
+    fn producers_that_share_a_shard_swap_in_vain_once_a_commit() {
+        let found = activity(|s| s.producers = 2);
+        assert_eq!(found.segments, 2.0);
+        // Once for a version that is stale, and now and then for a race after reading.
+        let expected = 2.0 * (0.105_f64 / 2.0).exp();
+        assert!(
+            (found.swaps_refused - expected).abs() < 0.001,
+            "{}",
+            found.swaps_refused
+        );
+        assert_eq!(found.swaps_refused, found.commit_reads);
+        let apart = activity(|s| {
+            s.producers = 2;
+            s.shards = 2;
+            s.gc_seconds = 0.0;
+        });
+        assert_eq!((apart.commits, apart.swaps_refused), (2.0, 0.0));
+    }
+
+    #[test]
+    fn one_manifest_takes_no_more_commits_than_its_latency_allows() {
+        let found = activity(|s| {
+            s.producers = 64;
+            s.linger_seconds = 0.1;
+        });
+        assert_eq!(found.segments, 640.0);
+        near(found.commits, 1.0 / 0.105);
+    }
+
+    #[test]
+    fn segments_follow_the_linger_until_their_size_is_reached() {
+        let segments = |rate: f64, ratio: f64| {
+            let load = Load::compressed(Rate(rate), ratio);
+            Activity::of(&load, &Settings::default(), RequestLatency::default()).segments
+        };
+        assert_eq!(segments(1e3, 5.0), 1.0);
+        assert_eq!(segments(16.0 * crate::MIB, 5.0), 1.0);
+        assert_eq!(segments(32.0 * crate::MIB, 5.0), 2.0);
+        // What compresses very well reaches the raw limit first.
+        assert_eq!(segments(32.0 * crate::MIB, 16.0), 4.0);
+    }
+
+    #[test]
+    fn acknowledgements_ride_on_plans_when_there_are_plans() {
+        near(activity(|s| s.linger_seconds = 0.5).cursor_swaps, 2.0);
+        near(activity(|s| s.linger_seconds = 2.0).cursor_swaps, 1.0);
+        // A minute without news: a plan, an acknowledgement, and a renewal every five seconds.
+        near(activity(|s| s.linger_seconds = 60.0).cursor_swaps, 13.0 / 60.0);
+    }
+}

@@ -1,0 +1,254 @@
+//! The answer: the bill, what dominates it, what would cut it, and what others would take for the same load.
+
+use crate::activity::{Activity, PerSecond};
+use crate::advice::{Advice, advise};
+use crate::comparators::{Comparator, comparators};
+use crate::items::{Basis, Group, bill, total};
+use crate::live::{Observed, live};
+use crate::prices::age_warning;
+use crate::rate::Load;
+use crate::{CostError, Latency, MONTH_HOURS, NetworkPath, Prices, RequestLatency, Settings, StoragePrice};
+use chrono::NaiveDate;
+use serde::{Deserialize, Serialize};
+
+/// A question.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// What comes in.
+    pub load: Load,
+    /// How Millpond is run.
+    pub settings: &'a Settings,
+    /// How long the store takes.
+    pub request: RequestLatency,
+    /// The price table.
+    pub prices: &'a Prices,
+    /// Whose store.
+    pub provider: &'a str,
+    /// Where it is; `None`: the provider's first region in the table.
+    pub region: Option<&'a str>,
+    /// The latency that must be kept, for 99 of 100 records.
+    pub target_seconds: Option<f64>,
+    /// The day, to tell how old prices are.
+    pub today: NaiveDate,
+}
+
+/// The largest item.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Dominant {
+    /// The group it is in.
+    pub group: String,
+    /// Its name.
+    pub item: String,
+    /// What it costs.
+    pub usd_per_month: f64,
+    /// Of the total, 0 to 1.
+    pub share: f64,
+}
+
+/// CPU of gateways and consumers, which is not in the total.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Compute {
+    /// Cores that are busy on average.
+    pub vcpus_busy: f64,
+    /// At $0.0535 a vCPU-hour, half of them idle.
+    pub usd_per_month: f64,
+    /// Always false.
+    pub in_total: bool,
+}
+
+/// What a buffer costs a month.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Requests, storage and traffic; not CPU.
+    pub total_usd_per_month: f64,
+    /// For each GiB as it is stored.
+    pub usd_per_gib: f64,
+    /// For each GiB before compression.
+    pub usd_per_gib_raw: f64,
+    /// The bill.
+    pub items: Vec<Group>,
+    /// Its largest line; `None` when nothing costs anything.
+    pub dominant: Option<Dominant>,
+    /// What would cut it.
+    pub advice: Advice,
+    /// What others take for the same load.
+    pub comparators: Vec<Comparator>,
+    /// From a gateway's acceptance to a row.
+    pub latency: Latency,
+    /// By what is billed alike.
+    pub requests_per_second: PerSecond,
+    /// What the requests are for.
+    pub activity: Activity,
+    /// What was assumed to come in.
+    pub load: Load,
+    /// How Millpond was assumed to be run.
+    pub settings: Settings,
+    /// What a request was assumed to take.
+    pub request_latency: RequestLatency,
+    /// CPU, which is not in the total.
+    pub compute: Compute,
+    /// The prices that were used.
+    pub price: StoragePrice,
+    /// Old prices, and settings that work and are not wise.
+    pub warnings: Vec<String>,
+}
+
+/// CPU-seconds of gateway and consumer for a million records of 428 raw bytes (`design/performance.md`, bloom indexes).
+const CPU_SECONDS_PER_RAW_BYTE: [f64; 2] = [1.37 / 428e6, 1.66 / 428e6];
+pub(crate) const VCPU_USD_PER_HOUR: f64 = 0.0535;
+/// Of bought cores, so much is busy.
+const BUSY: f64 = 0.5;
+
+/// Everything that follows from settings alone.
+pub(crate) struct Priced {
+    pub(crate) activity: Activity,
+    pub(crate) latency: Latency,
+    pub(crate) items: Vec<Group>,
+    pub(crate) total: f64,
+}
+
+impl Inputs<'_> {
+    /// The price of the store that is asked for.
+    ///
+    /// # Errors
+    /// When it is not in the table.
+    pub fn price(&self) -> Result<&StoragePrice, CostError> {
+        self.prices.storage(self.provider, self.region)
+    }
+
+    /// The same load with other settings.
+    pub(crate) fn priced(&self, settings: &Settings) -> Result<Priced, CostError> {
+        settings.check(&self.load, self.request)?;
+        let activity = Activity::of(&self.load, settings, self.request);
+        self.bill(settings, activity, |_| Basis::Predicted)
+    }
+
+    fn bill(
+        &self,
+        settings: &Settings,
+        activity: Activity,
+        basis: impl Fn(&str) -> Basis,
+    ) -> Result<Priced, CostError> {
+        let items = bill(&activity, settings, self.price()?, self.prices, basis)?;
+        Ok(Priced {
+            activity,
+            latency: Latency::of(&self.load, settings, self.request),
+            total: total(&items),
+            items,
+        })
+    }
+}
+
+impl Estimate {
+    /// What a load would cost.
+    ///
+    /// # Errors
+    /// When the settings cannot be meant, or a price is not in the table.
+    pub fn of(inputs: &Inputs<'_>) -> Result<Estimate, CostError> {
+        let priced = inputs.priced(inputs.settings)?;
+        let advice = advise(inputs, priced.total);
+        Estimate::finished(inputs, priced, advice)
+    }
+
+    /// What a live buffer's load costs, if it goes on like that. The load of `inputs` is the observed one's to say, and so are
+    /// producers, consumers, shards and streams.
+    ///
+    /// # Errors
+    /// As [`Estimate::of`]; and when nothing was seen.
+    pub fn of_live(inputs: &Inputs<'_>, observed: &Observed) -> Result<Estimate, CostError> {
+        let (load, settings, activity) = live(observed, inputs)?;
+        let inputs = Inputs {
+            load,
+            settings: &settings,
+            ..*inputs
+        };
+        let priced = inputs.bill(&settings, activity, |name| observed.basis(name))?;
+        let model = inputs.priced(&settings);
+        // What a knob saves is a difference between two runs of the model.
+        let advice = model.map_or_else(|_| Advice::none(), |model| advise(&inputs, model.total));
+        Estimate::finished(&inputs, priced, advice)
+    }
+
+    fn finished(inputs: &Inputs<'_>, priced: Priced, advice: Advice) -> Result<Estimate, CostError> {
+        let Priced {
+            activity,
+            latency,
+            items,
+            total,
+        } = priced;
+        let Inputs { load, settings, .. } = *inputs;
+        let raw = load.raw_bytes_per_second();
+        let [gateway, consumer] = CPU_SECONDS_PER_RAW_BYTE;
+        let vcpus_busy = raw * (gateway + consumer * f64::from(settings.consumers));
+        let price = inputs.price()?;
+        Ok(Estimate {
+            total_usd_per_month: total,
+            usd_per_gib: total / load.gib_per_month(),
+            usd_per_gib_raw: total / (load.gib_per_month() * load.ratio),
+            dominant: dominant(&items, total),
+            advice,
+            comparators: comparators(&load, settings),
+            latency,
+            requests_per_second: activity.per_second(),
+            activity,
+            load,
+            settings: settings.clone(),
+            request_latency: inputs.request,
+            compute: Compute {
+                vcpus_busy,
+                usd_per_month: vcpus_busy / BUSY * VCPU_USD_PER_HOUR * MONTH_HOURS,
+                in_total: false,
+            },
+            price: price.clone(),
+            warnings: warnings(inputs, &activity, price),
+            items,
+        })
+    }
+}
+
+fn dominant(items: &[Group], total: f64) -> Option<Dominant> {
+    let all = items
+        .iter()
+        .flat_map(|group| group.items.iter().map(move |item| (group, item)));
+    let (group, item) = all.max_by(|(_, a), (_, b)| a.usd_per_month.total_cmp(&b.usd_per_month))?;
+    (item.usd_per_month > 0.0).then(|| Dominant {
+        group: group.name.clone(),
+        item: item.name.clone(),
+        usd_per_month: item.usd_per_month,
+        share: item.usd_per_month / total,
+    })
+}
+
+fn warnings(inputs: &Inputs<'_>, activity: &Activity, price: &StoragePrice) -> Vec<String> {
+    let Inputs {
+        settings,
+        request,
+        prices,
+        today,
+        ..
+    } = *inputs;
+    let mut warnings = Vec::new();
+    let store = format!("{} in {}", price.provider, price.region);
+    warnings.extend(age_warning(&store, price.date, today));
+    if activity.bytes_across_zones > 0.0 || settings.path != NetworkPath::Endpoint {
+        let of_provider = |network: &&crate::NetworkPrice| network.providers.contains(&price.provider);
+        let network = prices.network.iter().find(of_provider);
+        warnings.extend(
+            network.and_then(|n| age_warning(&format!("{}'s network", price.provider), n.date, today)),
+        );
+    }
+    let active = f64::from(settings.shards.min(settings.producers));
+    let wanted = activity.segments / active;
+    let alone = settings.producers <= settings.shards;
+    let most = 1.0 / (request.put_seconds + if alone { 0.0 } else { request.get_seconds });
+    if wanted > 0.8 * most {
+        warnings.push(format!(
+            "{wanted:.1} segments a second want to be committed to each shard, whose manifest takes {most:.1} commits a second at most: commits carry \
+             several segments each and wait for each other; give more --shards or a longer --linger"
+        ));
+    }
+    if settings.gc_seconds == 0.0 || settings.consumers == 0 {
+        warnings.push("nobody collects garbage (no consumer, or --gc-interval 0s): what is stored grows for ever, and is counted as if it did not".to_owned());
+    }
+    warnings
+}

@@ -1,0 +1,157 @@
+//! How long a record takes from a gateway to a row, by the same settings that decide the cost.
+
+use crate::rate::Load;
+use crate::settings::{CONNECTION_BYTES, Settings, time};
+use crate::{CostError, StoragePrice};
+use serde::{Deserialize, Serialize};
+
+/// How long a request to the store takes in the mean, without its body.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RequestLatency {
+    /// A PUT, conditional or not.
+    pub put_seconds: f64,
+    /// A GET.
+    pub get_seconds: f64,
+}
+
+impl Default for RequestLatency {
+    /// S3 Standard's means, of the distributions that `make bench` draws from.
+    fn default() -> RequestLatency {
+        RequestLatency {
+            put_seconds: 0.070,
+            get_seconds: 0.035,
+        }
+    }
+}
+
+impl RequestLatency {
+    /// Those of a store, where the table says so.
+    pub fn of(price: &StoragePrice) -> RequestLatency {
+        let standard = RequestLatency::default();
+        let seconds = |ms: Option<f64>, standard: f64| ms.map_or(standard, |ms| ms / 1_000.0);
+        RequestLatency {
+            put_seconds: seconds(price.put_latency_ms, standard.put_seconds),
+            get_seconds: seconds(price.get_latency_ms, standard.get_seconds),
+        }
+    }
+}
+
+/// From a record's acceptance by the gateway to the success of its INSERT.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Half of the records are faster.
+    pub p50_seconds: f64,
+    /// One in a hundred is slower.
+    pub p99_seconds: f64,
+}
+
+/// An INSERT's time without rows, and raw bytes a second that it takes: fitted to `design/performance.md`.
+const INSERT_SECONDS: f64 = 0.028;
+const INSERT_BYTES: f64 = 47.5e6;
+
+/// A PUT at its p99 takes so many times its mean longer.
+const TAIL_PUTS: f64 = 2.6;
+
+impl Latency {
+    /// Of a load with these settings.
+    pub fn of(load: &Load, settings: &Settings, request: RequestLatency) -> Latency {
+        let RequestLatency {
+            put_seconds: put,
+            get_seconds: get,
+        } = request;
+        let fill = settings.fill_seconds(load);
+        let segment = load.compressed_bytes_per_second / f64::from(settings.producers) * fill;
+        let transfer = segment / CONNECTION_BYTES;
+        let poll = settings.poll_seconds + get;
+        // Upload, commit, plan; then the parts.
+        let requests = 3.0 * put + get + 2.0 * transfer;
+        let insert = INSERT_SECONDS + segment * load.ratio / INSERT_BYTES;
+        Latency {
+            p50_seconds: fill / 2.0 + poll / 2.0 + requests + insert,
+            p99_seconds: fill + poll + requests + insert + TAIL_PUTS * put,
+        }
+    }
+}
+
+/// The longest linger with which 99 of 100 records take `target_seconds` at most.
+pub fn linger_for(
+    target_seconds: f64,
+    load: &Load,
+    settings: &Settings,
+    request: RequestLatency,
+) -> Result<f64, CostError> {
+    let p99 = |linger_seconds: f64| {
+        let settings = Settings {
+            linger_seconds,
+            ..settings.clone()
+        };
+        Latency::of(load, &settings, request).p99_seconds
+    };
+    // A millisecond is the shortest that a linger is worth.
+    let (mut low, mut high) = (0.001, target_seconds.max(0.001));
+    let least = p99(low);
+    if !(target_seconds.is_finite() && least <= target_seconds) {
+        return Err(CostError::Latency {
+            wanted: time(target_seconds.max(0.0)),
+            least: time(least),
+            poll: time(settings.poll_seconds),
+        });
+    }
+    if p99(high) <= target_seconds {
+        return Ok(high);
+    }
+    for _ in 0..60 {
+        let middle = f64::midpoint(low, high);
+        if p99(middle) <= target_seconds {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Rate;
+
+    /// 20,000 records a second of 428 raw bytes and 79 stored, as `design/performance.md` measured it.
+    fn measured(linger_seconds: f64) -> Latency {
+        let load = Load::compressed(Rate(20_000.0 * 79.0), 428.0 / 79.0);
+        let settings = Settings {
+            linger_seconds,
+            ..Settings::default()
+        };
+        Latency::of(&load, &settings, RequestLatency::default())
+    }
+
+    #[test]
+    fn it_agrees_with_what_was_measured() {
+        for (linger, p50, p99) in [(1.0, 1.135, 1.758), (0.25, 0.595, 0.966)] {
+            let latency = measured(linger);
+            assert!((latency.p50_seconds / p50 - 1.0).abs() < 0.15, "{latency:?}");
+            assert!((latency.p99_seconds / p99 - 1.0).abs() < 0.15, "{latency:?}");
+        }
+    }
+
+    #[test]
+    fn a_target_gives_the_longest_linger_that_keeps_it() {
+        let (load, settings) = (Load::compressed(Rate(1e6), 5.0), Settings::default());
+        let request = RequestLatency::default();
+        let linger_seconds = linger_for(2.0, &load, &settings, request).unwrap();
+        let settings = Settings {
+            linger_seconds,
+            ..settings
+        };
+        let p99 = Latency::of(&load, &settings, request).p99_seconds;
+        assert!((1.999..=2.0).contains(&p99), "{p99}");
+        let error = linger_for(0.1, &load, &settings, request)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("100 ms is out of reach") && error.contains("s3-express"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,47 @@
+//! What a buffer costs a month, from a load, settings and a price table.
+//!
+//! Pure arithmetic: it reads no file, no clock and no network. [`Activity`] says how many requests Millpond makes, as the code
+//! of producer, consumer and collector makes them; [`Prices`] turns that into dollars; [`Estimate`] says which term dominates
+//! and what would cut it. `design/cost.md` has the formulas and the sources.
+
+mod activity;
+mod advice;
+mod chart;
+mod comparators;
+mod error;
+mod estimate;
+mod items;
+mod latency;
+mod live;
+mod offer;
+mod prices;
+mod rate;
+mod settings;
+mod sweep;
+
+pub use activity::{Activity, PerSecond};
+pub use advice::{Advice, Change};
+pub use chart::chart;
+pub use comparators::{Comparator, OPENDATA_PUBLISHED, PublishedRates, comparators};
+pub use error::CostError;
+pub use estimate::{Compute, Dominant, Estimate, Inputs};
+pub use items::{Basis, Group, Item};
+pub use latency::{Latency, RequestLatency, linger_for};
+pub use live::Observed;
+pub use offer::{Imported, import};
+pub use prices::{NetworkPrice, Prices, StoragePrice};
+pub use rate::{Load, Rate};
+pub use settings::{NetworkPath, Settings, bytes as readable_bytes, time as readable_seconds};
+pub use sweep::{Axis, Knob, Point, Sweep, sweep};
+
+/// Seconds of the month that prices are for: 730 hours.
+pub const MONTH_SECONDS: f64 = 2_628_000.0;
+
+/// Hours of that month.
+pub const MONTH_HOURS: f64 = 730.0;
+
+/// Bytes of a GiB, which is what price lists call a GB.
+pub const GIB: f64 = 1_073_741_824.0;
+
+/// Bytes of a MiB.
+pub(crate) const MIB: f64 = 1_048_576.0;
