@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.process import Process, eventually, free_port
 from harness.services import BIN_DIR, REPOSITORY
 
-CHAPTERS = ("README", "1-collector", "2-crash", "3-catch-up", "4-replay")
+CHAPTERS = ("README", "1-collector", "2-crash", "3-catch-up", "4-replay", "5-cost")
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
