@@ -43,6 +43,16 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
+/// For output: the nearest whole number.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it saturates, and is for people"
+)]
+pub(crate) fn whole(number: f64) -> u64 {
+    number.round() as u64
+}
+
 /// A length of time, written as `250ms`, `1s`, `2m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Time(pub(crate) Duration);

@@ -1,7 +1,7 @@
 //! An estimate and a sweep as text for people.
 
 use super::observe::Seen;
-use crate::units::grouped;
+use crate::units::{grouped, whole};
 use millpond_cost::{Basis, Change, Comparator, Estimate, Group, Item, Load, StoragePrice, Sweep};
 use std::fmt::Write as _;
 
@@ -291,15 +291,6 @@ fn number(value: f64) -> String {
     } else {
         grouped(whole(value))
     }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "saturates"
-)]
-fn whole(value: f64) -> u64 {
-    value.round() as u64
 }
 
 fn bytes(bytes: f64) -> String {

@@ -1,7 +1,7 @@
 //! A look, for people.
 
 use super::look::{Consumer, Position, Shard, State, Status};
-use crate::units::{grouped, readable};
+use crate::units::{grouped, readable, whole};
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
@@ -164,15 +164,6 @@ fn age(seconds: f64) -> String {
 
 fn rounded(rate: f64) -> impl Display {
     grouped(whole(rate))
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a rate for people"
-)]
-fn whole(rate: f64) -> u64 {
-    rate.round() as u64
 }
 
 #[cfg(test)]
