@@ -4,6 +4,9 @@
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
+// Where it runs on Lambda, the package brings the libraries that Chromium needs. So it does here, whatever the machine has.
+process.env.AWS_LAMBDA_JS_RUNTIME ??= "nodejs22.x";
+
 const packages = createRequire(`${process.env.MILLPOND_BROWSER}/`);
 const load = async (name) => (await import(pathToFileURL(packages.resolve(name)))).default;
 const chromium = await load("@sparticuz/chromium");
