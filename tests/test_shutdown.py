@@ -47,3 +47,21 @@ def test_a_consumer_acknowledges_and_releases_its_cursor(site):
     wait_for_all(acknowledged, site.clickhouse, site.database, consumer)
     assert consumer.terminate() == 0
     assert_exactly_once(acknowledged, site.clickhouse, site.database)
+
+
+def test_a_consumer_whose_store_is_away_ends_all_the_same(own_site):
+    """What it could not acknowledge is done again by the next one; nobody waits for ever."""
+    site = own_site
+    gateway = site.gateway()
+    consumer = site.consumer("--drain-timeout", "1s", "--lease", "3s")
+    load = site.load(gateway, "--rate", 1_000, records=1_000_000)
+    load.start()
+    eventually("the first rows", lambda: ids(site.clickhouse, site.database))
+    load.kill()
+    site.store.kill()
+    eventually("it to wait for its store", lambda: not consumer.ready())
+    consumer.terminate()
+    site.store.up()
+    consumer.up()
+    site.millpond("consumer", "wait", "e2e")
+    assert consumer.terminate() == 0

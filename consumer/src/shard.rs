@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -52,7 +52,15 @@ impl Shard {
             self.workshop.metrics.owned_shards.inc();
             let term = async {
                 // Read after the epoch was won: it shows all that the predecessor can have seen.
-                let log = self.read_log().await?.map(Known::new);
+                let stopped = async {
+                    self.shutdown.cancelled().await;
+                    tokio::time::sleep(RELEASE_PATIENCE).await;
+                };
+                let log = tokio::select! {
+                    biased;
+                    log = self.read_log() => log?.map(Known::new),
+                    () = stopped => return Ok(Term::Released),
+                };
                 Tenure::begin(&self, *owned, log).serve().await
             }
             .await;
@@ -180,6 +188,9 @@ impl Known {
     }
 }
 
+/// How long a process that stops takes to release the cursor, and for what it must read before it can.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long a process that ends by an error takes to give the cursor back.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
@@ -273,9 +284,9 @@ impl<'a> Tenure<'a> {
                 }
             }
             let wants_swap = self.begin_swap(&decision)?;
+            let idle = self.schedule.running() == 0 && !wants_swap && self.swapping.is_none();
             if let Some(until) = self.drain_until
-                && self.swapping.is_none()
-                && (Instant::now() >= until || (self.schedule.running() == 0 && !wants_swap))
+                && (idle || Instant::now() >= until)
             {
                 return self.release().await;
             }
@@ -648,23 +659,19 @@ impl<'a> Tenure<'a> {
         let Config {
             ack_interval, lease, ..
         } = self.shard.config;
-        let poll = self.poll_at;
-        if self.swapping.is_some() {
+        let mut timer = if self.swapping.is_some() {
             // Its end wakes us; until then only news of the log matters.
-            return if self.reading.is_none() {
-                poll
-            } else {
-                Instant::now() + lease
-            };
-        }
-        let mut timer = self.swapped_at + lease / 3;
-        if decision.progress {
-            timer = timer.min(self.swapped_at + ack_interval);
-        }
-        // A swap that is called for goes as soon as the pause after a failure is over.
-        timer = timer.max(self.swap_again_at);
+            Instant::now() + lease
+        } else {
+            let mut timer = self.swapped_at + lease / 3;
+            if decision.progress {
+                timer = timer.min(self.swapped_at + ack_interval);
+            }
+            // A swap that is called for goes as soon as the pause after a failure is over.
+            timer.max(self.swap_again_at)
+        };
         if self.reading.is_none() {
-            timer = timer.min(poll);
+            timer = timer.min(self.poll_at);
         }
         self.drain_until.map_or(timer, |until| timer.min(until))
     }
@@ -672,7 +679,9 @@ impl<'a> Tenure<'a> {
     /// Gives the cursor back, saying whether anything is in doubt.
     async fn release(&mut self) -> Result<Term, ConsumeError> {
         self.work.abort_all();
-        let patience = Instant::now() + Duration::from_secs(10);
+        // One that is under way may still land: then ours finds its state, and goes on from there.
+        self.swapping = None;
+        let patience = Instant::now() + RELEASE_PATIENCE;
         let decision = self.decide();
         loop {
             let mut next = self.durable.state.clone();
@@ -680,8 +689,11 @@ impl<'a> Tenure<'a> {
                 next.acknowledge(stream, *position)?;
             }
             next.wait_for(&[]);
-            if let Some(term) = self.give_back(next).await? {
-                return Ok(term);
+            // With the store away it would take for ever.
+            match timeout_at(patience, self.give_back(next)).await {
+                Ok(Ok(Some(term))) => return Ok(term),
+                Ok(Err(error)) => return Err(error),
+                Ok(Ok(None)) | Err(_) => {}
             }
             if Instant::now() >= patience {
                 warn!(
