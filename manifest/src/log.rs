@@ -2,7 +2,6 @@
 //! itself: it says which one is missing.
 
 use crate::manifest::{Entry, Part};
-use crate::page::total;
 use crate::{Manifest, Page, PageReference};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,6 +24,19 @@ pub struct Lag {
     pub stored_bytes: u64,
     /// When the oldest of it was committed (unix ms), as far as it is seen; none when there is nothing.
     pub oldest_committed_at_ms: Option<u64>,
+}
+
+impl Lag {
+    /// Adds a stream's part of entries that come after those before.
+    fn add<'a>(&mut self, stream: u32, entries: impl Iterator<Item = (u64, &'a Entry)>) {
+        for (_, entry) in entries {
+            for part in entry.parts.iter().filter(|part| part.stream == stream) {
+                self.records = self.records.saturating_add(part.records);
+                self.stored_bytes = self.stored_bytes.saturating_add(part.length);
+                self.oldest_committed_at_ms.get_or_insert(entry.committed_at_ms);
+            }
+        }
+    }
 }
 
 /// A page that is not what its reference says.
@@ -144,46 +156,29 @@ impl Log {
         paged.chain(seen(self.manifest.tail_start(), tail, from))
     }
 
-    /// Records of a stream from a sequence on. Of pages that are not loaded, those of all streams are counted: only the
-    /// page itself tells them apart.
+    /// Records of a stream from a sequence on, as [`Log::lag`] counts them.
     pub fn records(&self, stream: u32, from: u64) -> u64 {
-        let of = |entry: &Entry| {
-            let parts = entry.parts.iter().filter(|part| part.stream == stream);
-            total(parts.map(|part| part.records))
-        };
-        let skipped = self.manifest.pages.partition_point(|page| page.last < from);
-        let paged = self.manifest.pages[skipped..].iter().map(|reference| {
-            self.pages.get(&reference.page).map_or(reference.records, |page| {
-                total(seen(page.first, &page.entries, from).map(|(_, entry)| of(entry)))
-            })
-        });
-        let tail = seen(self.manifest.tail_start(), &self.manifest.tail, from);
-        total(paged.chain(tail.map(|(_, entry)| of(entry))))
+        self.lag(stream, from).records
     }
 
-    /// What a reader at this sequence of a stream has before it. Of pages that are not loaded, all streams are counted, as in
-    /// [`Log::records`].
+    /// What a reader at this sequence of a stream has before it. Of pages that are not loaded, all streams are counted: only
+    /// the page itself tells them apart.
     pub fn lag(&self, stream: u32, from: u64) -> Lag {
+        let mut lag = Lag::default();
         let skipped = self.manifest.pages.partition_point(|page| page.last < from);
-        let unloaded = self.manifest.pages[skipped..]
-            .iter()
-            .filter(|reference| !self.is_loaded(reference));
-        let loaded = self.manifest.pages[skipped..]
-            .iter()
-            .filter_map(|reference| self.pages.get(&reference.page))
-            .flat_map(|page| seen(page.first, &page.entries, from));
-        let tail = seen(self.manifest.tail_start(), &self.manifest.tail, from);
-        let mut lag = Lag {
-            stored_bytes: total(unloaded.map(|reference| reference.bytes)),
-            records: self.records(stream, from),
-            oldest_committed_at_ms: None,
-        };
-        for (_, entry) in loaded.chain(tail) {
-            if let Some(part) = entry.parts.iter().find(|part| part.stream == stream) {
-                lag.stored_bytes = lag.stored_bytes.saturating_add(part.length);
-                lag.oldest_committed_at_ms.get_or_insert(entry.committed_at_ms);
+        for reference in &self.manifest.pages[skipped..] {
+            match self.pages.get(&reference.page) {
+                Some(page) => lag.add(stream, seen(page.first, &page.entries, from)),
+                None => {
+                    lag.records = lag.records.saturating_add(reference.records);
+                    lag.stored_bytes = lag.stored_bytes.saturating_add(reference.bytes);
+                }
             }
         }
+        lag.add(
+            stream,
+            seen(self.manifest.tail_start(), &self.manifest.tail, from),
+        );
         lag
     }
 

@@ -39,7 +39,7 @@ pub struct PageReference {
 }
 
 /// A sum of numbers that others wrote.
-pub(crate) fn total(numbers: impl Iterator<Item = u64>) -> u64 {
+fn total(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
 

@@ -262,10 +262,10 @@ fn shard_of(log: &Log, consumers: Vec<Consumer>, now_ms: u64) -> Shard {
     let since = |ms: u64| seconds(now_ms.saturating_sub(ms));
     let recent = now_ms.saturating_sub(RATE_OVER.as_secs() * 1_000);
     let streams = (0_u32..).zip(&log.streams).map(|(index, stream)| {
-        let lately = Amount::of(log, index, |_, committed_at_ms| committed_at_ms >= recent);
+        let lately = Amount::of(log, index, recent);
         Stream {
             stream: stream.name.clone(),
-            amount: Amount::of(log, index, |_, _| true),
+            amount: Amount::of(log, index, 0),
             records_per_second: per_second(lately.records, RATE_OVER),
             stored_bytes_per_second: per_second(lately.stored_bytes, RATE_OVER),
         }
@@ -293,16 +293,15 @@ fn shard_of(log: &Log, consumers: Vec<Consumer>, now_ms: u64) -> Shard {
 }
 
 impl Amount {
-    /// What the log has of a stream in segments that `which` (sequence, committed at) wants.
-    fn of(log: &Log, stream: u32, which: impl Fn(u64, u64) -> bool) -> Amount {
+    /// What the log has of a stream in segments that were committed at this time (unix ms) or later.
+    fn of(log: &Log, stream: u32, since_ms: u64) -> Amount {
         let mut amount = Amount::default();
-        for (sequence, entry, part) in log.parts(stream, 0) {
-            if which(sequence, entry.committed_at_ms) {
-                amount.records = amount.records.saturating_add(part.records);
-                amount.messages = amount.messages.saturating_add(part.messages);
-                amount.stored_bytes = amount.stored_bytes.saturating_add(part.length);
-                amount.raw_bytes = amount.raw_bytes.saturating_add(part.raw_length);
-            }
+        let parts = log.parts(stream, 0);
+        for (_, _, part) in parts.filter(|(_, entry, _)| entry.committed_at_ms >= since_ms) {
+            amount.records = amount.records.saturating_add(part.records);
+            amount.messages = amount.messages.saturating_add(part.messages);
+            amount.stored_bytes = amount.stored_bytes.saturating_add(part.length);
+            amount.raw_bytes = amount.raw_bytes.saturating_add(part.raw_length);
         }
         amount
     }
@@ -310,9 +309,10 @@ impl Amount {
 
 fn position(cursor: &Cursor, log: &Log, index: u32, stream: &str, now_ms: u64) -> Position {
     let next = cursor.next(stream);
-    let lag = Amount::of(log, index, |sequence, _| sequence >= next);
-    let oldest = log.parts(index, next).next();
-    let lag_ms = oldest.map_or(0, |(_, entry, _)| now_ms.saturating_sub(entry.committed_at_ms));
+    let lag = log.lag(index, next);
+    let lag_ms = lag
+        .oldest_committed_at_ms
+        .map_or(0, |at_ms| now_ms.saturating_sub(at_ms));
     let refused = cursor.refused.iter().filter(|refused| refused.stream == stream);
     Position {
         stream: stream.to_owned(),
