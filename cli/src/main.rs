@@ -112,22 +112,23 @@ fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let command = match settings::with_file(Cli::command(), &arguments) {
         Ok(command) => command,
-        Err(error) => return failed(&error),
+        Err(error) => return failed(LogFormat::Text, &error),
     };
     let cli = match Cli::from_arg_matches(&command.get_matches_from(arguments)) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    logging::start(cli.log_format);
+    let format = cli.log_format;
+    logging::start(format);
     match run(cli.command) {
         Ok(code) => code,
-        Err(error) => failed(&error),
+        Err(error) => failed(format, &error),
     }
 }
 
 /// One sentence: what happened, to what, and what to do.
-fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("millpond: {error:#}");
+fn failed(format: LogFormat, error: &anyhow::Error) -> ExitCode {
+    logging::last_words(format, &format!("{error:#}"));
     ExitCode::FAILURE
 }
 
