@@ -84,6 +84,12 @@ impl Admin {
             .push(registry);
     }
 
+    /// Gives `read` the metrics that are shown.
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&[Registry]) -> T) -> T {
+        let registries = self.0.registries.lock();
+        read(&registries.unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn waiting_for(&self) -> Vec<String> {
         let readiness = self.0.readiness.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = readiness.as_ref().map(|waiting| waiting());
@@ -138,10 +144,8 @@ async fn status(State(admin): State<Admin>) -> Response {
 
 async fn metrics(State(admin): State<Admin>) -> Response {
     let mut text = String::new();
-    let registries = admin.0.registries.lock().unwrap_or_else(PoisonError::into_inner);
-    let encoded = registries
-        .iter()
-        .try_for_each(|r| encode_registry(&mut text, r))
+    let encoded = admin
+        .read(|registries| registries.iter().try_for_each(|r| encode_registry(&mut text, r)))
         .and_then(|()| encode_eof(&mut text));
     match encoded {
         Ok(()) => {

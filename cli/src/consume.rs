@@ -6,6 +6,7 @@ use crate::prices::PriceArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::table::{MakingArgs, TableArgs};
+use crate::telemetry::{Identity, Telemetry, TelemetryArgs};
 use crate::units::{Size, Time, readable};
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::collector::Collector;
@@ -14,6 +15,7 @@ use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 /// Settings of the consumer.
@@ -67,6 +69,9 @@ pub(crate) struct ConsumeArgs {
         default_value = "127.0.0.1:4381"
     )]
     pub(crate) admin: SocketAddr,
+
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
 
     /// This process's name as the cursor's owner. Without it a random one. A stable name (a StatefulSet's pod)
     /// lets a restarted process go on at once instead of waiting for its own old lease; never give two living
@@ -214,6 +219,17 @@ impl ConsumeArgs {
         }
     }
 
+    fn identity(&self) -> Identity {
+        Identity {
+            service: "millpond-consumer",
+            instance: self.instance.clone(),
+            attributes: vec![
+                ("millpond.buffer", self.store.buffer.to_string()),
+                ("millpond.consumer", self.consumer.clone()),
+            ],
+        }
+    }
+
     fn clickhouse(&self) -> millpond_clickhouse::Config {
         millpond_clickhouse::Config {
             create: !self.no_create,
@@ -224,8 +240,21 @@ impl ConsumeArgs {
 
 /// Runs until a signal, then finishes and acknowledges what was begun.
 pub(crate) async fn run(args: ConsumeArgs) -> anyhow::Result<()> {
+    let telemetry = Telemetry::prepare(&args.telemetry, &args.identity())?;
     let shutdown = shutdown::on_signal()?;
     let (admin, admin_address) = Admin::start(args.admin, "consumer", &args.store.buffer).await?;
+    let pushing = telemetry.start(&admin);
+    let ended = consume(args, admin, admin_address, shutdown).await;
+    pushing.stop().await;
+    ended
+}
+
+async fn consume(
+    args: ConsumeArgs,
+    admin: Admin,
+    admin_address: SocketAddr,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
     let store = tokio::select! {
         store = args.store.open_patiently(false, &admin) => store?,
         () = shutdown.cancelled() => return Ok(()),

@@ -5,14 +5,16 @@ use crate::prices::PriceArgs;
 use crate::security::SecurityArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
+use crate::telemetry::{Identity, Telemetry, TelemetryArgs};
 use crate::units::{Size, Time, readable};
 use anyhow::Context;
-use millpond_gateway::{Gateway, Listeners};
+use millpond_gateway::{Gateway, Listeners, Security};
 use millpond_producer::{Producer, Readiness};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 /// Settings of the gateway.
@@ -58,6 +60,9 @@ pub(crate) struct GatewayArgs {
         default_value = "127.0.0.1:4380"
     )]
     pub(crate) admin: SocketAddr,
+
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
 
     /// How long after its first message a segment is closed at the latest. 1s: most of the latency and, with one
     /// PUT and one commit a second, most of the cost of a quiet gateway.
@@ -170,6 +175,14 @@ impl GatewayArgs {
         }
     }
 
+    fn identity(&self) -> Identity {
+        Identity {
+            service: "millpond-gateway",
+            instance: None,
+            attributes: vec![("millpond.buffer", self.store.buffer.to_string())],
+        }
+    }
+
     fn gateway(&self) -> millpond_gateway::Config {
         millpond_gateway::Config {
             max_message_bytes: self.max_message_bytes.bytes(),
@@ -183,6 +196,7 @@ impl GatewayArgs {
 pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
     args.security.check(args.listen).context("--listen")?;
     args.security.check(args.listen_http).context("--listen-http")?;
+    let telemetry = Telemetry::prepare(&args.telemetry, &args.identity())?;
     let mut registry = Registry::default();
     let security = args.security.load(&mut registry)?;
     let shutdown = shutdown::on_signal()?;
@@ -192,6 +206,36 @@ pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
         http: bind(args.listen_http, "OTLP/HTTP (--listen-http)").await?,
     };
     let (admin, admin_address) = Admin::start(args.admin, "gateway", &args.store.buffer).await?;
+    let pushing = telemetry.start(&admin);
+    let site = Site {
+        listeners,
+        admin,
+        admin_address,
+        security,
+        registry,
+    };
+    let ended = serve(args, site, shutdown).await;
+    pushing.stop().await;
+    ended
+}
+
+/// What a gateway has before it has its store.
+struct Site {
+    listeners: Listeners,
+    admin: Admin,
+    admin_address: SocketAddr,
+    security: Arc<Security>,
+    registry: Registry,
+}
+
+async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let Site {
+        listeners,
+        admin,
+        admin_address,
+        security,
+        mut registry,
+    } = site;
     let store = tokio::select! {
         store = args.store.open_patiently(args.create_bucket, &admin) => store?,
         () = shutdown.cancelled() => return Ok(()),

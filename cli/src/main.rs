@@ -24,6 +24,7 @@ mod store;
 mod table;
 mod tables;
 mod tail;
+mod telemetry;
 mod units;
 mod version;
 

@@ -333,8 +333,11 @@ class Collector(Service):
         extensions: Mapping[str, object] | None = None,
     ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
+        self.http_address = f"127.0.0.1:{free_port()}"
+        protocols = {"grpc": self.address, "http": self.http_address}
+        protocols = {name: {"endpoint": address} for name, address in protocols.items()}
         configuration = {
-            "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": self.address}}}},
+            "receivers": {"otlp": {"protocols": protocols}},
             "exporters": {exporter: settings},
             "extensions": dict(extensions or {}),
             "service": {

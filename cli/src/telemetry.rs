@@ -1,0 +1,165 @@
+//! What a long-running command tells of itself over OTLP: its metrics, when asked. It is never in the way: nothing waits for
+//! an endpoint, and what cannot be pushed is counted.
+
+mod metrics;
+mod pusher;
+mod settings;
+
+pub(crate) use settings::{Identity, TelemetryArgs};
+
+use crate::admin::Admin;
+use crate::clock::now_ns;
+use metrics::Span;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
+use opentelemetry_proto::tonic::metrics::v1::{ResourceMetrics, ScopeMetrics};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use prometheus_client::registry::Registry;
+use pusher::{PushCounters, Pusher};
+use settings::MetricSettings;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+/// The longest that a stopping process waits for its last push.
+const LAST_PUSH: Duration = Duration::from_secs(3);
+
+/// What is to be pushed, ready to start.
+pub(crate) struct Telemetry {
+    resource: Resource,
+    metrics: Option<(Pusher, Duration)>,
+    registry: Registry,
+    /// When the process began to count, in unix nanoseconds.
+    start: u64,
+}
+
+impl Telemetry {
+    /// Reads the settings and the environment; sends nothing yet.
+    ///
+    /// # Errors
+    /// A setting that cannot be used, with its name.
+    pub(crate) fn prepare(args: &TelemetryArgs, identity: &Identity) -> anyhow::Result<Telemetry> {
+        let settings = args.resolve(identity, &|name| std::env::var(name).ok())?;
+        let mut registry = Registry::default();
+        let metrics = match settings.metrics {
+            None => None,
+            Some(MetricSettings {
+                destination,
+                interval,
+            }) => {
+                let counters = PushCounters::register(&mut registry);
+                Some((Pusher::new(destination, &counters)?, interval))
+            }
+        };
+        Ok(Telemetry {
+            resource: Resource {
+                attributes: settings.resource,
+                ..Resource::default()
+            },
+            metrics,
+            registry,
+            start: now_ns(),
+        })
+    }
+
+    /// Pushes what `admin` shows until it is stopped.
+    pub(crate) fn start(self, admin: &Admin) -> Pushing {
+        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        if let Some((pusher, interval)) = self.metrics {
+            admin.show(self.registry);
+            let every = humantime::format_duration(interval);
+            info!("own metrics are pushed to {} every {every}", pusher.shown());
+            let metrics = Metrics {
+                admin: admin.clone(),
+                resource: self.resource,
+                start: self.start,
+                pusher,
+            };
+            tasks.spawn(metrics.run(interval, stop.clone()));
+        }
+        Pushing { stop, tasks }
+    }
+}
+
+/// Pushing, until it is stopped.
+pub(crate) struct Pushing {
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl Pushing {
+    /// Pushes once more, at most for a few seconds.
+    pub(crate) async fn stop(mut self) {
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// The metrics of the process, on their way.
+struct Metrics {
+    admin: Admin,
+    resource: Resource,
+    start: u64,
+    pusher: Pusher,
+}
+
+impl Metrics {
+    async fn run(mut self, interval: Duration, stop: CancellationToken) {
+        let mut ticks = interval_at(Instant::now() + interval, interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                _ = ticks.tick() => {}
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                () = self.push() => {}
+            }
+        }
+        // A stop is not held up by an endpoint that is slow or away.
+        let _ = timeout(LAST_PUSH, self.push()).await;
+    }
+
+    /// What fails is said and counted by the pusher; the next push has it all, for the values are cumulative.
+    async fn push(&mut self) {
+        let span = Span {
+            start: self.start,
+            now: now_ns(),
+        };
+        let read = self.admin.read(|registries| {
+            let read = registries.iter().map(|registry| metrics::read(registry, span));
+            read.collect::<Result<Vec<_>, _>>()
+        });
+        let metrics = match read {
+            Ok(metrics) => metrics.into_iter().flatten().collect(),
+            Err(reason) => return error!("own metrics cannot be encoded: {reason}"),
+        };
+        let scope_metrics = ScopeMetrics {
+            scope: Some(scope()),
+            metrics,
+            ..ScopeMetrics::default()
+        };
+        let request = ExportMetricsServiceRequest {
+            resource_metrics: vec![ResourceMetrics {
+                resource: Some(self.resource.clone()),
+                scope_metrics: vec![scope_metrics],
+                ..ResourceMetrics::default()
+            }],
+        };
+        let _ = self.pusher.push(&request).await;
+    }
+}
+
+/// Who measured.
+fn scope() -> InstrumentationScope {
+    InstrumentationScope {
+        name: "millpond".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..InstrumentationScope::default()
+    }
+}

@@ -1,0 +1,522 @@
+//! Where a process's own telemetry goes, from its flags and OpenTelemetry's standard variables. Nothing is sent here.
+
+use crate::units::Time;
+use anyhow::{Context, bail};
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use percent_encoding::percent_decode_str;
+use reqwest::Url;
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What the process tells of itself over OTLP.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct TelemetryArgs {
+    /// Push this process's own metrics, those of /metrics, to an OTLP/HTTP endpoint, e.g. http://collector:4318 (v1/metrics is
+    /// appended). Off. OTEL_EXPORTER_OTLP_ENDPOINT and OpenTelemetry's other standard variables hold where no flag is
+    /// given (docs/telemetry.md).
+    #[arg(long, env = "MILLPOND_OTLP_ENDPOINT", value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<String>,
+
+    /// Headers of these requests: name=value, separated by commas, values percent-encoded: authorization=Bearer%20….
+    /// A variable, or the settings file, keeps a secret out of the list of processes.
+    #[arg(
+        long,
+        env = "MILLPOND_OTLP_HEADERS",
+        value_name = "HEADERS",
+        hide_env_values = true
+    )]
+    pub(crate) otlp_headers: Option<String>,
+
+    /// The CAs of the endpoint, in PEM, in place of the system's.
+    #[arg(long, env = "MILLPOND_OTLP_CA", value_name = "FILE")]
+    pub(crate) otlp_ca: Option<PathBuf>,
+
+    /// How often metrics are pushed. 60s: OpenTelemetry's default. They are once more when the process stops.
+    #[arg(long, env = "MILLPOND_OTLP_INTERVAL", value_name = "TIME")]
+    pub(crate) otlp_interval: Option<Time>,
+}
+
+/// Who tells it.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    /// `service.name`, unless the variables have another.
+    pub(crate) service: &'static str,
+    /// `service.instance.id`, unless the variables have another; `None` for a random one.
+    pub(crate) instance: Option<String>,
+    /// What else tells this process from others.
+    pub(crate) attributes: Vec<(&'static str, String)>,
+}
+
+/// What is to be pushed, and where to. Nothing, by default.
+#[derive(Debug, Default)]
+pub(crate) struct Settings {
+    /// The attributes of the resource.
+    pub(crate) resource: Vec<KeyValue>,
+    pub(crate) metrics: Option<MetricSettings>,
+}
+
+/// How metrics are pushed.
+#[derive(Debug)]
+pub(crate) struct MetricSettings {
+    pub(crate) destination: Destination,
+    pub(crate) interval: Duration,
+}
+
+/// Where to, and how.
+#[derive(Debug)]
+pub(crate) struct Destination {
+    pub(crate) signal: Signal,
+    pub(crate) url: Url,
+    pub(crate) headers: HeaderMap,
+    /// CAs in place of the system's.
+    pub(crate) ca: Option<PathBuf>,
+    /// A client's certificate and its key.
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
+    pub(crate) timeout: Duration,
+    pub(crate) gzip: bool,
+}
+
+/// What is pushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Signal {
+    Metrics,
+}
+
+impl Signal {
+    /// As in paths, labels and messages.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Signal::Metrics => "metrics",
+        }
+    }
+}
+
+/// The environment: a variable's value.
+pub(crate) type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+impl TelemetryArgs {
+    /// What follows from the flags and, where there is none, from OpenTelemetry's variables.
+    ///
+    /// # Errors
+    /// A value that cannot be used, with its flag's or variable's name.
+    pub(crate) fn resolve(&self, identity: &Identity, variables: Variables<'_>) -> anyhow::Result<Settings> {
+        // The specification: an empty variable is one that is not set.
+        let set = |name: &str| variables(name).filter(|value| !value.trim().is_empty());
+        let metrics = match self.destination(Signal::Metrics, &set)? {
+            Some(destination) => Some(MetricSettings {
+                destination,
+                interval: self.interval(&set)?,
+            }),
+            None => None,
+        };
+        if metrics.is_none() {
+            return Ok(Settings::default());
+        }
+        Ok(Settings {
+            resource: resource(identity, &set)?,
+            metrics,
+        })
+    }
+
+    fn destination(&self, signal: Signal, set: Variables<'_>) -> anyhow::Result<Option<Destination>> {
+        let Some(url) = self.url(signal, set)? else {
+            return Ok(None);
+        };
+        let flag = self
+            .otlp_headers
+            .clone()
+            .map(|value| (value, "--otlp-headers".to_owned()));
+        let headers = match flag.or_else(|| specific(signal, "HEADERS", set)) {
+            Some((value, name)) => parse_headers(&value).context(name)?,
+            None => HeaderMap::new(),
+        };
+        let file = |what| specific(signal, what, set).map(|(path, _)| PathBuf::from(path));
+        let identity = match (file("CLIENT_CERTIFICATE"), file("CLIENT_KEY")) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => bail!(
+                "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY belong together: only one of them is set"
+            ),
+        };
+        let gzip = match specific(signal, "COMPRESSION", set) {
+            None => false,
+            Some((value, name)) => match value.as_str() {
+                "gzip" => true,
+                "none" => false,
+                _ => bail!("{name}={value}: it can be gzip or none"),
+            },
+        };
+        let timeout = match specific(signal, "TIMEOUT", set) {
+            None => Duration::from_secs(10),
+            Some((value, name)) => milliseconds(&value).context(name)?,
+        };
+        Ok(Some(Destination {
+            signal,
+            url,
+            headers,
+            ca: self.otlp_ca.clone().or_else(|| file("CERTIFICATE")),
+            identity,
+            timeout,
+            gzip,
+        }))
+    }
+
+    /// `None`: this is not to be pushed.
+    fn url(&self, signal: Signal, set: Variables<'_>) -> anyhow::Result<Option<Url>> {
+        if let Some(flag) = &self.otlp_endpoint {
+            return below(flag, signal).context("--otlp-endpoint").map(Some);
+        }
+        let exporter = format!("OTEL_{}_EXPORTER", signal.name().to_uppercase());
+        let unwanted =
+            set(&exporter).is_some_and(|names| !names.split(',').any(|name| name.trim() == "otlp"));
+        if unwanted || set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+            return Ok(None);
+        }
+        let general = "OTEL_EXPORTER_OTLP_ENDPOINT";
+        let Some((endpoint, name)) = specific(signal, "ENDPOINT", set) else {
+            return Ok(None);
+        };
+        if let Some((protocol, name)) =
+            specific(signal, "PROTOCOL", set).filter(|(p, _)| p != "http/protobuf")
+        {
+            bail!(
+                "{name}={protocol}: millpond pushes over http/protobuf alone; set it to that, and {general} to the endpoint's port for \
+                 OTLP/HTTP (4318), or {exporter}=none to push nothing"
+            );
+        }
+        // The specification: the general one is a base, that of a signal the whole URL.
+        let url = if name == general {
+            below(&endpoint, signal)
+        } else {
+            parse(&endpoint)
+        };
+        url.context(name).map(Some)
+    }
+
+    fn interval(&self, set: Variables<'_>) -> anyhow::Result<Duration> {
+        let variable = "OTEL_METRIC_EXPORT_INTERVAL";
+        match (&self.otlp_interval, set(variable)) {
+            (Some(flag), _) if flag.0.is_zero() => bail!("--otlp-interval: it must be more than nothing"),
+            (Some(flag), _) => Ok(flag.0),
+            (None, Some(value)) => milliseconds(&value).context(variable),
+            (None, None) => Ok(Duration::from_secs(60)),
+        }
+    }
+}
+
+/// The variable of this signal, or else the one for all, with its name.
+fn specific(signal: Signal, what: &str, set: Variables<'_>) -> Option<(String, String)> {
+    let own = format!("OTEL_EXPORTER_OTLP_{}_{what}", signal.name().to_uppercase());
+    [own, format!("OTEL_EXPORTER_OTLP_{what}")]
+        .into_iter()
+        .find_map(|name| Some((set(&name)?, name)))
+}
+
+fn parse(text: &str) -> anyhow::Result<Url> {
+    let url = Url::parse(text).with_context(|| format!("{text:?} is not a URL: write http://host:4318"))?;
+    if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
+        bail!(
+            "{text:?} is not the URL of an OTLP/HTTP endpoint: write http://host:4318 or https://host:4318"
+        );
+    }
+    Ok(url)
+}
+
+/// The signal's URL below a base.
+fn below(base: &str, signal: Signal) -> anyhow::Result<Url> {
+    let mut url = parse(base)?;
+    let path = format!("{}/v1/{}", url.path().trim_end_matches('/'), signal.name());
+    url.set_path(&path);
+    Ok(url)
+}
+
+fn milliseconds(text: &str) -> anyhow::Result<Duration> {
+    match text.trim().parse() {
+        Ok(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
+        _ => bail!("{text:?} is not a number of milliseconds above 0"),
+    }
+}
+
+/// `a=b,c=d`, values percent-encoded: the form of the standard variables. Errors name keys, never values: they may be secrets.
+fn pairs(text: &str) -> anyhow::Result<Vec<(String, String)>> {
+    let given = text.split(',').filter(|pair| !pair.trim().is_empty());
+    let pairs = (1..).zip(given).map(|(place, pair)| {
+        let Some((key, value)) = pair.split_once('=').filter(|(key, _)| !key.trim().is_empty()) else {
+            bail!("entry {place} is not name=value (a comma within a value is written %2C)");
+        };
+        let value = percent_decode_str(value.trim()).decode_utf8();
+        let value = value.with_context(|| format!("the value of {} is not UTF-8", key.trim()))?;
+        Ok((key.trim().to_owned(), value.into_owned()))
+    });
+    pairs.collect()
+}
+
+fn parse_headers(text: &str) -> anyhow::Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in pairs(text)? {
+        let key: HeaderName = name
+            .parse()
+            .with_context(|| format!("{name:?} is not a header's name"))?;
+        let mut value = HeaderValue::from_str(&value)
+            .with_context(|| format!("the value of {name} cannot be a header's"))?;
+        value.set_sensitive(true);
+        headers.append(key, value);
+    }
+    Ok(headers)
+}
+
+/// Later ones hold: the process's own, OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME.
+fn resource(identity: &Identity, set: Variables<'_>) -> anyhow::Result<Vec<KeyValue>> {
+    let random = || format!("{:032x}", rand::random::<u128>());
+    let own = [
+        ("service.name", identity.service.to_owned()),
+        ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
+        (
+            "service.instance.id",
+            identity.instance.clone().unwrap_or_else(random),
+        ),
+    ];
+    let own = own.into_iter().chain(identity.attributes.iter().cloned());
+    let mut all: Vec<(String, String)> = own.map(|(key, value)| (key.to_owned(), value)).collect();
+    let variable = "OTEL_RESOURCE_ATTRIBUTES";
+    let mut given = pairs(&set(variable).unwrap_or_default()).context(variable)?;
+    given.extend(set("OTEL_SERVICE_NAME").map(|name| ("service.name".to_owned(), name)));
+    for (key, value) in given {
+        match all.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, known)) => *known = value,
+            None => all.push((key, value)),
+        }
+    }
+    Ok(all
+        .into_iter()
+        .map(|(key, value)| attribute(key, value))
+        .collect())
+}
+
+/// An attribute that is a string.
+pub(crate) fn attribute(key: impl Into<String>, value: impl Into<String>) -> KeyValue {
+    KeyValue {
+        key: key.into(),
+        value: Some(AnyValue {
+            value: Some(Value::StringValue(value.into())),
+        }),
+        ..KeyValue::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(args: &TelemetryArgs, variables: &[(&str, &str)]) -> anyhow::Result<Settings> {
+        let identity = Identity {
+            service: "millpond-gateway",
+            instance: Some("gateway-1".to_owned()),
+            attributes: vec![("millpond.buffer", "s3://b/p".to_owned())],
+        };
+        args.resolve(&identity, &|name| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    fn flags(endpoint: &str) -> TelemetryArgs {
+        TelemetryArgs {
+            otlp_endpoint: Some(endpoint.to_owned()),
+            ..TelemetryArgs::default()
+        }
+    }
+
+    /// Where metrics go, with these flags and variables.
+    fn url(args: &TelemetryArgs, variables: &[(&str, &str)]) -> Option<String> {
+        let metrics = resolve(args, variables).unwrap().metrics;
+        metrics.map(|metrics| metrics.destination.url.to_string())
+    }
+
+    fn error(args: &TelemetryArgs, variables: &[(&str, &str)]) -> String {
+        format!("{:#}", resolve(args, variables).unwrap_err())
+    }
+
+    const NO_FLAGS: TelemetryArgs = TelemetryArgs {
+        otlp_endpoint: None,
+        otlp_headers: None,
+        otlp_ca: None,
+        otlp_interval: None,
+    };
+    const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://env:4318/below/");
+
+    #[test]
+    fn nothing_is_pushed_unless_asked_for() {
+        assert_eq!(url(&NO_FLAGS, &[]), None);
+        assert_eq!(url(&NO_FLAGS, &[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]), None);
+        assert_eq!(url(&NO_FLAGS, &[ENDPOINT, ("OTEL_SDK_DISABLED", "True")]), None);
+        assert_eq!(
+            url(&NO_FLAGS, &[ENDPOINT, ("OTEL_METRICS_EXPORTER", "none")]),
+            None
+        );
+    }
+
+    #[test]
+    fn a_flag_goes_before_the_variable_of_a_signal_and_that_before_the_one_for_all() {
+        let own = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://own:1/as/it/is");
+        let expected = Some("http://env:4318/below/v1/metrics".to_owned());
+        assert_eq!(url(&NO_FLAGS, &[ENDPOINT]), expected);
+        assert_eq!(
+            url(
+                &NO_FLAGS,
+                &[ENDPOINT, ("OTEL_METRICS_EXPORTER", "prometheus,otlp")]
+            ),
+            expected
+        );
+        assert_eq!(
+            url(&NO_FLAGS, &[ENDPOINT, own]),
+            Some("http://own:1/as/it/is".to_owned())
+        );
+        let flag = Some("https://flag/v1/metrics".to_owned());
+        assert_eq!(url(&flags("https://flag"), &[ENDPOINT, own]), flag);
+        assert_eq!(
+            url(&flags("https://flag"), &[("OTEL_SDK_DISABLED", "true")]),
+            flag
+        );
+    }
+
+    #[test]
+    fn variables_have_the_units_of_the_specification() {
+        let variables = [
+            ENDPOINT,
+            ("OTEL_METRIC_EXPORT_INTERVAL", "1500"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "2500"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
+        ];
+        let metrics = resolve(&NO_FLAGS, &variables).unwrap().metrics.unwrap();
+        assert_eq!(metrics.interval, Duration::from_millis(1500));
+        assert_eq!(metrics.destination.timeout, Duration::from_millis(2500));
+        assert!(metrics.destination.gzip);
+        let by_default = resolve(&NO_FLAGS, &[ENDPOINT]).unwrap().metrics.unwrap();
+        assert_eq!(by_default.interval, Duration::from_secs(60));
+        assert_eq!(by_default.destination.timeout, Duration::from_secs(10));
+        assert!(!by_default.destination.gzip);
+        let flag = TelemetryArgs {
+            otlp_interval: Some(Time(Duration::from_secs(5))),
+            ..NO_FLAGS
+        };
+        let flagged = resolve(&flag, &variables).unwrap().metrics.unwrap();
+        assert_eq!(flagged.interval, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn headers_are_decoded_and_hidden() {
+        let variables = [
+            ENDPOINT,
+            (
+                "OTEL_EXPORTER_OTLP_HEADERS",
+                " authorization = Bearer%20a%2Cb , x-team=ops",
+            ),
+        ];
+        let metrics = resolve(&NO_FLAGS, &variables).unwrap().metrics.unwrap();
+        let headers = &metrics.destination.headers;
+        assert_eq!(headers["authorization"], "Bearer a,b");
+        assert_eq!(headers["x-team"], "ops");
+        assert!(!format!("{headers:?}").contains("Bearer"));
+    }
+
+    #[test]
+    fn the_resource_says_who_it_is() {
+        let of = |variables: &[(&str, &str)]| -> Vec<String> {
+            let resource = resolve(&NO_FLAGS, variables).unwrap().resource;
+            let text = |attribute: &KeyValue| match &attribute.value.as_ref().unwrap().value {
+                Some(Value::StringValue(value)) => format!("{}={value}", attribute.key),
+                other => panic!("{other:?}"),
+            };
+            resource.iter().map(text).collect()
+        };
+        let version = concat!("service.version=", env!("CARGO_PKG_VERSION"));
+        assert_eq!(
+            of(&[ENDPOINT]),
+            [
+                "service.name=millpond-gateway",
+                version,
+                "service.instance.id=gateway-1",
+                "millpond.buffer=s3://b/p"
+            ]
+        );
+        let given = (
+            "OTEL_RESOURCE_ATTRIBUTES",
+            "service.instance.id=pod%2F3,deployment.environment.name=prod,service.name=lost",
+        );
+        assert_eq!(
+            of(&[ENDPOINT, given, ("OTEL_SERVICE_NAME", "edge")]),
+            [
+                "service.name=edge",
+                version,
+                "service.instance.id=pod/3",
+                "millpond.buffer=s3://b/p",
+                "deployment.environment.name=prod"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_said_with_its_name() {
+        assert!(
+            error(&flags("collector:4318"), &[]).starts_with("--otlp-endpoint: \"collector:4318\" is not")
+        );
+        assert!(error(&flags("grpc://collector:4317"), &[]).contains("write http://host:4318"));
+        let headers = TelemetryArgs {
+            otlp_headers: Some("a=b,secret".to_owned()),
+            ..flags("http://x")
+        };
+        let said = error(&headers, &[]);
+        assert!(
+            said.starts_with("--otlp-headers: entry 2 is not name=value"),
+            "{said}"
+        );
+        assert!(!said.contains("secret"));
+        for (variable, value, reason) in [
+            (
+                "OTEL_EXPORTER_OTLP_HEADERS",
+                "a b=c",
+                "\"a b\" is not a header's name",
+            ),
+            (
+                "OTEL_EXPORTER_OTLP_HEADERS",
+                "a=%0A",
+                "the value of a cannot be a header's",
+            ),
+            (
+                "OTEL_EXPORTER_OTLP_HEADERS",
+                "a=%FF",
+                "the value of a is not UTF-8",
+            ),
+            (
+                "OTEL_EXPORTER_OTLP_TIMEOUT",
+                "10s",
+                "\"10s\" is not a number of milliseconds",
+            ),
+            (
+                "OTEL_METRIC_EXPORT_INTERVAL",
+                "0",
+                "\"0\" is not a number of milliseconds",
+            ),
+            ("OTEL_RESOURCE_ATTRIBUTES", "team", "entry 1 is not name=value"),
+        ] {
+            let said = error(&NO_FLAGS, &[ENDPOINT, (variable, value)]);
+            assert!(said.starts_with(&format!("{variable}: {reason}")), "{said}");
+        }
+        for (variable, value) in [
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+            ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/json"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
+        ] {
+            let said = error(&NO_FLAGS, &[ENDPOINT, (variable, value)]);
+            assert!(said.starts_with(&format!("{variable}={value}: ")), "{said}");
+        }
+        let said = error(
+            &NO_FLAGS,
+            &[ENDPOINT, ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "key.pem")],
+        );
+        assert!(said.contains("belong together"), "{said}");
+    }
+}
