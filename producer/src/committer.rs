@@ -12,11 +12,12 @@ use millpond_manifest::{
 };
 use millpond_storage::{Backoff, Version};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use ulid::Ulid;
 use uuid::Uuid;
 
 use crate::health::Stage;
+use crate::pace::Pace;
 use crate::segment::{UploadedWork, fail};
 use crate::streams::Streams;
 use crate::uploader::{Arrival, Upload};
@@ -56,6 +57,7 @@ pub(crate) struct Committer {
     unresolved: Unresolved,
     next_number: u64,
     waiting: BTreeMap<u64, Arrival>,
+    pace: Pace,
 }
 
 /// What to do after an attempt.
@@ -66,7 +68,13 @@ enum Next {
 }
 
 impl Committer {
-    pub(crate) fn new(upload: Upload, buffer_id: Uuid, tail_max: usize, streams: Streams) -> Self {
+    pub(crate) fn new(
+        upload: Upload,
+        buffer_id: Uuid,
+        tail_max: usize,
+        streams: Streams,
+        pace: Pace,
+    ) -> Self {
         let producer = upload.environment.producer_id();
         Self {
             upload,
@@ -81,6 +89,7 @@ impl Committer {
             unresolved: None,
             next_number: 0,
             waiting: BTreeMap::new(),
+            pace,
         }
     }
 
@@ -94,12 +103,14 @@ impl Committer {
                 if group.is_empty() {
                     break;
                 }
+                self.gather(&mut group, &mut arrivals).await;
                 self.commit(group, &mut arrivals).await;
             }
         }
     }
 
     fn arrive(&mut self, arrival: Arrival) {
+        self.pace.arrived();
         let number = match &arrival {
             Arrival::Uploaded(uploaded) => {
                 self.upload.metrics.segments_uncommitted.inc();
@@ -123,6 +134,26 @@ impl Committer {
                 Arrival::Uploaded(uploaded) => group.push(uploaded),
                 Arrival::Skipped(_) => {}
             }
+        }
+    }
+
+    /// Lets segments that were full before their linger was over wait for others to share their commit, as long as
+    /// that is worth it.
+    async fn gather(&mut self, group: &mut Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
+        self.pace.begin();
+        while group.len() < COMMIT_SEGMENTS_MAX
+            && let Some(due) = group.iter().map(|uploaded| uploaded.commit_by).min()
+            && let Some(next_look) = self.pace.wait_until(due)
+        {
+            tokio::select! {
+                biased;
+                arrival = arrivals.recv() => match arrival {
+                    Some(arrival) => self.arrive(arrival),
+                    None => return,
+                },
+                () = sleep_until(next_look) => {}
+            }
+            self.extend(group, arrivals);
         }
     }
 
