@@ -26,6 +26,10 @@ use crate::{AppendError, Committed};
 /// Segments in one commit at most: the manifest's tail has room for so many at a time.
 const COMMIT_SEGMENTS_MAX: usize = 512;
 
+/// Once another producer has committed between two commits of ours, so many more read the manifest before they swap
+/// it (12: a read costs a twelfth of a swap that is refused).
+const READS_FIRST: u32 = 12;
+
 /// A compare-and-set whose outcome is unknown: the version it expected, `None` for no manifest.
 ///
 /// While that is still the manifest's version the write may yet land. Once the manifest has another version,
@@ -54,6 +58,10 @@ pub(crate) struct Committer {
     /// The number of this producer's last commit.
     last: u64,
     known: Known,
+    /// So many commits more read the manifest first, though they know one.
+    reads_first: u32,
+    /// The version of the one that they knew.
+    outdated: Option<Version>,
     unresolved: Unresolved,
     next_number: u64,
     waiting: BTreeMap<u64, Arrival>,
@@ -86,6 +94,8 @@ impl Committer {
             registered: false,
             last: 0,
             known: None,
+            reads_first: 0,
+            outdated: None,
             unresolved: None,
             next_number: 0,
             waiting: BTreeMap::new(),
@@ -161,6 +171,7 @@ impl Committer {
     async fn commit(&mut self, mut group: Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
         let started = Instant::now();
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(3));
+        self.mistrust();
         while !group.is_empty() {
             // What an unresolved attempt named must not change, or its landing would be misread.
             if self.unresolved.is_none() {
@@ -177,6 +188,16 @@ impl Committer {
                 Next::AtOnce => {}
                 Next::AfterAWait => sleep(self.upload.environment.next_wait(&mut backoff)).await,
             }
+        }
+    }
+
+    /// Forgets a manifest that others have probably changed: to swap it would be in vain.
+    fn mistrust(&mut self) {
+        if self.reads_first > 0
+            && let Some(known) = self.known.take()
+        {
+            self.reads_first -= 1;
+            self.outdated = known.map(|snapshot| snapshot.version);
         }
     }
 
@@ -315,6 +336,14 @@ impl Committer {
                 self.streams
                     .learn(found.as_ref().map_or(&[], |found| &found.state.streams));
                 self.resolve(found.as_ref());
+                let version = found.as_ref().map(|found| &found.version);
+                if self
+                    .outdated
+                    .take()
+                    .is_some_and(|outdated| version != Some(&outdated))
+                {
+                    self.reads_first = READS_FIRST;
+                }
                 self.known = Some(found);
                 return true;
             }
@@ -348,6 +377,7 @@ impl Committer {
             }
             Swap::Mismatch => {
                 metrics.attempt("mismatch");
+                self.reads_first = READS_FIRST;
                 false
             }
             Swap::Unknown(error) => {

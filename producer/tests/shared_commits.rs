@@ -111,3 +111,29 @@ async fn what_waits_is_committed_before_it_fills_the_memory() {
     assert!(most > limit / 2 && most < limit / 10 * 9, "{most} of {limit}");
     assert!(commits(&world).await < 200, "{}", commits(&world).await);
 }
+
+#[tokio::test(start_paused = true)]
+async fn producers_of_one_shard_read_the_manifest_first_and_one_that_is_alone_again_stops_to() {
+    let world = World::new();
+    let producers = [
+        world.producer(full_segments(Duration::from_secs(1)), 1).await,
+        world.producer(full_segments(Duration::from_secs(1)), 2).await,
+    ];
+    let (rounds, registrations) = (20, world.store.requests().cas_committed);
+    for _ in 0..rounds {
+        for producer in &producers {
+            append(producer, "x").await.unwrap();
+        }
+    }
+    let together = world.store.requests();
+    // Each one once, before it knew of the other.
+    assert_eq!(together.cas_mismatch, 2);
+    assert_eq!(together.cas_committed - registrations, 2 * rounds);
+    for _ in 0..30 {
+        append(&producers[0], "x").await.unwrap();
+    }
+    let alone = world.store.requests();
+    assert_eq!(alone.cas_mismatch, together.cas_mismatch);
+    // The first of them finds the other's last commit.
+    assert_eq!(alone.get - together.get, 1 + 12);
+}
