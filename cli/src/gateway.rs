@@ -64,8 +64,9 @@ pub(crate) struct GatewayArgs {
     #[command(flatten)]
     pub(crate) telemetry: TelemetryArgs,
 
-    /// How long after its first message a segment is closed at the latest. 1s: most of the latency and, with one
-    /// PUT and one commit a second, most of the cost of a quiet gateway.
+    /// How long after its first message a segment is closed at the latest; and how long segments that are full before may wait
+    /// for each other, to share one commit. 1s: most of the latency and, with one PUT and one commit a second, most of the cost
+    /// of a quiet gateway.
     #[arg(long, env = "MILLPOND_LINGER", value_name = "TIME", default_value = "1s")]
     pub(crate) linger: Time,
 
