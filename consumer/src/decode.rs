@@ -4,6 +4,7 @@
 use crate::Environment;
 use crate::metrics::InStage;
 use crate::sink::{Batch, Cut, Sink, SinkError};
+use crate::trace::Step;
 use millpond_manifest::Rule;
 use prometheus_client::metrics::histogram::Histogram;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ pub(crate) struct Decode {
     pub(crate) queued: InStage,
     /// Where the time that a chunk takes is counted.
     pub(crate) seconds: Histogram,
+    pub(crate) step: Step,
 }
 
 impl Decode {
@@ -59,15 +61,17 @@ impl Decode {
             decoder: _turn,
             queued: _queued,
             seconds,
+            step,
         } = self;
         let mut began = Instant::now();
-        sink.chunks(&batch, &rule, &mut |cut| {
+        let outcome = sink.chunks(&batch, &rule, &mut |cut| {
             seconds.observe(began.elapsed().as_secs_f64());
             let more = emit(cut);
             // What it waited for the chunk to be taken is the writers' time.
             began = Instant::now();
             more
-        })
+        });
+        outcome.inspect_err(|error| step.fail(error))
     }
 }
 

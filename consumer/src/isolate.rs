@@ -6,6 +6,7 @@ use crate::decode::cpu;
 use crate::error::ConsumeError;
 use crate::letters::Letters;
 use crate::sink::{Batch, BatchId, Chunk};
+use crate::trace::BatchTrace;
 use crate::work::Workshop;
 use millpond_manifest::cursor::{Plan, Refused};
 use millpond_manifest::piece;
@@ -36,6 +37,7 @@ pub(crate) struct Isolation<'w> {
     refusals: Refusals,
     /// What the cursor knows of the batch: a predecessor's work.
     known: Option<Refused>,
+    trace: BatchTrace,
 }
 
 /// A chunk or a piece that was refused.
@@ -50,12 +52,14 @@ impl<'w> Isolation<'w> {
         batch: Arc<Batch>,
         refusals: Refusals,
         known: Option<Refused>,
+        trace: BatchTrace,
     ) -> Self {
         Isolation {
             workshop,
             batch,
             refusals,
             known,
+            trace,
         }
     }
 
@@ -78,7 +82,11 @@ impl<'w> Isolation<'w> {
         let known = self.known.as_ref().filter(|known| known.covers(chunk.index));
         let reason = match known {
             Some(known) => known.reason.clone(),
-            None => self.workshop.write(self.id(), &chunk, in_doubt).await.err()?,
+            None => {
+                let step = self.trace.insert(self.id(), &chunk);
+                let written = self.workshop.write(self.id(), &chunk, in_doubt, &step);
+                written.await.err()?
+            }
         };
         Some(Piece { chunk, reason })
     }

@@ -17,6 +17,7 @@ mod shard;
 pub mod sink;
 mod status;
 mod streams;
+mod trace;
 mod work;
 
 pub use config::Config;

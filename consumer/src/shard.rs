@@ -10,6 +10,7 @@ use crate::owner::{Attempt, Claim, Outcome, Owned, read_patiently};
 use crate::schedule::{Decision, Key, Mode, Schedule, begins};
 use crate::sink::{Batch, BatchId, Part};
 use crate::status::Level;
+use crate::trace::BatchTrace;
 use crate::work::{Job, Wanted, Workshop};
 use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt, OptionFuture};
@@ -18,7 +19,7 @@ use millpond_manifest::cursor::Ownership;
 use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
 use millpond_storage::Version;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -208,6 +209,8 @@ struct Tenure<'a> {
     log: Option<Known>,
     schedule: Schedule,
     work: JoinSet<(Key, Result<(), ConsumeError>)>,
+    /// Of batches that are not acknowledged yet.
+    traces: BTreeMap<Key, BatchTrace>,
     reading: Option<Reading>,
     loading: Option<Loading<'a>>,
     swapping: Option<Swapping>,
@@ -244,6 +247,7 @@ impl<'a> Tenure<'a> {
             log,
             schedule,
             work: JoinSet::new(),
+            traces: BTreeMap::new(),
             reading: None,
             loading: None,
             swapping: None,
@@ -268,6 +272,9 @@ impl<'a> Tenure<'a> {
         let term = self.serve_until_it_ends().await;
         if let Err(error) = &term {
             self.leave(error).await;
+        }
+        for trace in self.traces.values() {
+            trace.give_up(&"this process ended its work before it was acknowledged");
         }
         self.forget_backlog();
         term
@@ -374,6 +381,7 @@ impl<'a> Tenure<'a> {
         debug!(?job, "starts");
         let workshop = self.shard.workshop.clone();
         self.schedule.started(key.clone());
+        self.traces.insert(key.clone(), job.trace.clone());
         self.work.spawn(async move { (key, workshop.work(job).await) });
         self.shard.workshop.metrics.running.inc();
     }
@@ -381,6 +389,9 @@ impl<'a> Tenure<'a> {
     fn finished(&mut self, key: &Key) {
         debug!(stream = key.0, batch = range(key.1), "is in the sink");
         self.schedule.finished(key);
+        if let Some(trace) = self.traces.get_mut(key) {
+            trace.finished();
+        }
         self.shard.workshop.metrics.running.dec();
         self.shard
             .workshop
@@ -434,6 +445,9 @@ impl<'a> Tenure<'a> {
                 records: part.records,
             },
         });
+        let wanted: Vec<Wanted> = wanted.collect();
+        let in_doubt = self.schedule.is_in_doubt(key);
+        let trace = BatchTrace::begin(&id, &wanted, in_doubt);
         let encoding = log.streams[index as usize].encoding;
         let batch = Batch {
             id,
@@ -441,12 +455,13 @@ impl<'a> Tenure<'a> {
             parts: Vec::new(),
         };
         Some(Job {
-            wanted: wanted.collect(),
+            wanted,
             batch,
             rule,
-            in_doubt: self.schedule.is_in_doubt(key),
+            in_doubt,
             refused: self.durable.state.refused(stream, *plan).cloned(),
             refusals: self.refusals.clone(),
+            trace,
         })
     }
 
@@ -502,6 +517,7 @@ impl<'a> Tenure<'a> {
             self.leased_at = self.swap_began;
             self.swap_again_at = self.swapped_at;
         }
+        self.trace_acknowledged(&durable.state);
         self.durable = durable;
         self.schedule.acknowledged(&self.durable.state);
         for refusal in std::mem::take(&mut self.undurable) {
@@ -515,6 +531,11 @@ impl<'a> Tenure<'a> {
                 self.undurable.push(refusal);
             }
         }
+    }
+
+    fn trace_acknowledged(&mut self, cursor: &Cursor) {
+        self.traces
+            .retain(|(stream, plan), _| cursor.next(stream) <= plan.low);
     }
 
     fn begin_read(&mut self) {
@@ -740,6 +761,7 @@ impl<'a> Tenure<'a> {
         match self.shard.claim.swap(self.durable.clone(), next).await? {
             Outcome::Fenced { owner, epoch } => Ok(Some(self.fenced(&owner, epoch))),
             Outcome::Ours(durable) if durable.state.ownership == ownership => {
+                self.trace_acknowledged(&durable.state);
                 info!(
                     shard = self.shard.claim.shard,
                     clean = ownership == Ownership::Released,

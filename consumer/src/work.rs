@@ -10,6 +10,7 @@ use crate::metrics::{self, Metrics, Stage, label};
 use crate::sink::{Batch, Chunk, Cut, Part, Sink, SinkError};
 use crate::status::{Level, Status};
 use crate::streams::StreamPattern;
+use crate::trace::{BatchTrace, Step};
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream;
@@ -92,6 +93,7 @@ pub(crate) struct Job {
     pub(crate) refused: Option<Refused>,
     /// Where to write down what the sink refuses.
     pub(crate) refusals: Refusals,
+    pub(crate) trace: BatchTrace,
 }
 
 impl Job {
@@ -127,7 +129,11 @@ impl Workshop {
             job.rule.chunk_rows = job.rule.chunk_rows.div_ceil(2);
         }
         let wanted = std::mem::take(&mut job.wanted);
-        let fetches = wanted.into_iter().map(|wanted| self.fetch(wanted));
+        let trace = job.trace;
+        let fetches = (0..).zip(wanted).map(|(place, wanted)| {
+            let step = trace.fetch(place, &wanted);
+            self.fetch(wanted, step)
+        });
         let mut fetched = stream::iter(fetches).buffered(PARTS_AT_A_TIME);
         while let Some(part) = fetched.next().await {
             job.batch.parts.push(part?);
@@ -147,6 +153,7 @@ impl Workshop {
         let decoder = self.decoders.clone().acquire_owned().await.expect("never closed");
         let work = Decode {
             seconds: self.metrics.decode_seconds.clone(),
+            step: trace.decode(),
             queued: decoding,
             sink: self.sink.clone(),
             batch: batch.clone(),
@@ -155,7 +162,7 @@ impl Workshop {
         };
         let (mut cuts, decoding) = work.begin(&*self.environment);
         let mut letters = Letters::new(&self, id.clone(), batch.encoding, self.dead_letters_max);
-        let isolation = Isolation::new(&self, batch, refusals, refused);
+        let isolation = Isolation::new(&self, batch, refusals, refused, trace);
         while let Some(cut) = cuts.recv().await {
             match cut {
                 Cut::Chunk(chunk) => isolation.write(chunk, in_doubt, &mut letters).await?,
@@ -181,7 +188,7 @@ impl Workshop {
         Ok(())
     }
 
-    async fn fetch(&self, wanted: Wanted) -> Result<Part, ConsumeError> {
+    async fn fetch(&self, wanted: Wanted, step: Step) -> Result<Part, ConsumeError> {
         let Wanted {
             key,
             length,
@@ -211,7 +218,10 @@ impl Workshop {
                         sequence: part.sequence,
                     });
                 }
-                Err(error) => self.status.waits(&what, &error.to_string(), Level::Warn),
+                Err(error) => {
+                    step.again(&error);
+                    self.status.waits(&what, &error.to_string(), Level::Warn);
+                }
             }
             drop(fetcher);
             pause(&*self.environment, &mut backoff).await;
@@ -224,6 +234,7 @@ impl Workshop {
         id: &crate::BatchId,
         chunk: &Chunk,
         mut in_doubt: bool,
+        step: &Step,
     ) -> Result<(), String> {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
         let _queued = self.metrics.enter(Stage::write);
@@ -244,12 +255,14 @@ impl Workshop {
                 Err(SinkError::Schema(reason)) => (reason, Level::Error),
                 Err(SinkError::Refused(reason)) => {
                     self.status.goes_on("writing to the sink");
+                    step.fail(&reason);
                     return Err(reason);
                 }
             };
             // Whatever the error says, the rows may have landed before it.
             in_doubt = !planted::is(Bug::RetryNotAnnounced);
             self.metrics.write_retries.inc();
+            step.again(&reason);
             self.status.waits("writing to the sink", &reason, level);
             pause(&*self.environment, &mut backoff).await;
         }

@@ -14,6 +14,7 @@ pub mod page;
 pub mod piece;
 pub mod plan;
 pub mod planted;
+pub mod trace;
 
 pub use buffer::Buffer;
 pub use cas::{Object, ReadError, Snapshot, Stamp, Swap};

@@ -21,7 +21,7 @@ use crate::pace::Pace;
 use crate::segment::{UploadedWork, fail};
 use crate::streams::Streams;
 use crate::uploader::{Arrival, Upload};
-use crate::{AppendError, Committed};
+use crate::{AppendError, Committed, Readiness};
 
 /// Segments in one commit at most: the manifest's tail has room for so many at a time.
 const COMMIT_SEGMENTS_MAX: usize = 512;
@@ -177,6 +177,7 @@ impl Committer {
             if self.unresolved.is_none() {
                 self.extend(&mut group, arrivals);
             }
+            self.trace_attempt(&mut group);
             match self.attempt(&mut group).await {
                 Next::Done => {
                     self.upload.health.got_on(Stage::Commit);
@@ -186,8 +187,28 @@ impl Committer {
                         .observe(started.elapsed().as_secs_f64());
                 }
                 Next::AtOnce => {}
-                Next::AfterAWait => sleep(self.upload.environment.next_wait(&mut backoff)).await,
+                Next::AfterAWait => {
+                    self.trace_failure(&group);
+                    sleep(self.upload.environment.next_wait(&mut backoff)).await;
+                }
             }
+        }
+    }
+
+    fn trace_attempt(&self, group: &mut [UploadedWork]) {
+        let (key, segments) = (layout::manifest(self.upload.shard), group.len());
+        for uploaded in group {
+            uploaded.work.trace.commit(&key, segments);
+        }
+    }
+
+    fn trace_failure(&self, group: &[UploadedWork]) {
+        let reason = match self.upload.health.readiness() {
+            Readiness::Waiting(reason) => reason,
+            Readiness::Ready | Readiness::Closed => "another producer was first".to_owned(),
+        };
+        for uploaded in group {
+            uploaded.work.trace.again(&reason);
         }
     }
 
@@ -436,6 +457,7 @@ impl Committer {
         for (sequence, uploaded) in
             (first_sequence..first_sequence.saturating_add(count)).zip(group.drain(..))
         {
+            uploaded.work.trace.committed(shard, sequence);
             metrics.segments_uncommitted.dec();
             metrics.segments.inc();
             metrics.stored_bytes.inc_by(uploaded.work.encoded.size);
@@ -488,10 +510,9 @@ impl Committer {
             segments[place].segment
         );
         self.upload.metrics.segments_uncommitted.dec();
-        fail(
-            group.remove(place).work.waiters,
-            &AppendError::NotCommitted(reason.into()),
-        );
+        let work = group.remove(place).work;
+        work.trace.fail(&reason);
+        fail(work.waiters, &AppendError::NotCommitted(reason.into()));
     }
 
     /// The manifest does not know this producer (any more): it goes on under a new id. What became of an
@@ -507,6 +528,7 @@ impl Committer {
             let error = AppendError::OutcomeUnknown(Arc::from(reason));
             for uploaded in group.drain(..) {
                 metrics.segments_uncommitted.dec();
+                uploaded.work.trace.fail(&error);
                 fail(uploaded.work.waiters, &error);
             }
         } else {

@@ -21,6 +21,7 @@ mod pace;
 mod producer;
 mod segment;
 mod streams;
+mod trace;
 mod uploader;
 
 pub use append::{Append, AppendError, Committed};

@@ -15,6 +15,7 @@ use ulid::Ulid;
 
 use crate::append::WAITER_BYTES;
 use crate::encoder::Encoders;
+use crate::trace::SegmentTrace;
 use crate::{Append, AppendError, Committed, Reservation};
 
 /// Where a caller waits for the commit. That it has gone away is no reason to do anything else.
@@ -103,6 +104,7 @@ pub(crate) struct FillingSegment {
     in_encoders: usize,
     linger_left: Duration,
     failure: Option<String>,
+    trace: Box<SegmentTrace>,
 }
 
 impl FillingSegment {
@@ -119,6 +121,7 @@ impl FillingSegment {
             in_encoders: 0,
             linger_left: Duration::ZERO,
             failure: None,
+            trace: SegmentTrace::begin(),
         }
     }
 
@@ -215,6 +218,7 @@ impl FillingSegment {
     /// Takes the blocks that are left: the segment gets no more messages, and so much of its linger is left.
     pub(crate) fn close(&mut self, linger_left: Duration) -> Vec<FullBlock> {
         self.linger_left = linger_left;
+        self.trace.encode();
         (0..self.streams.len())
             .filter_map(|place| self.ship(place))
             .collect()
@@ -254,6 +258,7 @@ impl FillingSegment {
             mut reservation,
             linger_left,
             failure,
+            mut trace,
             ..
         } = self;
         let mut builder = SegmentBuilder::new();
@@ -271,10 +276,12 @@ impl FillingSegment {
                 "a segment of {} messages could not be encoded: {reason}",
                 waiters.len()
             );
+            trace.fail(&reason);
             fail(waiters, &AppendError::NotCommitted(reason.into()));
             return Err(number);
         }
         let encoded = builder.finish();
+        trace.encoded(&encoded);
         let held = usize::try_from(encoded.size).unwrap_or(usize::MAX);
         reservation.shrink(held.saturating_add(waiters.len().saturating_mul(WAITER_BYTES)));
         Ok(EncodedWork {
@@ -283,6 +290,7 @@ impl FillingSegment {
             waiters,
             linger_left,
             reservation,
+            trace,
         })
     }
 }
@@ -301,6 +309,7 @@ pub(crate) struct EncodedWork {
         reason = "it is held for what it pays for, and goes back when this is dropped"
     )]
     reservation: Reservation,
+    pub(crate) trace: Box<SegmentTrace>,
 }
 
 /// A segment that is in the store.

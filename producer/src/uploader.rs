@@ -9,7 +9,6 @@ use millpond_storage::{Backoff, Created, Store};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
-use ulid::Ulid;
 
 use crate::Environment;
 use crate::health::{Health, Stage};
@@ -35,13 +34,17 @@ pub(crate) struct Upload {
 
 impl Upload {
     /// Uploads a segment, however long it takes, and gives it the name of a time not before `not_before_ms`.
-    pub(crate) async fn put(&self, work: EncodedWork, not_before_ms: u64) -> UploadedWork {
+    pub(crate) async fn put(&self, mut work: EncodedWork, not_before_ms: u64) -> UploadedWork {
         let started = Instant::now();
         let mut name = self.environment.ulid(not_before_ms);
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
         let mut tried = false;
         loop {
-            match self.attempt(name, &work).await {
+            let key = layout::segment(self.shard, name);
+            if !tried {
+                work.trace.upload(name, &key);
+            }
+            match self.attempt(&key, &work).await {
                 Ok(Created::New) => break,
                 // Nobody else has this name: it was an attempt of ours, though it was reported as an error.
                 Ok(Created::Existed) if tried => break,
@@ -50,11 +53,13 @@ impl Upload {
                     tried = true;
                     self.health.held_up(Stage::Upload, &error);
                     self.metrics.upload_retries.inc();
+                    work.trace.again(&error);
                     sleep(self.environment.next_wait(&mut backoff)).await;
                 }
             }
         }
         self.health.got_on(Stage::Upload);
+        work.trace.wait();
         self.metrics
             .upload_seconds
             .observe(started.elapsed().as_secs_f64());
@@ -66,10 +71,8 @@ impl Upload {
         }
     }
 
-    async fn attempt(&self, name: Ulid, work: &EncodedWork) -> Result<Created, millpond_storage::Error> {
-        self.store
-            .put_if_absent(&layout::segment(self.shard, name), work.encoded.parts.clone())
-            .await
+    async fn attempt(&self, key: &str, work: &EncodedWork) -> Result<Created, millpond_storage::Error> {
+        self.store.put_if_absent(key, work.encoded.parts.clone()).await
     }
 }
 
