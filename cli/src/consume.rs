@@ -219,15 +219,17 @@ impl ConsumeArgs {
         }
     }
 
-    fn identity(&self) -> Identity {
-        Identity {
+    /// What it tells of itself.
+    pub(crate) fn telemetry(&self) -> anyhow::Result<Telemetry> {
+        let identity = Identity {
             service: "millpond-consumer",
             instance: self.instance.clone(),
             attributes: vec![
                 ("millpond.buffer", self.store.buffer.to_string()),
                 ("millpond.consumer", self.consumer.clone()),
             ],
-        }
+        };
+        Telemetry::prepare(&self.telemetry, &identity, &self.store.buffer)
     }
 
     fn clickhouse(&self) -> millpond_clickhouse::Config {
@@ -239,8 +241,7 @@ impl ConsumeArgs {
 }
 
 /// Runs until a signal, then finishes and acknowledges what was begun.
-pub(crate) async fn run(args: ConsumeArgs) -> anyhow::Result<()> {
-    let telemetry = Telemetry::prepare(&args.telemetry, &args.identity())?;
+pub(crate) async fn run(args: ConsumeArgs, telemetry: Telemetry) -> anyhow::Result<()> {
     let shutdown = shutdown::on_signal()?;
     let (admin, admin_address) = Admin::start(args.admin, "consumer", &args.store.buffer).await?;
     let pushing = telemetry.start(&admin);

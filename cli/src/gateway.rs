@@ -176,12 +176,14 @@ impl GatewayArgs {
         }
     }
 
-    fn identity(&self) -> Identity {
-        Identity {
+    /// What it tells of itself.
+    pub(crate) fn telemetry(&self) -> anyhow::Result<Telemetry> {
+        let identity = Identity {
             service: "millpond-gateway",
             instance: None,
             attributes: vec![("millpond.buffer", self.store.buffer.to_string())],
-        }
+        };
+        Telemetry::prepare(&self.telemetry, &identity, &self.store.buffer)
     }
 
     fn gateway(&self) -> millpond_gateway::Config {
@@ -194,10 +196,9 @@ impl GatewayArgs {
 }
 
 /// Runs until a signal, then finishes and commits what was accepted.
-pub(crate) async fn run(args: GatewayArgs) -> anyhow::Result<()> {
+pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Result<()> {
     args.security.check(args.listen).context("--listen")?;
     args.security.check(args.listen_http).context("--listen-http")?;
-    let telemetry = Telemetry::prepare(&args.telemetry, &args.identity())?;
     let mut registry = Registry::default();
     let security = args.security.load(&mut registry)?;
     let shutdown = shutdown::on_signal()?;

@@ -2,11 +2,15 @@
 
 use crate::clock::now_ns;
 use crate::events::Keep;
+use crate::telemetry::Spans;
 use chrono::{DateTime, SecondsFormat};
+use millpond_manifest::trace::TARGET;
 use std::backtrace::{Backtrace, BacktraceStatus};
-use tracing_subscriber::EnvFilter;
+use tracing::Subscriber;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -18,25 +22,41 @@ pub(crate) enum LogFormat {
 }
 
 /// Logs INFO and worse, unless `MILLPOND_LOG` says otherwise (`debug`, `millpond_consumer=debug`, …).
-pub(crate) fn start(format: LogFormat) {
+///
+/// Spans of the process's own work are no part of the log: they go to `spans`, or nowhere, and then cost nothing.
+pub(crate) fn start(format: LogFormat, spans: Option<Spans>) {
     let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let registry = tracing_subscriber::registry().with(filter).with(Keep);
-    match format {
+    let lines = match format {
         LogFormat::Text => {
             let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
-            registry.with(lines.with_ansi(ansi).with_target(false)).init();
+            lines.with_ansi(ansi).with_target(false).boxed()
         }
-        LogFormat::Json => {
-            registry.with(lines.json().flatten_event(true)).init();
-            std::panic::set_hook(Box::new(|panic| {
-                let backtrace = Backtrace::capture();
-                let traced = backtrace.status() == BacktraceStatus::Captured;
-                let backtrace = traced.then(|| backtrace.to_string());
-                eprintln!("{}", json_line("panic", &panic.to_string(), backtrace));
-            }));
-        }
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    subscriber(filter, lines, spans).init();
+    if format == LogFormat::Json {
+        std::panic::set_hook(Box::new(|panic| {
+            let backtrace = Backtrace::capture();
+            let traced = backtrace.status() == BacktraceStatus::Captured;
+            let backtrace = traced.then(|| backtrace.to_string());
+            eprintln!("{}", json_line("panic", &panic.to_string(), backtrace));
+        }));
     }
+}
+
+/// What is logged, and what is traced.
+fn subscriber(
+    filter: EnvFilter,
+    lines: Box<dyn Layer<Registry> + Send + Sync>,
+    spans: Option<Spans>,
+) -> impl Subscriber {
+    let no_spans = format!("{TARGET}=off").parse().expect("it is a directive");
+    let log = lines.and_then(Keep).with_filter(filter.add_directive(no_spans));
+    // The filter is there without them too: a layer without one would have every callsite look.
+    let level = spans.as_ref().map_or(LevelFilter::OFF, |_| LevelFilter::INFO);
+    let spans = spans.with_filter(Targets::new().with_target(TARGET, level));
+    tracing_subscriber::registry().with(log).with(spans)
 }
 
 /// What ended the program: said whatever is filtered, in the form of the log.
@@ -65,6 +85,35 @@ fn json_line(target: &str, message: &str, backtrace: Option<String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::Spans;
+    use millpond_manifest::trace::ORIGIN;
+    use tracing::{Level, span};
+
+    /// Whether spans are made while this much is logged, and the most that any callsite has to look at.
+    fn recorded(logged: &str, spans: Option<Spans>) -> (bool, Option<LevelFilter>) {
+        let lines = tracing_subscriber::fmt::layer()
+            .with_writer(std::io::sink)
+            .boxed();
+        let subscriber = subscriber(EnvFilter::new(logged), lines, spans);
+        let most = subscriber.max_level_hint();
+        let origin = || span!(target: TARGET, parent: None, Level::INFO, ORIGIN);
+        let made = tracing::subscriber::with_default(subscriber, || !origin().is_disabled());
+        (made, most)
+    }
+
+    #[test]
+    fn spans_are_made_when_they_are_recorded_and_cost_nothing_else() {
+        for logged in ["info", "trace", "millpond=trace", "warn,millpond::trace=trace"] {
+            assert!(!recorded(logged, None).0, "{logged}");
+        }
+        for logged in ["off", "info", "trace"] {
+            assert!(recorded(logged, Some(Spans::to_nowhere())).0, "{logged}");
+        }
+        // What is below is dismissed by one comparison.
+        let info = Some(LevelFilter::INFO);
+        assert_eq!(recorded("info", None).1, info);
+        assert_eq!(recorded("info", Some(Spans::to_nowhere())).1, info);
+    }
 
     #[test]
     fn an_error_is_one_line_of_the_fields_that_every_line_has() {

@@ -33,6 +33,7 @@ use logging::LogFormat;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use telemetry::Telemetry;
 
 /// An object-storage buffer between OpenTelemetry and ClickHouse.
 #[derive(Debug, Parser)]
@@ -102,6 +103,17 @@ enum Command {
     },
 }
 
+impl Command {
+    /// What the command tells of itself.
+    fn telemetry(&self) -> anyhow::Result<Telemetry> {
+        match self {
+            Command::Gateway(args) => args.telemetry(),
+            Command::Consume(args) => args.telemetry(),
+            _ => Ok(Telemetry::default()),
+        }
+    }
+}
+
 // Bugs for tests to find are for tests.
 const _: () = assert!(
     !millpond_manifest::planted::POSSIBLE,
@@ -120,8 +132,12 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     let format = cli.log_format;
-    logging::start(format);
-    match run(cli.command) {
+    let mut telemetry = match cli.command.telemetry() {
+        Ok(telemetry) => telemetry,
+        Err(error) => return failed(format, &error),
+    };
+    logging::start(format, telemetry.spans());
+    match run(cli.command, telemetry) {
         Ok(code) => code,
         Err(error) => failed(format, &error),
     }
@@ -133,12 +149,12 @@ fn failed(format: LogFormat, error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn run(command: Command) -> anyhow::Result<ExitCode> {
+fn run(command: Command, telemetry: Telemetry) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         match command {
-            Command::Gateway(args) => gateway::run(*args).await.map(|()| ExitCode::SUCCESS),
-            Command::Consume(args) => consume::run(*args).await.map(|()| ExitCode::SUCCESS),
+            Command::Gateway(args) => gateway::run(*args, telemetry).await.map(|()| ExitCode::SUCCESS),
+            Command::Consume(args) => consume::run(*args, telemetry).await.map(|()| ExitCode::SUCCESS),
             Command::Dev(args) => dev::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Demo => demo::run().await,
             Command::Load(args) => load(args).await,

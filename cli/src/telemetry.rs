@@ -1,35 +1,49 @@
-//! What a long-running command tells of itself over OTLP: its metrics, when asked. It is never in the way: nothing waits for
-//! an endpoint, and what cannot be pushed is counted.
+//! What a long-running command tells of itself over OTLP: its metrics and the traces of its work, when asked. It is never in
+//! the way: nothing waits for an endpoint, and what cannot be pushed is counted.
 
+mod conventions;
 mod metrics;
 mod pusher;
+mod queue;
+mod sampler;
 mod settings;
+mod spans;
+mod traces;
 
 pub(crate) use settings::{Identity, TelemetryArgs};
+pub(crate) use spans::Spans;
 
 use crate::admin::Admin;
 use crate::clock::now_ns;
+use conventions::Conventions;
 use metrics::Span;
+use millpond_storage::BufferUrl;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
 use opentelemetry_proto::tonic::metrics::v1::{ResourceMetrics, ScopeMetrics};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prometheus_client::registry::Registry;
 use pusher::{PushCounters, Pusher};
-use settings::MetricSettings;
+use queue::Queue;
+use settings::{MetricSettings, TraceSettings};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
+use traces::Traces;
 use tracing::{error, info};
 
 /// The longest that a stopping process waits for its last push.
 const LAST_PUSH: Duration = Duration::from_secs(3);
 
-/// What is to be pushed, ready to start.
+/// What is to be pushed, ready to start. Nothing, by default.
+#[derive(Default)]
 pub(crate) struct Telemetry {
     resource: Resource,
     metrics: Option<(Pusher, Duration)>,
+    traces: Option<Traces>,
+    spans: Option<Spans>,
     registry: Registry,
     /// When the process began to count, in unix nanoseconds.
     start: u64,
@@ -40,35 +54,69 @@ impl Telemetry {
     ///
     /// # Errors
     /// A setting that cannot be used, with its name.
-    pub(crate) fn prepare(args: &TelemetryArgs, identity: &Identity) -> anyhow::Result<Telemetry> {
+    pub(crate) fn prepare(
+        args: &TelemetryArgs,
+        identity: &Identity,
+        buffer: &BufferUrl,
+    ) -> anyhow::Result<Telemetry> {
         let settings = args.resolve(identity, &|name| std::env::var(name).ok())?;
+        let resource = Resource {
+            attributes: settings.resource,
+            ..Resource::default()
+        };
         let mut registry = Registry::default();
+        let counters = PushCounters::register(&mut registry);
         let metrics = match settings.metrics {
             None => None,
             Some(MetricSettings {
                 destination,
                 interval,
+            }) => Some((Pusher::new(destination, &counters)?, interval)),
+        };
+        let (traces, spans) = match settings.traces {
+            None => (None, None),
+            Some(TraceSettings {
+                destination,
+                sampler,
+                delay,
             }) => {
-                let counters = PushCounters::register(&mut registry);
-                Some((Pusher::new(destination, &counters)?, interval))
+                let queue = Arc::new(Queue::register(&mut registry));
+                let spans = Spans {
+                    sampler,
+                    conventions: Conventions::new(buffer),
+                    queue: queue.clone(),
+                };
+                let pusher = Pusher::new(destination, &counters)?;
+                let resource = resource.clone();
+                (Some(Traces::new(queue, resource, pusher, delay)), Some(spans))
             }
         };
         Ok(Telemetry {
-            resource: Resource {
-                attributes: settings.resource,
-                ..Resource::default()
-            },
+            resource,
             metrics,
+            traces,
+            spans,
             registry,
             start: now_ns(),
         })
     }
 
+    /// What the spans of the process's work are to be recorded by, if they are.
+    pub(crate) fn spans(&mut self) -> Option<Spans> {
+        self.spans.take()
+    }
+
     /// Pushes what `admin` shows until it is stopped.
     pub(crate) fn start(self, admin: &Admin) -> Pushing {
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        if let Some((pusher, interval)) = self.metrics {
+        if self.metrics.is_some() || self.traces.is_some() {
             admin.show(self.registry);
+        }
+        if let Some(traces) = self.traces {
+            info!("traces of its own work are pushed to {}", traces.shown());
+            tasks.spawn(traces.run(stop.clone()));
+        }
+        if let Some((pusher, interval)) = self.metrics {
             let every = humantime::format_duration(interval);
             info!("own metrics are pushed to {} every {every}", pusher.shown());
             let metrics = Metrics {

@@ -125,3 +125,21 @@ def comparable(found: dict[Sample, float]) -> dict[Sample, float]:
         )
 
     return {(name, plain(labels)): value for (name, labels), value in found.items()}
+
+
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+def trace_of(segment: str) -> str:
+    """The trace's id that follows from a segment's name, in hexadecimal."""
+    number = 0
+    for character in segment:
+        number = number * 32 + _CROCKFORD.index(character)
+    return f"{number:032x}"
+
+
+def by_trace(spans: list[dict]) -> dict[str, list[dict]]:
+    traces: dict[str, list[dict]] = {}
+    for span in spans:
+        traces.setdefault(span["traceId"], []).append(span)
+    return traces

@@ -1,5 +1,6 @@
 //! Where a process's own telemetry goes, from its flags and OpenTelemetry's standard variables. Nothing is sent here.
 
+use super::sampler::Sampler;
 use crate::units::Time;
 use anyhow::{Context, bail};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -36,6 +37,11 @@ pub(crate) struct TelemetryArgs {
     /// How often metrics are pushed. 60s: OpenTelemetry's default. They are once more when the process stops.
     #[arg(long, env = "MILLPOND_OTLP_INTERVAL", value_name = "TIME")]
     pub(crate) otlp_interval: Option<Time>,
+
+    /// Push traces of this process's own work too: of so many of the segments, from 0 to 1. Off. Gateway and consumer with the same
+    /// ratio take the same segments, and their spans join one trace. OTEL_TRACES_SAMPLER holds where no flag is given.
+    #[arg(long, env = "MILLPOND_OTLP_TRACES", value_name = "RATIO")]
+    pub(crate) otlp_traces: Option<f64>,
 }
 
 /// Who tells it.
@@ -55,6 +61,7 @@ pub(crate) struct Settings {
     /// The attributes of the resource.
     pub(crate) resource: Vec<KeyValue>,
     pub(crate) metrics: Option<MetricSettings>,
+    pub(crate) traces: Option<TraceSettings>,
 }
 
 /// How metrics are pushed.
@@ -62,6 +69,15 @@ pub(crate) struct Settings {
 pub(crate) struct MetricSettings {
     pub(crate) destination: Destination,
     pub(crate) interval: Duration,
+}
+
+/// How traces are pushed.
+#[derive(Debug)]
+pub(crate) struct TraceSettings {
+    pub(crate) destination: Destination,
+    pub(crate) sampler: Sampler,
+    /// The longest that a finished span waits.
+    pub(crate) delay: Duration,
 }
 
 /// Where to, and how.
@@ -82,6 +98,7 @@ pub(crate) struct Destination {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Signal {
     Metrics,
+    Traces,
 }
 
 impl Signal {
@@ -89,6 +106,7 @@ impl Signal {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Signal::Metrics => "metrics",
+            Signal::Traces => "traces",
         }
     }
 }
@@ -111,13 +129,63 @@ impl TelemetryArgs {
             }),
             None => None,
         };
-        if metrics.is_none() {
+        let traces = self.traces(&set)?;
+        if metrics.is_none() && traces.is_none() {
             return Ok(Settings::default());
         }
         Ok(Settings {
             resource: resource(identity, &set)?,
             metrics,
+            traces,
         })
+    }
+
+    fn traces(&self, set: Variables<'_>) -> anyhow::Result<Option<TraceSettings>> {
+        let Some(ratio) = self.ratio(set)? else {
+            return Ok(None);
+        };
+        let Some(destination) = self.destination(Signal::Traces, set)? else {
+            if self.otlp_traces.is_some() {
+                bail!("--otlp-traces says how many, and nothing says where to: give --otlp-endpoint too");
+            }
+            return Ok(None);
+        };
+        let variable = "OTEL_BSP_SCHEDULE_DELAY";
+        let delay = match set(variable) {
+            None => Duration::from_secs(5),
+            Some(value) => milliseconds(&value).context(variable)?,
+        };
+        Ok(Some(TraceSettings {
+            destination,
+            sampler: Sampler::new(ratio),
+            delay,
+        }))
+    }
+
+    /// Of all traces, so many. `None`: no traces are asked for.
+    fn ratio(&self, set: Variables<'_>) -> anyhow::Result<Option<f64>> {
+        let checked = |ratio: f64| -> anyhow::Result<Option<f64>> {
+            if !(0.0..=1.0).contains(&ratio) {
+                bail!("{ratio} is not a ratio: it must be from 0 to 1");
+            }
+            Ok((ratio > 0.0).then_some(ratio))
+        };
+        if let Some(ratio) = self.otlp_traces {
+            return checked(ratio).context("--otlp-traces");
+        }
+        let variable = "OTEL_TRACES_SAMPLER";
+        match set(variable).as_deref() {
+            None | Some("always_off" | "parentbased_always_off") => Ok(None),
+            Some("always_on" | "parentbased_always_on") => Ok(Some(1.0)),
+            Some("traceidratio" | "parentbased_traceidratio") => {
+                let variable = "OTEL_TRACES_SAMPLER_ARG";
+                let given = set(variable).unwrap_or_else(|| "1".to_owned());
+                let ratio = given.trim().parse();
+                let ratio = ratio.with_context(|| format!("{given:?} is not a number"));
+                ratio.and_then(checked).context(variable)
+            }
+            Some(other) => bail!("{variable}={other}: it can be always_on, always_off or traceidratio"),
+        }
     }
 
     fn destination(&self, signal: Signal, set: Variables<'_>) -> anyhow::Result<Option<Destination>> {
@@ -344,6 +412,7 @@ mod tests {
         otlp_headers: None,
         otlp_ca: None,
         otlp_interval: None,
+        otlp_traces: None,
     };
     const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://env:4318/below/");
 
@@ -456,6 +525,53 @@ mod tests {
                 "deployment.environment.name=prod"
             ]
         );
+    }
+
+    #[test]
+    fn traces_are_pushed_when_a_ratio_says_so() {
+        let sampled = |ratio, variables: &[(&str, &str)]| {
+            let args = TelemetryArgs {
+                otlp_traces: ratio,
+                ..NO_FLAGS
+            };
+            let traces = resolve(&args, &[variables, &[ENDPOINT]].concat()).unwrap().traces;
+            traces.map(|traces| (traces.sampler, traces.destination.url.to_string()))
+        };
+        let of = |ratio| Some((Sampler::new(ratio), "http://env:4318/below/v1/traces".to_owned()));
+        let sampler = |name| ("OTEL_TRACES_SAMPLER", name);
+        let argument = ("OTEL_TRACES_SAMPLER_ARG", "0.25");
+        assert_eq!(sampled(None, &[]), None);
+        assert_eq!(sampled(None, &[argument]), None);
+        assert_eq!(sampled(Some(0.5), &[]), of(0.5));
+        assert_eq!(sampled(Some(0.0), &[sampler("always_on")]), None);
+        assert_eq!(sampled(None, &[sampler("always_on"), argument]), of(1.0));
+        assert_eq!(sampled(None, &[sampler("traceidratio"), argument]), of(0.25));
+        assert_eq!(sampled(None, &[sampler("parentbased_traceidratio")]), of(1.0));
+        assert_eq!(sampled(None, &[sampler("always_off")]), None);
+        assert_eq!(sampled(Some(1.0), &[("OTEL_BSP_SCHEDULE_DELAY", "10")]), of(1.0));
+        let nowhere = TelemetryArgs {
+            otlp_traces: Some(1.0),
+            ..NO_FLAGS
+        };
+        assert!(error(&nowhere, &[]).contains("give --otlp-endpoint too"));
+        let too_many = TelemetryArgs {
+            otlp_traces: Some(1.5),
+            ..NO_FLAGS
+        };
+        assert!(error(&too_many, &[ENDPOINT]).starts_with("--otlp-traces: 1.5 is not a ratio"));
+        let said = error(
+            &NO_FLAGS,
+            &[
+                ENDPOINT,
+                sampler("traceidratio"),
+                ("OTEL_TRACES_SAMPLER_ARG", "half"),
+            ],
+        );
+        assert!(
+            said.starts_with("OTEL_TRACES_SAMPLER_ARG: \"half\" is not a number"),
+            "{said}"
+        );
+        assert!(error(&NO_FLAGS, &[ENDPOINT, sampler("xray")]).starts_with("OTEL_TRACES_SAMPLER=xray: "));
     }
 
     #[test]
