@@ -210,16 +210,19 @@ func defaultOf(t *testing.T, command, flag string) string {
 	return value
 }
 
+// lastPush is the longest that a command takes at its end to push what it tells of itself (docs/telemetry.md).
+const lastPush = 3 * time.Second
+
 // stopping is the longest that a gateway or a consumer needs to end after SIGTERM.
 func (c commandLine) stopping(t *testing.T) time.Duration {
 	t.Helper()
 	drain := c.seconds(t, "--drain-timeout")
 	if c.arguments[0] == "gateway" {
 		// Requests in flight, and then the producer's commits.
-		return 2 * drain
+		return 2*drain + lastPush
 	}
 	// A swap of the cursor that is under way is waited for.
-	return drain + c.seconds(t, "--request-timeout")
+	return drain + c.seconds(t, "--request-timeout") + lastPush
 }
 
 // memory is the program's memory limit in bytes.
