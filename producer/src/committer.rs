@@ -21,7 +21,7 @@ use crate::pace::Pace;
 use crate::segment::{UploadedWork, fail};
 use crate::streams::Streams;
 use crate::uploader::{Arrival, Upload};
-use crate::{AppendError, Committed, Readiness};
+use crate::{AppendError, Committed};
 
 /// Segments in one commit at most: the manifest's tail has room for so many at a time.
 const COMMIT_SEGMENTS_MAX: usize = 512;
@@ -203,10 +203,8 @@ impl Committer {
     }
 
     fn trace_failure(&self, group: &[UploadedWork]) {
-        let reason = match self.upload.health.readiness() {
-            Readiness::Waiting(reason) => reason,
-            Readiness::Ready | Readiness::Closed => "another producer was first".to_owned(),
-        };
+        let reason = self.upload.health.reason(Stage::Commit);
+        let reason = reason.unwrap_or_else(|| "another producer was first".to_owned());
         for uploaded in group {
             uploaded.work.trace.again(&reason);
         }

@@ -56,6 +56,12 @@ impl Health {
         }
     }
 
+    /// What a stage waits for.
+    pub(crate) fn reason(&self, stage: Stage) -> Option<String> {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting[stage as usize].clone()
+    }
+
     pub(crate) fn readiness(&self) -> Readiness {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let reasons = [Stage::Upload, Stage::Commit].into_iter().filter_map(|stage| {
