@@ -126,6 +126,15 @@ impl Run {
         let first = self
             .next
             .fetch_add(self.config.records_per_request, Ordering::Relaxed);
+        let left = self
+            .config
+            .records
+            .map_or(u64::MAX, |records| records.saturating_sub(first));
+        let count = self.config.records_per_request.min(left);
+        // Before it waits for a turn that nothing is left for.
+        if count == 0 {
+            return None;
+        }
         if self.config.rate > 0 {
             let due = self.started + Duration::from_nanos(nanos(first, self.config.rate));
             if end.is_some_and(|end| due >= end) {
@@ -133,12 +142,7 @@ impl Run {
             }
             self.cancel.run_until_cancelled(sleep_until(due)).await;
         }
-        let left = self
-            .config
-            .records
-            .map_or(u64::MAX, |records| records.saturating_sub(first));
-        let count = self.config.records_per_request.min(left);
-        (count > 0 && !over()).then_some((first, count))
+        (!over()).then_some((first, count))
     }
 
     /// Sends until it is acknowledged. Returns whether it was.
