@@ -36,6 +36,7 @@ type committer struct {
 
 	nextNumber int
 	waiting    map[int]arrival
+	pace       pace
 }
 
 // A newPage is a page on its way into the manifest.
@@ -69,6 +70,7 @@ func newCommitter(pipeline *pipeline, bufferID uuid.UUID, tailMax int, streams *
 		streams:  streams,
 		producer: pipeline.environment.producerID(),
 		waiting:  make(map[int]arrival),
+		pace:     pace{flow: pipeline.flow, budget: pipeline.budget},
 	}
 }
 
@@ -77,12 +79,13 @@ func (c *committer) run(arrivals <-chan arrival) {
 	for arrival := range arrivals {
 		c.arrive(arrival)
 		for group := c.extend(nil, arrivals); len(group) > 0; group = c.extend(nil, arrivals) {
-			c.commit(group, arrivals)
+			c.commit(c.gather(group, arrivals), arrivals)
 		}
 	}
 }
 
 func (c *committer) arrive(arrival arrival) {
+	c.pace.arrive()
 	if arrival.uploaded != nil {
 		c.counters.segmentsUncommitted.Add(1)
 	}
@@ -113,6 +116,42 @@ func (c *committer) extend(group []uploadedWork, arrivals <-chan arrival) []uplo
 		}
 	}
 	return group
+}
+
+// gather lets segments that were full before their linger was over wait for others to share their commit, as long as
+// that is worth it.
+func (c *committer) gather(group []uploadedWork, arrivals <-chan arrival) []uploadedWork {
+	c.pace.begin()
+	look := time.NewTimer(time.Hour)
+	defer look.Stop()
+	for len(group) < commitSegmentsMax {
+		nextLook, wait := c.pace.waitUntil(due(group))
+		if !wait {
+			break
+		}
+		look.Reset(time.Until(nextLook))
+		select {
+		case arrival, open := <-arrivals:
+			if !open {
+				return group
+			}
+			c.arrive(arrival)
+		case <-look.C:
+		}
+		group = c.extend(group, arrivals)
+	}
+	return group
+}
+
+// due is when the commit of a group begins at the latest.
+func due(group []uploadedWork) time.Time {
+	due := group[0].commitBy
+	for i := range group {
+		if by := group[i].commitBy; by.Before(due) {
+			due = by
+		}
+	}
+	return due
 }
 
 // commit commits a group of segments, however long it takes.
