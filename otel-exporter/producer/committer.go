@@ -15,6 +15,10 @@ import (
 // commitSegmentsMax is the most segments in one commit: the manifest's tail has room for so many at a time.
 const commitSegmentsMax = 512
 
+// readsFirst is how many commits read the manifest before they swap it, once another producer has committed between two
+// of ours. 12: a read costs a twelfth of a swap that is refused.
+const readsFirst = 12
+
 // The committer is one goroutine that commits uploaded segments in their order, as many as there are with one
 // compare-and-set, never two at a time. What a commit means is decided by package manifest; here is only what to do
 // about its outcomes. It never gives up.
@@ -31,6 +35,9 @@ type committer struct {
 
 	isKnown bool               // else the manifest must be read again
 	known   *manifest.Snapshot // nil: there is none
+
+	readsFirst int              // so many commits more read the manifest first, though they know one
+	outdated   *storage.Version // of the one that they knew
 
 	unresolved *unresolved
 
@@ -158,6 +165,7 @@ func due(group []uploadedWork) time.Time {
 func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 	started := time.Now()
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
+	c.mistrust()
 	for len(group) > 0 {
 		// What an unresolved attempt named must not change, or its landing would be misread.
 		if c.unresolved == nil {
@@ -175,6 +183,18 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 			time.Sleep(c.environment.wait(&backoff))
 		}
 	}
+}
+
+// mistrust forgets a manifest that others have probably changed: to swap it would be in vain.
+func (c *committer) mistrust() {
+	if c.readsFirst == 0 || !c.isKnown {
+		return
+	}
+	c.readsFirst--
+	if c.known != nil {
+		c.outdated = &c.known.Version
+	}
+	c.isKnown, c.known = false, nil
 }
 
 // attempt makes sure that the manifest is known and that it knows this producer; then it tries to commit. It gives what
@@ -318,6 +338,10 @@ func (c *committer) readManifest() bool {
 		c.streams.learn(found.State.Streams)
 	}
 	c.resolve(found)
+	if c.outdated != nil && (found == nil || found.Version != *c.outdated) {
+		c.readsFirst = readsFirst
+	}
+	c.outdated = nil
 	c.isKnown, c.known = true, found
 	return true
 }
@@ -347,6 +371,8 @@ func (c *committer) swap(expected *storage.Version, next *manifest.Manifest) boo
 	case storage.Committed:
 		c.isKnown, c.known = true, snapshot
 		return true
+	case storage.Mismatch:
+		c.readsFirst = readsFirst
 	case storage.Unknown:
 		c.unresolved = &unresolved{expected}
 	}

@@ -43,6 +43,9 @@ func (w *world) steadily(p *Producer, messages int, payload string) []time.Durat
 // commits is how many a producer has made, without its registration.
 func commits(p *Producer) int64 { return p.Stats().CommitsCommitted - 1 }
 
+// gets is how often a producer has read the manifest.
+func gets(p *Producer) uint64 { return p.pipeline.store.Requests().Gets }
+
 func TestFullSegmentsShareACommitAndWaitNoLongerThanTheirLinger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
@@ -238,6 +241,37 @@ func TestCloseDoesNotWaitForOthersToShareACommit(t *testing.T) {
 		w.checkLog(messages...)
 		if commits := commits(p); commits != 1 {
 			t.Errorf("%d commits", commits)
+		}
+	})
+}
+
+func TestProducersOfOneShardReadTheManifestFirstAndOneThatIsAloneAgainStopsTo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		producers := []*Producer{w.producer(fullSegments(time.Second), 1), w.producer(fullSegments(time.Second), 2)}
+		const rounds = 20
+		for range rounds {
+			for _, p := range producers {
+				w.mustAppend(p, "x")
+			}
+		}
+		for _, p := range producers {
+			// Each one once, before it knew of the other.
+			if stats := p.Stats(); stats.CommitsMismatch != 1 || commits(p) != rounds {
+				t.Errorf("%+v", stats)
+			}
+		}
+		alone := producers[0]
+		together := gets(alone)
+		for range 30 {
+			w.mustAppend(alone, "x")
+		}
+		if mismatches := alone.Stats().CommitsMismatch; mismatches != 1 {
+			t.Errorf("%d swaps were refused", mismatches)
+		}
+		// The first of them finds the other's last commit.
+		if reads := gets(alone) - together; reads != 1+12 {
+			t.Errorf("%d reads", reads)
 		}
 	})
 }
