@@ -98,12 +98,13 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) poll_interval: Time,
 
-    /// How often acknowledgements are made durable when nothing has to be planned. 1s: at most one PUT a second.
+    /// How often acknowledgements are made durable when nothing has to be planned; sooner when nothing has been written for a
+    /// third of that. 5s: a PUT every five seconds, and a successor asks ClickHouse for what was written since.
     #[arg(
         long,
         env = "MILLPOND_ACK_INTERVAL",
         value_name = "TIME",
-        default_value = "1s"
+        default_value = "5s"
     )]
     pub(crate) ack_interval: Time,
 
