@@ -19,7 +19,9 @@ import pytest
 from harness.process import Process, eventually
 from harness.services import REPOSITORY, Millpond, tool
 
-WITHIN = 0.10
+# Collectors here go their rounds every two seconds, so that how long a round takes counts, and a round is
+# not made of mean requests on a machine that is busy with others.
+WITHIN = {"put": 0.10, "get": 0.10, "list": 0.20}
 SEGMENTS = "millpond_producer_segments_total"
 COMMITS = "millpond_producer_commit_attempts_total"
 OFFER = REPOSITORY / "cost" / "testdata" / "offer.json"
@@ -303,7 +305,7 @@ def test_the_model_counts_as_the_processes_do(request, measured, configuration):
     if configuration.shared:
         assert between.segments_per_commit() >= 2
     for kind, rate in counted.items():
-        assert abs(model[kind] - rate) <= WITHIN * rate, f"{kind}: {seen}"
+        assert abs(model[kind] - rate) <= WITHIN[kind] * rate, f"{kind}: {seen}"
 
 
 def test_a_live_buffer_is_priced_by_what_is_in_it(site):
