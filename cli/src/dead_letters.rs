@@ -166,11 +166,11 @@ async fn list(store: &Store, consumer: Option<&str>, as_json: bool) -> anyhow::R
             Ok(None) => {}
             Ok(Some(found)) if as_json => shown.push(as_value(&key, &found.state)),
             Ok(Some(found)) => print(&key, &found.state),
-            Err(ReadError::Format { source, .. }) if as_json => {
-                damaged.push(json!({ "letter": key, "damage": source.to_string() }));
+            Err(ReadError::Format { wrong, .. }) if as_json => {
+                damaged.push(json!({ "letter": key, "damage": wrong.to_string() }));
             }
-            Err(ReadError::Format { source, .. }) => {
-                println!("{key}\n    {source}");
+            Err(ReadError::Format { wrong, .. }) => {
+                println!("{key}\n    {wrong}");
                 damaged.push(Value::Null);
             }
             Err(error) => return Err(error.into()),
