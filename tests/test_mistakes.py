@@ -226,3 +226,13 @@ def test_a_table_that_does_not_fit_names_the_column(site, change, expected):
     said = _consume(site)
     for word in [f"`{site.database}`.`otel_logs`", "ALTER TABLE", *expected]:
         assert word in said
+
+
+def test_commands_on_a_buffer_that_is_not_there_say_so(site):
+    folder = site.directory / "empty"
+    folder.mkdir()
+    empty = Buffer(folder.as_uri())
+    for command in (("status",), ("gc",), ("consumer", "wait", "e2e"), ("tail",), ("cost",)):
+        said = _millpond(site, *command, *empty.flags)
+        assert f"there is no buffer at {folder.as_uri()}" in said
+        assert "a gateway makes the buffer" in said

@@ -2,6 +2,7 @@
 
 use crate::clock::now_ms;
 use crate::inspect::{buffer, check_patiently, cursors, whole};
+use crate::output::say;
 use crate::store::StoreArgs;
 use crate::table::TableArgs;
 use crate::units::readable;
@@ -125,10 +126,8 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
                 look_at_letters(&store, shard, &mut report).await?;
             }
         }
-        Err(error) => report.error(
-            format!("{error:#}"),
-            "check --buffer; a gateway makes the buffer when it starts",
-        ),
+        // Which says what to do.
+        Err(error) => report.error(format!("{error:#}"), ""),
     }
     if let Some(url) = &args.clickhouse {
         look_at_tables(args.table.at(url), &rules, &mut report).await;
@@ -140,12 +139,12 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
             .iter()
             .map(|f| json!({ "severity": f.severity.to_string(), "what": f.what, "todo": f.todo }))
             .collect();
-        println!("{}", json!({ "worst": worst.to_string(), "findings": findings }));
+        say!("{}", json!({ "worst": worst.to_string(), "findings": findings }))?;
     } else {
         for Finding { severity, what, todo } in &report.0 {
-            println!("{severity:>7}  {what}");
+            say!("{severity:>7}  {what}")?;
             if !todo.is_empty() {
-                println!("         → {todo}");
+                say!("         → {todo}")?;
             }
         }
     }
@@ -209,10 +208,12 @@ async fn look_at_shard(
 ) -> anyhow::Result<()> {
     let checked = check_patiently(store, buffer, shard).await?;
     for broken in &checked.broken {
-        report.error(
-            broken,
-            "restore it from a backup or the bucket's versions; else leave it out with `millpond consumer skip`, or go on behind it with `millpond consumer reset`",
-        );
+        let todo = if broken.is_advised {
+            ""
+        } else {
+            "restore it from a backup or the bucket's versions; else leave it out with `millpond consumer skip`, or go on behind it with `millpond consumer reset`"
+        };
+        report.error(&broken.what, todo);
     }
     let Ok(Some(found)) = cas::read::<Manifest>(store, &layout::manifest(shard)).await else {
         if checked.broken.is_empty() {

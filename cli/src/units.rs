@@ -25,6 +25,22 @@ impl Size {
     }
 }
 
+/// A pause between two requests of something that is asked again and again: a time that is not nothing.
+pub(crate) fn pause(text: &str) -> Result<Time, String> {
+    match text.parse()? {
+        Time(Duration::ZERO) => {
+            Err("it would ask without a pause: give more than nothing, like 1s".to_owned())
+        }
+        pause => Ok(pause),
+    }
+}
+
+/// For output: `1 segment`, `2,000 segments`.
+pub(crate) fn count(number: u64, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {what}{plural}", grouped(number))
+}
+
 /// For output: `12.3 MiB`.
 pub(crate) fn readable(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
@@ -83,6 +99,21 @@ mod tests {
             [0, 999, 1_000, 1_234_567].map(grouped),
             ["0", "999", "1,000", "1,234,567"]
         );
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        assert_eq!(
+            [0, 1, 1_000].map(|n| count(n, "page")),
+            ["0 pages", "1 page", "1,000 pages"]
+        );
+    }
+
+    #[test]
+    fn a_pause_is_not_nothing() {
+        assert_eq!(pause("1s"), Ok(Time(Duration::from_secs(1))));
+        assert!(pause("0s").unwrap_err().contains("without a pause"));
+        assert!(pause("soon").unwrap_err().contains("250ms"));
     }
 
     #[test]

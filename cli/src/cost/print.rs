@@ -227,7 +227,7 @@ pub(super) fn sweep(sweep: &Sweep) -> String {
     }
     line!(
         out,
-        "{:>14}{:>10}{:>10}{:>9}{:>9}",
+        "  {:>14} {:>9} {:>9} {:>9} {:>9}",
         "$ a month",
         "p50",
         "p99",
@@ -252,7 +252,7 @@ pub(super) fn sweep(sweep: &Sweep) -> String {
                 };
                 line!(
                     out,
-                    "{:>14}{:>10}{:>10}{puts:>9.2}{gets:>9.2}{mark}",
+                    "  {:>14} {:>9} {:>9} {puts:>9.2} {gets:>9.2}{mark}",
                     money(usd),
                     time(latency.p50_seconds),
                     time(latency.p99_seconds)
