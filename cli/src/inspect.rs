@@ -58,15 +58,17 @@ impl ManifestCommand {
     }
 }
 
+/// What to do where there is no buffer.
+pub(crate) const NO_BUFFER: &str = "check the URL; a gateway makes the buffer when it starts";
+
 pub(crate) async fn buffer(store: &Store) -> anyhow::Result<Buffer> {
+    let found = find_buffer(store).await?;
+    found.with_context(|| format!("there is no buffer at {}: {NO_BUFFER}", store.url()))
+}
+
+pub(crate) async fn find_buffer(store: &Store) -> Result<Option<Buffer>, ReadError> {
     let found = cas::read::<Buffer>(store, layout::BUFFER).await?;
-    let found = found.with_context(|| {
-        format!(
-            "there is no buffer at {}: check the URL; a gateway makes the buffer when it starts",
-            store.url()
-        )
-    })?;
-    Ok(found.state)
+    Ok(found.map(|found| found.state))
 }
 
 /// The log with all of its pages.
@@ -251,7 +253,7 @@ async fn check(args: &ManifestArgs) -> anyhow::Result<ExitCode> {
         let checked = check_patiently(&store, &buffer, shard).await?;
         segments += checked.segments;
         records += checked.records;
-        broken.extend(checked.broken.into_iter().map(|broken| broken.what));
+        broken.extend(checked.broken.iter().map(Broken::to_string));
     }
     if args.json {
         say!(
@@ -282,23 +284,30 @@ const CHECKS_MAX: usize = 5;
 /// Something that is not as it must be.
 pub(crate) struct Broken {
     pub(crate) what: String,
-    /// Whether that says what to do, too.
-    pub(crate) is_advised: bool,
+    /// What to do about it, if it is not what is to be done about segments.
+    pub(crate) todo: Option<&'static str>,
 }
 
 impl Broken {
     fn plain(what: String) -> Broken {
-        Broken {
-            what,
-            is_advised: false,
-        }
+        Broken { what, todo: None }
     }
 
-    fn advised(error: &anyhow::Error) -> Broken {
-        Broken {
-            what: format!("{error:#}"),
-            is_advised: error.downcast_ref::<ReadError>().is_some(),
+    fn unreadable(error: &anyhow::Error) -> Broken {
+        match error.downcast_ref::<ReadError>() {
+            Some(ReadError::Format { key, wrong }) => Broken {
+                what: format!("{key}: {wrong}"),
+                todo: Some(wrong.remedy()),
+            },
+            _ => Broken::plain(format!("{error:#}")),
         }
+    }
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.what)?;
+        self.todo.map_or(Ok(()), |todo| write!(f, ": {todo}"))
     }
 }
 
@@ -335,7 +344,7 @@ async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Resu
     let log = match cas::read::<Manifest>(store, &layout::manifest(shard)).await {
         Ok(log) => log,
         Err(error) => {
-            checked.broken.push(Broken::advised(&error.into()));
+            checked.broken.push(Broken::unreadable(&error.into()));
             return Ok(checked);
         }
     };
@@ -358,7 +367,7 @@ async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Resu
     let log = match whole(store, log).await {
         Ok(log) => log,
         Err(error) => {
-            checked.broken.push(Broken::advised(&error));
+            checked.broken.push(Broken::unreadable(&error));
             return Ok(checked);
         }
     };
@@ -385,7 +394,7 @@ async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Resu
                 c.consumer, ahead.0, ahead.1.next, log.next_sequence
             )))
         })),
-        Err(error) => checked.broken.push(Broken::advised(&error)),
+        Err(error) => checked.broken.push(Broken::unreadable(&error)),
     }
     Ok(checked)
 }
