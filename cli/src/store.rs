@@ -1,7 +1,7 @@
 //! The settings that say where the buffer is, the same for every command.
 
 use crate::admin::Admin;
-use crate::units::Time;
+use crate::units::{Time, pause};
 use anyhow::Context;
 use millpond_manifest::cas::ReadError;
 use millpond_storage::{BufferUrl, ErrorKind, OpenError, Store, StoreOptions};
@@ -58,8 +58,7 @@ pub(crate) struct StoreArgs {
         long,
         env = "MILLPOND_REQUEST_TIMEOUT",
         value_name = "TIME",
-        default_value = "30s"
-    )]
+        default_value = "30s", value_parser = pause)]
     pub(crate) request_timeout: Time,
 
     /// Delay every request as S3 would, drawn with this seed. For benchmarks on a local store.

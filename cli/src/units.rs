@@ -2,6 +2,7 @@
 
 use bytesize::ByteSize;
 use std::fmt;
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ impl Size {
     }
 }
 
-/// A pause between two requests of something that is asked again and again: a time that is not nothing.
+/// A time that must not be nothing, for instance the pause between two requests of what is asked again and again.
 pub(crate) fn pause(text: &str) -> Result<Time, String> {
     match text.parse()? {
         Time(Duration::ZERO) => {
@@ -33,6 +34,19 @@ pub(crate) fn pause(text: &str) -> Result<Time, String> {
         }
         pause => Ok(pause),
     }
+}
+
+/// A number of workers.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| "write a number of 1 or more".to_owned())
+}
+
+/// Where to listen.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        "write an IP address and a port, like 127.0.0.1:4317, 0.0.0.0:4317 or [::]:4317".to_owned()
+    })
 }
 
 /// For output: `1 segment`, `2,000 segments`.
@@ -112,8 +126,18 @@ mod tests {
     #[test]
     fn a_pause_is_not_nothing() {
         assert_eq!(pause("1s"), Ok(Time(Duration::from_secs(1))));
-        assert!(pause("0s").unwrap_err().contains("without a pause"));
+        assert!(pause("0s").unwrap_err().contains("more than nothing"));
         assert!(pause("soon").unwrap_err().contains("250ms"));
+    }
+
+    #[test]
+    fn an_address_is_an_ip_and_a_port() {
+        assert!(address("[::1]:4317").is_ok());
+        for wrong in ["localhost:4317", ":4317", "4317", "127.0.0.1"] {
+            assert!(address(wrong).unwrap_err().contains("0.0.0.0:4317"), "{wrong}");
+        }
+        assert_eq!(at_least_one("3"), Ok(3));
+        assert!(at_least_one("0").unwrap_err().contains("1 or more"));
     }
 
     #[test]
