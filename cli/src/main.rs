@@ -151,7 +151,8 @@ fn main() -> ExitCode {
 
 /// One sentence: what happened, to what, and what to do.
 fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("millpond: {error:#}");
+    // Some texts of others end with a line of their own.
+    eprintln!("millpond: {}", format!("{error:#}").trim_end());
     ExitCode::FAILURE
 }
 
