@@ -57,8 +57,9 @@ pub(crate) struct GatewayArgs {
         default_value = "127.0.0.1:4380", value_parser = address)]
     pub(crate) admin: SocketAddr,
 
-    /// How long after its first message a segment is closed at the latest. 1s: most of the latency and, with one
-    /// PUT and one commit a second, most of the cost of a quiet gateway.
+    /// How long after its first message a segment is closed at the latest; and how long segments that are full before may wait
+    /// for each other, to share one commit. 1s: most of the latency and, with one PUT and one commit a second, most of the cost
+    /// of a quiet gateway.
     #[arg(long, env = "MILLPOND_LINGER", value_name = "TIME", default_value = "1s")]
     pub(crate) linger: Time,
 

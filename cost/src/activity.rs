@@ -14,6 +14,8 @@ const LIST_PAGE: f64 = 1_000.0;
 const MANIFEST_BYTES: f64 = 268.0;
 const ENTRY_BYTES: f64 = 64.0;
 const PART_BYTES: f64 = 30.0;
+/// Once a producer has met another, so many more of its commits read the manifest first.
+const READS_FIRST: f64 = 12.0;
 /// A process that stands by looks again after a second.
 const STANDBY_SECONDS: f64 = 1.0;
 
@@ -81,24 +83,26 @@ struct Commits {
 impl Activity {
     /// What a load makes of these settings.
     pub fn of(load: &Load, settings: &Settings, request: RequestLatency) -> Activity {
-        let segment_rate = 1.0 / settings.fill_seconds(load);
-        let producers = f64::from(settings.producers);
-        Activity::with_segments(load, settings, request, segment_rate * producers)
+        let segments = f64::from(settings.producers) / settings.fill_seconds(load);
+        let commits = segments / settings.segments_per_commit(load, request);
+        Activity::with_segments(load, settings, request, segments, commits)
     }
 
-    /// The same with so many segments a second, as they were seen, say.
+    /// The same with so many segments and commits a second, as they were seen, say. One manifest may not take so many
+    /// commits.
     pub fn with_segments(
         load: &Load,
         settings: &Settings,
         request: RequestLatency,
         segments: f64,
+        commits: f64,
     ) -> Activity {
         let shards = f64::from(settings.shards);
         let producers = f64::from(settings.producers);
         // A producer writes to one shard.
         let active = shards.min(producers);
         let sharing = producers / active;
-        let commits = Commits::of(sharing, segments / active, request);
+        let commits = Commits::of(sharing, commits / active, request);
         let rounds = Rounds::of(settings, request);
         let lifetime = settings.retention_seconds.max(settings.grace_seconds) + rounds.interval / 2.0;
 
@@ -109,9 +113,12 @@ impl Activity {
         let consumers = f64::from(settings.consumers);
         let standbys = consumers * f64::from(settings.standbys);
 
-        // A round's swap makes the version stale that a lone producer knows; others' are stale anyway.
+        // A round's swap makes the version stale that a lone producer knows, who then takes it for a while that others
+        // commit; those who share a shard read first anyway.
         let alone = 2.0 - sharing.min(2.0);
-        let stale = (rounds.rate * shards).min(commits.landed * active) * alone;
+        let wary = (rounds.rate * READS_FIRST / commits.landed).min(1.0);
+        let wary_reads = commits.landed * active * wary * alone;
+        let stale = rounds.rate * active * (1.0 - wary) * alone;
         // Consumers twice, segments and pages once.
         let listed = |keys: f64| active * (keys / active / LIST_PAGE + 0.5).max(1.0) + shards - active;
         let lists = 2.0 * shards + listed(segments * lifetime) + listed(pages * lifetime);
@@ -125,7 +132,7 @@ impl Activity {
             segments,
             commits: commits.landed * active,
             swaps_refused: commits.refused * active + stale,
-            commit_reads: commits.reads * active + stale,
+            commit_reads: commits.reads * active + stale + wary_reads,
             pages,
             polls: consumers * shards * polls_each,
             part_reads: consumers * segments * f64::from(settings.streams),
@@ -176,23 +183,23 @@ impl Activity {
 }
 
 impl Commits {
-    /// `sharing` producers of one shard with `segments` a second together.
-    fn of(sharing: f64, segments: f64, request: RequestLatency) -> Commits {
+    /// `sharing` producers of one shard that would commit so often together.
+    fn of(sharing: f64, commits: f64, request: RequestLatency) -> Commits {
         let RequestLatency {
             put_seconds: put,
             get_seconds: get,
         } = request;
-        // Alone, a producer knows the manifest from its own last commit. With others it hardly ever does: it swaps in vain,
-        // reads and swaps again, and meanwhile others may.
+        // Alone, a producer knows the manifest from its own last commit. With others it reads it first, and meanwhile they
+        // may commit.
         let shared = (sharing - 1.0).min(1.0);
         let window = put + get * shared;
-        let landed = segments.min(1.0 / window);
+        let landed = commits.min(1.0 / window);
         let others = landed * (sharing - 1.0) / sharing;
         // The store reads and swaps in the middle of the two requests: what is in between is half of each.
         let attempts = (others * window / 2.0).exp();
         Commits {
             landed,
-            refused: landed * (shared + attempts - 1.0),
+            refused: landed * (attempts - 1.0),
             reads: landed * (shared + attempts - 1.0),
         }
     }
@@ -321,17 +328,21 @@ mod tests {
     }
 
     #[test]
-    fn producers_that_share_a_shard_swap_in_vain_once_a_commit() {
+    fn producers_that_share_a_shard_read_before_they_swap() {
         let found = activity(|s| s.producers = 2);
         assert_eq!(found.segments, 2.0);
-        // Once for a version that is stale, and now and then for a race after reading.
-        let expected = 2.0 * (0.105_f64 / 2.0).exp();
+        // Now and then another is faster after the reading.
+        let attempts = 2.0 * (0.105_f64 / 2.0).exp();
         assert!(
-            (found.swaps_refused - expected).abs() < 0.001,
+            (found.commit_reads - attempts).abs() < 0.001,
+            "{}",
+            found.commit_reads
+        );
+        assert!(
+            (found.swaps_refused - (attempts - 2.0)).abs() < 0.001,
             "{}",
             found.swaps_refused
         );
-        assert_eq!(found.swaps_refused, found.commit_reads);
         let apart = activity(|s| {
             s.producers = 2;
             s.shards = 2;
@@ -348,6 +359,34 @@ mod tests {
         });
         assert_eq!(found.segments, 640.0);
         near(found.commits, 1.0 / 0.105);
+    }
+
+    #[test]
+    fn full_segments_share_commits_for_a_linger_or_until_memory_is_scarce() {
+        let of = |rate: f64, change: &dyn Fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            let found = Activity::of(
+                &Load::compressed(Rate(rate), 5.0),
+                &settings,
+                RequestLatency::default(),
+            );
+            found.segments / found.commits
+        };
+        let full = 16.0 * crate::MIB;
+        assert_eq!(of(full, &|_| ()), 1.0);
+        assert_eq!(of(1.9 * full, &|_| ()), 1.0);
+        near(of(4.1 * full, &|_| ()), 4.0);
+        near(of(4.1 * full, &|s| s.linger_seconds = 0.1), 1.0);
+        near(of(4.1 * full, &|s| s.linger_seconds = 2.0), 8.0);
+        near(of(8.2 * full, &|s| s.linger_seconds = 2.0), 6.0);
+        near(
+            of(8.2 * full, &|s| {
+                s.linger_seconds = 2.0;
+                s.memory_bytes = 4.0 * crate::GIB;
+            }),
+            16.0,
+        );
     }
 
     #[test]

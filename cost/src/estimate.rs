@@ -4,9 +4,11 @@ use crate::activity::{Activity, PerSecond};
 use crate::advice::{Advice, advise};
 use crate::comparators::{Comparator, comparators};
 use crate::items::{Basis, Group, bill, total};
+use crate::latency::INSERT_BYTES;
 use crate::live::{Observed, live};
 use crate::prices::age_warning;
 use crate::rate::Load;
+use crate::settings::bytes;
 use crate::{CostError, Latency, MONTH_HOURS, NetworkPath, Prices, RequestLatency, Settings, StoragePrice};
 use chrono::NaiveDate;
 use serde::{Deserialize, Serialize};
@@ -221,6 +223,7 @@ fn dominant(items: &[Group], total: f64) -> Option<Dominant> {
 
 fn warnings(inputs: &Inputs<'_>, activity: &Activity, price: &StoragePrice) -> Vec<String> {
     let Inputs {
+        load,
         settings,
         request,
         prices,
@@ -238,13 +241,23 @@ fn warnings(inputs: &Inputs<'_>, activity: &Activity, price: &StoragePrice) -> V
         );
     }
     let active = f64::from(settings.shards.min(settings.producers));
-    let wanted = activity.segments / active;
+    let wanted = activity.segments / settings.segments_per_commit(&load, request) / active;
     let alone = settings.producers <= settings.shards;
     let most = 1.0 / (request.put_seconds + if alone { 0.0 } else { request.get_seconds });
     if wanted > 0.8 * most {
         warnings.push(format!(
-            "{wanted:.1} segments a second want to be committed to each shard, whose manifest takes {most:.1} commits a second at most: commits carry \
-             several segments each and wait for each other; give more --shards or a longer --linger"
+            "{wanted:.1} commits a second are wanted of each shard, whose manifest takes {most:.1} at most: they wait for each other and carry \
+             several segments each; give more --shards or a longer --linger"
+        ));
+    }
+    let writers = f64::from(settings.writers) * active;
+    let each = load.raw_bytes_per_second() / writers;
+    if settings.consumers > 0 && each > INSERT_BYTES {
+        warnings.push(format!(
+            "{writers} INSERTs at a time would have to take {}/s of raw bytes each, and one took {}/s where it was measured: the latency is that of a \
+             consumer that keeps up; give more --writers, or more --shards and --producers",
+            bytes(each),
+            bytes(INSERT_BYTES)
         ));
     }
     if settings.gc_seconds == 0.0 || settings.consumers == 0 {

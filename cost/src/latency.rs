@@ -47,7 +47,7 @@ pub struct Latency {
 
 /// An INSERT's time without rows, and raw bytes a second that it takes: fitted to `design/performance.md`.
 const INSERT_SECONDS: f64 = 0.028;
-const INSERT_BYTES: f64 = 47.5e6;
+pub(crate) const INSERT_BYTES: f64 = 47.5e6;
 
 /// A PUT at its p99 takes so many times its mean longer.
 const TAIL_PUTS: f64 = 2.6;
@@ -60,15 +60,18 @@ impl Latency {
             get_seconds: get,
         } = request;
         let fill = settings.fill_seconds(load);
+        let together = settings.segments_per_commit(load, request);
         let segment = load.compressed_bytes_per_second / f64::from(settings.producers) * fill;
         let transfer = segment / CONNECTION_BYTES;
         let poll = settings.poll_seconds + get;
         // Upload, commit, plan; then the parts.
         let requests = 3.0 * put + get + 2.0 * transfer;
         let insert = INSERT_SECONDS + segment * load.ratio / INSERT_BYTES;
+        // What is committed together waits for it together, and then for the writers.
+        let wait = fill * together + insert * (together / f64::from(settings.writers) - 1.0).max(0.0);
         Latency {
-            p50_seconds: fill / 2.0 + poll / 2.0 + requests + insert,
-            p99_seconds: fill + poll + requests + insert + TAIL_PUTS * put,
+            p50_seconds: wait / 2.0 + poll / 2.0 + requests + insert,
+            p99_seconds: wait + poll + requests + insert + TAIL_PUTS * put,
         }
     }
 }

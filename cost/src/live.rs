@@ -98,7 +98,7 @@ pub(crate) fn live(
         streams,
         ..inputs.settings.clone()
     };
-    let model = Activity::with_segments(&load, &settings, inputs.request, rate);
+    let model = Activity::with_segments(&load, &settings, inputs.request, rate, rate * commits);
     let activity = Activity {
         commits: rate * commits,
         part_reads: f64::from(consumers) * rate * parts,

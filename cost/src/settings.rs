@@ -92,6 +92,9 @@ impl Default for Settings {
 /// Bytes a second that one upload gets from the store.
 pub(crate) const CONNECTION_BYTES: f64 = 80e6;
 
+/// Segments in one commit at most.
+const COMMIT_SEGMENTS_MAX: f64 = 512.0;
+
 /// Of a gateway's memory, what requests, blocks and segments may take.
 const BUDGET: f64 = 0.8;
 
@@ -102,6 +105,17 @@ impl Settings {
         let by_size = self.segment_bytes / each;
         let by_raw = self.segment_raw_bytes / (each * load.ratio);
         self.linger_seconds.min(by_size).min(by_raw)
+    }
+
+    /// Segments that share a commit: those that are full before their linger is over wait for each other as long as it
+    /// lasts, or until three quarters of the memory for them are held.
+    pub(crate) fn segments_per_commit(&self, load: &Load, request: RequestLatency) -> f64 {
+        let each = load.compressed_bytes_per_second / f64::from(self.producers);
+        let fill = self.fill_seconds(load);
+        let waiting = 0.75 * BUDGET * self.memory_bytes - self.held_bytes(load, request);
+        let most = (1.0 + waiting / (each * fill)).clamp(1.0, COMMIT_SEGMENTS_MAX);
+        // A hair more than whole is whole.
+        (self.linger_seconds / fill + 1e-9).min(most).floor()
     }
 
     /// What a producer holds: what fills, what is being uploaded, what waits for its commit.

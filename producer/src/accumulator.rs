@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::encoder::Encoders;
+use crate::flow::Flow;
 use crate::metrics::Metrics;
 use crate::segment::{DoneBlock, EncodedWork, FillingSegment, FullBlock, Waiter};
 use crate::uploader::Uploaders;
@@ -30,6 +31,7 @@ pub(crate) struct Accumulator {
     budget: Budget,
     encoders: Encoders,
     uploaders: Uploaders,
+    flow: Flow,
     metrics: Metrics,
     next_number: u64,
     open: Option<FillingSegment>,
@@ -46,6 +48,7 @@ impl Accumulator {
         budget: Budget,
         encoders: Encoders,
         uploaders: Uploaders,
+        flow: Flow,
         metrics: Metrics,
     ) -> Self {
         Self {
@@ -53,6 +56,7 @@ impl Accumulator {
             budget,
             encoders,
             uploaders,
+            flow,
             metrics,
             next_number: 0,
             open: None,
@@ -91,6 +95,7 @@ impl Accumulator {
 
     fn accept(&mut self, accepted: Accepted) {
         let Accepted { append, waiter } = accepted;
+        self.flow.message();
         let (budget, number) = (&self.budget, self.next_number);
         let open = self
             .open
@@ -127,11 +132,12 @@ impl Accumulator {
 
     fn close_open(&mut self) {
         let Some(mut open) = self.open.take() else { return };
-        self.metrics
-            .linger_seconds
-            .observe(open.first_at.elapsed().as_secs_f64());
+        self.flow.segment_closed();
+        let filled_for = open.first_at.elapsed();
+        self.metrics.linger_seconds.observe(filled_for.as_secs_f64());
         let number = open.number;
-        open.close().into_iter().for_each(|block| self.encode(block));
+        let blocks = open.close(self.config.linger.saturating_sub(filled_for));
+        blocks.into_iter().for_each(|block| self.encode(block));
         for (stream, filled) in open.streams() {
             if filled {
                 self.busy.insert(Arc::clone(stream));

@@ -12,11 +12,12 @@ use millpond_manifest::{
 };
 use millpond_storage::{Backoff, Version};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use ulid::Ulid;
 use uuid::Uuid;
 
 use crate::health::Stage;
+use crate::pace::Pace;
 use crate::segment::{UploadedWork, fail};
 use crate::streams::Streams;
 use crate::uploader::{Arrival, Upload};
@@ -24,6 +25,10 @@ use crate::{AppendError, Committed};
 
 /// Segments in one commit at most: the manifest's tail has room for so many at a time.
 const COMMIT_SEGMENTS_MAX: usize = 512;
+
+/// Once another producer has committed between two commits of ours, so many more read the manifest before they swap
+/// it (12: a read costs a twelfth of a swap that is refused).
+const READS_FIRST: u32 = 12;
 
 /// A compare-and-set whose outcome is unknown: the version it expected, `None` for no manifest.
 ///
@@ -53,9 +58,14 @@ pub(crate) struct Committer {
     /// The number of this producer's last commit.
     last: u64,
     known: Known,
+    /// So many commits more read the manifest first, though they know one.
+    reads_first: u32,
+    /// The version of the one that they knew.
+    outdated: Option<Version>,
     unresolved: Unresolved,
     next_number: u64,
     waiting: BTreeMap<u64, Arrival>,
+    pace: Pace,
 }
 
 /// What to do after an attempt.
@@ -66,7 +76,13 @@ enum Next {
 }
 
 impl Committer {
-    pub(crate) fn new(upload: Upload, buffer_id: Uuid, tail_max: usize, streams: Streams) -> Self {
+    pub(crate) fn new(
+        upload: Upload,
+        buffer_id: Uuid,
+        tail_max: usize,
+        streams: Streams,
+        pace: Pace,
+    ) -> Self {
         let producer = upload.environment.producer_id();
         Self {
             upload,
@@ -78,9 +94,12 @@ impl Committer {
             registered: false,
             last: 0,
             known: None,
+            reads_first: 0,
+            outdated: None,
             unresolved: None,
             next_number: 0,
             waiting: BTreeMap::new(),
+            pace,
         }
     }
 
@@ -94,12 +113,14 @@ impl Committer {
                 if group.is_empty() {
                     break;
                 }
+                self.gather(&mut group, &mut arrivals).await;
                 self.commit(group, &mut arrivals).await;
             }
         }
     }
 
     fn arrive(&mut self, arrival: Arrival) {
+        self.pace.arrived();
         let number = match &arrival {
             Arrival::Uploaded(uploaded) => {
                 self.upload.metrics.segments_uncommitted.inc();
@@ -126,10 +147,31 @@ impl Committer {
         }
     }
 
+    /// Lets segments that were full before their linger was over wait for others to share their commit, as long as
+    /// that is worth it.
+    async fn gather(&mut self, group: &mut Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
+        self.pace.begin();
+        while group.len() < COMMIT_SEGMENTS_MAX
+            && let Some(due) = group.iter().map(|uploaded| uploaded.commit_by).min()
+            && let Some(next_look) = self.pace.wait_until(due)
+        {
+            tokio::select! {
+                biased;
+                arrival = arrivals.recv() => match arrival {
+                    Some(arrival) => self.arrive(arrival),
+                    None => return,
+                },
+                () = sleep_until(next_look) => {}
+            }
+            self.extend(group, arrivals);
+        }
+    }
+
     /// Commits a group of segments, however long it takes.
     async fn commit(&mut self, mut group: Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
         let started = Instant::now();
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(3));
+        self.mistrust();
         while !group.is_empty() {
             // What an unresolved attempt named must not change, or its landing would be misread.
             if self.unresolved.is_none() {
@@ -146,6 +188,16 @@ impl Committer {
                 Next::AtOnce => {}
                 Next::AfterAWait => sleep(self.upload.environment.next_wait(&mut backoff)).await,
             }
+        }
+    }
+
+    /// Forgets a manifest that others have probably changed: to swap it would be in vain.
+    fn mistrust(&mut self) {
+        if self.reads_first > 0
+            && let Some(known) = self.known.take()
+        {
+            self.reads_first -= 1;
+            self.outdated = known.map(|snapshot| snapshot.version);
         }
     }
 
@@ -284,6 +336,14 @@ impl Committer {
                 self.streams
                     .learn(found.as_ref().map_or(&[], |found| &found.state.streams));
                 self.resolve(found.as_ref());
+                let version = found.as_ref().map(|found| &found.version);
+                if self
+                    .outdated
+                    .take()
+                    .is_some_and(|outdated| version != Some(&outdated))
+                {
+                    self.reads_first = READS_FIRST;
+                }
                 self.known = Some(found);
                 return true;
             }
@@ -317,6 +377,7 @@ impl Committer {
             }
             Swap::Mismatch => {
                 metrics.attempt("mismatch");
+                self.reads_first = READS_FIRST;
                 false
             }
             Swap::Unknown(error) => {

@@ -7,8 +7,9 @@ use millpond_segment::Limits;
 /// How a producer batches, and how much it may hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// How long after its first message a segment closes at the latest (1 s: with S3's 60 ms a PUT this is most
-    /// of the latency, and one PUT and one CAS a second is what a producer costs at least).
+    /// How long after its first message a segment closes at the latest; and how long after it a segment that was full
+    /// before may wait for others that share its commit, the upload not counted (1 s: with S3's 60 ms a PUT this is
+    /// most of the latency; one PUT and one CAS a second is what a producer costs at least).
     pub linger: Duration,
     /// Compressed bytes at which a segment closes (16 MiB: past that a PUT gets slower, not cheaper).
     pub segment_bytes: usize,

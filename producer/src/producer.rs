@@ -16,8 +16,10 @@ use tokio_util::task::TaskTracker;
 use crate::accumulator::{Accepted, Accumulator};
 use crate::committer::Committer;
 use crate::encoder::Encoders;
+use crate::flow::Flow;
 use crate::health::Health;
 use crate::metrics::Metrics;
+use crate::pace::Pace;
 use crate::streams::Streams;
 use crate::uploader::{Upload, Uploaders};
 use crate::{Append, AppendError, Budget, Committed, Config, ConfigError, Environment, Readiness};
@@ -124,7 +126,9 @@ impl Producer {
             health: health_of_upload,
             metrics: metrics_of_upload,
         };
-        let mut committer = Committer::new(upload.clone(), buffer.id, config.tail_max, streams.clone());
+        let flow = Flow::default();
+        let pace = Pace::new(flow.clone(), budget.clone());
+        let mut committer = Committer::new(upload.clone(), buffer.id, config.tail_max, streams.clone(), pace);
         register(&mut committer, &upload, give_up_at).await?;
 
         let tasks = TaskTracker::new();
@@ -135,7 +139,8 @@ impl Producer {
         let encoders = Encoders::new(&config, environment, metrics.clone());
         let (messages, accepted) = mpsc::channel(QUEUE);
         let block_bytes = config.block_bytes;
-        let accumulator = Accumulator::new(config, budget.clone(), encoders, uploaders, metrics.clone());
+        let accumulator =
+            Accumulator::new(config, budget.clone(), encoders, uploaders, flow, metrics.clone());
         tasks.spawn(accumulator.run(accepted, closing.clone()));
         Ok(Self(Arc::new(Inner {
             messages,

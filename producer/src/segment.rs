@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millpond_manifest::{NewPart, NewSegment};
 use millpond_segment::{
@@ -100,6 +101,7 @@ pub(crate) struct FillingSegment {
     pub(crate) raw_len: usize,
     pub(crate) compressed_len: usize,
     in_encoders: usize,
+    linger_left: Duration,
     failure: Option<String>,
 }
 
@@ -115,6 +117,7 @@ impl FillingSegment {
             raw_len: 0,
             compressed_len: 0,
             in_encoders: 0,
+            linger_left: Duration::ZERO,
             failure: None,
         }
     }
@@ -209,8 +212,9 @@ impl FillingSegment {
         })
     }
 
-    /// Takes the blocks that are left: the segment gets no more messages.
-    pub(crate) fn close(&mut self) -> Vec<FullBlock> {
+    /// Takes the blocks that are left: the segment gets no more messages, and so much of its linger is left.
+    pub(crate) fn close(&mut self, linger_left: Duration) -> Vec<FullBlock> {
+        self.linger_left = linger_left;
         (0..self.streams.len())
             .filter_map(|place| self.ship(place))
             .collect()
@@ -248,6 +252,7 @@ impl FillingSegment {
             streams,
             waiters,
             mut reservation,
+            linger_left,
             failure,
             ..
         } = self;
@@ -276,6 +281,7 @@ impl FillingSegment {
             number,
             encoded,
             waiters,
+            linger_left,
             reservation,
         })
     }
@@ -287,6 +293,8 @@ pub(crate) struct EncodedWork {
     pub(crate) number: u64,
     pub(crate) encoded: EncodedSegment,
     pub(crate) waiters: Vec<Waiter>,
+    /// What was left of its linger when it closed: its commit may be so much later than its upload.
+    pub(crate) linger_left: Duration,
     /// Kept until the commit, since the orphan floor may ask for the bytes again.
     #[expect(
         dead_code,
@@ -298,6 +306,8 @@ pub(crate) struct EncodedWork {
 /// A segment that is in the store.
 pub(crate) struct UploadedWork {
     pub(crate) name: Ulid,
+    /// When its commit begins at the latest.
+    pub(crate) commit_by: Instant,
     pub(crate) work: EncodedWork,
 }
 

@@ -58,7 +58,12 @@ impl Upload {
         self.metrics
             .upload_seconds
             .observe(started.elapsed().as_secs_f64());
-        UploadedWork { name, work }
+        let commit_by = Instant::now() + work.linger_left;
+        UploadedWork {
+            name,
+            commit_by,
+            work,
+        }
     }
 
     async fn attempt(&self, name: Ulid, work: &EncodedWork) -> Result<Created, millpond_storage::Error> {
