@@ -94,6 +94,9 @@ def test_a_consumer_that_ended_says_why_and_leaves_no_lease(site):
     assert why.startswith("it ended: ")
     assert "tidy" in why
     assert (found["state"], found["owner"]) == ("abandoned", None)
+    text = site.millpond("status").stdout()
+    assert f"    ended: {why.removeprefix('it ended: ')}" in text
+    assert "waits for" not in text
 
     site.clickhouse.query(f"ALTER TABLE {table} DROP CONSTRAINT tidy")
     second = site.consumer("--lease", "600s", "--ack-interval", "50ms", name="consumer-second")

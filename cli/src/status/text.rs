@@ -99,7 +99,10 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
         rows.collect(),
     )?;
     for reason in &consumer.waiting_for {
-        writeln!(text, "    waits for: {reason}")?;
+        match reason.strip_prefix("it ended: ") {
+            Some(why) => writeln!(text, "    ended: {why}")?,
+            None => writeln!(text, "    waits for: {reason}")?,
+        }
     }
     for Position { stream, refused, .. } in &consumer.streams {
         for reason in refused {
