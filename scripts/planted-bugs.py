@@ -44,6 +44,7 @@ PRODUCERS = "two_producers_and_a_collector"
 OWNERS = "two_owners_of_a_cursor"
 RULES = "two_owners_with_different_rules"
 LEFT_BEHIND = "an_owner_that_leaves_batches_behind_a_hole"
+GIVEN_BACK_AHEAD = "owners_that_plan_ahead_and_give_the_cursor_back"
 FENCED_RULES = "a_fenced_owner_that_outlives_a_change_of_the_rule"
 
 
@@ -116,6 +117,7 @@ CATCHERS = {
     ],
     "rule-not-pinned": [model(RULES, "4")],
     "released-in-doubt": [model(LEFT_BEHIND, "4")],
+    "withdrawn-in-doubt": [model(GIVEN_BACK_AHEAD, "3: nothing is in the sink twice")],
     "token-without-chunk": [
         consuming(
             "everything_committed_is_in_the_sink_once_and_acknowledged",

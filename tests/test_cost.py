@@ -52,7 +52,7 @@ class Configuration:
 
 
 CONFIGURATIONS = [
-    Configuration("acknowledged with the next plan", ("2s",)),
+    Configuration("planned ahead", ("2s",)),
     Configuration(
         "acknowledged by itself", ("3s",), consumer={"--ack-interval": "1s"}, segments=20
     ),

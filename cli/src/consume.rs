@@ -64,7 +64,9 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_CONSUME_ADMIN",
         value_name = "ADDR",
-        default_value = "127.0.0.1:4381", value_parser = address)]
+        default_value = "127.0.0.1:4381",
+        value_parser = address
+    )]
     pub(crate) admin: SocketAddr,
 
     /// This process's name as the cursor's owner. Without it a random one. A stable name (a StatefulSet's pod)
@@ -88,15 +90,20 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_POLL_INTERVAL",
         value_name = "TIME",
-        default_value = "250ms", value_parser = pause)]
+        default_value = "250ms",
+        value_parser = pause
+    )]
     pub(crate) poll_interval: Time,
 
-    /// How often acknowledgements are made durable when nothing has to be planned. 1s: at most one PUT a second.
+    /// How often acknowledgements are made durable when nothing has to be planned; sooner when nothing has been written for a
+    /// third of that. 5s: a PUT every five seconds, and a successor asks ClickHouse for what was written since.
     #[arg(
         long,
         env = "MILLPOND_ACK_INTERVAL",
         value_name = "TIME",
-        default_value = "1s", value_parser = pause)]
+        default_value = "5s",
+        value_parser = pause
+    )]
     pub(crate) ack_interval: Time,
 
     /// The most bytes held for batches under way. 512MiB: four batches of the default size.

@@ -34,7 +34,9 @@ pub(crate) struct GatewayArgs {
         long,
         env = "MILLPOND_LISTEN",
         value_name = "ADDR",
-        default_value = "127.0.0.1:4317", value_parser = address)]
+        default_value = "127.0.0.1:4317",
+        value_parser = address
+    )]
     pub(crate) listen: SocketAddr,
 
     /// Where OTLP/HTTP is accepted: protobuf and JSON, HTTP/1.1 and HTTP/2. Loopback, as above.
@@ -42,7 +44,9 @@ pub(crate) struct GatewayArgs {
         long,
         env = "MILLPOND_LISTEN_HTTP",
         value_name = "ADDR",
-        default_value = "127.0.0.1:4318", value_parser = address)]
+        default_value = "127.0.0.1:4318",
+        value_parser = address
+    )]
     pub(crate) listen_http: SocketAddr,
 
     #[command(flatten)]
@@ -54,7 +58,9 @@ pub(crate) struct GatewayArgs {
         long,
         env = "MILLPOND_GATEWAY_ADMIN",
         value_name = "ADDR",
-        default_value = "127.0.0.1:4380", value_parser = address)]
+        default_value = "127.0.0.1:4380",
+        value_parser = address
+    )]
     pub(crate) admin: SocketAddr,
 
     /// How long after its first message a segment is closed at the latest; and how long segments that are full before may wait
@@ -100,7 +106,9 @@ pub(crate) struct GatewayArgs {
         long,
         env = "MILLPOND_COMPRESSION_LEVEL",
         value_name = "LEVEL",
-        default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=22))]
+        default_value_t = 1,
+        value_parser = clap::value_parser!(i32).range(1..=22)
+    )]
     pub(crate) compression_level: i32,
 
     /// How much memory the gateway may take. Four fifths are for requests, blocks and segments; the rest is for

@@ -58,7 +58,9 @@ pub(crate) struct StoreArgs {
         long,
         env = "MILLPOND_REQUEST_TIMEOUT",
         value_name = "TIME",
-        default_value = "30s", value_parser = pause)]
+        default_value = "30s",
+        value_parser = pause
+    )]
     pub(crate) request_timeout: Time,
 
     /// Delay every request as S3 would, drawn with this seed. For benchmarks on a local store.

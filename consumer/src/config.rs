@@ -20,7 +20,8 @@ pub struct Config {
     pub take_over: bool,
     /// How often the manifest is asked for news.
     pub poll_interval: Duration,
-    /// How often acknowledgements are made durable when there is nothing to plan.
+    /// How often acknowledgements are made durable when there is nothing to plan; sooner when nothing has been finished
+    /// for a third of that (5 s: what a successor may have to ask the sink for).
     pub ack_interval: Duration,
     /// The most bytes held for batches that are under way.
     pub memory_limit: u64,
@@ -57,7 +58,7 @@ impl Default for Config {
             lease: Duration::from_secs(15),
             take_over: false,
             poll_interval: Duration::from_millis(250),
-            ack_interval: Duration::from_secs(1),
+            ack_interval: Duration::from_secs(5),
             memory_limit: 512 << 20,
             fetchers: 8,
             decoders: std::thread::available_parallelism().map_or(2, usize::from),

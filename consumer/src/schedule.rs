@@ -22,6 +22,8 @@ enum Progress {
 pub struct Schedule {
     work: BTreeMap<Key, Progress>,
     doubt: BTreeSet<Key>,
+    /// Of each stream, the last sequence that was planned when the cursor was opened.
+    inherited: BTreeMap<String, u64>,
 }
 
 /// What the driver should do now.
@@ -31,12 +33,25 @@ pub struct Decision {
     pub start: Vec<Key>,
     /// Boundaries to make durable.
     pub plans: Vec<Key>,
+    /// Batches of segments that are not committed yet, after those: a swap that is made anyway makes them durable, and then
+    /// their segments wait for none.
+    pub ahead: Vec<Key>,
     /// How far each stream can be acknowledged.
     pub acknowledge: Vec<(String, u64)>,
     /// Some batch's acknowledgement is among them: they are worth a request.
     pub progress: bool,
     /// Batches, or pages, wait only because so much is finished and not acknowledged.
     pub blocked: bool,
+}
+
+/// How much there is room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Batches that the writers can take at once.
+    pub writers: usize,
+    /// Sequences after the end of the log that are planned ahead, each as a batch by itself. 0 while several come at a time:
+    /// they would better share one.
+    pub ahead: u64,
 }
 
 /// What the decision is made for.
@@ -60,6 +75,17 @@ impl Schedule {
         Schedule {
             work: BTreeMap::new(),
             doubt,
+            ..Schedule::after(cursor)
+        }
+    }
+
+    /// The schedule of an owner that opened the cursor so, and sees no log yet.
+    pub fn after(cursor: &Cursor) -> Self {
+        let planned = cursor.streams.iter();
+        let last = planned.filter_map(|(stream, of)| Some((stream.clone(), of.planned.back()?.high)));
+        Schedule {
+            inherited: last.collect(),
+            ..Schedule::default()
         }
     }
 
@@ -110,25 +136,29 @@ impl Schedule {
         plans.map(|plan| plan.high).max()
     }
 
-    /// What to do now. `slots` is how many batches the writers can take at once.
+    /// What to do now.
     pub fn decide(
         &self,
         cursor: &Cursor,
         log: &Log,
         accepts: &dyn Fn(&str) -> bool,
         mode: Mode,
-        slots: usize,
+        room: Room,
     ) -> Decision {
         let mut decision = Decision::default();
         let limit = cursor.rule.max_in_flight as usize;
-        let calm = self.doubt.is_empty() && mode == Mode::Working;
+        let streams = streams(log, accepts);
+        let settled = !streams
+            .iter()
+            .any(|&(index, stream)| self.presses(log, index, stream));
+        let calm = settled && mode == Mode::Working;
         let mut busy = self.running();
-        for (index, stream) in streams(log, accepts) {
+        for (index, stream) in streams {
             let seen = stream_candidates(cursor, log, index, stream, limit);
             let paged = seen.end < log.next_sequence;
             self.acknowledge(&mut decision, cursor, log, stream, &seen);
             let found = seen.candidates;
-            let mut waiting = 0;
+            let (mut waiting, mut left_open) = (0, paged || found.len() > limit);
             for candidate in found.iter().take(limit) {
                 let key = (stream.to_owned(), candidate.plan);
                 if self.work.contains_key(&key) {
@@ -136,7 +166,7 @@ impl Schedule {
                 }
                 waiting += 1;
                 match candidate.ground {
-                    Ground::Planned if self.doubt.is_empty() || self.doubt.contains(&key) => {
+                    Ground::Planned if settled || self.doubt.contains(&key) => {
                         busy += 1;
                         decision.start.push(key);
                     }
@@ -152,19 +182,33 @@ impl Schedule {
                         decision.plans.push(key);
                     }
                     // More could still join it: it goes only when a writer would be idle otherwise.
-                    Ground::Open if calm && busy < slots => {
+                    Ground::Open if calm && busy < room.writers => {
                         busy += 1;
                         decision.plans.push(key);
                     }
-                    _ => {}
+                    ground => left_open |= ground != Ground::Planned,
                 }
             }
             decision.blocked |= (found.len() > limit || paged) && waiting == 0;
+            if calm && !left_open {
+                plan_ahead(&mut decision, cursor, log, stream, room.ahead);
+            }
         }
         if planted::is(Bug::PlanAfterSink) {
             decision.start.append(&mut decision.plans.clone());
         }
         decision
+    }
+
+    /// Whether something of this stream is in doubt and can be sent: it is committed, and there is a part of it, or it is not
+    /// seen whether there is.
+    fn presses(&self, log: &Log, index: u32, stream: &str) -> bool {
+        let doubtful = self.doubt.iter().filter(|(of, _)| of == stream);
+        let mut committed = doubtful.filter(|(_, plan)| plan.low < log.next_sequence);
+        committed.any(|(_, plan)| {
+            let part = log.parts(index, plan.low).next();
+            log.horizon(plan.low) <= plan.high || part.is_some_and(|(sequence, ..)| sequence <= plan.high)
+        })
     }
 
     /// Over finished batches that are contiguous, never over a hole; sequences without a part of this
@@ -196,6 +240,41 @@ impl Schedule {
             // Over pages without a part of this stream, too: which pages are looked at follows the position.
             decision.progress |= moves && (finished > 0 || next < log.tail_start());
         }
+    }
+
+    /// How far a stream is in the sink without a hole; the cursor may not say so yet.
+    pub fn reached(&self, cursor: &Cursor, log: &Log, index: u32, stream: &str) -> u64 {
+        let seen = stream_candidates(cursor, log, index, stream, cursor.rule.max_in_flight as usize);
+        let mut decision = Decision::default();
+        self.acknowledge(&mut decision, cursor, log, stream, &seen);
+        let reached = decision.acknowledge.first().map(|(_, next)| *next);
+        reached.unwrap_or_else(|| cursor.next(stream))
+    }
+
+    /// Plans ahead that this owner made and has not begun with, since their segments are not in its log: who ends takes
+    /// them back. What its predecessor planned, the predecessor may have sent.
+    pub fn unsent(&self, cursor: &Cursor, log: &Log) -> Vec<Key> {
+        let all = planted::is(Bug::WithdrawnInDoubt);
+        let plans = cursor.streams.iter().flat_map(|(stream, of)| {
+            let inherited = self.inherited.get(stream).filter(|_| !all);
+            let own = inherited.map_or(0, |last| last + 1).max(log.next_sequence);
+            let unsent = of.planned.iter().filter(move |plan| plan.low >= own);
+            unsent.map(|plan| (stream.clone(), *plan))
+        });
+        plans.collect()
+    }
+}
+
+/// Plans the sequences after the end of the log, as far as they are not planned.
+fn plan_ahead(decision: &mut Decision, cursor: &Cursor, log: &Log, stream: &str, ahead: u64) {
+    let planned = cursor.planned(stream).last().map_or(0, |last| last.high + 1);
+    let end = log.next_sequence.saturating_add(ahead);
+    for sequence in planned.max(log.next_sequence)..end {
+        let plan = Plan {
+            low: sequence,
+            high: sequence,
+        };
+        decision.ahead.push((stream.to_owned(), plan));
     }
 }
 

@@ -7,7 +7,7 @@ use crate::error::ConsumeError;
 use crate::isolate::{Refusal, Refusals};
 use crate::metrics::range;
 use crate::owner::{Attempt, Claim, Outcome, Owned, read_patiently};
-use crate::schedule::{Decision, Key, Mode, Schedule, begins};
+use crate::schedule::{Decision, Key, Mode, Room, Schedule, begins};
 use crate::sink::{Batch, BatchId, Part};
 use crate::status::Level;
 use crate::work::{Job, Wanted, Workshop};
@@ -194,6 +194,10 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a process that ends by an error takes to give the cursor back.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
+/// While segments come one at a time, so many after the end of the log are planned ahead (8: more than come between two
+/// acknowledgements at one a second).
+const PLANNED_AHEAD: u64 = 8;
+
 /// Of each stream, so many pages from its position on are kept loaded.
 const PAGES_AHEAD: usize = 2;
 
@@ -225,6 +229,10 @@ struct Tenure<'a> {
     /// After a failure, no swap before this.
     swap_again_at: Instant,
     drain_until: Option<Instant>,
+    /// When the last batch was finished.
+    finished_at: Instant,
+    /// Segments came one at a time when the log was last found changed.
+    one_by_one: bool,
     ignored: HashSet<String>,
     /// Where the log began when it was last said that something was trimmed unread.
     trimmed: u64,
@@ -234,7 +242,7 @@ impl<'a> Tenure<'a> {
     fn begin(shard: &'a Shard, owned: Owned, log: Option<Known>) -> Tenure<'a> {
         let schedule = match &log {
             Some(known) if owned.in_doubt => replay(shard, &owned.durable.state, &known.log),
-            _ => Schedule::default(),
+            _ => Schedule::after(&owned.durable.state),
         };
         let now = Instant::now();
         let (refusals, refused) = mpsc::unbounded_channel();
@@ -257,6 +265,8 @@ impl<'a> Tenure<'a> {
             leased_at: owned.leased_at,
             swap_again_at: now,
             drain_until: None,
+            finished_at: now,
+            one_by_one: false,
             ignored: HashSet::new(),
             trimmed: 0,
         };
@@ -361,9 +371,12 @@ impl<'a> Tenure<'a> {
             Mode::Working
         };
         let accepts = accepts(&self.shard.workshop, &log.log);
-        let slots = self.shard.config.writers;
+        let room = Room {
+            writers: self.shard.config.writers,
+            ahead: if self.one_by_one { PLANNED_AHEAD } else { 0 },
+        };
         self.schedule
-            .decide(&self.durable.state, &log.log, &accepts, mode, slots)
+            .decide(&self.durable.state, &log.log, &accepts, mode, room)
     }
 
     fn start(&mut self, key: Key) {
@@ -381,6 +394,7 @@ impl<'a> Tenure<'a> {
     fn finished(&mut self, key: &Key) {
         debug!(stream = key.0, batch = range(key.1), "is in the sink");
         self.schedule.finished(key);
+        self.finished_at = Instant::now();
         self.shard.workshop.metrics.running.dec();
         self.shard
             .workshop
@@ -450,6 +464,12 @@ impl<'a> Tenure<'a> {
         })
     }
 
+    /// What is finished is made durable sooner when nothing has been finished for so long: no other swap is near that
+    /// could carry it.
+    fn rest(&self) -> Duration {
+        self.shard.config.ack_interval / 3
+    }
+
     /// Starts a swap if one is called for. True while one is called for or under way.
     fn begin_swap(&mut self, decision: &Decision) -> Result<bool, ConsumeError> {
         let now = Instant::now();
@@ -457,10 +477,11 @@ impl<'a> Tenure<'a> {
             ack_interval, lease, ..
         } = self.shard.config;
         let since = now - self.swapped_at;
-        // With nothing under way there is nothing to wait for: what is done is made durable at the end
-        // of the interval all the same, so that a crash replays little.
-        let acknowledge =
-            decision.progress && (since >= ack_interval || decision.blocked || self.drain_until.is_some());
+        let acknowledge = decision.progress
+            && (since >= ack_interval
+                || self.finished_at.elapsed() >= self.rest()
+                || decision.blocked
+                || self.drain_until.is_some());
         let renew = since >= lease / 3;
         let write_down = !decision.plans.is_empty() || !self.undurable.is_empty();
         if !(acknowledge || renew || write_down) {
@@ -473,7 +494,7 @@ impl<'a> Tenure<'a> {
         for (stream, position) in &decision.acknowledge {
             next.acknowledge(stream, *position)?;
         }
-        for (stream, plan) in &decision.plans {
+        for (stream, plan) in decision.plans.iter().chain(&decision.ahead) {
             next.plan(stream, *plan)?;
         }
         for refusal in &self.undurable {
@@ -546,10 +567,17 @@ impl<'a> Tenure<'a> {
                     self.shard.check_log(&news.state)?;
                     self.log = Some(match self.log.take() {
                         None => Known::new(news),
-                        Some(known) => Known {
-                            log: known.log.advanced(news.state),
-                            version: news.version,
-                        },
+                        Some(known) => {
+                            let came = news.state.next_sequence.saturating_sub(known.log.next_sequence);
+                            // A collector changes it too, and nothing comes.
+                            if came > 0 {
+                                self.one_by_one = came == 1;
+                            }
+                            Known {
+                                log: known.log.advanced(news.state),
+                                version: news.version,
+                            }
+                        }
                     });
                     self.warn_of_trimmed();
                 }
@@ -632,7 +660,8 @@ impl<'a> Tenure<'a> {
         let Shard { claim, workshop, .. } = self.shard;
         let now_ms = now_ms(&*claim.environment);
         self.for_each_stream(|log, index, stream| {
-            let lag = log.lag(index, self.durable.state.next(stream));
+            let reached = self.schedule.reached(&self.durable.state, log, index, stream);
+            let lag = log.lag(index, reached);
             workshop.metrics.show_backlog(claim.shard, stream, &lag, now_ms);
         });
     }
@@ -665,7 +694,9 @@ impl<'a> Tenure<'a> {
         } else {
             let mut timer = self.swapped_at + lease / 3;
             if decision.progress {
-                timer = timer.min(self.swapped_at + ack_interval);
+                timer = timer
+                    .min(self.swapped_at + ack_interval)
+                    .min(self.finished_at + self.rest());
             }
             // A swap that is called for goes as soon as the pause after a failure is over.
             timer.max(self.swap_again_at)
@@ -687,6 +718,11 @@ impl<'a> Tenure<'a> {
             let mut next = self.durable.state.clone();
             for (stream, position) in &decision.acknowledge {
                 next.acknowledge(stream, *position)?;
+            }
+            let log = self.log.as_ref().map(|known| &known.log);
+            let unsent = log.map(|log| self.schedule.unsent(&next, log));
+            for (stream, plan) in unsent.unwrap_or_default() {
+                next.withdraw(&stream, plan);
             }
             next.wait_for(&[]);
             // With the store away it would take for ever.

@@ -4,7 +4,7 @@
 mod support;
 
 use millpond_consumer::{Config, ConsumeError, Consumer};
-use millpond_manifest::cursor::Ownership;
+use millpond_manifest::cursor::{Ownership, Plan};
 use millpond_manifest::{cas, layout};
 use millpond_storage::unreliable::{self, Faults, On, Outage, WriteFaults};
 use millpond_storage::{Cas, Store};
@@ -552,7 +552,8 @@ async fn an_owner_whose_lease_ran_out_begins_nothing_until_it_is_renewed() {
     plans.release();
     renews.arrived().await;
     let cursor = log.cursor("default").await.unwrap();
-    assert_eq!(cursor.planned(STREAM).count(), 1, "the plan has landed");
+    let plan = cursor.planned(STREAM).next();
+    assert_eq!(plan, Some(Plan { low: 1, high: 1 }), "the plan has landed");
     assert_eq!(
         table.attempts(),
         sent,

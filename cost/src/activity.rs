@@ -16,6 +16,8 @@ const ENTRY_BYTES: f64 = 64.0;
 const PART_BYTES: f64 = 30.0;
 /// Once a producer has met another, so many more of its commits read the manifest first.
 const READS_FIRST: f64 = 12.0;
+/// While segments come one at a time, so many are planned before they are committed.
+const PLANNED_AHEAD: f64 = 8.0;
 /// A process that stands by looks again after a second.
 const STANDBY_SECONDS: f64 = 1.0;
 
@@ -108,17 +110,19 @@ impl Activity {
 
         let pages = segments / f64::from(settings.tail_max);
         let polls_each = 1.0 / (settings.poll_seconds + request.get_seconds);
-        let swaps = CursorSwaps::of(settings, request, polls_each, commits.landed / sharing, sharing);
+        let each = commits.landed / sharing;
+        let alone = alone(polls_each, each, sharing, segments / active / commits.landed);
+        let swaps = CursorSwaps::of(settings, request, polls_each, each, sharing, alone);
         let idle_swaps = (shards - active) * 3.0 / settings.lease_seconds;
         let consumers = f64::from(settings.consumers);
         let standbys = consumers * f64::from(settings.standbys);
 
         // A round's swap makes the version stale that a lone producer knows, who then takes it for a while that others
         // commit; those who share a shard read first anyway.
-        let alone = 2.0 - sharing.min(2.0);
+        let lone = 2.0 - sharing.min(2.0);
         let wary = (rounds.rate * READS_FIRST / commits.landed).min(1.0);
-        let wary_reads = commits.landed * active * wary * alone;
-        let stale = rounds.rate * active * (1.0 - wary) * alone;
+        let wary_reads = commits.landed * active * wary * lone;
+        let stale = rounds.rate * active * (1.0 - wary) * lone;
         // Consumers twice, segments and pages once.
         let listed = |keys: f64| active * (keys / active / LIST_PAGE + 0.5).max(1.0) + shards - active;
         let lists = 2.0 * shards + listed(segments * lifetime) + listed(pages * lifetime);
@@ -215,31 +219,69 @@ struct CursorSwaps {
 }
 
 impl CursorSwaps {
-    /// News comes from `sharing` producers with `each` commits a second, looked for `polls` times a second.
-    fn of(settings: &Settings, request: RequestLatency, polls: f64, each: f64, sharing: f64) -> CursorSwaps {
+    /// News comes from `sharing` producers with `each` commits a second, looked for `polls` times a second. `alone` is how
+    /// often it is one segment.
+    fn of(
+        settings: &Settings,
+        request: RequestLatency,
+        polls: f64,
+        each: f64,
+        sharing: f64,
+        alone: f64,
+    ) -> CursorSwaps {
         // Producers are regular and know nothing of each other.
         let unseen = 1.0 - (each / polls).min(1.0);
         let news = polls * (1.0 - unseen.powf(sharing));
-        // What is done is acknowledged with the next plan, or after the interval, whichever is first. Between two polls that
-        // find a producer's commits lies its period, give or take a poll.
-        // A renewal of the lease acknowledges too.
+        // What is done is acknowledged with any other swap, or after the interval, or when nothing has been done for a third
+        // of it. A renewal of the lease acknowledges too. Between two polls that find a producer's commits lies its
+        // period, give or take a poll.
         let renewal = settings.lease_seconds / 3.0;
-        let after = settings.ack_seconds.min(renewal) + request.put_seconds;
+        let rest = settings.ack_seconds / 3.0;
         let period = (1.0 / each).max(1.0 / polls);
         let jitter = (1.0 / polls).min(1.0 / each);
-        let own = longer(period, jitter, after);
-        let acknowledged = own * (1.0 - (after * each).min(1.0)).powf(sharing - 1.0);
-        // A writer that is idle gets what has come. With more streams than writers, the others' plans come one by one.
-        let waiting = f64::from(settings.streams.saturating_sub(settings.writers));
-        let plans = news * (1.0 + waiting);
+        let before_news =
+            |after: f64| longer(period, jitter, after) * (1.0 - (after * each).min(1.0)).powf(sharing - 1.0);
         // While nothing comes: whole renewals, in the mean half of one fewer than would fit.
-        let renewals = news * ((1.0 / news - after) / renewal - 0.5).max(0.0);
-        CursorSwaps {
-            rate: plans + news * acknowledged + renewals,
+        let renewals = |after: f64| news * ((1.0 / news - after) / renewal - 0.5).max(0.0);
+
+        // One segment at a time is planned ahead: swaps acknowledge, and plan what will come until the next. Where several
+        // came at last, one plans nothing ahead, and another swap must.
+        let interval = settings.ack_seconds.min(renewal) + request.put_seconds;
+        let after = rest.min(renewal) + request.put_seconds;
+        let rests = before_news(after);
+        let used_up = each * sharing / (PLANNED_AHEAD * alone);
+        let ahead = CursorSwaps {
+            rate: ((1.0 - rests) / interval + rests * (news + renewals(after))).max(used_up),
+            news,
+            acknowledged: rests + (1.0 - rests) * (1.0 / (news * interval)).min(1.0),
+        };
+        // Of several, a writer that is idle gets what has come. With more streams than writers, the others' plans come one by
+        // one.
+        let waiting = f64::from(settings.streams.saturating_sub(settings.writers));
+        let acknowledged = before_news(after);
+        let together = CursorSwaps {
+            rate: news * (1.0 + waiting) + news * acknowledged + renewals(after),
             news,
             acknowledged,
+        };
+        if ahead.rate < together.rate {
+            ahead
+        } else {
+            together
         }
     }
+}
+
+/// How often a poll that finds news finds one segment: such are planned ahead. Each of the producers that share a shard
+/// commits so often, `per_commit` segments at a time.
+pub(crate) fn alone(polls: f64, each: f64, sharing: f64, per_commit: f64) -> f64 {
+    if per_commit > 1.0 {
+        return 0.0;
+    }
+    let unseen = 1.0 - (each / polls).min(1.0);
+    // One that commits more often than it is looked for is found with two now and then.
+    let once = (2.0 - each / polls).clamp(0.0, 1.0);
+    once * unseen.powf(sharing - 1.0)
 }
 
 /// How probable it is that a time of `mean`, give or take the difference of two draws from `spread`, is longer than `limit`.
@@ -308,7 +350,7 @@ mod tests {
     #[test]
     fn it_agrees_with_what_was_measured() {
         for (linger, gateway_put, consumer_put, consumer_get) in
-            [(1.0, 2.0, 1.35, 4.55), (0.25, 7.85, 3.25, 7.40)]
+            [(1.0, 2.0, 0.20, 4.45), (0.25, 7.90, 0.60, 7.35)]
         {
             let found = activity(|s| s.linger_seconds = linger);
             near(found.segments + found.commits, gateway_put);
@@ -403,10 +445,16 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_ride_on_plans_when_there_are_plans() {
-        near(activity(|s| s.linger_seconds = 0.5).cursor_swaps, 2.0);
-        near(activity(|s| s.linger_seconds = 2.0).cursor_swaps, 1.0);
-        // A minute without news: a plan, an acknowledgement, and a renewal every five seconds.
-        near(activity(|s| s.linger_seconds = 60.0).cursor_swaps, 13.0 / 60.0);
+    fn segments_that_come_alone_are_planned_ahead() {
+        // A swap every five seconds.
+        near(activity(|s| s.linger_seconds = 0.8).cursor_swaps, 1.0 / 5.07);
+        // One for eight segments.
+        near(activity(|s| s.linger_seconds = 0.3).cursor_swaps, 1.0 / 2.4);
+        // One for each, when nothing is done for a third of the ack interval.
+        near(activity(|s| s.linger_seconds = 4.0).cursor_swaps, 0.25);
+        // A minute without news: an acknowledgement, and a renewal every five seconds.
+        near(activity(|s| s.linger_seconds = 60.0).cursor_swaps, 12.0 / 60.0);
+        // Ten a second come together: a plan for each poll that finds some.
+        near(activity(|s| s.producers = 10).cursor_swaps, 3.4);
     }
 }

@@ -74,7 +74,7 @@ impl Default for Settings {
             standbys: 0,
             streams: 1,
             poll_seconds: 0.25,
-            ack_seconds: 1.0,
+            ack_seconds: 5.0,
             lease_seconds: 15.0,
             writers: 2,
             gc_seconds: 300.0,

@@ -369,6 +369,13 @@ impl Cursor {
         })
     }
 
+    /// Takes a plan back that nobody has sent anything of, nor can: its owner made it and did not begin with it.
+    pub fn withdraw(&mut self, stream: &str, plan: Plan) {
+        if let Some(cursor) = self.streams.get_mut(stream) {
+            cursor.planned.retain(|planned| *planned != plan);
+        }
+    }
+
     /// Everything of the stream below `next` is in the sink.
     pub fn acknowledge(&mut self, stream: &str, next: u64) -> Result<(), Forbidden> {
         let start = self.start;

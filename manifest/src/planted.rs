@@ -59,6 +59,8 @@ bugs! {
     RuleNotPinned = "rule-not-pinned",
     /// A cursor with planned batches is released as if nothing were in doubt.
     ReleasedInDoubt = "released-in-doubt",
+    /// An owner that goes takes back what its predecessor planned ahead, too.
+    WithdrawnInDoubt = "withdrawn-in-doubt",
     /// A chunk's token does not say which chunk of the batch it is.
     TokenWithoutChunk = "token-without-chunk",
     /// A batch that may have been sent is cut into smaller chunks than before.

@@ -15,6 +15,7 @@ type accumulator struct {
 	budget    *budget
 	encoders  *encoders
 	uploaders *uploaders
+	flow      *flow
 	log       *slog.Logger
 
 	nextNumber int
@@ -49,6 +50,7 @@ func (a *accumulator) run(messages <-chan accepted) {
 }
 
 func (a *accumulator) accept(accepted accepted) {
+	a.flow.messages.Add(1)
 	if a.open == nil {
 		a.open = newFillingSegment(a.nextNumber, time.Now())
 		a.nextNumber++
@@ -123,8 +125,11 @@ func (a *accumulator) closeOpen() {
 	}
 	a.open = nil
 	a.linger.Stop()
+	a.flow.closed.Add(1)
+	filledFor := time.Since(open.firstAt)
+	open.lingerLeft = a.config.Linger - filledFor
 	if hook := a.config.Hooks.Closed; hook != nil {
-		hook(time.Since(open.firstAt))
+		hook(filledFor)
 	}
 	for place := range open.streams {
 		if full := open.ship(place); full != nil {

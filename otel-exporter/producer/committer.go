@@ -15,6 +15,10 @@ import (
 // commitSegmentsMax is the most segments in one commit: the manifest's tail has room for so many at a time.
 const commitSegmentsMax = 512
 
+// readsFirst is how many commits read the manifest before they swap it, once another producer has committed between two
+// of ours. 12: a read costs a twelfth of a swap that is refused.
+const readsFirst = 12
+
 // The committer is one goroutine that commits uploaded segments in their order, as many as there are with one
 // compare-and-set, never two at a time. What a commit means is decided by package manifest; here is only what to do
 // about its outcomes. It never gives up.
@@ -32,10 +36,14 @@ type committer struct {
 	isKnown bool               // else the manifest must be read again
 	known   *manifest.Snapshot // nil: there is none
 
+	readsFirst int              // so many commits more read the manifest first, though they know one
+	outdated   *storage.Version // of the one that they knew
+
 	unresolved *unresolved
 
 	nextNumber int
 	waiting    map[int]arrival
+	pace       pace
 }
 
 // A newPage is a page on its way into the manifest.
@@ -69,6 +77,7 @@ func newCommitter(pipeline *pipeline, bufferID uuid.UUID, tailMax int, streams *
 		streams:  streams,
 		producer: pipeline.environment.producerID(),
 		waiting:  make(map[int]arrival),
+		pace:     pace{flow: pipeline.flow, budget: pipeline.budget},
 	}
 }
 
@@ -77,12 +86,13 @@ func (c *committer) run(arrivals <-chan arrival) {
 	for arrival := range arrivals {
 		c.arrive(arrival)
 		for group := c.extend(nil, arrivals); len(group) > 0; group = c.extend(nil, arrivals) {
-			c.commit(group, arrivals)
+			c.commit(c.gather(group, arrivals), arrivals)
 		}
 	}
 }
 
 func (c *committer) arrive(arrival arrival) {
+	c.pace.arrive()
 	if arrival.uploaded != nil {
 		c.counters.segmentsUncommitted.Add(1)
 	}
@@ -115,10 +125,47 @@ func (c *committer) extend(group []uploadedWork, arrivals <-chan arrival) []uplo
 	return group
 }
 
+// gather lets segments that were full before their linger was over wait for others to share their commit, as long as
+// that is worth it.
+func (c *committer) gather(group []uploadedWork, arrivals <-chan arrival) []uploadedWork {
+	c.pace.begin()
+	look := time.NewTimer(time.Hour)
+	defer look.Stop()
+	for len(group) < commitSegmentsMax {
+		nextLook, wait := c.pace.waitUntil(due(group))
+		if !wait {
+			break
+		}
+		look.Reset(time.Until(nextLook))
+		select {
+		case arrival, open := <-arrivals:
+			if !open {
+				return group
+			}
+			c.arrive(arrival)
+		case <-look.C:
+		}
+		group = c.extend(group, arrivals)
+	}
+	return group
+}
+
+// due is when the commit of a group begins at the latest.
+func due(group []uploadedWork) time.Time {
+	due := group[0].commitBy
+	for i := range group {
+		if by := group[i].commitBy; by.Before(due) {
+			due = by
+		}
+	}
+	return due
+}
+
 // commit commits a group of segments, however long it takes.
 func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 	started := time.Now()
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
+	c.mistrust()
 	for len(group) > 0 {
 		// What an unresolved attempt named must not change, or its landing would be misread.
 		if c.unresolved == nil {
@@ -136,6 +183,18 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 			time.Sleep(c.environment.wait(&backoff))
 		}
 	}
+}
+
+// mistrust forgets a manifest that others have probably changed: to swap it would be in vain.
+func (c *committer) mistrust() {
+	if c.readsFirst == 0 || !c.isKnown {
+		return
+	}
+	c.readsFirst--
+	if c.known != nil {
+		c.outdated = &c.known.Version
+	}
+	c.isKnown, c.known = false, nil
 }
 
 // attempt makes sure that the manifest is known and that it knows this producer; then it tries to commit. It gives what
@@ -279,6 +338,10 @@ func (c *committer) readManifest() bool {
 		c.streams.learn(found.State.Streams)
 	}
 	c.resolve(found)
+	if c.outdated != nil && (found == nil || found.Version != *c.outdated) {
+		c.readsFirst = readsFirst
+	}
+	c.outdated = nil
 	c.isKnown, c.known = true, found
 	return true
 }
@@ -308,6 +371,8 @@ func (c *committer) swap(expected *storage.Version, next *manifest.Manifest) boo
 	case storage.Committed:
 		c.isKnown, c.known = true, snapshot
 		return true
+	case storage.Mismatch:
+		c.readsFirst = readsFirst
 	case storage.Unknown:
 		c.unresolved = &unresolved{expected}
 	}

@@ -14,8 +14,9 @@ import (
 
 // Config says how a producer batches, how much it may hold, and how it reaches the store. Start from DefaultConfig.
 type Config struct {
-	// Linger is how long after its first message a segment closes at the latest. 1 s: most of the latency and, with one
-	// PUT and one commit a second, most of the cost of a quiet producer.
+	// Linger is how long after its first message a segment closes at the latest; and how long after it a segment that was
+	// full before may wait for others that share its commit, the upload not counted. 1 s: most of the latency; one PUT
+	// and one commit a second is what a producer costs at least.
 	Linger time.Duration
 	// SegmentBytes are the compressed bytes at which a segment closes before its linger is over. 16 MiB: past that a PUT
 	// gets slower, not cheaper.

@@ -344,9 +344,11 @@ func TestWhatWaitsWhileACommitIsSlowGoesWithTheNextOne(t *testing.T) {
 					t.Errorf("%s has sequence %d", message, sequence)
 				}
 			})
+			if i == 0 {
+				<-slow.Arrived()
+			}
 			synctest.Wait()
 		}
-		<-slow.Arrived()
 		if w.segments() != len(messages) {
 			t.Errorf("%d segments are uploaded", w.segments())
 		}

@@ -70,6 +70,7 @@ func begin(environment *environment, config Config, openStore openStore) (*Produ
 			health:      &health{log: config.Logger},
 			counters:    counters,
 			budget:      budget,
+			flow:        &flow{},
 			hooks:       config.Hooks,
 			log:         config.Logger,
 		},

@@ -69,6 +69,7 @@ func (p *Producer) run(encoders *encoders, openStore openStore) {
 		budget:    p.pipeline.budget,
 		encoders:  encoders,
 		uploaders: uploaders,
+		flow:      p.pipeline.flow,
 		log:       p.config.Logger,
 		closed:    make(map[int]*fillingSegment),
 		done:      make(chan doneBlock),

@@ -74,6 +74,7 @@ type fillingSegment struct {
 	rawLen        int
 	compressedLen int
 	inEncoders    int
+	lingerLeft    time.Duration // once it is closed
 }
 
 func newFillingSegment(number int, firstAt time.Time) *fillingSegment {
@@ -119,11 +120,13 @@ type encodedWork struct {
 	encoded segment.EncodedSegment
 	waiters []waiter
 	cost    int64
+	// lingerLeft is what was left of its linger when it closed: its commit may be so much later than its upload.
+	lingerLeft time.Duration
 }
 
 // finish puts the blocks of a closed segment together.
 func (s *fillingSegment) finish() (encodedWork, error) {
-	work := encodedWork{number: s.number, waiters: s.waiters, cost: s.cost}
+	work := encodedWork{number: s.number, waiters: s.waiters, cost: s.cost, lingerLeft: s.lingerLeft}
 	builder := segment.NewBuilder(segment.DefaultLimits())
 	for i := range s.streams {
 		stream := &s.streams[i]
@@ -140,7 +143,8 @@ func (s *fillingSegment) finish() (encodedWork, error) {
 
 // An uploadedWork is a segment that is in the store.
 type uploadedWork struct {
-	name ulid.ULID
+	name     ulid.ULID
+	commitBy time.Time // when its commit begins at the latest
 	encodedWork
 }
 

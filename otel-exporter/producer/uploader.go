@@ -23,6 +23,7 @@ type pipeline struct {
 	health      *health
 	counters    *counters
 	budget      *budget
+	flow        *flow
 	hooks       Hooks
 	log         *slog.Logger
 }
@@ -52,7 +53,7 @@ func (p *pipeline) upload(work encodedWork, notBeforeMs uint64) uploadedWork {
 	if p.hooks.Uploaded != nil {
 		p.hooks.Uploaded(time.Since(started))
 	}
-	return uploadedWork{name, work}
+	return uploadedWork{name, time.Now().Add(work.lingerLeft), work}
 }
 
 // An arrival is what comes to the committer. Every number comes once.
@@ -73,7 +74,10 @@ type uploaders struct {
 func (u *uploaders) upload(work encodedWork) {
 	u.pipeline.counters.segmentsUploading.Add(1)
 	u.tasks.Go(func() {
+		// Its linger goes on while it is held for a buffer that is not open: at a trickle it would fill meanwhile.
+		held := time.Now()
 		<-u.pipeline.opened
+		work.lingerLeft -= time.Since(held)
 		if err := u.pipeline.openError; err != nil {
 			u.pipeline.counters.segmentsUploading.Add(-1)
 			u.pipeline.budget.release(work.cost)

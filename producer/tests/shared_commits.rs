@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use millpond_producer::{Config, Producer};
-use support::{World, append, config};
+use millpond_storage::unreliable::On;
+use support::{World, append, config, until};
 use tokio::time::{Instant, sleep};
 
 const GAP: Duration = Duration::from_millis(10);
@@ -35,7 +36,8 @@ async fn steadily(producer: &Producer, messages: u32, payload: &str) -> Vec<Dura
 
 #[tokio::test(start_paused = true)]
 async fn full_segments_share_a_commit_and_wait_no_longer_than_their_linger() {
-    let linger = Duration::from_secs(1);
+    // It ends between two messages.
+    let linger = Duration::from_secs(1) + GAP / 2;
     let world = World::new();
     let producer = world.producer(full_segments(linger), 1).await;
     let took = steadily(&producer, 300, "x").await;
@@ -65,6 +67,36 @@ async fn callers_that_wait_for_their_answers_are_not_held_up() {
     join_all(rounds).await;
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     assert_eq!(world.manifest().await.state.next_sequence, 40);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_segment_on_its_way_is_waited_for_as_long_as_a_linger_allows() {
+    let linger = Duration::from_secs(1);
+    for upload in [linger / 2, linger * 2] {
+        let world = World::new();
+        let producer = world.producer(full_segments(linger), 1).await;
+        let first = async {
+            let start = Instant::now();
+            append(&producer, "a").await.unwrap();
+            start.elapsed()
+        };
+        let second = async {
+            until(|| async { world.segments().await == 1 }).await;
+            let mut slow = world.controls.hold(On::Create, "");
+            let network = async {
+                slow.arrived().await;
+                sleep(upload).await;
+                slow.release();
+            };
+            tokio::join!(append(&producer, "b"), network).0.unwrap();
+        };
+        let (took, ()) = tokio::join!(first, second);
+        let expected = upload.min(linger);
+        // Looked for every 50 ms.
+        let most = expected + Duration::from_millis(60);
+        assert!(took >= expected && took <= most, "{took:?} beside {upload:?}");
+        assert_eq!(world.log().await, ["a", "b"]);
+    }
 }
 
 #[tokio::test(start_paused = true)]

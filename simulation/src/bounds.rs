@@ -9,6 +9,8 @@ pub struct Bounds {
     pub owners: usize,
     /// A tail with so many entries is sealed.
     pub tail_max: usize,
+    /// Sequences after the end of the log that owners plan ahead.
+    pub ahead: u64,
     /// Batches in flight past the acknowledged position.
     pub max_in_flight: u32,
     /// Whether the second owner is configured with another rule than the first.
@@ -40,6 +42,7 @@ impl Bounds {
         segments: Vec::new(),
         owners: 0,
         tail_max: 2,
+        ahead: 0,
         max_in_flight: 2,
         rules_differ: false,
         ticks: 0,

@@ -4,7 +4,7 @@
 use crate::model::{System, World};
 use crate::producer::STREAM;
 use crate::store::{Answer, Broken, Outcome, Store, Versioned, Write, outcomes};
-use millpond_consumer::schedule::{Decision, Mode, Schedule};
+use millpond_consumer::schedule::{Decision, Mode, Room, Schedule};
 use millpond_manifest::cursor::{Forbidden, Opening, Ownership, Plan};
 use millpond_manifest::{Cursor, Log, Manifest, Rule};
 use std::collections::BTreeMap;
@@ -65,6 +65,8 @@ pub struct Tenure {
     /// The last swap did not succeed for certain: the cursor must be read.
     reread: bool,
     releasing: bool,
+    /// Sequences that are planned ahead.
+    ahead: u64,
 }
 
 /// Where an owner is.
@@ -117,11 +119,21 @@ impl Tenure {
             // A writer is always idle: whatever can be planned may be planned now.
             Some(Known { log, .. }) if !self.in_doubt => {
                 let takes_all = |_: &str| true;
+                let room = Room {
+                    writers: usize::MAX,
+                    ahead: self.ahead,
+                };
                 self.schedule
-                    .decide(&self.durable, log, &takes_all, Mode::Working, usize::MAX)
+                    .decide(&self.durable, log, &takes_all, Mode::Working, room)
             }
             _ => Decision::default(),
         }
+    }
+
+    fn replays_ahead(&self) -> bool {
+        let end = self.log.as_ref().map_or(0, |known| known.log.next_sequence);
+        let mut planned = self.durable.planned(STREAM);
+        planned.any(|plan| plan.low >= end && self.schedule.is_in_doubt(&(STREAM.to_owned(), plan)))
     }
 
     fn acknowledged(&mut self, durable: Versioned<Cursor>) {
@@ -134,7 +146,7 @@ impl Tenure {
     fn save(&self, plan: bool) -> Option<Result<Cursor, Broken>> {
         let decision = self.decide();
         let worth_it = match plan {
-            true => !decision.plans.is_empty(),
+            true => !decision.plans.is_empty() || !decision.ahead.is_empty(),
             false => decision.progress,
         };
         if !worth_it {
@@ -145,7 +157,8 @@ impl Tenure {
             for (stream, position) in &decision.acknowledge {
                 next.acknowledge(stream, *position)?;
             }
-            for (stream, boundaries) in decision.plans.iter().filter(|_| plan) {
+            let plans = decision.plans.iter().chain(&decision.ahead);
+            for (stream, boundaries) in plans.filter(|_| plan) {
                 next.plan(stream, *boundaries)?;
             }
             Ok::<_, Forbidden>(next)
@@ -162,6 +175,11 @@ impl Owner {
     /// Whether it replays what its predecessor may have sent.
     pub fn replays(&self) -> bool {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.schedule.doubtful() > 0)
+    }
+
+    /// Whether its predecessor planned what is not in the log that it knows.
+    pub fn replays_ahead(&self) -> bool {
+        matches!(&self.phase, Phase::Serving(tenure) if tenure.replays_ahead())
     }
 
     /// Whether it still thinks that it owns a cursor that another one has opened.
@@ -200,7 +218,7 @@ impl Owner {
                 if tenure.reread {
                     steps.push(Step::Reread);
                 } else if known.is_some() {
-                    if !decision.plans.is_empty() {
+                    if !decision.plans.is_empty() || !decision.ahead.is_empty() {
                         steps.extend(swaps.clone().map(|outcome| Step::Save(true, outcome)));
                     }
                     if decision.progress {
@@ -223,7 +241,7 @@ impl Owner {
             store, owners, left, ..
         } = world;
         let me = &mut owners[place];
-        let nonce = me.nonce(place);
+        let (nonce, ahead) = (me.nonce(place), system.bounds.ahead);
         if let Step::Open(outcome) | Step::Save(_, outcome) | Step::Release(outcome) = step {
             left.owner_faults -= u8::from(outcome != Outcome::Reported);
         }
@@ -238,13 +256,13 @@ impl Owner {
                 let (opened, in_doubt) = open(seen.as_ref(), place, &rule)?;
                 let next = Versioned::new(opened.stamped(nonce));
                 me.phase = match store.swap(Write::Cursor(next.clone()), outcome)? {
-                    Answer::Committed => serving(next, in_doubt),
+                    Answer::Committed => serving(next, in_doubt, ahead),
                     Answer::Mismatch => Phase::StandingBy,
                     Answer::Unknown => Phase::Unsure(next, in_doubt),
                 };
             }
             (Step::LookAgain, Phase::Unsure(ours, in_doubt)) => match &store.cursor {
-                Some(found) if found == ours => me.phase = serving(found.clone(), *in_doubt),
+                Some(found) if found == ours => me.phase = serving(found.clone(), *in_doubt, ahead),
                 // The next attempt has a nonce of its own.
                 _ => me.end(),
             },
@@ -326,6 +344,10 @@ impl Tenure {
                         store.broken.get_or_insert(Broken::Forbidden);
                     }
                 }
+                let log = self.log.as_ref().map(|known| &known.log);
+                for (stream, plan) in log.map_or_else(Vec::new, |log| self.schedule.unsent(&next, log)) {
+                    next.withdraw(&stream, plan);
+                }
                 next.release();
                 return Some(!self.swap(next, nonce, outcome, store)?);
             }
@@ -346,7 +368,7 @@ impl Tenure {
     }
 }
 
-fn serving(durable: Versioned<Cursor>, in_doubt: bool) -> Phase {
+fn serving(durable: Versioned<Cursor>, in_doubt: bool, ahead: u64) -> Phase {
     Phase::Serving(Box::new(Tenure {
         durable,
         log: None,
@@ -355,6 +377,7 @@ fn serving(durable: Versioned<Cursor>, in_doubt: bool) -> Phase {
         sending: BTreeMap::new(),
         reread: false,
         releasing: false,
+        ahead,
     }))
 }
 

@@ -124,6 +124,12 @@ fn reached(bounds: &Bounds) -> Vec<Property<System>> {
             }),
         ),
         (
+            taken && bounds.ahead > 0,
+            Property::sometimes("a successor waits for what was planned ahead", |_, w: &World| {
+                w.owners.iter().any(super::owner::Owner::replays_ahead)
+            }),
+        ),
+        (
             taken,
             Property::sometimes("a fenced owner does not know it yet", |_, w: &World| {
                 w.owners.iter().any(|owner| owner.is_fenced(&w.store))

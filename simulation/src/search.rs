@@ -37,6 +37,9 @@ pub(crate) struct Search {
     /// Entries of a full tail.
     #[arg(long)]
     tail_max: Option<usize>,
+    /// Sequences after the end of the log that are planned ahead.
+    #[arg(long)]
+    ahead: Option<u64>,
     /// Batches in flight.
     #[arg(long)]
     max_in_flight: Option<u32>,
@@ -99,6 +102,7 @@ impl Search {
             rules_differ: self.rules_differ.unwrap_or(from.rules_differ),
             owners: self.owners.unwrap_or(from.owners),
             tail_max: self.tail_max.unwrap_or(from.tail_max),
+            ahead: self.ahead.unwrap_or(from.ahead),
             max_in_flight: self.max_in_flight.unwrap_or(from.max_in_flight),
             ticks: self.ticks.unwrap_or(from.ticks),
             rounds: self.rounds.unwrap_or(from.rounds),

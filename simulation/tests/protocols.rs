@@ -65,6 +65,29 @@ fn everybody_at_once() {
     holds(Bounds::whole());
 }
 
+/// A fenced owner may send what it planned before it was in the log.
+#[test]
+fn owners_that_plan_ahead() {
+    holds(Bounds {
+        segments: vec![vec![1, 2]],
+        ahead: 1,
+        ..Bounds::delivery()
+    });
+}
+
+/// They take back what they planned ahead, so that another rule can come into force.
+#[test]
+fn owners_that_plan_ahead_and_give_the_cursor_back() {
+    holds(Bounds {
+        segments: vec![vec![1, 1, 1]],
+        ahead: 1,
+        owner_faults: 0,
+        owner_crashes: 0,
+        epochs: 3,
+        ..different_rules(Bounds::takeover())
+    });
+}
+
 /// What was sent lies behind what was not, and the successor would cut it into other chunks.
 #[test]
 fn an_owner_that_leaves_batches_behind_a_hole() {

@@ -240,7 +240,7 @@ pub(crate) struct SettingsArgs {
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     poll_interval: Option<Time>,
 
-    /// How often a consumer makes acknowledgements durable when it plans nothing [default: 1s]
+    /// How often a consumer makes acknowledgements durable when it plans nothing [default: 5s]
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     ack_interval: Option<Time>,
 

@@ -333,7 +333,10 @@ fn position(cursor: &Cursor, log: &Log, index: u32, stream: &str, now_ms: u64) -
         lag_records: lag.records,
         lag_stored_bytes: lag.stored_bytes,
         lag_seconds: seconds(lag_ms),
-        batches_planned: cursor.planned(stream).count(),
+        batches_planned: cursor
+            .planned(stream)
+            .filter(|plan| plan.low < log.next_sequence)
+            .count(),
         refused: refused.map(|refused| refused.reason.clone()).collect(),
         records_per_second: None,
     }

@@ -73,6 +73,8 @@ pub enum Event {
     TakeoversByForce,
     /// Cursors taken that were given back with batches in doubt.
     TakeoversOfAbandoned,
+    /// Cursors taken with plans of what was not committed yet.
+    TakenOverAhead,
     /// Openings of a cursor that was released.
     CleanOpenings,
     /// Rules that changed.

@@ -388,6 +388,11 @@ impl Witness {
         let before = shard.cursors.insert(consumer.to_owned(), next.clone());
         shard.miss_cut(consumer);
         if let Some(before) = &before {
+            let end = shard.manifest.as_ref().map_or(0, |log| log.next_sequence);
+            let mut planned = before.streams.values().flat_map(|stream| &stream.planned);
+            if next.epoch > before.epoch && planned.any(|plan| plan.low >= end) {
+                self.record.count(Event::TakenOverAhead);
+            }
             self.check_successor(before, &next).map_err(wrong)?;
         }
         let Some(table) = self.tables.get(consumer) else {

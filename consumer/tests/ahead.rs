@@ -1,0 +1,259 @@
+//! What is planned before it is committed: it waits for no swap, and nobody is kept by it.
+
+mod support;
+
+use millpond_consumer::Config;
+use millpond_manifest::cursor::{Ownership, Plan};
+use millpond_storage::Store;
+use millpond_storage::unreliable::{Faults, On};
+use std::time::Duration;
+use support::{Log, OTHER, STREAM, Table, config, eventually, start};
+
+fn single(sequence: u64) -> Plan {
+    Plan {
+        low: sequence,
+        high: sequence,
+    }
+}
+
+/// What the cursor plans of the stream and nobody has acknowledged.
+async fn planned(log: &Log, stream: &str) -> Vec<Plan> {
+    let cursor = log.cursor("default").await;
+    cursor.map_or_else(Vec::new, |cursor| cursor.planned(stream).collect())
+}
+
+/// Commits one segment after another, each when the one before is in the table.
+async fn one_by_one(log: &mut Log, table: &Table, segments: u64) {
+    for _ in 0..segments {
+        log.commit(&[3]).await;
+        table.has(log.rows().len() as u64).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn segments_that_come_one_at_a_time_wait_for_no_swap() {
+    let mut log = Log::new(Store::memory()).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let table = Table::open("table");
+    let consumer = start(&store, config("a"), &table);
+    log.commit(&[3]).await;
+    table.has(3).await;
+    one_by_one(&mut log, &table, 1).await;
+    eventually("more is planned than was committed", async || {
+        planned(&log, STREAM).await == (2..10).map(single).collect::<Vec<_>>()
+    })
+    .await;
+    // From here on the cursor cannot be written.
+    let swaps = network.hold(On::Update, "cursor");
+    one_by_one(&mut log, &table, 8).await;
+    // What was planned is used up.
+    log.commit(&[3]).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(table.attempts().len(), 10);
+    swaps.release();
+    table.has(33).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
+#[tokio::test(start_paused = true)]
+async fn segments_that_come_together_share_a_batch() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    let slow = Config {
+        poll_interval: Duration::from_secs(1),
+        ..config("a")
+    };
+    let consumer = start(&log.store, slow, &table);
+    for round in 1..=5_u64 {
+        log.commit(&[2, 1, 2]).await;
+        table.has(5 * round).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(planned(&log, STREAM).await, []);
+    }
+    consumer.stop().await.unwrap();
+    // Three segments in each, two chunks of four rows at most.
+    let tokens = table.attempts();
+    let batches: Vec<_> = tokens
+        .iter()
+        .map(|token| token.rsplit('/').nth(1).unwrap())
+        .collect();
+    assert_eq!(batches[..4], ["0-2", "0-2", "3-5", "3-5"]);
+    assert_eq!(batches.len(), 10);
+}
+
+/// What it would come after is not planned yet.
+#[tokio::test]
+async fn nothing_is_planned_ahead_of_what_waits_for_a_writer() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::shut("table");
+    let busy = Config {
+        writers: 1,
+        lease: Duration::from_secs(3),
+        ..config("a")
+    };
+    let consumer = start(&log.store, busy, &table);
+    for _ in 0..14 {
+        log.commit(&[3]).await;
+        // Most come one at a time, and more than are planned ahead at once.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // Renewals could carry plans.
+    let version = log.cursor("default").await.unwrap().stamp.version;
+    eventually("it is renewed", async || {
+        log.cursor("default").await.unwrap().stamp.version >= version + 2
+    })
+    .await;
+    table.let_through(1 << 10);
+    eventually("all is there", async || {
+        table.rows() == log.rows() || consumer.task.is_finished()
+    })
+    .await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_stops_takes_back_what_it_planned_ahead() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    let consumer = start(&log.store, config("a"), &table);
+    one_by_one(&mut log, &table, 3).await;
+    eventually("more is planned", async || {
+        !planned(&log, STREAM).await.is_empty()
+    })
+    .await;
+    consumer.stop().await.unwrap();
+    let cursor = log.cursor("default").await.unwrap();
+    assert_eq!(
+        (&cursor.ownership, cursor.next(STREAM)),
+        (&Ownership::Released, 3)
+    );
+    assert_eq!(planned(&log, STREAM).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_successor_sends_what_was_planned_ahead_as_it_was_planned_and_then_goes_on() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    let first = start(&log.store, config("a"), &table);
+    one_by_one(&mut log, &table, 2).await;
+    eventually("more is planned", async || planned(&log, STREAM).await.len() == 8).await;
+    first.crash().await;
+    let take_over = Config {
+        take_over: true,
+        ..config("b")
+    };
+    let second = start(&log.store, take_over.clone(), &table);
+    // They would make one batch, were they not planned as two. The first may have been sent by who is gone.
+    log.commit(&[1, 1]).await;
+    table.has(8).await;
+    second.stop().await.unwrap();
+    // It cannot take back what another planned.
+    let cursor = log.cursor("default").await.unwrap();
+    assert_eq!(cursor.ownership, Ownership::Abandoned);
+    assert_eq!(
+        planned(&log, STREAM).await,
+        (4..10).map(single).collect::<Vec<_>>()
+    );
+    let third = start(&log.store, take_over, &table);
+    log.commit(&[1; 20]).await;
+    table.has(28).await;
+    third.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+    assert_eq!(
+        log.cursor("default").await.unwrap().ownership,
+        Ownership::Released
+    );
+    let tokens = table.attempts();
+    for sequence in 0..10 {
+        let own = format!("/{sequence}-{sequence}/0");
+        assert!(
+            tokens.iter().any(|token| token.ends_with(&own)),
+            "{own} of {tokens:?}"
+        );
+    }
+    assert!(tokens.iter().any(|token| token.contains("/10-")), "{tokens:?}");
+}
+
+/// The rest does not wait for segments of a stream of which none comes.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_has_ended_keeps_no_successor_from_going_on() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    let first = start(&log.store, config("a"), &table);
+    log.commit_one(&[(STREAM, 1), (OTHER, 1)]).await;
+    table.has(2).await;
+    log.commit_one(&[(STREAM, 1), (OTHER, 1)]).await;
+    eventually("more of both is planned", async || {
+        planned(&log, STREAM).await.len() == 8 && planned(&log, OTHER).await.len() == 8
+    })
+    .await;
+    first.crash().await;
+    let take_over = Config {
+        take_over: true,
+        ..config("b")
+    };
+    let second = start(&log.store, take_over, &table);
+    one_by_one(&mut log, &table, 20).await;
+    second.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+    assert_eq!(
+        log.cursor("default").await.unwrap().ownership,
+        Ownership::Released
+    );
+}
+
+/// Nor does the backlog of one stream wait for what was planned ahead of another, when nothing is committed any more.
+#[tokio::test(start_paused = true)]
+async fn what_was_planned_ahead_and_never_comes_keeps_nothing_from_being_sent() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    let first = start(&log.store, config("a"), &table);
+    one_by_one(&mut log, &table, 2).await;
+    eventually("more is planned", async || planned(&log, STREAM).await.len() == 8).await;
+    first.crash().await;
+    log.commit_to(OTHER, &[3, 3]).await;
+    let take_over = Config {
+        take_over: true,
+        ..config("b")
+    };
+    let second = start(&log.store, take_over, &table);
+    eventually("it is sent and acknowledged", async || {
+        table.rows() == log.rows() && log.cursor("default").await.unwrap().next(OTHER) == 4
+    })
+    .await;
+    second.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
+/// It cannot know what was sent of it.
+#[tokio::test(start_paused = true)]
+async fn a_successor_that_does_not_take_a_stream_leaves_what_was_planned_of_it() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    let first = start(&log.store, config("a"), &table);
+    log.commit_one(&[(STREAM, 1), (OTHER, 1)]).await;
+    table.has(2).await;
+    log.commit_one(&[(STREAM, 1), (OTHER, 1)]).await;
+    eventually("more of both is planned", async || {
+        planned(&log, STREAM).await.len() == 8 && planned(&log, OTHER).await.len() == 8
+    })
+    .await;
+    first.crash().await;
+    let take_over = Config {
+        take_over: true,
+        streams: vec![STREAM.parse().unwrap()],
+        ..config("b")
+    };
+    let second = start(&log.store, take_over, &table);
+    log.commit(&[1; 20]).await;
+    table.has(24).await;
+    second.stop().await.unwrap();
+    let cursor = log.cursor("default").await.unwrap();
+    assert_eq!(cursor.ownership, Ownership::Abandoned);
+    assert_eq!(
+        planned(&log, OTHER).await,
+        (2..10).map(single).collect::<Vec<_>>()
+    );
+}
