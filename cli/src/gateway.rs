@@ -140,7 +140,13 @@ pub(crate) struct GatewayArgs {
     pub(crate) shard: Option<u32>,
 
     /// How many shards a buffer gets that does not exist yet. 1: a shard carries 10 to 20 commits a second.
-    #[arg(long, env = "MILLPOND_SHARDS", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(SHARDS_MAX)))]
+    #[arg(
+        long,
+        env = "MILLPOND_SHARDS",
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(SHARDS_MAX))
+    )]
     pub(crate) shards: u32,
 
     /// Entries in the manifest at which the next commit seals them into a page of their own. 2048: a commit then moves
