@@ -46,8 +46,8 @@ class Configuration:
     # Segments close by their size, and how many there are is the model's to say. Elsewhere it is
     # told: between two is the linger, and the time that the machine took for the next message.
     by_size: bool = False
-    # And those that are full long before their linger share commits. How many is told, too: a machine
-    # that stops for a moment looks like a load that has ended, and what waits is committed.
+    # And those that are full long before their linger share commits. How many is told, too: a
+    # machine that stops for a moment looks like a load that has ended, and what waits is committed.
     shared: bool = False
     # A second stream beside the logs.
     metrics: bool = False

@@ -14,9 +14,11 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Logs INFO and worse, unless `MILLPOND_LOG` says otherwise (`debug`, `millpond_consumer=debug`, …).
-pub(crate) fn start(format: LogFormat) {
-    let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+/// Logs INFO and worse of a service, WARN and worse of other commands, unless `MILLPOND_LOG` says otherwise (`debug`,
+/// `millpond_consumer=debug`, …).
+pub(crate) fn start(format: LogFormat, is_service: bool) {
+    let level = if is_service { "info" } else { "warn" };
+    let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let registry = tracing_subscriber::registry().with(filter).with(Keep);
     match format {
