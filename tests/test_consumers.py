@@ -94,12 +94,14 @@ def test_consumers_with_different_names_each_get_everything(site):
 def test_a_script_can_wait_for_a_consumer(site):
     gateway = site.gateway("--linger", "20ms")
     site.load(gateway, records=5_000).run()
-    waiting = ("consumer", "wait", "e2e", "--timeout", "100ms")
-    said = site.millpond(*waiting, code=1).messages()
-    assert "it has never run" in said
-    assert "by 5000 records" in said
+    waiting_for = ("consumer", "wait", "e2e", "--timeout", "100ms")
+    said = site.millpond(*waiting_for, code=1).messages()
+    assert "consumer e2e has never run" in said
+    assert "millpond consumer list" in said
 
     waiting = site.begun("consumer", "wait", "e2e", *site.buffer.flags)
+    # Which a typing error would be for ever.
+    eventually("it to be said", lambda: "has never run: waiting for it" in waiting.messages())
     consumer = site.consumer("--ack-interval", "50ms")
     assert waiting.wait() == 0
     assert waiting.stdout() == "e2e has read all 5000 records\n"
@@ -108,3 +110,5 @@ def test_a_script_can_wait_for_a_consumer(site):
     # What is not there yet when it is asked is not waited for.
     assert consumer.terminate() == 0
     site.millpond("consumer", "wait", "e2e")
+    site.load(gateway, records=1_000, name="load-behind").run()
+    assert "behind by 1,000 records of 6,000" in site.millpond(*waiting_for, code=1).messages()

@@ -55,6 +55,8 @@ def _stops(site, *words: str, **options: str) -> str:
     assert consumer.wait() == 1
     for word in words:
         assert word in consumer.messages()
+    # Once, not once for each layer that it comes through.
+    assert consumer.messages().splitlines()[-1].count("CRC32C") <= 1
     return consumer.messages()
 
 

@@ -16,9 +16,8 @@ from harness.process import eventually
 from harness.services import REPOSITORY, tool
 
 GRAFANA = REPOSITORY / "deploy" / "grafana"
-# What finds nothing as long as all is well. That the second is there when it is not,
-# test_dead_letters.py knows.
-ONLY_IN_TROUBLE = ('outcome=~"transient', "millpond_consumer_dead_letters_total")
+# What finds nothing as long as all is well.
+ONLY_IN_TROUBLE = ('outcome=~"transient',)
 
 
 def _dashboard_queries() -> list[str]:
@@ -74,7 +73,7 @@ def test_every_query_finds_what_it_asks_for(own_site):
     alerts = [answer["query"] for answer in answers if "alert" in answer]
     assert len(alerts) > 8
     # A rule that finds nothing must not be one that can find nothing: what it asks of is there.
-    known = {*_known(gateway, consumer), "millpond_consumer_dead_letters_total"}
+    known = _known(gateway, consumer)
     for query in (*queries, *alerts):
         assert _names_in(query) <= known, query
 
@@ -91,6 +90,16 @@ def test_an_alert_finds_its_trouble(own_site):
     answers = _ask({"gateway": gateway.admin, "consumer": waiting.admin}, [])
     found = {answer["alert"] for answer in answers if answer["series"]}
     assert found == {"MillpondNobodyConsumes"}
+    # A consumer of another name that is at work does not hide it.
+    other = site.consumer(name="consumer-other", consumer="other")
+    eventually("it to own its cursor", other.owns)
+    answers = _ask({"one": waiting.admin, "consumer": other.admin}, [])
+    found = {answer["alert"] for answer in answers if answer["series"]}
+    assert found == {"MillpondNobodyConsumes"}
+    # And one that is not there at all is missed, too.
+    answers = _ask({"gateway": gateway.admin}, [])
+    found = {answer["alert"] for answer in answers if answer["series"]}
+    assert found == {"MillpondConsumerGone"}
 
 
 def test_the_view_shows_how_late_records_are(site):

@@ -226,3 +226,37 @@ def test_a_table_that_does_not_fit_names_the_column(site, change, expected):
     said = _consume(site)
     for word in [f"`{site.database}`.`otel_logs`", "ALTER TABLE", *expected]:
         assert word in said
+
+
+def test_commands_on_a_buffer_that_is_not_there_say_so(site):
+    folder = site.directory / "empty"
+    folder.mkdir()
+    empty = Buffer(folder.as_uri())
+    for command in (("status",), ("gc",), ("consumer", "wait", "e2e"), ("tail",), ("cost",)):
+        said = _millpond(site, *command, *empty.flags)
+        assert f"there is no buffer at {folder.as_uri()}" in said
+        assert "a gateway makes the buffer" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "says"),
+    [
+        ("gateway", ("--listen", "localhost:4317"), "like 127.0.0.1:4317"),
+        ("gateway", ("--shards", "0"), "1..=10000"),
+        ("gateway", ("--shards", "100000"), "1..=10000"),
+        ("gateway", ("--compression-level", "99"), "1..=22"),
+        ("gateway", ("--request-timeout", "0s"), "more than nothing"),
+        ("gateway", ("--price-put", "-1"), "0 or more"),
+        # It would ask the store, which is paid by the request, as fast as it can.
+        ("consume", ("--poll-interval", "0s"), "more than nothing"),
+        ("consume", ("--ack-interval", "0s"), "more than nothing"),
+        ("consume", ("--lease", "10ms"), "1s or more"),
+        ("consume", ("--writers", "0"), "1 or more"),
+        ("consume", ("--fetchers", "0"), "1 or more"),
+        ("tail", ("--poll-interval", "0s"), "more than nothing"),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_is_refused(site, command, flags, says):
+    said = _millpond(site, command, *site.buffer.flags, *flags)
+    assert flags[0] in said
+    assert says in said

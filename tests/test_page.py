@@ -54,7 +54,7 @@ def test_the_page_shows_the_pipeline_at_work(own_site):
 
     site.clickhouse.kill()
     eventually("it to wait", lambda: not consumer.ready())
-    seen = _look(site, consumer, r"waiting[^]*writing to the sink[^]*WARN")
-    # Reset or closed, if an INSERT was under way; else refused.
-    assert "network error" in seen["text"]
+    # The first reason may be that an INSERT under way was cut off; then it is this one.
+    refused = r"waiting[^]*writing to the sink[^]*Connection refused[^]*WARN"
+    _look(site, consumer, refused)
     load.kill()

@@ -6,6 +6,7 @@ from harness.corpus import record, request
 from harness.exactly_once import wait_for_all
 from harness.otlp import export
 from harness.process import eventually
+from harness.services import Buffer
 
 
 def _status(site) -> tuple[dict, list[dict]]:
@@ -93,6 +94,9 @@ def test_a_consumer_that_ended_says_why_and_leaves_no_lease(site):
     assert why.startswith("it ended: ")
     assert "tidy" in why
     assert (found["state"], found["owner"]) == ("abandoned", None)
+    text = site.millpond("status").stdout()
+    assert f"    ended: {why.removeprefix('it ended: ')}" in text
+    assert "waits for" not in text
 
     site.clickhouse.query(f"ALTER TABLE {table} DROP CONSTRAINT tidy")
     second = site.consumer("--lease", "600s", "--ack-interval", "50ms", name="consumer-second")
@@ -121,3 +125,57 @@ def test_watching_gives_rates(site):
     site.load(gateway, records=1_000, name="load-watched").run()
     eventually("the rate to be seen", lambda: any(rate > 0 for rate in rates()[1:]))
     assert consumer.terminate() == 0
+
+
+def test_a_cursor_that_cannot_be_read_hides_no_other(site):
+    folder = site.directory / "buffer"
+    site.buffer = Buffer(folder.as_uri())
+    gateway = site.gateway("--linger", "20ms")
+    site.load(gateway, records=100).run()
+    for name in ("broken", "whole"):
+        consumer = site.consumer(
+            "--gc-interval", "0s", consumer=name, name=name, database=f"{site.database}_{name}"
+        )
+        site.millpond("consumer", "wait", name)
+        assert consumer.terminate() == 0
+    cursor = folder / "shards/0000/consumers/broken/cursor"
+    cursor.write_bytes(b"nothing of ours")
+
+    status = site.parsed(site.millpond("status", "--json", code=1))
+    [shard] = status["shards"]
+    assert [consumer["consumer"] for consumer in shard["consumers"]] == ["whole"]
+    [why] = status["unreadable"]
+    assert "consumers/broken/cursor" in why
+    assert "consumer remove --force" in why
+    text = site.millpond("status", code=1).stdout()
+    assert f"cannot be read: {why}" in text
+    assert "consumer whole: stopped" in text
+
+    (folder / "shards/0000/manifest").write_bytes(b"nothing of ours")
+    status = site.parsed(site.millpond("status", "--json", code=1))
+    assert status["shards"] == []
+    assert [why.split(":")[0] for why in status["unreadable"]] == ["shards/0000/manifest"]
+
+
+def test_who_watches_sees_an_outage_end(own_site):
+    site = own_site
+    gateway = site.gateway()
+    site.load(gateway, records=100).run()
+    watching = site.begun("status", *site.buffer.flags, "--watch", "100ms", "--json")
+
+    def looks() -> int:
+        watching.must_run()
+        return watching.stdout().count("\n")
+
+    eventually("a look", looks)
+    site.store.kill()
+    eventually("the outage to be said", lambda: "trying again" in watching.messages())
+    assert "Connection refused" in watching.messages()
+    before = looks()
+    site.store.up()
+    eventually("it to look again", lambda: looks() > before)
+    assert "the store answers again" in watching.messages()
+
+
+def test_a_watch_that_never_pauses_is_refused(site):
+    assert "more than nothing" in site.millpond("status", "--watch", "0s", code=2).messages()

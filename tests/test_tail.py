@@ -10,7 +10,7 @@ from harness.corpus_traces import request as traces_request
 from harness.corpus_traces import span
 from harness.otlp import METHODS, export
 from harness.process import eventually
-from harness.services import program
+from harness.services import Buffer, program
 
 ALL = ("--from", "earliest")
 
@@ -86,6 +86,44 @@ def test_what_is_committed_later_is_shown_when_it_comes(site):
     bodies = [next(body for body in sent if f" {body} " in f"{line} ") for line in lines]
     first = sent.index(bodies[0])
     assert bodies == sent[first : first + len(bodies)], "each once, in their order, and none before"
+
+
+def test_an_outage_of_the_store_leaves_nothing_out(own_site):
+    site = own_site
+    gateway = site.gateway("--linger", "20ms")
+    _send(gateway, "logs", request(record("before", body="before")))
+    tail = site.begun("tail", *site.buffer.flags, *ALL, "--poll-interval", "50ms")
+    eventually("what was there", lambda: len(tail.stdout().splitlines()) == 1)
+    site.store.kill()
+    eventually("the outage to be said", lambda: "trying again" in tail.messages())
+    site.store.up()
+    _send(gateway, "logs", request(record("after", body="after")))
+    eventually("what came since", lambda: len(tail.stdout().splitlines()) == 2)
+    tail.must_run()
+    before, after = tail.stdout().splitlines()
+    assert (" before" in before, " after" in after) == (True, True)
+
+
+def test_what_is_damaged_is_named_and_the_rest_shown(site):
+    folder = site.directory / "buffer"
+    site.buffer = Buffer(folder.as_uri())
+    gateway = site.gateway()
+    for number in range(3):
+        _send(gateway, "logs", request(record(f"log {number}")))
+    [shard] = site.answer("manifest", "dump")["shards"]
+    second = folder / "shards/0000/segments" / shard["entries"][1]["segment"]
+    data = bytearray(second.read_bytes())
+    data[len(data) // 3] ^= 4
+    second.write_bytes(data)
+
+    tail = site.millpond("tail", "--no-follow", "--json", *ALL, code=1)
+    shown = [json.loads(line) for line in tail.stdout().splitlines()]
+    assert [found["record"]["attributes"]["case"] for found in shown] == ["log 0", "log 2"]
+    assert (
+        f"sequence 1 of shard 0000, otlp.logs: shards/0000/segments/{second.name}"
+        in tail.messages()
+    )
+    assert tail.messages().rstrip().endswith("1 part could not be read, see above")
 
 
 def test_a_reader_that_goes_away_is_no_error(site):

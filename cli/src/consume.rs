@@ -7,7 +7,7 @@ use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::table::{MakingArgs, TableArgs};
 use crate::telemetry::{Identity, Telemetry, TelemetryArgs};
-use crate::units::{Size, Time, readable};
+use crate::units::{Size, Time, address, at_least_one, pause, readable};
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::collector::Collector;
 use millpond_consumer::{Consumer, SinkError, StreamPattern};
@@ -61,12 +61,13 @@ pub(crate) struct ConsumeArgs {
     #[arg(long, env = "MILLPOND_NO_CREATE")]
     pub(crate) no_create: bool,
 
-    /// Where /healthz, /readyz and /metrics are served.
+    /// Where the status page, /healthz, /readyz and /metrics are served.
     #[arg(
         long,
         env = "MILLPOND_CONSUME_ADMIN",
         value_name = "ADDR",
-        default_value = "127.0.0.1:4381"
+        default_value = "127.0.0.1:4381",
+        value_parser = address
     )]
     pub(crate) admin: SocketAddr,
 
@@ -81,7 +82,7 @@ pub(crate) struct ConsumeArgs {
 
     /// How long a cursor stays with an owner that shows no sign of life. 15s: longer than a pause, shorter than
     /// anybody's patience.
-    #[arg(long, env = "MILLPOND_LEASE", value_name = "TIME", default_value = "15s")]
+    #[arg(long, env = "MILLPOND_LEASE", value_name = "TIME", default_value = "15s", value_parser = lease)]
     pub(crate) lease: Time,
 
     /// Take the cursor at once, whoever holds it. The old owner is fenced.
@@ -94,7 +95,8 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_POLL_INTERVAL",
         value_name = "TIME",
-        default_value = "250ms"
+        default_value = "250ms",
+        value_parser = pause
     )]
     pub(crate) poll_interval: Time,
 
@@ -104,7 +106,8 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_ACK_INTERVAL",
         value_name = "TIME",
-        default_value = "5s"
+        default_value = "5s",
+        value_parser = pause
     )]
     pub(crate) ack_interval: Time,
 
@@ -118,11 +121,11 @@ pub(crate) struct ConsumeArgs {
     pub(crate) memory_limit: Size,
 
     /// INSERTs at a time. 2: more makes a ClickHouse server merge more, not write faster.
-    #[arg(long, env = "MILLPOND_WRITERS", value_name = "N", default_value_t = 2)]
+    #[arg(long, env = "MILLPOND_WRITERS", value_name = "N", default_value_t = 2, value_parser = at_least_one)]
     pub(crate) writers: usize,
 
     /// Ranged GETs at a time.
-    #[arg(long, env = "MILLPOND_FETCHERS", value_name = "N", default_value_t = 8)]
+    #[arg(long, env = "MILLPOND_FETCHERS", value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub(crate) fetchers: usize,
 
     /// Records that a batch should have; a segment with half of it is a batch by itself. 100000: ClickHouse's
@@ -193,6 +196,15 @@ pub(crate) struct ConsumeArgs {
         default_value = "30s"
     )]
     pub(crate) drain_timeout: Time,
+}
+
+/// A shorter one runs out while the store answers, and fences its own owner.
+fn lease(text: &str) -> Result<Time, String> {
+    let lease: Time = text.parse()?;
+    if lease.0 < Duration::from_secs(1) {
+        return Err("the owner could not renew it in time: give 1s or more, like 15s".to_owned());
+    }
+    Ok(lease)
 }
 
 impl ConsumeArgs {

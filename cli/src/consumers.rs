@@ -4,6 +4,7 @@ mod wait;
 
 use crate::clock::now_ms;
 use crate::inspect::{buffer, cursors, whole};
+use crate::output::say;
 use crate::store::StoreArgs;
 use crate::units::Time;
 use anyhow::{Context, anyhow, bail, ensure};
@@ -192,10 +193,11 @@ async fn list(args: &StoreArgs, as_json: bool) -> anyhow::Result<()> {
                 Ownership::Held { owner, .. } => format!("left by {owner}, whose lease has run out"),
             };
             if !as_json {
-                println!(
+                say!(
                     "{} in shard {shard:04}: {owner}, epoch {}",
-                    cursor.consumer, cursor.epoch
-                );
+                    cursor.consumer,
+                    cursor.epoch
+                )?;
             }
             let mut streams = Vec::new();
             for (index, stream) in (0_u32..).zip(log.iter().flat_map(|log| &log.streams)) {
@@ -204,15 +206,17 @@ async fn list(args: &StoreArgs, as_json: bool) -> anyhow::Result<()> {
                 if as_json {
                     streams.push(json!({ "stream": stream.name, "next": next, "records_behind": behind }));
                 } else {
-                    println!("    {:<24} next {next}, {behind} records behind", stream.name);
+                    say!("    {:<24} next {next}, {behind} records behind", stream.name)?;
                 }
             }
             if !as_json {
                 for skip in &cursor.skipped {
-                    println!(
+                    say!(
                         "    left out: sequence {} of {}: {}",
-                        skip.sequence, skip.stream, skip.reason
-                    );
+                        skip.sequence,
+                        skip.stream,
+                        skip.reason
+                    )?;
                 }
             }
             all.push(json!({
@@ -222,9 +226,9 @@ async fn list(args: &StoreArgs, as_json: bool) -> anyhow::Result<()> {
         }
     }
     if as_json {
-        println!("{}", json!({ "consumers": all }));
+        say!("{}", json!({ "consumers": all }))?;
     } else if all.is_empty() {
-        println!("no consumer has read this buffer");
+        say!("no consumer has read this buffer")?;
     }
     Ok(())
 }
@@ -253,7 +257,8 @@ async fn reset(hand: &Hand, to: Target) -> anyhow::Result<()> {
     }
     for (shard, position, cursor) in changes {
         change(&store, &cursor, cursor.state.reset(position)).await?;
-        println!(
+        // The others are to follow, whether or not somebody reads it.
+        let _ = say!(
             "{} in shard {shard:04} goes on from sequence {position}",
             hand.consumer
         );
@@ -304,10 +309,11 @@ async fn leave_out(store: &Store, consumer: &str, shard: u32, skip: Skip) -> any
     let sequence = skip.sequence;
     next.skip(skip)?;
     change(store, &before, next).await?;
-    println!(
+    say!(
         "{consumer} leaves out {} records of segment {} (sequence {sequence})",
-        part.records, entry.segment
-    );
+        part.records,
+        entry.segment
+    )?;
     Ok(())
 }
 
@@ -315,7 +321,8 @@ async fn remove(hand: &Hand) -> anyhow::Result<()> {
     let store = hand.store.open(false).await?;
     for shard in hand.removable(&store).await? {
         store.delete(&layout::cursor(shard, &hand.consumer)).await?;
-        println!("{} is removed from shard {shard:04}", hand.consumer);
+        // The others are to follow, whether or not somebody reads it.
+        let _ = say!("{} is removed from shard {shard:04}", hand.consumer);
     }
     Ok(())
 }

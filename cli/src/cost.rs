@@ -6,6 +6,7 @@ mod observe;
 mod print;
 
 use crate::clock::now_ms;
+use crate::output::{say, write};
 use anyhow::{Context, bail};
 use args::CostArgs as Args;
 pub(crate) use args::CostArgs;
@@ -14,7 +15,6 @@ use chrono::{DateTime, NaiveDate};
 use millpond_cost::{
     Estimate, Inputs, Load, Prices, Rate, RequestLatency, Settings, chart, import, linger_for, sweep,
 };
-use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 /// Raw bytes for each stored one when nobody says: real logs of twelve systems, as `design/performance.md` measured them.
@@ -25,7 +25,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     match &args.command {
         Some(CostCommand::Prices(PricesCommand::Import { file })) => import_prices(file),
         Some(CostCommand::Prices(PricesCommand::Print { prices })) => {
-            say(&table(prices.as_deref())?.to_toml())
+            write(format_args!("{}", table(prices.as_deref())?.to_toml()))
         }
         None if args.live.buffer.is_some() => live(&args).await,
         None => described(&args),
@@ -70,17 +70,9 @@ async fn live(args: &Args) -> anyhow::Result<()> {
     if args.json {
         let mut answer = serde_json::to_value(&estimate)?;
         answer["observed"] = serde_json::to_value(&seen.observed)?;
-        say(&format!("{answer}\n"))
+        say!("{answer}")
     } else {
-        say(&print::estimate(&estimate, Some(&seen)))
-    }
-}
-
-/// To standard output. Who reads only the beginning of it has read enough.
-fn say(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot write the answer"),
-        _ => Ok(()),
+        write(format_args!("{}", print::estimate(&estimate, Some(&seen))))
     }
 }
 
@@ -99,7 +91,7 @@ fn import_prices(file: &Path) -> anyhow::Result<()> {
     for what in &imported.incomplete {
         eprintln!("millpond: left out: {what}");
     }
-    say(&imported.prices.to_toml())
+    write(format_args!("{}", imported.prices.to_toml()))
 }
 
 fn read(file: &Path) -> anyhow::Result<String> {
@@ -149,9 +141,9 @@ impl Args {
 
     fn show<T: serde::Serialize>(&self, answer: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
         if self.json {
-            say(&format!("{}\n", serde_json::to_string(answer)?))
+            say!("{}", serde_json::to_string(answer)?)
         } else {
-            say(&text())
+            write(format_args!("{}", text()))
         }
     }
 

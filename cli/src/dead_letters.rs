@@ -1,6 +1,7 @@
 //! `millpond dead-letters`: what a sink will never take, and an operator's way with it.
 
 use crate::inspect::buffer;
+use crate::output::say;
 use crate::store::StoreArgs;
 use crate::table::TableArgs;
 use anyhow::{Context, bail, ensure};
@@ -160,17 +161,21 @@ pub(crate) async fn letters(store: &Store, consumer: Option<&str>) -> anyhow::Re
 
 async fn list(store: &Store, consumer: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
     let (mut shown, mut damaged) = (Vec::new(), Vec::new());
-    for Listed { key, .. } in letters(store, consumer).await? {
+    let letters = letters(store, consumer).await?;
+    if letters.is_empty() && !as_json {
+        say!("no dead letters")?;
+    }
+    for Listed { key, .. } in letters {
         match cas::read::<DeadLetter>(store, &key).await {
             // It was replayed or removed meanwhile.
             Ok(None) => {}
             Ok(Some(found)) if as_json => shown.push(as_value(&key, &found.state)),
-            Ok(Some(found)) => print(&key, &found.state),
-            Err(ReadError::Format { source, .. }) if as_json => {
-                damaged.push(json!({ "letter": key, "damage": source.to_string() }));
+            Ok(Some(found)) => print(&key, &found.state)?,
+            Err(ReadError::Format { wrong, .. }) if as_json => {
+                damaged.push(json!({ "letter": key, "damage": wrong.to_string() }));
             }
-            Err(ReadError::Format { source, .. }) => {
-                println!("{key}\n    {source}");
+            Err(ReadError::Format { wrong, .. }) => {
+                say!("{key}\n    {wrong}")?;
                 damaged.push(Value::Null);
             }
             Err(error) => return Err(error.into()),
@@ -182,7 +187,7 @@ async fn list(store: &Store, consumer: Option<&str>, as_json: bool) -> anyhow::R
         ExitCode::FAILURE
     };
     if as_json {
-        println!("{}", json!({ "letters": shown, "damaged": damaged }));
+        say!("{}", json!({ "letters": shown, "damaged": damaged }))?;
     }
     Ok(code)
 }
@@ -204,10 +209,10 @@ async fn show(store: &Store, key: &str, payload: Option<PathBuf>, as_json: bool)
         let mut value = as_value(key, &letter);
         let payload: String = letter.payload.iter().map(|byte| format!("{byte:02x}")).collect();
         value["payload"] = payload.into();
-        println!("{value}");
+        say!("{value}")?;
     } else {
-        print(key, &letter);
-        println!("    message   {}", letter.payload.escape_ascii());
+        print(key, &letter)?;
+        say!("    message   {}", letter.payload.escape_ascii())?;
     }
     Ok(())
 }
@@ -225,13 +230,14 @@ async fn again(
                 rows += more;
                 replayed.push(key.clone());
                 if !as_json {
-                    println!("{key}\n    is in the table");
+                    // What is done is done, whether or not somebody reads it; and the others are to follow.
+                    let _ = say!("{key}\n    is in the table");
                 }
             }
             Err(error) => {
                 kept.push(json!({ "letter": key, "reason": error.to_string() }));
                 if !as_json {
-                    println!("{key}\n    stays: {error}");
+                    let _ = say!("{key}\n    stays: {error}");
                 }
             }
         }
@@ -242,13 +248,13 @@ async fn again(
         ExitCode::FAILURE
     };
     if as_json {
-        println!("{}", json!({ "rows": rows, "replayed": replayed, "kept": kept }));
+        say!("{}", json!({ "rows": rows, "replayed": replayed, "kept": kept }))?;
     } else {
-        println!(
+        say!(
             "{rows} rows of {} letters replayed, {} kept",
             replayed.len(),
             kept.len()
-        );
+        )?;
     }
     Ok(code)
 }
@@ -259,7 +265,8 @@ async fn remove(store: &Store, letters: &[String]) -> anyhow::Result<()> {
             bail!("there is no dead letter {key}");
         }
         store.delete(key).await?;
-        println!("{key}\n    is deleted");
+        // The others are to follow, whether or not somebody reads it.
+        let _ = say!("{key}\n    is deleted");
     }
     Ok(())
 }
@@ -274,23 +281,24 @@ fn as_value(key: &str, letter: &DeadLetter) -> Value {
     })
 }
 
-fn print(key: &str, letter: &DeadLetter) {
+fn print(key: &str, letter: &DeadLetter) -> anyhow::Result<()> {
     let received = Duration::from_micros(u64::try_from(letter.received_at_us).unwrap_or(0));
     let received = humantime::format_rfc3339_micros(UNIX_EPOCH + received);
     let written = humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(letter.written_at_ms));
-    println!("{key}");
-    println!("    {:<9} {}", letter.kind.name(), letter.reason);
-    println!(
+    say!("{key}")?;
+    say!("    {:<9} {}", letter.kind.name(), letter.reason)?;
+    say!(
         "    of        stream {}, sequence {}, {} bytes of {}, received {received}",
         letter.stream,
         letter.sequence,
         letter.payload.len(),
         letter.encoding
-    );
-    println!(
+    )?;
+    say!(
         "    by        {}, for consumer {}, written {written}",
-        letter.sink, letter.consumer
-    );
+        letter.sink,
+        letter.consumer
+    )
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 mod check;
 
 use crate::dev::{Plan, Stack};
+use crate::output::say;
 use crate::shutdown;
 use crate::units::readable;
 use anyhow::{Context, bail};
@@ -105,7 +106,7 @@ async fn stopped(shutdown: &CancellationToken, keep: bool) {
 }
 
 async fn demo(wishes: &Wishes, directory: &Path, shutdown: CancellationToken) -> anyhow::Result<ExitCode> {
-    println!("millpond demo: OTLP logs → gateway → segments in a buffer → consumer → ClickHouse");
+    say!("millpond demo: OTLP logs → gateway → segments in a buffer → consumer → ClickHouse")?;
     let (mut plan, minio) = start_store(wishes, directory).await?;
     if plan.buffer.is_none()
         && let Some(buffer) = &wishes.buffer
@@ -114,26 +115,27 @@ async fn demo(wishes: &Wishes, directory: &Path, shutdown: CancellationToken) ->
     }
     let mut stack = Stack::start(plan).await?;
     let clickhouse = ClickHouse::new(&stack.clickhouse_url());
-    println!(
+    say!(
         "  gateway     OTLP/gRPC {}   metrics http://{}/metrics",
-        stack.plan.otlp, stack.plan.gateway_admin
-    );
-    println!(
+        stack.plan.otlp,
+        stack.plan.gateway_admin
+    )?;
+    say!(
         "  consumer    metrics http://{}/metrics",
         stack.plan.consumer_admin
-    );
-    println!(
+    )?;
+    say!(
         "  ClickHouse  {} (embedded: chDB behind ClickHouse's HTTP interface)",
         stack.clickhouse_url()
-    );
-    println!(
+    )?;
+    say!(
         "  buffer      {}\n",
         stack
             .plan
             .buffer
             .as_deref()
             .unwrap_or("a local directory (file://)")
-    );
+    )?;
 
     let run = format!("demo{:08x}", rand::random::<u32>());
     let before = requests(&stack.plan).await?;
@@ -166,12 +168,12 @@ async fn demo(wishes: &Wishes, directory: &Path, shutdown: CancellationToken) ->
     summary.print(&clickhouse, &run).await?;
 
     if wishes.keep {
-        println!(
+        say!(
             "\nKEEP: everything stays up until Ctrl-C; data and logs are in {}",
             directory.display()
-        );
+        )?;
     }
-    println!("{}", summary.json());
+    say!("{}", summary.json())?;
     if wishes.keep {
         shutdown.cancelled().await;
     }
@@ -259,7 +261,7 @@ async fn drive(
     ticks.tick().await;
     let mut report = None;
     let (mut rows, mut moved) = (0, Instant::now());
-    println!("  seconds      sent  committed  in ClickHouse    rows/s   p50 so far");
+    say!("  seconds      sent  committed  in ClickHouse    rows/s   p50 so far")?;
     loop {
         tokio::select! {
             done = &mut load, if report.is_none() => report = Some(done??),
@@ -288,11 +290,11 @@ async fn show(
     let scrape = Scrape::of(plan.consumer_admin).await?;
     let p50 = scrape.histogram(LATENCY).quantile_ms(0.5);
     let sent = progress.records_sent.load(std::sync::atomic::Ordering::Relaxed);
-    println!(
+    say!(
         "  {:>7.1}  {sent:>8}   {:>8}      {rows:>8}  {rate:>8.0}   {p50:>7.0} ms",
         began.elapsed().as_secs_f64(),
         progress.acknowledged(),
-    );
+    )?;
     Ok(())
 }
 
@@ -345,34 +347,39 @@ impl Summary {
             stored,
         } = self;
         let [put, get, list] = self.requests();
-        println!(
+        say!(
             "\n  acknowledged  {} of {} records sent, bodies from {}",
-            report.records_acknowledged, report.records_sent, report.bodies
-        );
-        println!(
+            report.records_acknowledged,
+            report.records_sent,
+            report.bodies
+        )?;
+        say!(
             "  in ClickHouse {} rows: {} duplicates, {} missing (by the attribute {})",
-            verdict.rows, verdict.duplicates, verdict.missing, UNIQUE
-        );
-        println!("  pace          {pace:.0} rows/s, everything on this machine, the load generator included");
-        println!("  latency       p50 {p50:.0} ms, p99 {p99:.0} ms from the gateway to a row in ClickHouse");
-        println!(
+            verdict.rows,
+            verdict.duplicates,
+            verdict.missing,
+            UNIQUE
+        )?;
+        say!("  pace          {pace:.0} rows/s, everything on this machine, the load generator included")?;
+        say!("  latency       p50 {p50:.0} ms, p99 {p99:.0} ms from the gateway to a row in ClickHouse")?;
+        say!(
             "  bytes         {} of OTLP, {} stored ({:.1} : 1)",
             readable(report.raw_bytes),
             readable(*stored),
             report.raw_bytes as f64 / (*stored).max(1) as f64
-        );
-        println!("  requests      {put} PUT, {get} GET, {list} LIST in {seconds:.1} s");
-        println!(
+        )?;
+        say!("  requests      {put} PUT, {get} GET, {list} LIST in {seconds:.1} s")?;
+        say!(
             "  S3 would cost ${:.2} a month at these requests per second (us-east-1, requests only)",
             self.usd_per_month()
-        );
+        )?;
         let query = check::sample_query(run);
-        println!(
+        say!(
             "\n  {query}\n{}",
             clickhouse
                 .query(&format!("{query} FORMAT PrettyCompactMonoBlock"))
                 .await?
-        );
+        )?;
         Ok(())
     }
 

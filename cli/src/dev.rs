@@ -2,6 +2,7 @@
 //! order, watched, and stopped in the order of the data. The demo is built on it.
 
 use crate::shutdown;
+use crate::units::address;
 use anyhow::{Context, bail};
 use millpond_bench::ports::free_addresses;
 use millpond_bench::process::Process;
@@ -25,7 +26,7 @@ pub(crate) struct DevArgs {
     directory: PathBuf,
 
     /// Where OTLP/gRPC is accepted.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4317")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4317", value_parser = address)]
     listen: SocketAddr,
 
     /// Accept OTLP in clear from other machines too (the gateway's --insecure).
@@ -33,11 +34,11 @@ pub(crate) struct DevArgs {
     insecure: bool,
 
     /// Where OTLP/HTTP is accepted.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4318")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4318", value_parser = address)]
     listen_http: SocketAddr,
 
     /// Where ClickHouse's HTTP interface is served.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8123")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8123", value_parser = address)]
     clickhouse_listen: SocketAddr,
 
     /// The buffer's URL; without it, a directory in the one above.

@@ -1,14 +1,15 @@
 //! `millpond doctor`: what is wrong with a live buffer, or soon will be, and what to do about each finding.
 
 use crate::clock::now_ms;
-use crate::inspect::{buffer, check_patiently, cursors, whole};
+use crate::inspect::{NO_BUFFER, check_patiently, cursors, find_buffer, whole};
+use crate::output::say;
 use crate::store::StoreArgs;
 use crate::table::TableArgs;
 use crate::units::readable;
 use millpond_clickhouse::ClickHouse;
 use millpond_clickhouse::tables::{Report as Found, State, inspect};
 use millpond_consumer::Rule;
-use millpond_manifest::cas;
+use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::StreamCursor;
 use millpond_manifest::manifest::TAIL_MAX;
 use millpond_manifest::{Buffer, Cursor, Log, Manifest, layout};
@@ -117,18 +118,17 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         look_at_store(&store, &mut report).await;
     }
     let mut rules = Vec::new();
-    match buffer(&store).await {
-        Ok(buffer) => {
+    match find_buffer(&store).await {
+        Ok(Some(buffer)) => {
             report.ok(format!("buffer {}, shards: {}", buffer.id, buffer.shards));
             for shard in 0..buffer.shards {
                 look_at_shard(&store, &buffer, shard, &mut report, &mut rules).await?;
                 look_at_letters(&store, shard, &mut report).await?;
             }
         }
-        Err(error) => report.error(
-            format!("{error:#}"),
-            "check --buffer; a gateway makes the buffer when it starts",
-        ),
+        Ok(None) => report.error(format!("there is no buffer at {}", store.url()), NO_BUFFER),
+        Err(ReadError::Format { key, wrong }) => report.error(format!("{key}: {wrong}"), wrong.remedy()),
+        Err(error) => report.error(error.to_string(), "mend the store or the way to it"),
     }
     if let Some(url) = &args.clickhouse {
         look_at_tables(args.table.at(url), &rules, &mut report).await;
@@ -140,12 +140,12 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
             .iter()
             .map(|f| json!({ "severity": f.severity.to_string(), "what": f.what, "todo": f.todo }))
             .collect();
-        println!("{}", json!({ "worst": worst.to_string(), "findings": findings }));
+        say!("{}", json!({ "worst": worst.to_string(), "findings": findings }))?;
     } else {
         for Finding { severity, what, todo } in &report.0 {
-            println!("{severity:>7}  {what}");
+            say!("{severity:>7}  {what}")?;
             if !todo.is_empty() {
-                println!("         → {todo}");
+                say!("         → {todo}")?;
             }
         }
     }
@@ -209,10 +209,10 @@ async fn look_at_shard(
 ) -> anyhow::Result<()> {
     let checked = check_patiently(store, buffer, shard).await?;
     for broken in &checked.broken {
-        report.error(
-            broken,
+        let todo = broken.todo.unwrap_or(
             "restore it from a backup or the bucket's versions; else leave it out with `millpond consumer skip`, or go on behind it with `millpond consumer reset`",
         );
+        report.error(&broken.what, todo);
     }
     let Ok(Some(found)) = cas::read::<Manifest>(store, &layout::manifest(shard)).await else {
         if checked.broken.is_empty() {

@@ -6,9 +6,10 @@ use crate::security::SecurityArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::telemetry::{Identity, Telemetry, TelemetryArgs};
-use crate::units::{Size, Time, readable};
+use crate::units::{Size, Time, address, readable};
 use anyhow::Context;
 use millpond_gateway::{Gateway, Listeners, Security};
+use millpond_manifest::buffer::SHARDS_MAX;
 use millpond_producer::{Producer, Readiness};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -35,7 +36,8 @@ pub(crate) struct GatewayArgs {
         long,
         env = "MILLPOND_LISTEN",
         value_name = "ADDR",
-        default_value = "127.0.0.1:4317"
+        default_value = "127.0.0.1:4317",
+        value_parser = address
     )]
     pub(crate) listen: SocketAddr,
 
@@ -44,20 +46,22 @@ pub(crate) struct GatewayArgs {
         long,
         env = "MILLPOND_LISTEN_HTTP",
         value_name = "ADDR",
-        default_value = "127.0.0.1:4318"
+        default_value = "127.0.0.1:4318",
+        value_parser = address
     )]
     pub(crate) listen_http: SocketAddr,
 
     #[command(flatten)]
     pub(crate) security: SecurityArgs,
 
-    /// Where /healthz, /readyz and /metrics are served, to everybody who can reach it. Loopback; what is there tells of load
+    /// Where the status page, /healthz, /readyz and /metrics are served, to everybody who can reach it. Loopback; what is there tells of load
     /// and of tokens' names, and nothing of what is sent.
     #[arg(
         long,
         env = "MILLPOND_GATEWAY_ADMIN",
         value_name = "ADDR",
-        default_value = "127.0.0.1:4380"
+        default_value = "127.0.0.1:4380",
+        value_parser = address
     )]
     pub(crate) admin: SocketAddr,
 
@@ -107,7 +111,8 @@ pub(crate) struct GatewayArgs {
         long,
         env = "MILLPOND_COMPRESSION_LEVEL",
         value_name = "LEVEL",
-        default_value_t = 1
+        default_value_t = 1,
+        value_parser = clap::value_parser!(i32).range(1..=22)
     )]
     pub(crate) compression_level: i32,
 
@@ -140,7 +145,13 @@ pub(crate) struct GatewayArgs {
     pub(crate) shard: Option<u32>,
 
     /// How many shards a buffer gets that does not exist yet. 1: a shard carries 10 to 20 commits a second.
-    #[arg(long, env = "MILLPOND_SHARDS", value_name = "N", default_value_t = 1)]
+    #[arg(
+        long,
+        env = "MILLPOND_SHARDS",
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(SHARDS_MAX))
+    )]
     pub(crate) shards: u32,
 
     /// Entries in the manifest at which the next commit seals them into a page of their own. 2048: a commit then moves

@@ -1,7 +1,9 @@
 //! `millpond gc`: one round of the collector by hand, and the settings of the one that runs beside a consumer.
 
+use crate::inspect::buffer;
+use crate::output::say;
 use crate::store::StoreArgs;
-use crate::units::{Time, readable};
+use crate::units::{Time, count, grouped, readable};
 use millpond_consumer::collector::{Collected, Collector, CollectorConfig};
 use prometheus_client::registry::Registry;
 use std::time::Duration;
@@ -64,12 +66,13 @@ pub(crate) struct GcArgs {
 /// One round over all shards.
 pub(crate) async fn run(args: GcArgs) -> anyhow::Result<()> {
     let store = args.store.open(false).await?;
+    // Where there is none there is nothing to delete, for ever: a typing error in the URL.
+    buffer(&store).await?;
     let config = args.settings.collector(Duration::ZERO);
     let mut collector = Collector::new(store, config, &mut Registry::default());
     let done = collector.round(args.dry_run).await?;
     if args.json {
-        println!("{}", serde_json::to_string(&done)?);
-        return Ok(());
+        return say!("{}", serde_json::to_string(&done)?);
     }
     let Collected {
         trimmed_sequences,
@@ -79,12 +82,15 @@ pub(crate) async fn run(args: GcArgs) -> anyhow::Result<()> {
         pages,
     } = done;
     let would = if args.dry_run { "would be " } else { "" };
-    println!(
-        "{trimmed_sequences} sequences {would}trimmed, {unread_sequences} of them before some consumer had read them"
-    );
-    println!(
-        "{segments} segments with {} and {pages} pages {would}deleted",
-        readable(bytes)
-    );
-    Ok(())
+    say!(
+        "{} {would}trimmed, {} of them before some consumer had read them",
+        count(trimmed_sequences, "sequence"),
+        grouped(unread_sequences)
+    )?;
+    say!(
+        "{} with {} and {} {would}deleted",
+        count(segments, "segment"),
+        readable(bytes),
+        count(pages, "page")
+    )
 }

@@ -1,17 +1,19 @@
 //! `millpond manifest` and `millpond segment`: what is in the buffer, for people and as JSON.
 
-use crate::store::StoreArgs;
-use crate::units::readable;
+use crate::output::say;
+use crate::store::{S3Args, StoreArgs};
+use crate::units::{count, readable};
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use millpond_manifest::cas;
+use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Buffer, Cursor, Log, Manifest, Page, layout};
 use millpond_segment::{Index, Limits};
-use millpond_storage::Store;
+use millpond_storage::{BufferUrl, Store};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// What can be asked of a buffer's manifests.
 #[derive(Debug, clap::Subcommand)]
@@ -39,9 +41,8 @@ pub(crate) enum SegmentCommand {
     Dump {
         /// A file, or an object's URL (s3://bucket/prefix/shards/0000/segments/…).
         segment: String,
-        /// The S3 service's address when it is not AWS.
-        #[arg(long, env = "MILLPOND_S3_ENDPOINT", value_name = "URL")]
-        s3_endpoint: Option<String>,
+        #[command(flatten)]
+        s3: S3Args,
         /// One JSON object.
         #[arg(long)]
         json: bool,
@@ -57,10 +58,17 @@ impl ManifestCommand {
     }
 }
 
+/// What to do where there is no buffer.
+pub(crate) const NO_BUFFER: &str = "check the URL; a gateway makes the buffer when it starts";
+
 pub(crate) async fn buffer(store: &Store) -> anyhow::Result<Buffer> {
+    let found = find_buffer(store).await?;
+    found.with_context(|| format!("there is no buffer at {}: {NO_BUFFER}", store.url()))
+}
+
+pub(crate) async fn find_buffer(store: &Store) -> Result<Option<Buffer>, ReadError> {
     let found = cas::read::<Buffer>(store, layout::BUFFER).await?;
-    let found = found.with_context(|| format!("there is no buffer at {}", store.url()))?;
-    Ok(found.state)
+    Ok(found.map(|found| found.state))
 }
 
 /// The log with all of its pages.
@@ -82,14 +90,20 @@ pub(crate) async fn complete(store: &Store, log: &mut Log) -> anyhow::Result<()>
 }
 
 pub(crate) async fn cursors(store: &Store, shard: u32) -> anyhow::Result<Vec<Cursor>> {
+    let found = each_cursor(store, shard).await?;
+    found.into_iter().map(|cursor| Ok(cursor?)).collect()
+}
+
+/// The cursors, one that is damaged beside those that are not.
+pub(crate) async fn each_cursor(store: &Store, shard: u32) -> anyhow::Result<Vec<Result<Cursor, ReadError>>> {
     let mut cursors = Vec::new();
     for found in store.list(&layout::consumers(shard)).await? {
         if found.key.ends_with("/cursor") {
-            cursors.extend(
-                cas::read::<Cursor>(store, &found.key)
-                    .await?
-                    .map(|found| found.state),
-            );
+            match cas::read::<Cursor>(store, &found.key).await {
+                Ok(found) => cursors.extend(found.map(|found| Ok(found.state))),
+                Err(damaged @ ReadError::Format { .. }) => cursors.push(Err(damaged)),
+                Err(error) => return Err(error.into()),
+            }
         }
     }
     Ok(cursors)
@@ -108,12 +122,12 @@ async fn dump(args: &ManifestArgs) -> anyhow::Result<()> {
         if args.json {
             shards.push(shard_json(&log, bytes, &cursors));
         } else {
-            print_shard(&log, bytes, &cursors);
+            print_shard(&log, bytes, &cursors)?;
         }
     }
     if args.json {
         let dump = json!({ "url": store.url(), "buffer_id": buffer.id.to_string(), "shards": shards });
-        println!("{dump}");
+        say!("{dump}")?;
     }
     Ok(())
 }
@@ -173,21 +187,26 @@ fn cursor_json(log: &Log, cursor: &Cursor) -> Value {
     })
 }
 
-fn print_shard(log: &Log, bytes: usize, cursors: &[Cursor]) {
-    println!(
-        "shard {:04}: version {}, {} in the manifest and {} pages, sequences {}..{}, {} producers",
+/// A unix time in ms, for people.
+fn time(ms: u64) -> impl std::fmt::Display {
+    humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(ms))
+}
+
+fn print_shard(log: &Log, bytes: usize, cursors: &[Cursor]) -> anyhow::Result<()> {
+    say!(
+        "shard {:04}: version {}, {} in the manifest and {}, sequences {}..{}, {}",
         log.shard,
         log.stamp.version,
         readable(bytes as u64),
-        log.pages.len(),
+        count(log.pages.len() as u64, "page"),
         log.first_sequence,
         log.next_sequence,
-        log.producers.len()
-    );
+        count(log.producers.len() as u64, "producer")
+    )?;
     for (sequence, entry) in log.entries(0) {
-        println!("  {sequence:>8}  {}  {:>10}", entry.segment, readable(entry.size));
+        say!("  {sequence:>8}  {}  {:>10}", entry.segment, readable(entry.size))?;
         for part in &entry.parts {
-            println!(
+            say!(
                 "            {:<24} {:>9} records in {:>6} messages, {:>10} of {:>10} raw at {}",
                 log.streams[part.stream as usize].name,
                 part.records,
@@ -195,11 +214,11 @@ fn print_shard(log: &Log, bytes: usize, cursors: &[Cursor]) {
                 readable(part.length),
                 readable(part.raw_length),
                 part.offset
-            );
+            )?;
         }
     }
     for cursor in cursors {
-        println!(
+        say!(
             "  consumer {}: epoch {}, {}",
             cursor.consumer,
             cursor.epoch,
@@ -209,19 +228,20 @@ fn print_shard(log: &Log, bytes: usize, cursors: &[Cursor]) {
                 Ownership::Held {
                     owner,
                     lease_expires_at_ms,
-                } => format!("held by {owner} until unix ms {lease_expires_at_ms}"),
+                } => format!("held by {owner} until {}", time(*lease_expires_at_ms)),
             }
-        );
+        )?;
         for (index, stream) in (0_u32..).zip(&log.streams) {
             let next = cursor.next(&stream.name);
             let behind = log.records(index, next);
-            println!(
+            say!(
                 "    {:<24} next {next}, {behind} records behind, {} batches planned",
                 stream.name,
                 cursor.planned(&stream.name).count()
-            );
+            )?;
         }
     }
+    Ok(())
 }
 
 async fn check(args: &ManifestArgs) -> anyhow::Result<ExitCode> {
@@ -233,18 +253,22 @@ async fn check(args: &ManifestArgs) -> anyhow::Result<ExitCode> {
         let checked = check_patiently(&store, &buffer, shard).await?;
         segments += checked.segments;
         records += checked.records;
-        broken.extend(checked.broken);
+        broken.extend(checked.broken.iter().map(Broken::to_string));
     }
     if args.json {
-        println!(
+        say!(
             "{}",
             json!({ "ok": broken.is_empty(), "segments": segments, "records": records, "broken": broken })
-        );
+        )?;
     } else if broken.is_empty() {
-        println!("ok: {segments} segments with {records} records, all there");
+        say!(
+            "ok: {} with {}, all there",
+            count(segments, "segment"),
+            count(records, "record")
+        )?;
     } else {
         for finding in &broken {
-            println!("broken: {finding}");
+            say!("broken: {finding}")?;
         }
     }
     Ok(if broken.is_empty() {
@@ -257,13 +281,43 @@ async fn check(args: &ManifestArgs) -> anyhow::Result<ExitCode> {
 /// How often a shard is looked at while a collector trims it.
 const CHECKS_MAX: usize = 5;
 
+/// Something that is not as it must be.
+pub(crate) struct Broken {
+    pub(crate) what: String,
+    /// What to do about it, if it is not what is to be done about segments.
+    pub(crate) todo: Option<&'static str>,
+}
+
+impl Broken {
+    fn plain(what: String) -> Broken {
+        Broken { what, todo: None }
+    }
+
+    fn unreadable(error: &anyhow::Error) -> Broken {
+        match error.downcast_ref::<ReadError>() {
+            Some(ReadError::Format { key, wrong }) => Broken {
+                what: format!("{key}: {wrong}"),
+                todo: Some(wrong.remedy()),
+            },
+            _ => Broken::plain(format!("{error:#}")),
+        }
+    }
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.what)?;
+        self.todo.map_or(Ok(()), |todo| write!(f, ": {todo}"))
+    }
+}
+
 /// What was found in a shard.
 #[derive(Default)]
 pub(crate) struct Checked {
     first_sequence: u64,
     segments: u64,
     pub(crate) records: u64,
-    pub(crate) broken: Vec<String>,
+    pub(crate) broken: Vec<Broken>,
 }
 
 async fn first_sequence(store: &Store, shard: u32) -> Option<u64> {
@@ -290,7 +344,7 @@ async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Resu
     let log = match cas::read::<Manifest>(store, &layout::manifest(shard)).await {
         Ok(log) => log,
         Err(error) => {
-            checked.broken.push(error.to_string());
+            checked.broken.push(Broken::unreadable(&error.into()));
             return Ok(checked);
         }
     };
@@ -299,10 +353,10 @@ async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Resu
     };
     checked.first_sequence = log.first_sequence;
     if log.buffer_id != buffer.id {
-        checked.broken.push(format!(
+        checked.broken.push(Broken::plain(format!(
             "shard {shard:04} belongs to buffer {}, not {}",
             log.buffer_id, buffer.id
-        ));
+        )));
     }
     let stored: std::collections::HashMap<_, _> = store
         .list(&layout::segments(shard))
@@ -313,7 +367,7 @@ async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Resu
     let log = match whole(store, log).await {
         Ok(log) => log,
         Err(error) => {
-            checked.broken.push(format!("{error:#}"));
+            checked.broken.push(Broken::unreadable(&error));
             return Ok(checked);
         }
     };
@@ -322,41 +376,37 @@ async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Resu
         checked.records += entry.parts.iter().map(|p| p.records).sum::<u64>();
         let key = layout::segment(shard, entry.segment);
         match stored.get(&key) {
-            None => checked
-                .broken
-                .push(format!("sequence {sequence}: segment {key} is missing")),
-            Some(size) if *size != entry.size => checked.broken.push(format!(
+            None => checked.broken.push(Broken::plain(format!(
+                "sequence {sequence}: segment {key} is missing"
+            ))),
+            Some(size) if *size != entry.size => checked.broken.push(Broken::plain(format!(
                 "sequence {sequence}: segment {key} has {size} bytes, the manifest says {}",
                 entry.size
-            )),
+            ))),
             Some(_) => {}
         }
     }
     match cursors(store, shard).await {
         Ok(cursors) => checked.broken.extend(cursors.iter().filter_map(|c| {
             let ahead = c.streams.iter().find(|(_, s)| s.next > log.next_sequence)?;
-            Some(format!(
+            Some(Broken::plain(format!(
                 "consumer {} acknowledged {} up to {}, past the log's end {}",
                 c.consumer, ahead.0, ahead.1.next, log.next_sequence
-            ))
+            )))
         })),
-        Err(error) => checked.broken.push(error.to_string()),
+        Err(error) => checked.broken.push(Broken::unreadable(&error)),
     }
     Ok(checked)
 }
 
 impl SegmentCommand {
     pub(crate) async fn run(self) -> anyhow::Result<()> {
-        let SegmentCommand::Dump {
-            segment,
-            s3_endpoint,
-            json,
-        } = self;
-        let object = read_object(&segment, s3_endpoint).await?;
+        let SegmentCommand::Dump { segment, s3, json } = self;
+        let object = read_object(&segment, s3).await?;
         let size = object.len();
         let index = millpond_segment::verify(&object, &Limits::default()).with_context(|| segment.clone())?;
         if json {
-            println!("{}", segment_json(&segment, size, &index, &object)?);
+            say!("{}", segment_json(&segment, size, &index, &object)?)?;
         } else {
             print_segment(&segment, size, &index, &object)?;
         }
@@ -364,7 +414,7 @@ impl SegmentCommand {
     }
 }
 
-async fn read_object(name: &str, s3_endpoint: Option<String>) -> anyhow::Result<Bytes> {
+async fn read_object(name: &str, s3: S3Args) -> anyhow::Result<Bytes> {
     if !name.contains("://") {
         return std::fs::read(name)
             .map(Bytes::from)
@@ -373,11 +423,7 @@ async fn read_object(name: &str, s3_endpoint: Option<String>) -> anyhow::Result<
     let Some((buffer, key)) = name.rsplit_once("/shards/") else {
         bail!("{name} is not a segment's URL: it has no /shards/ in it")
     };
-    let options = millpond_storage::StoreOptions {
-        endpoint: s3_endpoint,
-        ..Default::default()
-    };
-    let store = Store::open(&millpond_storage::BufferUrl::parse(buffer)?, &options).await?;
+    let store = s3.store(BufferUrl::parse(buffer)?).open(false).await?;
     let found = store.get(&format!("shards/{key}")).await?;
     Ok(found.with_context(|| format!("there is no object {name}"))?.bytes)
 }
@@ -405,9 +451,9 @@ fn segment_json(name: &str, size: usize, index: &Index, object: &Bytes) -> anyho
 }
 
 fn print_segment(name: &str, size: usize, index: &Index, object: &Bytes) -> anyhow::Result<()> {
-    println!("{name}: {}, every checksum right", readable(size as u64));
+    say!("{name}: {}, every checksum right", readable(size as u64))?;
     for part in &index.streams {
-        println!(
+        say!(
             "  {} ({}): {} records in {} messages, {} of {} raw",
             part.stream,
             part.encoding,
@@ -415,18 +461,18 @@ fn print_segment(name: &str, size: usize, index: &Index, object: &Bytes) -> anyh
             part.messages,
             readable(part.length),
             readable(part.raw_len)
-        );
+        )?;
         let data = part.slice(object).context("the index was verified")?;
         for block in millpond_segment::blocks(&data, part.offset, &Limits::default()) {
             let block = block?;
-            println!(
+            say!(
                 "    at {:>10}: {:>10} of {:>10} raw, {:>6} messages, {}",
                 block.offset(),
                 readable(block.encoded_len()),
                 readable(block.raw_len()),
                 block.messages(),
                 block.compression().name()
-            );
+            )?;
         }
     }
     Ok(())

@@ -21,11 +21,13 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Logs INFO and worse, unless `MILLPOND_LOG` says otherwise (`debug`, `millpond_consumer=debug`, …).
+/// Logs INFO and worse of a service, WARN and worse of other commands, unless `MILLPOND_LOG` says otherwise (`debug`,
+/// `millpond_consumer=debug`, …).
 ///
 /// Spans of the process's own work are no part of the log: they go to `spans`, or nowhere, and then cost nothing.
-pub(crate) fn start(format: LogFormat, spans: Option<Spans>) {
-    let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+pub(crate) fn start(format: LogFormat, is_service: bool, spans: Option<Spans>) {
+    let level = if is_service { "info" } else { "warn" };
+    let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = match format {
         LogFormat::Text => {

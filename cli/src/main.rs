@@ -1,5 +1,8 @@
 //! The `millpond` program: every command's front door. The work is done in the libraries.
 
+// `output::say!` is in their place: these panic when standard output is closed.
+#![deny(clippy::print_stdout)]
+
 mod admin;
 mod allocator;
 mod clock;
@@ -15,6 +18,7 @@ mod gateway;
 mod gc;
 mod inspect;
 mod logging;
+mod output;
 mod prices;
 mod security;
 mod settings;
@@ -30,17 +34,27 @@ mod version;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use logging::LogFormat;
+use output::say;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use telemetry::Telemetry;
+
+/// In the lists of flags, behind those of the command itself.
+const LAST: usize = 900;
 
 /// An object-storage buffer between OpenTelemetry and ClickHouse.
 #[derive(Debug, Parser)]
 #[command(name = "millpond", version, long_version = version::long(), propagate_version = true)]
 pub(crate) struct Cli {
     /// A TOML file with settings (`millpond config` prints one).
-    #[arg(long, global = true, value_name = "FILE", env = "MILLPOND_CONFIG")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "MILLPOND_CONFIG",
+        display_order = LAST
+    )]
     config: Option<PathBuf>,
 
     /// How log lines look. They go to standard error; MILLPOND_LOG=debug shows more.
@@ -50,7 +64,9 @@ pub(crate) struct Cli {
         value_enum,
         default_value = "text",
         env = "MILLPOND_LOG_FORMAT",
-        id = "log-format"
+        value_name = "FORMAT",
+        id = "log-format",
+        display_order = LAST
     )]
     log_format: LogFormat,
 
@@ -60,7 +76,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Accept OTLP/gRPC and answer once the records are committed to the buffer.
+    /// Accept OTLP, over gRPC and HTTP, and answer once the records are committed to the buffer.
     Gateway(Box<gateway::GatewayArgs>),
     /// Write a buffer's records to ClickHouse, each exactly once.
     Consume(Box<consume::ConsumeArgs>),
@@ -74,7 +90,7 @@ enum Command {
     Status(status::StatusArgs),
     /// Show records as they are committed.
     Tail(Box<tail::TailArgs>),
-    /// What a buffer costs a month: for a load that you describe, or for what a live buffer does.
+    /// Say what a buffer costs a month: for a load that you describe, or for what a live buffer does.
     Cost(Box<cost::CostArgs>),
     /// See and set how far consumers are.
     #[command(subcommand)]
@@ -112,6 +128,11 @@ impl Command {
             _ => Ok(Telemetry::default()),
         }
     }
+
+    /// Whether it runs until it is stopped, and its log is what an operator has of it. Of the others the answer counts.
+    fn is_service(&self) -> bool {
+        matches!(self, Command::Gateway(_) | Command::Consume(_) | Command::Dev(_))
+    }
 }
 
 // Bugs for tests to find are for tests.
@@ -136,16 +157,18 @@ fn main() -> ExitCode {
         Ok(telemetry) => telemetry,
         Err(error) => return failed(format, &error),
     };
-    logging::start(format, telemetry.spans());
+    logging::start(format, cli.command.is_service(), telemetry.spans());
     match run(cli.command, telemetry) {
         Ok(code) => code,
+        Err(error) if output::is_reader_gone(&error) => ExitCode::SUCCESS,
         Err(error) => failed(format, &error),
     }
 }
 
 /// One sentence: what happened, to what, and what to do.
 fn failed(format: LogFormat, error: &anyhow::Error) -> ExitCode {
-    logging::last_words(format, &format!("{error:#}"));
+    // Some texts of others end with a line of their own.
+    logging::last_words(format, format!("{error:#}").trim_end());
     ExitCode::FAILURE
 }
 
@@ -158,7 +181,7 @@ fn run(command: Command, telemetry: Telemetry) -> anyhow::Result<ExitCode> {
             Command::Dev(args) => dev::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Demo => demo::run().await,
             Command::Load(args) => load(args).await,
-            Command::Status(args) => status::run(args).await.map(|()| ExitCode::SUCCESS),
+            Command::Status(args) => status::run(args).await,
             Command::Tail(args) => tail::run(*args).await.map(|()| ExitCode::SUCCESS),
             Command::Cost(args) => cost::run(*args).await.map(|()| ExitCode::SUCCESS),
             Command::Consumer(command) => command.run().await.map(|()| ExitCode::SUCCESS),
@@ -169,8 +192,8 @@ fn run(command: Command, telemetry: Telemetry) -> anyhow::Result<ExitCode> {
             Command::Manifest(command) => command.run().await,
             Command::Segment(command) => command.run().await.map(|()| ExitCode::SUCCESS),
             Command::Config { command } => {
-                print!("{}", settings::print(&Cli::command(), command.as_deref()));
-                Ok(ExitCode::SUCCESS)
+                let settings = settings::print(&Cli::command(), command.as_deref());
+                output::write(format_args!("{settings}")).map(|()| ExitCode::SUCCESS)
             }
         }
     })
@@ -183,9 +206,9 @@ async fn load(args: millpond_bench::load::LoadArgs) -> anyhow::Result<ExitCode> 
     let report =
         millpond_bench::load::run(args.config()?, shutdown, millpond_bench::load::Progress::new()).await?;
     if json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     } else {
-        println!("{report}");
+        say!("{report}")?;
     }
     Ok(if report.unacknowledged == 0 {
         ExitCode::SUCCESS

@@ -2,8 +2,9 @@
 //! default. The flags' definitions are the one source of names, defaults and reasons; the file only
 //! replaces defaults, and `millpond config` prints them.
 
+use crate::store::StoreArgs;
 use anyhow::{Context, bail};
-use clap::{Arg, ArgAction, Command};
+use clap::{Arg, ArgAction, Args, Command};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -12,12 +13,22 @@ use std::path::PathBuf;
 const COMMANDS: [&str; 2] = ["gateway", "consume"];
 
 /// Commands about what a consumer does: those of its settings that they know hold for them too.
-const LIKE_CONSUME: [&[&str]; 4] = [
+const LIKE_CONSUME: [&[&str]; 5] = [
     &["doctor"],
+    &["gc"],
     &["tables", "print"],
     &["tables", "create"],
     &["dead-letters", "replay"],
 ];
+
+/// What only a command about a buffer that it opens is told: `cost`, which may be about none, is not one.
+const OF_A_STORE: &str = "request_timeout";
+
+/// Where the buffer is, which every command about one takes from the file.
+fn says_where(name: &str) -> bool {
+    let store = StoreArgs::augment_args(Command::new("store"));
+    store.get_arguments().any(|arg| key(arg) == name)
+}
 
 /// Flags that say how the program is called, not how it works.
 fn is_setting(arg: &Arg) -> bool {
@@ -52,7 +63,7 @@ fn file_named(arguments: &[OsString]) -> Option<PathBuf> {
 }
 
 /// Keys at the top are for every command that knows them; those in `[gateway]` for that command alone; those in
-/// `[consume]` for that and what is like it.
+/// `[consume]` for that and what is like it. Where the buffer is, all commands about one know from any of them.
 fn apply(mut command: Command, text: &str) -> anyhow::Result<Command> {
     let file: toml::Table = text.parse()?;
     for (name, value) in &file {
@@ -95,6 +106,9 @@ fn set(mut command: Command, commands: &[&str], name: &str, value: &toml::Value)
             }
         }
     }
+    if found && says_where(name) {
+        command = with_default_in_all(command, name, &text);
+    }
     if !found {
         let nearest = known
             .iter()
@@ -103,6 +117,26 @@ fn set(mut command: Command, commands: &[&str], name: &str, value: &toml::Value)
         bail!("unknown key {name}{nearest} (`millpond config` lists all of them)");
     }
     Ok(command)
+}
+
+/// The command with this default in every subcommand that opens a buffer, but for the services, which have their own.
+fn with_default_in_all(command: Command, name: &str, default: &str) -> Command {
+    let names: Vec<String> = command
+        .get_subcommands()
+        .map(|sub| sub.get_name().to_owned())
+        .collect();
+    names.into_iter().fold(command, |command, sub| {
+        command.mut_subcommand(sub, |sub| {
+            let sub = with_default_in_all(sub, name, default);
+            let opens = sub.get_arguments().any(|arg| key(arg) == OF_A_STORE);
+            let is_service = COMMANDS.contains(&sub.get_name());
+            if opens && !is_service {
+                with_default(sub, &[], name, default)
+            } else {
+                sub
+            }
+        })
+    })
 }
 
 /// The command with this default in the subcommand at the path's end, if that has the setting.
@@ -127,8 +161,9 @@ fn with_default(command: Command, path: &[&str], name: &str, default: &str) -> C
 pub(crate) fn print(command: &Command, only: Option<&str>) -> String {
     let mut out = String::from(
         "# Every setting, its default and why. A key at the top holds for both commands; what the consumer\n\
-         # is told, `doctor`, `tables` and `dead-letters replay` know too. A flag (--linger) goes before its\n\
-         # variable (MILLPOND_LINGER), and that before this file.\n",
+         # is told, `doctor`, `gc`, `tables` and `dead-letters replay` know too, and where the buffer is every\n\
+         # command about one. A flag (--linger) goes before its variable (MILLPOND_LINGER), and that before\n\
+         # this file.\n",
     );
     for name in COMMANDS
         .iter()
@@ -219,7 +254,7 @@ mod tests {
         let file =
             "buffer = \"memory:///\"\n[consume]\ndatabase = \"shop\"\nclickhouse = \"http://x\"\nwriters = 3";
         let command = apply(command(), file).unwrap();
-        for path in LIKE_CONSUME {
+        for path in LIKE_CONSUME.into_iter().filter(|path| *path != ["gc"]) {
             let mut arguments = vec!["millpond"];
             arguments.extend(path);
             if path.contains(&"replay") {
@@ -231,6 +266,74 @@ mod tests {
                 sub = inner;
             }
             assert_eq!(sub.get_one::<String>("database").unwrap(), "shop", "{path:?}");
+        }
+    }
+
+    #[test]
+    fn garbage_is_collected_by_hand_as_the_consumer_does_it() {
+        let file = "[consume]\nbuffer = \"memory:///\"\ngc_grace = \"2h\"";
+        let matches = apply(command(), file)
+            .unwrap()
+            .try_get_matches_from(["millpond", "gc"])
+            .unwrap();
+        let grace = matches
+            .subcommand()
+            .unwrap()
+            .1
+            .get_one::<crate::units::Time>("gc_grace");
+        assert_eq!(grace.unwrap().to_string(), "2h");
+    }
+
+    #[test]
+    fn where_the_buffer_is_every_command_about_one_knows() {
+        for file in [
+            "buffer = \"memory:///\"\ns3_region = \"eu-west-1\"\n[consume]\nconsumer = \"main\"\npoll_interval = \"9s\"",
+            "[gateway]\nbuffer = \"memory:///\"\ns3_region = \"eu-west-1\"",
+        ] {
+            let command = apply(command(), file).unwrap();
+            for words in [
+                "status",
+                "tail",
+                "doctor",
+                "gc",
+                "manifest dump",
+                "consumer list",
+                "consumer wait",
+                "consumer remove other",
+                "dead-letters list",
+            ] {
+                let arguments = ["millpond"].into_iter().chain(words.split(' '));
+                let matches = command.clone().try_get_matches_from(arguments).unwrap();
+                let mut sub = matches.subcommand().unwrap().1;
+                while let Some((_, inner)) = sub.subcommand() {
+                    sub = inner;
+                }
+                assert_eq!(
+                    sub.get_one::<String>("s3_region").unwrap(),
+                    "eu-west-1",
+                    "{words}"
+                );
+            }
+            // What is to be removed is said, and how often a consumer asks is not how often tail does.
+            command
+                .clone()
+                .try_get_matches_from(["millpond", "consumer", "remove"])
+                .unwrap_err();
+            let tail = command
+                .clone()
+                .try_get_matches_from(["millpond", "tail"])
+                .unwrap();
+            let every = tail
+                .subcommand()
+                .unwrap()
+                .1
+                .get_one::<crate::units::Time>("poll_interval");
+            assert_eq!(every.unwrap().to_string(), "1s");
+            // It may be about a load that is described.
+            let cost = command
+                .clone()
+                .try_get_matches_from(["millpond", "cost", "--throughput", "1MB/s"]);
+            assert!(!cost.unwrap().subcommand().unwrap().1.contains_id("buffer"));
         }
     }
 

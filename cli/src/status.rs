@@ -3,10 +3,12 @@
 mod look;
 mod text;
 
-use crate::store::StoreArgs;
-use crate::units::Time;
-use look::Observer;
+use crate::output::{say, write};
+use crate::store::{Patience, StoreArgs};
+use crate::units::{Time, pause};
+use look::{Observer, Status};
 use std::io::IsTerminal;
+use std::process::ExitCode;
 
 /// Which buffer, and how to answer.
 #[derive(Debug, clap::Args)]
@@ -14,9 +16,9 @@ pub(crate) struct StatusArgs {
     #[command(flatten)]
     store: StoreArgs,
 
-    /// Look again and again, with the rates between two looks. A look is a GET for the manifest, each cursor and each page
-    /// that is not known yet, and two LISTs.
-    #[arg(long, value_name = "EVERY", num_args = 0..=1, default_missing_value = "2s")]
+    /// Look again and again, with the rates between two looks, also when the store is away for a while. A look is a GET for
+    /// the manifest, each cursor and each page that is not known yet, and two LISTs.
+    #[arg(long, value_name = "EVERY", num_args = 0..=1, default_missing_value = "2s", value_parser = pause)]
     watch: Option<Time>,
 
     /// One JSON object a look, each on a line of its own.
@@ -24,24 +26,41 @@ pub(crate) struct StatusArgs {
     json: bool,
 }
 
-/// Shows the buffer once, or until the process is stopped.
-pub(crate) async fn run(args: StatusArgs) -> anyhow::Result<()> {
+/// Shows the buffer once, or until the process is stopped. Exits 1 when something in it cannot be read.
+pub(crate) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let store = args.store.open(false).await?;
     let mut observer = Observer::new(store);
-    loop {
-        let status = observer.look().await?;
-        if args.json {
-            println!("{}", serde_json::to_string(&status)?);
+    let status = observer.look().await?;
+    show(&args, &status)?;
+    let Some(every) = args.watch else {
+        return Ok(if status.unreadable.is_empty() {
+            ExitCode::SUCCESS
         } else {
-            if args.watch.is_some() && std::io::stdout().is_terminal() {
-                // The cursor home, and what was there gone.
-                print!("\x1b[H\x1b[2J");
-            }
-            print!("{}", text::of(&status));
-        }
-        let Some(every) = args.watch else {
-            return Ok(());
-        };
+            ExitCode::FAILURE
+        });
+    };
+    let mut patience = Patience::default();
+    loop {
         tokio::time::sleep(every.0).await;
+        match observer.look().await {
+            Ok(status) => {
+                patience.over();
+                show(&args, &status)?;
+            }
+            // Whatever it is, who watches wants to see it end.
+            Err(error) => patience.say(&error),
+        }
     }
+}
+
+fn show(args: &StatusArgs, status: &Status) -> anyhow::Result<()> {
+    if args.json {
+        return say!("{}", serde_json::to_string(status)?);
+    }
+    // On a terminal, the cursor home, and what was there gone.
+    let clear = match args.watch {
+        Some(_) if std::io::stdout().is_terminal() => "\x1b[H\x1b[2J",
+        _ => "",
+    };
+    write(format_args!("{clear}{}", text::of(status)))
 }

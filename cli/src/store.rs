@@ -1,8 +1,9 @@
 //! The settings that say where the buffer is, the same for every command.
 
 use crate::admin::Admin;
-use crate::units::Time;
+use crate::units::{Time, pause};
 use anyhow::Context;
+use millpond_manifest::cas::ReadError;
 use millpond_storage::{BufferUrl, ErrorKind, OpenError, Store, StoreOptions};
 use std::time::Duration;
 use tracing::warn;
@@ -12,6 +13,36 @@ const CANNOT: &str = "the buffer cannot be opened";
 /// Between two attempts to open a store that is away.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// Which S3, and how to reach it.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct S3Args {
+    /// The S3 service's address when it is not AWS, e.g. http://127.0.0.1:9000 for MinIO. Without it the AWS
+    /// variables and profile are asked (AWS_ENDPOINT_URL).
+    #[arg(long, env = "MILLPOND_S3_ENDPOINT", value_name = "URL")]
+    s3_endpoint: Option<String>,
+
+    /// The S3 region. Without it the AWS variables, the profile and the instance are asked. Credentials always
+    /// come from the AWS SDK's own chain.
+    #[arg(long, env = "MILLPOND_S3_REGION", value_name = "REGION")]
+    s3_region: Option<String>,
+
+    /// Allow an S3 endpoint without TLS on another machine. Off: what you send would be readable on the way.
+    #[arg(long, env = "MILLPOND_ALLOW_HTTP")]
+    allow_http: bool,
+}
+
+impl S3Args {
+    /// The settings of a buffer there, all others by default.
+    pub(crate) fn store(self, buffer: BufferUrl) -> StoreArgs {
+        StoreArgs {
+            buffer,
+            s3: self,
+            request_timeout: Time(StoreOptions::default().request_timeout),
+            simulate_s3_latency: None,
+        }
+    }
+}
+
 /// Where the buffer is.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct StoreArgs {
@@ -19,26 +50,16 @@ pub(crate) struct StoreArgs {
     #[arg(long, env = "MILLPOND_BUFFER", value_name = "URL", value_parser = BufferUrl::parse)]
     pub(crate) buffer: BufferUrl,
 
-    /// The S3 service's address when it is not AWS, e.g. http://127.0.0.1:9000 for MinIO. Without it the AWS
-    /// variables and profile are asked (AWS_ENDPOINT_URL).
-    #[arg(long, env = "MILLPOND_S3_ENDPOINT", value_name = "URL")]
-    pub(crate) s3_endpoint: Option<String>,
-
-    /// The S3 region. Without it the AWS variables, the profile and the instance are asked. Credentials always
-    /// come from the AWS SDK's own chain.
-    #[arg(long, env = "MILLPOND_S3_REGION", value_name = "REGION")]
-    pub(crate) s3_region: Option<String>,
-
-    /// Allow an S3 endpoint without TLS on another machine. Off: what you send would be readable on the way.
-    #[arg(long, env = "MILLPOND_ALLOW_HTTP")]
-    pub(crate) allow_http: bool,
+    #[command(flatten)]
+    pub(crate) s3: S3Args,
 
     /// The longest that one request to the store may take. 30s: past that its outcome is looked up instead.
     #[arg(
         long,
         env = "MILLPOND_REQUEST_TIMEOUT",
         value_name = "TIME",
-        default_value = "30s"
+        default_value = "30s",
+        value_parser = pause
     )]
     pub(crate) request_timeout: Time,
 
@@ -72,9 +93,9 @@ impl StoreArgs {
 
     async fn try_open(&self, create: bool) -> Result<Store, OpenError> {
         let options = StoreOptions {
-            endpoint: self.s3_endpoint.clone(),
-            region: self.s3_region.clone(),
-            allow_http: self.allow_http,
+            endpoint: self.s3.s3_endpoint.clone(),
+            region: self.s3.s3_region.clone(),
+            allow_http: self.s3.allow_http,
             request_timeout: self.request_timeout.0,
             create,
             simulate_s3_latency: self.simulate_s3_latency,
@@ -82,4 +103,59 @@ impl StoreArgs {
         };
         Store::open(&self.buffer, &options).await
     }
+}
+
+/// What goes on asking a store that is away says so once, and waits.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    said: String,
+}
+
+impl Patience {
+    /// Says what is wrong, unless that was said last.
+    ///
+    /// # Errors
+    /// What is not the store's, and so does not pass by itself, is returned.
+    pub(crate) fn with(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
+        if !may_pass(&error) {
+            return Err(error);
+        }
+        self.say(&error);
+        Ok(())
+    }
+
+    /// Says what is wrong, unless that was said last.
+    pub(crate) fn say(&mut self, error: &anyhow::Error) {
+        let reason = format!("{error:#}");
+        if reason != self.said {
+            warn!("{reason}; trying again");
+            self.said = reason;
+        }
+    }
+
+    /// It went well.
+    pub(crate) fn over(&mut self) {
+        if !self.said.is_empty() {
+            warn!("the store answers again");
+            self.said.clear();
+        }
+    }
+}
+
+/// Whether it is the store that failed, not what it holds.
+pub(crate) fn is_the_stores(error: &anyhow::Error) -> bool {
+    of_the_store(error).is_some()
+}
+
+/// Whether it is the store that failed, in a way that passes: it is away, or refuses until somebody grants something.
+fn may_pass(error: &anyhow::Error) -> bool {
+    of_the_store(error).is_some_and(|error| error.kind() != ErrorKind::Misconfigured)
+}
+
+fn of_the_store(error: &anyhow::Error) -> Option<&millpond_storage::Error> {
+    let read = error.downcast_ref::<ReadError>().and_then(|error| match error {
+        ReadError::Store(error) => Some(error),
+        ReadError::Format { .. } => None,
+    });
+    read.or_else(|| error.downcast_ref::<millpond_storage::Error>())
 }

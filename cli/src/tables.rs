@@ -1,5 +1,6 @@
 //! `millpond tables`: the tables by themselves, for those who make them before a consumer runs, or make them their own way.
 
+use crate::output::{say, write};
 use crate::table::{MakingArgs, TableArgs};
 use millpond_clickhouse::tables::{Fault, Report, State, create, script};
 use serde_json::json;
@@ -45,19 +46,19 @@ impl TablesCommand {
     pub(crate) async fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             TablesCommand::Print { which } => {
-                print!("{}", script(&which.config("")));
+                write(format_args!("{}", script(&which.config(""))))?;
                 Ok(ExitCode::SUCCESS)
             }
             TablesCommand::Create {
                 clickhouse,
                 which,
                 json,
-            } => Ok(show(&create(which.config(&clickhouse)).await?, json)),
+            } => show(&create(which.config(&clickhouse)).await?, json),
         }
     }
 }
 
-fn show(reports: &[Report], json: bool) -> ExitCode {
+fn show(reports: &[Report], json: bool) -> anyhow::Result<ExitCode> {
     let fit = reports
         .iter()
         .all(|report| matches!(report.state, State::Created | State::Fits));
@@ -72,17 +73,17 @@ fn show(reports: &[Report], json: bool) -> ExitCode {
                 json!({ "what": what, "state": word(state), "faults": faults })
             })
             .collect();
-        println!("{}", json!({ "fit": fit, "tables": tables }));
+        say!("{}", json!({ "fit": fit, "tables": tables }))?;
     } else {
         for Report { what, state, .. } in reports {
-            println!("{:>7}  {what}", word(state));
+            say!("{:>7}  {what}", word(state))?;
             for fault in faults(state) {
-                println!("         {}", fault.what);
-                println!("         → {}", fault.mend);
+                say!("         {}", fault.what)?;
+                say!("         → {}", fault.mend)?;
             }
         }
     }
-    if fit { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(if fit { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn word(state: &State) -> &'static str {

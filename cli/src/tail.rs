@@ -6,9 +6,11 @@ mod text;
 
 use crate::consumers::Target;
 use crate::inspect::{buffer, complete};
-use crate::store::StoreArgs;
-use crate::units::Time;
-use anyhow::{Context, bail};
+use crate::output;
+use crate::store::{Patience, StoreArgs};
+use crate::units::{Time, count, pause};
+use anyhow::bail;
+use bytes::Bytes;
 use millpond_manifest::cas;
 use millpond_manifest::{Entry, Log, Manifest, Part, layout};
 use millpond_otlp::Signal;
@@ -17,7 +19,7 @@ use millpond_storage::Store;
 use regex::Regex;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::io::{self, BufWriter, Write};
 use std::time::{Duration, UNIX_EPOCH};
 
 /// Which buffer, what of it, and how to show it.
@@ -52,7 +54,7 @@ pub(crate) struct TailArgs {
     no_follow: bool,
 
     /// How often the manifest is asked for news. 1s: a GET a second for each shard.
-    #[arg(long, value_name = "TIME", default_value = "1s")]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = pause)]
     poll_interval: Time,
 }
 
@@ -61,20 +63,14 @@ struct Shard {
     log: Log,
     /// Everything below was shown.
     next: u64,
+    /// Of the segment there, so many parts.
+    parts: usize,
 }
 
-/// Shows records until the process is stopped, nobody reads its output any more, or, with `--no-follow`, all are shown.
+/// Shows records until the process is stopped, nobody reads its output any more, or, with `--no-follow`, all are shown. A
+/// store that is away meanwhile is waited for.
 pub(crate) async fn run(args: TailArgs) -> anyhow::Result<()> {
-    match Tail::open(args).await?.follow().await {
-        Err(error) if is_broken_pipe(&error) => Ok(()),
-        ended => ended,
-    }
-}
-
-/// `millpond tail | head` is no error.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let error = error.downcast_ref::<io::Error>();
-    error.is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+    Tail::open(args).await?.follow().await
 }
 
 struct Tail {
@@ -83,6 +79,8 @@ struct Tail {
     decompressor: Decompressor,
     /// Streams that are asked for and were not seen yet.
     unknown: BTreeSet<String>,
+    /// Parts that could not be read to their ends.
+    damaged: u64,
 }
 
 impl Tail {
@@ -91,6 +89,7 @@ impl Tail {
             store: args.store.open(false).await?,
             decompressor: Decompressor::new()?,
             unknown: args.stream.iter().cloned().collect(),
+            damaged: 0,
             args,
         })
     }
@@ -108,44 +107,55 @@ impl Tail {
             bail!("a sequence belongs to one shard: say which with --shard");
         }
         let mut known: Vec<(u32, Option<Shard>)> = wanted.map(|shard| (shard, None)).collect();
+        let mut patience = Patience::default();
         loop {
-            for (shard, known) in &mut known {
-                self.show_new(*shard, known).await?;
-            }
-            if self.args.no_follow {
-                return self.say_unknown();
+            match self.show_all(&mut known).await {
+                Ok(()) if self.args.no_follow => return self.say_missing(),
+                Ok(()) => patience.over(),
+                Err(error) if self.args.no_follow => return Err(error),
+                Err(error) => patience.with(error)?,
             }
             tokio::time::sleep(self.args.poll_interval.0).await;
         }
     }
 
-    /// A name that is not there is a typing error, or of a stream that is still to come.
-    fn say_unknown(&self) -> anyhow::Result<()> {
-        match self.unknown.first() {
-            Some(name) => bail!("there is no stream {name}: `millpond status` shows those that there are"),
-            None => Ok(()),
+    async fn show_all(&mut self, known: &mut [(u32, Option<Shard>)]) -> anyhow::Result<()> {
+        for (shard, known) in known {
+            self.show_new(*shard, known).await?;
         }
+        Ok(())
     }
 
-    /// Shows what was committed since the last look.
+    /// A name that is not there is a typing error, or of a stream that is still to come.
+    fn say_missing(&self) -> anyhow::Result<()> {
+        if let Some(name) = self.unknown.first() {
+            bail!("there is no stream {name}: `millpond status` shows those that there are");
+        }
+        if self.damaged > 0 {
+            bail!("{} could not be read, see above", count(self.damaged, "part"));
+        }
+        Ok(())
+    }
+
+    /// Shows what was committed since the last look. What was shown is written down in `known` also when it fails.
     async fn show_new(&mut self, shard: u32, known: &mut Option<Shard>) -> anyhow::Result<()> {
         let found = cas::read::<Manifest>(&self.store, &layout::manifest(shard)).await?;
         let Some(found) = found else {
             return Ok(());
         };
-        let mut here = match known.take() {
-            Some(before) => Shard {
+        let here = match known.take() {
+            Some(before) => known.insert(Shard {
                 log: before.log.advanced(found.state),
-                next: before.next,
-            },
-            None => self.begin(found.state).await?,
+                ..before
+            }),
+            None => known.insert(self.begin(found.state).await?),
         };
         if here.next < here.log.first_sequence {
             let (next, first) = (here.next, here.log.first_sequence);
             tracing::warn!(
                 "shard {shard:04}: sequences {next}..{first} were trimmed before they could be shown"
             );
-            here.next = first;
+            (here.next, here.parts) = (first, 0);
         }
         // Only a long pause leaves pages in between.
         if here.log.missing(here.next).is_some() {
@@ -155,12 +165,12 @@ impl Tail {
             .map(|(sequence, entry)| (sequence, entry.clone()))
             .collect();
         for (sequence, entry) in entries {
-            for part in &entry.parts {
+            for part in entry.parts.iter().skip(here.parts) {
                 self.show_part(&here.log, sequence, &entry, part).await?;
+                here.parts += 1;
             }
-            here.next = sequence + 1;
+            (here.next, here.parts) = (sequence + 1, 0);
         }
-        *known = Some(here);
         Ok(())
     }
 
@@ -170,7 +180,7 @@ impl Tail {
             complete(&self.store, &mut log).await?;
         }
         let next = self.args.from.position(&log)?;
-        Ok(Shard { log, next })
+        Ok(Shard { log, next, parts: 0 })
     }
 
     async fn show_part(
@@ -203,18 +213,22 @@ impl Tail {
                 _ => None,
             },
         };
-        for block in millpond_segment::blocks(&bytes, part.offset, &Limits::default()) {
-            let block = block.with_context(|| key.clone())?;
-            let raw = block
-                .decode(&mut self.decompressor)
-                .with_context(|| key.clone())?;
-            for message in raw.messages() {
-                let message = message.with_context(|| key.clone())?;
-                show.message(&mut out, message.received_at_us, message.payload)?;
+        let shown = show.part(&mut out, &bytes, part.offset, &mut self.decompressor);
+        let shown = shown.and_then(|whole| out.flush().map(|()| whole));
+        match shown {
+            Ok(Ok(())) => Ok(()),
+            // The others are worth seeing.
+            Ok(Err(damage)) => {
+                self.damaged += 1;
+                tracing::warn!(
+                    "sequence {sequence} of shard {:04}, {}: {key}: {damage}: what follows in it is left out",
+                    log.shard,
+                    stream.name
+                );
+                Ok(())
             }
+            Err(error) => output::failed(error),
         }
-        out.flush()?;
-        Ok(())
     }
 }
 
@@ -229,6 +243,33 @@ struct Show<'a> {
 }
 
 impl Show<'_> {
+    /// Shows a stream's part of a segment up to what is damaged, if something is.
+    fn part(
+        &self,
+        out: &mut impl Write,
+        bytes: &Bytes,
+        offset: u64,
+        decompressor: &mut Decompressor,
+    ) -> io::Result<Result<(), millpond_segment::Error>> {
+        for block in millpond_segment::blocks(bytes, offset, &Limits::default()) {
+            let block = match block {
+                Ok(block) => block,
+                Err(damage) => return Ok(Err(damage)),
+            };
+            let raw = match block.decode(decompressor) {
+                Ok(raw) => raw,
+                Err(damage) => return Ok(Err(damage)),
+            };
+            for message in raw.messages() {
+                match message {
+                    Ok(message) => self.message(out, message.received_at_us, message.payload)?,
+                    Err(damage) => return Ok(Err(damage)),
+                }
+            }
+        }
+        Ok(Ok(()))
+    }
+
     fn message(&self, out: &mut impl Write, received_at_us: i64, payload: &[u8]) -> io::Result<()> {
         let Some(signal) = self.signal else {
             let payload = payload.escape_ascii().to_string();

@@ -2,6 +2,7 @@
 
 use bytesize::ByteSize;
 use std::fmt;
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -23,6 +24,35 @@ impl Size {
     pub(crate) fn bytes(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
+}
+
+/// A time that must not be nothing, for instance the pause between two requests of what is asked again and again.
+pub(crate) fn pause(text: &str) -> Result<Time, String> {
+    match text.parse()? {
+        Time(Duration::ZERO) => {
+            Err("it would ask without a pause: give more than nothing, like 1s".to_owned())
+        }
+        pause => Ok(pause),
+    }
+}
+
+/// A number of workers.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| "write a number of 1 or more".to_owned())
+}
+
+/// Where to listen.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        "write an IP address and a port, like 127.0.0.1:4317, 0.0.0.0:4317 or [::]:4317".to_owned()
+    })
+}
+
+/// For output: `1 segment`, `2,000 segments`.
+pub(crate) fn count(number: u64, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {what}{plural}", grouped(number))
 }
 
 /// For output: `12.3 MiB`.
@@ -83,6 +113,31 @@ mod tests {
             [0, 999, 1_000, 1_234_567].map(grouped),
             ["0", "999", "1,000", "1,234,567"]
         );
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        assert_eq!(
+            [0, 1, 1_000].map(|n| count(n, "page")),
+            ["0 pages", "1 page", "1,000 pages"]
+        );
+    }
+
+    #[test]
+    fn a_pause_is_not_nothing() {
+        assert_eq!(pause("1s"), Ok(Time(Duration::from_secs(1))));
+        assert!(pause("0s").unwrap_err().contains("more than nothing"));
+        assert!(pause("soon").unwrap_err().contains("250ms"));
+    }
+
+    #[test]
+    fn an_address_is_an_ip_and_a_port() {
+        assert!(address("[::1]:4317").is_ok());
+        for wrong in ["localhost:4317", ":4317", "4317", "127.0.0.1"] {
+            assert!(address(wrong).unwrap_err().contains("0.0.0.0:4317"), "{wrong}");
+        }
+        assert_eq!(at_least_one("3"), Ok(3));
+        assert!(at_least_one("0").unwrap_err().contains("1 or more"));
     }
 
     #[test]

@@ -12,12 +12,12 @@ pub enum ConsumeError {
     #[error("{0}")]
     Setting(String),
     /// An object of the buffer is damaged or of another version.
-    #[error("{key}: {source}: {}", .source.remedy())]
+    #[error("{key}: {wrong}: {}", .wrong.remedy())]
     Format {
         /// The object's key.
         key: String,
         /// What is wrong.
-        source: millpond_manifest::FormatError,
+        wrong: millpond_manifest::FormatError,
     },
     /// The cursor belongs to another buffer than the one at this URL.
     #[error(
@@ -104,5 +104,11 @@ pub enum ConsumeError {
     },
     /// Our own bookkeeping broke a rule of the protocol; stopping is the safe answer.
     #[error("stopped before breaking the protocol: {0}")]
-    Forbidden(#[from] millpond_manifest::cursor::Forbidden),
+    Forbidden(millpond_manifest::cursor::Forbidden),
+}
+
+impl From<millpond_manifest::cursor::Forbidden> for ConsumeError {
+    fn from(rule: millpond_manifest::cursor::Forbidden) -> Self {
+        Self::Forbidden(rule)
+    }
 }

@@ -67,7 +67,7 @@ impl Consumer {
             .rule(sink.name(), sink.schema_version())
             .check()
             .map_err(ConsumeError::Setting)?;
-        let metrics = Metrics::register(registry);
+        let metrics = Metrics::register(registry, &config.consumer);
         let environment = Arc::new(SystemEnvironment);
         Ok(Consumer {
             store,
@@ -99,6 +99,7 @@ impl Consumer {
             buffer = self.buffer() => buffer?,
             () = shutdown.cancelled() => return Ok(()),
         };
+        self.metrics.shards.set(buffer.shards.into());
         info!(buffer = %buffer.id, shards = buffer.shards, consumer = self.config.consumer, sink = self.sink.name(), "consuming");
         let workshop = Arc::new(Workshop {
             store: self.store.clone(),

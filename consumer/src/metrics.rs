@@ -4,6 +4,7 @@
 use crate::sink::Found;
 use millpond_manifest::Lag;
 use millpond_manifest::cursor::Plan;
+use millpond_manifest::letter::Kind;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -62,6 +63,12 @@ impl Drop for InStage {
     }
 }
 
+/// Labels of what belongs to a consumer's name, whichever of its processes shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ConsumerLabel {
+    consumer: String,
+}
+
 /// Labels of dead letters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct DeadLabel {
@@ -93,6 +100,8 @@ pub(crate) struct Metrics {
     pub(crate) fenced: Counter,
     pub(crate) running: Gauge,
     pub(crate) held_bytes: Gauge,
+    /// Shards of the buffer, with or without an owner.
+    pub(crate) shards: Gauge,
     pub(crate) owned_shards: Gauge,
     pub(crate) backlog_records: Family<ShardLabel, Gauge>,
     pub(crate) backlog_bytes: Family<ShardLabel, Gauge>,
@@ -101,7 +110,15 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn register(registry: &mut Registry) -> Self {
+    /// Of a process of this consumer.
+    pub(crate) fn register(registry: &mut Registry, consumer: &str) -> Self {
+        let label = ConsumerLabel {
+            consumer: consumer.to_owned(),
+        };
+        let (shards, owned_shards) = (
+            Family::<ConsumerLabel, Gauge>::default(),
+            Family::<ConsumerLabel, Gauge>::default(),
+        );
         // Fine enough to read a percentile from (steps of 15 %), from 10 ms to about 10 minutes.
         let latency = || Histogram::new(exponential_buckets(0.01, 1.15, 80));
         // 5 ms to 82 s.
@@ -127,7 +144,8 @@ impl Metrics {
             fenced: Counter::default(),
             running: Gauge::default(),
             held_bytes: Gauge::default(),
-            owned_shards: Gauge::default(),
+            shards: shards.get_or_create(&label).clone(),
+            owned_shards: owned_shards.get_or_create(&label).clone(),
             backlog_records: Family::default(),
             backlog_bytes: Family::default(),
             backlog_seconds: Family::default(),
@@ -238,7 +256,12 @@ impl Metrics {
         registry.register(
             "shards_owned",
             "Shards whose cursor this process holds",
-            m.owned_shards.clone(),
+            owned_shards,
+        );
+        registry.register(
+            "shards",
+            "Shards of the buffer, whoever holds their cursors",
+            shards,
         );
         registry.register(
             "backlog_records",
@@ -308,6 +331,13 @@ impl Metrics {
         self.backlog_seconds
             .get_or_create(&labels)
             .set(Duration::from_millis(age_ms).as_secs_f64());
+        // A counter that is born at 1 has not risen, for those who ask by how much it has.
+        for reason in [Kind::Refused, Kind::Unreadable].map(Kind::name) {
+            drop(self.dead_letters.get_or_create(&DeadLabel {
+                stream: stream.to_owned(),
+                reason,
+            }));
+        }
     }
 
     /// Whoever owns the cursor now shows it.

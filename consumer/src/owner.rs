@@ -229,7 +229,7 @@ pub(crate) async fn read_patiently<T: cas::Object>(
                 status.goes_on(&what);
                 return Ok(found);
             }
-            Err(ReadError::Format { key, source }) => return Err(ConsumeError::Format { key, source }),
+            Err(ReadError::Format { key, wrong }) => return Err(ConsumeError::Format { key, wrong }),
             Err(ReadError::Store(error)) => status.waits(&what, &error.to_string(), Level::Warn),
         }
         pause(environment, &mut backoff).await;

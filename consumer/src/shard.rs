@@ -605,7 +605,7 @@ impl<'a> Tenure<'a> {
                 self.show_backlog();
                 Ok(())
             }
-            Err(ReadError::Format { key, source }) => Err(ConsumeError::Format { key, source }),
+            Err(ReadError::Format { key, wrong }) => Err(ConsumeError::Format { key, wrong }),
             Err(ReadError::Store(error)) => {
                 self.shard
                     .claim

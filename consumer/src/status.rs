@@ -35,20 +35,19 @@ impl Status {
         self.lock().values().map(|wait| wait.reason.clone()).collect()
     }
 
+    /// Shows the newest reason, and logs one from time to time.
     pub(crate) fn waits(&self, what: &str, reason: &str, level: Level) {
         let mut waits = self.lock();
-        let known = waits.get(what).filter(|wait| wait.said.elapsed() < REPEAT);
-        if known.is_none() {
+        let said = waits.get(what).map(|wait| wait.said);
+        let said = said.filter(|said| said.elapsed() < REPEAT).unwrap_or_else(|| {
             match level {
                 Level::Warn => warn!("{what}: {reason}; trying again"),
                 Level::Error => error!("{what}: {reason}; trying again until it is mended"),
             }
-            let wait = Wait {
-                reason: format!("{what}: {reason}"),
-                said: Instant::now(),
-            };
-            waits.insert(what.to_owned(), wait);
-        }
+            Instant::now()
+        });
+        let reason = format!("{what}: {reason}");
+        waits.insert(what.to_owned(), Wait { reason, said });
     }
 
     pub(crate) fn goes_on(&self, what: &str) {
@@ -65,5 +64,25 @@ impl Status {
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Wait>> {
         // A panic while it was held leaves the map as good as before: every change is one call.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_reason_is_shown() {
+        let status = Status::default();
+        status.waits("writing", "connection reset", Level::Warn);
+        status.waits("reading", "connection refused", Level::Warn);
+        // ClickHouse is back, and says what has become of the table.
+        status.waits("writing", "there is no table", Level::Error);
+        assert_eq!(
+            status.waiting_for(),
+            ["reading: connection refused", "writing: there is no table"]
+        );
+        status.goes_on("reading");
+        assert_eq!(status.waiting_for(), ["writing: there is no table"]);
     }
 }

@@ -6,6 +6,7 @@ use millpond_consumer::Config;
 use millpond_manifest::cursor::{Ownership, Plan};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Faults, On};
+use std::sync::Arc;
 use std::time::Duration;
 use support::{Log, OTHER, STREAM, Table, config, eventually, start};
 
@@ -28,6 +29,19 @@ async fn one_by_one(log: &mut Log, table: &Table, segments: u64) {
         log.commit(&[3]).await;
         table.has(log.rows().len() as u64).await;
     }
+}
+
+/// Two segments of both streams, and a consumer that dies after it has planned eight more of each.
+async fn crash_with_both_planned(log: &mut Log, table: &Arc<Table>) {
+    let consumer = start(&log.store, config("a"), table);
+    log.commit_one(&[(STREAM, 1), (OTHER, 1)]).await;
+    table.has(2).await;
+    log.commit_one(&[(STREAM, 1), (OTHER, 1)]).await;
+    eventually("more of both is planned", async || {
+        planned(log, STREAM).await.len() == 8 && planned(log, OTHER).await.len() == 8
+    })
+    .await;
+    consumer.crash().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -181,15 +195,7 @@ async fn a_successor_sends_what_was_planned_ahead_as_it_was_planned_and_then_goe
 async fn a_stream_that_has_ended_keeps_no_successor_from_going_on() {
     let mut log = Log::new(Store::memory()).await;
     let table = Table::open("table");
-    let first = start(&log.store, config("a"), &table);
-    log.commit_one(&[(STREAM, 1), (OTHER, 1)]).await;
-    table.has(2).await;
-    log.commit_one(&[(STREAM, 1), (OTHER, 1)]).await;
-    eventually("more of both is planned", async || {
-        planned(&log, STREAM).await.len() == 8 && planned(&log, OTHER).await.len() == 8
-    })
-    .await;
-    first.crash().await;
+    crash_with_both_planned(&mut log, &table).await;
     let take_over = Config {
         take_over: true,
         ..config("b")
@@ -232,15 +238,7 @@ async fn what_was_planned_ahead_and_never_comes_keeps_nothing_from_being_sent() 
 async fn a_successor_that_does_not_take_a_stream_leaves_what_was_planned_of_it() {
     let mut log = Log::new(Store::memory()).await;
     let table = Table::open("table");
-    let first = start(&log.store, config("a"), &table);
-    log.commit_one(&[(STREAM, 1), (OTHER, 1)]).await;
-    table.has(2).await;
-    log.commit_one(&[(STREAM, 1), (OTHER, 1)]).await;
-    eventually("more of both is planned", async || {
-        planned(&log, STREAM).await.len() == 8 && planned(&log, OTHER).await.len() == 8
-    })
-    .await;
-    first.crash().await;
+    crash_with_both_planned(&mut log, &table).await;
     let take_over = Config {
         take_over: true,
         streams: vec![STREAM.parse().unwrap()],

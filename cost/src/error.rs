@@ -8,6 +8,9 @@ pub enum CostError {
     /// A text that is no rate.
     #[error("{0:?} is no throughput: write 50GB/day, 20MB/s, 30MiB/s, 1.1Gbps or 200Mbps")]
     Rate(String),
+    /// A unit that may be either.
+    #[error("{0:?} may be bits or bytes: write 50MB/s or 50GB/day for bytes, 50Mbps or 50Gbit/day for bits")]
+    BitsOrBytes(String),
     /// A number that cannot be meant.
     #[error("{name} is {found}: {rule}")]
     Setting {
@@ -79,5 +82,5 @@ pub enum CostError {
 
 fn nearest(near: &Option<String>) -> String {
     near.as_ref()
-        .map_or_else(String::new, |near| format!("; did you mean {near}?"))
+        .map_or_else(String::new, |near| format!(" (did you mean {near}?)"))
 }

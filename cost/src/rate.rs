@@ -15,27 +15,26 @@ impl FromStr for Rate {
     type Err = CostError;
 
     fn from_str(text: &str) -> Result<Rate, CostError> {
-        parse(text)
+        parse(text)?
             .filter(|rate| rate.is_finite() && *rate > 0.0)
             .map(Rate)
             .ok_or_else(|| CostError::Rate(text.to_owned()))
     }
 }
 
-/// Longest first, so that `MiB` is not read as something with `B` at its end.
-const BYTES: [(&str, f64); 10] = [
-    ("kib", 1024.0),
-    ("mib", 1_048_576.0),
-    ("gib", 1_073_741_824.0),
-    ("tib", 1_099_511_627_776.0),
-    ("kb", 1e3),
-    ("mb", 1e6),
-    ("gb", 1e9),
-    ("tb", 1e12),
-    ("pb", 1e15),
-    ("b", 1.0),
+/// What is before the `B` or the `b`.
+const PREFIXES: [(&str, f64); 10] = [
+    ("", 1.0),
+    ("k", 1e3),
+    ("m", 1e6),
+    ("g", 1e9),
+    ("t", 1e12),
+    ("p", 1e15),
+    ("ki", 1024.0),
+    ("mi", 1_048_576.0),
+    ("gi", 1_073_741_824.0),
+    ("ti", 1_099_511_627_776.0),
 ];
-const BITS: [(&str, f64); 4] = [("kbps", 1e3), ("mbps", 1e6), ("gbps", 1e9), ("tbps", 1e12)];
 const TIMES: [(&str, f64); 11] = [
     ("s", 1.0),
     ("sec", 1.0),
@@ -50,18 +49,44 @@ const TIMES: [(&str, f64); 11] = [
     ("month", crate::MONTH_SECONDS),
 ];
 
-fn parse(text: &str) -> Option<f64> {
-    let text: String = text.split_whitespace().collect::<String>().to_lowercase();
-    let number_ends = text.find(|c: char| !(c.is_ascii_digit() || c == '.'))?;
+/// Bytes a second; `None` where it is no rate.
+///
+/// The case of the `b` tells bits from bytes: `MB/s` and `MBps` are bytes, `Mbps` and `Mbit/s` bits. All in lower case, `mb/s`
+/// is bytes and `mbps` bits, as people mean it.
+fn parse(text: &str) -> Result<Option<f64>, CostError> {
+    let text: String = text.split_whitespace().collect();
+    let Some(number_ends) = text.find(|c: char| !(c.is_ascii_digit() || c == '.')) else {
+        return Ok(None);
+    };
     let (number, unit) = text.split_at(number_ends);
-    let number: f64 = number.parse().ok()?;
-    let of =
-        |table: &[(&str, f64)], unit: &str| table.iter().find(|(name, _)| *name == unit).map(|(_, f)| *f);
-    if let Some(bits) = of(&BITS, unit) {
-        return Some(number * bits / 8.0);
-    }
-    let (size, time) = unit.split_once('/')?;
-    Some(number * of(&BYTES, size)? / of(&TIMES, time)?)
+    let (size, time, is_slashed) = match unit.split_once('/') {
+        Some((size, time)) => (size, time.to_lowercase(), true),
+        None => match unit.strip_suffix("ps") {
+            Some(size) => (size, "s".to_owned(), false),
+            None => return Ok(None),
+        },
+    };
+    let (prefix, of_a_byte) = if let Some(prefix) = size.strip_suffix('B') {
+        (prefix, 1.0)
+    } else if let Some(prefix) = size.strip_suffix("bit") {
+        (prefix, 8.0)
+    } else if let Some(prefix) = size.strip_suffix('b') {
+        if is_slashed && prefix.contains(char::is_uppercase) {
+            return Err(CostError::BitsOrBytes(text));
+        }
+        (prefix, if is_slashed { 1.0 } else { 8.0 })
+    } else {
+        return Ok(None);
+    };
+    let of = |table: &[(&str, f64)], name: &str| table.iter().find(|(n, _)| *n == name).map(|(_, f)| *f);
+    let rate = || {
+        Some(
+            number.parse::<f64>().ok()? * of(&PREFIXES, &prefix.to_lowercase())?
+                / of_a_byte
+                / of(&TIMES, &time)?,
+        )
+    };
+    Ok(rate())
 }
 
 /// What producers are given.
@@ -116,6 +141,25 @@ mod tests {
         assert_eq!(rate("30MiB/s"), 30.0 * 1_048_576.0);
         assert_eq!(rate("3.6 TB/hour"), 1e9);
         assert_eq!(rate("12.5B/s"), 12.5);
+    }
+
+    #[test]
+    fn the_case_of_a_b_tells_bits_from_bytes() {
+        let rate = |text: &str| text.parse::<Rate>().unwrap().0;
+        for bytes in ["50MB/s", "50MBps", "50mb/s", "50 mB/s"] {
+            assert_eq!(rate(bytes), 50e6, "{bytes}");
+        }
+        for bits in ["50Mbps", "50mbps", "50Mbit/s", "50mbit/s"] {
+            assert_eq!(rate(bits), 50e6 / 8.0, "{bits}");
+        }
+        for either in ["50Mb/s", "1.1Gb/day", "3Kib/s"] {
+            let error = either.parse::<Rate>().unwrap_err().to_string();
+            assert!(
+                error.contains("bits or bytes") && error.contains(either),
+                "{error}"
+            );
+        }
+        "50MBPS".parse::<Rate>().unwrap_err();
     }
 
     #[test]

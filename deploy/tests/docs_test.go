@@ -108,3 +108,42 @@ func TestFlagsAndCommandsOfThePagesAreThePrograms(t *testing.T) {
 		t.Errorf("%d flags and %d commands are not all", flags, named)
 	}
 }
+
+// An operator who is woken finds the rule in docs/monitoring.md and what to do in docs/failures.md.
+func TestAlertsAreDocumented(t *testing.T) {
+	rules := read(t, filepath.Join("..", "grafana", "alerts.yaml"))
+	monitoring := read(t, filepath.Join(root, "docs", "monitoring.md"))
+	each := regexp.MustCompile(`(?m)^      - alert: (\w+)$`).FindAllStringSubmatchIndex(rules, -1)
+	if len(each) < 10 {
+		t.Fatalf("%d rules are not all", len(each))
+	}
+	severity := regexp.MustCompile(`severity: (critical|warning) `)
+	runbook := regexp.MustCompile(`runbook: (docs/[a-z]+\.md)#(\S+)`)
+	heading := regexp.MustCompile(`(?m)^#+ (.+)$`)
+	woken, tomorrow, _ := strings.Cut(monitoring, "## To look at tomorrow")
+	for i, place := range each {
+		name, end := rules[place[2]:place[3]], len(rules)
+		if i+1 < len(each) {
+			end = each[i+1][0]
+		}
+		rule := rules[place[0]:end]
+		level := severity.FindStringSubmatch(rule)
+		if level == nil {
+			t.Errorf("%s has no severity", name)
+			continue
+		}
+		table := map[string]string{"critical": woken, "warning": tomorrow}[level[1]]
+		if !strings.Contains(table, "`"+name+"`") {
+			t.Errorf("%s is %s, and docs/monitoring.md does not have it there", name, level[1])
+		}
+		book := runbook.FindStringSubmatch(rule)
+		if book == nil {
+			t.Errorf("%s has no runbook", name)
+			continue
+		}
+		there := func(h []string) bool { return anchor(h[1]) == book[2] }
+		if !slices.ContainsFunc(heading.FindAllStringSubmatch(read(t, filepath.Join(root, book[1])), -1), there) {
+			t.Errorf("%s: %s has no heading for #%s", name, book[1], book[2])
+		}
+	}
+}

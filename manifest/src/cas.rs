@@ -59,19 +59,19 @@ pub enum ReadError {
     #[error(transparent)]
     Store(#[from] millpond_storage::Error),
     /// The store answered with something that is not the object.
-    #[error("{key}: {source}: {}", .source.remedy())]
+    #[error("{key}: {wrong}: {}", .wrong.remedy())]
     Format {
         /// The object's key below the buffer's URL.
         key: String,
-        /// What is wrong with it.
-        source: FormatError,
+        /// What is wrong with it. The text above has it already, so it is no `source` that would be printed again.
+        wrong: FormatError,
     },
 }
 
 fn open<T: Object>(key: &str, found: &Versioned) -> Result<Snapshot<T>, ReadError> {
-    let state = T::decode(&found.bytes).map_err(|source| ReadError::Format {
+    let state = T::decode(&found.bytes).map_err(|wrong| ReadError::Format {
         key: key.to_owned(),
-        source,
+        wrong,
     })?;
     Ok(Snapshot {
         state,

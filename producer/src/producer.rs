@@ -35,12 +35,12 @@ pub enum StartError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The buffer object could not be read or written.
-    #[error("cannot open the buffer {url}: {source}")]
+    #[error("cannot open the buffer {url}: {wrong}")]
     Buffer {
         /// The buffer.
         url: String,
         /// What the store answered last.
-        source: ReadError,
+        wrong: ReadError,
     },
     /// There is no such shard.
     #[error("shard {shard} does not exist: the buffer {url} has the shards 0 to {}", shards - 1)]
@@ -281,10 +281,10 @@ async fn open_buffer(
                 tracing::warn!("waiting for the store to open the buffer: {error}");
                 sleep(environment.next_wait(&mut backoff)).await;
             }
-            Err(source) => {
+            Err(wrong) => {
                 return Err(StartError::Buffer {
                     url: store.url().to_owned(),
-                    source,
+                    wrong,
                 });
             }
         }

@@ -67,9 +67,7 @@ pub enum Problem {
         supported: u16,
     },
     /// The checksum does not match: the bytes were damaged.
-    #[error(
-        "checksum {found:08x} does not match the bytes, which have {computed:08x}: the object is damaged"
-    )]
+    #[error("{found:08x} does not match the bytes, which have {computed:08x}: the object is damaged")]
     Checksum {
         /// CRC32C in the object.
         found: u32,

@@ -22,7 +22,12 @@ pub enum Compression {
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
     /// Where to send it: host:port, http://host:port or, with --tls-ca, https://host:port
-    #[arg(long, env = "MILLPOND_LOAD_ENDPOINT", default_value = "127.0.0.1:4317")]
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "MILLPOND_LOAD_ENDPOINT",
+        default_value = "127.0.0.1:4317"
+    )]
     pub endpoint: String,
     /// The CA of the server, in PEM. With it, the load is sent over TLS
     #[arg(long, value_name = "FILE")]
@@ -37,40 +42,40 @@ pub struct LoadArgs {
     #[arg(long, env = "MILLPOND_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     pub token: Option<String>,
     /// Records per second; 0 for as fast as they are acknowledged
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0)]
     pub rate: u64,
     /// Requests in flight at most. Each waits for its commit, so throughput is at most concurrency × records per request ÷ latency
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256)]
     pub concurrency: usize,
     /// Records in one request
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, value_name = "N", default_value_t = 1000)]
     pub records_per_request: u64,
     /// Stop sending after this long, such as 500ms, 10s, 5m or 1h [default: 10s, unless --records is given]
-    #[arg(long, value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// Stop sending after this many records
-    #[arg(long)]
+    #[arg(long, value_name = "N")]
     pub records: Option<u64>,
-    /// A folder whose *.log files' lines become the bodies [default: ../shared/data/loghub if it is there, else generated text]
-    #[arg(long)]
+    /// A folder whose *.log files' lines become the bodies [default: that of the variable MILLPOND_LOGHUB, else generated text]
+    #[arg(long, value_name = "FOLDER")]
     pub bodies: Option<PathBuf>,
     /// Decides which line, trace and host each record gets
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// The attribute that holds every record's unique id, "<run>-<number in 12 digits>"
-    #[arg(long, default_value = "millpond.load.id")]
+    #[arg(long, value_name = "NAME", default_value = "millpond.load.id")]
     pub unique_attribute: String,
     /// The first part of the unique ids [default: random]
-    #[arg(long)]
+    #[arg(long, value_name = "NAME")]
     pub run: Option<String>,
     /// How requests are compressed
     #[arg(long, value_enum, default_value_t = Compression::None)]
     pub compression: Compression,
     /// Retry a request that failed with a retryable error for this long after its first attempt; 0s for never
-    #[arg(long, value_parser = parse_duration, default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     pub retry_for: Duration,
     /// Write a line "run first count" to this file for every acknowledged request
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     pub acknowledged_file: Option<PathBuf>,
     /// Print the report as one JSON object
     #[arg(long)]

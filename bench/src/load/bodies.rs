@@ -8,7 +8,8 @@ use super::LoadError;
 use super::random::mix;
 
 /// Where real log lines are, relative to the working directory, in this project's own environment.
-const DEFAULT_FOLDER: &str = "../shared/data/loghub";
+/// Names a folder of real log lines, for instance those of logpai/loghub, for loads that are given none.
+const FOLDER_VARIABLE: &str = "MILLPOND_LOGHUB";
 
 /// Files are read up to this many bytes in all: templates of all lines are held in memory.
 const CORPUS_BYTES_MAX: u64 = 64 << 20;
@@ -31,11 +32,11 @@ pub(super) struct Bodies {
 }
 
 impl Bodies {
-    /// The lines of `folder`'s `*.log` files, of the default folder, or, when that is absent, generated text.
+    /// The lines of `folder`'s `*.log` files, of the variable's folder, or, without either, generated text.
     pub(super) fn load(folder: Option<&Path>) -> Result<Bodies, LoadError> {
-        match folder {
+        let named = std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty());
+        match folder.or(named.as_deref().map(Path::new)) {
             Some(folder) => read(folder),
-            None if Path::new(DEFAULT_FOLDER).is_dir() => read(Path::new(DEFAULT_FOLDER)),
             None => Ok(generated()),
         }
     }
@@ -142,6 +143,6 @@ fn generated() -> Bodies {
         .collect();
     Bodies {
         bodies,
-        origin: format!("{GENERATED_LINES} generated lines: {DEFAULT_FOLDER} is not there"),
+        origin: format!("{GENERATED_LINES} generated lines"),
     }
 }

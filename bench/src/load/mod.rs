@@ -46,7 +46,7 @@ pub struct LoadConfig {
     pub duration: Option<Duration>,
     /// Stop sending after this many records.
     pub records: Option<u64>,
-    /// A folder whose `*.log` files' lines become bodies. `None`: `../shared/data/loghub` if there, else generated text.
+    /// A folder whose `*.log` files' lines become bodies. `None`: those of `MILLPOND_LOGHUB`, else generated text.
     pub bodies: Option<PathBuf>,
     /// Decides which line, trace and host a record gets.
     pub seed: u64,

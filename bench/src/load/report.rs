@@ -91,10 +91,14 @@ impl fmt::Display for Report {
             p999,
             max,
         } = self.latency_ms;
-        write!(
-            f,
-            "acknowledged in p50 {p50:.0} ms, p90 {p90:.0}, p99 {p99:.0}, p99.9 {p999:.0}, max {max:.0}"
-        )?;
+        if self.records_acknowledged == 0 {
+            write!(f, "acknowledged in –")?;
+        } else {
+            write!(
+                f,
+                "acknowledged in p50 {p50:.0} ms, p90 {p90:.0}, p99 {p99:.0}, p99.9 {p999:.0}, max {max:.0}"
+            )?;
+        }
         for (code, count) in &self.errors {
             write!(f, "\nerrors          {count} × {code}")?;
         }

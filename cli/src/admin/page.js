@@ -123,7 +123,8 @@ function consumerStages(look) {
 const history = new Map();
 function sparkline(name, value) {
   const values = history.get(name) ?? [];
-  values.push(value ?? 0);
+  // The first look has no rates yet.
+  if (seconds() > 0) values.push(value ?? 0);
   history.set(name, values.slice(-HISTORY));
   const top = Math.max(...values, 1e-9);
   const shown = history.get(name);

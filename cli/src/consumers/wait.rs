@@ -2,6 +2,9 @@
 
 use super::read_log;
 use crate::inspect::buffer;
+use crate::output::say;
+use crate::store::Patience;
+use crate::units::{count, grouped};
 use anyhow::bail;
 use millpond_manifest::{Cursor, Log, cas, layout};
 use millpond_storage::Store;
@@ -18,6 +21,7 @@ pub(super) async fn until_read(
 ) -> anyhow::Result<()> {
     layout::check_consumer_name(consumer)?;
     let began = Instant::now();
+    let (mut patience, mut named) = (Patience::default(), false);
     let mut records = 0;
     for shard in 0..buffer(store).await?.shards {
         let Some(log) = read_log(store, shard).await? else {
@@ -25,25 +29,48 @@ pub(super) async fn until_read(
         };
         let key = layout::cursor(shard, consumer);
         loop {
-            let cursor = cas::read::<Cursor>(store, &key).await?.map(|found| found.state);
-            let behind = behind(&log, cursor.as_ref());
-            if behind == 0 {
-                break;
-            }
-            if timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
-                let who = cursor.map_or("it has never run", |_| "it is behind");
-                bail!(
-                    "consumer {consumer} has not read shard {shard:04} up to sequence {}: {who}, by {behind} records; \
-                     `millpond status` says what it waits for",
-                    log.next_sequence
-                );
+            let late = timeout.is_some_and(|timeout| began.elapsed() >= timeout);
+            match cas::read::<Cursor>(store, &key).await {
+                Ok(found) => {
+                    patience.over();
+                    let cursor = found.map(|found| found.state);
+                    let behind = behind(&log, cursor.as_ref());
+                    if behind == 0 {
+                        break;
+                    }
+                    if late {
+                        bail!(late_by(consumer, cursor.as_ref(), &log, behind));
+                    }
+                    if cursor.is_none() && !named {
+                        // Which a typing error in its name would be for ever.
+                        eprintln!("millpond: consumer {consumer} has never run: waiting for it");
+                        named = true;
+                    }
+                }
+                Err(error) if late => return Err(error.into()),
+                Err(error) => patience.with(error.into())?,
             }
             tokio::time::sleep(EVERY).await;
         }
         records += total(&log, |_| log.first_sequence);
     }
-    println!("{consumer} has read all {records} records");
-    Ok(())
+    say!("{consumer} has read all {records} records")
+}
+
+fn late_by(consumer: &str, cursor: Option<&Cursor>, log: &Log, behind: u64) -> String {
+    let (shard, end) = (log.shard, log.next_sequence);
+    if cursor.is_none() {
+        return format!(
+            "consumer {consumer} has never run, so nothing of shard {shard:04} is read; `millpond consumer list` names those \
+             that have"
+        );
+    }
+    format!(
+        "consumer {consumer} has not read shard {shard:04} up to sequence {end}: it is behind by {} of {}; `millpond status` \
+         says what it waits for",
+        count(behind, "record"),
+        grouped(total(log, |_| log.first_sequence))
+    )
 }
 
 /// How many records of the log the consumer has not acknowledged. A stream without a position is one that it does not take,

@@ -1,13 +1,12 @@
 //! The flags of `millpond cost`, and what they come to.
 
 use super::RATIO;
-use crate::store::StoreArgs;
+use crate::store::S3Args;
 use crate::units::{Size, Time};
 use anyhow::bail;
 use millpond_cost::{Axis, Knob, Load, NetworkPath, Rate, Settings};
 use millpond_storage::BufferUrl;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// A question about costs.
 #[derive(Debug, clap::Args)]
@@ -37,7 +36,7 @@ pub(crate) struct CostArgs {
     /// Price every combination of some settings' values: linger, segment, poll, ack, producers, like
     /// linger=250ms,1s,5s,segment=4MiB,16MiB.
     #[arg(long, value_name = "NAME=VALUE,…")]
-    pub(super) sweep: Option<String>,
+    pub(super) sweep: Vec<String>,
 
     /// Draw the sweep into this file, as SVG: dollars against latency.
     #[arg(long, value_name = "FILE")]
@@ -87,11 +86,11 @@ pub(crate) enum PricesCommand {
 #[derive(Debug, clap::Args)]
 pub(crate) struct LoadArgs {
     /// How much comes in: 50GB/day, 20MB/s, 30MiB/s, 1.1Gbps.
-    #[arg(long, value_name = "RATE", help_heading = "Load")]
+    #[arg(long, value_name = "RATE", allow_hyphen_values = true, help_heading = "Load")]
     throughput: Option<String>,
 
-    /// Records a second, in place of --throughput; with --event-bytes.
-    #[arg(long, value_name = "N", help_heading = "Load")]
+    /// Records a second, like 200000 or 200k, in place of --throughput; with --event-bytes.
+    #[arg(long, value_name = "N", value_parser = events, allow_hyphen_values = true, help_heading = "Load")]
     events: Option<f64>,
 
     /// Bytes of a record.
@@ -107,8 +106,31 @@ pub(crate) struct LoadArgs {
     compressed: bool,
 
     /// Raw bytes for each stored one. 5.4: real logs of twelve systems, as OTLP, with zstd at level 1.
-    #[arg(long, value_name = "N", help_heading = "Load")]
+    #[arg(long, value_name = "N", value_parser = ratio, allow_hyphen_values = true, help_heading = "Load")]
     pub(super) ratio: Option<f64>,
+}
+
+/// `200000`, `1e5`, `200k`, `1.5M`.
+fn events(text: &str) -> Result<f64, String> {
+    let (number, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(number) => (number, 1e3),
+        None => text.strip_suffix('M').map_or((text, 1.0), |number| (number, 1e6)),
+    };
+    let events = number.parse::<f64>().ok().map(|number| number * unit);
+    events
+        .filter(|events| events.is_finite() && *events > 0.0)
+        .ok_or_else(|| {
+            "write a number of records a second, more than 0, like 200000, 200k or 1.5M".to_owned()
+        })
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse::<f64>().ok();
+    ratio
+        .filter(|ratio| ratio.is_finite() && *ratio >= 1.0)
+        .ok_or_else(|| {
+            "it is raw bytes for each stored one: write a number of 1 or more, like 5.4".to_owned()
+        })
 }
 
 impl LoadArgs {
@@ -130,6 +152,9 @@ impl LoadArgs {
                 "--event-bytes goes with --events: give --events in place of --throughput, or leave it out"
             ),
             (Some(text), None, None) => text.parse::<Rate>()?,
+            (None, Some(_), Some(Size(0))) => {
+                bail!("--event-bytes is 0: give the size of a record, like 600B")
+            }
             #[expect(clippy::cast_precision_loss, reason = "a record's size")]
             (None, Some(events), Some(size)) => Rate(events * size.0 as f64),
             (None, Some(_), None) => {
@@ -164,40 +189,8 @@ pub(crate) struct LiveArgs {
     )]
     pub(super) since: Time,
 
-    /// The S3 service's address when it is not AWS.
-    #[arg(
-        long,
-        env = "MILLPOND_S3_ENDPOINT",
-        value_name = "URL",
-        help_heading = "A live buffer"
-    )]
-    s3_endpoint: Option<String>,
-
-    /// The S3 region that the buffer is in; not the one whose prices are asked for.
-    #[arg(
-        long,
-        env = "MILLPOND_S3_REGION",
-        value_name = "REGION",
-        help_heading = "A live buffer"
-    )]
-    s3_region: Option<String>,
-
-    /// Allow an S3 endpoint without TLS on another machine.
-    #[arg(long, env = "MILLPOND_ALLOW_HTTP", help_heading = "A live buffer")]
-    allow_http: bool,
-}
-
-impl LiveArgs {
-    pub(super) fn store(&self, buffer: BufferUrl) -> StoreArgs {
-        StoreArgs {
-            buffer,
-            s3_endpoint: self.s3_endpoint.clone(),
-            s3_region: self.s3_region.clone(),
-            allow_http: self.allow_http,
-            request_timeout: Time(Duration::from_secs(30)),
-            simulate_s3_latency: None,
-        }
-    }
+    #[command(flatten, next_help_heading = "A live buffer")]
+    pub(super) s3: S3Args,
 }
 
 /// How Millpond is run. What is left out is as the program's own default.
@@ -385,9 +378,10 @@ impl CostArgs {
                         let all = Knob::ALL.map(Knob::name);
                         let likeness = |a: &str| strsim::jaro_winkler(a, name);
                         let near = all.into_iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+                        let near = near.filter(|near| likeness(near) > 0.7);
+                        let near = near.map_or(String::new(), |near| format!(" (did you mean {near}?)"));
                         bail!(
-                            "there is no {name:?} to sweep over; did you mean {}? There are {}",
-                            near.unwrap_or_default(),
+                            "there is no {name:?} to sweep over{near}: there are {}",
                             all.join(", ")
                         );
                     };
@@ -526,6 +520,18 @@ mod tests {
         assert!(refused(&["--throughput", "10MB"]).contains("50GB/day"));
         assert!(refused(&["--events", "100"]).contains("give --event-bytes"));
         assert!(with(&["--events", "100"]).contains("give one of them"));
+        for wrong in ["0", "-5", "NaN", "inf", "many", "k"] {
+            assert!(
+                refused(&["--events", wrong, "--event-bytes", "1kB"]).contains("like 200000"),
+                "{wrong}"
+            );
+        }
+        assert!(refused(&["--events", "100", "--event-bytes", "0"]).contains("--event-bytes is 0"));
+        for wrong in ["0", "0.9", "-2", "NaN", "inf", "5:1"] {
+            assert!(with(&["--ratio", wrong]).contains("1 or more"), "{wrong}");
+        }
+        assert!(refused(&["--throughput", "-5GB/day"]).contains("50GB/day"));
+        assert!(refused(&["--throughput", "50Gb/day"]).contains("bits or bytes"));
         assert!(with(&["--event-bytes", "1kB"]).contains("goes with --events"));
         assert!(with(&["--raw", "--compressed"]).contains("give one of them"));
         assert!(with(&["--latency", "2s", "--linger", "1s"]).contains("--latency decides the linger"));
@@ -533,7 +539,9 @@ mod tests {
         assert!(with(&["--latency", "10ms"]).contains("out of reach"));
         assert!(with(&["--segment", "300MiB"]).contains("--memory-limit"));
         assert!(with(&["--chart", "x.svg"]).contains("give --sweep too"));
-        assert!(with(&["--sweep", "lingr=1s"]).contains("did you mean linger?"));
+        assert!(with(&["--sweep", "lingr=1s"]).contains("(did you mean linger?)"));
+        assert!(!with(&["--sweep", "=1s"]).contains("did you mean"));
+        assert!(with(&["--sweep", "linger=1s", "--sweep", "linger=2s"]).contains("given twice"));
         assert!(with(&["--sweep", "1s"]).contains("names no setting"));
         assert!(with(&["--sweep", "linger=1"]).contains("250ms"));
         assert!(with(&["--sweep", "producers=x"]).contains("not a number of producers"));

@@ -20,7 +20,7 @@ pub(super) struct Seen {
 
 pub(super) async fn observe(args: &LiveArgs) -> anyhow::Result<Seen> {
     let url = args.buffer.clone().context("--buffer is missing")?;
-    let store = args.store(url).open(false).await?;
+    let store = args.s3.clone().store(url).open(false).await?;
     let buffer = buffer(&store).await?;
     let now = now_ms();
     let asked_ms = u64::try_from(args.since.0.as_millis()).unwrap_or(u64::MAX);

@@ -40,7 +40,7 @@ pub(super) fn estimate(estimate: &Estimate, seen: Option<&Seen>) -> String {
         );
     }
     line!(out, "{}", load(&estimate.load));
-    line!(out, "{}", settings(estimate));
+    line!(out, "{}", settings(estimate, seen.is_some()));
     line!(
         out,
         "{}: prices of {}",
@@ -86,12 +86,15 @@ pub(super) fn estimate(estimate: &Estimate, seen: Option<&Seen>) -> String {
         requests.get,
         requests.list
     );
-    line!(
-        out,
-        "from gateway to row: p50 {}, p99 {} (the model's)",
-        time(estimate.latency.p50_seconds),
-        time(estimate.latency.p99_seconds)
-    );
+    // A segment every minute may be one that lingered for a second.
+    if seen.is_none() {
+        line!(
+            out,
+            "from gateway to row: p50 {}, p99 {} (the model's)",
+            time(estimate.latency.p50_seconds),
+            time(estimate.latency.p99_seconds)
+        );
+    }
     if let Some(dominant) = &estimate.dominant {
         line!(
             out,
@@ -145,10 +148,12 @@ fn dated(price: &StoragePrice) -> String {
     format!("{date} ({})", price.source)
 }
 
-fn settings(estimate: &Estimate) -> String {
+/// The linger of a live buffer is not known: gateways that have nothing make no segments.
+fn settings(estimate: &Estimate, live: bool) -> String {
     let s = &estimate.settings;
+    let linger = if live { "a segment every" } else { "linger" };
     format!(
-        "linger {}, segments up to {}; producers {}, shards {}, consumers {}, streams {}; polls every {}, acknowledges every {}",
+        "{linger} {}, segments up to {}; producers {}, shards {}, consumers {}, streams {}; polls every {}, acknowledges every {}",
         time(s.linger_seconds),
         bytes(s.segment_bytes),
         s.producers,
@@ -227,7 +232,7 @@ pub(super) fn sweep(sweep: &Sweep) -> String {
     }
     line!(
         out,
-        "{:>14}{:>10}{:>10}{:>9}{:>9}",
+        "  {:>14} {:>9} {:>9} {:>9} {:>9}",
         "$ a month",
         "p50",
         "p99",
@@ -252,7 +257,7 @@ pub(super) fn sweep(sweep: &Sweep) -> String {
                 };
                 line!(
                     out,
-                    "{:>14}{:>10}{:>10}{puts:>9.2}{gets:>9.2}{mark}",
+                    "  {:>14} {:>9} {:>9} {puts:>9.2} {gets:>9.2}{mark}",
                     money(usd),
                     time(latency.p50_seconds),
                     time(latency.p99_seconds)

@@ -2,7 +2,8 @@
 //! next, since they never change.
 
 use crate::clock::now_ms;
-use crate::inspect::{buffer, complete, cursors};
+use crate::inspect::{buffer, complete, each_cursor};
+use crate::store::is_the_stores;
 use millpond_manifest::cas::{self, Object};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Cursor, DeadLetter, Log, Manifest, layout};
@@ -25,6 +26,8 @@ pub(super) struct Status {
     /// RFC 3339.
     pub(super) at: String,
     pub(super) shards: Vec<Shard>,
+    /// Why a shard or a consumer is not above: its manifest, a page or its cursor is damaged or gone.
+    pub(super) unreadable: Vec<String>,
 }
 
 /// A shard's log and its readers.
@@ -146,16 +149,25 @@ impl Observer {
     pub(super) async fn look(&mut self) -> anyhow::Result<Status> {
         let buffer = buffer(&self.store).await?;
         let (now_ms, at) = (now_ms(), Instant::now());
-        let mut shards = Vec::new();
+        let (mut shards, mut unreadable) = (Vec::new(), Vec::new());
         for shard in 0..buffer.shards {
             // The cursors first: what they have acknowledged is in every later state of the log.
-            let cursors = cursors(&self.store, shard).await?;
+            let cursors = each_cursor(&self.store, shard).await?;
             let known = self.logs.remove(&shard);
-            let log = read_log(&self.store, shard, known).await?;
+            let log = match read_log(&self.store, shard, known).await {
+                Err(error) if !is_the_stores(&error) => {
+                    unreadable.push(format!("{error:#}"));
+                    continue;
+                }
+                log => log?,
+            };
             let log = log.unwrap_or_else(|| Log::new(Manifest::new(buffer.id, shard)));
             let mut consumers = Vec::new();
             for cursor in cursors {
-                consumers.push(self.consumer(cursor, &log, now_ms, at).await?);
+                match cursor {
+                    Ok(cursor) => consumers.push(self.consumer(cursor, &log, now_ms, at).await?),
+                    Err(damaged) => unreadable.push(damaged.to_string()),
+                }
             }
             shards.push(shard_of(&log, consumers, now_ms));
             self.logs.insert(shard, log);
@@ -179,6 +191,7 @@ impl Observer {
             buffer_id: buffer.id.to_string(),
             at: humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(now_ms)).to_string(),
             shards,
+            unreadable,
         })
     }
 

@@ -1,7 +1,7 @@
 //! A look, for people.
 
 use super::look::{Consumer, Position, Shard, State, Status};
-use crate::units::{grouped, readable, whole};
+use crate::units::{count, grouped, readable, whole};
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
@@ -19,12 +19,16 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
         status.url, status.buffer_id, status.at
     )?;
     for shard in &status.shards {
-        write_shard(text, shard)?;
+        write_shard(text, shard, status.unreadable.is_empty())?;
+    }
+    for what in &status.unreadable {
+        writeln!(text, "\ncannot be read: {what}")?;
     }
     Ok(())
 }
 
-fn write_shard(text: &mut String, shard: &Shard) -> fmt::Result {
+/// `all_there`: nothing of the buffer is left out because it cannot be read.
+fn write_shard(text: &mut String, shard: &Shard, all_there: bool) -> fmt::Result {
     let Shard { shard: number, .. } = shard;
     let (Some(oldest), Some(newest)) = (shard.oldest_seconds, shard.newest_seconds) else {
         let next = shard.next_sequence;
@@ -32,17 +36,20 @@ fn write_shard(text: &mut String, shard: &Shard) -> fmt::Result {
             text,
             "\nshard {number:04}: empty, the next segment is sequence {next}"
         )?;
-        return write_consumers(text, shard);
+        return write_consumers(text, shard, all_there);
+    };
+    let committed = match (age(oldest), age(newest)) {
+        (oldest, newest) if oldest == newest => newest,
+        (oldest, newest) => format!("{oldest} to {newest}"),
     };
     writeln!(
         text,
-        "\nshard {number:04}: {} segments (sequences {}..{}), {}, committed {} to {} ago, producers active: {}",
-        grouped(shard.segments),
+        "\nshard {number:04}: {} (sequences {}..{}), {}, committed {} ago, producers active: {}",
+        count(shard.segments, "segment"),
         shard.first_sequence,
         shard.next_sequence,
         readable(shard.stored_bytes),
-        age(oldest),
-        age(newest),
+        committed,
         shard.producers_active
     )?;
     let rows = shard.streams.iter().map(|s| {
@@ -60,11 +67,11 @@ fn write_shard(text: &mut String, shard: &Shard) -> fmt::Result {
         ["stream", "records", "stored", "raw", "last minute", ""],
         rows.collect(),
     )?;
-    write_consumers(text, shard)
+    write_consumers(text, shard, all_there)
 }
 
-fn write_consumers(text: &mut String, shard: &Shard) -> fmt::Result {
-    if shard.consumers.is_empty() {
+fn write_consumers(text: &mut String, shard: &Shard, all_there: bool) -> fmt::Result {
+    if shard.consumers.is_empty() && all_there {
         writeln!(text, "\n  no consumer has read this shard: everything is kept")?;
     }
     for consumer in &shard.consumers {
@@ -92,7 +99,10 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
         rows.collect(),
     )?;
     for reason in &consumer.waiting_for {
-        writeln!(text, "    waits for: {reason}")?;
+        match reason.strip_prefix("it ended: ") {
+            Some(why) => writeln!(text, "    ended: {why}")?,
+            None => writeln!(text, "    waits for: {reason}")?,
+        }
     }
     for Position { stream, refused, .. } in &consumer.streams {
         for reason in refused {
@@ -109,15 +119,15 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
             .unwrap_or("it cannot be read");
         writeln!(
             text,
-            "    {} dead letters (`millpond dead-letters list`), the newest: {last}",
-            grouped(consumer.dead_letters as u64)
+            "    {} (`millpond dead-letters list`), the newest: {last}",
+            count(consumer.dead_letters as u64, "dead letter")
         )?;
     }
     if consumer.skipped > 0 {
         writeln!(
             text,
-            "    {} parts left out by an operator (`millpond consumer list`)",
-            consumer.skipped
+            "    {} left out by an operator (`millpond consumer list`)",
+            count(consumer.skipped as u64, "part")
         )?;
     }
     Ok(())
