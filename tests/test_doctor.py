@@ -20,6 +20,8 @@ def test_a_healthy_buffer_has_no_findings(site):
     load.run()
     consumer = site.consumer("--lease", "60s")
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
+    # Until the cursor says so, too.
+    site.millpond("consumer", "wait", "e2e")
     table = ("--clickhouse", site.clickhouse.url, "--database", site.database)
     found = _findings(site, *table)
     assert (found["warning"], found["error"]) == ([], [])
