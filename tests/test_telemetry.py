@@ -159,31 +159,34 @@ def test_an_endpoint_that_never_answers_holds_nothing_up(site):
 
 
 @pytest.mark.parametrize(
-    ("flags", "variables", "said"),
+    ("flags", "said"),
     [
-        (["--otlp-endpoint", "collector:4318"], {}, '--otlp-endpoint: "collector:4318" is not'),
+        (["--otlp-endpoint", "collector:4318"], '--otlp-endpoint: "collector:4318" is not'),
         (
             ["--otlp-endpoint", "https://collector", "--otlp-ca", "/nowhere.pem"],
-            {},
             "cannot read /nowhere.pem, for pushing over OTLP",
         ),
-        (
-            [],
-            {
-                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317",
-                "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
-            },
-            "OTEL_EXPORTER_OTLP_PROTOCOL=grpc: millpond pushes over http/protobuf alone",
-        ),
     ],
-    ids=["URL", "CA", "protocol"],
+    ids=["URL", "CA"],
 )
-def test_what_cannot_be_used_ends_the_start(site, flags, variables, said):
+def test_what_cannot_be_used_ends_the_start(site, flags, said):
     for process in (site.gateway_of(*flags), site.consumer_of(*flags)):
-        process.environment |= variables
         process.start()
         assert process.wait() == 1
         assert f"millpond: {said}" in process.messages()
+
+
+def test_a_clusters_variables_for_another_protocol_end_nothing(site):
+    gateway = site.gateway_of()
+    gateway.environment |= {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+    }
+    gateway.up()
+    assert gateway.terminate() == 0
+    [said] = [line for line in gateway.messages().splitlines() if "WARN" in line]
+    assert "own metrics are not pushed to http://collector:4317" in said
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL=grpc" in said
 
 
 def test_millpond_observed_by_millpond(site, tmp_path: Path):

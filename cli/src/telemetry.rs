@@ -32,7 +32,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
 use traces::Traces;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 /// The longest that a stopping process waits for its last push.
 const LAST_PUSH: Duration = Duration::from_secs(3);
@@ -44,6 +44,8 @@ pub(crate) struct Telemetry {
     metrics: Option<(Pusher, Duration)>,
     traces: Option<Traces>,
     spans: Option<Spans>,
+    /// What is not pushed, and why.
+    unspoken: Vec<String>,
     registry: Registry,
     /// When the process began to count, in unix nanoseconds.
     start: u64,
@@ -96,6 +98,7 @@ impl Telemetry {
             metrics,
             traces,
             spans,
+            unspoken: settings.unspoken,
             registry,
             start: now_ns(),
         })
@@ -111,6 +114,9 @@ impl Telemetry {
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
         if self.metrics.is_some() || self.traces.is_some() {
             admin.show(self.registry);
+        }
+        for reason in self.unspoken {
+            warn!("{reason}");
         }
         if let Some(traces) = self.traces {
             info!("traces of its own work are pushed to {}", traces.shown());

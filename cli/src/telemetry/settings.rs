@@ -62,6 +62,8 @@ pub(crate) struct Settings {
     pub(crate) resource: Vec<KeyValue>,
     pub(crate) metrics: Option<MetricSettings>,
     pub(crate) traces: Option<TraceSettings>,
+    /// What is not pushed although the environment says where to, and why.
+    pub(crate) unspoken: Vec<String>,
 }
 
 /// How metrics are pushed.
@@ -130,14 +132,42 @@ impl TelemetryArgs {
             None => None,
         };
         let traces = self.traces(&set)?;
+        let unspoken = self.unspoken(&set)?;
         if metrics.is_none() && traces.is_none() {
-            return Ok(Settings::default());
+            return Ok(Settings {
+                unspoken,
+                ..Settings::default()
+            });
         }
         Ok(Settings {
             resource: resource(identity, &set)?,
             metrics,
             traces,
+            unspoken,
         })
+    }
+
+    /// What is not pushed although the environment, which may be a whole cluster's, says where to: a sentence each. It ends
+    /// no command.
+    fn unspoken(&self, set: Variables<'_>) -> anyhow::Result<Vec<String>> {
+        let mut wanted = vec![Signal::Metrics];
+        if self.ratio(set)?.is_some() {
+            wanted.push(Signal::Traces);
+        }
+        if self.otlp_endpoint.is_some() {
+            wanted.clear();
+        }
+        let refused = wanted.into_iter().filter_map(|signal| {
+            let (url, _) = endpoint(signal, set)?;
+            let (protocol, name) = other_protocol(signal, set)?;
+            Some(format!(
+                "own {} are not pushed to {url}: {name}={protocol}, and millpond pushes over http/protobuf alone; set it to that, and \
+                 {GENERAL_ENDPOINT} to the endpoint's port for OTLP/HTTP (4318), or {}=none to push nothing",
+                signal.name(),
+                exporter(signal)
+            ))
+        });
+        Ok(refused.collect())
     }
 
     fn traces(&self, set: Variables<'_>) -> anyhow::Result<Option<TraceSettings>> {
@@ -236,26 +266,14 @@ impl TelemetryArgs {
         if let Some(flag) = &self.otlp_endpoint {
             return below(flag, signal).context("--otlp-endpoint").map(Some);
         }
-        let exporter = format!("OTEL_{}_EXPORTER", signal.name().to_uppercase());
-        let unwanted =
-            set(&exporter).is_some_and(|names| !names.split(',').any(|name| name.trim() == "otlp"));
-        if unwanted || set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
-            return Ok(None);
-        }
-        let general = "OTEL_EXPORTER_OTLP_ENDPOINT";
-        let Some((endpoint, name)) = specific(signal, "ENDPOINT", set) else {
+        let Some((endpoint, name)) = endpoint(signal, set) else {
             return Ok(None);
         };
-        if let Some((protocol, name)) =
-            specific(signal, "PROTOCOL", set).filter(|(p, _)| p != "http/protobuf")
-        {
-            bail!(
-                "{name}={protocol}: millpond pushes over http/protobuf alone; set it to that, and {general} to the endpoint's port for \
-                 OTLP/HTTP (4318), or {exporter}=none to push nothing"
-            );
+        if other_protocol(signal, set).is_some() {
+            return Ok(None);
         }
         // The specification: the general one is a base, that of a signal the whole URL.
-        let url = if name == general {
+        let url = if name == GENERAL_ENDPOINT {
             below(&endpoint, signal)
         } else {
             parse(&endpoint)
@@ -272,6 +290,28 @@ impl TelemetryArgs {
             (None, None) => Ok(Duration::from_secs(60)),
         }
     }
+}
+
+const GENERAL_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+
+/// The variable that names the endpoint and its value, unless others say that nothing is wanted.
+fn endpoint(signal: Signal, set: Variables<'_>) -> Option<(String, String)> {
+    let unwanted =
+        set(&exporter(signal)).is_some_and(|names| !names.split(',').any(|name| name.trim() == "otlp"));
+    let disabled = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    if unwanted || disabled {
+        return None;
+    }
+    specific(signal, "ENDPOINT", set)
+}
+
+fn exporter(signal: Signal) -> String {
+    format!("OTEL_{}_EXPORTER", signal.name().to_uppercase())
+}
+
+/// A protocol that is not spoken here, and its variable.
+fn other_protocol(signal: Signal, set: Variables<'_>) -> Option<(String, String)> {
+    specific(signal, "PROTOCOL", set).filter(|(protocol, _)| protocol != "http/protobuf")
 }
 
 /// The variable of this signal, or else the one for all, with its name.
@@ -621,11 +661,7 @@ mod tests {
             let said = error(&NO_FLAGS, &[ENDPOINT, (variable, value)]);
             assert!(said.starts_with(&format!("{variable}: {reason}")), "{said}");
         }
-        for (variable, value) in [
-            ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
-            ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/json"),
-            ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
-        ] {
+        for (variable, value) in [("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd")] {
             let said = error(&NO_FLAGS, &[ENDPOINT, (variable, value)]);
             assert!(said.starts_with(&format!("{variable}={value}: ")), "{said}");
         }
@@ -634,5 +670,40 @@ mod tests {
             &[ENDPOINT, ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "key.pem")],
         );
         assert!(said.contains("belong together"), "{said}");
+    }
+
+    /// A cluster's variables are no reason for a gateway not to start.
+    #[test]
+    fn a_protocol_that_is_not_spoken_is_said_and_ends_nothing() {
+        for (variable, value) in [
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+            ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/json"),
+        ] {
+            let settings = resolve(&NO_FLAGS, &[ENDPOINT, (variable, value)]).unwrap();
+            assert!(settings.metrics.is_none());
+            let [said] = &*settings.unspoken else {
+                panic!("{:?}", settings.unspoken)
+            };
+            assert!(said.starts_with("own metrics are not pushed to http"), "{said}");
+            assert!(said.contains(&format!("{variable}={value}")), "{said}");
+        }
+        let traced = ("OTEL_TRACES_SAMPLER", "always_on");
+        let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+        assert_eq!(
+            resolve(&NO_FLAGS, &[ENDPOINT, grpc, traced])
+                .unwrap()
+                .unspoken
+                .len(),
+            2
+        );
+        for silent in [
+            ("OTEL_METRICS_EXPORTER", "none"),
+            ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/protobuf"),
+        ] {
+            let settings = resolve(&NO_FLAGS, &[ENDPOINT, grpc, silent]).unwrap();
+            assert!(settings.unspoken.is_empty(), "{:?}", settings.unspoken);
+        }
+        let settings = resolve(&flags("http://host:4318"), &[ENDPOINT, grpc]).unwrap();
+        assert!(settings.metrics.is_some() && settings.unspoken.is_empty());
     }
 }
