@@ -661,10 +661,11 @@ mod tests {
             let said = error(&NO_FLAGS, &[ENDPOINT, (variable, value)]);
             assert!(said.starts_with(&format!("{variable}: {reason}")), "{said}");
         }
-        for (variable, value) in [("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd")] {
-            let said = error(&NO_FLAGS, &[ENDPOINT, (variable, value)]);
-            assert!(said.starts_with(&format!("{variable}={value}: ")), "{said}");
-        }
+        let said = error(&NO_FLAGS, &[ENDPOINT, ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd")]);
+        assert!(
+            said.starts_with("OTEL_EXPORTER_OTLP_COMPRESSION=zstd: "),
+            "{said}"
+        );
         let said = error(
             &NO_FLAGS,
             &[ENDPOINT, ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "key.pem")],
