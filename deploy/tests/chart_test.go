@@ -453,6 +453,39 @@ func TestTheInstanceIsThePodsName(t *testing.T) {
 	})
 }
 
+func TestWhatTheyTellOfThemselvesGoesWhereItIsSaid(t *testing.T) {
+	told := func(pod core.PodSpec) map[string]core.EnvVar {
+		told := make(map[string]core.EnvVar)
+		for _, variable := range pod.Containers[0].Env {
+			if strings.HasPrefix(variable.Name, "MILLPOND_OTLP_") {
+				told[variable.Name] = variable
+			}
+		}
+		return told
+	}
+	for name, template := range templates(rendered(t, valuesOf(t, "minimal"))) {
+		if found := told(template.Spec); len(found) > 0 {
+			t.Errorf("%s pushes unasked: %v", name, found)
+		}
+	}
+	full, pushing := rendered(t, valuesOf(t, "full")), 0
+	for name, template := range templates(full) {
+		found := told(template.Spec)
+		if len(found) == 0 {
+			continue
+		}
+		pushing++
+		secret := found["MILLPOND_OTLP_HEADERS"].ValueFrom
+		if found["MILLPOND_OTLP_ENDPOINT"].Value != "http://collector.observability:4318" || found["MILLPOND_OTLP_TRACES"].Value != "0.05" ||
+			secret == nil || secret.SecretKeyRef.Name != "millpond-otlp" || secret.SecretKeyRef.Key != "headers" {
+			t.Errorf("%s: %v", name, found)
+		}
+	}
+	if wanted := len(of[*apps.Deployment](full)) + len(of[*apps.StatefulSet](full)); pushing != wanted {
+		t.Errorf("%d push, not %d", pushing, wanted)
+	}
+}
+
 func TestAJobThatCollectsTakesTheCollectorFromTheConsumers(t *testing.T) {
 	collects := func(all objects) (consumer, job bool) {
 		for _, set := range of[*apps.StatefulSet](all) {
@@ -503,6 +536,8 @@ func TestValuesThatCannotBeMeantAreRefused(t *testing.T) {
 		{"gateway.autoscaling.heldPercent", 120, "heldPercent"},
 		{"gateway.serviceAccount.create", false, "serviceAccount.name of gateway"},
 		{"gateway.extraArgs", []any{"segment-bytes=8MiB"}, "extraArgs"},
+		{"telemetry", map[string]any{"traces": 2}, "traces"},
+		{"telemetry", map[string]any{"endpoint": "collector:4317"}, "endpoint"},
 		{"consumer.name", "a/b", "name"},
 		{"consumer.clickhouse.url", "", "consumer.clickhouse.url"},
 		{"buffer", "", "s3://bucket/prefix"},

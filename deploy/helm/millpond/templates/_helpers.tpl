@@ -110,6 +110,23 @@ capabilities:
   value: {{ .Values.log.format | quote }}
 {{- end }}
 
+{{- define "millpond.telemetry" -}}
+{{- with .Values.telemetry }}
+{{- if .endpoint }}
+- name: MILLPOND_OTLP_ENDPOINT
+  value: {{ .endpoint | quote }}
+{{- if .traces }}
+- name: MILLPOND_OTLP_TRACES
+  value: {{ .traces | quote }}
+{{- end }}
+{{- if .headersSecret }}
+- name: MILLPOND_OTLP_HEADERS
+  valueFrom: {secretKeyRef: {name: {{ .headersSecret }}, key: {{ .headersKey }}}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "millpond.credentials" -}}
 {{- with .Values.s3.credentialsSecret }}
 envFrom:
