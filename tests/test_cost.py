@@ -334,6 +334,9 @@ def test_a_live_buffer_is_priced_by_what_is_in_it(site):
     text = site.millpond("cost", "--since", "1h").stdout()
     assert f"counted: {len(entries)} segments" in text
     assert "~ the model's" in text
+    # What no object tells is not made up.
+    assert "p99" not in text
+    assert "--linger from" not in text
 
     refused = site.millpond("cost", "--throughput", "1MB/s", code=1)
     assert "give one of them" in refused.messages()

@@ -105,11 +105,11 @@ pub(super) fn estimate(estimate: &Estimate, seen: Option<&Seen>) -> String {
         );
     }
     match &estimate.advice.change {
-        Some(change) => line!(out, "to cut it most: {}", step(change)),
+        Some(change) => line!(out, "to cut it most: {}", step(change, seen.is_some())),
         None => line!(out, "to cut it: no single setting saves a hundredth"),
     }
     for change in &estimate.advice.others {
-        line!(out, "          also: {}", step(change));
+        line!(out, "          also: {}", step(change, seen.is_some()));
     }
     line!(
         out,
@@ -200,15 +200,22 @@ fn print_group(out: &mut String, group: &Group) {
     }
 }
 
-fn step(change: &Change) -> String {
+/// A live buffer does not tell its linger, nor how late its records are.
+fn step(change: &Change, live: bool) -> String {
+    let what = if live && change.knob == "--linger" {
+        "--linger twice as long".to_owned()
+    } else {
+        format!("{} from {} to {}", change.knob, change.from, change.to)
+    };
+    let latency = if live {
+        String::new()
+    } else {
+        format!(", p99 {}", time(change.then_latency.p99_seconds))
+    };
     format!(
-        "{} from {} to {} saves {} (then {}, p99 {})",
-        change.knob,
-        change.from,
-        change.to,
+        "{what} saves {} (then {}{latency})",
         money(change.saves_usd_per_month),
-        money(change.then_usd_per_month),
-        time(change.then_latency.p99_seconds)
+        money(change.then_usd_per_month)
     )
 }
 
