@@ -120,7 +120,8 @@ impl Telemetry {
         }
         if let Some(traces) = self.traces {
             info!("traces of its own work are pushed to {}", traces.shown());
-            tasks.spawn(traces.run(stop.clone()));
+            let delay = traces.delay();
+            tasks.spawn(push_until_stopped(traces, delay, stop.clone()));
         }
         if let Some((pusher, interval)) = self.metrics {
             let every = humantime::format_duration(interval);
@@ -131,7 +132,7 @@ impl Telemetry {
                 start: self.start,
                 pusher,
             };
-            tasks.spawn(metrics.run(interval, stop.clone()));
+            tasks.spawn(push_until_stopped(metrics, interval, stop.clone()));
         }
         Pushing { stop, tasks }
     }
@@ -151,6 +152,38 @@ impl Pushing {
     }
 }
 
+/// Something that is pushed again and again.
+trait Push: Send + Sync {
+    /// One push of what there is.
+    fn push(&mut self) -> impl Future<Output = ()> + Send;
+
+    /// Resolves when a push is worth it before its time.
+    fn enough(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
+}
+
+/// Pushes at every interval, or when there is enough, and once more when it is stopped.
+async fn push_until_stopped(mut what: impl Push, interval: Duration, stop: CancellationToken) {
+    let mut ticks = interval_at(Instant::now() + interval, interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            _ = ticks.tick() => {}
+            () = what.enough() => {}
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            () = what.push() => {}
+        }
+    }
+    // A stop is not held up by an endpoint that is slow or away.
+    let _ = timeout(LAST_PUSH, what.push()).await;
+}
+
 /// The metrics of the process, on their way.
 struct Metrics {
     admin: Admin,
@@ -159,26 +192,7 @@ struct Metrics {
     pusher: Pusher,
 }
 
-impl Metrics {
-    async fn run(mut self, interval: Duration, stop: CancellationToken) {
-        let mut ticks = interval_at(Instant::now() + interval, interval);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                _ = ticks.tick() => {}
-            }
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                () = self.push() => {}
-            }
-        }
-        // A stop is not held up by an endpoint that is slow or away.
-        let _ = timeout(LAST_PUSH, self.push()).await;
-    }
-
+impl Push for Metrics {
     /// What fails is said and counted by the pusher; the next push has it all, for the values are cumulative.
     async fn push(&mut self) {
         let span = Span {

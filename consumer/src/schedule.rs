@@ -213,14 +213,19 @@ impl Schedule {
 
     /// Over finished batches that are contiguous, never over a hole; sequences without a part of this
     /// stream are no hole.
-    fn acknowledge(
-        &self,
-        decision: &mut Decision,
-        cursor: &Cursor,
-        log: &Log,
-        stream: &str,
-        Seen { candidates, end }: &Seen,
-    ) {
+    fn acknowledge(&self, decision: &mut Decision, cursor: &Cursor, log: &Log, stream: &str, seen: &Seen) {
+        let (finished, next) = self.finished_to(stream, seen);
+        let moves = next > cursor.next(stream);
+        // A stream that is taken and has no position gets one: the collector keeps what comes after it.
+        if moves || (!cursor.streams.contains_key(stream) && !planted::is(Bug::PositionNotWritten)) {
+            decision.acknowledge.push((stream.to_owned(), next));
+            // Over pages without a part of this stream, too: which pages are looked at follows the position.
+            decision.progress |= moves && (finished > 0 || next < log.tail_start());
+        }
+    }
+
+    /// How many batches from the position on are in the sink, and the sequence that comes after them.
+    fn finished_to(&self, stream: &str, Seen { candidates, end }: &Seen) -> (usize, u64) {
         let done = |plan: Plan| self.work.get(&(stream.to_owned(), plan)) == Some(&Progress::Done);
         let finished = match planted::is(Bug::AcknowledgeOverHole) {
             true => candidates
@@ -233,22 +238,14 @@ impl Schedule {
             Some(unfinished) => unfinished.plan.low,
             None => *end,
         };
-        let moves = next > cursor.next(stream);
-        // A stream that is taken and has no position gets one: the collector keeps what comes after it.
-        if moves || (!cursor.streams.contains_key(stream) && !planted::is(Bug::PositionNotWritten)) {
-            decision.acknowledge.push((stream.to_owned(), next));
-            // Over pages without a part of this stream, too: which pages are looked at follows the position.
-            decision.progress |= moves && (finished > 0 || next < log.tail_start());
-        }
+        (finished, next)
     }
 
     /// How far a stream is in the sink without a hole; the cursor may not say so yet.
     pub fn reached(&self, cursor: &Cursor, log: &Log, index: u32, stream: &str) -> u64 {
         let seen = stream_candidates(cursor, log, index, stream, cursor.rule.max_in_flight as usize);
-        let mut decision = Decision::default();
-        self.acknowledge(&mut decision, cursor, log, stream, &seen);
-        let reached = decision.acknowledge.first().map(|(_, next)| *next);
-        reached.unwrap_or_else(|| cursor.next(stream))
+        let (_, next) = self.finished_to(stream, &seen);
+        next.max(cursor.next(stream))
     }
 
     /// Plans ahead that this owner made and has not begun with, since their segments are not in its log: who ends takes

@@ -31,6 +31,22 @@ async fn one_by_one(log: &mut Log, table: &Table, segments: u64) {
     }
 }
 
+/// Takes the cursor at once from one that has died.
+fn successor() -> Config {
+    Config {
+        take_over: true,
+        ..config("b")
+    }
+}
+
+/// Two segments, and a consumer that dies after it has planned eight more.
+async fn crash_with_eight_planned(log: &mut Log, table: &Arc<Table>) {
+    let consumer = start(&log.store, config("a"), table);
+    one_by_one(log, table, 2).await;
+    eventually("more is planned", async || planned(log, STREAM).await.len() == 8).await;
+    consumer.crash().await;
+}
+
 /// Two segments of both streams, and a consumer that dies after it has planned eight more of each.
 async fn crash_with_both_planned(log: &mut Log, table: &Arc<Table>) {
     let consumer = start(&log.store, config("a"), table);
@@ -150,15 +166,8 @@ async fn who_stops_takes_back_what_it_planned_ahead() {
 async fn a_successor_sends_what_was_planned_ahead_as_it_was_planned_and_then_goes_on() {
     let mut log = Log::new(Store::memory()).await;
     let table = Table::open("table");
-    let first = start(&log.store, config("a"), &table);
-    one_by_one(&mut log, &table, 2).await;
-    eventually("more is planned", async || planned(&log, STREAM).await.len() == 8).await;
-    first.crash().await;
-    let take_over = Config {
-        take_over: true,
-        ..config("b")
-    };
-    let second = start(&log.store, take_over.clone(), &table);
+    crash_with_eight_planned(&mut log, &table).await;
+    let second = start(&log.store, successor(), &table);
     // They would make one batch, were they not planned as two. The first may have been sent by who is gone.
     log.commit(&[1, 1]).await;
     table.has(8).await;
@@ -170,7 +179,7 @@ async fn a_successor_sends_what_was_planned_ahead_as_it_was_planned_and_then_goe
         planned(&log, STREAM).await,
         (4..10).map(single).collect::<Vec<_>>()
     );
-    let third = start(&log.store, take_over, &table);
+    let third = start(&log.store, successor(), &table);
     log.commit(&[1; 20]).await;
     table.has(28).await;
     third.stop().await.unwrap();
@@ -196,11 +205,7 @@ async fn a_stream_that_has_ended_keeps_no_successor_from_going_on() {
     let mut log = Log::new(Store::memory()).await;
     let table = Table::open("table");
     crash_with_both_planned(&mut log, &table).await;
-    let take_over = Config {
-        take_over: true,
-        ..config("b")
-    };
-    let second = start(&log.store, take_over, &table);
+    let second = start(&log.store, successor(), &table);
     one_by_one(&mut log, &table, 20).await;
     second.stop().await.unwrap();
     assert_eq!(table.rows(), log.rows());
@@ -215,16 +220,9 @@ async fn a_stream_that_has_ended_keeps_no_successor_from_going_on() {
 async fn what_was_planned_ahead_and_never_comes_keeps_nothing_from_being_sent() {
     let mut log = Log::new(Store::memory()).await;
     let table = Table::open("table");
-    let first = start(&log.store, config("a"), &table);
-    one_by_one(&mut log, &table, 2).await;
-    eventually("more is planned", async || planned(&log, STREAM).await.len() == 8).await;
-    first.crash().await;
+    crash_with_eight_planned(&mut log, &table).await;
     log.commit_to(OTHER, &[3, 3]).await;
-    let take_over = Config {
-        take_over: true,
-        ..config("b")
-    };
-    let second = start(&log.store, take_over, &table);
+    let second = start(&log.store, successor(), &table);
     eventually("it is sent and acknowledged", async || {
         table.rows() == log.rows() && log.cursor("default").await.unwrap().next(OTHER) == 4
     })
@@ -239,12 +237,11 @@ async fn a_successor_that_does_not_take_a_stream_leaves_what_was_planned_of_it()
     let mut log = Log::new(Store::memory()).await;
     let table = Table::open("table");
     crash_with_both_planned(&mut log, &table).await;
-    let take_over = Config {
-        take_over: true,
+    let of_one_stream = Config {
         streams: vec![STREAM.parse().unwrap()],
-        ..config("b")
+        ..successor()
     };
-    let second = start(&log.store, take_over, &table);
+    let second = start(&log.store, of_one_stream, &table);
     log.commit(&[1; 20]).await;
     table.has(24).await;
     second.stop().await.unwrap();

@@ -100,10 +100,7 @@ impl Activity {
         commits: f64,
     ) -> Activity {
         let shards = f64::from(settings.shards);
-        let producers = f64::from(settings.producers);
-        // A producer writes to one shard.
-        let active = shards.min(producers);
-        let sharing = producers / active;
+        let (active, sharing) = (settings.active_shards(), settings.sharing());
         let commits = Commits::of(sharing, commits / active, request);
         let rounds = Rounds::of(settings, request);
         let lifetime = settings.retention_seconds.max(settings.grace_seconds) + rounds.interval / 2.0;

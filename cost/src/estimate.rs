@@ -240,7 +240,7 @@ fn warnings(inputs: &Inputs<'_>, activity: &Activity, price: &StoragePrice) -> V
             network.and_then(|n| age_warning(&format!("{}'s network", price.provider), n.date, today)),
         );
     }
-    let active = f64::from(settings.shards.min(settings.producers));
+    let active = settings.active_shards();
     let wanted = activity.segments / settings.segments_per_commit(&load, request) / active;
     let alone = settings.producers <= settings.shards;
     let most = 1.0 / (request.put_seconds + if alone { 0.0 } else { request.get_seconds });

@@ -65,8 +65,7 @@ impl Latency {
         let segment = load.compressed_bytes_per_second / f64::from(settings.producers) * fill;
         let transfer = segment / CONNECTION_BYTES;
         let poll = settings.poll_seconds + get;
-        let sharing = f64::from(settings.producers) / f64::from(settings.producers.min(settings.shards));
-        let planned_ahead = alone(1.0 / poll, 1.0 / (fill * together), sharing, together);
+        let planned_ahead = alone(1.0 / poll, 1.0 / (fill * together), settings.sharing(), together);
         // Upload, commit, and a plan where it was not made before; then the parts.
         let requests = (3.0 - planned_ahead) * put + get + 2.0 * transfer;
         let insert = INSERT_SECONDS + segment * load.ratio / INSERT_BYTES;

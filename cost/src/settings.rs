@@ -99,6 +99,16 @@ const COMMIT_SEGMENTS_MAX: f64 = 512.0;
 const BUDGET: f64 = 0.8;
 
 impl Settings {
+    /// Shards that somebody writes to: a producer has one.
+    pub(crate) fn active_shards(&self) -> f64 {
+        f64::from(self.shards.min(self.producers))
+    }
+
+    /// Producers of each of those.
+    pub(crate) fn sharing(&self) -> f64 {
+        f64::from(self.producers) / self.active_shards()
+    }
+
     /// Segments close after so long, whichever limit is first.
     pub(crate) fn fill_seconds(&self, load: &Load) -> f64 {
         let each = load.compressed_bytes_per_second / f64::from(self.producers);

@@ -3,14 +3,12 @@
 
 use super::pusher::Pusher;
 use super::queue::Queue;
-use super::{LAST_PUSH, scope};
+use super::{Push, scope};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
-use tokio_util::sync::CancellationToken;
 
 /// The traces of the process, on their way.
 pub(crate) struct Traces {
@@ -44,42 +42,9 @@ impl Traces {
         self.pusher.shown()
     }
 
-    pub(crate) async fn run(mut self, stop: CancellationToken) {
-        let mut ticks = interval_at(Instant::now() + self.delay, self.delay);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            let queue = self.queue.clone();
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                _ = ticks.tick() => {}
-                // With a push that failed, only the time helps.
-                () = queue.enough(), if self.pending.is_none() => {}
-            }
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                () = self.push() => {}
-            }
-        }
-        // A stop is not held up by an endpoint that is slow or away.
-        let _ = timeout(LAST_PUSH, self.push()).await;
-    }
-
-    /// All that waits, or as much as is taken.
-    async fn push(&mut self) {
-        loop {
-            if self.pending.is_none() {
-                self.pending = self.take();
-            }
-            let Some(pending) = &self.pending else { return };
-            match self.pusher.push(&pending.request).await {
-                Ok(()) => {}
-                Err(error) if error.transient => return,
-                Err(_) => self.queue.lose(pending.spans),
-            }
-            self.pending = None;
-        }
+    /// The longest that a finished span waits.
+    pub(crate) fn delay(&self) -> Duration {
+        self.delay
     }
 
     fn take(&self) -> Option<Pending> {
@@ -101,5 +66,31 @@ impl Traces {
             },
             spans: count,
         })
+    }
+}
+
+impl Push for Traces {
+    /// All that waits, or as much as is taken.
+    async fn push(&mut self) {
+        loop {
+            if self.pending.is_none() {
+                self.pending = self.take();
+            }
+            let Some(pending) = &self.pending else { return };
+            match self.pusher.push(&pending.request).await {
+                Ok(()) => {}
+                Err(error) if error.transient => return,
+                Err(_) => self.queue.lose(pending.spans),
+            }
+            self.pending = None;
+        }
+    }
+
+    async fn enough(&self) {
+        if self.pending.is_some() {
+            // With a push that failed, only the time helps.
+            std::future::pending::<()>().await;
+        }
+        self.queue.enough().await;
     }
 }
