@@ -7,6 +7,7 @@ use crate::planted::{self, Bug};
 use crate::{FormatError, envelope, proto};
 use bytes::Bytes;
 use millpond_segment::Encoding;
+use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::fmt;
 use thiserror::Error;
@@ -15,12 +16,15 @@ use uuid::Uuid;
 
 /// The most streams in one shard: each costs its name in every commit.
 pub const STREAMS_MAX: usize = 1_024;
-/// The most producers remembered. Past it, the one not seen for longest is forgotten.
+/// The most producers remembered. Past it, the one whose last commit is furthest back in the log is forgotten.
 pub const PRODUCERS_MAX: usize = 4_096;
+/// The producers with the newest commits in the log. The manifest remembers these whatever any clock says.
+pub const PRODUCERS_KEPT: usize = 256;
 /// A tail with this many entries is sealed into a page by the next commit, so that a commit moves a bounded number of
 /// bytes whatever the backlog.
 pub const TAIL_MAX: usize = 2_048;
-/// A producer not seen for this long is forgotten when another registers (milliseconds).
+/// A registration forgets the producers beyond [`PRODUCERS_KEPT`] that were seen this long before or after the median
+/// producer (milliseconds).
 pub const PRODUCER_EXPIRY_MS: u64 = 24 * 3_600 * 1_000;
 
 /// A producer's random name, drawn when it starts.
@@ -262,20 +266,19 @@ impl Manifest {
             .and_then(|i| u32::try_from(i).ok())
     }
 
-    /// Registers a producer (its commit number 0). Producers that were not seen for
-    /// [`PRODUCER_EXPIRY_MS`] are forgotten; so is the one not seen for longest when the table is full.
+    /// Registers a producer (its commit number 0), and forgets others where the table grows too large. `now_ms` goes into
+    /// the new row alone: the clock of the producer that registers forgets nobody.
     #[must_use]
     pub fn register(&self, producer: ProducerId, now_ms: u64) -> Manifest {
         let mut next = self.clone();
         if next.producer(producer).is_some() {
             return next;
         }
-        next.producers
-            .retain(|row| row.seen_at_ms.saturating_add(PRODUCER_EXPIRY_MS) > now_ms);
-        while next.producers.len() >= PRODUCERS_MAX {
-            let oldest = (0..next.producers.len()).min_by_key(|&i| next.producers[i].seen_at_ms);
-            next.producers.remove(oldest.unwrap_or(0));
+        if planted::is(Bug::ClockEmptiesProducerTable) {
+            next.producers
+                .retain(|row| row.seen_at_ms.saturating_add(PRODUCER_EXPIRY_MS) > now_ms);
         }
+        next.forget_producers();
         let row = ProducerRow {
             id: producer,
             commit: 0,
@@ -286,6 +289,33 @@ impl Manifest {
         let place = next.producers.partition_point(|r| r.id < producer);
         next.producers.insert(place, row);
         next
+    }
+
+    /// Makes room for one more producer. A forgotten producer cannot resolve an unknown outcome, so no single clock may
+    /// decide who goes: the log's order ranks the rows, and the time is what half of the producers agree on.
+    fn forget_producers(&mut self) {
+        if self.producers.len() < PRODUCERS_KEPT {
+            return;
+        }
+        let mut seen_ms: Vec<u64> = self
+            .producers
+            .iter()
+            .filter(|row| row.commit > 0)
+            .map(|row| row.seen_at_ms)
+            .collect();
+        seen_ms.sort_unstable();
+        let median_ms = seen_ms.get(seen_ms.len().saturating_sub(1) / 2);
+        // A row without a commit ends at 0, so it comes after every row that the log depends on.
+        self.producers
+            .sort_by_key(|row| Reverse(row.first_sequence.saturating_add(row.count)));
+        let mut rank = 0;
+        self.producers.retain(|row| {
+            rank += 1;
+            rank <= PRODUCERS_KEPT
+                || median_ms.is_none_or(|ms| row.seen_at_ms.abs_diff(*ms) < PRODUCER_EXPIRY_MS)
+        });
+        self.producers.truncate(PRODUCERS_MAX - 1);
+        self.producers.sort_unstable_by_key(|row| row.id);
     }
 
     /// Commit number `commit` of `producer`: its `segments` go to the end of the log, in their order.

@@ -29,6 +29,8 @@ bugs! {
     ResolvedTooEarly = "resolved-too-early",
     /// Other segments join a commit whose outcome is unknown. Planted in the model alone, as above.
     UnresolvedGroupChanged = "unresolved-group-changed",
+    /// The clock of a producer that registers decides which others are forgotten.
+    ClockEmptiesProducerTable = "clock-empties-producer-table",
     /// A producer that was forgotten sends again what may have been committed.
     ForgottenSentAgain = "forgotten-sent-again",
     /// Segments that are named before the orphan floor are committed.

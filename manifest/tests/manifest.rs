@@ -2,7 +2,7 @@
 //! and that a state reads back as it was written or not at all.
 
 use millpond_manifest::cas::Object;
-use millpond_manifest::manifest::{PRODUCER_EXPIRY_MS, PRODUCERS_MAX};
+use millpond_manifest::manifest::{PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, ProducerRow};
 use millpond_manifest::{Commit, CommitRefusal, FormatError, Log, Manifest, NewPart, NewSegment, ProducerId};
 use millpond_segment::Encoding;
 use proptest::prelude::*;
@@ -141,21 +141,80 @@ fn a_segment_below_the_orphan_floor_must_be_uploaded_anew() {
     );
 }
 
-#[test]
-fn producers_long_gone_are_forgotten_when_another_registers() {
-    let log = empty().register(A, 0);
-    assert!(log.register(B, PRODUCER_EXPIRY_MS - 1).producer(A).is_some());
-    assert!(log.register(B, PRODUCER_EXPIRY_MS).producer(A).is_none());
-
-    let mut full = empty();
-    for i in 0..=PRODUCERS_MAX as u64 {
-        full = full.register(ProducerId(u128::from(i).to_be_bytes()), i);
+/// A table of producers that have each made one commit, in the order of their ids; each was seen at its time.
+fn committed(seen_ms: impl IntoIterator<Item = u64>) -> Manifest {
+    let mut log = empty();
+    for (i, seen_at_ms) in (0_u64..).zip(seen_ms) {
+        log.producers.push(ProducerRow {
+            id: id(i),
+            commit: 1,
+            first_sequence: i,
+            count: 1,
+            seen_at_ms,
+        });
+        log.next_sequence = i + 1;
+        log.first_sequence = log.next_sequence;
     }
-    assert_eq!(full.producers.len(), PRODUCERS_MAX);
-    assert!(
-        full.producer(ProducerId(0_u128.to_be_bytes())).is_none(),
-        "the oldest went"
+    log
+}
+
+fn id(i: u64) -> ProducerId {
+    ProducerId(u128::from(i).to_be_bytes())
+}
+
+const NEW: ProducerId = ProducerId([255; 16]);
+const KEPT: u64 = PRODUCERS_KEPT as u64;
+
+#[test]
+fn the_clock_of_a_producer_that_registers_forgets_nobody() {
+    for others in [1, KEPT, KEPT + 100] {
+        let log = committed((0..others).map(|_| 0));
+        for now_ms in [0, PRODUCER_EXPIRY_MS, 10 * PRODUCER_EXPIRY_MS, u64::MAX] {
+            let registered = log.register(NEW, now_ms);
+            assert_eq!(registered.producers.len() as u64, others + 1, "at {now_ms} ms");
+        }
+    }
+}
+
+#[test]
+fn producers_long_gone_are_forgotten_when_others_have_taken_their_place() {
+    let later = |after_ms| {
+        let seen_ms = (0..KEPT).map(|_| 0).chain((0..=KEPT).map(|_| after_ms));
+        committed(seen_ms).register(NEW, 0)
+    };
+    let kept = later(PRODUCER_EXPIRY_MS - 1);
+    assert_eq!(kept.producers.len() as u64, 2 * KEPT + 2);
+    let forgotten = later(PRODUCER_EXPIRY_MS);
+    assert_eq!(forgotten.producers.len() as u64, KEPT + 2);
+    assert!(forgotten.producer(id(KEPT - 1)).is_none() && forgotten.producer(id(KEPT)).is_some());
+}
+
+#[test]
+fn a_producer_seen_in_the_future_is_forgotten_once_others_have_taken_its_place() {
+    let row = std::iter::once(u64::MAX);
+    let log = committed(row.clone().chain((1..KEPT).map(|_| 5)));
+    assert!(log.register(NEW, 5).producer(id(0)).is_some());
+    let log = committed(row.chain((0..KEPT).map(|_| 5)));
+    assert!(log.register(NEW, 5).producer(id(0)).is_none());
+    assert_eq!(
+        log.register(NEW, 5).producers.len() as u64,
+        KEPT + 1,
+        "nobody else goes"
     );
+}
+
+#[test]
+fn a_full_table_forgets_the_producer_whose_commit_is_furthest_back_in_the_log() {
+    let full = committed((0..PRODUCERS_MAX as u64).map(|i| PRODUCERS_MAX as u64 - i));
+    let registered = full.register(NEW, 0);
+    assert_eq!(registered.producers.len(), PRODUCERS_MAX);
+    assert!(registered.producer(id(0)).is_none());
+    assert!(registered.producer(NEW).is_some());
+    // The next one takes the place of a producer that has committed nothing.
+    let again = registered.register(ProducerId([254; 16]), 0);
+    assert_eq!(again.producers.len(), PRODUCERS_MAX);
+    assert!(again.producer(NEW).is_none() && again.producer(id(1)).is_some());
+    assert_eq!(again.check(), Ok(()));
 }
 
 #[test]
@@ -190,6 +249,26 @@ fn some_log() -> impl Strategy<Value = Manifest> {
 }
 
 proptest! {
+    #[test]
+    fn a_single_clock_forgets_nobody_else(
+        seen_ms in prop::collection::vec(10 * PRODUCER_EXPIRY_MS..11 * PRODUCER_EXPIRY_MS, 300..400),
+        whose in any::<prop::sample::Index>(),
+        wrong_ms in any::<u64>(),
+        now_ms in any::<u64>(),
+    ) {
+        let mut log = committed(seen_ms);
+        let whose = whose.index(log.producers.len());
+        log.producers[whose].seen_at_ms = wrong_ms;
+        let registered = log.register(NEW, now_ms);
+        prop_assert_eq!(registered.check(), Ok(()));
+        for (place, row) in log.producers.iter().enumerate() {
+            prop_assert!(place == whose || registered.producer(row.id) == Some(row));
+        }
+        // Whatever the clock of the registering producer says, it forgets the same ones.
+        let others = |log: &Manifest| log.producers.iter().filter(|row| row.id != NEW).cloned().collect::<Vec<_>>();
+        prop_assert_eq!(others(&registered), others(&log.register(NEW, 0)));
+    }
+
     #[test]
     fn a_log_reads_back_as_it_was_written(log in some_log()) {
         prop_assert_eq!(log.check(), Ok(()));

@@ -88,6 +88,23 @@ func TestNothingJoinsACommitWhoseOutcomeIsUnknown(t *testing.T) {
 	})
 }
 
+func TestARegistrationByAClockADayAheadLeavesOutcomesResolvable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		w.network.Once(unreliable.Replace, "manifest", unreliable.LandsUnreported)
+		read := w.network.Hold(unreliable.Get, "manifest")
+		var client sync.WaitGroup
+		client.Go(func() { w.mustAppend(p, "a") })
+		<-read.Arrived()
+		ahead := uint64(time.Now().Add(25 * time.Hour).UnixMilli())
+		w.change(func(m *manifest.Manifest) { m.Producers = m.Register(manifest.ProducerID{9}, ahead).Producers })
+		read.Release()
+		client.Wait()
+		w.checkLog("a")
+	})
+}
+
 func TestACommitThatLandsAfterTheOneThatReplacedItChangesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)

@@ -6,10 +6,11 @@ mod support;
 use std::time::Duration;
 
 use futures::future::join_all;
+use millpond_manifest::ProducerId;
 use millpond_producer::{AppendError, Config, Readiness};
 use millpond_segment::Encoding;
 use millpond_storage::unreliable::{Fault, Faults, On, Outage, WriteFaults};
-use support::{World, append, append_until_acknowledged, config, message, not_once, until};
+use support::{START_MS, World, append, append_until_acknowledged, config, message, not_once, until};
 
 fn names(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{prefix} {number}")).collect()
@@ -59,6 +60,27 @@ async fn a_commit_that_lands_after_the_one_that_replaced_it_changes_nothing() {
     world.controls.settled().await;
     append(&producer, "b").await.unwrap();
     assert_eq!(world.log().await, ["a", "b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registration_by_a_clock_a_day_ahead_leaves_outcomes_resolvable() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    world
+        .controls
+        .once(On::Update, "manifest", Fault::LandsUnreported);
+    let mut read = world.controls.hold(On::Get, "manifest");
+    let other = async {
+        read.arrived().await;
+        let day_ahead = START_MS + 25 * 3_600 * 1_000;
+        world
+            .change_manifest(|manifest| *manifest = manifest.register(ProducerId([9; 16]), day_ahead))
+            .await;
+        read.release();
+    };
+    let (committed, ()) = tokio::join!(append(&producer, "a"), other);
+    assert_eq!(committed.unwrap().sequence, 0);
+    assert_eq!(world.log().await, ["a"]);
 }
 
 #[tokio::test(start_paused = true)]

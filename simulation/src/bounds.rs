@@ -33,7 +33,7 @@ pub struct Bounds {
     pub owner_crashes: u8,
     /// Owners that give the cursor back.
     pub releases: u8,
-    /// Registrations that find all other producers expired.
+    /// Registrations that make the table forget all other producers.
     pub expiries: u8,
 }
 

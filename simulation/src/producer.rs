@@ -2,7 +2,6 @@
 
 use crate::model::{System, World};
 use crate::store::{Answer, Broken, Outcome, Store, StoredPage, Versioned, Write, outcomes};
-use millpond_manifest::manifest::PRODUCER_EXPIRY_MS;
 use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Commit, CommitRefusal, Manifest, NewPart, NewSegment, ProducerId};
 use millpond_segment::Encoding;
@@ -45,7 +44,7 @@ pub enum Step {
     Read,
     /// Puts the page of a full tail.
     StorePage,
-    /// Registers; `expiry`: all others have not been seen for too long.
+    /// Registers; `expiry`: the table has become too large, and all others go.
     Register {
         /// What becomes of the swap.
         outcome: Outcome,
@@ -170,10 +169,13 @@ impl Producer {
                     me.registered = true;
                     return (outcome == Outcome::Reported && !expiry).then_some(());
                 }
-                let now_ms = if expiry { PRODUCER_EXPIRY_MS + 1 } else { 0 };
+                let mut table = (*state).clone();
+                if expiry {
+                    table.producers.clear();
+                }
                 left.expiries -= u8::from(expiry);
                 left.producer_faults -= u8::from(outcome != Outcome::Reported);
-                let next = Versioned::new(state.register(id, now_ms).stamped(0));
+                let next = Versioned::new(table.register(id, 0).stamped(0));
                 me.known = None;
                 if store.swap(Write::Manifest(next.clone()), outcome)? == Answer::Committed {
                     me.known = Some(next);

@@ -76,7 +76,7 @@ pub(crate) struct Search {
     /// Owners that give the cursor back.
     #[arg(long)]
     releases: Option<u8>,
-    /// Registrations that find all others expired.
+    /// Registrations that make the table forget all others.
     #[arg(long)]
     expiries: Option<u8>,
 }

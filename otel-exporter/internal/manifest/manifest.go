@@ -15,12 +15,17 @@ import (
 const (
 	// StreamsMax is the most streams in one shard: each costs its name in every commit.
 	StreamsMax = 1_024
-	// ProducersMax is the most producers remembered. Past it, the one not seen for longest is forgotten.
+	// ProducersMax is the most producers remembered. Past it, the one whose last commit is furthest back in the log is
+	// forgotten.
 	ProducersMax = 4_096
+	// ProducersKept are the producers with the newest commits in the log. The manifest remembers these whatever any clock
+	// says.
+	ProducersKept = 256
 	// TailMax is the number of entries at which a tail is sealed into a page by the next commit, so that a commit moves
 	// a bounded number of bytes whatever the backlog.
 	TailMax = 2_048
-	// ProducerExpiryMs is how long a producer is remembered that is not seen, when another registers.
+	// ProducerExpiryMs: a registration forgets the producers beyond ProducersKept that were seen this long before or after
+	// the median producer.
 	ProducerExpiryMs = 24 * 3_600 * 1_000
 )
 
@@ -125,24 +130,52 @@ func (m *Manifest) Producer(id ProducerID) (ProducerRow, bool) {
 	return m.Producers[place], true
 }
 
-// Register enters a producer (its commit number 0). Producers that were not seen for ProducerExpiryMs are forgotten; so
-// is the one not seen for longest when the table is full.
+// Register enters a producer (its commit number 0), and forgets others where the table grows too large. nowMs goes into
+// the new row alone: the clock of the producer that registers forgets nobody.
 func (m *Manifest) Register(id ProducerID, nowMs uint64) *Manifest {
 	next := *m
 	if _, found := m.producer(id); found {
 		return &next
 	}
-	next.Producers = slices.DeleteFunc(slices.Clone(m.Producers), func(row ProducerRow) bool {
-		return row.SeenAtMs <= math.MaxUint64-ProducerExpiryMs && row.SeenAtMs+ProducerExpiryMs <= nowMs
-	})
-	for len(next.Producers) >= ProducersMax {
-		oldest := slices.MinFunc(next.Producers, func(a, b ProducerRow) int { return cmp.Compare(a.SeenAtMs, b.SeenAtMs) })
-		place, _ := next.producer(oldest.ID)
-		next.Producers = slices.Delete(next.Producers, place, place+1)
-	}
+	next.Producers = remembered(slices.Clone(m.Producers))
 	place, _ := next.producer(id)
 	next.Producers = slices.Insert(next.Producers, place, ProducerRow{ID: id, SeenAtMs: nowMs})
 	return &next
+}
+
+// remembered makes room for one more producer. A forgotten producer cannot resolve an unknown outcome, so no single clock
+// may decide who goes: the log's order ranks the rows, and the time is what half of the producers agree on.
+func remembered(rows []ProducerRow) []ProducerRow {
+	if len(rows) < ProducersKept {
+		return rows
+	}
+	var seen []uint64
+	for i := range rows {
+		if rows[i].Commit > 0 {
+			seen = append(seen, rows[i].SeenAtMs)
+		}
+	}
+	slices.Sort(seen)
+	// A row without a commit ends at 0, so it comes after every row that the log depends on.
+	slices.SortStableFunc(rows, func(a, b ProducerRow) int { return cmp.Compare(b.end(), a.end()) })
+	if len(seen) > 0 {
+		median := seen[(len(seen)-1)/2]
+		old := slices.DeleteFunc(rows[ProducersKept:], func(row ProducerRow) bool {
+			return max(row.SeenAtMs, median)-min(row.SeenAtMs, median) >= ProducerExpiryMs
+		})
+		rows = rows[:ProducersKept+len(old)]
+	}
+	rows = rows[:min(len(rows), ProducersMax-1)]
+	slices.SortFunc(rows, func(a, b ProducerRow) int { return slices.Compare(a.ID[:], b.ID[:]) })
+	return rows
+}
+
+// end is the sequence after the producer's last commit.
+func (r ProducerRow) end() uint64 {
+	if r.FirstSequence > math.MaxUint64-r.Count {
+		return math.MaxUint64
+	}
+	return r.FirstSequence + r.Count
 }
 
 // A Commit is what a commit comes to.

@@ -133,29 +133,112 @@ func TestTheTableOfStreamsIsBounded(t *testing.T) {
 	}
 }
 
-func TestProducersLongGoneAreForgottenWhenAnotherRegisters(t *testing.T) {
-	log := New(bufferID, 0).Register(producerA, 0)
-	if _, there := log.Register(producerB, ProducerExpiryMs-1).Producer(producerA); !there {
-		t.Error("A is forgotten too early")
+// committed is a table of producers that have each made one commit, in the order of their ids; each was seen at its time.
+func committed(seenMs ...uint64) *Manifest {
+	log := New(bufferID, 0)
+	for i, seen := range seenMs {
+		log.Producers = append(log.Producers, ProducerRow{numbered(uint64(i)), 1, uint64(i), 1, seen})
 	}
-	if _, there := log.Register(producerB, ProducerExpiryMs).Producer(producerA); there {
-		t.Error("A is not forgotten")
+	log.NextSequence = uint64(len(seenMs))
+	log.FirstSequence = log.NextSequence
+	return log
+}
+
+func numbered(i uint64) (id ProducerID) {
+	binary.BigEndian.PutUint64(id[8:], i)
+	return id
+}
+
+func isThere(log *Manifest, id ProducerID) bool {
+	_, there := log.Producer(id)
+	return there
+}
+
+var newcomer = ProducerID{255}
+
+func TestTheClockOfAProducerThatRegistersForgetsNobody(t *testing.T) {
+	for _, others := range []int{1, ProducersKept, ProducersKept + 100} {
+		log := committed(make([]uint64, others)...)
+		for _, nowMs := range []uint64{0, ProducerExpiryMs, 10 * ProducerExpiryMs, math.MaxUint64} {
+			if count := len(log.Register(newcomer, nowMs).Producers); count != others+1 {
+				t.Errorf("%d of %d are left at %d ms", count, others+1, nowMs)
+			}
+		}
 	}
-	id := func(i uint64) (id ProducerID) {
-		binary.BigEndian.PutUint64(id[8:], i)
-		return id
+}
+
+func TestProducersLongGoneAreForgottenWhenOthersHaveTakenTheirPlace(t *testing.T) {
+	later := func(afterMs uint64) *Manifest {
+		return committed(append(make([]uint64, ProducersKept), slices.Repeat([]uint64{afterMs}, ProducersKept+1)...)...).
+			Register(newcomer, 0)
 	}
-	full := New(bufferID, 0)
-	for i := range uint64(ProducersMax + 1) {
-		full = full.Register(id(i), i)
+	if count := len(later(ProducerExpiryMs - 1).Producers); count != 2*ProducersKept+2 {
+		t.Errorf("%d are left too early", count)
 	}
-	if _, there := full.Producer(id(0)); there || len(full.Producers) != ProducersMax {
-		t.Errorf("%d producers, the oldest: %t", len(full.Producers), there)
+	left := later(ProducerExpiryMs)
+	if len(left.Producers) != ProducersKept+2 || isThere(left, numbered(ProducersKept-1)) || !isThere(left, numbered(ProducersKept)) {
+		t.Errorf("%d are left", len(left.Producers))
 	}
-	if reason := full.Check(); reason != "" {
+}
+
+func TestAProducerSeenInTheFutureIsForgottenOnceOthersHaveTakenItsPlace(t *testing.T) {
+	seen := append([]uint64{math.MaxUint64}, slices.Repeat([]uint64{5}, ProducersKept)...)
+	if !isThere(committed(seen[:ProducersKept]...).Register(newcomer, 5), numbered(0)) {
+		t.Error("it is forgotten too early")
+	}
+	if left := committed(seen...).Register(newcomer, 5); isThere(left, numbered(0)) || len(left.Producers) != ProducersKept+1 {
+		t.Errorf("%d are left", len(left.Producers))
+	}
+}
+
+func TestAFullTableForgetsTheProducerWhoseCommitIsFurthestBackInTheLog(t *testing.T) {
+	seen := make([]uint64, ProducersMax)
+	for i := range seen {
+		seen[i] = uint64(ProducersMax - i)
+	}
+	full := committed(seen...).Register(newcomer, 0)
+	if len(full.Producers) != ProducersMax || isThere(full, numbered(0)) || !isThere(full, newcomer) {
+		t.Errorf("%d are left", len(full.Producers))
+	}
+	// The next one takes the place of a producer that has committed nothing.
+	again := full.Register(ProducerID{254}, 0)
+	if len(again.Producers) != ProducersMax || isThere(again, newcomer) || !isThere(again, numbered(1)) {
+		t.Errorf("%d are left", len(again.Producers))
+	}
+	if reason := again.Check(); reason != "" {
 		t.Error(reason)
 	}
-	log, _ = commit(t, log, producerA, 1, 5, newSegment(1, 1))
+}
+
+func TestASingleClockForgetsNobodyElse(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		seen := make([]uint64, rapid.IntRange(300, 400).Draw(t, "producers"))
+		for i := range seen {
+			seen[i] = rapid.Uint64Range(10*ProducerExpiryMs, 11*ProducerExpiryMs-1).Draw(t, "seen")
+		}
+		whose := rapid.IntRange(0, len(seen)-1).Draw(t, "whose")
+		seen[whose] = rapid.Uint64().Draw(t, "wrong")
+		log, before := committed(seen...), committed(seen...)
+		registered := log.Register(newcomer, rapid.Uint64().Draw(t, "now"))
+		if reason := registered.Check(); reason != "" {
+			t.Fatal(reason)
+		}
+		checkSame(t, log, before)
+		for i, row := range log.Producers {
+			if left, _ := registered.Producer(row.ID); i != whose && left != row {
+				t.Fatalf("producer %d is forgotten", i)
+			}
+		}
+		// Whatever the clock of the registering producer says, it forgets the same ones.
+		other := log.Register(newcomer, 0)
+		if !slices.EqualFunc(registered.Producers, other.Producers, func(a, b ProducerRow) bool { return a.ID == b.ID }) {
+			t.Fatal("its clock decides")
+		}
+	})
+}
+
+func TestARegistrationThatIsRepeatedChangesNothing(t *testing.T) {
+	log, _ := commit(t, New(bufferID, 0).Register(producerA, 0), producerA, 1, 5, newSegment(1, 1))
 	checkSame(t, log.Register(producerA, 99), log)
 }
 

@@ -54,6 +54,8 @@ pub(crate) struct Scenario {
     pub(crate) outage_max: Duration,
     /// Clocks jump by so much or a tenth of it, either way; zero: they do not.
     pub(crate) jump_max: Duration,
+    /// Manifests forget producers, as if thousands of others wrote to their shards.
+    pub(crate) forgets: bool,
 }
 
 /// What of an owner's settings decides which rows are sent under which token.
@@ -64,7 +66,7 @@ pub(crate) struct Rules {
     pub(crate) max_in_flight: u32,
 }
 
-/// A producer that is silent for a day is forgotten when another one registers.
+/// Longer than a producer's age in a table that is too large: still no clock alone makes a manifest forget anybody.
 const DAY_AND_MORE: Duration = seconds(30 * 3_600);
 
 const fn seconds(n: u64) -> Duration {
@@ -111,6 +113,7 @@ impl Scenario {
                 rng,
                 &[seconds(0), seconds(8), seconds(3_600), DAY_AND_MORE, DAY_AND_MORE],
             ),
+            forgets: one_in(rng, 3),
         }
     }
 

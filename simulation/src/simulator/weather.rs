@@ -1,8 +1,10 @@
-//! What goes wrong for everybody: clocks that jump, and outages of the store and of the sink.
+//! What goes wrong for everybody: clocks that jump, manifests that forget producers, and outages of the
+//! store and of the sink.
 
 use super::record::Event;
 use super::scenario::{of, one_in, up_to};
 use super::world::World;
+use millpond_manifest::{Manifest, Snapshot, Swap, cas, layout};
 use millpond_storage::unreliable::Outage;
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -27,6 +29,34 @@ pub(crate) async fn clocks(world: Arc<World>, mut rng: StdRng) {
             .record
             .event("clock", format_args!("of machine {machine} jumps by {by_ms} ms"));
         world.machines[machine].jump(by_ms);
+    }
+}
+
+pub(crate) async fn forgetting(world: Arc<World>, mut rng: StdRng) {
+    let process = world.process("others".into(), &mut rng);
+    let store = world.connect_well(&process);
+    loop {
+        sleep(up_to(&mut rng, CALM_MAX)).await;
+        if world.is_over() || !world.scenario.forgets {
+            return;
+        }
+        let key = layout::manifest(rng.random_range(0..world.scenario.shards));
+        let Ok(Some(Snapshot {
+            mut state, version, ..
+        })) = cas::read::<Manifest>(&store, &key).await
+        else {
+            continue;
+        };
+        if state.producers.is_empty() {
+            continue;
+        }
+        let gone = state.producers.remove(rng.random_range(0..state.producers.len()));
+        let state = state.stamped(rng.random());
+        if let Swap::Committed(_) = cas::swap(&store, &key, Some(&version), state).await {
+            world
+                .record
+                .event("others", format_args!("make {key} forget producer {}", gone.id));
+        }
     }
 }
 

@@ -67,6 +67,7 @@ pub(crate) async fn live(seed: u64, record: Arc<Record>) {
         living.spawn(collectors::place(Arc::clone(&world), place, fork()));
     }
     living.spawn(weather::clocks(Arc::clone(&world), fork()));
+    living.spawn(weather::forgetting(Arc::clone(&world), fork()));
     living.spawn(weather::outages(Arc::clone(&world), fork()));
     living.spawn(weather::sink_outages(Arc::clone(&world), fork()));
     let end = fork();
