@@ -46,7 +46,8 @@ pub struct Snapshot<T> {
 pub enum Swap<T> {
     /// The new state is in force.
     Committed(Snapshot<T>),
-    /// Another state is in force than the one named; ours is not and never will be.
+    /// The store refused the write: another state is in force than the one named. A proxy that repeats requests may have
+    /// written ours with a first copy, so read again and compare.
     Mismatch,
     /// It may have landed, it may yet land. Read again and compare.
     Unknown(millpond_storage::Error),

@@ -379,6 +379,24 @@ impl Manifest {
         })
     }
 
+    /// Whether the log has exactly these segments from `first_sequence` on, as far as the tail shows. The pages and what
+    /// was trimmed are not looked at.
+    pub fn may_have(&self, first_sequence: u64, segments: &[Ulid]) -> bool {
+        let start = self.tail_start();
+        (first_sequence..).zip(segments).all(|(sequence, segment)| {
+            let Some(place) = sequence.checked_sub(start) else {
+                return true;
+            };
+            let entry = usize::try_from(place).ok().and_then(|place| self.tail.get(place));
+            entry.is_some_and(|entry| entry.segment == *segment)
+        })
+    }
+
+    /// Whether the log certainly does not have these segments from `first_sequence` on: the tail shows other ones, or none.
+    pub fn lacks(&self, first_sequence: u64, segments: &[Ulid]) -> bool {
+        self.tail_start() <= first_sequence && !self.may_have(first_sequence, segments)
+    }
+
     /// Takes the tail's entries up to and including sequence `last` into a page named `page`. `None` when the page cannot
     /// be referenced: its name is before the orphan floor, so that it may be deleted any moment, or the tail does not
     /// have that sequence.

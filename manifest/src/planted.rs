@@ -29,6 +29,9 @@ bugs! {
     ResolvedTooEarly = "resolved-too-early",
     /// Other segments join a commit whose outcome is unknown. Planted in the model alone, as above.
     UnresolvedGroupChanged = "unresolved-group-changed",
+    /// A group grows between a swap that was refused and the read that shows whether our own write caused the refusal,
+    /// and the answer of the table counts for all of it.
+    GroupGrowsAfterMismatch = "group-grows-after-mismatch",
     /// The clock of a producer that registers decides which others are forgotten.
     ClockEmptiesProducerTable = "clock-empties-producer-table",
     /// A producer that was forgotten sends again what may have been committed.

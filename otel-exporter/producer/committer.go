@@ -39,7 +39,7 @@ type committer struct {
 	readsFirst int              // so many commits more read the manifest first, though they know one
 	outdated   *storage.Version // of the one that they knew
 
-	unresolved *unresolved
+	unresolved *attempt // more segments join the group only when there is none
 
 	nextNumber int
 	waiting    map[int]arrival
@@ -53,11 +53,36 @@ type newPage struct {
 	stored bool // a manifest may refer to it
 }
 
-// An unresolved compare-and-set is one whose outcome is unknown. While the manifest still has the version that it
-// expected, the write may yet land. Once it has another one, either the table shows the commit, or the write never
-// happened and never will.
-type unresolved struct {
-	expected *storage.Version // nil: it expected no manifest
+// An attempt is a commit that was sent and not confirmed. While the manifest still has the version that it expected, the
+// write may yet land. Once the manifest has another version, either the table shows the commit, or the write never happened
+// and never will. A mismatch proves no more than an unknown outcome: where a proxy repeats a request, the store refuses the
+// second copy because the first landed.
+type attempt struct {
+	expected      storage.Version
+	number        uint64
+	firstSequence uint64      // what its first segment gets if it lands
+	segments      []ulid.ULID // the names, in their order
+	refused       bool        // the store answered that it refused the write
+}
+
+// isConfirmed reports whether the table's answer is about this attempt, and the group still begins with what it named.
+func (a *attempt) isConfirmed(state *manifest.Manifest, number uint64, found manifest.Commit, group []uploadedWork) bool {
+	if a.number != number || a.firstSequence != found.FirstSequence || uint64(len(a.segments)) != found.Count ||
+		len(a.segments) > len(group) {
+		return false
+	}
+	for i, name := range a.segments {
+		if group[i].name != name {
+			return false
+		}
+	}
+	return state.MayHave(a.firstSequence, a.segments)
+}
+
+// isDisproved reports whether the state, which replaced the expected one, certainly does not have the segments. A refusal
+// is worth the look: it nearly always means that another producer was first.
+func (a *attempt) isDisproved(state *manifest.Manifest) bool {
+	return a.refused && state.Lacks(a.firstSequence, a.segments)
 }
 
 // next is what to do after an attempt.
@@ -167,17 +192,21 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
 	c.mistrust()
 	for len(group) > 0 {
-		// What an unresolved attempt named must not change, or its landing would be misread.
+		// What an unresolved attempt named must not change, or its landing would be misread. Reading comes first: it may
+		// show that the attempt is lost.
+		isRead := c.readManifest()
 		if c.unresolved == nil {
 			group = c.extend(group, arrivals)
 		}
-		segments := len(group)
-		var next next
-		switch group, next = c.attempt(group); next {
+		segments, next := len(group), afterAWait
+		if isRead {
+			group, next = c.attempt(group)
+		}
+		switch next {
 		case done:
 			c.health.gotOn(committing)
 			if c.hooks.Committed != nil {
-				c.hooks.Committed(time.Since(started), segments)
+				c.hooks.Committed(time.Since(started), segments-len(group))
 			}
 		case afterAWait:
 			time.Sleep(c.environment.wait(&backoff))
@@ -197,12 +226,9 @@ func (c *committer) mistrust() {
 	c.isKnown, c.known = false, nil
 }
 
-// attempt makes sure that the manifest is known and that it knows this producer; then it tries to commit. It gives what
-// is left to commit.
+// attempt makes sure that the manifest, which was read, knows this producer; then it tries to commit. It gives what is left
+// to commit.
 func (c *committer) attempt(group []uploadedWork) ([]uploadedWork, next) {
-	if !c.readManifest() {
-		return group, afterAWait
-	}
 	if !c.registered {
 		return group, c.register()
 	}
@@ -224,12 +250,15 @@ func (c *committer) attempt(group []uploadedWork) ([]uploadedWork, next) {
 		return c.refused(group, number, err)
 	}
 	if commit.State == nil {
-		c.counters.commitsFound.Add(1)
-		c.succeed(group, number, commit)
-		return nil, done
+		return c.found(group, number, commit)
 	}
 	expected := c.known.Version
-	if !c.swap(&expected, commit.State.Stamped(c.environment.nonce())) {
+	if outcome := c.swap(&expected, commit.State.Stamped(c.environment.nonce())); outcome != storage.Committed {
+		names := make([]ulid.ULID, len(segments))
+		for i := range segments {
+			names[i] = segments[i].Segment
+		}
+		c.unresolved = &attempt{expected, number, commit.FirstSequence, names, outcome == storage.Mismatch}
 		return group, afterAWait
 	}
 	if sealed != nil {
@@ -238,6 +267,20 @@ func (c *committer) attempt(group []uploadedWork) ([]uploadedWork, next) {
 	}
 	c.succeed(group, number, commit)
 	return nil, done
+}
+
+// found acknowledges what the table confirms: the attempt that carried this number, and nothing else of the group.
+func (c *committer) found(group []uploadedWork, number uint64, commit manifest.Commit) ([]uploadedWork, next) {
+	if c.unresolved == nil || !c.unresolved.isConfirmed(c.known.State, number, commit, group) {
+		reason := fmt.Sprintf("the manifest has a commit %d of producer %s that this producer did not make: "+
+			"%d segments from sequence %d on", number, c.producer, commit.Count, commit.FirstSequence)
+		c.log.Error("millpond: was the buffer restored from a copy?", "reason", reason)
+		return c.goOnAnew(group, reason, true), atOnce
+	}
+	c.counters.commitsFound.Add(1)
+	confirmed := len(c.unresolved.segments)
+	c.succeed(group[:confirmed], number, commit)
+	return group[confirmed:], done
 }
 
 func describe(group []uploadedWork) []manifest.NewSegment {
@@ -261,8 +304,7 @@ func (c *committer) refused(group []uploadedWork, number uint64, err error) ([]u
 		return c.forgotten(group, err.Error()), atOnce
 	case errors.As(err, &wrongNumber):
 		c.log.Error("millpond: was the buffer restored from a copy?", "reason", err)
-		c.unresolved = &unresolved{}
-		return c.forgotten(group, err.Error()), atOnce
+		return c.goOnAnew(group, err.Error(), true), atOnce
 	}
 	return c.dropInvalid(group, number), atOnce
 }
@@ -352,15 +394,14 @@ func (c *committer) resolve(found *manifest.Snapshot) {
 	if c.unresolved == nil || found == nil {
 		return
 	}
-	expected := c.unresolved.expected
-	changed := expected == nil || *expected != found.Version
+	changed := c.unresolved.expected != found.Version
 	if row, there := found.State.Producer(c.producer); changed && there && row.Commit <= c.last {
 		c.unresolved = nil
 	}
 }
 
-// swap makes one compare-and-set. It reports whether it is certain that it took effect.
-func (c *committer) swap(expected *storage.Version, next *manifest.Manifest) bool {
+// swap makes one compare-and-set.
+func (c *committer) swap(expected *storage.Version, next *manifest.Manifest) storage.Outcome {
 	c.isKnown, c.known = false, nil
 	outcome, snapshot, err := manifest.Swap(c.ctx, c.store, c.shard, expected, next)
 	c.counters.commits[outcome].Add(1)
@@ -370,13 +411,10 @@ func (c *committer) swap(expected *storage.Version, next *manifest.Manifest) boo
 	switch outcome {
 	case storage.Committed:
 		c.isKnown, c.known = true, snapshot
-		return true
 	case storage.Mismatch:
 		c.readsFirst = readsFirst
-	case storage.Unknown:
-		c.unresolved = &unresolved{expected}
 	}
-	return false
+	return outcome
 }
 
 // register enters this producer into the manifest's table, which is its commit number 0.
@@ -387,9 +425,8 @@ func (c *committer) register() next {
 	}
 	if _, there := state.Producer(c.producer); !there {
 		next := state.Register(c.producer, c.environment.unixMs()).Stamped(c.environment.nonce())
-		if !c.swap(version, next) {
+		if c.swap(version, next) != storage.Committed {
 			// Whether it landed is seen in the table; there is nothing else to resolve.
-			c.unresolved = nil
 			return afterAWait
 		}
 	}
@@ -464,11 +501,17 @@ func (c *committer) dropInvalid(group []uploadedWork, number uint64) []uploadedW
 	return group
 }
 
-// forgotten: the manifest does not know this producer (any more). It goes on under a new id. What became of an
-// unresolved attempt cannot be known, so its callers are told just that.
+// forgotten: the manifest does not know this producer (any more), so its table cannot resolve an attempt. The end of the log
+// may.
 func (c *committer) forgotten(group []uploadedWork, reason string) []uploadedWork {
+	inDoubt := c.unresolved != nil && (c.known == nil || !c.unresolved.isDisproved(c.known.State))
+	return c.goOnAnew(group, reason, inDoubt)
+}
+
+// goOnAnew goes on under a new id. Where it is in doubt whether the group is in the log, its callers are told just that.
+func (c *committer) goOnAnew(group []uploadedWork, reason string, inDoubt bool) []uploadedWork {
 	c.counters.expired.Add(1)
-	if c.unresolved != nil {
+	if inDoubt {
 		c.log.Error("millpond: the outcome of a commit is unknown", "segments", len(group), "reason", reason)
 		for i := range group {
 			c.failed(&group[i], &OutcomeUnknownError{Reason: reason})

@@ -29,8 +29,9 @@
 //	RefusedError                                      no                 no
 //
 // OutcomeUnknownError comes when the caller's context ends before the commit, so give Append more time than a commit
-// takes, or none to run out of. Else it needs two things at once: the store did not say what became of a commit, and
-// before the producer could look, the manifest had forgotten it (24 hours without a commit, or 4,096 other producers).
+// takes, or none to run out of. Else it needs two things at once: the store did not confirm a commit, and before the
+// producer could look, the manifest had forgotten it (256 other producers and 24 hours without a commit, or 4,096
+// others). It is also the answer when somebody else commits under the producer's id.
 //
 // # When the store is away
 //

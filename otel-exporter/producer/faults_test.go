@@ -88,6 +88,75 @@ func TestNothingJoinsACommitWhoseOutcomeIsUnknown(t *testing.T) {
 	})
 }
 
+// A proxy repeats a request whose answer it lost: the store refuses the second copy because the first landed.
+func TestARefusalThatOurOwnCommitCausedAcknowledgesNothingButThatCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		w.network.Once(unreliable.Replace, "manifest", unreliable.Repeated)
+		var sequences [3]uint64
+		var clients sync.WaitGroup
+		clients.Go(func() { sequences[0] = w.mustAppend(p, "a") })
+		time.Sleep(unreliable.RepeatedAfter / 2)
+		// Its segment is there before the first commit is answered.
+		clients.Go(func() { sequences[1] = w.mustAppend(p, "b") })
+		clients.Wait()
+		sequences[2] = w.mustAppend(p, "c")
+		w.checkLog("a", "b", "c")
+		if sequences != [3]uint64{0, 1, 2} || p.Stats().CommitsFound != 1 || w.network.Unused() != 0 {
+			t.Error(sequences, p.Stats().CommitsFound, w.network.Unused())
+		}
+	})
+}
+
+func TestARefusalThatAnotherProducerCausedLetsMoreSegmentsJoin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		before := p.Stats().CommitsCommitted
+		commit := w.network.Hold(unreliable.Replace, "manifest")
+		var clients sync.WaitGroup
+		clients.Go(func() { w.mustAppend(p, "a") })
+		<-commit.Arrived()
+		w.change(func(*manifest.Manifest) {})
+		clients.Go(func() { w.mustAppend(p, "b") })
+		synctest.Wait()
+		if w.segments() != 2 {
+			t.Errorf("%d segments are uploaded", w.segments())
+		}
+		commit.Release()
+		clients.Wait()
+		if commits := p.Stats().CommitsCommitted - before; commits != 1 {
+			t.Errorf("%d commits", commits)
+		}
+		w.checkLog("a", "b")
+	})
+}
+
+// Somebody else uses the id, or the manifest comes from a copy of the buffer.
+func TestACommitThatTheProducerDidNotMakeAcknowledgesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		commit := w.network.Hold(unreliable.Replace, "manifest")
+		var client sync.WaitGroup
+		client.Go(func() {
+			if _, err := w.append(p, "a"); !isA[*OutcomeUnknownError](err) {
+				t.Error(err)
+			}
+		})
+		<-commit.Arrived()
+		w.change(func(m *manifest.Manifest) {
+			m.Producers = slices.Clone(m.Producers)
+			m.Producers[0].Commit, m.Producers[0].Count = 1, 2
+		})
+		commit.Release()
+		client.Wait()
+		w.mustAppend(p, "b")
+		w.checkLog("b")
+	})
+}
+
 func TestARegistrationByAClockADayAheadLeavesOutcomesResolvable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
@@ -178,7 +247,7 @@ func TestRandomFaultsLoseNothingAndDoubleNothing(t *testing.T) {
 				var clients sync.WaitGroup
 				var all []string
 				first, second := w.producer(config, 2*seed), w.producer(config, 2*seed+1)
-				w.network.Set(unreliable.Faults{Write: 0.12, Read: 0.2, Late: 10 * time.Second})
+				w.network.Set(unreliable.Faults{Write: 0.12, Read: 0.2, Late: 10 * time.Second, Repeated: 0.12})
 				for name, p := range map[string]*Producer{"first": first, "second": second} {
 					for client := range 3 {
 						messages := names(fmt.Sprintf("%s, client %d, message", name, client), 12)
@@ -296,6 +365,27 @@ func TestAForgottenProducerWhoseCommitMayHaveLandedSaysSoAndGoesOn(t *testing.T)
 			w.checkLog(expected...)
 		})
 	}
+}
+
+func TestAForgottenProducerWhoseRefusedCommitIsInTheLogSaysSoAndGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		w.network.Once(unreliable.Replace, "manifest", unreliable.Repeated)
+		read := w.network.Hold(unreliable.Get, "manifest")
+		var client sync.WaitGroup
+		client.Go(func() {
+			if _, err := w.append(p, "a"); !isA[*OutcomeUnknownError](err) {
+				t.Error(err)
+			}
+		})
+		<-read.Arrived()
+		w.change(func(m *manifest.Manifest) { m.Producers = nil })
+		read.Release()
+		client.Wait()
+		w.mustAppend(p, "b")
+		w.checkLog("a", "b")
+	})
 }
 
 // The manifest was put back to an older state: the number does not follow, and nobody can tell what became of what.

@@ -30,11 +30,52 @@ const COMMIT_SEGMENTS_MAX: usize = 512;
 /// it (12: a read costs a twelfth of a swap that is refused).
 const READS_FIRST: u32 = 12;
 
-/// A compare-and-set whose outcome is unknown: the version it expected, `None` for no manifest.
+/// A commit that was sent and not confirmed.
 ///
-/// While that is still the manifest's version the write may yet land. Once the manifest has another version,
-/// either the table shows the commit, or the write never happened and never will.
-type Unresolved = Option<Option<Version>>;
+/// While the manifest still has the version that it expected, the write may yet land. Once the manifest has another
+/// version, either the table shows the commit, or the write never happened and never will. A mismatch proves no more
+/// than an unknown outcome: where a proxy repeats a request, the store refuses the second copy because the first landed.
+struct Attempt {
+    expected: Version,
+    number: u64,
+    /// The sequence that its first segment gets if it lands.
+    first_sequence: u64,
+    /// The names of its segments, in their order.
+    segments: Vec<Ulid>,
+    /// The store answered that it refused the write.
+    refused: bool,
+}
+
+impl Attempt {
+    /// Whether the table's answer is about this attempt, and the group still begins with what it named.
+    fn is_confirmed(&self, state: &Manifest, number: u64, found: (u64, u64), group: &[UploadedWork]) -> bool {
+        let (first_sequence, count) = found;
+        self.number == number
+            && self.first_sequence == first_sequence
+            && self.segments.len() as u64 == count
+            && self.segments.len() <= group.len()
+            && self
+                .segments
+                .iter()
+                .zip(group)
+                .all(|(name, uploaded)| *name == uploaded.name)
+            && state.may_have(first_sequence, &self.segments)
+    }
+
+    /// Whether `state`, which replaced the expected one, certainly does not have the segments. A refusal is worth the
+    /// look: it nearly always means that another producer was first.
+    fn is_disproved(&self, state: &Manifest) -> bool {
+        self.refused && state.lacks(self.first_sequence, &self.segments)
+    }
+}
+
+/// What became of a compare-and-set.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Committed,
+    Mismatch,
+    Unknown,
+}
 
 /// What is known of the manifest: `None` when it must be read again.
 type Known = Option<Option<Snapshot<Manifest>>>;
@@ -62,7 +103,8 @@ pub(crate) struct Committer {
     reads_first: u32,
     /// The version of the one that they knew.
     outdated: Option<Version>,
-    unresolved: Unresolved,
+    /// More segments join the group only when this is `None`.
+    unresolved: Option<Attempt>,
     next_number: u64,
     waiting: BTreeMap<u64, Arrival>,
     pace: Pace,
@@ -173,12 +215,23 @@ impl Committer {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(3));
         self.mistrust();
         while !group.is_empty() {
-            // What an unresolved attempt named must not change, or its landing would be misread.
+            // What an unresolved attempt named must not change, or its landing would be misread. Reading comes first: it
+            // may show that the attempt is lost.
+            let grows_early = planted::is(Bug::GroupGrowsAfterMismatch)
+                && self.unresolved.as_ref().is_some_and(|attempt| attempt.refused);
+            if grows_early {
+                self.extend(&mut group, arrivals);
+            }
+            let is_read = self.read_manifest().await;
             if self.unresolved.is_none() {
                 self.extend(&mut group, arrivals);
             }
             self.trace_attempt(&mut group);
-            match self.attempt(&mut group).await {
+            let next = match is_read {
+                true => self.attempt(&mut group).await,
+                false => Next::AfterAWait,
+            };
+            match next {
                 Next::Done => {
                     self.upload.health.got_on(Stage::Commit);
                     self.upload
@@ -220,11 +273,8 @@ impl Committer {
         }
     }
 
-    /// Makes sure that the manifest is known and that it knows this producer; then tries to commit.
+    /// Makes sure that the manifest, which was read, knows this producer; then tries to commit.
     async fn attempt(&mut self, group: &mut Vec<UploadedWork>) -> Next {
-        if !self.read_manifest().await {
-            return Next::AfterAWait;
-        }
         if !self.registered {
             return self.register().await;
         }
@@ -248,22 +298,46 @@ impl Committer {
                 let expected = snapshot.version.clone();
                 let state = state.stamped(self.upload.environment.nonce());
                 let seals = sealed.is_some();
-                if self.swap(Some(expected), state).await {
-                    if seals {
-                        self.page = None;
-                        self.upload.metrics.pages.inc();
-                    }
-                    self.succeed(group, number, first_sequence, segments.len() as u64);
-                    return Next::Done;
+                let outcome = self.swap(Some(expected.clone()), state).await;
+                if outcome != Outcome::Committed {
+                    self.unresolved = Some(Attempt {
+                        expected,
+                        number,
+                        first_sequence,
+                        segments: segments.iter().map(|segment| segment.segment).collect(),
+                        refused: outcome == Outcome::Mismatch,
+                    });
+                    return Next::AfterAWait;
                 }
-                Next::AfterAWait
+                if seals {
+                    self.page = None;
+                    self.upload.metrics.pages.inc();
+                }
+                self.succeed(group, number, first_sequence, segments.len());
+                Next::Done
             }
             Ok(Commit::Already {
                 first_sequence,
                 count,
             }) => {
+                let found = (first_sequence, count);
+                let attempt = self.unresolved.as_ref();
+                let confirmed = attempt.filter(|it| it.is_confirmed(&snapshot.state, number, found, group));
+                let segments = match confirmed {
+                    Some(_) if planted::is(Bug::GroupGrowsAfterMismatch) => group.len(),
+                    Some(attempt) => attempt.segments.len(),
+                    None => {
+                        let reason = format!(
+                            "the manifest has a commit {number} of producer {} that this producer did not make: \
+                             {count} segments from sequence {first_sequence} on",
+                            self.producer
+                        );
+                        tracing::error!("{reason}: was the buffer restored from a copy?");
+                        return self.go_on_anew(group, &reason, true);
+                    }
+                };
                 self.upload.metrics.commits_found.inc();
-                self.succeed(group, number, first_sequence, count);
+                self.succeed(group, number, first_sequence, segments);
                 Next::Done
             }
             Err(CommitRefusal::BelowFloor { segments, floor_ms }) => {
@@ -278,8 +352,7 @@ impl Committer {
             Err(refusal @ (CommitRefusal::Superseded { .. } | CommitRefusal::Gap { .. })) => {
                 // Someone else uses our id, or the manifest was put back to an older state.
                 tracing::error!("{refusal}: was the buffer restored from a copy?");
-                self.unresolved = Some(None);
-                self.forgotten(group, &refusal.to_string())
+                self.go_on_anew(group, &refusal.to_string(), true)
             }
         }
     }
@@ -375,16 +448,16 @@ impl Committer {
     /// Forgets an unresolved attempt once it is certain that it did not land and never will. One that did land
     /// is found in the table by `commit` itself.
     fn resolve(&mut self, found: Option<&Snapshot<Manifest>>) {
-        let Some(expected) = &self.unresolved else { return };
-        let changed = expected.as_ref() != found.map(|found| &found.version);
+        let Some(attempt) = &self.unresolved else { return };
+        let changed = Some(&attempt.expected) != found.map(|found| &found.version);
         let row = found.and_then(|found| found.state.producer(self.producer));
         if changed && row.is_some_and(|row| row.commit <= self.last) {
             self.unresolved = None;
         }
     }
 
-    /// One compare-and-set. Whether it is certain that it took effect.
-    async fn swap(&mut self, expected: Option<Version>, next: Manifest) -> bool {
+    /// One compare-and-set.
+    async fn swap(&mut self, expected: Option<Version>, next: Manifest) -> Outcome {
         let metrics = &self.upload.metrics;
         let key = layout::manifest(self.upload.shard);
         self.known = None;
@@ -392,18 +465,17 @@ impl Committer {
             Swap::Committed(snapshot) => {
                 metrics.attempt("committed");
                 self.known = Some(Some(snapshot));
-                true
+                Outcome::Committed
             }
             Swap::Mismatch => {
                 metrics.attempt("mismatch");
                 self.reads_first = READS_FIRST;
-                false
+                Outcome::Mismatch
             }
             Swap::Unknown(error) => {
                 metrics.attempt("unknown");
                 self.upload.health.held_up(Stage::Commit, &error);
-                self.unresolved = Some(expected);
-                false
+                Outcome::Unknown
             }
         }
     }
@@ -419,9 +491,8 @@ impl Committer {
             let next = state
                 .register(self.producer, now_ms)
                 .stamped(self.upload.environment.nonce());
-            if !self.swap(version, next).await {
+            if self.swap(version, next).await != Outcome::Committed {
                 // Whether it landed is seen in the table; there is nothing else to resolve.
-                self.unresolved = None;
                 return Next::AfterAWait;
             }
         }
@@ -445,16 +516,14 @@ impl Committer {
         self.registered
     }
 
-    /// The group is in the log, from `first_sequence` on.
-    fn succeed(&mut self, group: &mut Vec<UploadedWork>, number: u64, first_sequence: u64, count: u64) {
+    /// The first `segments` of the group are in the log, from `first_sequence` on.
+    fn succeed(&mut self, group: &mut Vec<UploadedWork>, number: u64, first_sequence: u64, segments: usize) {
         let shard = self.upload.shard;
         let metrics = self.upload.metrics.clone();
         self.last = number;
         self.unresolved = None;
-        metrics.commit_segments.observe(group.len() as f64);
-        for (sequence, uploaded) in
-            (first_sequence..first_sequence.saturating_add(count)).zip(group.drain(..))
-        {
+        metrics.commit_segments.observe(segments as f64);
+        for (sequence, uploaded) in (first_sequence..).zip(group.drain(..segments)) {
             uploaded.work.trace.committed(shard, sequence);
             metrics.segments_uncommitted.dec();
             metrics.segments.inc();
@@ -513,12 +582,22 @@ impl Committer {
         fail(work.waiters, &AppendError::NotCommitted(reason.into()));
     }
 
-    /// The manifest does not know this producer (any more): it goes on under a new id. What became of an
-    /// unresolved attempt cannot be known, so its callers are told just that.
+    /// The manifest does not know this producer (any more), so its table cannot resolve an attempt. The end of the log may.
     fn forgotten(&mut self, group: &mut Vec<UploadedWork>, reason: &str) -> Next {
+        let log = self.known.as_ref().and_then(Option::as_ref);
+        let in_doubt = self.unresolved.as_ref().is_some_and(|attempt| {
+            let disproved = log.is_some_and(|log| attempt.is_disproved(&log.state));
+            !disproved && !planted::is(Bug::ForgottenSentAgain)
+        });
+        self.go_on_anew(group, reason, in_doubt)
+    }
+
+    /// Goes on under a new id. Where it is in doubt whether the group is in the log, its callers are told just that.
+    fn go_on_anew(&mut self, group: &mut Vec<UploadedWork>, reason: &str, in_doubt: bool) -> Next {
         let metrics = &self.upload.metrics;
         metrics.expired.inc();
-        if self.unresolved.take().is_some() && !planted::is(Bug::ForgottenSentAgain) {
+        self.unresolved = None;
+        if in_doubt {
             tracing::error!(
                 "the outcome of a commit of {} segments is unknown: {reason}",
                 group.len()

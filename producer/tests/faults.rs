@@ -12,6 +12,10 @@ use millpond_segment::Encoding;
 use millpond_storage::unreliable::{Fault, Faults, On, Outage, WriteFaults};
 use support::{START_MS, World, append, append_until_acknowledged, config, message, not_once, until};
 
+fn names_of(letters: &str) -> Vec<String> {
+    letters.chars().map(String::from).collect()
+}
+
 fn names(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{prefix} {number}")).collect()
 }
@@ -60,6 +64,69 @@ async fn a_commit_that_lands_after_the_one_that_replaced_it_changes_nothing() {
     world.controls.settled().await;
     append(&producer, "b").await.unwrap();
     assert_eq!(world.log().await, ["a", "b"]);
+}
+
+/// A proxy repeats a request whose answer it lost: the store refuses the second copy because the first landed.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_our_own_commit_caused_acknowledges_nothing_but_that_commit() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    let repeated = Fault::Repeated(Duration::from_secs(1));
+    world.controls.once(On::Update, "manifest", repeated);
+    let second = async {
+        // Its segment is there before the first commit is answered.
+        until(|| async { world.log().await == ["a"] }).await;
+        append(&producer, "b").await
+    };
+    let (a, b) = tokio::join!(append(&producer, "a"), second);
+    let c = append(&producer, "c").await;
+    let sequences = [a, b, c].map(|committed| committed.unwrap().sequence);
+    assert_eq!((sequences, world.log().await), ([0, 1, 2], names_of("abc")));
+    assert_eq!(world.controls.unused(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_another_producer_caused_lets_more_segments_join() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    let mut commit = world.controls.hold(On::Update, "manifest");
+    let before = world.store.requests().cas_committed;
+    let second = async {
+        commit.arrived().await;
+        world.change_manifest(|_| ()).await;
+        let network = async {
+            until(|| async { world.segments().await == 2 }).await;
+            commit.release();
+        };
+        tokio::join!(append(&producer, "b"), network).0
+    };
+    let (a, b) = tokio::join!(append(&producer, "a"), second);
+    let sequences = [a, b].map(|committed| committed.unwrap().sequence);
+    assert_eq!((sequences, world.log().await), ([0, 1], names_of("ab")));
+    assert_eq!(world.store.requests().cas_committed - before, 1);
+}
+
+/// Somebody else uses the id, or the manifest comes from a copy of the buffer.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_the_producer_did_not_make_acknowledges_nothing() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    let mut commit = world.controls.hold(On::Update, "manifest");
+    let others = async {
+        commit.arrived().await;
+        world
+            .change_manifest(|manifest| {
+                let row = &mut manifest.producers[0];
+                (row.commit, row.count) = (1, 2);
+            })
+            .await;
+        commit.release();
+    };
+    let (result, ()) = tokio::join!(append(&producer, "a"), others);
+    let error = result.unwrap_err();
+    assert!(matches!(error, AppendError::OutcomeUnknown(_)), "{error}");
+    append(&producer, "b").await.unwrap();
+    assert_eq!(world.log().await, ["b"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -141,7 +208,10 @@ async fn random_faults_lose_nothing_and_double_nothing() {
             world.producer(config(), 2 * seed).await,
             world.producer(config(), 2 * seed + 1).await,
         ];
-        let write = WriteFaults::each(0.12);
+        let write = WriteFaults {
+            repeated: 0.12,
+            ..WriteFaults::each(0.12)
+        };
         world.controls.set_faults(Faults {
             seed,
             write,
@@ -275,6 +345,26 @@ async fn a_forgotten_producer_whose_commit_may_have_landed_says_so_and_goes_on()
             _ => assert_eq!(log, ["b"]),
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forgotten_producer_whose_refused_commit_is_in_the_log_says_so_and_goes_on() {
+    let world = World::new();
+    let producer = world.producer(config(), 1).await;
+    world
+        .controls
+        .once(On::Update, "manifest", Fault::Repeated(Duration::ZERO));
+    let mut read = world.controls.hold(On::Get, "manifest");
+    let others = async {
+        read.arrived().await;
+        world.change_manifest(|manifest| manifest.producers.clear()).await;
+        read.release();
+    };
+    let (result, ()) = tokio::join!(append(&producer, "a"), others);
+    let error = result.unwrap_err();
+    assert!(matches!(error, AppendError::OutcomeUnknown(_)), "{error}");
+    append(&producer, "b").await.unwrap();
+    assert_eq!(world.log().await, ["a", "b"]);
 }
 
 #[tokio::test(start_paused = true)]

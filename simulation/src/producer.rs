@@ -20,6 +20,17 @@ pub struct Work {
     pub segment: Ulid,
 }
 
+/// A commit that was sent and not confirmed. Its segments are those of the group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Attempt {
+    /// The number of the state that it named.
+    expected: u64,
+    /// The sequence that its first segment gets if it lands.
+    first_sequence: u64,
+    /// The store answered that it refused the swap.
+    refused: bool,
+}
+
 /// A producer, or the ones that follow it in its place after crashes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Producer {
@@ -30,8 +41,7 @@ pub struct Producer {
     registered: bool,
     last: u64,
     known: Option<Versioned<Manifest>>,
-    /// The number of the state that an attempt of unknown outcome named.
-    unresolved: Option<u64>,
+    unresolved: Option<Attempt>,
     page: Option<StoredPage>,
 }
 
@@ -83,7 +93,11 @@ impl Producer {
     /// Adds the steps that are possible.
     pub fn steps(&self, place: usize, system: &System, world: &World, steps: &mut Vec<Step>) {
         let own = system.bounds.segments[place].len();
-        let free = self.unresolved.is_none() || planted::is(Bug::UnresolvedGroupChanged);
+        let free = match self.unresolved {
+            None => true,
+            Some(attempt) if attempt.refused => planted::is(Bug::GroupGrowsAfterMismatch),
+            Some(_) => planted::is(Bug::UnresolvedGroupChanged),
+        };
         if usize::from(self.begun) < own && free {
             steps.push(Step::Upload);
         }
@@ -121,6 +135,11 @@ impl Producer {
     pub fn landed_unreported(&self, place: usize, store: &Store) -> bool {
         let row = store.manifest.producer(self.id(place));
         self.unresolved.is_some() && row.is_some_and(|row| row.commit == self.last + 1)
+    }
+
+    /// Whether its attempt is in the log although the store says that it refused it.
+    pub fn landed_refused(&self, place: usize, store: &Store) -> bool {
+        self.unresolved.is_some_and(|attempt| attempt.refused) && self.landed_unreported(place, store)
     }
 
     /// Takes a step; `None` if it is none.
@@ -202,13 +221,28 @@ impl Producer {
                                 me.known = Some(next);
                                 me.succeed(first_sequence, told);
                             }
-                            Answer::Mismatch => {}
-                            Answer::Unknown => me.unresolved = Some(state.version()),
+                            answer => {
+                                me.unresolved = Some(Attempt {
+                                    expected: state.version(),
+                                    first_sequence,
+                                    refused: answer == Answer::Mismatch,
+                                });
+                            }
                         }
                     }
                     // What follows costs no request: there is but one way for it to come out.
                     _ if outcome != Outcome::Reported => return None,
-                    Ok(Commit::Already { first_sequence, .. }) => me.succeed(first_sequence, told),
+                    Ok(Commit::Already {
+                        first_sequence,
+                        count,
+                    }) => {
+                        let grew = planted::is(Bug::GroupGrowsAfterMismatch)
+                            || planted::is(Bug::UnresolvedGroupChanged);
+                        if count != me.group.len() as u64 && !grew {
+                            store.broken.get_or_insert(Broken::Forbidden);
+                        }
+                        me.succeed(first_sequence, told);
+                    }
                     Err(CommitRefusal::BelowFloor { segments, floor_ms }) => {
                         for at in segments {
                             let work = &mut me.group[at];
@@ -218,7 +252,11 @@ impl Producer {
                         }
                     }
                     Err(CommitRefusal::NotRegistered(_)) => {
-                        if me.unresolved.take().is_some() && !planted::is(Bug::ForgottenSentAgain) {
+                        let segments: Vec<_> = me.group.iter().map(|work| work.segment).collect();
+                        let in_doubt = me.unresolved.take().is_some_and(|attempt| {
+                            !(attempt.refused && state.lacks(attempt.first_sequence, &segments))
+                        });
+                        if in_doubt && !planted::is(Bug::ForgottenSentAgain) {
                             unknown.extend(me.group.drain(..).map(|work| work.number));
                         }
                         me.life += 1;
@@ -268,9 +306,9 @@ impl Producer {
 
     /// Forgets an unresolved attempt once it is certain that it did not land and never will.
     fn resolve(&mut self, place: usize, found: &Versioned<Manifest>) {
-        let Some(expected) = self.unresolved else { return };
+        let Some(attempt) = self.unresolved else { return };
         let row = found.producer(self.id(place));
-        let changed = found.version() != expected || planted::is(Bug::ResolvedTooEarly);
+        let changed = found.version() != attempt.expected || planted::is(Bug::ResolvedTooEarly);
         if changed && row.is_some_and(|row| row.commit <= self.last) {
             self.unresolved = None;
         }

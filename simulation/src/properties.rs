@@ -97,6 +97,13 @@ fn reached(bounds: &Bounds) -> Vec<Property<System>> {
             }),
         ),
         (
+            retried,
+            Property::sometimes("a commit lands and is reported as refused", |_, w: &World| {
+                let mut producers = w.producers.iter().enumerate();
+                producers.any(|(place, producer)| producer.landed_refused(place, &w.store))
+            }),
+        ),
+        (
             retried && bounds.expiries > 0,
             Property::sometimes(
                 "a producer is forgotten with an attempt in doubt",

@@ -123,13 +123,20 @@ pub enum Outcome {
     Unreported,
     /// It has not landed when the answer is lost. It may land as long as the state it names is in force, or never.
     Late,
+    /// It lands, and a proxy sends it again: the store refuses the second copy.
+    Repeated,
 }
 
 /// Every outcome of a swap, `faults` allowing.
 pub fn outcomes(faults: u8) -> &'static [Outcome] {
     match faults {
         0 => &[Outcome::Reported],
-        _ => &[Outcome::Reported, Outcome::Unreported, Outcome::Late],
+        _ => &[
+            Outcome::Reported,
+            Outcome::Unreported,
+            Outcome::Late,
+            Outcome::Repeated,
+        ],
     }
 }
 
@@ -138,7 +145,7 @@ pub fn outcomes(faults: u8) -> &'static [Outcome] {
 pub enum Answer {
     /// It is in force.
     Committed,
-    /// It is not and never will be.
+    /// It is not in force and never will be, unless it landed before: a proxy may have sent it twice.
     Mismatch,
     /// Anything.
     Unknown,
@@ -214,9 +221,13 @@ impl Store {
                 }
                 Some(Answer::Unknown)
             }
+            (true, Outcome::Repeated) => {
+                self.land(write);
+                Some(Answer::Mismatch)
+            }
             (false, Outcome::Reported) => Some(Answer::Mismatch),
             (false, Outcome::Unreported) => Some(Answer::Unknown),
-            (false, Outcome::Late) => None,
+            (false, Outcome::Late | Outcome::Repeated) => None,
         }
     }
 

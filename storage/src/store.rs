@@ -86,8 +86,8 @@ pub enum Created {
 pub enum Cas {
     /// The write took effect; this is the object's version now.
     Committed(Version),
-    /// The write did not take effect: the object is not at the expected version. True of this attempt;
-    /// an earlier attempt with an unknown outcome may be what changed the object.
+    /// The store refused the write: the object is not at the expected version. An earlier attempt with an unknown
+    /// outcome, or the first copy of a request that a proxy sent twice, may be what changed the object.
     Mismatch,
     /// Nobody knows: the write took effect, did not, or still will. Read the object again to find out.
     /// (A 409 from S3 comes here too. It means that nothing was written, so a caller that reads again

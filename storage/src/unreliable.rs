@@ -78,6 +78,12 @@ impl Unreliable {
                 wait(there + back).await;
                 return Err(fault("no answer came in time"));
             }
+            Fate::Fault(Fault::Repeated(after)) => {
+                wait(there).await;
+                send.await?;
+                wait(after + back).await;
+                return Err(refused(on, location));
+            }
             Fate::Detained(gate) => {
                 self.later(async move { gate.pass().await }, send);
                 wait(there + back).await;
@@ -132,6 +138,22 @@ fn fault(what: &'static str) -> Error {
     Error::Generic {
         store: STORE,
         source: what.into(),
+    }
+}
+
+/// What the store says to the second copy of a write that took effect.
+fn refused(on: On, location: &Path) -> Error {
+    let path = location.to_string();
+    match on {
+        On::Create => Error::AlreadyExists {
+            path,
+            source: "409 BlobAlreadyExists".into(),
+        },
+        On::Update => Error::Precondition {
+            path,
+            source: "the first copy of the request took effect".into(),
+        },
+        On::Put | On::Get | On::List | On::Delete => fault("the connection was lost before the answer came"),
     }
 }
 

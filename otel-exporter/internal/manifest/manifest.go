@@ -346,6 +346,28 @@ func (e *Entry) check(streams int) string {
 	return ""
 }
 
+// MayHave reports whether the log has exactly these segments from sequence first on, as far as the tail shows. The pages
+// and what was trimmed are not looked at.
+func (m *Manifest) MayHave(first uint64, segments []ulid.ULID) bool {
+	start := m.TailStart()
+	for i, segment := range segments {
+		sequence := first + uint64(i)
+		if sequence < start {
+			continue
+		}
+		if sequence >= m.NextSequence || m.Tail[sequence-start].Segment != segment {
+			return false
+		}
+	}
+	return true
+}
+
+// Lacks reports whether the log certainly does not have these segments from sequence first on: the tail shows other ones,
+// or none.
+func (m *Manifest) Lacks(first uint64, segments []ulid.ULID) bool {
+	return m.TailStart() <= first && !m.MayHave(first, segments)
+}
+
 // Seal takes the tail's entries up to and including sequence last into a page of that name. It reports false when the
 // page cannot be referenced: its name is before the orphan floor, so that it may be deleted any moment, or the tail does
 // not have that sequence.

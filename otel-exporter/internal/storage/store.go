@@ -24,7 +24,8 @@ const (
 	Unknown Outcome = iota
 	// Committed: it took effect.
 	Committed
-	// Mismatch: it did not. An earlier attempt with an unknown outcome may be what changed the object.
+	// Mismatch: the store refused it. An earlier attempt with an unknown outcome, or the first copy of a request that a
+	// proxy sent twice, may be what changed the object.
 	Mismatch
 )
 

@@ -33,16 +33,19 @@ pub struct WriteFaults {
     pub late: f64,
     /// How much later, at most.
     pub late_by_max: Duration,
+    /// It takes effect, and a proxy sends it again: the answer is the refusal of the second copy.
+    pub repeated: f64,
 }
 
 impl WriteFaults {
-    /// Each of the three with the same probability, late ones by up to 50 ms.
+    /// Each of the first three with the same probability, late ones by up to 50 ms.
     pub fn each(probability: f64) -> Self {
         Self {
             landed_unreported: probability,
             lost: probability,
             late: probability,
             late_by_max: Duration::from_millis(50),
+            repeated: 0.0,
         }
     }
 }
@@ -56,6 +59,8 @@ pub struct Injected {
     pub lost: u64,
     /// Writes that reached the store after they were reported as errors.
     pub late: u64,
+    /// Writes that took effect, and whose second copy was refused.
+    pub repeated: u64,
     /// Requests that were never answered.
     pub hung: u64,
     /// Reads and listings that failed.
@@ -97,6 +102,8 @@ pub enum Fault {
     Lost,
     /// Is reported as an error and reaches the store this much later.
     LandsLate(Duration),
+    /// Takes effect, and a proxy sends it again this much later: the answer is the one to the second copy, a refusal.
+    Repeated(Duration),
     /// Has no effect and is never answered.
     Hangs,
 }
@@ -320,6 +327,7 @@ impl Injected {
             Fate::Fault(Fault::LandsUnreported) => &mut self.landed_unreported,
             Fate::Fault(Fault::Lost) => &mut self.lost,
             Fate::Fault(Fault::LandsLate(_)) | Fate::Detained(_) => &mut self.late,
+            Fate::Fault(Fault::Repeated(_)) => &mut self.repeated,
         };
         *counter += 1;
     }
@@ -362,6 +370,7 @@ impl State {
         let unreported = write.landed_unreported;
         let lost = unreported + write.lost;
         let late = lost + write.late;
+        let repeated = late + write.repeated;
         if draw < unreported {
             Some(Fault::LandsUnreported)
         } else if draw < lost {
@@ -369,6 +378,9 @@ impl State {
         } else if draw < late {
             let part = self.fault_rng.random::<f64>();
             Some(Fault::LandsLate(write.late_by_max.mul_f64(part)))
+        } else if draw < repeated {
+            let part = self.fault_rng.random::<f64>();
+            Some(Fault::Repeated(write.late_by_max.mul_f64(part)))
         } else {
             None
         }

@@ -28,13 +28,20 @@ const (
 	LandsLate
 	// Hangs: no answer ever comes, and nothing lands.
 	Hangs
+	// Repeated: it lands, and a proxy sends it again a second later. The answer is the one to the second copy.
+	Repeated
 )
+
+// RepeatedAfter is how long after the first copy the second one of a repeated write is sent.
+const RepeatedAfter = time.Second
 
 // Faults are chances.
 type Faults struct {
 	Write float64       // of each of Lost, LandsUnreported and LandsLate, for a write
 	Read  float64       // of a lost connection, for a read
 	Late  time.Duration // how late a late write lands, at most
+
+	Repeated float64 // of a write that a proxy sends twice
 }
 
 // Methods that a rule can be for.
@@ -159,6 +166,9 @@ func (b *Backend) fate(method, key string) (Fault, *Gate, time.Duration) {
 			return fault, nil, late
 		}
 	}
+	if drawn < 3*b.faults.Write+b.faults.Repeated {
+		return Repeated, nil, 0
+	}
 	return Honest, nil, 0
 }
 
@@ -228,6 +238,11 @@ func (b *Backend) write(ctx context.Context, method, key string, send func(conte
 	case Hangs:
 		<-ctx.Done()
 		return "", ctx.Err()
+	case Repeated:
+		if version, err := send(ctx); err != nil {
+			return version, err
+		}
+		time.Sleep(RepeatedAfter)
 	}
 	if gate != nil {
 		if err := gate.pass(ctx); err != nil {
