@@ -734,8 +734,9 @@ impl<'a> Tenure<'a> {
         // One that is under way may still land: then ours finds its state, and goes on from there.
         self.swapping = None;
         let patience = Instant::now() + RELEASE_PATIENCE;
-        let decision = self.decide();
         loop {
+            // A swap that landed late may have moved a position past the pages that are loaded now.
+            let decision = self.decide();
             let mut next = self.durable.state.clone();
             for (stream, position) in &decision.acknowledge {
                 next.acknowledge(stream, *position)?;

@@ -314,6 +314,39 @@ async fn what_was_trimmed_before_it_was_read_is_said_and_a_restart_goes_on() {
     }
 }
 
+/// The swap lands after the tail became a page that the owner has not read: without it, the owner sees less of the log than
+/// the position covers.
+#[tokio::test]
+async fn an_owner_releases_a_cursor_whose_position_is_past_a_page_that_it_has_not_read() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let table = Table::open("table");
+    let settings = Config {
+        drain_timeout: Duration::ZERO,
+        ..config("a")
+    };
+    let consumer = start(&store, settings, &table);
+    acknowledged(&log, STREAM, 1).await;
+    // This swap gives the new stream a position, after the first segment. Its outcome stays unknown.
+    let mut swap = network.detain(On::Update, "cursor");
+    let mut cursor = network.hold(On::Get, "cursor");
+    log.commit_to(OTHER, &[1]).await;
+    swap.arrived().await;
+    cursor.arrived().await;
+    let mut manifest = network.hold(On::Get, "manifest");
+    manifest.arrived().await;
+    log.seal(2).await;
+    let mut page = network.hold(On::Get, &log.page_key(0).await);
+    manifest.release();
+    page.arrived().await;
+    swap.release();
+    acknowledged(&log, OTHER, 1).await;
+    consumer.stop().await.unwrap();
+    let second = start(&log.store, successor("b"), &table);
+    delivered(&log, second, &table).await;
+}
+
 /// Retention cuts a batch of which the table has a part. What is left of it cannot be sent under its tokens: they stand
 /// for other rows.
 #[tokio::test]
