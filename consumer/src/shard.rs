@@ -126,8 +126,8 @@ impl Shard {
         Ok(log)
     }
 
-    /// Waits until a page is there.
-    async fn read_page(&self, reference: &PageReference) -> Result<Arc<Page>, ConsumeError> {
+    /// Reads a page, for as long as that takes.
+    async fn read_page(&self, reference: &PageReference) -> Result<PageRead, ConsumeError> {
         let key = layout::page(self.claim.shard, reference.first, reference.page);
         let Claim {
             store,
@@ -136,14 +136,20 @@ impl Shard {
             ..
         } = &self.claim;
         let page = read_patiently::<Page>(store, &key, status, &**environment).await?;
-        match page {
-            Some(page) => Ok(Arc::new(page.state)),
+        if let Some(page) = page {
+            return Ok(PageRead::Page(Arc::new(page.state)));
+        }
+        match self.read_log().await? {
+            Some(log) if reference.last < log.state.first_sequence => Ok(PageRead::Trimmed(Box::new(log))),
             // As long as the log begins inside of it, it must be there.
-            None => Err(self.gone(&key, reference.last).await?),
+            _ => Err(ConsumeError::Lost {
+                key,
+                sequence: reference.last,
+            }),
         }
     }
 
-    /// Why an object of the log is not there: the log no longer begins before it, or it was taken away.
+    /// Why a segment is not there: the log no longer begins before it, or it was taken away.
     async fn gone(&self, key: &str, sequence: u64) -> Result<ConsumeError, ConsumeError> {
         let log = self.read_log().await?;
         let first = log.map_or(0, |log| log.state.first_sequence);
@@ -165,6 +171,13 @@ impl Shard {
             expected: self.claim.buffer_id,
         })
     }
+}
+
+/// The answer to the read of a page.
+enum PageRead {
+    Page(Arc<Page>),
+    /// The collector deleted the page: this manifest begins after it.
+    Trimmed(Box<Snapshot<Manifest>>),
 }
 
 /// The log as last read.
@@ -202,7 +215,7 @@ const PLANNED_AHEAD: u64 = 8;
 /// Of each stream, so many pages from its position on are kept loaded.
 const PAGES_AHEAD: usize = 2;
 
-type Loading<'a> = BoxFuture<'a, (PageReference, Result<Arc<Page>, ConsumeError>)>;
+type Loading<'a> = BoxFuture<'a, (PageReference, Result<PageRead, ConsumeError>)>;
 type Reading = BoxFuture<'static, Result<Option<Snapshot<Manifest>>, ReadError>>;
 type Swapping = BoxFuture<'static, Result<Outcome, ConsumeError>>;
 
@@ -337,10 +350,7 @@ impl<'a> Tenure<'a> {
                 }
                 Some((reference, page)) = OptionFuture::from(self.loading.as_mut()), if self.loading.is_some() => {
                     self.loading = None;
-                    // It may have left the log meanwhile, and then it is no matter that it is gone.
-                    if let Some(known) = self.log.as_mut().filter(|k| k.log.pages.contains(&reference)) {
-                        known.load(&reference, page?)?;
-                    }
+                    self.loaded(&reference, page)?;
                 }
                 () = shutdown.cancelled(), if self.drain_until.is_none() => {
                     info!(shard = self.shard.claim.shard, "stopping: finishing {} batches", self.schedule.running());
@@ -652,6 +662,26 @@ impl<'a> Tenure<'a> {
             }
             .boxed()
         });
+    }
+
+    fn loaded(
+        &mut self,
+        reference: &PageReference,
+        read: Result<PageRead, ConsumeError>,
+    ) -> Result<(), ConsumeError> {
+        // It may have left the log meanwhile, and then it is no matter that it is gone.
+        let Some(known) = self.log.as_mut().filter(|k| k.log.pages.contains(reference)) else {
+            return Ok(());
+        };
+        match read? {
+            PageRead::Page(page) => known.load(reference, page),
+            // Only the owner's copy of the manifest refers to the page.
+            PageRead::Trimmed(log) => {
+                // A read under way may return an older manifest.
+                self.reading = None;
+                self.read(Ok(Some(*log)))
+            }
+        }
     }
 
     /// Retention may drop what this consumer has not read.

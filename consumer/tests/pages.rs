@@ -280,38 +280,81 @@ async fn pages_that_cannot_be_read_for_a_while_are_waited_for() {
     }
 }
 
-/// Retention drops a page, or a segment, between the manifest's reading and its own.
+/// A batch is planned over the segment, and a part of it may be in the table.
 #[tokio::test]
-async fn what_was_trimmed_before_it_was_read_is_said_and_a_restart_goes_on() {
-    for page in [true, false] {
-        let mut log = Log::new(Store::memory()).await;
-        log.commit(&[20; 6]).await;
-        let segment = layout::segment(0, log.manifest().await.state.tail[0].segment);
-        log.seal(2).await;
-        let key = if page { log.page_key(0).await } else { segment };
-        let (store, network) = log.store.behind(Faults::default());
-        let mut held = network.hold(On::Get, &key);
-        let table = Table::open("table");
-        let consumer = start(&store, config("a"), &table);
-        held.arrived().await;
-        log.change(|log| log.collect(3, 0)).await;
-        log.store.delete(&key).await.unwrap();
-        held.release();
-        let error = consumer.task.await.unwrap().unwrap_err();
-        assert!(
-            matches!(&error, ConsumeError::Trimmed { key: named, sequence: 0 | 1, first: 3 } if *named == key),
-            "{error}"
-        );
-        let again = start(&store, successor("b"), &table);
-        acknowledged(&log, STREAM, 6).await;
-        again.stop().await.unwrap();
-        let rows = table.rows();
-        assert!(rows.values().all(|times| *times == 1), "{rows:?}");
-        assert!(
-            (60..120).all(|row| rows.contains_key(&format!("row-{row}"))),
-            "{rows:?}"
-        );
-    }
+async fn a_segment_that_was_trimmed_before_it_was_read_is_named_and_a_restart_goes_on() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20; 6]).await;
+    let key = layout::segment(0, log.manifest().await.state.tail[0].segment);
+    log.seal(2).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let mut held = network.hold(On::Get, &key);
+    let table = Table::open("table");
+    let consumer = start(&store, config("a"), &table);
+    held.arrived().await;
+    log.change(|log| log.collect(3, 0)).await;
+    log.store.delete(&key).await.unwrap();
+    held.release();
+    let error = consumer.task.await.unwrap().unwrap_err();
+    assert!(
+        matches!(&error, ConsumeError::Trimmed { key: named, sequence: 0, first: 3 } if *named == key),
+        "{error}"
+    );
+    let again = start(&store, successor("b"), &table);
+    has_all_but_the_first_three(&log, again, &table).await;
+}
+
+#[tokio::test]
+async fn a_consumer_goes_on_past_a_page_that_retention_drops_before_it_is_read() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20; 6]).await;
+    log.seal(2).await;
+    let key = log.page_key(0).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let mut held = network.hold(On::Get, &key);
+    let table = Table::open("table");
+    let consumer = start(&store, config("a"), &table);
+    held.arrived().await;
+    log.change(|log| log.collect(3, 0)).await;
+    log.store.delete(&key).await.unwrap();
+    held.release();
+    has_all_but_the_first_three(&log, consumer, &table).await;
+}
+
+async fn has_all_but_the_first_three(log: &Log, consumer: Running, table: &Table) {
+    acknowledged(log, STREAM, 6).await;
+    consumer.stop().await.unwrap();
+    let rows = table.rows();
+    assert!(rows.values().all(|times| *times == 1), "{rows:?}");
+    assert!(
+        (60..120).all(|row| rows.contains_key(&format!("row-{row}"))),
+        "{rows:?}"
+    );
+}
+
+/// A new stream has no position, so the owner reads it from the cursor's start on. The collector keeps nothing before the
+/// position of the other stream: the new one has no part there.
+#[tokio::test]
+async fn an_owner_with_an_old_manifest_goes_on_past_a_trimmed_page_that_only_a_new_stream_asks_for() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20, 20]).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let table = Table::open("table");
+    let consumer = start(&store, config("a"), &table);
+    acknowledged(&log, STREAM, 2).await;
+    let mut manifest = network.hold(On::Get, "manifest");
+    manifest.arrived().await;
+    log.seal(2).await;
+    log.commit_to(OTHER, &[1]).await;
+    let key = log.page_key(0).await;
+    let mut page = network.hold(On::Get, &key);
+    manifest.release();
+    page.arrived().await;
+    let needed = log.cursor("default").await.unwrap().needs();
+    log.change(|log| log.collect(needed, 0)).await;
+    log.store.delete(&key).await.unwrap();
+    page.release();
+    delivered(&log, consumer, &table).await;
 }
 
 /// The swap lands after the tail became a page that the owner has not read: without it, the owner sees less of the log than
