@@ -1,7 +1,10 @@
 // Opens a page in headless Chromium, waits until its text matches a regular expression, and prints what was seen as JSON:
 //   node look.mjs URL REGEX SCREENSHOT
 // with the packages of the folder that MILLPOND_BROWSER names.
+import { writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 
 // Where it runs on Lambda, the package brings the libraries that Chromium needs. So it does here, whatever the machine has.
@@ -13,7 +16,13 @@ const chromium = await load("@sparticuz/chromium");
 const { chromium: launcher } = await load("playwright-core");
 
 const [url, wanted, screenshot] = process.argv.slice(2);
-const browser = await launcher.launch({ executablePath: await chromium.executablePath(), args: chromium.args, headless: true });
+const executablePath = await chromium.executablePath();
+// The package's own configuration looks for its fonts in /tmp/fonts, wherever it has unpacked them. Without a font there is no text.
+const [fonts, configuration] = [join(tmpdir(), "fonts"), join(tmpdir(), "fonts.conf")];
+const folders = `<dir>${fonts}</dir><cachedir>${fonts}-cache</cachedir>`;
+writeFileSync(configuration, `<?xml version="1.0"?><fontconfig>${folders}</fontconfig>`);
+process.env.FONTCONFIG_FILE = configuration;
+const browser = await launcher.launch({ executablePath, args: chromium.args, headless: true });
 try {
   const page = await browser.newPage({ viewport: { width: 1280, height: 900 } });
   const seen = { errors: [], requests: new Set() };
