@@ -53,7 +53,7 @@ bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a mil
 	exec target/release/growth
 
 .PHONY: test
-test: test-rust planted-bugs fuzz test-go test-clients test-deploy test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
+test: test-rust planted-bugs test-seeds fuzz test-go test-clients test-deploy test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
 
 .PHONY: collector
 collector: ## A Collector with Millpond's exporter (otel-exporter/builder.yaml); prints its path
@@ -91,6 +91,15 @@ test-go: ## The Go producer and the Collector's exporter, with the race detector
 	@$(call tools,minio)
 	$(call section,go test)
 	cd otel-exporter && go test -race ./...
+
+# Each commit has seeds of its own: where they begin follows from its hash. Without git, always the same.
+.PHONY: test-seeds
+test-seeds: ## 20,000 seeds of the simulation, others for each commit
+	@$(call section,seeds of this commit)
+	commit=$$(git rev-parse --verify --quiet HEAD || echo 0000000)
+	first=$$(( 16#$${commit:0:7} * 100 ))
+	cargo build --locked --release -p millpond-simulation
+	target/release/millpond-simulation run --seeds $$first..$$(( first + 20000 ))
 
 SEEDS ?= 0..20000
 

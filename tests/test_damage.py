@@ -119,9 +119,10 @@ def test_a_page_stops_who_has_not_read_it_and_nobody_else(site, damaged):
 
     # Without a backup: on behind it. The one that has ended by itself may still hold its lease.
     behind = page["last"] + 1
-    site.millpond("consumer", "reset", "other", "--to", behind, "--force")
+    site.millpond("consumer", "reset", "other", "--to", behind, "--force", "--yes")
     other = f"{site.database}_other"
-    consumer = site.consumer("--gc-interval", "0s", database=other, consumer="other")
+    flags = ("--gc-interval", "0s", "--insert-timeout", "2s")
+    consumer = site.consumer(*flags, database=other, consumer="other")
     kept = sum(
         p["records"] for e in shard["entries"] if e["sequence"] >= behind for p in e["parts"]
     )
@@ -150,7 +151,8 @@ def test_a_cursor_stops_its_consumer_and_no_other(site, damaged):
     site.millpond("consumer", "remove", "e2e", code=1)
     site.millpond("consumer", "remove", "e2e", "--force")
     again = f"{site.database}_again"
-    consumer = site.consumer("--gc-interval", "0s", database=again, name="consumer-again")
+    flags = ("--gc-interval", "0s", "--insert-timeout", "2s")
+    consumer = site.consumer(*flags, database=again, name="consumer-again")
     wait_for_all(acknowledged, site.clickhouse, again, consumer)
     assert consumer.terminate() == 0
     site.check_manifest()

@@ -158,7 +158,7 @@ def test_refused_rows_of_every_table_are_replayed_into_it_alone(site):
     letters = _letters(site)
     streams = Counter(letter["stream"] for letter in letters)
     assert streams == {"otlp.logs": 1, "otlp.traces": 1, "otlp.metrics": 5}
-    assert len({(letter["stream"], letter["number"]) for letter in letters}) == 7
+    assert len({(letter["stream"], letter["record"]) for letter in letters}) == 7
     held = [_held(site, letter) for letter in letters]
     bad = [request(record("bad")), traces_request(span("bad"))]
     bad += [metrics_request(metric) for metric in one_of_each("bad")]

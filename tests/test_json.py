@@ -83,6 +83,7 @@ def test_the_rest_is_documented_too(used):
     endpoint = ("--s3-endpoint", site.buffer.endpoint)
     cost = ("cost", "--throughput", "1MB/s", "--json")
     replay = ("dead-letters", "replay", *clickhouse, letter, "--json")
+    repair = ("consumer", "repair", "e2e", "--from", "earliest", "--to", "latest")
     for part, answer in (
         ("manifest", site.answer("manifest", "check")),
         ("dead-letters", site.answer("dead-letters", "show", letter)),
@@ -92,6 +93,8 @@ def test_the_rest_is_documented_too(used):
             site.parsed(site.command("segment", "dump", segment, *endpoint, "--json")),
         ),
         ("tables create", site.parsed(site.command("tables", "create", *clickhouse, "--json"))),
+        ("doctor", site.answer("doctor", "--rows", *clickhouse)),
+        ("consumer repair", site.answer(*repair, *clickhouse)),
         ("cost", site.parsed(site.command(*cost))),
         ("cost", site.parsed(site.command(*cost, "--sweep", "linger=0s,1s"))),
         ("load", site.parsed(site.command("load", "--records", 0, "--json"))),

@@ -191,7 +191,7 @@ def test_what_is_no_dead_letter_is_not_touched(site, command):
     site.gateway().terminate()
     said = _millpond(site, "dead-letters", *command, "shards/0000/manifest", *site.buffer.flags)
     assert "is no dead letter's name" in said
-    gone = "shards/0000/dead-letters/e2e/00000000000000000005-otlp.logs-2147483650-0badcafe"
+    gone = "shards/0000/dead-letters/e2e/00000000000000000005-otlp.logs-0000000003-0badcafe"
     said = _millpond(site, "dead-letters", *command, gone, *site.buffer.flags)
     assert f"there is no dead letter {gone}" in said
 
@@ -254,6 +254,7 @@ def test_commands_on_a_buffer_that_is_not_there_say_so(site):
         ("consume", ("--writers", "0"), "1 or more"),
         ("consume", ("--fetchers", "0"), "1 or more"),
         ("tail", ("--poll-interval", "0s"), "more than nothing"),
+        ("doctor", ("--rows",), "--clickhouse"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(site, command, flags, says):

@@ -131,7 +131,7 @@ def test_each_part_works_with_its_policy_and_nothing_else(site, roles):
     roles.command(operator, "dead-letters", "replay", *table, letter["letter"])
     roles.command(operator, "manifest", "check")
     roles.command(operator, "status")
-    roles.command(operator, "consumer", "reset", "e2e", "--to", "latest")
+    roles.command(operator, "consumer", "reset", "e2e", "--to", "latest", "--yes")
     roles.command(operator, "consumer", "remove", "e2e")
     # With everything away, a consumer of the same rights begins anew: nothing there is no refusal.
     again = site.consumer_of("--gc-interval", "0s", name="consumer-again")

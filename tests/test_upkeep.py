@@ -113,17 +113,20 @@ def test_a_consumer_is_listed_reset_and_removed(site):
     assert (stream["stream"], stream["records_behind"]) == ("otlp.logs", 0)
 
     # Read again, into another table.
-    site.millpond("consumer", "reset", "e2e", "--to", "earliest")
+    unasked = site.millpond("consumer", "reset", "e2e", "--to", "earliest", code=1)
+    assert "--yes" in unasked.messages()
+    site.millpond("consumer", "reset", "e2e", "--to", "earliest", "--yes")
     [listed] = site.answer("consumer", "list")["consumers"]
     assert listed["streams"][0]["records_behind"] == 5_000
     other = f"{site.database}_again"
-    again = site.consumer("--gc-interval", "0s", database=other, name="consumer-again")
+    flags = ("--gc-interval", "0s", "--insert-timeout", "2s")
+    again = site.consumer(*flags, database=other, name="consumer-again")
     wait_for_all(load.acknowledged(), site.clickhouse, other, again)
     assert again.terminate() == 0
     assert_exactly_once(load.acknowledged(), site.clickhouse, other)
 
     for where, behind in (("latest", 0), ("2020-01-01T00:00:00Z", 5_000), ("0", 5_000)):
-        site.millpond("consumer", "reset", "e2e", "--to", where)
+        site.millpond("consumer", "reset", "e2e", "--to", where, "--yes")
         [listed] = site.answer("consumer", "list")["consumers"]
         assert listed["streams"][0]["records_behind"] == behind
     past = site.millpond("consumer", "reset", "e2e", "--to", "99999", code=1)
@@ -140,7 +143,7 @@ def test_a_reset_by_force_fences_the_owner(site):
     load.run()
     consumer = site.consumer("--gc-interval", "0s")
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
-    site.millpond("consumer", "reset", "e2e", "--to", "latest", "--force")
+    site.millpond("consumer", "reset", "e2e", "--to", "latest", "--force", "--yes")
     eventually("the owner to notice", lambda: consumer.fenced() == 1)
     assert consumer.terminate() == 0
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
@@ -173,7 +176,7 @@ def test_a_segment_that_cannot_be_read_is_named_and_left_out_when_told_so(site):
     past = site.millpond(*words, "--sequence", 999, code=1)
     assert "has no otlp.logs" in past.messages()
 
-    consumer = site.consumer("--gc-interval", "0s")
+    consumer = site.consumer("--gc-interval", "0s", "--insert-timeout", "2s")
     left = damaged["parts"][0]["records"]
     eventually("the others", lambda: rows_of(site.clickhouse, site.database) == 1_000 - left)
     assert consumer.terminate() == 0

@@ -1,19 +1,23 @@
 //! `millpond consumer`: who reads a buffer and how far, and an operator's hand on a cursor.
 
+mod change;
+mod repair;
 mod wait;
 
 use crate::clock::now_ms;
-use crate::inspect::{buffer, cursors, whole};
+use crate::inspect::{buffer, cursor, cursors, whole};
 use crate::output::say;
 use crate::store::StoreArgs;
 use crate::units::Time;
-use anyhow::{Context, anyhow, bail, ensure};
-use millpond_manifest::cas::{self, Snapshot, Swap};
+use anyhow::{anyhow, bail, ensure};
+use change::Consent;
+use millpond_manifest::cas::{self, Snapshot};
 use millpond_manifest::cursor::{Ownership, Skip};
 use millpond_manifest::{Cursor, Log, Manifest, layout};
 use millpond_storage::Store;
 use serde_json::json;
 use std::ops::Range;
+use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::UNIX_EPOCH;
 
@@ -39,16 +43,30 @@ pub(crate) enum ConsumerCommand {
         #[arg(long, value_name = "TIME")]
         timeout: Option<Time>,
     },
-    /// Set a consumer's position, in all streams, to read again or to skip. What a table already has is sent to it again:
-    /// to fill another table, use another consumer name.
+    /// Set a consumer's position in all streams, to repair its table or to leave something out. From there on the consumer
+    /// compares the table with the buffer and inserts what is missing. It does not insert again what the table has. Rows that a
+    /// mutation or a person removed come back, and so may rows that a TTL removed. The reset ends an unfinished repair. To fill another table, use another consumer name. To repair a range while
+    /// the consumer runs, use `millpond consumer repair`.
     Reset {
         #[command(flatten)]
         hand: Hand,
         /// earliest, latest, a sequence, or a time like 2026-11-21T09:00:00Z: the first segment committed then or later.
         #[arg(long, value_name = "WHERE")]
         to: Target,
+        /// Do not ask for confirmation. Required where standard input is not a terminal.
+        #[arg(long)]
+        yes: bool,
+        /// Accept duplicates. Required for a consumer with `--columns none`: its table does not keep the identities of rows, so
+        /// that rows whose tokens ClickHouse has forgotten are inserted again.
+        #[arg(long)]
+        may_duplicate: bool,
     },
-    /// Leave out one stream's part of one segment that cannot be read. It is written down in the cursor, with the reason.
+    /// Compare a range that a consumer has acknowledged with its tables, and insert each missing row once. The consumer may run
+    /// meanwhile. The buffer must still hold the range. A repair that was stopped or killed goes on with the same command;
+    /// `millpond consumer remove NAME.repair` gives it up.
+    Repair(Box<repair::RepairArgs>),
+    /// Leave out one stream's part of one segment that cannot be read. The cursor keeps it with the reason. An owner that may
+    /// have sent rows of it is fenced, and the next owner asks the table before it sends the rest.
     Skip {
         #[command(flatten)]
         store: StoreArgs,
@@ -67,7 +85,8 @@ pub(crate) enum ConsumerCommand {
         #[arg(long)]
         reason: String,
     },
-    /// Forget a consumer, so that nothing is kept for it any more.
+    /// Forget a consumer, so that nothing is kept for it any more. A running one ends. A tombstone of the cursor stays, so that
+    /// a consumer of the same name does not insert rows again.
     Remove {
         #[command(flatten)]
         hand: Hand,
@@ -84,8 +103,8 @@ pub(crate) struct Hand {
     /// Only in this shard.
     #[arg(long, value_name = "N")]
     shard: Option<u32>,
-    /// Although an owner lives. It is fenced, and what it has sent and not acknowledged is forgotten. `remove` needs it
-    /// also where the cursor cannot be read.
+    /// Change the cursor although its owner, or a repair, is running: either is fenced. `remove` also needs this for a
+    /// cursor that cannot be read.
     #[arg(long)]
     force: bool,
 }
@@ -148,16 +167,25 @@ impl Target {
 }
 
 impl ConsumerCommand {
-    pub(crate) async fn run(self) -> anyhow::Result<()> {
+    pub(crate) async fn run(self) -> anyhow::Result<ExitCode> {
         match self {
-            ConsumerCommand::List { store, json } => list(&store, json).await,
+            ConsumerCommand::Repair(args) => return repair::run(*args).await,
+            ConsumerCommand::List { store, json } => list(&store, json).await?,
             ConsumerCommand::Wait {
                 store,
                 consumer,
                 timeout,
-            } => wait::until_read(&store.open(false).await?, &consumer, timeout.map(|time| time.0)).await,
-            ConsumerCommand::Reset { hand, to } => reset(&hand, to).await,
-            ConsumerCommand::Remove { hand } => remove(&hand).await,
+            } => wait::until_read(&store.open(false).await?, &consumer, timeout.map(|time| time.0)).await?,
+            ConsumerCommand::Reset {
+                hand,
+                to,
+                yes,
+                may_duplicate,
+            } => {
+                let consent = Consent { yes, may_duplicate };
+                change::reset(&hand, to, consent).await?;
+            }
+            ConsumerCommand::Remove { hand } => change::remove(&hand).await?,
             ConsumerCommand::Skip {
                 store,
                 consumer,
@@ -172,9 +200,10 @@ impl ConsumerCommand {
                     at_ms: now_ms(),
                     reason,
                 };
-                leave_out(&store.open(false).await?, &consumer, shard, skip).await
+                change::leave_out(&store.open(false).await?, &consumer, shard, skip).await?;
             }
         }
+        Ok(ExitCode::SUCCESS)
     }
 }
 
@@ -187,6 +216,7 @@ async fn list(args: &StoreArgs, as_json: bool) -> anyhow::Result<()> {
             let owner = match &cursor.ownership {
                 Ownership::Released => "released".to_owned(),
                 Ownership::Abandoned => "abandoned with batches in doubt".to_owned(),
+                Ownership::Removed => "removed".to_owned(),
                 Ownership::Held { owner, .. } if cursor.held_at(now_ms()).is_some() => {
                     format!("held by {owner}")
                 }
@@ -233,100 +263,6 @@ async fn list(args: &StoreArgs, as_json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn reset(hand: &Hand, to: Target) -> anyhow::Result<()> {
-    let store = hand.store.open(false).await?;
-    // All positions first: nothing is changed when one cannot be meant.
-    let mut changes = Vec::new();
-    let mut streams = 0;
-    for (shard, cursor) in hand.cursors(&store).await? {
-        // Only a time needs the pages: it must be possible to go on behind one that cannot be read.
-        let log = match to {
-            Target::Time(_) => read_log(&store, shard).await?,
-            _ => cas::read::<Manifest>(&store, &layout::manifest(shard))
-                .await?
-                .map(|found| Log::new(found.state)),
-        };
-        let Some(log) = log else {
-            continue;
-        };
-        streams += 1;
-        if matches!(to, Target::Sequence(_)) && streams > 1 {
-            bail!("a sequence belongs to one shard: say which with --shard");
-        }
-        changes.push((shard, to.position(&log)?, cursor));
-    }
-    for (shard, position, cursor) in changes {
-        change(&store, &cursor, cursor.state.reset(position)).await?;
-        // The others are to follow, whether or not somebody reads it.
-        let _ = say!(
-            "{} in shard {shard:04} goes on from sequence {position}",
-            hand.consumer
-        );
-    }
-    Ok(())
-}
-
-/// Swaps a cursor, an unknown outcome looked up.
-async fn change(store: &Store, before: &Snapshot<Cursor>, next: Cursor) -> anyhow::Result<()> {
-    let next = next.stamped(rand::random());
-    let (stamp, shard) = (next.stamp, next.shard);
-    let key = layout::cursor(shard, &next.consumer);
-    match cas::swap(store, &key, Some(&before.version), next).await {
-        Swap::Committed(_) => Ok(()),
-        Swap::Mismatch => {
-            bail!("the cursor in shard {shard:04} changed meanwhile: its owner lives; try again")
-        }
-        Swap::Unknown(error) => {
-            let found = cas::read::<Cursor>(store, &key).await?;
-            if found.is_some_and(|found| found.state.stamp == stamp) {
-                return Ok(());
-            }
-            Err(error).with_context(|| format!("it is not known whether the cursor in shard {shard:04} was changed; look with `millpond consumer list`"))
-        }
-    }
-}
-
-async fn leave_out(store: &Store, consumer: &str, shard: u32, skip: Skip) -> anyhow::Result<()> {
-    layout::check_consumer_name(consumer)?;
-    let log = read_log(store, shard)
-        .await?
-        .with_context(|| format!("shard {shard:04} has no manifest"))?;
-    let index = log.stream_index(&skip.stream);
-    let index = index.with_context(|| format!("shard {shard:04} has no stream {}", skip.stream))?;
-    let found = log
-        .parts(index, skip.sequence)
-        .next()
-        .filter(|(sequence, ..)| *sequence == skip.sequence);
-    let (_, entry, part) = found.with_context(|| {
-        format!(
-            "sequence {} of shard {shard:04} has no {}",
-            skip.sequence, skip.stream
-        )
-    })?;
-    let cursor = cas::read::<Cursor>(store, &layout::cursor(shard, consumer)).await?;
-    let before = cursor.with_context(|| format!("no consumer {consumer} has read shard {shard:04}"))?;
-    let mut next = before.state.clone();
-    let sequence = skip.sequence;
-    next.skip(skip)?;
-    change(store, &before, next).await?;
-    say!(
-        "{consumer} leaves out {} records of segment {} (sequence {sequence})",
-        part.records,
-        entry.segment
-    )?;
-    Ok(())
-}
-
-async fn remove(hand: &Hand) -> anyhow::Result<()> {
-    let store = hand.store.open(false).await?;
-    for shard in hand.removable(&store).await? {
-        store.delete(&layout::cursor(shard, &hand.consumer)).await?;
-        // The others are to follow, whether or not somebody reads it.
-        let _ = say!("{} is removed from shard {shard:04}", hand.consumer);
-    }
-    Ok(())
-}
-
 impl Hand {
     /// The shards that are meant.
     async fn shards(&self, store: &Store) -> anyhow::Result<Range<u32>> {
@@ -342,27 +278,6 @@ impl Hand {
         Ok(shard..shard + 1)
     }
 
-    /// The shards whose cursor may be removed. With force, that need not be readable.
-    async fn removable(&self, store: &Store) -> anyhow::Result<Vec<u32>> {
-        if !self.force {
-            return Ok(self
-                .cursors(store)
-                .await?
-                .iter()
-                .map(|(shard, _)| *shard)
-                .collect());
-        }
-        let mut there = Vec::new();
-        for shard in self.shards(store).await? {
-            let cursor = store.head(&layout::cursor(shard, &self.consumer)).await?;
-            there.extend(cursor.map(|_| shard));
-        }
-        if there.is_empty() {
-            return Err(self.unknown(store));
-        }
-        Ok(there)
-    }
-
     fn unknown(&self, store: &Store) -> anyhow::Error {
         anyhow!(
             "no consumer {} has read the buffer at {}: `millpond consumer list` shows those that have",
@@ -375,7 +290,7 @@ impl Hand {
     async fn cursors(&self, store: &Store) -> anyhow::Result<Vec<(u32, Snapshot<Cursor>)>> {
         let mut found = Vec::new();
         for shard in self.shards(store).await? {
-            let cursor = cas::read::<Cursor>(store, &layout::cursor(shard, &self.consumer)).await?;
+            let cursor = cursor(store, shard, &self.consumer).await?;
             found.extend(cursor.map(|cursor| (shard, cursor)));
         }
         if found.is_empty() {

@@ -6,6 +6,7 @@ use crate::store::StoreArgs;
 use crate::table::TableArgs;
 use anyhow::{Context, bail, ensure};
 use millpond_clickhouse::ClickHouse;
+use millpond_consumer::Sink;
 use millpond_consumer::replay::replay;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::{DeadLetter, layout};
@@ -13,6 +14,7 @@ use millpond_storage::{Listed, Store};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 /// What can be done about dead letters.
@@ -42,8 +44,8 @@ pub(crate) enum DeadLettersCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Send dead letters to their table again, and delete those that it takes; exits 1 if it does not take one. Twice is
-    /// once: they go under the tokens under which they were refused.
+    /// Send dead letters to their table again, and delete those that it takes; exits 1 if it does not take one. A row
+    /// that the table has is not inserted again.
     Replay {
         #[command(flatten)]
         store: StoreArgs,
@@ -109,7 +111,7 @@ impl DeadLettersCommand {
                     create: false,
                     ..table.at(&clickhouse)
                 };
-                let sink = ClickHouse::open(config).await?;
+                let sink: Arc<dyn Sink> = Arc::new(ClickHouse::open(config).await?);
                 again(&store, &sink, &which.names(&store).await?, json).await
             }
             DeadLettersCommand::Remove { store, which } => {
@@ -219,7 +221,7 @@ async fn show(store: &Store, key: &str, payload: Option<PathBuf>, as_json: bool)
 
 async fn again(
     store: &Store,
-    sink: &ClickHouse,
+    sink: &Arc<dyn Sink>,
     letters: &[String],
     as_json: bool,
 ) -> anyhow::Result<ExitCode> {
@@ -275,7 +277,7 @@ fn as_value(key: &str, letter: &DeadLetter) -> Value {
     json!({
         "letter": key, "kind": letter.kind.name(), "reason": letter.reason, "shard": letter.shard, "stream": letter.stream,
         "consumer": letter.consumer, "sink": letter.sink, "schema_version": letter.schema_version,
-        "low": letter.low, "high": letter.high, "number": letter.number, "sequence": letter.sequence,
+        "sequence": letter.sequence, "record": letter.record,
         "encoding": letter.encoding.to_string(), "received_at_us": letter.received_at_us,
         "written_at_ms": letter.written_at_ms, "payload_bytes": letter.payload.len(),
     })
@@ -288,9 +290,10 @@ fn print(key: &str, letter: &DeadLetter) -> anyhow::Result<()> {
     say!("{key}")?;
     say!("    {:<9} {}", letter.kind.name(), letter.reason)?;
     say!(
-        "    of        stream {}, sequence {}, {} bytes of {}, received {received}",
+        "    of        stream {}, sequence {}, record {}, {} bytes of {}, received {received}",
         letter.stream,
         letter.sequence,
+        letter.record,
         letter.payload.len(),
         letter.encoding
     )?;
@@ -307,7 +310,7 @@ mod tests {
 
     #[test]
     fn only_names_of_letters_are_taken() {
-        check_name("shards/0000/dead-letters/default/00000000000000000005-otlp.logs-2147483650-0badcafe")
+        check_name("shards/0000/dead-letters/default/00000000000000000005-otlp.logs-0000000003-0badcafe")
             .expect("it is one");
         for bad in [
             "",

@@ -1,13 +1,15 @@
 //! `millpond doctor`: what is wrong with a live buffer, or soon will be, and what to do about each finding.
 
+mod rows;
+
 use crate::clock::now_ms;
 use crate::inspect::{NO_BUFFER, check_patiently, cursors, find_buffer, whole};
 use crate::output::say;
 use crate::store::StoreArgs;
 use crate::table::TableArgs;
 use crate::units::readable;
-use millpond_clickhouse::ClickHouse;
 use millpond_clickhouse::tables::{Report as Found, State, inspect};
+use millpond_clickhouse::{ClickHouse, keeps_identities};
 use millpond_consumer::Rule;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::StreamCursor;
@@ -39,6 +41,19 @@ pub(crate) struct DoctorArgs {
     clickhouse: Option<String>,
     #[command(flatten)]
     table: TableArgs,
+    /// Compare the tables with the buffer, row by row: which rows are missing, duplicate or of no record. Reads only segments
+    /// whose counts differ. Compares what each consumer has acknowledged and the buffer still holds. Exits 1 on a difference.
+    #[arg(long, requires = "clickhouse")]
+    rows: bool,
+    /// With --rows: the first sequence.
+    #[arg(long, value_name = "SEQUENCE", requires = "rows")]
+    from: Option<u64>,
+    /// With --rows: the last sequence.
+    #[arg(long, value_name = "SEQUENCE", requires = "rows")]
+    to: Option<u64>,
+    /// With --rows: only this consumer.
+    #[arg(long, value_name = "NAME", requires = "rows")]
+    consumer: Option<String>,
     /// Do not write the objects that show whether the store keeps its preconditions and what time it has.
     #[arg(long)]
     read_only: bool,
@@ -133,6 +148,10 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     if let Some(url) = &args.clickhouse {
         look_at_tables(args.table.at(url), &rules, &mut report).await;
     }
+    let compared = match args.rows {
+        true => rows::look(&store, &args, &mut report).await?,
+        false => Vec::new(),
+    };
     let worst = report.worst();
     if args.json {
         let findings: Vec<_> = report
@@ -140,7 +159,11 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
             .iter()
             .map(|f| json!({ "severity": f.severity.to_string(), "what": f.what, "todo": f.todo }))
             .collect();
-        say!("{}", json!({ "worst": worst.to_string(), "findings": findings }))?;
+        let mut answer = json!({ "worst": worst.to_string(), "findings": findings });
+        if args.rows {
+            answer["rows"] = json!(compared);
+        }
+        say!("{answer}")?;
     } else {
         for Finding { severity, what, todo } in &report.0 {
             say!("{severity:>7}  {what}")?;
@@ -372,12 +395,18 @@ async fn look_at_tables(config: millpond_clickhouse::Config, rules: &[Rule], rep
         Err(error) => return report.error(format!("database {database}: {error}"), waits),
     };
     report.ok(format!("the tables in database {database} fit"));
+    if rules.iter().any(|rule| !keeps_identities(&rule.sink)) {
+        report.warning(
+            "a consumer writes with --columns none: each row is inserted exactly once only while ClickHouse remembers its token",
+            "use --columns all for new tables, or keep the deduplication window large; such rows cannot be compared or repaired",
+        );
+    }
     let warnings: std::collections::BTreeSet<String> =
         rules.iter().flat_map(|rule| sink.window_warnings(rule)).collect();
     for warning in warnings {
         report.warning(
             warning,
-            "with Millpond's own columns a batch in doubt is looked up in the table too, so that nothing depends on the window alone",
+            "with Millpond's own columns the consumer also asks the table for the rows of a batch in doubt, so that nothing depends on the window alone",
         );
     }
 }

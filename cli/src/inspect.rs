@@ -5,7 +5,7 @@ use crate::store::{S3Args, StoreArgs};
 use crate::units::{count, readable};
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use millpond_manifest::cas::{self, ReadError};
+use millpond_manifest::cas::{self, ReadError, Snapshot};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Buffer, Cursor, Log, Manifest, Page, layout};
 use millpond_segment::{Index, Limits};
@@ -94,13 +94,26 @@ pub(crate) async fn cursors(store: &Store, shard: u32) -> anyhow::Result<Vec<Cur
     found.into_iter().map(|cursor| Ok(cursor?)).collect()
 }
 
-/// The cursors, one that is damaged beside those that are not.
+/// A consumer's cursor. The tombstone of one that was removed is none.
+pub(crate) async fn cursor(
+    store: &Store,
+    shard: u32,
+    consumer: &str,
+) -> Result<Option<Snapshot<Cursor>>, ReadError> {
+    let found = cas::read::<Cursor>(store, &layout::cursor(shard, consumer)).await?;
+    Ok(found.filter(|found| !found.state.is_removed()))
+}
+
+/// The cursors of consumers that were not removed, one that is damaged beside those that are not.
 pub(crate) async fn each_cursor(store: &Store, shard: u32) -> anyhow::Result<Vec<Result<Cursor, ReadError>>> {
     let mut cursors = Vec::new();
     for found in store.list(&layout::consumers(shard)).await? {
         if found.key.ends_with("/cursor") {
             match cas::read::<Cursor>(store, &found.key).await {
-                Ok(found) => cursors.extend(found.map(|found| Ok(found.state))),
+                Ok(found) => {
+                    let cursor = found.map(|found| found.state);
+                    cursors.extend(cursor.filter(|cursor| !cursor.is_removed()).map(Ok));
+                }
                 Err(damaged @ ReadError::Format { .. }) => cursors.push(Err(damaged)),
                 Err(error) => return Err(error.into()),
             }
@@ -167,6 +180,7 @@ fn cursor_json(log: &Log, cursor: &Cursor) -> Value {
     let (ownership, owner, lease) = match &cursor.ownership {
         Ownership::Released => ("released", None, None),
         Ownership::Abandoned => ("abandoned", None, None),
+        Ownership::Removed => ("removed", None, None),
         Ownership::Held {
             owner,
             lease_expires_at_ms,
@@ -225,6 +239,7 @@ fn print_shard(log: &Log, bytes: usize, cursors: &[Cursor]) -> anyhow::Result<()
             match &cursor.ownership {
                 Ownership::Released => "released".to_owned(),
                 Ownership::Abandoned => "abandoned with batches in doubt".to_owned(),
+                Ownership::Removed => "removed".to_owned(),
                 Ownership::Held {
                     owner,
                     lease_expires_at_ms,

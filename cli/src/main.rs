@@ -20,6 +20,7 @@ mod inspect;
 mod logging;
 mod output;
 mod prices;
+mod rows;
 mod security;
 mod settings;
 mod shutdown;
@@ -184,7 +185,7 @@ fn run(command: Command, telemetry: Telemetry) -> anyhow::Result<ExitCode> {
             Command::Status(args) => status::run(args).await,
             Command::Tail(args) => tail::run(*args).await.map(|()| ExitCode::SUCCESS),
             Command::Cost(args) => cost::run(*args).await.map(|()| ExitCode::SUCCESS),
-            Command::Consumer(command) => command.run().await.map(|()| ExitCode::SUCCESS),
+            Command::Consumer(command) => command.run().await,
             Command::DeadLetters(command) => command.run().await,
             Command::Tables(command) => command.run().await,
             Command::Doctor(args) => doctor::run(*args).await,

@@ -103,10 +103,24 @@ pub(crate) struct TableArgs {
     )]
     pub(crate) clickhouse_password: Option<String>,
 
-    /// Millpond's own columns in the tables: `all`, or `none` for the exporter's schema as it is, which gives up
-    /// asking the table which chunks it has.
+    /// Millpond's own columns in the tables: `all`, or `none` for the exporter's schema as it is. They hold each row's identity,
+    /// by which the consumer asks a table which rows it has. With `none` a row is inserted exactly once only while ClickHouse
+    /// remembers its token (the deduplication window), and nothing can be compared or repaired.
     #[arg(long, env = "MILLPOND_COLUMNS", value_name = "all|none", default_value = "all", value_parser = columns)]
     pub(crate) columns: Columns,
+
+    /// The longest that ClickHouse works on one INSERT. After a reset, a skip or a removal the consumer waits for as long where it
+    /// cannot end earlier INSERTs with KILL QUERY.
+    #[arg(long, env = "MILLPOND_INSERT_TIMEOUT", value_name = "TIME", default_value = "300s", value_parser = whole_seconds)]
+    pub(crate) insert_timeout: Time,
+}
+
+fn whole_seconds(text: &str) -> Result<Time, String> {
+    let time: Time = text.parse()?;
+    match time.0.as_secs() {
+        0 => Err("write 1s or more".to_owned()),
+        _ => Ok(time),
+    }
 }
 
 impl TableArgs {
@@ -127,6 +141,7 @@ impl TableArgs {
             summary_table: self.summary_table.clone(),
             cluster: self.cluster.clone(),
             columns: self.columns,
+            timeout_seconds: self.insert_timeout.0.as_secs(),
             ..millpond_clickhouse::Config::default()
         }
     }

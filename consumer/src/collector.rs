@@ -332,7 +332,9 @@ impl Collector {
         for found in self.store.list(&layout::consumers(shard)).await? {
             if found.key.ends_with("/cursor") {
                 let cursor = cas::read::<Cursor>(&self.store, &found.key).await?;
-                cursors.extend(cursor.map(|snapshot| snapshot.state));
+                let cursor = cursor.map(|snapshot| snapshot.state);
+                // A consumer that was removed needs nothing.
+                cursors.extend(cursor.filter(|cursor| !cursor.is_removed()));
             }
         }
         Ok(cursors)

@@ -1,7 +1,8 @@
 //! The consumer's settings: one default each, with its reason.
 
+use crate::repair::Repair;
 use crate::streams::StreamPattern;
-use millpond_manifest::Rule;
+use millpond_manifest::{Rule, layout};
 use std::time::Duration;
 
 /// How a consumer works. The defaults suit one ClickHouse server and segments from a few gateways.
@@ -47,6 +48,8 @@ pub struct Config {
     pub max_in_flight: u32,
     /// Dead letters that one batch may have. With more, it is not the rows that are wrong: the consumer ends.
     pub dead_letters_max: usize,
+    /// Compare these ranges with the sink and insert the missing rows, instead of reading on.
+    pub repair: Option<Repair>,
 }
 
 impl Default for Config {
@@ -71,11 +74,20 @@ impl Default for Config {
             max_partitions_per_chunk: 50,
             max_in_flight: 16,
             dead_letters_max: 100,
+            repair: None,
         }
     }
 }
 
 impl Config {
+    /// The name of its cursors.
+    pub(crate) fn cursor(&self) -> String {
+        match &self.repair {
+            Some(_) => layout::repair(&self.consumer),
+            None => self.consumer.clone(),
+        }
+    }
+
     /// The rule that this configuration asks for.
     pub(crate) fn rule(&self, sink: &str, schema_version: u32) -> Rule {
         Rule {

@@ -10,6 +10,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub trait Environment: Send + Sync + 'static {
     /// Unix time in microseconds.
     fn now_us(&self) -> i64;
+    /// The time since some moment, on a clock that is never set and goes on while the machine is suspended.
+    fn uptime(&self) -> Duration;
     /// Sixty-four random bits.
     fn random(&self) -> u64;
     /// `None`: CPU work runs on the blocking pool, and takes what it takes. `Some`: it runs on the caller's thread after this
@@ -29,9 +31,27 @@ impl Environment for SystemEnvironment {
         i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
     }
 
+    fn uptime(&self) -> Duration {
+        uptime()
+    }
+
     fn random(&self) -> u64 {
         rand::random()
     }
+}
+
+/// `Instant` stands still while Linux is suspended.
+#[cfg(target_os = "linux")]
+fn uptime() -> Duration {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)
+        .expect("Linux has this clock since 2.6.39")
+        .into()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn uptime() -> Duration {
+    static BEGAN: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    BEGAN.get_or_init(std::time::Instant::now).elapsed()
 }
 
 pub(crate) fn now_ms(environment: &dyn Environment) -> u64 {

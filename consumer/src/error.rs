@@ -102,6 +102,51 @@ pub enum ConsumeError {
         /// Of one of them, in the sink's words.
         reason: String,
     },
+    /// The sink says that it has taken rows, and does not have them.
+    #[error(
+        "batch {batch}: the sink has taken chunk {chunk} in every round and lacks {rows} of its rows all the same. Something removes \
+         them (a TTL, an engine that merges rows, a row policy), or the sink forgets what it has taken"
+    )]
+    Missing {
+        /// Its identity.
+        batch: String,
+        /// The chunk's or the piece's number.
+        chunk: u32,
+        /// How many rows.
+        rows: u64,
+    },
+    /// An operator removed the consumer.
+    #[error(
+        "consumer {consumer} was removed from shard {shard:04} while it was running: start it again only if it is to read from the \
+         beginning"
+    )]
+    Removed {
+        /// The consumer's name.
+        consumer: String,
+        /// The shard.
+        shard: u32,
+    },
+    /// The sink cannot tell which rows it has, so that nothing can be repaired.
+    #[error(
+        "{sink} cannot tell which rows of stream {stream} it has, so that they cannot be repaired: its table does not keep the \
+         identities of its rows (columns = \"none\"), or not all replicas can be asked (a consumer's --cluster)"
+    )]
+    CannotCompare {
+        /// The sink.
+        sink: String,
+        /// The stream.
+        stream: String,
+    },
+    /// A range cannot be repaired.
+    #[error("consumer {consumer} cannot be repaired in shard {shard:04}: {reason}")]
+    Repair {
+        /// Whose rows.
+        consumer: String,
+        /// The shard.
+        shard: u32,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// Our own bookkeeping broke a rule of the protocol; stopping is the safe answer.
     #[error("stopped before breaking the protocol: {0}")]
     Forbidden(millpond_manifest::cursor::Forbidden),

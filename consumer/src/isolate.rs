@@ -5,9 +5,10 @@
 use crate::decode::cpu;
 use crate::error::ConsumeError;
 use crate::letters::Letters;
-use crate::sink::{Batch, BatchId, Chunk};
+use crate::rounds;
+use crate::sink::{Batch, BatchId, Chunk, RowId};
 use crate::trace::BatchTrace;
-use crate::work::Workshop;
+use crate::work::{Term, Undone, Workshop};
 use millpond_manifest::cursor::{Plan, Refused};
 use millpond_manifest::piece;
 use std::sync::Arc;
@@ -38,12 +39,15 @@ pub(crate) struct Isolation<'w> {
     /// What the cursor knows of the batch: a predecessor's work.
     known: Option<Refused>,
     trace: BatchTrace,
+    term: Term,
 }
 
 /// A chunk or a piece that was refused.
 struct Piece {
     chunk: Chunk,
     reason: String,
+    /// An earlier attempt at it may still be under way.
+    in_doubt: bool,
 }
 
 impl<'w> Isolation<'w> {
@@ -53,6 +57,7 @@ impl<'w> Isolation<'w> {
         refusals: Refusals,
         known: Option<Refused>,
         trace: BatchTrace,
+        term: Term,
     ) -> Self {
         Isolation {
             workshop,
@@ -60,6 +65,7 @@ impl<'w> Isolation<'w> {
             refusals,
             known,
             trace,
+            term,
         }
     }
 
@@ -70,30 +76,53 @@ impl<'w> Isolation<'w> {
         in_doubt: bool,
         letters: &mut Letters<'_>,
     ) -> Result<(), ConsumeError> {
-        let refused = self.try_piece(chunk, in_doubt).await;
-        match refused {
+        match self.try_piece(chunk, in_doubt).await? {
             None => Ok(()),
             Some(piece) => self.take_apart(piece, letters).await,
         }
     }
 
     /// The piece, if the sink refuses it, now or before a predecessor ended.
-    async fn try_piece(&self, chunk: Chunk, in_doubt: bool) -> Option<Piece> {
+    async fn try_piece(&self, chunk: Chunk, in_doubt: bool) -> Result<Option<Piece>, ConsumeError> {
         let known = self.known.as_ref().filter(|known| known.covers(chunk.index));
-        let reason = match known {
-            Some(known) => known.reason.clone(),
-            None => {
-                let step = self.trace.insert(self.id(), &chunk);
-                let written = self.workshop.write(self.id(), &chunk, in_doubt, &step);
-                written.await.err()?
-            }
-        };
-        Some(Piece { chunk, reason })
+        if let Some(known) = known {
+            let reason = known.reason.clone();
+            return Ok(Some(Piece {
+                chunk,
+                reason,
+                in_doubt: true,
+            }));
+        }
+        let step = self.trace.insert(self.id(), &chunk);
+        let written = self
+            .workshop
+            .write(&self.term, self.id(), &chunk, in_doubt, &step);
+        match written.await {
+            Ok(()) => Ok(None),
+            Err(Undone::Refused { reason, in_doubt }) => Ok(Some(Piece {
+                chunk,
+                reason,
+                in_doubt,
+            })),
+            Err(Undone::Missing(rows)) => Err(ConsumeError::Missing {
+                batch: self.id().to_string(),
+                chunk: chunk.index,
+                rows,
+            }),
+            Err(Undone::CannotTell) => Err(ConsumeError::CannotCompare {
+                sink: self.id().sink.clone(),
+                stream: self.id().stream.clone(),
+            }),
+        }
     }
 
     /// Level by level, so that however many rows are refused, the cursor is written once a level.
     async fn take_apart(&self, whole: Piece, letters: &mut Letters<'_>) -> Result<(), ConsumeError> {
-        let Piece { chunk, reason } = &whole;
+        let Piece {
+            chunk,
+            reason,
+            in_doubt,
+        } = &whole;
         let (number, rows) = (chunk.index, chunk.rows);
         if !piece::can_be_halved(number, rows) {
             return Err(ConsumeError::Refused {
@@ -103,6 +132,11 @@ impl<'w> Isolation<'w> {
         }
         letters.check(1, reason)?;
         warn!(batch = %self.id(), chunk = number, rows, "the sink refuses a chunk, which is taken apart: {reason}");
+        if *in_doubt {
+            // It would bring rows whole beside its halves, if somebody repaired the table meanwhile.
+            let requests = rounds::requests_of_batch(self.id());
+            self.workshop.sink.end_requests(&requests).await;
+        }
         let mut level = vec![whole];
         let mut rows_refused = Vec::new();
         while !level.is_empty() {
@@ -116,7 +150,7 @@ impl<'w> Isolation<'w> {
                 }
                 for half in self.halves(&refused.chunk).await {
                     // Part of what it was cut from may have landed before that was refused.
-                    next.extend(self.try_piece(half, true).await);
+                    next.extend(self.try_piece(half, true).await?);
                 }
             }
             level = next;
@@ -132,10 +166,11 @@ impl<'w> Isolation<'w> {
         let [first, second] = piece::halves(chunk.index);
         let (sink, whole) = (self.workshop.sink.clone(), chunk.clone());
         let cut = move || {
-            vec![
-                sink.piece(&whole, 0..middle, first),
-                sink.piece(&whole, middle..whole.rows, second),
-            ]
+            let half = |rows: std::ops::Range<u64>, index| Chunk {
+                index,
+                ..sink.some(&whole, &rows.collect::<Vec<_>>())
+            };
+            vec![half(0..middle, first), half(middle..whole.rows, second)]
         };
         cpu(&*self.workshop.environment, cut).await
     }
@@ -171,15 +206,16 @@ impl<'w> Isolation<'w> {
 
     /// Writes the letters of rows that the cursor says are refused.
     async fn bury(&self, rows: Vec<Piece>, letters: &mut Letters<'_>) -> Result<(), ConsumeError> {
-        let wanted: Vec<u64> = rows.iter().filter_map(|row| row.chunk.record(0)).collect();
+        let wanted: Vec<RowId> = rows.iter().filter_map(|row| row.chunk.id(0)).collect();
+        let ids = wanted.clone();
         let (sink, batch) = (self.workshop.sink.clone(), self.batch.clone());
         let found = cpu(&*self.workshop.environment, move || sink.records(&batch, &wanted)).await;
         let records = found.map_err(|error| ConsumeError::Refused {
             batch: self.id().to_string(),
             reason: error.to_string(),
         })?;
-        for (row, record) in rows.into_iter().zip(records) {
-            letters.refused(row.chunk.index, record, row.reason).await?;
+        for ((row, id), record) in rows.into_iter().zip(ids).zip(records) {
+            letters.refused(id, record, row.reason).await?;
         }
         Ok(())
     }

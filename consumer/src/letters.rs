@@ -3,12 +3,12 @@
 use crate::environment::{now_ms, pause};
 use crate::error::ConsumeError;
 use crate::metrics::DeadLabel;
-use crate::sink::{BatchId, Record};
+use crate::sink::{BatchId, Record, RowId};
 use crate::status::Level;
 use crate::work::Workshop;
 use bytes::Bytes;
 use millpond_manifest::cas::Object;
-use millpond_manifest::{DeadLetter, letter, piece};
+use millpond_manifest::{DeadLetter, letter};
 use millpond_segment::Encoding;
 use millpond_storage::{Backoff, Created};
 use std::time::Duration;
@@ -47,33 +47,31 @@ impl<'w> Letters<'w> {
         })
     }
 
-    /// A record that the sink refused under this number.
+    /// The record of a row that the sink refused.
     pub(crate) async fn refused(
         &mut self,
-        number: u32,
+        id: RowId,
         record: Record,
         reason: String,
     ) -> Result<(), ConsumeError> {
-        self.write(letter::Kind::Refused, number, record, reason).await
+        self.write(letter::Kind::Refused, id, record, reason).await
     }
 
-    /// A message that cannot be read: the one at this place in the batch.
+    /// A message that cannot be read.
     pub(crate) async fn unreadable(
         &mut self,
-        place: u32,
+        id: RowId,
         message: Record,
         reason: String,
     ) -> Result<(), ConsumeError> {
         self.check(1, &reason)?;
-        let number = piece::UNREADABLE + place;
-        self.write(letter::Kind::Unreadable, number, message, reason)
-            .await
+        self.write(letter::Kind::Unreadable, id, message, reason).await
     }
 
     async fn write(
         &mut self,
         kind: letter::Kind,
-        number: u32,
+        id: RowId,
         record: Record,
         reason: String,
     ) -> Result<(), ConsumeError> {
@@ -84,9 +82,8 @@ impl<'w> Letters<'w> {
             stream,
             consumer,
             sink,
-            low,
-            high,
             schema_version,
+            ..
         } = self.id.clone();
         let letter = DeadLetter {
             buffer_id,
@@ -95,10 +92,8 @@ impl<'w> Letters<'w> {
             consumer,
             sink,
             schema_version,
-            low,
-            high,
-            number,
-            sequence: record.sequence,
+            sequence: id.sequence,
+            record: id.record,
             kind,
             encoding: self.encoding,
             received_at_us: record.received_at_us,
@@ -109,6 +104,9 @@ impl<'w> Letters<'w> {
         let key = letter.key();
         let body = letter.encode();
         self.written += 1;
+        if let Some(tally) = &self.workshop.repair {
+            tally.dead_letter();
+        }
         if self.put(&key, body).await == Created::New {
             let (stream, reason) = (letter.stream.clone(), kind.name());
             self.workshop

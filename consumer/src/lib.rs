@@ -8,10 +8,13 @@ mod decode;
 mod environment;
 mod error;
 mod isolate;
+mod lease;
 mod letters;
 mod metrics;
 mod owner;
+mod repair;
 pub mod replay;
+mod rounds;
 pub mod schedule;
 mod shard;
 pub mod sink;
@@ -25,7 +28,12 @@ pub use environment::{Environment, SystemEnvironment};
 pub use error::ConsumeError;
 pub use millpond_manifest::cursor::Rule;
 pub use millpond_manifest::piece;
-pub use sink::{Batch, BatchId, Chunk, Cut, Found, Part, Received, Record, Sink, SinkError};
+pub use repair::{Repair, Tally};
+#[doc(hidden)]
+pub use rounds::{Found, write_again};
+pub use sink::{
+    Attempt, Batch, BatchId, Chunk, Cut, Part, Presence, Received, Record, RowId, Settled, Sink, SinkError,
+};
 pub use status::Status;
 pub use streams::{BadPattern, StreamPattern};
 
@@ -36,6 +44,7 @@ use owner::{Claim, read_patiently};
 use prometheus_client::registry::Registry;
 use shard::Shard;
 use status::Level;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -52,6 +61,7 @@ pub struct Consumer {
     environment: Arc<dyn Environment>,
     metrics: Metrics,
     status: Status,
+    tally: Tally,
 }
 
 impl Consumer {
@@ -62,7 +72,7 @@ impl Consumer {
         sink: Arc<dyn Sink>,
         registry: &mut Registry,
     ) -> Result<Consumer, ConsumeError> {
-        layout::check_consumer_name(&config.consumer)?;
+        layout::check_reader_name(&config.consumer)?;
         config
             .rule(sink.name(), sink.schema_version())
             .check()
@@ -76,6 +86,7 @@ impl Consumer {
             environment,
             metrics,
             status: Status::default(),
+            tally: Tally::default(),
         })
     }
 
@@ -91,8 +102,14 @@ impl Consumer {
         self.status.clone()
     }
 
+    /// What it found and inserted, if it is a repair.
+    pub fn tally(&self) -> Tally {
+        self.tally.clone()
+    }
+
     /// Consumes until `shutdown`, then finishes what it has begun and gives the cursors back. An
-    /// error means that it cannot go on; what it has acknowledged is in the sink either way.
+    /// error means that it cannot go on; what it has acknowledged is in the sink either way. A repair ends by
+    /// itself when its ranges are done.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), ConsumeError> {
         let buffer = tokio::select! {
             biased;
@@ -101,10 +118,11 @@ impl Consumer {
         };
         self.metrics.shards.set(buffer.shards.into());
         info!(buffer = %buffer.id, shards = buffer.shards, consumer = self.config.consumer, sink = self.sink.name(), "consuming");
+        let streams = self.streams(&buffer).await?;
         let workshop = Arc::new(Workshop {
             store: self.store.clone(),
             sink: self.sink.clone(),
-            streams: self.config.streams.clone(),
+            streams,
             metrics: self.metrics.clone(),
             status: self.status.clone(),
             environment: self.environment.clone(),
@@ -113,12 +131,14 @@ impl Consumer {
             decoders: Arc::new(Semaphore::new(self.config.decoders.max(1))),
             writers: Arc::new(Semaphore::new(self.config.writers.max(1))),
             dead_letters_max: self.config.dead_letters_max,
+            repair: self.config.repair.is_some().then(|| self.tally.clone()),
         });
         // One shard that cannot go on ends the process; the others finish what they have begun.
         let shutdown = shutdown.child_token();
         let mut shards = JoinSet::new();
-        for shard in 0..buffer.shards {
+        for shard in self.shards(&buffer) {
             let shard = Shard {
+                repair: Repair::of(&self.config, shard).cloned(),
                 config: self.config.clone(),
                 claim: self.claim(&buffer, shard),
                 workshop: workshop.clone(),
@@ -137,12 +157,35 @@ impl Consumer {
         outcome
     }
 
+    /// Those that this process works on.
+    fn shards(&self, buffer: &Buffer) -> Vec<u32> {
+        let asked = |shard: &u32| match &self.config.repair {
+            Some(repair) => repair.ranges.contains_key(shard),
+            None => true,
+        };
+        (0..buffer.shards).filter(asked).collect()
+    }
+
+    /// A repair leaves streams alone that its consumer does not read.
+    async fn streams(&self, buffer: &Buffer) -> Result<Vec<StreamPattern>, ConsumeError> {
+        if self.config.repair.is_none() {
+            return Ok(self.config.streams.clone());
+        }
+        let mut streams = BTreeSet::new();
+        for shard in self.shards(buffer) {
+            let claim = self.claim(buffer, shard);
+            streams.append(&mut claim.streams_read(&self.config.streams).await?);
+        }
+        Ok(streams.into_iter().collect())
+    }
+
     fn claim(&self, buffer: &Buffer, shard: u32) -> Claim {
         Claim {
             store: self.store.clone(),
             buffer_id: buffer.id,
             shard,
             consumer: self.config.consumer.clone(),
+            cursor: self.config.cursor(),
             instance: self.config.instance.clone(),
             lease: self.config.lease,
             rule: self.config.rule(self.sink.name(), self.sink.schema_version()),

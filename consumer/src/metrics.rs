@@ -1,7 +1,7 @@
 //! What the consumer counts. Names and labels are stable; the only label with open values is the
 //! stream, whose number the manifest bounds.
 
-use crate::sink::Found;
+use crate::rounds::Found;
 use millpond_manifest::Lag;
 use millpond_manifest::cursor::Plan;
 use millpond_manifest::letter::Kind;

@@ -4,9 +4,11 @@
 use crate::environment::{Environment, now_ms, pause};
 use crate::error::ConsumeError;
 use crate::metrics::Metrics;
+use crate::repair::Origin;
 use crate::status::{Level, Status};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opening};
+use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Cursor, Rule, layout};
 use millpond_storage::{Backoff, Store};
 use std::sync::Arc;
@@ -21,7 +23,10 @@ pub(crate) struct Claim {
     pub(crate) store: Store,
     pub(crate) buffer_id: Uuid,
     pub(crate) shard: u32,
+    /// Whose rows.
     pub(crate) consumer: String,
+    /// The name of the cursor: the consumer's, or its repair's.
+    pub(crate) cursor: String,
     pub(crate) instance: String,
     pub(crate) lease: Duration,
     pub(crate) rule: Rule,
@@ -35,8 +40,10 @@ pub(crate) struct Owned {
     pub(crate) durable: Snapshot<Cursor>,
     /// The predecessor may have sent what it did not acknowledge.
     pub(crate) in_doubt: bool,
-    /// When the swap that opened it was begun: the lease runs from then on.
-    pub(crate) leased_at: Instant,
+    /// When the swap that opened it was begun, by [`Environment::uptime`]: the lease runs from then on.
+    pub(crate) leased_at: Duration,
+    /// How long owners before this one may go on sending.
+    pub(crate) outlived: Duration,
 }
 
 /// What became of a swap, once everything unknown has been looked up.
@@ -45,45 +52,76 @@ pub(crate) enum Outcome {
     Ours(Box<Snapshot<Cursor>>),
     /// Another owner took the cursor.
     Fenced { owner: String, epoch: u64 },
+    /// An operator removed the consumer.
+    Removed,
 }
 
 /// Whether the cursor is looked at again, and when.
 pub(crate) enum Attempt {
     Opened(Box<Owned>),
     Held(HeldByAnother),
+    /// There is none any more.
+    Removed,
+}
+
+/// Where a consumer begins that has no cursor.
+#[derive(Debug, Clone)]
+pub(crate) struct Beginning {
+    /// The first sequence of the log, or of a repair's range.
+    pub(crate) start: u64,
+    /// The sequence after the last one of the log.
+    pub(crate) end: u64,
+    /// Of a repair.
+    pub(crate) origin: Option<Origin>,
 }
 
 impl Claim {
     pub(crate) fn key(&self) -> String {
-        layout::cursor(self.shard, &self.consumer)
+        layout::cursor(self.shard, &self.cursor)
+    }
+
+    pub(crate) fn removed(&self) -> ConsumeError {
+        ConsumeError::Removed {
+            consumer: self.cursor.clone(),
+            shard: self.shard,
+        }
     }
 
     fn what(&self) -> String {
         format!("cursor of shard {:04}", self.shard)
     }
 
-    /// One try at taking the cursor. `start` is where a consumer that never was begins.
-    pub(crate) async fn open(&self, start: u64, take_over: bool) -> Result<Attempt, ConsumeError> {
+    /// One try at taking the cursor. `known`: this process has seen it, so that somebody has removed it if it is not there.
+    pub(crate) async fn open(
+        &self,
+        beginning: &Beginning,
+        take_over: bool,
+        known: bool,
+    ) -> Result<Attempt, ConsumeError> {
         let key = self.key();
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
         loop {
             let found = self.read().await?;
-            let fresh = || {
-                Cursor::new(
-                    self.buffer_id,
-                    self.shard,
-                    &self.consumer,
-                    start,
-                    self.rule.clone(),
-                )
+            let &Beginning { start, end, .. } = beginning;
+            let fresh = found.as_ref().is_none_or(|found| found.state.is_removed());
+            let cursor = match &found {
+                Some(found) if !found.state.is_removed() => found.state.clone(),
+                _ if known && !planted::is(Bug::RemovalIgnored) => return Ok(Attempt::Removed),
+                Some(tombstone) => tombstone.state.begin_again(start, end, self.rule.clone()),
+                None => {
+                    let (id, shard, rule) = (self.buffer_id, self.shard, self.rule.clone());
+                    Cursor::new(id, shard, &self.cursor, start, end, rule)
+                }
             };
-            let cursor = found
-                .as_ref()
-                .map_or_else(fresh, |snapshot| snapshot.state.clone());
             self.check_buffer(&cursor)?;
-            let leased_at = Instant::now();
+            let cursor = match &beginning.origin {
+                Some(origin) if fresh => origin.begin(cursor),
+                _ => cursor,
+            };
+            let leased_at = self.environment.uptime();
             let opening = Opening {
                 owner: &self.instance,
+                id: self.environment.random(),
                 now_ms: now_ms(&*self.environment),
                 lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
                 rule: &self.rule,
@@ -96,6 +134,13 @@ impl Claim {
                     return Ok(Attempt::Held(held));
                 }
             };
+            if beginning.origin.is_some() && opened.state.start != start {
+                return Err(self.unrepairable(format!(
+                    "an unfinished repair begins at sequence {0}: finish it with --from {0}, or give it up with `millpond consumer \
+                     remove {1}`",
+                    opened.state.start, self.cursor
+                )));
+            }
             self.check_rule(&opened.state, opened.rule_pinned)?;
             let next = opened.state.stamped(self.environment.random());
             let ours = next.stamp;
@@ -119,6 +164,7 @@ impl Claim {
                     durable,
                     in_doubt: opened.in_doubt,
                     leased_at,
+                    outlived: Duration::from_millis(cursor.lease_ms),
                 })));
             }
             pause(&*self.environment, &mut backoff).await;
@@ -168,7 +214,6 @@ impl Claim {
 
     /// One swap of a cursor that is ours, everything unknown looked up.
     pub(crate) async fn swap(&self, before: Snapshot<Cursor>, next: Cursor) -> Result<Outcome, ConsumeError> {
-        let epoch = before.state.epoch;
         let next = next.stamped(self.environment.random());
         let began = Instant::now();
         let swap = cas::swap(&self.store, &self.key(), Some(&before.version), next).await;
@@ -189,11 +234,14 @@ impl Claim {
                 self.status.waits(&self.what(), &error.to_string(), Level::Warn);
             }
         }
-        // Whatever state carries our epoch was written by us: this attempt, or one before it that
-        // landed late. Either way it is the truth, plans included.
+        // Whatever state carries our opening was written by us (this attempt, or one before it that landed late) or by an
+        // operator who did not fence us. Either way it is the truth, plans included.
         let found = self.read().await?;
         Ok(match found {
-            Some(snapshot) if snapshot.state.is_of(epoch) => Outcome::Ours(Box::new(snapshot)),
+            Some(snapshot) if snapshot.state.is_of(&before.state) => Outcome::Ours(Box::new(snapshot)),
+            Some(snapshot) if snapshot.state.is_removed() && !planted::is(Bug::RemovalIgnored) => {
+                Outcome::Removed
+            }
             Some(snapshot) => Outcome::Fenced {
                 owner: match snapshot.state.ownership {
                     millpond_manifest::cursor::Ownership::Held { owner, .. } => owner,
@@ -201,10 +249,11 @@ impl Claim {
                 },
                 epoch: snapshot.state.epoch,
             },
-            None => Outcome::Fenced {
-                owner: "nobody (the cursor was deleted)".into(),
+            None if planted::is(Bug::RemovalIgnored) => Outcome::Fenced {
+                owner: "nobody".into(),
                 epoch: 0,
             },
+            None => Outcome::Removed,
         })
     }
 

@@ -1,11 +1,14 @@
-//! A dead letter sent again, by an operator who has mended the table. It goes out under the token under which it was refused,
-//! and its rows carry the number that they had then: twice is once.
+//! A dead letter sent again, by an operator who has mended the table. Its row has the identity of the record, so that the sink
+//! can be asked for it: twice is once.
 
+use crate::rounds::{self, Failed, Unleased};
 use crate::sink::{Batch, BatchId, Cut, Part, Sink, SinkError};
 use millpond_manifest::cas::{self, ReadError};
+use millpond_manifest::letter::Kind;
 use millpond_manifest::{Cursor, DeadLetter, Rule, layout};
 use millpond_segment::{BlockBuilder, Compressor, Limits};
 use millpond_storage::Store;
+use std::sync::Arc;
 use thiserror::Error;
 use ulid::Ulid;
 
@@ -40,10 +43,13 @@ pub enum ReplayError {
     /// The sink did not take it.
     #[error(transparent)]
     Sink(#[from] SinkError),
+    /// The sink says that it has taken rows, and does not have them.
+    #[error("the sink has taken it in every round and lacks {0} of its rows all the same")]
+    Missing(u64),
 }
 
 /// Gets what a letter holds into the sink, and deletes the letter. Returns how many rows it gave.
-pub async fn replay(store: &Store, sink: &dyn Sink, key: &str) -> Result<u64, ReplayError> {
+pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u64, ReplayError> {
     let found = cas::read::<DeadLetter>(store, key).await?;
     let letter = found.ok_or(ReplayError::Gone)?.state;
     if letter.sink != sink.name() {
@@ -53,8 +59,10 @@ pub async fn replay(store: &Store, sink: &dyn Sink, key: &str) -> Result<u64, Re
         });
     }
     let cursor = cas::read::<Cursor>(store, &layout::cursor(letter.shard, &letter.consumer)).await?;
-    if cursor.is_some_and(|cursor| cursor.state.next(&letter.stream) <= letter.high) {
-        return Err(ReplayError::NotAcknowledged(letter.high));
+    if cursor.is_some_and(|cursor| {
+        !cursor.state.is_removed() && cursor.state.next(&letter.stream) <= letter.sequence
+    }) {
+        return Err(ReplayError::NotAcknowledged(letter.sequence));
     }
     let batch = batch(&letter)?;
     let mut cuts = Vec::new();
@@ -74,8 +82,12 @@ pub async fn replay(store: &Store, sink: &dyn Sink, key: &str) -> Result<u64, Re
         }
         Some(Cut::Chunk(chunk)) => {
             rows = chunk.rows;
-            let piece = sink.piece(&chunk, 0..rows, letter.number);
-            sink.write_again(&batch.id, &piece).await?;
+            match rounds::again(&Unleased, sink, &batch.id, &chunk, &mut None).await {
+                Ok(_) => {}
+                Err(Failed::Sink(error)) => return Err(error.into()),
+                Err(Failed::Missing(rows)) => return Err(ReplayError::Missing(rows)),
+                Err(Failed::CannotTell) => unreachable!("an operator trusts tokens"),
+            }
         }
         // A message can have no records.
         None => {}
@@ -84,7 +96,7 @@ pub async fn replay(store: &Store, sink: &dyn Sink, key: &str) -> Result<u64, Re
     Ok(rows)
 }
 
-/// A batch of the letter's message alone, with the identity of the batch that it was in.
+/// A batch of the letter's message alone, under a token that no consumer's batch has.
 fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
     let unreadable = |error: &dyn std::fmt::Display| ReplayError::Unreadable(error.to_string());
     let mut block = BlockBuilder::with_buffer(letter.received_at_us, Vec::new(), &Limits::default());
@@ -97,6 +109,10 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
         .map_err(|error| unreadable(&error))?;
     let part = Part {
         sequence: letter.sequence,
+        first_record: match letter.kind {
+            Kind::Refused => letter.record,
+            Kind::Unreadable => 0,
+        },
         segment: Ulid::nil(),
         offset: 0,
         data: block.bytes,
@@ -109,8 +125,8 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
         stream,
         consumer,
         sink,
-        low,
-        high,
+        sequence,
+        record,
         schema_version,
         ..
     } = letter.clone();
@@ -118,10 +134,17 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
         buffer_id,
         shard,
         stream,
-        consumer,
+        cursor: format!("{consumer}~dead-letter~{record}"),
+        consumer: match letter.kind {
+            Kind::Refused => consumer,
+            // The message has one number, and may make more rows than one now: they are of a source of their own. No consumer's
+            // name can have a `~`.
+            Kind::Unreadable => format!("{consumer}~unreadable~{record}"),
+        },
+        generation: 0,
         sink,
-        low,
-        high,
+        low: sequence,
+        high: sequence,
         schema_version,
     };
     Ok(Batch {

@@ -24,6 +24,8 @@ pub struct Schedule {
     doubt: BTreeSet<Key>,
     /// Of each stream, the last sequence that was planned when the cursor was opened.
     inherited: BTreeMap<String, u64>,
+    /// Nothing is planned from this sequence on.
+    until: Option<u64>,
 }
 
 /// What the driver should do now.
@@ -89,9 +91,20 @@ impl Schedule {
         }
     }
 
+    /// This schedule, which plans nothing from a sequence on. What is planned there already is done.
+    #[must_use]
+    pub fn until(self, until: Option<u64>) -> Self {
+        Schedule { until, ..self }
+    }
+
     /// Whether a predecessor may have sent this batch.
     pub fn is_in_doubt(&self, key: &Key) -> bool {
         self.doubt.contains(key)
+    }
+
+    /// Whether a predecessor planned this batch.
+    pub fn is_inherited(&self, (stream, plan): &Key) -> bool {
+        self.inherited.get(stream).is_some_and(|last| plan.high <= *last)
     }
 
     /// How many batches are still to be replayed before anything new.
@@ -154,8 +167,8 @@ impl Schedule {
         let calm = settled && mode == Mode::Working;
         let mut busy = self.running();
         for (index, stream) in streams {
-            let seen = stream_candidates(cursor, log, index, stream, limit);
-            let paged = seen.end < log.next_sequence;
+            let seen = self.candidates(cursor, log, index, stream, limit);
+            let paged = seen.end < self.end(cursor, log, stream);
             self.acknowledge(&mut decision, cursor, log, stream, &seen);
             let found = seen.candidates;
             let (mut waiting, mut left_open) = (0, paged || found.len() > limit);
@@ -190,7 +203,7 @@ impl Schedule {
                 }
             }
             decision.blocked |= (found.len() > limit || paged) && waiting == 0;
-            if calm && !left_open {
+            if calm && !left_open && self.until.is_none() {
                 plan_ahead(&mut decision, cursor, log, stream, room.ahead);
             }
         }
@@ -243,9 +256,65 @@ impl Schedule {
 
     /// How far a stream is in the sink without a hole; the cursor may not say so yet.
     pub fn reached(&self, cursor: &Cursor, log: &Log, index: u32, stream: &str) -> u64 {
-        let seen = stream_candidates(cursor, log, index, stream, cursor.rule.max_in_flight as usize);
+        let seen = self.candidates(cursor, log, index, stream, cursor.rule.max_in_flight as usize);
         let (_, next) = self.finished_to(stream, &seen);
         next.max(cursor.next(stream))
+    }
+
+    /// Whether everything below [`until`](Self::until) is in the sink and known to be.
+    pub fn is_complete(&self, cursor: &Cursor, log: &Log, accepts: &dyn Fn(&str) -> bool) -> bool {
+        let mut streams = streams(log, accepts).into_iter();
+        self.until.is_some()
+            && streams.all(|(index, stream)| {
+                self.reached(cursor, log, index, stream) >= self.end(cursor, log, stream)
+            })
+    }
+
+    /// The sequence after the last one of a stream that may be worked on.
+    fn end(&self, cursor: &Cursor, log: &Log, stream: &str) -> u64 {
+        let Some(until) = self.until else {
+            return log.next_sequence;
+        };
+        let planned = cursor.planned(stream).last().map_or(0, |last| last.high + 1);
+        until.max(planned).min(log.next_sequence)
+    }
+
+    /// One more than `limit`, so that the caller sees whether there are more. What could still be another batch when more of
+    /// the log is loaded is not among them.
+    fn candidates(&self, cursor: &Cursor, log: &Log, index: u32, stream: &str, limit: usize) -> Seen {
+        let (from, log_end) = (begins(cursor, log, stream), self.end(cursor, log, stream));
+        let parts = log.parts(index, from).map(|(sequence, _, part)| {
+            (
+                sequence,
+                Size {
+                    records: part.records,
+                    raw_bytes: part.raw_length,
+                },
+            )
+        });
+        let parts = parts.take_while(|(sequence, _)| *sequence < log_end);
+        let mut found = candidates(&cursor.rule, cursor.planned(stream), parts, limit + 1);
+        let horizon = match planted::is(Bug::HorizonIgnored) {
+            true => log_end,
+            false => log.horizon(from).min(log_end),
+        };
+        let mut end = horizon.max(from);
+        if end < log_end
+            && let Some(last) = found.last()
+            // A group that alone fills all that is loaded is large enough as it is.
+            && (last.plan.high >= end || (last.ground == Ground::Open && found.len() > 1))
+        {
+            end = last.plan.low;
+            found.pop();
+        } else if found.len() > limit
+            && let Some(last) = found.last()
+        {
+            end = last.plan.high + 1;
+        }
+        Seen {
+            candidates: found,
+            end,
+        }
     }
 
     /// Plans ahead that this owner made and has not begun with, since their segments are not in its log: who ends takes
@@ -298,41 +367,4 @@ pub fn begins(cursor: &Cursor, log: &Log, stream: &str) -> u64 {
         .planned(stream)
         .take_while(|plan| plan.low < log.first_sequence);
     cut.last().map_or(cursor.next(stream), |plan| plan.high + 1)
-}
-
-/// One more than `limit`, so that the caller sees whether there are more. What could still be another batch when more of
-/// the log is loaded is not among them.
-fn stream_candidates(cursor: &Cursor, log: &Log, index: u32, stream: &str, limit: usize) -> Seen {
-    let from = begins(cursor, log, stream);
-    let parts = log.parts(index, from).map(|(sequence, _, part)| {
-        (
-            sequence,
-            Size {
-                records: part.records,
-                raw_bytes: part.raw_length,
-            },
-        )
-    });
-    let mut found = candidates(&cursor.rule, cursor.planned(stream), parts, limit + 1);
-    let horizon = match planted::is(Bug::HorizonIgnored) {
-        true => log.next_sequence,
-        false => log.horizon(from),
-    };
-    let mut end = horizon.max(from);
-    if end < log.next_sequence
-        && let Some(last) = found.last()
-        // A group that alone fills all that is loaded is large enough as it is.
-        && (last.plan.high >= end || (last.ground == Ground::Open && found.len() > 1))
-    {
-        end = last.plan.low;
-        found.pop();
-    } else if found.len() > limit
-        && let Some(last) = found.last()
-    {
-        end = last.plan.high + 1;
-    }
-    Seen {
-        candidates: found,
-        end,
-    }
 }

@@ -2,24 +2,27 @@
 //! It carries what [`crate::schedule`] decides; the batches themselves are [`crate::work`]'s.
 
 use crate::Config;
-use crate::environment::now_ms;
+use crate::environment::{now_ms, pause};
 use crate::error::ConsumeError;
 use crate::isolate::{Refusal, Refusals};
+use crate::lease::Lease;
 use crate::metrics::range;
-use crate::owner::{Attempt, Claim, Outcome, Owned, read_patiently};
+use crate::owner::{Attempt, Beginning, Claim, Outcome, Owned, read_patiently};
+use crate::repair::Origin;
+use crate::rounds::{requests_of, requests_of_opening};
 use crate::schedule::{Decision, Key, Mode, Room, Schedule, begins};
-use crate::sink::{Batch, BatchId, Part};
+use crate::sink::{Batch, BatchId, Part, Settled};
 use crate::status::Level;
 use crate::trace::BatchTrace;
-use crate::work::{Job, Wanted, Workshop};
+use crate::work::{self, Job, Wanted, Workshop};
 use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt, OptionFuture};
 use millpond_manifest::cas::{self, ReadError, Reread, Snapshot};
 use millpond_manifest::cursor::Ownership;
-use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
-use millpond_storage::Version;
+use millpond_storage::{Backoff, Version};
 use std::collections::{BTreeMap, HashSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -34,6 +37,8 @@ pub(crate) struct Shard {
     pub(crate) claim: Claim,
     pub(crate) workshop: Arc<Workshop>,
     pub(crate) shutdown: CancellationToken,
+    /// The sequences to repair, if that is what it is for.
+    pub(crate) repair: Option<RangeInclusive<u64>>,
 }
 
 /// How a term as the cursor's owner ended.
@@ -45,9 +50,9 @@ enum Term {
 impl Shard {
     /// Consumes the shard until the shutdown: as its cursor's owner, or waiting to become it.
     pub(crate) async fn run(self) -> Result<(), ConsumeError> {
-        let mut take_over = self.config.take_over;
+        let (mut take_over, mut known) = (self.config.take_over, false);
         loop {
-            let Some(owned) = self.stand_by(take_over).await? else {
+            let Some(owned) = self.stand_by(take_over, &mut known).await? else {
                 return Ok(());
             };
             self.workshop.metrics.owned_shards.inc();
@@ -59,9 +64,14 @@ impl Shard {
                 };
                 let log = tokio::select! {
                     biased;
-                    log = self.read_log() => log?.map(Known::new),
+                    log = self.read_log() => log?,
                     () = stopped => return Ok(Term::Released),
                 };
+                if let Err(refused) = self.origin(log.as_ref()).await {
+                    self.forgo(*owned).await;
+                    return Err(refused);
+                }
+                let log = log.map(Known::new);
                 Tenure::begin(&self, *owned, log).serve().await
             }
             .await;
@@ -75,22 +85,32 @@ impl Shard {
     }
 
     /// Waits until the cursor can be had. `None`: the shutdown came first.
-    async fn stand_by(&self, take_over: bool) -> Result<Option<Box<Owned>>, ConsumeError> {
+    async fn stand_by(&self, take_over: bool, known: &mut bool) -> Result<Option<Box<Owned>>, ConsumeError> {
         let mut said = false;
         loop {
             let attempt = async {
                 let log = self.read_log().await?;
-                let start = log.as_ref().map_or(0, |log| log.state.first_sequence);
-                self.claim.open(start, take_over).await
+                let origin = self.origin(log.as_ref()).await?;
+                let log = log.as_ref().map(|log| &log.state);
+                let first = log.map_or(0, |log| log.first_sequence);
+                let beginning = Beginning {
+                    start: self.repair.as_ref().map_or(first, |range| *range.start()),
+                    end: log.map_or(0, |log| log.next_sequence),
+                    origin,
+                };
+                self.claim.open(&beginning, take_over, *known).await
             };
             let attempt = tokio::select! {
                 biased;
                 attempt = attempt => attempt?,
                 () = self.shutdown.cancelled() => return Ok(None),
             };
+            // A repair that another process has finished meanwhile begins anew.
+            *known = self.repair.is_none();
             let held = match attempt {
                 Attempt::Opened(owned) => return Ok(Some(owned)),
                 Attempt::Held(held) => held,
+                Attempt::Removed => return Err(self.claim.removed()),
             };
             if !said {
                 info!(
@@ -108,6 +128,33 @@ impl Shard {
                 () = tokio::time::sleep(left.clamp(Duration::from_millis(100), Duration::from_secs(1))) => {}
                 () = self.shutdown.cancelled() => return Ok(None),
             }
+        }
+    }
+
+    /// Of a repair: its range, checked.
+    async fn origin(&self, log: Option<&Snapshot<Manifest>>) -> Result<Option<Origin>, ConsumeError> {
+        let Some(range) = &self.repair else {
+            return Ok(None);
+        };
+        let log = log.map(|log| &log.state);
+        let takes = |name: &str| {
+            let mut streams = log.into_iter().flat_map(|log| &log.streams);
+            streams.any(|stream| stream.name == name && self.workshop.takes(name, stream.encoding))
+        };
+        self.claim.origin(range, log, takes).await.map(Some)
+    }
+
+    /// Gives up a repair that has sent nothing in this term.
+    async fn forgo(&self, owned: Owned) {
+        let mut state = owned.durable.state.clone();
+        state.release();
+        let mut tombstone = state.remove();
+        tombstone.settle();
+        if self.claim.swap(owned.durable, tombstone).await.is_err() {
+            warn!(
+                shard = self.claim.shard,
+                "the cursor {} could not be removed", self.claim.cursor
+            );
         }
     }
 
@@ -159,6 +206,40 @@ impl Shard {
         } else {
             ConsumeError::Lost { key, sequence }
         })
+    }
+
+    /// Waits until no request of an earlier generation is under way to the sink: owners before this one may have begun some until
+    /// their leases ran out, `outlived` from now at the latest. Ends those that the sink can end, and waits for the others.
+    fn settle(&self, term: &work::Term, outlived: Duration) -> Settling {
+        let Claim {
+            buffer_id,
+            shard,
+            consumer,
+            status,
+            environment,
+            ..
+        } = self.claim.clone();
+        let (sink, own) = (self.workshop.sink.clone(), requests_of_opening(term.opening));
+        let all = requests_of(buffer_id, shard, &consumer);
+        let what = format!("requests of earlier owners of shard {shard:04}");
+        let settle = async move {
+            status.waits(&what, "they may still be under way to the sink", Level::Warn);
+            tokio::time::sleep(outlived).await;
+            let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
+            loop {
+                match sink.settle(&all, Some(&own)).await {
+                    Ok(Settled::Ended) => break,
+                    Ok(Settled::Waits) => {
+                        tokio::time::sleep(sink.attempt_max()).await;
+                        break;
+                    }
+                    Err(error) => status.waits(&what, &error.to_string(), Level::Warn),
+                }
+                pause(&*environment, &mut backoff).await;
+            }
+            status.goes_on(&what);
+        };
+        settle.boxed()
     }
 
     fn check_log(&self, log: &Manifest) -> Result<(), ConsumeError> {
@@ -217,6 +298,7 @@ const PAGES_AHEAD: usize = 2;
 
 type Loading<'a> = BoxFuture<'a, (PageReference, Result<PageRead, ConsumeError>)>;
 type Reading = BoxFuture<'static, Result<Option<Snapshot<Manifest>>, ReadError>>;
+type Settling = BoxFuture<'static, ()>;
 type Swapping = BoxFuture<'static, Result<Outcome, ConsumeError>>;
 
 /// One term as the owner of the cursor.
@@ -225,6 +307,8 @@ struct Tenure<'a> {
     durable: Snapshot<Cursor>,
     log: Option<Known>,
     schedule: Schedule,
+    /// The predecessor may have sent what it planned.
+    inherits_doubt: bool,
     work: JoinSet<(Key, Result<(), ConsumeError>)>,
     /// Of batches that are not acknowledged yet.
     traces: BTreeMap<Key, BatchTrace>,
@@ -238,10 +322,11 @@ struct Tenure<'a> {
     undurable: Vec<Refusal>,
     poll_at: Instant,
     swapped_at: Instant,
-    /// When the swap under way was begun.
-    swap_began: Instant,
-    /// When the last swap that is known to be in force was begun: the lease runs from then on.
-    leased_at: Instant,
+    /// When the swap under way was begun, by the clock of the lease.
+    swap_began: Duration,
+    term: work::Term,
+    /// Requests of earlier generations are waited for: nothing is sent meanwhile.
+    settling: Option<Settling>,
     /// After a failure, no swap before this.
     swap_again_at: Instant,
     drain_until: Option<Instant>,
@@ -260,13 +345,24 @@ impl<'a> Tenure<'a> {
             Some(known) if owned.in_doubt => replay(shard, &owned.durable.state, &known.log),
             _ => Schedule::after(&owned.durable.state),
         };
+        let schedule = schedule.until(shard.repair.as_ref().map(|range| range.end() + 1));
         let now = Instant::now();
+        let environment = &shard.claim.environment;
+        let since_leased = environment.uptime().saturating_sub(owned.leased_at);
+        let state = &owned.durable.state;
+        let term = work::Term {
+            lease: Lease::new(environment.clone(), owned.leased_at, shard.config.lease),
+            opening: state.opening,
+            other_tokens: false,
+        };
+        let settling = state.unsettled.then(|| shard.settle(&term, owned.outlived));
         let (refusals, refused) = mpsc::unbounded_channel();
         let mut tenure = Tenure {
             shard,
             durable: owned.durable,
             log,
             schedule,
+            inherits_doubt: owned.in_doubt,
             work: JoinSet::new(),
             traces: BTreeMap::new(),
             reading: None,
@@ -277,9 +373,10 @@ impl<'a> Tenure<'a> {
             undurable: Vec::new(),
             poll_at: now,
             // Reading the log has taken its time: the lease is due for renewal the sooner.
-            swapped_at: owned.leased_at,
-            swap_began: now,
-            leased_at: owned.leased_at,
+            swapped_at: now.checked_sub(since_leased).unwrap_or(now),
+            swap_began: owned.leased_at,
+            term,
+            settling,
             swap_again_at: now,
             drain_until: None,
             finished_at: now,
@@ -293,7 +390,9 @@ impl<'a> Tenure<'a> {
 
     async fn serve(mut self) -> Result<Term, ConsumeError> {
         let term = self.serve_until_it_ends().await;
-        if let Err(error) = &term {
+        if let Err(error) = &term
+            && !matches!(error, ConsumeError::Removed { .. })
+        {
             self.leave(error).await;
         }
         for trace in self.traces.values() {
@@ -308,13 +407,16 @@ impl<'a> Tenure<'a> {
         loop {
             let decision = self.decide();
             // Another may own the cursor and have done all of it, so long ago that the sink would take it again.
-            if self.leased_at.elapsed() < self.shard.config.lease || planted::is(Bug::LeaseIgnored) {
+            if self.term.lease.runs() {
                 for key in &decision.start {
                     self.start(key.clone());
                 }
             }
             let wants_swap = self.begin_swap(&decision)?;
             let idle = self.schedule.running() == 0 && !wants_swap && self.swapping.is_none();
+            if self.is_repaired() {
+                return self.release().await;
+            }
             if let Some(until) = self.drain_until
                 && (idle || Instant::now() >= until)
             {
@@ -341,7 +443,11 @@ impl<'a> Tenure<'a> {
                     match outcome? {
                         Outcome::Ours(durable) => self.swapped(*durable),
                         Outcome::Fenced { owner, epoch } => return Ok(self.fenced(&owner, epoch)),
+                        Outcome::Removed => return Err(self.shard.claim.removed()),
                     }
+                }
+                Some(()) = OptionFuture::from(self.settling.as_mut()), if self.settling.is_some() => {
+                    self.settling = None;
                 }
                 Some(refusal) = self.refused.recv() => self.undurable.push(refusal),
                 Some(outcome) = OptionFuture::from(self.reading.as_mut()), if self.reading.is_some() => {
@@ -362,7 +468,7 @@ impl<'a> Tenure<'a> {
     }
 
     fn decide(&mut self) -> Decision {
-        let Some(log) = &self.log else {
+        let Some(log) = self.log.as_ref().filter(|_| self.settling.is_none()) else {
             return Decision::default();
         };
         for stream in &log.log.streams {
@@ -435,6 +541,8 @@ impl<'a> Tenure<'a> {
             shard: claim.shard,
             stream: stream.clone(),
             consumer: claim.consumer.clone(),
+            cursor: claim.cursor.clone(),
+            generation: self.durable.state.generation,
             sink: rule.sink.clone(),
             low: plan.low,
             high: plan.high,
@@ -462,6 +570,7 @@ impl<'a> Tenure<'a> {
             length: part.length,
             part: Part {
                 sequence,
+                first_record: 0,
                 segment: entry.segment,
                 offset: part.offset,
                 data: Bytes::new(),
@@ -470,7 +579,8 @@ impl<'a> Tenure<'a> {
             },
         });
         let wanted: Vec<Wanted> = wanted.collect();
-        let in_doubt = self.schedule.is_in_doubt(key);
+        let inherited = self.inherits_doubt && self.schedule.is_inherited(key);
+        let in_doubt = inherited || self.durable.state.may_have_sent(*plan) || self.shard.repair.is_some();
         let trace = BatchTrace::begin(&id, &wanted, in_doubt);
         let encoding = log.streams[index as usize].encoding;
         let batch = Batch {
@@ -486,6 +596,10 @@ impl<'a> Tenure<'a> {
             refused: self.durable.state.refused(stream, *plan).cloned(),
             refusals: self.refusals.clone(),
             trace,
+            term: work::Term {
+                other_tokens: self.durable.state.generation > 0 && self.durable.state.may_have_sent(*plan),
+                ..self.term.clone()
+            },
         })
     }
 
@@ -508,7 +622,8 @@ impl<'a> Tenure<'a> {
                 || decision.blocked
                 || self.drain_until.is_some());
         let renew = since >= lease / 3;
-        let write_down = !decision.plans.is_empty() || !self.undurable.is_empty();
+        let settled = self.durable.state.unsettled && self.settling.is_none();
+        let write_down = !decision.plans.is_empty() || !self.undurable.is_empty() || settled;
         if !(acknowledge || renew || write_down) {
             return Ok(false);
         }
@@ -528,6 +643,9 @@ impl<'a> Tenure<'a> {
                 next.refuse(&refusal.stream, refusal.batch, &refusal.pieces, &refusal.reason)?;
             }
         }
+        if settled {
+            next.settle();
+        }
         let claim = self.shard.claim.clone();
         next.renew(
             now_ms(&*claim.environment),
@@ -535,7 +653,7 @@ impl<'a> Tenure<'a> {
         );
         next.wait_for(&claim.status.waiting_for());
         let before = self.durable.clone();
-        self.swap_began = now;
+        self.swap_began = claim.environment.uptime();
         // If it fails, the next one waits a little; if it does not, this is of no effect.
         self.swap_again_at = now + Duration::from_millis(200);
         self.swapping = Some(async move { claim.swap(before, next).await }.boxed());
@@ -545,7 +663,7 @@ impl<'a> Tenure<'a> {
     fn swapped(&mut self, durable: Snapshot<Cursor>) {
         if durable.state.stamp != self.durable.state.stamp {
             self.swapped_at = Instant::now();
-            self.leased_at = self.swap_began;
+            self.term.lease.renew(self.swap_began, self.shard.config.lease);
             self.swap_again_at = self.swapped_at;
         }
         self.trace_acknowledged(&durable.state);
@@ -758,7 +876,16 @@ impl<'a> Tenure<'a> {
         self.drain_until.map_or(timer, |until| timer.min(until))
     }
 
-    /// Gives the cursor back, saying whether anything is in doubt.
+    /// Whether this is a repair, and all of its range is in the sink.
+    fn is_repaired(&self) -> bool {
+        let Some(Known { log, .. }) = self.log.as_ref().filter(|_| self.settling.is_none()) else {
+            return false;
+        };
+        let accepts = accepts(&self.shard.workshop, log);
+        self.schedule.running() == 0 && self.schedule.is_complete(&self.durable.state, log, &accepts)
+    }
+
+    /// Gives the cursor back, saying whether anything is in doubt. A repair that has reached its end leaves a tombstone.
     async fn release(&mut self) -> Result<Term, ConsumeError> {
         self.work.abort_all();
         // One that is under way may still land: then ours finds its state, and goes on from there.
@@ -777,8 +904,12 @@ impl<'a> Tenure<'a> {
                 next.withdraw(&stream, plan);
             }
             next.wait_for(&[]);
+            let repaired = self.is_repaired();
+            if repaired {
+                next.settle();
+            }
             // With the store away it would take for ever.
-            match timeout_at(patience, self.give_back(next)).await {
+            match timeout_at(patience, self.give_back(next, repaired)).await {
                 Ok(Ok(Some(term))) => return Ok(term),
                 Ok(Err(error)) => return Err(error),
                 Ok(Ok(None)) | Err(_) => {}
@@ -808,7 +939,7 @@ impl<'a> Tenure<'a> {
             loop {
                 let mut next = self.durable.state.clone();
                 next.wait_for(&[format!("it ended: {error}")]);
-                if self.give_back(next).await?.is_some() {
+                if self.give_back(next, false).await?.is_some() {
                     return Ok::<_, ConsumeError>(());
                 }
             }
@@ -821,12 +952,22 @@ impl<'a> Tenure<'a> {
         }
     }
 
-    /// One attempt to release the cursor. `None`: an earlier swap of ours was in force, and is known now.
-    async fn give_back(&mut self, mut next: Cursor) -> Result<Option<Term>, ConsumeError> {
+    /// One attempt to release the cursor, and to remove it where it is `done` with. `None`: an earlier swap of ours was in
+    /// force, and is known now.
+    async fn give_back(&mut self, mut next: Cursor, done: bool) -> Result<Option<Term>, ConsumeError> {
         next.release();
+        if done {
+            // Every request of it was followed by one that succeeded under the same token, as before a clean release.
+            next = next.remove();
+            next.settle();
+        }
         let ownership = next.ownership.clone();
         match self.shard.claim.swap(self.durable.clone(), next).await? {
             Outcome::Fenced { owner, epoch } => Ok(Some(self.fenced(&owner, epoch))),
+            // Ours, or an operator's: all is in the sink.
+            Outcome::Removed if done => Ok(Some(self.repaired())),
+            Outcome::Removed => Err(self.shard.claim.removed()),
+            Outcome::Ours(durable) if done && durable.state.is_removed() => Ok(Some(self.repaired())),
             Outcome::Ours(durable) if durable.state.ownership == ownership => {
                 self.trace_acknowledged(&durable.state);
                 info!(
@@ -841,6 +982,15 @@ impl<'a> Tenure<'a> {
                 Ok(None)
             }
         }
+    }
+
+    fn repaired(&self) -> Term {
+        let (shard, consumer) = (self.shard.claim.shard, &self.shard.claim.consumer);
+        info!(shard, consumer, "the range is repaired");
+        if let Some(tally) = &self.shard.workshop.repair {
+            tally.shard();
+        }
+        Term::Released
     }
 
     fn fenced(&self, owner: &str, epoch: u64) -> Term {

@@ -1,5 +1,5 @@
-//! Where batches go: the [`Sink`] trait and what it is given. The identities made here are the
-//! deduplication tokens, so nothing here may depend on the time, the process or the attempt.
+//! Where batches go: the [`Sink`] trait and what it is given. The identities of rows and the deduplication tokens are made
+//! here, so nothing here may depend on the time, the process or the attempt.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -7,7 +7,7 @@ use millpond_manifest::cursor::Rule;
 use millpond_manifest::planted::{self, Bug};
 use millpond_segment::Encoding;
 use std::fmt;
-use std::ops::Range;
+use std::time::Duration;
 use thiserror::Error;
 use ulid::Ulid;
 use uuid::Uuid;
@@ -21,8 +21,12 @@ pub struct BatchId {
     pub shard: u32,
     /// Which stream.
     pub stream: String,
-    /// For which consumer.
+    /// For which consumer: part of the identity of its rows.
     pub consumer: String,
+    /// The name of the cursor that plans it: the consumer's, or its repair's.
+    pub cursor: String,
+    /// The cursor's generation ([`millpond_manifest::Cursor::generation`]).
+    pub generation: u64,
     /// Into which sink, e.g. `clickhouse:otel.otel_logs`.
     pub sink: String,
     /// First sequence.
@@ -36,19 +40,22 @@ pub struct BatchId {
 impl BatchId {
     /// The deduplication token of one chunk of this batch.
     ///
-    /// `millpond/1/<buffer>/<shard>/<stream>/<consumer>/<sink>/v<schema version>/<low>-<high>/<chunk>`:
-    /// stable and printable. None of the names can contain a slash but the sink's, which is
-    /// followed by the fixed-form rest, so two identities never share a token.
-    pub fn token(&self, chunk: u32) -> String {
+    /// `millpond/2/<buffer>/<shard>/<stream>/<cursor>/<sink>/v<schema version>/g<generation>/<low>-<high>/<chunk>`, and
+    /// `/<round>` in rounds after the first: stable and printable. None of the names can contain a slash but the sink's, which
+    /// is followed by the fixed-form rest, so two identities never share a token.
+    pub fn token(&self, chunk: u32, round: u32) -> String {
         let chunk = if planted::is(Bug::TokenWithoutChunk) {
             0
         } else {
             chunk
         };
-        format!("{self}/{chunk}")
+        match round {
+            0 => format!("{self}/{chunk}"),
+            _ => format!("{self}/{chunk}/{round}"),
+        }
     }
 
-    /// Where rows of this batch come from, for Millpond's own column: `<buffer>/<shard>/<stream>/<consumer>`.
+    /// Where rows of this batch come from, the first part of their identity: `<buffer>/<shard>/<stream>/<consumer>`.
     pub fn source(&self) -> String {
         let BatchId {
             buffer_id,
@@ -67,7 +74,9 @@ impl fmt::Display for BatchId {
             buffer_id,
             shard,
             stream,
-            consumer,
+            consumer: _,
+            cursor,
+            generation,
             sink,
             low,
             high,
@@ -75,7 +84,7 @@ impl fmt::Display for BatchId {
         } = self;
         write!(
             f,
-            "millpond/1/{buffer_id}/{shard:04}/{stream}/{consumer}/{sink}/v{schema_version}/{low}-{high}"
+            "millpond/2/{buffer_id}/{shard:04}/{stream}/{cursor}/{sink}/v{schema_version}/g{generation}/{low}-{high}"
         )
     }
 }
@@ -85,6 +94,8 @@ impl fmt::Display for BatchId {
 pub struct Part {
     /// The segment's place in the log.
     pub sequence: u64,
+    /// The number of its first record: 0, but for a record that stands alone.
+    pub first_record: u32,
     /// The segment's name, for errors.
     pub segment: Ulid,
     /// Where `data` begins in the segment object, for errors.
@@ -126,42 +137,88 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// The place in the batch of the record that this row of the chunk was made of.
-    pub fn record(&self, row: u64) -> Option<u64> {
+    /// The identity of a row of the chunk.
+    pub fn id(&self, row: u64) -> Option<RowId> {
         let mut before = 0;
         self.received.iter().find_map(|run| {
-            let record = (row < before + run.rows).then(|| run.first + (row - before));
+            let id = (row < before + run.rows).then(|| run.first.after(row - before));
             before += run.rows;
-            record
+            id
         })
     }
 
-    /// When the messages of these rows were received.
-    pub fn received(&self, rows: &Range<u64>) -> Vec<Received> {
-        let mut before = 0;
-        let runs = self.received.iter().map(|run| {
-            let from = rows.start.saturating_sub(before).min(run.rows);
-            let to = rows.end.saturating_sub(before).min(run.rows);
-            before += run.rows;
-            Received {
-                at_us: run.at_us,
-                rows: to - from,
-                first: run.first + from,
+    /// The identities of all rows, in order.
+    pub fn ids(&self) -> impl Iterator<Item = RowId> {
+        let runs = self.received.iter();
+        runs.flat_map(|run| (0..run.rows).map(|row| run.first.after(row)))
+    }
+
+    /// When the messages of these rows, which ascend, were received.
+    pub fn received(&self, rows: &[u64]) -> Vec<Received> {
+        let mut some: Vec<Received> = Vec::new();
+        let mut runs = self.received.iter();
+        let (mut run, mut before) = (runs.next(), 0);
+        for &row in rows {
+            while let Some(passed) = run.filter(|run| row >= before + run.rows) {
+                before += passed.rows;
+                run = runs.next();
             }
-        });
-        runs.filter(|run| run.rows > 0).collect()
+            let Some(run) = run else { break };
+            some.push(Received {
+                at_us: run.at_us,
+                rows: 1,
+                first: run.first.after(row - before),
+            });
+        }
+        Received::joined(some)
     }
 }
 
-/// Neighbouring rows of a chunk that come from neighbouring records, received at one time.
+/// The identity of a row within its source ([`BatchId::source`]): it follows from the log alone, whatever was sent how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RowId {
+    /// The sequence of the segment that its record is in.
+    pub sequence: u64,
+    /// The record's number among those of the stream in that segment. A message that cannot be read has one number.
+    pub record: u32,
+}
+
+impl RowId {
+    /// The record that comes so many after this one in the same segment.
+    fn after(self, records: u64) -> RowId {
+        let records = u32::try_from(records).expect("a segment has under 2^32 records of a stream");
+        RowId {
+            record: self.record + records,
+            ..self
+        }
+    }
+}
+
+/// Neighbouring rows of a chunk that come from neighbouring records of one segment, received at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
     /// Unix time in microseconds.
     pub at_us: i64,
     /// How many rows.
     pub rows: u64,
-    /// The first one's record, by its place among the batch's records.
-    pub first: u64,
+    /// The identity of the first one. Those of the others follow it.
+    pub first: RowId,
+}
+
+impl Received {
+    /// Runs of rows in as few runs as there can be.
+    pub fn joined(runs: impl IntoIterator<Item = Received>) -> Vec<Received> {
+        let mut joined: Vec<Received> = Vec::new();
+        for next in runs {
+            match joined.last_mut() {
+                Some(last) if last.at_us == next.at_us && last.first.after(last.rows) == next.first => {
+                    last.rows += next.rows;
+                }
+                _ => joined.push(next),
+            }
+        }
+        joined
+    }
 }
 
 /// What a batch is cut into.
@@ -169,10 +226,10 @@ pub struct Received {
 pub enum Cut {
     /// Rows to be written.
     Chunk(Chunk),
-    /// A message that is none of its encoding. It has no rows and no records.
+    /// A message that is none of its encoding. It has no rows, and one record number.
     Unreadable {
-        /// Its place among the batch's messages.
-        place: u32,
+        /// That number.
+        id: RowId,
         /// The message.
         message: Record,
         /// What is wrong with it.
@@ -183,8 +240,6 @@ pub enum Cut {
 /// A message out of a batch; or a record of it, as a message of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// The segment that it was in.
-    pub sequence: u64,
     /// When it was received, in unix microseconds.
     pub received_at_us: i64,
     /// In the batch's encoding, if it is readable.
@@ -205,15 +260,40 @@ pub enum SinkError {
     Refused(String),
 }
 
-/// What a sink that was asked has found of a chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Found {
-    /// None of its rows, or the sink cannot ask: all were sent.
-    Nothing,
-    /// Some of them: the others were sent.
-    Some,
-    /// All of them: nothing was sent.
-    All,
+/// One request that writes rows.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// The deduplication token.
+    pub token: String,
+    /// The request's own name at the sink:
+    /// `millpond/<buffer>/<shard>/<consumer>/<cursor>/<stream>/<low>-<high>/<chunk>/<opening>/<random>`, so that others can be
+    /// found by what they send and for whom, and ended.
+    pub query_id: String,
+    /// Nothing was ever sent under this token.
+    pub first: bool,
+}
+
+/// What a sink knows of the rows of a chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Presence {
+    /// It cannot tell: only its tokens keep rows from being there twice.
+    Unknown,
+    /// It lacks these rows of the chunk, by their places, which ascend.
+    Lacks {
+        /// The places.
+        rows: Vec<u64>,
+        /// No replica can have a row that is said to be lacking. Where this is not certain, no round may follow the first.
+        certain: bool,
+    },
+}
+
+/// How requests of earlier openings were ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// None is under way any more.
+    Ended,
+    /// The sink cannot say: they end by themselves, each within [`Sink::attempt_max`].
+    Waits,
 }
 
 /// Where batches go.
@@ -235,21 +315,39 @@ pub trait Sink: Send + Sync + 'static {
     /// batch is damaged.
     fn chunks(&self, batch: &Batch, rule: &Rule, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError>;
 
-    /// These rows of a chunk, or of a piece of one, as a piece with this number. CPU work.
-    fn piece(&self, chunk: &Chunk, rows: Range<u64>, number: u32) -> Chunk;
+    /// These rows of a chunk, by their places, which ascend. They keep the chunk's number. CPU work.
+    fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk;
 
-    /// The records at these places in the batch ([`Received::first`]), in that order, each as a message of its own. CPU work.
-    fn records(&self, batch: &Batch, places: &[u64]) -> Result<Vec<Record>, SinkError>;
+    /// The records with these numbers, in that order, each as a message of its own. CPU work.
+    fn records(&self, batch: &Batch, ids: &[RowId]) -> Result<Vec<Record>, SinkError>;
 
-    /// Writes a chunk: one attempt. Success means that the rows are in the sink, whether this
-    /// attempt put them there or an earlier one.
-    async fn write(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError>;
+    /// Writes the rows of a chunk: one request, in one block, under one token. A success says that the sink knows the token, and
+    /// of a token's first request that the rows are in the sink. ClickHouse can know a token and lack its rows. When the future is
+    /// dropped, nothing more of the request is sent.
+    async fn insert(&self, chunk: &Chunk, attempt: &Attempt) -> Result<(), SinkError>;
 
-    /// Writes a chunk of which some rows may be in the sink, because an attempt before this one, ours or a
-    /// predecessor's, ended unknown to us; or a piece of a chunk, of which that may be so. A sink that can ask what it has asks here, and does not depend on
-    /// recognising the repetition alone.
-    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<Found, SinkError> {
-        self.write(id, chunk).await.map(|()| Found::Nothing)
+    /// Asks which rows of a chunk of this source the sink lacks.
+    async fn presence(&self, _source: &str, _chunk: &Chunk) -> Result<Presence, SinkError> {
+        Ok(Presence::Unknown)
+    }
+
+    /// Ends requests whose [`Attempt::query_id`] begins with `of`, where that is possible and quick.
+    async fn end_requests(&self, _of: &str) {}
+
+    /// All rows of a chunk are in the sink, and may have been brought by several requests: completes what the sink derives from
+    /// them, such as tables that views fill.
+    async fn complete(&self, _source: &str, _chunk: &Chunk) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// The longest that the sink works on one [`insert`](Self::insert), whatever became of who sent it.
+    fn attempt_max(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Ends requests whose [`Attempt::query_id`] begins with `of` and does not contain `spared`, and returns when they have ended.
+    async fn settle(&self, _of: &str, _spared: Option<&str>) -> Result<Settled, SinkError> {
+        Ok(Settled::Waits)
     }
 }
 
@@ -263,6 +361,8 @@ mod tests {
             shard: 3,
             stream: "otlp.logs".into(),
             consumer: "default".into(),
+            cursor: "default".into(),
+            generation: 4,
             sink: "clickhouse:otel.otel_logs".into(),
             low: 12,
             high: 15,
@@ -272,11 +372,10 @@ mod tests {
 
     #[test]
     fn the_token_is_documented_and_stable() {
-        assert_eq!(
-            id().token(2),
-            "millpond/1/00000000-0000-0000-0000-000000000007/0003/otlp.logs/default/\
-             clickhouse:otel.otel_logs/v1/12-15/2"
-        );
+        let token = "millpond/2/00000000-0000-0000-0000-000000000007/0003/otlp.logs/default/\
+                     clickhouse:otel.otel_logs/v1/g4/12-15/2";
+        assert_eq!(id().token(2, 0), token);
+        assert_eq!(id().token(2, 1), format!("{token}/1"));
         assert_eq!(
             id().source(),
             "00000000-0000-0000-0000-000000000007/0003/otlp.logs/default"
@@ -284,33 +383,51 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_knows_the_records_of_its_rows() {
-        let run = |at_us, rows, first| Received { at_us, rows, first };
+    fn some_rows_of_a_chunk_keep_their_identities() {
+        let run = |at_us, rows, sequence, record| Received {
+            at_us,
+            rows,
+            first: RowId { sequence, record },
+        };
         let chunk = Chunk {
             index: 0,
             table: 0,
             rows: 9,
             raw_bytes: 0,
             body: Vec::new(),
-            received: vec![run(1, 3, 10), run(2, 2, 13), run(3, 4, 50)],
+            received: vec![run(1, 3, 7, 10), run(2, 2, 7, 13), run(3, 4, 8, 0)],
         };
-        assert_eq!(chunk.received(&(0..9)), chunk.received);
+        assert_eq!(chunk.received(&[0, 1, 2, 3, 4, 5, 6, 7, 8]), chunk.received);
         assert_eq!(
-            chunk.received(&(2..6)),
-            [run(1, 1, 12), run(2, 2, 13), run(3, 1, 50)]
+            chunk.received(&[2, 3, 4, 5]),
+            [run(1, 1, 7, 12), run(2, 2, 7, 13), run(3, 1, 8, 0)]
         );
-        let records: Vec<_> = (0..10).map(|row| chunk.record(row)).collect();
-        let expected = [10, 11, 12, 13, 14, 50, 51, 52, 53].map(Some);
-        assert_eq!((&records[..9], records[9]), (&expected[..], None));
+        assert_eq!(
+            chunk.received(&[0, 2, 8]),
+            [run(1, 1, 7, 10), run(1, 1, 7, 12), run(3, 1, 8, 3)]
+        );
+        let all: Vec<_> = (0..10).map_while(|row| chunk.id(row)).collect();
+        assert_eq!(all, chunk.ids().collect::<Vec<_>>());
+        assert_eq!(
+            (all.len(), all[8]),
+            (
+                9,
+                RowId {
+                    sequence: 8,
+                    record: 3
+                }
+            )
+        );
     }
 
     #[test]
     fn every_part_of_the_identity_is_in_the_token() {
-        let change: [fn(&mut BatchId); 8] = [
+        let change: [fn(&mut BatchId); 9] = [
             |id| id.buffer_id = Uuid::from_u128(8),
             |id| id.shard = 4,
             |id| id.stream = "otlp.traces".into(),
-            |id| id.consumer = "other".into(),
+            |id| id.cursor = "other".into(),
+            |id| id.generation = 5,
             |id| id.sink = "clickhouse:otel.other".into(),
             |id| id.low = 11,
             |id| id.high = 16,
@@ -319,8 +436,8 @@ mod tests {
         for change in change {
             let mut other = id();
             change(&mut other);
-            assert_ne!(other.token(2), id().token(2));
+            assert_ne!(other.token(2, 0), id().token(2, 0));
         }
-        assert_ne!(id().token(1), id().token(2));
+        assert_ne!(id().token(1, 0), id().token(2, 0));
     }
 }

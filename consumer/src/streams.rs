@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A stream's name; or with `*` at its end, how names begin.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamPattern {
     text: String,
     open: bool,
@@ -23,6 +23,14 @@ impl StreamPattern {
         StreamPattern {
             text: String::new(),
             open: true,
+        }
+    }
+
+    /// Of the stream with this name alone.
+    pub(crate) fn exactly(stream: &str) -> StreamPattern {
+        StreamPattern {
+            text: stream.to_owned(),
+            open: false,
         }
     }
 

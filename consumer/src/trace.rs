@@ -72,7 +72,7 @@ impl BatchTrace {
         }
         Step(span!(
             target: TARGET, parent: &self.batch, Level::INFO, "insert",
-            sink = %id.sink, token = %id.token(chunk.index), rows = chunk.rows, bytes = chunk.raw_bytes, error = Empty,
+            sink = %id.sink, token = %id.token(chunk.index, 0), rows = chunk.rows, bytes = chunk.raw_bytes, error = Empty,
         ))
     }
 

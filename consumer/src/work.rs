@@ -1,16 +1,20 @@
 //! One batch's way: fetch its parts, have the sink cut them into chunks, write each chunk until the sink has it or has
 //! refused it. It never plans or acknowledges.
 
-use crate::decode::Decode;
+use crate::decode::{Decode, cpu};
 use crate::environment::{Environment, pause};
 use crate::error::ConsumeError;
 use crate::isolate::{Isolation, Refusals};
+use crate::lease::Lease;
 use crate::letters::Letters;
 use crate::metrics::{self, Metrics, Stage, label};
+use crate::repair::Tally;
+use crate::rounds::{self, Failed, Sender};
 use crate::sink::{Batch, Chunk, Cut, Part, Sink, SinkError};
 use crate::status::{Level, Status};
 use crate::streams::StreamPattern;
 use crate::trace::{BatchTrace, Step};
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream;
@@ -40,6 +44,8 @@ pub(crate) struct Workshop {
     pub(crate) decoders: Arc<Semaphore>,
     pub(crate) writers: Arc<Semaphore>,
     pub(crate) dead_letters_max: usize,
+    /// Of a repair: what it finds and brings.
+    pub(crate) repair: Option<Tally>,
 }
 
 /// The one budget that every byte held for a batch is drawn from.
@@ -81,6 +87,25 @@ pub(crate) struct Wanted {
     pub(crate) part: Part,
 }
 
+/// In whose name, and until when, a batch is sent.
+#[derive(Clone)]
+pub(crate) struct Term {
+    pub(crate) lease: Arc<Lease>,
+    /// Rows of the batch may be in the sink under tokens of another generation.
+    pub(crate) other_tokens: bool,
+    pub(crate) opening: u64,
+}
+
+/// Why a chunk is not in the sink.
+pub(crate) enum Undone {
+    /// The sink will never take all of it, in its words. `in_doubt`: an earlier attempt may still be under way.
+    Refused { reason: String, in_doubt: bool },
+    /// The sink took it in every round and lacks so many of its rows.
+    Missing(u64),
+    /// The sink cannot tell which of its rows it has.
+    CannotTell,
+}
+
 /// A batch to do.
 pub(crate) struct Job {
     /// Its parts still empty.
@@ -94,6 +119,7 @@ pub(crate) struct Job {
     /// Where to write down what the sink refuses.
     pub(crate) refusals: Refusals,
     pub(crate) trace: BatchTrace,
+    pub(crate) term: Term,
 }
 
 impl Job {
@@ -146,6 +172,7 @@ impl Workshop {
             in_doubt,
             refused,
             refusals,
+            term,
             ..
         } = job;
         let (id, batch) = (batch.id.clone(), Arc::new(batch));
@@ -162,15 +189,11 @@ impl Workshop {
         };
         let (mut cuts, decoding) = work.begin(&*self.environment);
         let mut letters = Letters::new(&self, id.clone(), batch.encoding, self.dead_letters_max);
-        let isolation = Isolation::new(&self, batch, refusals, refused, trace);
+        let isolation = Isolation::new(&self, batch, refusals, refused, trace, term);
         while let Some(cut) = cuts.recv().await {
             match cut {
                 Cut::Chunk(chunk) => isolation.write(chunk, in_doubt, &mut letters).await?,
-                Cut::Unreadable {
-                    place,
-                    message,
-                    reason,
-                } => letters.unreadable(place, message, reason).await?,
+                Cut::Unreadable { id, message, reason } => letters.unreadable(id, message, reason).await?,
             }
         }
         match decoding.await {
@@ -231,33 +254,38 @@ impl Workshop {
     /// Tries until the sink has the chunk, or says that it will never take it, and why. `in_doubt`: it may have some of it.
     pub(crate) async fn write(
         &self,
+        term: &Term,
         id: &crate::BatchId,
         chunk: &Chunk,
         mut in_doubt: bool,
         step: &Step,
-    ) -> Result<(), String> {
+    ) -> Result<(), Undone> {
+        let sender = OfTerm { workshop: self, term };
+        let mut lacked = None;
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
         let _queued = self.metrics.enter(Stage::write);
         loop {
             let writer = self.writers.acquire().await.expect("never closed");
             let began = Instant::now();
             let outcome = if in_doubt {
-                let found = self.sink.write_again(id, chunk).await;
+                let found = rounds::again(&sender, &self.sink, id, chunk, &mut lacked).await;
                 found.map(|found| self.metrics.count_asked(found))
             } else {
-                self.sink.write(id, chunk).await
+                rounds::first(&sender, &*self.sink, id, chunk).await
             };
             self.metrics.write_seconds.observe(began.elapsed().as_secs_f64());
             drop(writer);
             let (reason, level) = match outcome {
                 Ok(()) => break,
-                Err(SinkError::Transient(reason)) => (reason, Level::Warn),
-                Err(SinkError::Schema(reason)) => (reason, Level::Error),
-                Err(SinkError::Refused(reason)) => {
+                Err(Failed::Sink(SinkError::Transient(reason))) => (reason, Level::Warn),
+                Err(Failed::Sink(SinkError::Schema(reason))) => (reason, Level::Error),
+                Err(Failed::Sink(SinkError::Refused(reason))) => {
                     self.status.goes_on("writing to the sink");
                     step.fail(&reason);
-                    return Err(reason);
+                    return Err(Undone::Refused { reason, in_doubt });
                 }
+                Err(Failed::Missing(rows)) => return Err(Undone::Missing(rows)),
+                Err(Failed::CannotTell) => return Err(Undone::CannotTell),
             };
             // Whatever the error says, the rows may have landed before it.
             in_doubt = !planted::is(Bug::RetryNotAnnounced);
@@ -268,6 +296,9 @@ impl Workshop {
         }
         self.status.goes_on("writing to the sink");
         self.count(id, chunk);
+        if let Some(tally) = &self.repair {
+            tally.compared(chunk.rows, lacked.unwrap_or(chunk.rows));
+        }
         Ok(())
     }
 
@@ -287,6 +318,50 @@ impl Workshop {
                     .as_secs_f64(),
             );
         }
+    }
+}
+
+/// Sends in the name of a term.
+struct OfTerm<'a> {
+    workshop: &'a Workshop,
+    term: &'a Term,
+}
+
+#[async_trait]
+impl Sender for OfTerm<'_> {
+    async fn may_send(&self) -> u64 {
+        if planted::is(Bug::LeaseCheckedOnce) {
+            return 0;
+        }
+        self.term.lease.wait().await
+    }
+
+    fn may_still_send(&self, since: u64) -> bool {
+        self.term.lease.has_run_since(since) || planted::is(Bug::LeaseCheckedOnce)
+    }
+
+    async fn may_send_no_more(&self) {
+        self.term.lease.lapsed().await;
+    }
+
+    fn opening(&self) -> u64 {
+        self.term.opening
+    }
+
+    fn random(&self) -> u64 {
+        self.workshop.environment.random()
+    }
+
+    fn sent_under_other_tokens(&self) -> bool {
+        self.term.other_tokens
+    }
+
+    fn trusts_tokens(&self) -> bool {
+        self.workshop.repair.is_none()
+    }
+
+    async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk {
+        cpu(&*self.workshop.environment, move || sink.some(&chunk, &rows)).await
     }
 }
 

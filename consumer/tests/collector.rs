@@ -4,8 +4,8 @@
 mod support;
 
 use futures::future::join_all;
-use millpond_consumer::Environment;
 use millpond_consumer::collector::{CollectError, Collected, Collector, CollectorConfig};
+use millpond_consumer::{Environment, SystemEnvironment};
 use millpond_manifest::{Cursor, Log as Pages, Manifest, Page, ReadError, Rule, Swap, cas, layout};
 use millpond_producer::{Append, Config as ProducerConfig, Producer};
 use millpond_segment::Encoding;
@@ -43,6 +43,10 @@ impl Clock {
 }
 
 impl Environment for Clock {
+    fn uptime(&self) -> Duration {
+        SystemEnvironment.uptime()
+    }
+
     fn now_us(&self) -> i64 {
         i64::try_from(self.now_ms.load(Relaxed) * 1_000).unwrap()
     }
@@ -94,7 +98,10 @@ async fn acknowledge(log: &Log, consumer: &str, stream: &str, next: u64) {
     let found = cas::read::<Cursor>(&log.store, &key).await.unwrap();
     let version = found.as_ref().map(|found| found.version.clone());
     let buffer = log.manifest().await.state.buffer_id;
-    let mut cursor = found.map_or_else(|| Cursor::new(buffer, 0, consumer, 0, rule), |found| found.state);
+    let mut cursor = found.map_or_else(
+        || Cursor::new(buffer, 0, consumer, 0, 0, rule),
+        |found| found.state,
+    );
     cursor.acknowledge(stream, next).unwrap();
     let swapped = cas::swap(&log.store, &key, version.as_ref(), cursor.stamped(next)).await;
     assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");

@@ -5,7 +5,7 @@ mod support;
 
 use millpond_consumer::collector::{Collector, CollectorConfig};
 use millpond_consumer::replay::{ReplayError, replay};
-use millpond_consumer::{Config, ConsumeError, SinkError};
+use millpond_consumer::{Config, ConsumeError, Sink, SinkError};
 use millpond_manifest::letter::Kind;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{self, Faults, On, WriteFaults};
@@ -108,6 +108,10 @@ async fn messages_that_cannot_be_read_are_letters_as_they_are() {
     assert_eq!(kinds[&b"row-2"[..]], (Kind::Refused, 0));
 }
 
+fn sink(table: &Arc<Table>) -> Arc<dyn Sink> {
+    table.clone()
+}
+
 #[tokio::test]
 async fn a_letter_is_replayed_once_however_often_it_is_tried() {
     let mut log = Log::new(Store::memory()).await;
@@ -126,37 +130,37 @@ async fn a_letter_is_replayed_once_however_often_it_is_tried() {
     };
     let (refused, unreadable) = (key_of(Kind::Refused), key_of(Kind::Unreadable));
 
-    let still = replay(&log.store, &*table, &refused).await.unwrap_err();
+    let still = replay(&log.store, &sink(&table), &refused).await.unwrap_err();
     assert!(
         matches!(still, ReplayError::Sink(SinkError::Refused(_))),
         "{still}"
     );
-    let other = replay(&log.store, &*Table::open("other"), &refused)
+    let other = replay(&log.store, &sink(&Table::open("other")), &refused)
         .await
         .unwrap_err();
     assert!(matches!(other, ReplayError::OtherSink { .. }), "{other}");
-    let unread = replay(&log.store, &*table, &unreadable).await.unwrap_err();
+    let unread = replay(&log.store, &sink(&table), &unreadable).await.unwrap_err();
     assert!(matches!(unread, ReplayError::Unreadable(_)), "{unread}");
     assert_eq!(log.letters().await, letters, "all of them stay");
 
     // The row lands, the answer is lost; then it is there, and the letter cannot be deleted.
     table.forbid(&[]);
     table.fail_next(&[Fault::LandsUnreported]);
-    let lost = replay(&log.store, &*table, &refused).await.unwrap_err();
+    let lost = replay(&log.store, &sink(&table), &refused).await.unwrap_err();
     assert!(
         matches!(lost, ReplayError::Sink(SinkError::Transient(_))),
         "{lost}"
     );
     network.once(On::Delete, "", unreliable::Fault::Lost);
-    let kept = replay(&store, &*table, &refused).await.unwrap_err();
+    let kept = replay(&store, &sink(&table), &refused).await.unwrap_err();
     assert!(matches!(kept, ReplayError::Delete(_)), "{kept}");
-    assert_eq!(replay(&log.store, &*table, &refused).await.unwrap(), 1);
-    let gone = replay(&log.store, &*table, &refused).await.unwrap_err();
+    assert_eq!(replay(&log.store, &sink(&table), &refused).await.unwrap(), 1);
+    let gone = replay(&log.store, &sink(&table), &refused).await.unwrap_err();
     assert!(matches!(gone, ReplayError::Gone), "{gone}");
 
     // A program that can read the message makes a row of it.
     table.cannot_read(&[]);
-    assert_eq!(replay(&log.store, &*table, &unreadable).await.unwrap(), 1);
+    assert_eq!(replay(&log.store, &sink(&table), &unreadable).await.unwrap(), 1);
     assert_eq!(table.rows(), log.rows());
     assert!(log.letters().await.is_empty());
 }
@@ -173,7 +177,7 @@ async fn a_letter_is_not_replayed_before_its_batch_is_acknowledged() {
     consumer.stop().await.unwrap();
     let key = log.letters().await.into_keys().next().expect("it is there");
     log.reset("default", 0).await;
-    let early = replay(&log.store, &*table, &key).await.unwrap_err();
+    let early = replay(&log.store, &sink(&table), &key).await.unwrap_err();
     assert!(matches!(early, ReplayError::NotAcknowledged(0)), "{early}");
 }
 

@@ -69,7 +69,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 // The commands that operators are told of.
 var commands = []string{
 	"gateway", "consume", "gc", "doctor", "load", "config", "cost", "tables print", "tables create", "manifest dump", "manifest check", "segment dump",
-	"status", "tail", "consumer list", "consumer wait", "consumer reset", "consumer skip", "consumer remove",
+	"status", "tail", "consumer list", "consumer wait", "consumer reset", "consumer repair", "consumer skip", "consumer remove",
 	"dead-letters list", "dead-letters show", "dead-letters replay", "dead-letters remove",
 }
 

@@ -80,6 +80,7 @@ fn batch(signal: Signal, message: &[u8], records: u64) -> Batch {
     let block = compressor.compress(&block, records).expect("zstd takes anything");
     let part = Part {
         sequence: 0,
+        first_record: 0,
         segment: Ulid::nil(),
         offset: 6,
         data: Bytes::clone(&block.bytes),
@@ -92,10 +93,12 @@ fn batch(signal: Signal, message: &[u8], records: u64) -> Batch {
             shard: 0,
             stream: signal.stream().into(),
             consumer: "fuzz".into(),
+            cursor: "fuzz".into(),
+            generation: 0,
             sink: "clickhouse:otel.otel_logs".into(),
             low: 0,
             high: 0,
-            schema_version: 1,
+            schema_version: 2,
         },
         encoding: Encoding::Otlp,
         parts: vec![part],
@@ -111,6 +114,6 @@ fn rule() -> Rule {
         max_partitions_per_chunk: 1,
         max_in_flight: 1,
         sink: "clickhouse:otel.otel_logs".into(),
-        schema_version: 1,
+        schema_version: 2,
     }
 }

@@ -11,6 +11,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     };
     for (now_ms, take_over) in [(0, false), (u64::MAX, false), (0, true)] {
         let opening = Opening {
+            id: 7,
             owner: "one",
             now_ms,
             lease_ms: 1000,
@@ -22,6 +23,9 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             objects::check(&opened.state);
         }
     }
+    let tombstone = cursor.remove();
+    objects::check(&tombstone);
+    objects::check(&tombstone.begin_again(3, 9, cursor.rule.clone()));
     let streams: Vec<String> = cursor.streams.keys().cloned().chain(["new".into()]).collect();
     for stream in &streams {
         let next = cursor.next(stream);

@@ -166,6 +166,9 @@ pub enum Ownership {
     },
     /// Nobody's, but batches may be in doubt.
     Abandoned,
+    /// Nobody's: an operator removed the consumer. The cursor stays as a tombstone, so that an owner that still lives learns
+    /// of it and a consumer of the same name does not take rows in the sink for rows never sent.
+    Removed,
 }
 
 /// The state of a consumer in one shard.
@@ -179,10 +182,21 @@ pub struct Cursor {
     pub consumer: String,
     /// Tells states apart.
     pub stamp: Stamp,
-    /// Counts the openings; an owner with a lower one is fenced.
+    /// Counts the openings. For people: [`Cursor::opening`] is what fences.
     pub epoch: u64,
+    /// The random id of the newest opening: an owner acts only while this is the id of its own.
+    pub opening: u64,
     /// Whose it is.
     pub ownership: Ownership,
+    /// The longest lease of any owner since the last clean release, in milliseconds: how long one that was fenced may go on
+    /// sending.
+    pub lease_ms: u64,
+    /// Counts the changes that let rows go out in other chunks than before: resets, skips, removals. Part of every token.
+    pub generation: u64,
+    /// Requests of an earlier generation may still be under way to the sink. Nothing is sent until they have ended.
+    pub unsettled: bool,
+    /// Rows below this sequence may be in the sink under tokens that no plan names: the sink is asked before they are sent.
+    pub sent_below: u64,
     /// The rule in force.
     pub rule: Rule,
     /// Where a stream without a position of its own begins.
@@ -202,6 +216,8 @@ pub struct Cursor {
 pub struct Opening<'a> {
     /// The name of the owner to be.
     pub owner: &'a str,
+    /// The random id of this opening.
+    pub id: u64,
     /// Unix ms.
     pub now_ms: u64,
     /// How long the lease lasts without being renewed, in milliseconds.
@@ -244,15 +260,21 @@ pub struct Forbidden {
 }
 
 impl Cursor {
-    /// The cursor of a consumer that never was: released, at `start`.
-    pub fn new(buffer_id: Uuid, shard: u32, consumer: &str, start: u64, rule: Rule) -> Self {
+    /// The cursor of a consumer that has none: released, at `start`. Where there is no cursor nobody knows what was sent, since
+    /// somebody may have deleted one: `sent_below` is the end of the log.
+    pub fn new(buffer_id: Uuid, shard: u32, consumer: &str, start: u64, sent_below: u64, rule: Rule) -> Self {
         Cursor {
             buffer_id,
             shard,
             consumer: consumer.to_owned(),
             stamp: Stamp { version: 0, nonce: 0 },
             epoch: 0,
+            opening: 0,
             ownership: Ownership::Released,
+            lease_ms: 0,
+            generation: 0,
+            unsettled: false,
+            sent_below,
             rule,
             start,
             streams: BTreeMap::new(),
@@ -299,9 +321,20 @@ impl Cursor {
         }
     }
 
-    /// Whether this state is one of the owner that opened the cursor in this epoch: whoever finds another is fenced.
-    pub fn is_of(&self, epoch: u64) -> bool {
-        self.epoch == epoch || planted::is(Bug::FenceIgnored)
+    /// Whether this state is of the same opening as `own`: an owner that finds another is fenced.
+    pub fn is_of(&self, own: &Cursor) -> bool {
+        let same_epoch = self.epoch == own.epoch && planted::is(Bug::EpochFences);
+        self.opening == own.opening || same_epoch || planted::is(Bug::FenceIgnored)
+    }
+
+    /// Whether an operator removed the consumer: it has no positions, and nothing is kept for it.
+    pub fn is_removed(&self) -> bool {
+        self.ownership == Ownership::Removed
+    }
+
+    /// Whether an attempt to send this batch may not be the first, apart from what its own generation has done.
+    pub fn may_have_sent(&self, batch: Plan) -> bool {
+        batch.low < self.sent_below && !planted::is(Bug::ResetForgetsSent)
     }
 
     /// Takes the cursor: a new epoch and a new owner. The configured rule comes into force only
@@ -309,6 +342,7 @@ impl Cursor {
     pub fn open(&self, opening: &Opening<'_>) -> Result<Opened, HeldByAnother> {
         let &Opening {
             owner,
+            id,
             now_ms,
             lease_ms,
             rule,
@@ -320,9 +354,17 @@ impl Cursor {
         {
             return Err(held);
         }
-        let in_doubt = self.ownership != Ownership::Released;
+        let in_doubt = !matches!(self.ownership, Ownership::Released | Ownership::Removed);
         let mut state = self.clone();
         state.epoch += 1;
+        state.opening = id;
+        // An owner that was fenced may have a longer one than its successor, and it sends until that has run out. After a clean
+        // release its tokens are known.
+        state.lease_ms = if in_doubt || self.unsettled {
+            self.lease_ms.max(lease_ms)
+        } else {
+            lease_ms
+        };
         state.ownership = Ownership::Held {
             owner: owner.to_owned(),
             lease_expires_at_ms: now_ms.saturating_add(lease_ms),
@@ -449,37 +491,96 @@ impl Cursor {
     }
 
     /// Everything from `position` on is to be read again, and nothing before it: of every stream, those that come later
-    /// included. Plans are forgotten, and an owner that still lives is fenced: the epoch is a new one.
+    /// included. Plans are forgotten, and an owner that still lives is fenced. What was sent stays in the sink: the next owner
+    /// asks for it before it sends.
     #[must_use]
     pub fn reset(&self, position: u64) -> Cursor {
         Cursor {
-            epoch: self.epoch + 1,
             ownership: Ownership::Released,
             start: position,
             streams: BTreeMap::new(),
             refused: Vec::new(),
             waiting_for: Vec::new(),
+            ..self.next_generation()
+        }
+    }
+
+    /// The consumer is forgotten, and an owner that still lives is fenced and ends. The tombstone keeps what protects the rows
+    /// in the sink from a consumer of the same name.
+    #[must_use]
+    pub fn remove(&self) -> Cursor {
+        Cursor {
+            ownership: Ownership::Removed,
+            start: 0,
+            streams: BTreeMap::new(),
+            skipped: Vec::new(),
+            refused: Vec::new(),
+            waiting_for: Vec::new(),
+            ..self.next_generation()
+        }
+    }
+
+    /// A consumer begins again after a removal, at `start`, under this rule. `end`: where the log ends.
+    #[must_use]
+    pub fn begin_again(&self, start: u64, end: u64, rule: Rule) -> Cursor {
+        Cursor {
+            ownership: Ownership::Released,
+            start,
+            sent_below: self.sent_below.max(end),
+            rule,
             ..self.clone()
         }
     }
 
-    /// Leaves a part out that is not acknowledged yet. Whoever owns the cursor goes on with that. The batch that the part is
-    /// in keeps its identity: what was sent of it before came before the part.
+    /// This state, in which no token is the same as before and no owner of before acts any more.
+    fn next_generation(&self) -> Cursor {
+        let fences = !planted::is(Bug::FenceIgnored);
+        Cursor {
+            epoch: self.epoch + 1,
+            opening: if fences { 0 } else { self.opening },
+            generation: self.generation + u64::from(!planted::is(Bug::GenerationKept)),
+            unsettled: !planted::is(Bug::ResetUnsettled),
+            // After a clean release nobody sends any more.
+            lease_ms: match self.ownership {
+                Ownership::Released => 0,
+                _ => self.lease_ms,
+            },
+            sent_below: self.sent_below.max(self.reached()),
+            ..self.clone()
+        }
+    }
+
+    /// The sequence after the last one that any owner can have sent anything of.
+    fn reached(&self) -> u64 {
+        let ends = self.streams.values().map(|stream| {
+            let planned = stream.planned.back().map_or(0, |last| last.high + 1);
+            stream.next.max(planned)
+        });
+        ends.max().unwrap_or(0).max(self.start)
+    }
+
+    /// Leaves a part out that is not acknowledged yet. An owner goes on with that, unless the part is in a planned batch: then
+    /// rows of it may have been sent, in chunks that are to be others from now on, so that the owner is fenced and the next one
+    /// asks the sink for the rows of every planned batch.
     pub fn skip(&mut self, skip: Skip) -> Result<(), Forbidden> {
         let next = self.next(&skip.stream);
         let reason = if skip.sequence < next {
             format!("sequence {} lies before the acknowledged {next}", skip.sequence)
         } else if self.is_skipped(&skip.stream, skip.sequence) {
             format!("sequence {} is left out already", skip.sequence)
-        } else if let Some(taken_apart) = self.taken_apart(&skip) {
-            let Plan { low, high } = taken_apart.batch;
-            format!(
-                "the batch {low}..={high} is being taken apart, because the sink refused a part of it: with other rows, what was sent \
-                 of it could not be told from what was not"
-            )
         } else if self.skipped.len() >= SKIPS_MAX {
             format!("{SKIPS_MAX} parts are left out already")
         } else {
+            let planned = self
+                .planned(&skip.stream)
+                .any(|plan| (plan.low..=plan.high).contains(&skip.sequence));
+            if planned && !planted::is(Bug::SkipKeepsTokens) {
+                *self = Cursor {
+                    ownership: Ownership::Abandoned,
+                    refused: Vec::new(),
+                    ..self.next_generation()
+                };
+            }
             self.skipped.push(skip);
             return Ok(());
         };
@@ -489,10 +590,9 @@ impl Cursor {
         })
     }
 
-    fn taken_apart(&self, skip: &Skip) -> Option<&Refused> {
-        self.refused.iter().find(|refused| {
-            refused.stream == skip.stream && (refused.batch.low..=refused.batch.high).contains(&skip.sequence)
-        })
+    /// Every request of earlier generations has ended.
+    pub fn settle(&mut self) {
+        self.unsettled = false;
     }
 
     /// Whether an operator said to leave this part out.
@@ -554,8 +654,11 @@ impl Cursor {
     pub fn check(&self) -> Result<(), String> {
         self.rule.check()?;
         // Each opening and each reset takes the next.
-        if self.epoch > EPOCH_MAX {
-            return Err(format!("its epoch {} is over {EPOCH_MAX}", self.epoch));
+        if self.epoch.max(self.generation) > EPOCH_MAX {
+            let (epoch, generation) = (self.epoch, self.generation);
+            return Err(format!(
+                "its epoch {epoch} or its generation {generation} is over {EPOCH_MAX}"
+            ));
         }
         for (stream, cursor) in &self.streams {
             let mut from = cursor.next;
@@ -588,7 +691,12 @@ impl Object for Cursor {
             consumer,
             stamp,
             epoch,
+            opening,
             ownership,
+            lease_ms,
+            generation,
+            unsettled,
+            sent_below,
             rule,
             start,
             streams,
@@ -599,6 +707,7 @@ impl Object for Cursor {
         let (kind, owner, lease_expires_at_ms) = match ownership {
             Ownership::Released => (proto::Ownership::Released, String::new(), 0),
             Ownership::Abandoned => (proto::Ownership::Abandoned, String::new(), 0),
+            Ownership::Removed => (proto::Ownership::Removed, String::new(), 0),
             Ownership::Held {
                 owner,
                 lease_expires_at_ms,
@@ -622,6 +731,11 @@ impl Object for Cursor {
                 skipped: skipped.iter().map(encode_skip).collect(),
                 refused: refused.iter().map(encode_refused).collect(),
                 waiting_for: waiting_for.clone(),
+                opening: *opening,
+                generation: *generation,
+                sent_below: *sent_below,
+                unsettled: *unsettled,
+                lease_ms: *lease_ms,
             },
         )
     }
@@ -635,6 +749,7 @@ impl Object for Cursor {
         let ownership = match proto::Ownership::try_from(c.ownership) {
             Ok(proto::Ownership::Released) => Ownership::Released,
             Ok(proto::Ownership::Abandoned) => Ownership::Abandoned,
+            Ok(proto::Ownership::Removed) => Ownership::Removed,
             Ok(proto::Ownership::Held) => Ownership::Held {
                 owner: c.owner,
                 lease_expires_at_ms: c.lease_expires_at_ms,
@@ -669,7 +784,12 @@ impl Object for Cursor {
                 nonce: c.writer_nonce,
             },
             epoch: c.epoch,
+            opening: c.opening,
             ownership,
+            lease_ms: c.lease_ms,
+            generation: c.generation,
+            unsettled: c.unsettled,
+            sent_below: c.sent_below,
             rule: decode_rule(rule),
             start: c.start,
             streams,

@@ -50,7 +50,8 @@ pub fn segments(shard: u32) -> String {
 /// A name that cannot be used for a consumer.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
-    "consumer name {0:?} is not allowed: use 1 to {NAME_MAX} of the characters a-z A-Z 0-9 . _ - with a letter or digit first"
+    "consumer name {0:?} is not allowed: use 1 to {NAME_MAX} of the characters a-z A-Z 0-9 . _ - with a letter or digit first; \
+     names that end in {REPAIR} belong to repairs"
 )]
 pub struct InvalidName(pub String);
 
@@ -61,6 +62,28 @@ pub const NAME_MAX: usize = 100;
 /// that of a stream's name.
 pub fn check_consumer_name(name: &str) -> Result<(), InvalidName> {
     millpond_segment::check_stream_name(name).map_err(|e| InvalidName(e.0))
+}
+
+/// The end of the name of a repair's cursor.
+const REPAIR: &str = ".repair";
+
+/// The name of the cursor with which a consumer's rows are repaired.
+pub fn repair(consumer: &str) -> String {
+    format!("{consumer}{REPAIR}")
+}
+
+/// The consumer whose rows the cursor of this name repairs.
+pub fn repaired_by(cursor: &str) -> Option<&str> {
+    cursor.strip_suffix(REPAIR)
+}
+
+/// Checks the name of a consumer that reads the log by itself: the names of repairs are reserved.
+pub fn check_reader_name(name: &str) -> Result<(), InvalidName> {
+    check_consumer_name(name)?;
+    match repaired_by(name) {
+        Some(_) => Err(InvalidName(name.to_owned())),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -83,6 +106,20 @@ mod tests {
         for good in ["default", "a", "team-1.replay_2", &"x".repeat(NAME_MAX)] {
             assert!(check_consumer_name(good).is_ok(), "{good:?}");
         }
+    }
+
+    #[test]
+    fn names_of_repairs_are_reserved() {
+        assert_eq!(repair("default"), "default.repair");
+        assert_eq!(repaired_by("default.repair"), Some("default"));
+        assert_eq!(repaired_by("repair"), None);
+        assert!(check_reader_name("default").is_ok());
+        assert!(check_consumer_name("default.repair").is_ok());
+        for reserved in ["default.repair", "a.repair.repair"] {
+            let error = check_reader_name(reserved).expect_err(reserved).to_string();
+            assert!(error.contains("belong to repairs"), "{error}");
+        }
+        assert!(check_reader_name("../x").is_err());
     }
 
     #[test]

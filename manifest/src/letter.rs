@@ -42,14 +42,11 @@ pub struct DeadLetter {
     pub sink: String,
     /// The version of the sink's mapping from messages to rows.
     pub schema_version: u32,
-    /// First sequence of the batch.
-    pub low: u64,
-    /// Last sequence of the batch, inclusive.
-    pub high: u64,
-    /// Its number in the batch ([`crate::piece`]): the end of the token under which it was refused.
-    pub number: u32,
-    /// The segment that the message was in.
+    /// The segment that the record was in.
     pub sequence: u64,
+    /// The record's number among those of the stream in that segment: with the sequence, the identity of its row. A message that
+    /// cannot be read has one number.
+    pub record: u32,
     /// Why there is a letter.
     pub kind: Kind,
     /// What the payload is.
@@ -78,12 +75,12 @@ impl DeadLetter {
             consumer,
             sequence,
             stream,
-            number,
+            record,
             ..
         } = self;
         let folder = layout::dead_letters(*shard, Some(consumer));
         let content = crc32c::crc32c(&same.encode_to_vec());
-        format!("{folder}/{sequence:020}-{stream}-{number:010}-{content:08x}")
+        format!("{folder}/{sequence:020}-{stream}-{record:010}-{content:08x}")
     }
 
     fn message(&self) -> proto::DeadLetter {
@@ -94,10 +91,8 @@ impl DeadLetter {
             consumer,
             sink,
             schema_version,
-            low,
-            high,
-            number,
             sequence,
+            record,
             kind,
             encoding,
             received_at_us,
@@ -120,10 +115,8 @@ impl DeadLetter {
             consumer: consumer.clone(),
             sink: sink.clone(),
             schema_version: *schema_version,
-            low: *low,
-            high: *high,
-            number: *number,
             sequence: *sequence,
+            record: *record,
             kind: kind.into(),
             encoding: encoding.into(),
             received_at_us: *received_at_us,
@@ -137,10 +130,6 @@ impl DeadLetter {
     fn check(&self) -> Result<(), String> {
         layout::check_consumer_name(&self.consumer).map_err(|e| e.to_string())?;
         millpond_segment::check_stream_name(&self.stream).map_err(|e| e.to_string())?;
-        let (low, high, sequence) = (self.low, self.high, self.sequence);
-        if !(low..=high).contains(&sequence) {
-            return Err(format!("sequence {sequence} is not in the batch {low}..={high}"));
-        }
         Ok(())
     }
 }
@@ -180,10 +169,8 @@ impl Object for DeadLetter {
             consumer: message.consumer,
             sink: message.sink,
             schema_version: message.schema_version,
-            low: message.low,
-            high: message.high,
-            number: message.number,
             sequence: message.sequence,
+            record: message.record,
             kind,
             encoding,
             received_at_us: message.received_at_us,

@@ -1,12 +1,9 @@
 //! The numbers of chunks and of their pieces. A chunk that a sink refused is halved, and each half that is refused too,
 //! down to single rows. Every piece of it has a number of its own, which follows from the chunk and the halving alone:
-//! it is part of the piece's token, and its rows carry it. Pure.
+//! it is part of the piece's token. Pure.
 
 /// From here on, a number is a piece's. Below is the chunk's own place in its batch.
 pub const PIECES: u32 = 1 << 31;
-
-/// From here on to [`PIECES`], a number is that of a message that cannot be read, counted from the batch's first message.
-pub const UNREADABLE: u32 = 1 << 30;
 
 /// Bits of a piece's place among the halvings of its chunk: the halves of `p` are `2p` and `2p + 1`, the chunk is 1.
 const PLACE_BITS: u32 = 21;
@@ -28,7 +25,7 @@ pub fn halves(number: u32) -> [u32; 2] {
     [2 * place, 2 * place + 1].map(|place| PIECES | chunk << PLACE_BITS | place)
 }
 
-/// What a piece is a half of; nothing for a chunk, or a message.
+/// What a piece is a half of; nothing for a chunk.
 pub fn parent(number: u32) -> Option<u32> {
     let (chunk, place) = split(number);
     match place {
@@ -78,11 +75,6 @@ mod tests {
         for chunk in [0, 1, 2, 7, CHUNKS_MAX - 1] {
             all(chunk, 1_000, &mut found);
         }
-        assert!(
-            found
-                .iter()
-                .all(|number| *number < UNREADABLE || *number >= PIECES)
-        );
         assert_eq!(found.iter().collect::<HashSet<_>>().len(), found.len());
     }
 
@@ -111,6 +103,6 @@ mod tests {
                 assert_eq!(number, 5);
             }
         }
-        assert_eq!((parent(UNREADABLE + 3), parent(PIECES)), (None, None));
+        assert_eq!(parent(PIECES), None);
     }
 }

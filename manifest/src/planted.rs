@@ -72,6 +72,26 @@ bugs! {
     RetryWithOtherChunks = "retry-with-other-chunks",
     /// A second attempt is made as if there had been no first.
     RetryNotAnnounced = "retry-not-announced",
+    /// A success of a second attempt is taken for rows in the sink: nobody asks again.
+    SuccessTrusted = "success-trusted",
+    /// A chunk that may have been sent goes out whole before the sink is asked for its rows.
+    SentBeforeAsked = "sent-before-asked",
+    /// The first round of a chunk that may have been sent is left out.
+    RoundSkipped = "round-skipped",
+    /// After a reset, rows that were sent before it are taken for rows never sent.
+    ResetForgetsSent = "reset-forgets-sent",
+    /// A reset, a skip or a removal keeps the tokens.
+    GenerationKept = "generation-kept",
+    /// The owner after a reset, a skip or a removal does not wait for requests that are under way.
+    ResetUnsettled = "reset-unsettled",
+    /// A skip inside a planned batch leaves the batch's tokens as they are.
+    SkipKeepsTokens = "skip-keeps-tokens",
+    /// An owner takes a cursor of its own epoch for its own, whoever opened it.
+    EpochFences = "epoch-fences",
+    /// An owner whose cursor was removed makes a new one.
+    RemovalIgnored = "removal-ignored",
+    /// An owner looks at its lease once a batch.
+    LeaseCheckedOnce = "lease-checked-once",
 }
 
 /// Whether this bug is planted.

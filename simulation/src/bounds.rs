@@ -33,6 +33,12 @@ pub struct Bounds {
     pub owner_crashes: u8,
     /// Owners that give the cursor back.
     pub releases: u8,
+    /// Tokens that the sink records without their rows.
+    pub poisons: u8,
+    /// Resets of the cursor to the beginning, by an operator.
+    pub resets: u8,
+    /// Removals of the cursor, by an operator.
+    pub removals: u8,
     /// Registrations that make the table forget all other producers.
     pub expiries: u8,
 }
@@ -54,6 +60,9 @@ impl Bounds {
         producer_crashes: 0,
         owner_crashes: 0,
         releases: 0,
+        poisons: 0,
+        resets: 0,
+        removals: 0,
         expiries: 0,
     };
 
@@ -100,6 +109,18 @@ impl Bounds {
             owner_crashes: 1,
             releases: 1,
             epochs: 2,
+            ..Bounds::delivery()
+        }
+    }
+
+    /// Owners whose cursor an operator resets, over a sink that loses rows.
+    pub fn operated() -> Bounds {
+        Bounds {
+            segments: vec![vec![1, 1]],
+            owner_faults: 0,
+            poisons: 1,
+            resets: 1,
+            epochs: 4,
             ..Bounds::delivery()
         }
     }

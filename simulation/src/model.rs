@@ -27,6 +27,9 @@ pub struct Left {
     pub producer_crashes: u8,
     pub owner_crashes: u8,
     pub releases: u8,
+    pub poisons: u8,
+    pub resets: u8,
+    pub removals: u8,
     pub expiries: u8,
 }
 
@@ -58,6 +61,10 @@ pub enum Action {
     Tick,
     /// A late swap lands.
     Land(usize),
+    /// An operator resets the cursor to the beginning of the log.
+    Reset,
+    /// An operator removes the cursor.
+    Remove,
     /// A producer's.
     Producer(usize, producer::Step),
     /// An owner's.
@@ -103,6 +110,9 @@ impl Model for System {
                 producer_crashes: bounds.producer_crashes,
                 owner_crashes: bounds.owner_crashes,
                 releases: bounds.releases,
+                poisons: bounds.poisons,
+                resets: bounds.resets,
+                removals: bounds.removals,
                 expiries: bounds.expiries,
             },
             told: Vec::new(),
@@ -119,6 +129,15 @@ impl Model for System {
             actions.push(Action::Tick);
         }
         actions.extend((0..world.store.late.len()).map(Action::Land));
+        if world
+            .store
+            .cursor
+            .as_ref()
+            .is_some_and(|cursor| !cursor.is_removed())
+        {
+            actions.extend((world.left.resets > 0).then_some(Action::Reset));
+            actions.extend((world.left.removals > 0).then_some(Action::Remove));
+        }
         for (i, producer) in world.producers.iter().enumerate() {
             let mut steps = Vec::new();
             producer.steps(i, self, world, &mut steps);
@@ -139,6 +158,15 @@ impl Model for System {
         match action {
             Action::Tick => next.clock += 1,
             Action::Land(place) => next.store.land_late(place),
+            Action::Reset => {
+                next.left.resets -= 1;
+                let first = next.store.manifest.first_sequence;
+                next.store.operate(|cursor| cursor.reset(first))?;
+            }
+            Action::Remove => {
+                next.left.removals -= 1;
+                next.store.operate(millpond_manifest::Cursor::remove)?;
+            }
             Action::Producer(place, step) => Producer::step(place, step, self, &mut next)?,
             Action::Owner(place, step) => Owner::step(place, step, self, &mut next)?,
             Action::Collector(step) => Collector::step(step, &mut next)?,

@@ -52,6 +52,41 @@ impl Known {
     }
 }
 
+/// How far a batch is on its way into the sink.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Sending {
+    rows: Vec<Ulid>,
+    /// The sink is asked before anything is sent.
+    in_doubt: bool,
+    /// The chunk that is next.
+    chunk: usize,
+    round: u8,
+    /// The rows of the chunk that the sink lacked when it was asked.
+    lacks: Option<Vec<Ulid>>,
+}
+
+/// Rounds of one attempt, as in `consumer/src/rounds.rs`.
+const ROUNDS: u8 = 3;
+
+impl Sending {
+    fn chunk(&self, rule: &Rule) -> Vec<Ulid> {
+        let size = usize::try_from(rule.chunk_rows).unwrap_or(usize::MAX);
+        let mut chunks = self.rows.chunks(size);
+        chunks.nth(self.chunk).unwrap_or_default().to_vec()
+    }
+
+    /// Whether the next step is a question.
+    fn asks(&self) -> bool {
+        self.in_doubt && self.lacks.is_none()
+    }
+
+    /// The chunk is in the sink. `in_doubt`: of the next one, too, rows may be there.
+    fn go_on(&mut self, in_doubt: bool) {
+        self.chunk += 1;
+        (self.in_doubt, self.round, self.lacks) = (in_doubt, 0, None);
+    }
+}
+
 /// A term as the cursor's owner.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tenure {
@@ -60,8 +95,10 @@ pub struct Tenure {
     /// The predecessor's batches are yet to be found out.
     in_doubt: bool,
     schedule: Schedule,
-    /// Of each batch that was started and is not in the sink: what is sent under its token.
-    sending: BTreeMap<Plan, Vec<Ulid>>,
+    /// Each batch that was started and is not in the sink.
+    sending: BTreeMap<Plan, Sending>,
+    /// No request of an earlier generation is under way.
+    settled: bool,
     /// The last swap did not succeed for certain: the cursor must be read.
     reread: bool,
     releasing: bool,
@@ -101,8 +138,12 @@ pub enum Step {
     Poll,
     /// Starts a batch: reads its segments.
     Start(Plan),
-    /// The sink takes it.
-    Insert(Plan),
+    /// Asks the sink which rows of the batch's next chunk it lacks.
+    Ask(Plan),
+    /// Sends the chunk, or what it lacks. Whether the sink records the token and loses the rows and its answer.
+    Send(Plan, bool),
+    /// Learns that no request of earlier owners is under way any more.
+    Settle,
     /// Makes plans, if so wanted, and acknowledgements durable.
     Save(bool, Outcome),
     /// Reads the cursor after a swap that did not succeed for certain.
@@ -117,7 +158,7 @@ impl Tenure {
     fn decide(&self) -> Decision {
         match &self.log {
             // A writer is always idle: whatever can be planned may be planned now.
-            Some(Known { log, .. }) if !self.in_doubt => {
+            Some(Known { log, .. }) if !self.in_doubt && self.settled => {
                 let takes_all = |_: &str| true;
                 let room = Room {
                     writers: usize::MAX,
@@ -147,7 +188,7 @@ impl Tenure {
         let decision = self.decide();
         let worth_it = match plan {
             true => !decision.plans.is_empty() || !decision.ahead.is_empty(),
-            false => decision.progress,
+            false => decision.progress || (self.settled && self.durable.unsettled),
         };
         if !worth_it {
             return None;
@@ -160,6 +201,9 @@ impl Tenure {
             let plans = decision.plans.iter().chain(&decision.ahead);
             for (stream, boundaries) in plans.filter(|_| plan) {
                 next.plan(stream, *boundaries)?;
+            }
+            if self.settled {
+                next.settle();
             }
             Ok::<_, Forbidden>(next)
         };
@@ -175,6 +219,11 @@ impl Owner {
     /// Whether it replays what its predecessor may have sent.
     pub fn replays(&self) -> bool {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.schedule.doubtful() > 0)
+    }
+
+    /// Whether it has waited for the requests of an earlier generation.
+    pub fn has_settled(&self) -> bool {
+        matches!(&self.phase, Phase::Serving(tenure) if tenure.settled && tenure.durable.unsettled)
     }
 
     /// Whether its predecessor planned what is not in the log that it knows.
@@ -214,14 +263,24 @@ impl Owner {
                 }
                 let decision = tenure.decide();
                 steps.extend(decision.start.into_iter().map(|(_, plan)| Step::Start(plan)));
-                steps.extend(tenure.sending.keys().copied().map(Step::Insert));
+                for (plan, sending) in &tenure.sending {
+                    if sending.asks() {
+                        steps.push(Step::Ask(*plan));
+                    } else {
+                        steps.push(Step::Send(*plan, false));
+                        steps.extend((world.left.poisons > 0).then_some(Step::Send(*plan, true)));
+                    }
+                }
+                if !tenure.settled {
+                    steps.push(Step::Settle);
+                }
                 if tenure.reread {
                     steps.push(Step::Reread);
                 } else if known.is_some() {
                     if !decision.plans.is_empty() || !decision.ahead.is_empty() {
                         steps.extend(swaps.clone().map(|outcome| Step::Save(true, outcome)));
                     }
-                    if decision.progress {
+                    if decision.progress || (tenure.settled && tenure.durable.unsettled) {
                         steps.extend(swaps.clone().map(|outcome| Step::Save(false, outcome)));
                     }
                     if world.left.releases > 0 && !tenure.in_doubt {
@@ -240,6 +299,9 @@ impl Owner {
         let World {
             store, owners, left, ..
         } = world;
+        if step == Step::Settle {
+            settle(place, owners);
+        }
         let me = &mut owners[place];
         let (nonce, ahead) = (me.nonce(place), system.bounds.ahead);
         if let Step::Open(outcome) | Step::Save(_, outcome) | Step::Release(outcome) = step {
@@ -253,7 +315,7 @@ impl Owner {
             (Step::Look, phase) => *phase = Phase::Opening(store.cursor.clone()),
             (Step::Open(outcome), Phase::Opening(seen)) => {
                 let rule = system.rule(place);
-                let (opened, in_doubt) = open(seen.as_ref(), place, &rule)?;
+                let (opened, in_doubt) = open(seen.as_ref(), place, &rule, nonce, store)?;
                 let next = Versioned::new(opened.stamped(nonce));
                 me.phase = match store.swap(Write::Cursor(next.clone()), outcome)? {
                     Answer::Committed => serving(next, in_doubt, ahead),
@@ -269,6 +331,9 @@ impl Owner {
             (step, Phase::Serving(tenure)) => {
                 if matches!(step, Step::Release(_)) && !std::mem::replace(&mut tenure.releasing, true) {
                     left.releases -= 1;
+                }
+                if let Step::Send(_, true) = step {
+                    left.poisons -= 1;
                 }
                 if !tenure.step(step, nonce, store)? {
                     me.end();
@@ -313,14 +378,49 @@ impl Tenure {
                     return Some(false);
                 }
                 let rows = found.into_iter().map(|(_, name)| name).collect();
-                self.schedule.started((STREAM.to_owned(), plan));
-                self.sending.insert(plan, rows);
+                let key = (STREAM.to_owned(), plan);
+                let sending = Sending {
+                    rows,
+                    in_doubt: self.schedule.is_in_doubt(&key) || self.durable.may_have_sent(plan),
+                    chunk: 0,
+                    round: 0,
+                    lacks: None,
+                };
+                self.schedule.started(key);
+                self.sending.insert(plan, sending);
             }
-            Step::Insert(plan) => {
-                let rows = self.sending.remove(&plan)?;
-                store.insert(plan, &rows, &self.durable.rule);
-                self.schedule.finished(&(STREAM.to_owned(), plan));
+            Step::Ask(plan) => {
+                let sending = self.sending.get_mut(&plan)?;
+                let mut lacks = sending.chunk(&self.durable.rule);
+                lacks.retain(|row| !store.sink.contains(row));
+                if lacks.is_empty() {
+                    let in_doubt = self.starts_in_doubt(plan);
+                    self.sending.get_mut(&plan)?.go_on(in_doubt);
+                } else if sending.round == ROUNDS {
+                    store.broken.get_or_insert(Broken::Missing);
+                } else {
+                    sending.lacks = Some(lacks);
+                }
+                self.finish(plan);
             }
+            Step::Send(plan, poisoned) => {
+                let in_doubt = self.starts_in_doubt(plan);
+                let sending = self.sending.get_mut(&plan)?;
+                let rows = sending.lacks.take();
+                let rows = rows.unwrap_or_else(|| sending.chunk(&self.durable.rule));
+                let token = (self.durable.generation, plan, sending.chunk, sending.round);
+                store.insert(token, &rows, poisoned);
+                if poisoned {
+                    // Its answer is lost: another attempt.
+                    (sending.in_doubt, sending.round) = (true, 0);
+                } else if sending.in_doubt {
+                    sending.round += 1;
+                } else {
+                    sending.go_on(in_doubt);
+                }
+                self.finish(plan);
+            }
+            Step::Settle => self.settled = true,
             Step::Save(plan, outcome) => match self.save(plan)? {
                 Ok(next) => {
                     self.swap(next, nonce, outcome, store)?;
@@ -330,7 +430,7 @@ impl Tenure {
                 }
             },
             Step::Reread => match &store.cursor {
-                Some(found) if found.is_of(self.durable.epoch) => {
+                Some(found) if found.is_of(&self.durable) => {
                     self.acknowledged(found.clone());
                     let held = matches!(found.ownership, Ownership::Held { .. });
                     return Some(held || !self.releasing);
@@ -356,6 +456,25 @@ impl Tenure {
         Some(true)
     }
 
+    /// Whether rows of the batch may have been sent before this term.
+    fn starts_in_doubt(&self, plan: Plan) -> bool {
+        let key = (STREAM.to_owned(), plan);
+        self.schedule.is_in_doubt(&key) || self.durable.may_have_sent(plan)
+    }
+
+    /// A batch is done after its last chunk.
+    fn finish(&mut self, plan: Plan) {
+        let rule = &self.durable.rule;
+        if self
+            .sending
+            .get(&plan)
+            .is_some_and(|sending| sending.chunk(rule).is_empty())
+        {
+            self.sending.remove(&plan);
+            self.schedule.finished(&(STREAM.to_owned(), plan));
+        }
+    }
+
     /// One swap of the cursor. Whether it is certain that it took effect.
     fn swap(&mut self, next: Cursor, nonce: u64, outcome: Outcome, store: &mut Store) -> Option<bool> {
         let next = Versioned::new(next.stamped(nonce));
@@ -368,8 +487,22 @@ impl Tenure {
     }
 }
 
+/// The leases of earlier owners have run out, and their requests have ended.
+fn settle(place: usize, owners: &mut [Owner]) {
+    let Phase::Serving(tenure) = &owners[place].phase else {
+        return;
+    };
+    let epoch = tenure.durable.epoch;
+    for owner in owners {
+        if matches!(&owner.phase, Phase::Serving(earlier) if earlier.durable.epoch < epoch) {
+            owner.end();
+        }
+    }
+}
+
 fn serving(durable: Versioned<Cursor>, in_doubt: bool, ahead: u64) -> Phase {
     Phase::Serving(Box::new(Tenure {
+        settled: !durable.unsettled,
         durable,
         log: None,
         in_doubt,
@@ -382,11 +515,25 @@ fn serving(durable: Versioned<Cursor>, in_doubt: bool, ahead: u64) -> Phase {
 }
 
 /// The state that opens the cursor, and whether batches are in doubt.
-fn open(seen: Option<&Versioned<Cursor>>, place: usize, rule: &Rule) -> Option<(Cursor, bool)> {
-    let fresh = || Cursor::new(Uuid::nil(), 0, "default", 0, rule.clone());
-    let cursor = seen.map_or_else(fresh, |seen| (**seen).clone());
+fn open(
+    seen: Option<&Versioned<Cursor>>,
+    place: usize,
+    rule: &Rule,
+    nonce: u64,
+    store: &Store,
+) -> Option<(Cursor, bool)> {
+    let fresh = || Cursor::new(Uuid::nil(), 0, "default", 0, 0, rule.clone());
+    let cursor = match seen {
+        None => fresh(),
+        Some(seen) if seen.is_removed() => {
+            // Nobody has sent more than the tombstone says.
+            seen.begin_again(store.manifest.first_sequence, 0, rule.clone())
+        }
+        Some(seen) => (**seen).clone(),
+    };
     let opening = Opening {
         owner: if place == 0 { "a" } else { "b" },
+        id: nonce + 1,
         now_ms: 0,
         lease_ms: 1,
         rule,

@@ -19,6 +19,8 @@ enum Scope {
     Delivery,
     /// Owners that crash or give the cursor back.
     Takeover,
+    /// Owners whose cursor an operator resets.
+    Operated,
     /// Everybody.
     Whole,
 }
@@ -76,6 +78,15 @@ pub(crate) struct Search {
     /// Owners that give the cursor back.
     #[arg(long)]
     releases: Option<u8>,
+    /// Tokens that the sink records without their rows.
+    #[arg(long)]
+    poisons: Option<u8>,
+    /// Resets of the cursor.
+    #[arg(long)]
+    resets: Option<u8>,
+    /// Removals of the cursor.
+    #[arg(long)]
+    removals: Option<u8>,
     /// Registrations that make the table forget all others.
     #[arg(long)]
     expiries: Option<u8>,
@@ -88,6 +99,7 @@ impl Search {
             Scope::Forgotten => Bounds::forgotten(),
             Scope::Delivery => Bounds::delivery(),
             Scope::Takeover => Bounds::takeover(),
+            Scope::Operated => Bounds::operated(),
             Scope::Whole => Bounds::whole(),
         };
         let segments = match &self.segments {
@@ -113,6 +125,9 @@ impl Search {
             producer_crashes: self.producer_crashes.unwrap_or(from.producer_crashes),
             owner_crashes: self.owner_crashes.unwrap_or(from.owner_crashes),
             releases: self.releases.unwrap_or(from.releases),
+            poisons: self.poisons.unwrap_or(from.poisons),
+            resets: self.resets.unwrap_or(from.resets),
+            removals: self.removals.unwrap_or(from.removals),
             expiries: self.expiries.unwrap_or(from.expiries),
         })
     }

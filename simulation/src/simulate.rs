@@ -85,7 +85,9 @@ fn run_many(seeds: &Range<u64>, threads: usize) -> anyhow::Result<()> {
 
 fn verdict(run: Option<&Run>) -> anyhow::Result<()> {
     match run.and_then(|run| run.violation.as_ref().map(|violation| (run.seed, violation))) {
-        Some((seed, violation)) => bail!("seed {seed} violates {violation}"),
+        Some((seed, violation)) => bail!(
+            "seed {seed} violates {violation}\nto see it: cargo run --release -p millpond-simulation -- run --seed {seed} --trace"
+        ),
         None => Ok(()),
     }
 }

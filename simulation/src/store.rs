@@ -2,7 +2,7 @@
 //! behind the consumers. It keeps the history of the log beside, for the properties.
 
 use millpond_manifest::cursor::Plan;
-use millpond_manifest::{Cursor, Manifest, Object, Page, Rule};
+use millpond_manifest::{Cursor, Manifest, Object, Page};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -160,13 +160,19 @@ pub enum Broken {
     Log,
     /// An owner that is not the last to open the cursor moved it.
     Fence,
-    /// Two row sets were sent under one token.
-    Token,
+    /// The sink said yes in every round, and lacks rows.
+    Missing,
     /// An object that the log refers to was not there.
     Lost,
     /// A pure function refused a step as the caller's own mistake.
     Forbidden,
 }
+
+/// The nonce of an operator. Those of owners are smaller.
+const OPERATOR: u64 = u64::MAX;
+
+/// The name of a request's rows: generation, batch, chunk and round.
+pub type Token = (u64, Plan, usize, u8);
 
 /// All that is shared.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -181,8 +187,10 @@ pub struct Store {
     pub pages: BTreeMap<Ulid, StoredPage>,
     /// Swaps that may still land.
     pub late: Vec<Write>,
-    /// What the sink took under each token, which names a batch and a chunk of it: a second write under a token is dropped.
-    pub sink: BTreeMap<(Plan, usize), Vec<Ulid>>,
+    /// The rows in the sink. A segment is one row.
+    pub sink: Vec<Ulid>,
+    /// The tokens that the sink has recorded: what comes under one again is dropped.
+    pub tokens: BTreeSet<Token>,
     /// Not in the store: the segment of every sequence ever committed.
     pub history: Vec<Ulid>,
     /// Not in the store: the first step that went wrong.
@@ -198,7 +206,8 @@ impl Store {
             segments: BTreeSet::new(),
             pages: BTreeMap::new(),
             late: Vec::new(),
-            sink: BTreeMap::new(),
+            sink: Vec::new(),
+            tokens: BTreeSet::new(),
             history: Vec::new(),
             broken: None,
         }
@@ -288,14 +297,18 @@ impl Store {
         self.cursor = Some(next);
     }
 
-    /// The sink takes a batch chunk by chunk, each under its token, or drops one whose token it has. A segment is one row.
-    pub fn insert(&mut self, batch: Plan, rows: &[Ulid], rule: &Rule) {
-        let most = usize::try_from(rule.chunk_rows).unwrap_or(usize::MAX);
-        for (index, chunk) in rows.chunks(most).enumerate() {
-            let taken = self.sink.entry((batch, index)).or_insert_with(|| chunk.to_vec());
-            if taken != chunk {
-                self.broken.get_or_insert(Broken::Token);
-            }
+    /// An operator changes the cursor in force.
+    pub fn operate(&mut self, change: impl Fn(&Cursor) -> Cursor) -> Option<()> {
+        let next = change(self.cursor.as_ref()?).stamped(OPERATOR);
+        self.land(Write::Cursor(Versioned::new(next)));
+        Some(())
+    }
+
+    /// The sink takes rows under a token, unless it has recorded that. `poisoned`: it records the token and loses the rows.
+    pub fn insert(&mut self, token: Token, rows: &[Ulid], poisoned: bool) {
+        if self.tokens.insert(token) && !poisoned {
+            self.sink.extend(rows);
+            self.sink.sort_unstable();
         }
     }
 }

@@ -60,6 +60,35 @@ fn two_owners_with_different_rules() {
     holds(different_rules(Bounds::takeover()));
 }
 
+/// An operator resets the cursor whoever owns it, and the sink loses the rows of a token.
+#[test]
+fn a_cursor_that_is_reset() {
+    holds(Bounds::operated());
+}
+
+/// What begins again after a removal asks for what was sent before.
+#[test]
+fn a_cursor_that_is_removed() {
+    holds(Bounds {
+        poisons: 0,
+        resets: 0,
+        removals: 1,
+        ..Bounds::operated()
+    });
+}
+
+/// Two tokens lose their rows, and a third one brings them.
+#[test]
+fn a_sink_that_loses_rows() {
+    holds(Bounds {
+        segments: vec![vec![1, 1]],
+        poisons: 2,
+        owner_faults: 0,
+        owner_crashes: 1,
+        ..Bounds::delivery()
+    });
+}
+
 #[test]
 fn everybody_at_once() {
     holds(Bounds::whole());

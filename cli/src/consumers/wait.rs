@@ -1,12 +1,12 @@
 //! `millpond consumer wait`: for scripts that go on when something is in its table.
 
 use super::read_log;
-use crate::inspect::buffer;
+use crate::inspect::{buffer, cursor};
 use crate::output::say;
 use crate::store::Patience;
 use crate::units::{count, grouped};
 use anyhow::bail;
-use millpond_manifest::{Cursor, Log, cas, layout};
+use millpond_manifest::{Cursor, Log, layout};
 use millpond_storage::Store;
 use std::time::{Duration, Instant};
 
@@ -27,10 +27,9 @@ pub(super) async fn until_read(
         let Some(log) = read_log(store, shard).await? else {
             continue;
         };
-        let key = layout::cursor(shard, consumer);
         loop {
             let late = timeout.is_some_and(|timeout| began.elapsed() >= timeout);
-            match cas::read::<Cursor>(store, &key).await {
+            match cursor(store, shard, consumer).await {
                 Ok(found) => {
                     patience.over();
                     let cursor = found.map(|found| found.state);

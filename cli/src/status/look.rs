@@ -344,7 +344,7 @@ fn position(cursor: &Cursor, log: &Log, index: u32, stream: &str, now_ms: u64) -
 
 fn ownership(cursor: &Cursor, now_ms: u64) -> (State, Option<String>, Option<f64>) {
     match &cursor.ownership {
-        Ownership::Released => (State::Stopped, None, None),
+        Ownership::Released | Ownership::Removed => (State::Stopped, None, None),
         Ownership::Abandoned => (State::Abandoned, None, None),
         Ownership::Held {
             owner,

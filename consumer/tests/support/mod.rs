@@ -7,18 +7,17 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
-    Batch, BatchId, Chunk, Config, ConsumeError, Consumer, Cut, Found, Received, Record, Rule, Sink,
-    SinkError,
+    Attempt, Batch, Chunk, Config, ConsumeError, Consumer, Cut, Environment, Presence, Received, Record,
+    RowId, Rule, Settled, Sink, SinkError, SystemEnvironment,
 };
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::{
-    Buffer, Commit, Cursor, DeadLetter, Manifest, NewPart, NewSegment, ProducerId, layout,
+    Buffer, Commit, Cursor, DeadLetter, Manifest, NewPart, NewSegment, ProducerId, layout, piece,
 };
 use millpond_segment::{BlockBuilder, Compressor, Decompressor, Encoding, Limits, SegmentBuilder, blocks};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::ops::Range;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
@@ -177,12 +176,27 @@ impl Log {
 
     /// As `millpond consumer reset` does.
     pub async fn reset(&self, consumer: &str, position: u64) {
+        self.change_cursor(consumer, |cursor| cursor.reset(position))
+            .await;
+    }
+
+    /// As `millpond consumer remove` does.
+    pub async fn remove(&self, consumer: &str) {
+        self.change_cursor(consumer, Cursor::remove).await;
+    }
+
+    /// Swaps a cursor for what `change` makes of it, whoever owns it.
+    pub async fn change_cursor(&self, consumer: &str, change: impl Fn(&Cursor) -> Cursor) {
         let key = layout::cursor(0, consumer);
-        let found = cas::read::<Cursor>(&self.store, &key).await.unwrap().unwrap();
-        let next = found.state.reset(position).stamped(0);
-        let Swap::Committed(_) = cas::swap(&self.store, &key, Some(&found.version), next).await else {
-            panic!("the swap of an undisturbed cursor fails")
-        };
+        loop {
+            let found = cas::read::<Cursor>(&self.store, &key).await.unwrap().unwrap();
+            let next = change(&found.state).stamped(0);
+            match cas::swap(&self.store, &key, Some(&found.version), next).await {
+                Swap::Committed(_) => return,
+                Swap::Mismatch => {}
+                Swap::Unknown(error) => panic!("{error}"),
+            }
+        }
     }
 
     /// The dead letters, by key.
@@ -206,13 +220,21 @@ impl Log {
 pub enum Fault {
     /// It takes the rows and loses the answer.
     LandsUnreported,
+    /// It takes the rows of one partition, and loses the answer.
+    LandsInPart,
     /// It takes nothing and says so.
     Down,
     /// It says that it will never take these rows, and takes none.
     Refuses,
+    /// It dies between writing the token down and the rows: it knows the token for ever and has no rows.
+    Poisons,
 }
 
-/// A table that drops a token it has seen, and remembers every attempt.
+/// A row of a source.
+type Identity = (String, RowId);
+
+/// A table that drops what comes under a token that it has seen, can be asked for its rows, and remembers every attempt. Its rows
+/// are in two partitions, by their numbers.
 pub struct Table {
     name: String,
     state: Mutex<State>,
@@ -222,15 +244,29 @@ pub struct Table {
 
 #[derive(Default)]
 struct State {
-    by_token: HashMap<String, Vec<String>>,
+    rows: Vec<(Identity, String)>,
+    /// Of each partition.
+    known: [HashSet<String>; 2],
     tokens: Vec<String>,
-    /// Attempts after a token's first that were not said to be.
+    /// The rows of each request that was taken, by token.
+    taken: BTreeMap<String, Vec<String>>,
+    /// The token of the chunk that a row is in, of one generation of one cursor.
+    chunk_of: HashMap<(String, Identity), String>,
+    /// Requests after a token's first that were not said to be.
     unannounced: Vec<String>,
     faults: VecDeque<Fault>,
     /// A chunk with one of these rows is refused.
     forbidden: BTreeSet<String>,
+    /// A row that never lands.
+    swallowed: Option<String>,
     /// Messages that are none.
     unreadable: BTreeSet<String>,
+    /// The names of requests to end, and of those to spare.
+    settled: Vec<(String, Option<String>)>,
+    /// The requests that were begun, the taken ones included.
+    begun: usize,
+    /// The first row of each question, and how many requests came before it.
+    asked: Vec<(RowId, usize)>,
 }
 
 impl Table {
@@ -264,6 +300,26 @@ impl Table {
         self.state.lock().unwrap().faults.clear();
     }
 
+    /// Its window is over: it knows no token any more.
+    pub fn forget_tokens(&self) {
+        self.state.lock().unwrap().known = [HashSet::new(), HashSet::new()];
+    }
+
+    /// Somebody deletes this row.
+    pub fn delete(&self, row: u64) {
+        let text = format!("row-{row}");
+        self.state
+            .lock()
+            .unwrap()
+            .rows
+            .retain(|(_, found)| *found != text);
+    }
+
+    /// It takes this row and does not have it.
+    pub fn swallow(&self, row: &str) {
+        self.state.lock().unwrap().swallowed = Some(row.to_owned());
+    }
+
     /// From now on, a chunk with one of these rows is refused.
     pub fn forbid(&self, rows: &[u64]) {
         self.state.lock().unwrap().forbidden = rows.iter().map(|row| format!("row-{row}")).collect();
@@ -277,25 +333,40 @@ impl Table {
     /// How often each row is in the table.
     pub fn rows(&self) -> BTreeMap<String, u64> {
         let mut rows = BTreeMap::new();
-        for row in self.state.lock().unwrap().by_token.values().flatten() {
+        for (_, row) in &self.state.lock().unwrap().rows {
             *rows.entry(row.clone()).or_default() += 1;
         }
         rows
     }
 
-    /// The tokens in the order of their attempts.
+    /// The tokens in the order of their requests.
     pub fn attempts(&self) -> Vec<String> {
         self.state.lock().unwrap().tokens.clone()
     }
 
-    /// The rows of each chunk in the table.
+    /// The rows of each request that was taken.
     pub fn chunks(&self) -> Vec<Vec<String>> {
-        self.state.lock().unwrap().by_token.values().cloned().collect()
+        self.state.lock().unwrap().taken.values().cloned().collect()
     }
 
-    /// Tokens of attempts that the consumer took for first ones, and that were not.
+    /// Tokens of requests that the consumer took for first ones, and that were not.
     pub fn unannounced(&self) -> Vec<String> {
         self.state.lock().unwrap().unannounced.clone()
+    }
+
+    /// How many requests were begun.
+    pub fn begun(&self) -> usize {
+        self.state.lock().unwrap().begun
+    }
+
+    /// The first row of each question, and how many requests came before it.
+    pub fn asked(&self) -> Vec<(RowId, usize)> {
+        self.state.lock().unwrap().asked.clone()
+    }
+
+    /// What it was told to settle: the beginnings of the names of the requests to end, and of those to spare.
+    pub fn settled(&self) -> Vec<(String, Option<String>)> {
+        self.state.lock().unwrap().settled.clone()
     }
 
     pub async fn has(&self, rows: u64) {
@@ -304,38 +375,50 @@ impl Table {
     }
 }
 
-/// Messages that cannot be read, with their places.
-type Unreadable = Vec<(u32, Record)>;
+/// A message with its identity.
+type Numbered = (RowId, Record);
 
 impl Table {
-    /// A batch's messages.
-    fn messages(&self, batch: &Batch) -> Result<(Vec<Record>, Unreadable), SinkError> {
+    /// A batch's messages: those that can be read, and the others.
+    fn messages(&self, batch: &Batch) -> Result<(Vec<Numbered>, Vec<Numbered>), SinkError> {
         let damaged = |e: &dyn std::fmt::Display| SinkError::Refused(e.to_string());
         let unreadable = self.state.lock().unwrap().unreadable.clone();
-        let (mut read, mut other, mut place) = (Vec::new(), Vec::new(), 0);
+        let (mut read, mut other) = (Vec::new(), Vec::new());
         let mut decompressor = Decompressor::new().map_err(|e| damaged(&e))?;
         for part in &batch.parts {
+            let mut id = RowId {
+                sequence: part.sequence,
+                record: part.first_record,
+            };
             for block in blocks(&part.data, part.offset, &Limits::default()) {
                 let block = block.map_err(|e| damaged(&e))?;
                 let raw = block.decode(&mut decompressor).map_err(|e| damaged(&e))?;
                 for message in raw.messages() {
                     let message = message.map_err(|e| damaged(&e))?;
                     let record = Record {
-                        sequence: part.sequence,
                         received_at_us: message.received_at_us,
                         payload: message.payload.to_vec(),
                     };
                     if unreadable.contains(&*String::from_utf8_lossy(message.payload)) {
-                        other.push((place, record));
+                        other.push((id, record));
                     } else {
-                        read.push(record);
+                        read.push((id, record));
                     }
-                    place += 1;
+                    id.record += 1;
                 }
             }
         }
         Ok((read, other))
     }
+}
+
+fn partition(row: &str) -> usize {
+    let number: usize = row.rsplit('-').next().unwrap().parse().unwrap();
+    number % 2
+}
+
+fn text(row: &Bytes) -> String {
+    String::from_utf8(row.to_vec()).unwrap()
 }
 
 #[async_trait]
@@ -354,33 +437,25 @@ impl Sink for Table {
 
     fn chunks(&self, batch: &Batch, rule: &Rule, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError> {
         let (readable, unreadable) = self.messages(batch)?;
-        for (place, message) in unreadable {
+        for (id, message) in unreadable {
             let reason = "it is no row".into();
-            let cut = Cut::Unreadable {
-                place,
-                message,
-                reason,
-            };
-            if !emit(cut) {
+            if !emit(Cut::Unreadable { id, message, reason }) {
                 return Ok(());
             }
         }
-        let rows: Vec<_> = readable.into_iter().map(|row| Bytes::from(row.payload)).collect();
-        let mut first = 0;
-        for (index, rows) in (0..).zip(rows.chunks(usize::try_from(rule.chunk_rows).unwrap())) {
-            let received = vec![Received {
+        for (index, rows) in (0..).zip(readable.chunks(usize::try_from(rule.chunk_rows).unwrap())) {
+            let received = rows.iter().map(|(id, _)| Received {
                 at_us: 1_000_000,
-                rows: rows.len() as u64,
-                first,
-            }];
-            first += rows.len() as u64;
+                rows: 1,
+                first: *id,
+            });
             let chunk = Chunk {
                 index,
                 table: 0,
                 rows: rows.len() as u64,
                 raw_bytes: 1,
-                body: rows.to_vec(),
-                received,
+                received: Received::joined(received),
+                body: rows.iter().map(|(_, row)| row.payload.clone().into()).collect(),
             };
             if !emit(Cut::Chunk(chunk)) {
                 break;
@@ -389,83 +464,130 @@ impl Sink for Table {
         Ok(())
     }
 
-    fn piece(&self, chunk: &Chunk, rows: Range<u64>, number: u32) -> Chunk {
-        let places = usize::try_from(rows.start).unwrap()..usize::try_from(rows.end).unwrap();
+    fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk {
+        let row = |row: &u64| chunk.body[usize::try_from(*row).unwrap()].clone();
         Chunk {
-            index: number,
-            table: chunk.table,
-            rows: rows.end - rows.start,
-            raw_bytes: 1,
-            body: chunk.body[places].to_vec(),
-            received: chunk.received(&rows),
+            rows: rows.len() as u64,
+            body: rows.iter().map(row).collect(),
+            received: chunk.received(rows),
+            ..chunk.clone()
         }
     }
 
-    fn records(&self, batch: &Batch, places: &[u64]) -> Result<Vec<Record>, SinkError> {
+    fn records(&self, batch: &Batch, ids: &[RowId]) -> Result<Vec<Record>, SinkError> {
         let (readable, _) = self.messages(batch)?;
-        Ok(places
+        let record = |id: &RowId| readable.iter().find(|(found, _)| found == id).unwrap().1.clone();
+        Ok(ids.iter().map(record).collect())
+    }
+
+    async fn insert(&self, chunk: &Chunk, attempt: &Attempt) -> Result<(), SinkError> {
+        self.state.lock().unwrap().begun += 1;
+        self.gate.acquire().await.unwrap().forget();
+        let mut state = self.state.lock().unwrap();
+        let outcome = state.insert(chunk, attempt);
+        let seen = state.rows.len() as u64;
+        drop(state);
+        self.rows_seen.send_replace(seen);
+        outcome
+    }
+
+    async fn presence(&self, source: &str, chunk: &Chunk) -> Result<Presence, SinkError> {
+        let mut state = self.state.lock().unwrap();
+        let before = state.tokens.len();
+        state.asked.push((chunk.id(0).unwrap(), before));
+        let there: HashSet<RowId> = state
+            .rows
             .iter()
-            .map(|place| readable[usize::try_from(*place).unwrap()].clone())
-            .collect())
+            .filter(|((of, _), _)| of == source)
+            .map(|((_, id), _)| *id)
+            .collect();
+        let lacking = (0..).zip(chunk.ids()).filter(|(_, id)| !there.contains(id));
+        Ok(Presence::Lacks {
+            rows: lacking.map(|(row, _)| row).collect(),
+            certain: true,
+        })
     }
 
-    async fn write(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
-        let token = id.token(chunk.index);
-        {
-            let mut state = self.state.lock().unwrap();
-            if state.tokens.contains(&token) {
-                state.unannounced.push(token);
-            }
-        }
-        self.insert(id, chunk, false).await
-    }
-
-    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<Found, SinkError> {
-        self.insert(id, chunk, true).await.map(|()| Found::Nothing)
+    async fn settle(&self, of: &str, spared: Option<&str>) -> Result<Settled, SinkError> {
+        let settled = (of.to_owned(), spared.map(str::to_owned));
+        self.state.lock().unwrap().settled.push(settled);
+        Ok(Settled::Ended)
     }
 }
 
-impl Table {
-    /// `asks`: whether the rows are there, before they are sent and perhaps refused.
-    async fn insert(&self, id: &BatchId, chunk: &Chunk, asks: bool) -> Result<(), SinkError> {
-        self.gate.acquire().await.unwrap().forget();
-        let token = id.token(chunk.index);
-        let rows: Vec<_> = chunk
-            .body
-            .iter()
-            .map(|b| String::from_utf8(b.to_vec()).unwrap())
-            .collect();
-        let (outcome, seen) = {
-            let mut state = self.state.lock().unwrap();
-            state.tokens.push(token.clone());
-            let fault = state.faults.pop_front();
-            let there = asks && state.by_token.contains_key(&token);
-            let refused = !there && rows.iter().any(|row| state.forbidden.contains(row));
-            let lands = !refused && matches!(fault, None | Some(Fault::LandsUnreported));
-            if lands {
-                let stored = state
-                    .by_token
-                    .entry(token.clone())
-                    .or_insert_with(|| rows.clone());
-                if *stored != rows {
-                    // Nobody waits for rows any more.
-                    self.rows_seen.send_replace(u64::MAX);
-                }
-                assert_eq!(*stored, rows, "two row sets share the token {token}");
-            }
-            let outcome = match fault {
-                None if lands => Ok(()),
-                None => Err(SinkError::Refused("bad rows".into())),
-                Some(Fault::Refuses) if !there => Err(SinkError::Refused("bad rows".into())),
-                Some(_) => Err(SinkError::Transient("connection reset".into())),
+impl State {
+    fn insert(&mut self, chunk: &Chunk, attempt: &Attempt) -> Result<(), SinkError> {
+        let Attempt {
+            token,
+            query_id,
+            first,
+            ..
+        } = attempt;
+        // millpond/<buffer>/<shard>/<consumer>/…; the stream is part of the token alone.
+        let mut words = query_id.split('/').skip(1);
+        let mut word = || words.next().unwrap().to_owned();
+        let (buffer, shard, consumer) = (word(), word(), word());
+        let stream = token.split('/').nth(4).unwrap();
+        let source = format!("{buffer}/{shard}/{stream}/{consumer}");
+        if *first && self.tokens.contains(token) {
+            self.unannounced.push(token.clone());
+        }
+        self.tokens.push(token.clone());
+        let rows: Vec<_> = chunk.ids().zip(chunk.body.iter().map(text)).collect();
+        self.check_chunk(&source, token, &rows);
+        let fault = self.faults.pop_front();
+        let refused =
+            fault == Some(Fault::Refuses) || rows.iter().any(|(_, row)| self.forbidden.contains(row));
+        if refused && matches!(fault, None | Some(Fault::Refuses)) {
+            return Err(SinkError::Refused("bad rows".into()));
+        }
+        for (id, row) in rows {
+            let place = partition(&row);
+            let lands = match fault {
+                None | Some(Fault::LandsUnreported) => !refused,
+                Some(Fault::LandsInPart) => place == 0 && !refused,
+                Some(Fault::Poisons | Fault::Down | Fault::Refuses) => false,
             };
-            (
-                outcome,
-                state.by_token.values().map(|rows| rows.len() as u64).sum(),
-            )
+            let lands = lands && self.swallowed.as_ref() != Some(&row);
+            if lands && !self.known[place].contains(token) {
+                self.rows.push(((source.clone(), id), row.clone()));
+                self.taken.entry(token.clone()).or_default().push(row);
+            }
+        }
+        let learns: &[usize] = match fault {
+            _ if refused => &[],
+            None | Some(Fault::LandsUnreported | Fault::Poisons) => &[0, 1],
+            Some(Fault::LandsInPart) => &[0],
+            Some(Fault::Down | Fault::Refuses) => &[],
         };
-        self.rows_seen.send_replace(seen);
-        outcome
+        let places: HashSet<usize> = chunk.body.iter().map(|row| partition(&text(row))).collect();
+        for place in learns.iter().filter(|place| places.contains(place)) {
+            self.known[*place].insert(token.clone());
+        }
+        match fault {
+            None => Ok(()),
+            Some(_) => Err(SinkError::Transient("connection reset".into())),
+        }
+    }
+
+    /// The rows of a chunk go out under its own token: whatever is tried, no row is in two chunks of one generation.
+    fn check_chunk(&mut self, source: &str, token: &str, rows: &[(RowId, String)]) {
+        let (batch, chunk) = {
+            let words: Vec<&str> = token.split('/').collect();
+            let range = words.iter().rposition(|word| word.contains('-')).unwrap();
+            (words[..range].join("/"), words[range..range + 2].join("/"))
+        };
+        let number: u32 = chunk.rsplit('/').next().unwrap().parse().unwrap();
+        let whole = piece::lineage(number).last().unwrap();
+        let chunk = format!("{}/{whole}", chunk.rsplit_once('/').unwrap().0);
+        for (id, row) in rows {
+            let key = (batch.clone(), (source.to_owned(), *id));
+            let known = self.chunk_of.entry(key).or_insert_with(|| chunk.clone());
+            assert_eq!(
+                *known, chunk,
+                "{row} is in two chunks: two row sets share the token {token}"
+            );
+        }
     }
 }
 
@@ -503,8 +625,63 @@ pub fn config(instance: &str) -> Config {
     }
 }
 
+/// A machine whose clocks go as tokio's do, and that can be suspended.
+#[derive(Clone)]
+pub struct Machine {
+    began: tokio::time::Instant,
+    suspended: Arc<Mutex<Duration>>,
+    cpu_time: Option<Duration>,
+}
+
+impl Machine {
+    pub fn new() -> Self {
+        Machine {
+            began: tokio::time::Instant::now(),
+            suspended: Arc::default(),
+            cpu_time: None,
+        }
+    }
+
+    /// One with no other threads: a paused clock stands still while one waits.
+    pub fn with_one_thread() -> Self {
+        Machine {
+            cpu_time: Some(Duration::ZERO),
+            ..Machine::new()
+        }
+    }
+
+    /// As if it had stood still for so long: only the uptime goes on.
+    pub fn suspend(&self, time: Duration) {
+        *self.suspended.lock().unwrap() += time;
+    }
+}
+
+impl Environment for Machine {
+    fn now_us(&self) -> i64 {
+        SystemEnvironment.now_us()
+    }
+
+    fn uptime(&self) -> Duration {
+        self.began.elapsed() + *self.suspended.lock().unwrap()
+    }
+
+    fn cpu_time(&self) -> Option<Duration> {
+        self.cpu_time
+    }
+
+    fn random(&self) -> u64 {
+        SystemEnvironment.random()
+    }
+}
+
 pub fn start(store: &Store, config: Config, table: &Arc<Table>) -> Running {
-    let consumer = Consumer::new(store.clone(), config, table.clone(), &mut Registry::default()).unwrap();
+    start_on(&Machine::new(), store, config, table)
+}
+
+pub fn start_on(machine: &Machine, store: &Store, config: Config, table: &Arc<Table>) -> Running {
+    let consumer = Consumer::new(store.clone(), config, table.clone(), &mut Registry::default())
+        .unwrap()
+        .with_environment(Arc::new(machine.clone()));
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(consumer.run(shutdown.clone()));
     Running { shutdown, task }

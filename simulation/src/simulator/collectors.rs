@@ -45,8 +45,7 @@ pub(crate) fn collector(world: &World, process: &Arc<Process>, store: Store) -> 
         grace: world.scenario.grace,
         max_age: world.scenario.retention,
     };
-    Collector::new(store, config, &mut Registry::default())
-        .with_environment(Arc::clone(&process.machine) as Arc<_>)
+    Collector::new(store, config, &mut Registry::default()).with_environment(Arc::clone(process) as Arc<_>)
 }
 
 /// One round. Whether it came to its end.

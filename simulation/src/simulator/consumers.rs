@@ -2,8 +2,8 @@
 
 use super::process::Process;
 use super::record::{Event, Oracle};
-use super::scenario::{of, one_in};
-use super::table::Connection;
+use super::scenario::{Scenario, of, one_in};
+use super::sink::Connection;
 use super::world::{World, consumer_name};
 use millpond_consumer::{Config, ConsumeError, Consumer, Status};
 use millpond_storage::Store;
@@ -64,11 +64,20 @@ pub(crate) async fn place(world: Arc<World>, consumer: usize, place: usize, mut 
             }
             Some(Ok(Err(error))) => {
                 world.record.event(&process.name, format_args!("{error}"));
-                // What an owner was about to read may be trimmed by retention, or since another owner that it does not
-                // know of has read it.
-                let trimmed = matches!(error, ConsumeError::Trimmed { .. });
-                let overtaken = world.scenario.retention.is_some() || world.scenario.owners > 1;
-                if !(trimmed && overtaken) {
+                let Scenario {
+                    retention,
+                    owners,
+                    operators,
+                    ..
+                } = &world.scenario;
+                let expected = match error {
+                    // What an owner was about to read may be trimmed by retention, or since another owner that it does not
+                    // know of has read it, or it was moved back to what a collector was about to trim.
+                    ConsumeError::Trimmed { .. } => retention.is_some() || *owners > 1 || *operators,
+                    ConsumeError::Removed { .. } => *operators,
+                    _ => false,
+                };
+                if !expected {
                     let detail = format!("{} gave up: {error}", process.name);
                     world.record.violated(Oracle::Failure, detail);
                 }
@@ -99,7 +108,7 @@ pub(crate) fn start(
     let config = Config {
         consumer: consumer_name(consumer),
         instance: instance.to_owned(),
-        lease: world.scenario.lease,
+        lease: of(rng, &[world.scenario.lease, world.scenario.lease / 2]),
         take_over,
         poll_interval: Duration::from_millis(300),
         ack_interval: Duration::from_millis(rng.random_range(100..600)),
@@ -124,7 +133,7 @@ pub(crate) fn start(
     );
     let started = Consumer::new(store, config, Arc::new(sink), &mut Registry::default());
     let owner = match started {
-        Ok(owner) => owner.with_environment(Arc::clone(&process.machine) as Arc<_>),
+        Ok(owner) => owner.with_environment(Arc::clone(process) as Arc<_>),
         Err(error) => {
             world.record.violated(Oracle::Failure, error.to_string());
             return None;

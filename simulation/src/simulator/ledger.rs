@@ -54,11 +54,6 @@ pub(crate) fn rows(message: &str) -> impl Iterator<Item = String> {
     (0..records.unwrap_or(0_u64)).map(move |row| format!("{message}:{row}"))
 }
 
-/// The message that a row is of.
-pub(crate) fn message_of(row: &str) -> &str {
-    row.rsplit_once(':').map_or(row, |(message, _)| message)
-}
-
 pub(crate) struct Ledger {
     record: Arc<Record>,
     state: Mutex<State>,
@@ -69,6 +64,8 @@ struct State {
     messages: BTreeMap<String, Message>,
     /// Of each client and stream, the last message that came into the log.
     last: BTreeMap<(String, String), u64>,
+    /// The rows of each part of a segment, by shard, stream and sequence. A row's place is its record's number.
+    parts: BTreeMap<(u32, String, u64), Arc<Vec<String>>>,
 }
 
 impl Ledger {
@@ -136,20 +133,17 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn position(&self, message: &str) -> Option<Position> {
-        self.state()
-            .messages
-            .get(message)
-            .and_then(|message| message.position)
+    /// A stream's part of a segment is in the log.
+    pub(crate) fn part(&self, stream: &str, position: Position, messages: &[String]) {
+        let rows = messages.iter().flat_map(|message| rows(message)).collect();
+        let key = (position.shard, stream.to_owned(), position.sequence);
+        self.state().parts.insert(key, Arc::new(rows));
     }
 
-    /// All messages that are in the log.
-    pub(crate) fn in_log(&self) -> Vec<(String, Position)> {
-        let state = self.state();
-        let found = state.messages.iter();
-        found
-            .filter_map(|(name, message)| Some((name.clone(), message.position?)))
-            .collect()
+    /// The rows of a stream's part of a segment in the log.
+    pub(crate) fn rows_at(&self, shard: u32, stream: &str, sequence: u64) -> Arc<Vec<String>> {
+        let key = (shard, stream.to_owned(), sequence);
+        self.state().parts.get(&key).map(Arc::clone).unwrap_or_default()
     }
 
     /// How many messages were never answered.

@@ -54,24 +54,36 @@ impl Machine {
     }
 }
 
-impl millpond_consumer::Environment for Machine {
+/// A process that stalls still has timers and code that run in the simulation. What it sends waits for its turn, so whatever it
+/// does before that counts as done when it goes on.
+impl millpond_consumer::Environment for Process {
     fn now_us(&self) -> i64 {
-        self.now()
+        self.machine.now()
+    }
+
+    /// During a stall, the time at which the process goes on: it checks its lease then, just before it sends.
+    fn uptime(&self) -> Duration {
+        let now = Instant::now();
+        let goes_on = match *self.life() {
+            Life::Stalls { until } => until.max(now),
+            Life::Runs | Life::Dead => now,
+        };
+        goes_on - self.machine.begun
     }
 
     fn random(&self) -> u64 {
-        self.with_rng(RngExt::random)
+        self.machine.with_rng(RngExt::random)
     }
 
     fn cpu_time(&self) -> Option<Duration> {
-        Some(CPU_TIME_MAX.mul_f64(self.with_rng(RngExt::random)))
+        Some(CPU_TIME_MAX.mul_f64(self.machine.with_rng(RngExt::random)))
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
     Runs,
-    Stalls,
+    Stalls { until: Instant },
     Dead,
 }
 
@@ -105,8 +117,10 @@ impl Process {
         }
     }
 
-    pub(crate) fn stall(&self) {
-        *self.life() = Life::Stalls;
+    /// Nothing that it sends leaves it for this long. The caller wakes it.
+    pub(crate) fn stall(&self, lasts: Duration) {
+        let until = Instant::now() + lasts;
+        *self.life() = Life::Stalls { until };
     }
 
     pub(crate) fn wake(&self) {

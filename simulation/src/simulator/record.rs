@@ -18,9 +18,9 @@ pub enum Oracle {
     Answer,
     /// The messages of a client to a stream are in the log, and in the table, in the order in which they were accepted.
     Order,
-    /// No row is twice in a table, none that nobody sent, and none under a token of other rows.
+    /// No row is twice in a table, by its identity, and none has an identity that is another's in the log.
     ExactlyOnce,
-    /// An owner that repeats what may have been sent says so.
+    /// The owner of a cursor sends no row as if for the first time that anybody has sent before.
     Announced,
     /// Cursors only go forward, one owner after another, and over nothing that is not in the table.
     Cursor,
@@ -101,6 +101,28 @@ pub enum Event {
     SinkLate,
     /// Writes to the sink that failed.
     SinkFailed,
+    /// Writes to the sink that broke off between two partitions.
+    SinkBroken,
+    /// Tokens that a partition recorded and whose rows it never got.
+    TokensPoisoned,
+    /// Tokens that a partition forgot.
+    TokensForgotten,
+    /// Requests of earlier generations that the sink ended.
+    SettledByEnding,
+    /// Requests of earlier generations that an owner waited for.
+    SettledByWaiting,
+    /// Cursors moved by an operator.
+    Resets,
+    /// Parts left out that no batch was planned over.
+    Skips,
+    /// Parts left out of planned batches.
+    SkipsOfPlanned,
+    /// Consumers removed.
+    Removals,
+    /// Consumers that began again after their removal.
+    BegunAgain,
+    /// Cursors deleted by hand.
+    CursorsDeleted,
     /// Jumps of a machine's clock.
     ClockJumps,
     /// Pages that came into a log.

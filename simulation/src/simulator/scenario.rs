@@ -43,9 +43,18 @@ pub(crate) struct Scenario {
     pub(crate) latency: bool,
     /// That a write to the sink goes wrong.
     pub(crate) sink_fault: f64,
-    /// Whether the table recognises what it has. If not, nobody overlaps with his successor, and an owner has to say when it
-    /// repeats something.
-    pub(crate) table_remembers: bool,
+    /// Partitions of the table.
+    pub(crate) partitions: usize,
+    /// Whether the table records tokens. If not, nobody overlaps with his successor, and no request outlives its sender.
+    pub(crate) window: bool,
+    /// The table forgets tokens as soon as the protocol permits.
+    pub(crate) tokens_forgotten: bool,
+    /// The table may record a token and lose its rows.
+    pub(crate) poisons: bool,
+    /// The table is certain of the rows that it says it lacks.
+    pub(crate) certain: bool,
+    /// Operators reset, skip, remove and delete.
+    pub(crate) operators: bool,
     /// The table refuses about one row in so many, for good.
     pub(crate) forbidden: Option<u32>,
     /// Processes that stall do so for so long at most; zero: none does.
@@ -81,7 +90,8 @@ impl Scenario {
     pub(crate) fn draw(rng: &mut StdRng) -> Scenario {
         let owners = rng.random_range(1..=2);
         let forces = of(rng, &[0, 2, 4]);
-        let table_remembers = owners > 1 || one_in(rng, 2);
+        let window = owners > 1 || !one_in(rng, 4);
+        let certain = !one_in(rng, 5);
         let rules = (0..of(rng, &[1, 3])).map(|_| Rules::draw(rng)).collect();
         Scenario {
             shards: of(rng, &[1, 1, 2]),
@@ -105,7 +115,13 @@ impl Scenario {
             late_by_max: of(rng, &[millis(50), seconds(1), seconds(8)]),
             latency: one_in(rng, 2),
             sink_fault: of(rng, &[0.0, 0.1, 0.4]),
-            table_remembers,
+            partitions: rng.random_range(1..=3),
+            window,
+            tokens_forgotten: one_in(rng, 2),
+            // Who cannot be sure what the table has believes its successes.
+            poisons: window && certain && one_in(rng, 2),
+            certain,
+            operators: one_in(rng, 2),
             forbidden: of(rng, &[None, None, Some(7), Some(40)]),
             stall_max: of(rng, &[seconds(0), seconds(2), seconds(9)]),
             outage_max: of(rng, &[seconds(0), seconds(3)]),

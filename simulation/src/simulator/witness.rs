@@ -2,11 +2,12 @@
 //! as it ever was, what each segment holds, where each consumer is, and what is in its table.
 
 use super::ledger::{Ledger, Position};
+use super::reader::{OPERATOR, Reader};
 use super::record::{Event, Oracle, Record};
 use super::scenario::Scenario;
-use super::table::Table;
+use super::table::{Row, Table};
 use bytes::Bytes;
-use millpond_manifest::cursor::Ownership;
+use millpond_consumer::RowId;
 use millpond_manifest::{Cursor, DeadLetter, Entry, Manifest, Object, Page, layout};
 use millpond_segment::{Decompressor, Limits, blocks, verify};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,9 +18,6 @@ use ulid::Ulid;
 /// A stream's messages in a segment.
 type Content = Vec<(String, Vec<String>)>;
 
-/// A sequence of a stream that a consumer may go without, since retention dropped it.
-type Missed = (String, u64);
-
 #[derive(Default)]
 struct Shard {
     manifest: Option<Manifest>,
@@ -27,8 +25,8 @@ struct Shard {
     log: BTreeMap<u64, (Ulid, Arc<Content>)>,
     /// The segments that the manifest refers to.
     live: BTreeSet<Ulid>,
-    cursors: BTreeMap<String, Cursor>,
-    missed: BTreeMap<String, BTreeSet<Missed>>,
+    /// By the consumer's name.
+    readers: BTreeMap<String, Reader>,
 }
 
 #[derive(Default)]
@@ -44,7 +42,6 @@ pub(crate) struct Witness {
     tables: BTreeMap<String, Arc<Table>>,
     /// Whether retention drops what was not read.
     retention: bool,
-    lease_ms: u64,
     state: Mutex<State>,
 }
 
@@ -112,7 +109,6 @@ impl Witness {
             ledger,
             tables,
             retention: scenario.retention.is_some(),
-            lease_ms: u64::try_from(scenario.lease.as_millis()).unwrap_or(u64::MAX),
             state: Mutex::default(),
         })
     }
@@ -136,7 +132,15 @@ impl Witness {
             Key::Letter(consumer) => DeadLetter::decode(bytes)
                 .map(|letter| {
                     if let Some(table) = self.tables.get(consumer) {
-                        table.buried(&String::from_utf8_lossy(&letter.payload));
+                        table.buried(&Row {
+                            shard: letter.shard,
+                            stream: letter.stream,
+                            id: RowId {
+                                sequence: letter.sequence,
+                                record: letter.record,
+                            },
+                            text: String::from_utf8_lossy(&letter.payload).into_owned(),
+                        });
                     }
                 })
                 .map_err(|error| (Oracle::Log, error.to_string())),
@@ -179,6 +183,11 @@ impl Witness {
                     shard.may_join(name).then_some("it could still join the log")
                 }
             }
+            Key::Cursor(shard, consumer) if actor == OPERATOR => {
+                let shard = state.shards.entry(shard).or_default();
+                shard.readers.entry(consumer.to_owned()).or_default().deleted();
+                None
+            }
             Key::Manifest(_) | Key::Cursor(..) | Key::Letter(_) | Key::Other => Some("nobody deletes that"),
         };
         drop(state);
@@ -196,9 +205,12 @@ impl Witness {
         let (mut all, mut said) = (true, String::new());
         for (number, shard) in &state.shards {
             let Some(manifest) = &shard.manifest else { continue };
-            let cursor = shard.cursors.get(consumer);
+            let reader = shard.readers.get(consumer);
+            let cursor = reader.and_then(|reader| reader.cursor.as_ref());
+            let living = cursor.filter(|cursor| !cursor.is_removed());
+            all &= living.is_some();
             for stream in &manifest.streams {
-                let next = cursor.map_or(0, |cursor| cursor.next(&stream.name));
+                let next = living.map_or(0, |cursor| cursor.next(&stream.name));
                 let end = manifest.next_sequence;
                 if next != end {
                     all = false;
@@ -209,22 +221,22 @@ impl Witness {
         (all, said)
     }
 
-    /// Whether retention took this from a consumer before it was read.
-    pub(crate) fn may_miss(&self, consumer: &str, stream: &str, position: Position) -> bool {
+    /// What consumers have acknowledged and their tables lack, if anything.
+    pub(crate) fn lost(&self) -> Option<String> {
         let state = self.state();
-        let shard = state.shards.get(&position.shard);
-        let missed = shard.and_then(|shard| shard.missed.get(consumer));
-        missed.is_some_and(|missed| missed.contains(&(stream.to_owned(), position.sequence)))
-    }
-
-    /// The stream that a message is in.
-    pub(crate) fn stream(&self, message: &str, position: Position) -> Option<String> {
-        let state = self.state();
-        let (_, content) = state.shards.get(&position.shard)?.log.get(&position.sequence)?;
-        let found = content
-            .iter()
-            .find(|(_, messages)| messages.iter().any(|one| one == message));
-        found.map(|(stream, _)| stream.clone())
+        for (number, shard) in &state.shards {
+            for (consumer, reader) in &shard.readers {
+                let Some(table) = self.tables.get(consumer) else {
+                    continue;
+                };
+                for (stream, sequence) in &reader.acknowledged {
+                    if let Some(row) = table.misses(*number, stream, *sequence) {
+                        return Some(format!("{row} of {stream} is not in the table of {consumer}"));
+                    }
+                }
+            }
+        }
+        None
     }
 
     /// Segments and pages in the store.
@@ -303,26 +315,28 @@ impl Witness {
         for (sequence, (segment, content)) in shard.log.range(trimmed) {
             shard.live.remove(segment);
             for (stream, _) in &**content {
-                for (consumer, cursor) in &shard.cursors {
-                    if cursor.next(stream) <= *sequence {
+                for (consumer, reader) in &shard.readers {
+                    if reader.needs(stream, *sequence) {
                         needed.push((consumer.clone(), (stream.clone(), *sequence)));
                     }
                 }
             }
         }
         shard.manifest = Some(next);
-        if let Some((consumer, (stream, sequence))) = needed.first()
-            && !self.retention
-        {
+        let early = |(consumer, (_, sequence)): &&(String, (String, u64))| {
+            let reader = shard.readers.get(consumer);
+            !self.retention && reader.is_none_or(|reader| *sequence >= reader.stale_below)
+        };
+        if let Some((consumer, (stream, sequence))) = needed.iter().find(early) {
             let detail = format!("{consumer} still needs {sequence} of {stream}, which was trimmed");
             return Err((Oracle::Needed, detail));
         }
         self.record
             .add(Event::SequencesDroppedUnread, needed.len() as u64);
         for (consumer, missed) in needed {
-            shard.missed.entry(consumer).or_default().insert(missed);
+            shard.readers.entry(consumer).or_default().missed.insert(missed);
         }
-        let consumers: Vec<String> = shard.cursors.keys().cloned().collect();
+        let consumers: Vec<String> = shard.readers.keys().cloned().collect();
         consumers.iter().for_each(|consumer| shard.miss_cut(consumer));
         Ok(())
     }
@@ -362,6 +376,7 @@ impl Witness {
             for message in messages {
                 self.ledger.committed(message, stream, position);
             }
+            self.ledger.part(stream, position, messages);
         }
         shard.log.insert(sequence, (entry.segment, Arc::clone(content)));
         Ok(())
@@ -381,79 +396,47 @@ impl Witness {
         self.record.event(
             actor,
             format_args!(
-                "cursor {number:04} {consumer} v{} epoch {} {:?} {:?}",
-                next.stamp.version, next.epoch, next.ownership, next.streams
+                "cursor {number:04} {consumer} v{} epoch {} opening {:x} generation {}{} from {} {:?} {:?}",
+                next.stamp.version,
+                next.epoch,
+                next.opening,
+                next.generation,
+                if next.unsettled { " unsettled" } else { "" },
+                next.start,
+                next.ownership,
+                next.streams
             ),
         );
-        let before = shard.cursors.insert(consumer.to_owned(), next.clone());
+        let log = shard.manifest.as_ref();
+        let retained = log.map_or(0..0, |log| log.first_sequence..log.next_sequence);
+        let reader = shard.readers.entry(consumer.to_owned()).or_default();
+        let moved = reader
+            .replaced(&self.record, actor, &next, retained)
+            .map_err(wrong)?;
         shard.miss_cut(consumer);
-        if let Some(before) = &before {
-            let end = shard.manifest.as_ref().map_or(0, |log| log.next_sequence);
-            let mut planned = before.streams.values().flat_map(|stream| &stream.planned);
-            if next.epoch > before.epoch && planned.any(|plan| plan.low >= end) {
-                self.record.count(Event::TakenOverAhead);
-            }
-            self.check_successor(before, &next).map_err(wrong)?;
-        }
         let Some(table) = self.tables.get(consumer) else {
             return Ok(());
         };
-        let missed = shard.missed.get(consumer);
-        for (stream, position) in &next.streams {
-            let from = before.as_ref().map_or(next.start, |before| before.next(stream));
-            for (sequence, (_, content)) in shard.log.range(from..position.next) {
-                let messages = content.iter().filter(|(of, _)| of == stream);
-                for message in messages.flat_map(|(_, messages)| messages) {
-                    let may_miss = missed.is_some_and(|m| m.contains(&(stream.clone(), *sequence)));
-                    if let Some(row) = table.misses(message)
-                        && !may_miss
-                    {
-                        let next = position.next;
-                        return Err(wrong(format!(
-                            "{stream} is acknowledged up to {next}, and {row} ({sequence}) is not in the table"
-                        )));
-                    }
+        table.opened(number, next.opening);
+        let Shard { readers, log, .. } = shard;
+        let reader = readers.entry(consumer.to_owned()).or_default();
+        for (stream, range) in moved.into_iter().filter(|(_, range)| !range.is_empty()) {
+            for (sequence, (_, content)) in log.range(range.clone()) {
+                let part = (stream.clone(), *sequence);
+                let there = content.iter().any(|(of, _)| *of == stream);
+                let gone = *sequence < reader.gone_below;
+                if !there || gone || reader.missed.contains(&part) || next.is_skipped(&stream, *sequence) {
+                    continue;
                 }
+                if let Some(row) = table.misses(number, &stream, *sequence) {
+                    let to = range.end;
+                    return Err(wrong(format!(
+                        "{stream} is acknowledged up to {to}, and {row} is not in the table"
+                    )));
+                }
+                reader.acknowledged.insert(part);
             }
         }
-        Ok(())
-    }
-
-    fn check_successor(&self, before: &Cursor, next: &Cursor) -> Result<(), String> {
-        if next.stamp.version != before.stamp.version + 1 {
-            return Err("it does not follow the cursor that it replaces".into());
-        }
-        for (stream, was) in &before.streams {
-            if next.next(stream) < was.next {
-                return Err(format!("{stream} went back from {}", was.next));
-            }
-        }
-        if next.rule != before.rule {
-            self.record.count(Event::RulesChanged);
-            if before.ownership != Ownership::Released {
-                return Err("another rule came into force while batches were in doubt".into());
-            }
-        }
-        if next.epoch == before.epoch {
-            return Ok(());
-        }
-        if next.epoch != before.epoch + 1 {
-            return Err(format!("epoch {} follows {}", next.epoch, before.epoch));
-        }
-        self.record.count(match (&before.ownership, &next.ownership) {
-            (Ownership::Released, _) => Event::CleanOpenings,
-            (Ownership::Abandoned, _) => Event::TakeoversOfAbandoned,
-            (
-                Ownership::Held {
-                    lease_expires_at_ms, ..
-                },
-                Ownership::Held {
-                    lease_expires_at_ms: after,
-                    ..
-                },
-            ) if after.saturating_sub(self.lease_ms) >= *lease_expires_at_ms => Event::TakeoversByLease,
-            (Ownership::Held { .. }, _) => Event::TakeoversByForce,
-        });
         Ok(())
     }
 
@@ -478,17 +461,18 @@ impl Shard {
             .manifest
             .as_ref()
             .map_or(0, |manifest| manifest.first_sequence);
-        let Some(cursor) = self.cursors.get(consumer) else {
+        let Some(Reader {
+            cursor: Some(cursor),
+            missed,
+            ..
+        }) = self.readers.get_mut(consumer)
+        else {
             return;
         };
-        let mut missed = Vec::new();
         for (stream, position) in &cursor.streams {
             for plan in position.planned.iter().filter(|plan| plan.low < first) {
                 missed.extend((plan.low..=plan.high).map(|sequence| (stream.clone(), sequence)));
             }
-        }
-        if !missed.is_empty() {
-            self.missed.entry(consumer.to_owned()).or_default().extend(missed);
         }
     }
 }

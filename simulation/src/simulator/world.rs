@@ -5,6 +5,7 @@ use super::consumers;
 use super::ending;
 use super::ledger::Ledger;
 use super::network::{Asked, Landing};
+use super::operators;
 use super::process::{Machine, Process};
 use super::producers;
 use super::record::{Event, Record};
@@ -70,6 +71,7 @@ pub(crate) async fn live(seed: u64, record: Arc<Record>) {
     living.spawn(weather::forgetting(Arc::clone(&world), fork()));
     living.spawn(weather::outages(Arc::clone(&world), fork()));
     living.spawn(weather::sink_outages(Arc::clone(&world), fork()));
+    living.spawn(operators::operators(Arc::clone(&world), fork()));
     let end = fork();
     // A panic is a violation already.
     while living.join_next().await.is_some() {}
@@ -192,7 +194,7 @@ impl World {
             if !stall.is_zero() {
                 self.record.count(stalled);
                 self.record.event(&process.name, format_args!("stalls"));
-                process.stall();
+                process.stall(stall);
                 sleep(stall).await;
                 process.wake();
                 self.record.event(&process.name, format_args!("goes on"));

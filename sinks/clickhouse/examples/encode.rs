@@ -360,13 +360,16 @@ fn batch(signal: Signal, blocks: &[Bytes]) -> Batch {
         shard: 0,
         stream: signal.stream().into(),
         consumer: "default".into(),
+        cursor: "default".into(),
+        generation: 0,
         sink: "clickhouse:otel.otel_logs".into(),
         low: 1,
         high: 1,
-        schema_version: 1,
+        schema_version: 2,
     };
     let part = Part {
         sequence: 1,
+        first_record: 0,
         segment: ulid::Ulid::nil(),
         offset: 0,
         data: blocks.concat().into(),
@@ -389,6 +392,6 @@ fn rule() -> Rule {
         max_partitions_per_chunk: 50,
         max_in_flight: 16,
         sink: "clickhouse:otel.otel_logs".into(),
-        schema_version: 1,
+        schema_version: 2,
     }
 }

@@ -5,10 +5,11 @@ mod signals;
 
 use crate::config::Columns;
 use crate::frame::Frames;
+use crate::identities::NumberedRecord;
 use crate::native::{self, Column as _, Dictionary};
 use crate::rows::{Origin, Rows, TableColumns};
 use crate::schema::MILLPOND;
-use millpond_consumer::{Batch, Chunk, Cut, Part, Received, Record, Rule, SinkError};
+use millpond_consumer::{Batch, Chunk, Cut, Part, Received, Record, RowId, Rule, SinkError};
 use millpond_otlp::{Malformed, Signal, record_alone, validate};
 use millpond_segment::{Decompressor, Limits, Message};
 use signals::{Logs, Metrics, Traces};
@@ -74,9 +75,9 @@ pub(crate) fn cut(
         columns,
         now_ms,
         source: batch.id.source(),
-        batch: batch.id.low,
         next: 0,
-        records: 0,
+        sequence: 0,
+        record: 0,
         emit,
     };
     match Signal::of_stream(&batch.id.stream) {
@@ -101,22 +102,32 @@ fn cut_all<W: Waiting>(
     cutter: &mut Cutter,
 ) -> Result<(), SinkError> {
     waiting.clear();
-    let mut place = 0;
+    let signal = Signal::of_stream(&batch.id.stream).ok_or_else(|| no_table(batch))?;
     for part in &batch.parts {
+        cutter.sequence = part.sequence;
+        cutter.record = part.first_record.into();
+        let mut full = None;
         let read = messages(part, decompressor, &mut |found| {
             let Found { message, .. } = &found;
+            if let Err(error) = check_numbers(signal, message.payload, cutter.record, part) {
+                full = Some(error);
+                return false;
+            }
             let added = waiting.add(message.payload, message.received_at_us, cutter);
-            let more = added.unwrap_or_else(|error| {
+            added.unwrap_or_else(|error| {
+                let id = cutter.next_id();
                 (cutter.emit)(Cut::Unreadable {
-                    place,
+                    id,
                     message: found.record(message.payload.to_vec()),
                     reason: found.fault(&error),
                 })
-            });
-            place += 1;
-            more
+            })
         });
-        if !read? {
+        let more = read?;
+        if let Some(error) = full {
+            return Err(error);
+        }
+        if !more {
             return Ok(());
         }
     }
@@ -124,36 +135,103 @@ fn cut_all<W: Waiting>(
     Ok(())
 }
 
-/// The records at these places in the batch, each alone in a message.
+/// The limit on record numbers: a part cannot use this one.
+const RECORDS_MAX: u64 = u32::MAX as u64;
+
+/// Checks that a message whose numbers begin at `next` stays below the limit.
+fn check_numbers(signal: Signal, payload: &[u8], next: u64, part: &Part) -> Result<(), SinkError> {
+    // A record takes at least one byte, so only messages close to the limit are parsed twice.
+    if next + (payload.len() as u64).max(1) <= RECORDS_MAX
+        || next + numbers_of(signal, payload) <= RECORDS_MAX
+    {
+        return Ok(());
+    }
+    Err(SinkError::Refused(format!(
+        "segment {} (sequence {}): a segment has {RECORDS_MAX} records of a stream at most, and this one has more",
+        part.segment, part.sequence
+    )))
+}
+
+/// Counts the numbers that a message takes: one for each record, or one if it is unreadable.
+fn numbers_of(signal: Signal, payload: &[u8]) -> u64 {
+    validate(signal, payload).map_or(1, |counts| counts.records)
+}
+
+/// Returns the records with these numbers, each in a message of its own, and unreadable messages unchanged.
 pub(crate) fn records(
     batch: &Batch,
-    places: &[u64],
+    ids: &[RowId],
     workspace: &mut Workspace,
 ) -> Result<Vec<Record>, SinkError> {
     let signal = Signal::of_stream(&batch.id.stream).ok_or_else(|| no_table(batch))?;
-    // In the order of the places; given back in the order asked for.
-    let mut wanted: Vec<(u64, usize)> = places.iter().copied().zip(0..).collect();
+    // The search follows the numbers; the result follows the caller's order.
+    let mut wanted: Vec<(RowId, usize)> = ids.iter().copied().zip(0..).collect();
     wanted.sort_unstable();
-    let mut records: Vec<Option<Record>> = vec![None; places.len()];
-    let (mut before, mut next) = (0, 0);
+    let mut records: Vec<Option<Record>> = vec![None; ids.len()];
     for part in &batch.parts {
+        let of_part = wanted.iter().filter(|(id, _)| id.sequence == part.sequence);
+        let mut of_part = of_part
+            .map(|(id, asked)| (u64::from(id.record), *asked))
+            .peekable();
+        let mut first = u64::from(part.first_record);
         messages(part, &mut workspace.decompressor, &mut |found| {
             let payload = found.message.payload;
-            let Ok(counts) = validate(signal, payload) else {
-                return true;
-            };
-            let after = before + counts.records;
-            while let Some(&(place, asked)) = wanted.get(next).filter(|(place, _)| *place < after) {
-                let alone = record_alone(signal, payload, place - before);
+            let counts = validate(signal, payload);
+            let end = first + counts.as_ref().map_or(1, |counts| counts.records);
+            while let Some((number, asked)) = of_part.next_if(|(number, _)| *number < end) {
+                let alone = match (&counts, number.checked_sub(first)) {
+                    (Ok(_), Some(place)) => record_alone(signal, payload, place),
+                    (Err(_), Some(_)) => Some(payload.to_vec()),
+                    (_, None) => None,
+                };
                 records[asked] = alone.map(|payload| found.record(payload));
-                next += 1;
             }
-            before = after;
-            next < wanted.len()
+            first = end;
+            of_part.peek().is_some()
         })?;
     }
-    let records: Option<Vec<Record>> = records.into_iter().collect();
-    records.ok_or_else(|| SinkError::Refused(format!("it has no more than {before} records")))
+    let lacking = records.iter().zip(ids).find(|(record, _)| record.is_none());
+    if let Some((_, RowId { sequence, record })) = lacking {
+        return Err(SinkError::Refused(format!(
+            "sequence {sequence} has no record number {record}"
+        )));
+    }
+    Ok(records.into_iter().flatten().collect())
+}
+
+/// Lists the records of a batch with their numbers, in order.
+pub(crate) fn numbering(batch: &Batch, workspace: &mut Workspace) -> Result<Vec<NumberedRecord>, SinkError> {
+    let signal = Signal::of_stream(&batch.id.stream).ok_or_else(|| no_table(batch))?;
+    let mut numbers = Vec::new();
+    for part in &batch.parts {
+        let mut next = u64::from(part.first_record);
+        let mut full = None;
+        messages(part, &mut workspace.decompressor, &mut |found| {
+            let payload = found.message.payload;
+            if let Err(error) = check_numbers(signal, payload, next, part) {
+                full = Some(error);
+                return false;
+            }
+            let readable = validate(signal, payload);
+            let count = readable.as_ref().map_or(1, |counts| counts.records);
+            numbers.extend((next..next + count).map(|number| NumberedRecord {
+                id: row_id(part.sequence, number),
+                readable: readable.is_ok(),
+            }));
+            next += count;
+            true
+        })?;
+        if let Some(error) = full {
+            return Err(error);
+        }
+    }
+    Ok(numbers)
+}
+
+/// `record` has passed [`check_numbers`].
+fn row_id(sequence: u64, record: u64) -> RowId {
+    let record = u32::try_from(record).expect("a part's numbers are checked before they are given");
+    RowId { sequence, record }
 }
 
 /// A message of a batch, and where it is.
@@ -170,7 +248,6 @@ impl Found<'_> {
     /// It, or a record of it, as this message.
     fn record(&self, payload: Vec<u8>) -> Record {
         Record {
-            sequence: self.part.sequence,
             received_at_us: self.message.received_at_us,
             payload,
         }
@@ -225,20 +302,26 @@ struct Cutter<'e> {
     columns: Columns,
     now_ms: i64,
     source: String,
-    batch: u64,
+    /// The next chunk's place in the batch.
     next: u32,
-    /// How many records have become rows.
-    records: u64,
+    /// The sequence of the part that is being read.
+    sequence: u64,
+    /// The number of the part's next record.
+    record: u64,
     emit: &'e mut dyn FnMut(Cut) -> bool,
 }
 
 impl Cutter<'_> {
-    /// Of the next row: one of each record, in their order.
+    /// Assigns the next number of the part, to a row or to an unreadable message.
+    fn next_id(&mut self) -> RowId {
+        let record = self.record;
+        self.record += 1;
+        row_id(self.sequence, record)
+    }
+
     fn origin(&mut self, received_at_us: i64) -> Origin {
-        let record = self.records;
-        self.records += 1;
         Origin {
-            record,
+            id: self.next_id(),
             received_at_us,
         }
     }
@@ -292,7 +375,7 @@ impl Cutter<'_> {
             column.write(frames);
         }
         if self.columns == Columns::All {
-            let [received_at, inserted_at, source, batch, chunk] = &MILLPOND;
+            let [received_at, inserted_at, source, sequence, record] = &MILLPOND;
             native::write_column_head(received_at.name, received_at.kind, frames);
             rows.received_at.write(frames);
             native::write_column_head(inserted_at.name, inserted_at.kind, frames);
@@ -302,31 +385,24 @@ impl Cutter<'_> {
             let number = sources.number(self.source.as_bytes());
             (0..count).for_each(|_| sources.push_number(number));
             sources.write(frames);
-            native::write_column_head(batch.name, batch.kind, frames);
-            native::write_constant(&self.batch.to_le_bytes(), count, frames);
-            native::write_column_head(chunk.name, chunk.kind, frames);
-            native::write_constant(&index.to_le_bytes(), count, frames);
+            native::write_column_head(sequence.name, sequence.kind, frames);
+            rows.sequences.write(frames);
+            native::write_column_head(record.name, record.kind, frames);
+            rows.records.write(frames);
         }
         let (body, raw_bytes) = frames.finish();
-        let mut received: Vec<Received> = Vec::new();
-        for origin in rows.origins() {
-            let (at_us, first) = (origin.received_at_us, origin.record);
-            match received.last_mut() {
-                Some(run) if run.at_us == at_us && run.first + run.rows == first => run.rows += 1,
-                _ => received.push(Received {
-                    at_us,
-                    rows: 1,
-                    first,
-                }),
-            }
-        }
+        let received = rows.origins().map(|origin| Received {
+            at_us: origin.received_at_us,
+            rows: 1,
+            first: origin.id,
+        });
         Chunk {
             index,
             table: C::TABLE.number(),
             rows: count as u64,
             raw_bytes,
             body,
-            received,
+            received: Received::joined(received),
         }
     }
 }

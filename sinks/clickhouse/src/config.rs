@@ -9,7 +9,7 @@ use millpond_otlp::Signal;
 /// Where rows go, and into what kind of table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// ClickHouse's HTTP interface. Default `http://127.0.0.1:8123`.
+    /// ClickHouse's HTTP interface. Default `http://127.0.0.1:8123`. Its parameters are settings of every request.
     pub url: String,
     /// The user. Default: none given, which is the server's `default`.
     pub user: Option<String>,
@@ -51,7 +51,7 @@ pub struct Config {
     pub ttl_seconds: u64,
     /// The same of one signal's tables, where it is another.
     pub ttl_seconds_of: Vec<(Signal, u64)>,
-    /// The longest that one request may be stuck, in seconds. Default 300: an insert waits for the server's
+    /// The longest that one request may take, in seconds, at the server too. Default 300: an insert waits for the server's
     /// materialized views and replicas.
     pub timeout_seconds: u64,
 }

@@ -81,6 +81,11 @@ pub(crate) fn classify(what: &str, error: &Error) -> SinkError {
     }
 }
 
+/// Reports whether the server answered with this exception.
+pub(crate) fn is_exception(error: &Error, code: u32) -> bool {
+    matches!(error, Error::BadResponse(_)) && exception_code(&with_causes(error)) == Some(code)
+}
+
 /// The crate's errors hide what happened behind `source`.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -8,18 +8,22 @@ mod chunks;
 mod config;
 mod failure;
 mod frame;
+mod identities;
 mod native;
+mod presence;
 mod recovery;
 mod rows;
 mod schema;
 mod server;
+mod settings;
 mod sink;
 pub mod tables;
 mod text;
 
 pub use config::{Columns, Config, Engine, Indexes, PartitionBy};
+pub use identities::{NumberedRecord, RowCount};
 pub use millpond_otlp::Signal;
-pub use sink::{ClickHouse, SCHEMA_VERSION};
+pub use sink::{ClickHouse, SCHEMA_VERSION, keeps_identities};
 
 /// What [`ClickHouse`] does to a batch, without a server: for measurements only (`examples/encode.rs`).
 #[doc(hidden)]

@@ -1,29 +1,49 @@
-//! Some rows of a chunk: what it has that the table has not, when it landed in part (the partitions of one INSERT land one by
-//! one, each whole), or a piece of it. Reads back the Native blocks that `chunks` has encoded, so it knows only their types.
+//! Selects rows of a chunk: those that a table lacks, or a piece of a refused one. Reads the Native blocks that `chunks` encodes, so it
+//! knows only their types.
 
 use crate::frame::{Frames, decompress};
 use crate::native::{self, Array, Column, Dictionary, Maps, Numbers, Strings, Word};
-use crate::schema::{MAP, MILLPOND, STRING, Table, WORD, item_kind};
+use crate::schema::{MAP, SOURCE, STRING, WORD, item_kind};
 use bytes::Bytes;
-use std::collections::HashSet;
-use std::ops::Range;
 
-/// The rows of a chunk whose times, in ticks of the table's column, are not among `times`, and how many they are.
-pub(crate) fn without(body: &[Bytes], table: Table, times: &HashSet<i64>) -> (Vec<Bytes>, u64) {
-    let raw = decompress(body);
-    let block = Block::read(&raw);
-    let ticks = block.ticks(table.time());
-    let kept: Vec<usize> = (0..block.rows)
-        .filter(|&row| !times.contains(&ticks[row]))
-        .collect();
-    let Encoded { body, rows, .. } = block.some(&kept, None);
-    (body, rows)
+/// Selects these rows of a chunk.
+pub(crate) fn some(body: &[Bytes], rows: &[usize]) -> Encoded {
+    Block::read(&decompress(body)).some(rows)
 }
 
-/// These rows of a chunk, as if it had this number.
-pub(crate) fn piece(body: &[Bytes], rows: Range<usize>, number: u32) -> Encoded {
-    let rows: Vec<usize> = rows.collect();
-    Block::read(&decompress(body)).some(&rows, Some(number))
+/// The values of a chunk's column of times, in its ticks.
+pub(crate) fn ticks(body: &[Bytes], name: &str) -> Vec<i64> {
+    let raw = decompress(body);
+    let (mut values, kind, rows) = seek(&raw, name).expect("every table has a time");
+    if kind == "DateTime" {
+        let seconds = values.numbers::<u32>(rows).0;
+        return seconds.into_iter().map(i64::from).collect();
+    }
+    values.numbers::<i64>(rows).0
+}
+
+/// The source of a chunk's rows.
+pub(crate) fn source(body: &[Bytes]) -> Option<String> {
+    let raw = decompress(body);
+    let (mut values, ..) = seek(&raw, SOURCE)?;
+    // Version and flags of the dictionary precede its values; the last one is that of all rows.
+    values.take(16);
+    let distinct = values.word(8);
+    (0..distinct).map(|_| values.text().to_owned()).last()
+}
+
+/// Finds a column: its values, type and number of rows.
+fn seek<'a>(raw: &'a [u8], name: &str) -> Option<(Rest<'a>, &'a str, usize)> {
+    let mut rest = Rest(raw);
+    let (count, rows) = (rest.varint(), rest.varint());
+    for _ in 0..count {
+        let (found, kind) = (rest.text(), rest.text());
+        if found == name {
+            return Some((rest, kind, rows));
+        }
+        rest.column(kind, rows);
+    }
+    None
 }
 
 /// A block as it is sent.
@@ -35,7 +55,6 @@ pub(crate) struct Encoded {
 
 /// A block, read back.
 struct Block<'a> {
-    rows: usize,
     columns: Vec<ReadColumn<'a>>,
 }
 
@@ -43,8 +62,6 @@ struct ReadColumn<'a> {
     name: &'a str,
     kind: &'a str,
     values: Box<dyn Selectable>,
-    /// From its first value on.
-    bytes: Rest<'a>,
 }
 
 impl<'a> Block<'a> {
@@ -54,46 +71,23 @@ impl<'a> Block<'a> {
         let rows = rest.varint();
         let columns = (0..count).map(|_| {
             let (name, kind) = (rest.text(), rest.text());
-            let bytes = Rest(rest.0);
             ReadColumn {
                 name,
                 kind,
                 values: rest.column(kind, rows),
-                bytes,
             }
         });
         Block {
             columns: columns.collect(),
-            rows,
         }
     }
 
-    /// The values of a column of times.
-    fn ticks(&self, name: &str) -> Vec<i64> {
-        let column = self.columns.iter().find(|column| column.name == name);
-        let column = column.expect("every table has a time");
-        let mut bytes = Rest(column.bytes.0);
-        match column.kind {
-            "DateTime" => {
-                let seconds = bytes.numbers::<u32>(self.rows).0;
-                seconds.into_iter().map(i64::from).collect()
-            }
-            _ => bytes.numbers::<i64>(self.rows).0,
-        }
-    }
-
-    /// These rows, in a chunk of another number if one is given.
-    fn some(&self, rows: &[usize], number: Option<u32>) -> Encoded {
+    fn some(&self, rows: &[usize]) -> Encoded {
         let mut frames = Frames::default();
         native::write_block_head(self.columns.len(), rows.len(), &mut frames);
         for column in &self.columns {
             native::write_column_head(column.name, column.kind, &mut frames);
-            match number {
-                Some(number) if column.name == MILLPOND[MILLPOND.len() - 1].name => {
-                    native::write_constant(&number.to_le_bytes(), rows.len(), &mut frames);
-                }
-                _ => column.values.write_some(rows, &mut frames),
-            }
+            column.values.write_some(rows, &mut frames);
         }
         let (body, raw_bytes) = frames.finish();
         Encoded {

@@ -8,9 +8,10 @@ pub(crate) mod metrics;
 mod tests;
 pub(crate) mod traces;
 
-use crate::native::{Column, Maps, Strings, Ticks};
+use crate::native::{Column, Maps, Numbers, Strings, Ticks};
 use crate::schema::Table;
 use crate::text;
+use millpond_consumer::RowId;
 use millpond_otlp::{Item, KeyValue};
 
 /// Columns that are filled together.
@@ -84,8 +85,8 @@ pub(crate) trait TableColumns: Columns {
 /// What a row was made of.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
-    /// Its record's place among the batch's.
-    pub(crate) record: u64,
+    /// The identity of its record.
+    pub(crate) id: RowId,
     /// When the record's message was received, in microseconds.
     pub(crate) received_at_us: i64,
 }
@@ -96,8 +97,9 @@ pub(crate) struct Rows<C> {
     pub(crate) columns: C,
     /// When the messages were received, in microseconds.
     pub(crate) received_at: Ticks,
-    /// The places of the records among the batch's.
-    records: Vec<u64>,
+    /// The rows' identities, in two columns.
+    pub(crate) sequences: Numbers<u64>,
+    pub(crate) records: Numbers<u32>,
 }
 
 impl<C: TableColumns> Rows<C> {
@@ -113,23 +115,27 @@ impl<C: TableColumns> Rows<C> {
         let Self {
             columns,
             received_at,
+            sequences,
             records,
         } = self;
         columns.clear();
         Column::clear(received_at);
-        records.clear();
+        Column::clear(sequences);
+        Column::clear(records);
     }
 
     /// Ends a row: it was made of this.
     pub(crate) fn end_row(&mut self, origin: Origin) {
         self.received_at.0.push(origin.received_at_us);
-        self.records.push(origin.record);
+        self.sequences.0.push(origin.id.sequence);
+        self.records.0.push(origin.id.record);
     }
 
     pub(crate) fn origins(&self) -> impl Iterator<Item = Origin> {
-        let both = self.received_at.0.iter().zip(&self.records);
-        both.map(|(&received_at_us, &record)| Origin {
-            record,
+        let ids = self.sequences.0.iter().zip(&self.records.0);
+        let both = self.received_at.0.iter().zip(ids);
+        both.map(|(&received_at_us, (&sequence, &record))| Origin {
+            id: RowId { sequence, record },
             received_at_us,
         })
     }
@@ -139,7 +145,8 @@ impl<C: TableColumns> Rows<C> {
         let mut some = Self::default();
         some.columns.append(&self.columns, rows);
         Column::append(&mut some.received_at, &self.received_at, rows);
-        some.records.extend(rows.iter().map(|&row| self.records[row]));
+        Column::append(&mut some.sequences, &self.sequences, rows);
+        Column::append(&mut some.records, &self.records, rows);
         some
     }
 }

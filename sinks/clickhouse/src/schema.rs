@@ -2,6 +2,7 @@
 //! DDL, and judges a table that is there. Pure: talks to no server.
 
 pub(crate) mod ddl;
+pub(crate) mod distributed;
 pub(crate) mod judge;
 mod logs;
 mod metrics;
@@ -107,14 +108,6 @@ impl Table {
         }
     }
 
-    /// That column's ticks, as a block has them, in SQL.
-    pub(crate) fn ticks(self) -> &'static str {
-        match self.signal() {
-            Signal::Logs | Signal::Traces => "toUnixTimestamp64Nano(Timestamp)",
-            Signal::Metrics => "toInt64(toUnixTimestamp(TimeUnix))",
-        }
-    }
-
     fn sorting_key(self) -> &'static str {
         match self.signal() {
             Signal::Logs => "toStartOfFiveMinutes(Timestamp), ServiceName, Timestamp",
@@ -156,7 +149,11 @@ const MAPS: &str = "Array(Map(LowCardinality(String), String))";
 const ZSTD: &str = "ZSTD(1)";
 const DELTA: &str = "Delta(8), ZSTD(1)";
 
-/// Millpond's own: constant in a chunk but for the first, so that they compress to almost nothing.
+pub(crate) const SOURCE: &str = "_millpond_source";
+pub(crate) const SEQUENCE: &str = "_millpond_sequence";
+pub(crate) const RECORD: &str = "_millpond_record";
+
+/// Millpond's own. Source, sequence and record are a row's identity.
 pub(crate) const MILLPOND: [ColumnKind; 5] = [
     column(
         "_millpond_received_at",
@@ -171,22 +168,22 @@ pub(crate) const MILLPOND: [ColumnKind; 5] = [
         "When the row was encoded for its insert",
     ),
     column(
-        "_millpond_source",
+        SOURCE,
         WORD,
         ZSTD,
         "Buffer, shard, stream and consumer that the row came through",
     ),
     column(
-        "_millpond_batch",
+        SEQUENCE,
         "UInt64",
         DELTA,
-        "First sequence of the batch that the row came in",
+        "Sequence of the segment that the record is in",
     ),
     column(
-        "_millpond_chunk",
+        RECORD,
         "UInt32",
         "Delta(4), ZSTD(1)",
-        "Chunk of the batch that the row came in",
+        "Number of the record among those of its stream in the segment",
     ),
 ];
 
@@ -200,6 +197,19 @@ pub(crate) fn identifier(name: &str) -> String {
         quoted.push(character);
     }
     quoted.push('`');
+    quoted
+}
+
+/// Quotes a string for SQL.
+pub(crate) fn literal(text: &str) -> String {
+    let mut quoted = String::from("'");
+    for character in text.chars() {
+        if matches!(character, '\'' | '\\') {
+            quoted.push('\\');
+        }
+        quoted.push(character);
+    }
+    quoted.push('\'');
     quoted
 }
 
@@ -231,6 +241,19 @@ pub(crate) fn lookup_path(config: &Config) -> String {
 /// The view that fills it.
 pub(crate) fn view(config: &Config) -> String {
     format!("{}_mv", lookup(config))
+}
+
+/// The statement that adds the times of the selected spans' traces, unless the table has the same ones.
+pub(crate) fn lookup_rows_missing(config: &Config, condition: &str) -> String {
+    let (lookup, traces) = (lookup_path(config), Table::Traces.path(config));
+    let rows = ddl::lookup_rows(config, &format!("{condition} AND TraceId != ''"));
+    format!(
+        "INSERT INTO {lookup} (TraceId, Start, End)\n\
+         SELECT TraceId, toDateTime(Start), toDateTime(End) FROM ({rows})\n\
+         WHERE (TraceId, toDateTime(Start), toDateTime(End)) GLOBAL NOT IN (\
+         SELECT TraceId, Start, End FROM {lookup} WHERE TraceId GLOBAL IN (\
+         SELECT TraceId FROM {traces} WHERE {condition}))"
+    )
 }
 
 /// The columns of the traces' table of times.

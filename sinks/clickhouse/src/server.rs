@@ -1,20 +1,31 @@
-//! What is asked of a ClickHouse server beside INSERTs: at the start, and about a chunk in doubt.
+//! Requests to a ClickHouse server other than INSERTs. This file checks and creates the tables at the start.
 
-use crate::config::Config;
+mod ask;
+mod counts;
+mod settle;
+mod ttl;
+
+use crate::config::{Columns, Config};
 use crate::failure::classify;
-use crate::schema::ddl::{Object, lookup_rows};
+use crate::presence::{Ask, all_servers};
+use crate::schema::ddl::Object;
+use crate::schema::distributed::Distributed;
 use crate::schema::judge::{self, Fault, Found, Known};
 use crate::schema::partition::{Partitioning, Sources, Terms};
-use crate::schema::{self, Table};
+use crate::schema::{self, Table, literal};
+use crate::settings::{self, Clients};
 use clickhouse::query::Query;
 use clickhouse::{Client, Row};
-use millpond_consumer::{BatchId, SinkError};
+use millpond_consumer::SinkError;
 use std::time::Duration;
 use tracing::warn;
+pub(crate) use ttl::RowTtl;
 
 /// A server and the settings of the tables on it.
 pub(crate) struct Server {
     pub(crate) client: Client,
+    /// For INSERTs of chunks.
+    pub(crate) inserting: Client,
     pub(crate) config: Config,
 }
 
@@ -33,10 +44,17 @@ pub(crate) enum Checked {
     Unfit(Vec<Fault>),
 }
 
-/// The rows of some chunks or pieces of one batch, by Millpond's columns.
-const CHUNKS: &str = "_millpond_batch = ? AND _millpond_chunk IN ? AND _millpond_source = ?";
-
 impl Server {
+    /// Connects to the server that the settings name.
+    pub(crate) async fn connect(mut config: Config) -> Result<Self, SinkError> {
+        let Clients { asking, inserting } = settings::connect(&mut config).await?;
+        Ok(Server {
+            client: asking,
+            inserting,
+            config,
+        })
+    }
+
     pub(crate) async fn version(&self) -> Result<(u32, u32), SinkError> {
         let version: String = self.one("asking for the version", "SELECT version()").await?;
         let mut numbers = version.split('.').map_while(|number| number.parse().ok());
@@ -88,14 +106,143 @@ impl Server {
         let Some(engine) = self.engine(name).await? else {
             return Ok(Checked::Missing);
         };
-        let faults = judge::faults(&self.config, table, &found);
+        let mut faults = judge::faults(&self.config, table, &found);
+        faults.extend(self.row_policy(table).await?);
         if !faults.is_empty() {
             return Ok(Checked::Unfit(faults));
         }
-        match self.partitioning(table, &engine, &found).await? {
-            Ok(partitioning) => self.known(engine, partitioning).await.map(Checked::Fits),
-            Err(fault) => Ok(Checked::Unfit(vec![fault])),
+        let behind = Distributed::parse(&engine.engine_full);
+        if let Some(fault) = self.sharding(table, behind.as_ref(), &found).await? {
+            return Ok(Checked::Unfit(vec![fault]));
         }
+        let partitioning = match self.partitioning(table, &engine, &found).await? {
+            Ok(partitioning) => partitioning,
+            Err(fault) => return Ok(Checked::Unfit(vec![fault])),
+        };
+        let ask = self.ask_of(table, &engine.engine, behind).await?;
+        let ttl = RowTtl::of(table, &engine.engine_full, &found);
+        let known = Known {
+            ask,
+            ttl: self.usable_ttl(ttl).await?,
+            ..self.known(engine, partitioning).await?
+        };
+        Ok(Checked::Fits(known))
+    }
+
+    /// Chooses the strategy of questions by the engine.
+    async fn ask_of(
+        &self,
+        table: Table,
+        engine: &str,
+        behind: Option<Distributed>,
+    ) -> Result<Ask, SinkError> {
+        if self.config.columns == Columns::None {
+            return Ok(Ask::Never);
+        }
+        let path = table.path(&self.config);
+        let tokens = "only deduplication tokens keep rows from being stored twice";
+        if judge::keeps_rows(engine) {
+            return Ok(if judge::is_replicated(engine) {
+                Ask::Replicas
+            } else {
+                Ask::Here
+            });
+        }
+        let Some(behind) = behind else {
+            warn!(
+                "table {path} has engine {engine}, which does not keep every row as it was inserted: {tokens}"
+            );
+            return Ok(Ask::Never);
+        };
+        let Distributed {
+            cluster,
+            database,
+            table,
+            ..
+        } = &behind;
+        let sql = format!(
+            "SELECT DISTINCT engine FROM {} WHERE database = {} AND name = {}",
+            all_servers(cluster, "system", "tables"),
+            literal(database),
+            literal(table)
+        );
+        let engines: Result<Vec<String>, SinkError> =
+            self.all("asking for the engines behind a table", &sql).await;
+        let reason = match engines {
+            Ok(engines) if !engines.is_empty() && engines.iter().all(|engine| judge::keeps_rows(engine)) => {
+                return Ok(Ask::Behind(behind));
+            }
+            Ok(engines) => format!("the tables behind it have engines {engines:?}"),
+            Err(SinkError::Transient(reason)) => return Err(SinkError::Transient(reason)),
+            Err(error) => error.to_string(),
+        };
+        warn!("cannot ask table {path} which rows it has ({reason}): {tokens}");
+        Ok(Ask::Never)
+    }
+
+    /// Finds a row policy that hides rows: the sink would send them again.
+    async fn row_policy(&self, table: Table) -> Result<Option<Fault>, SinkError> {
+        if self.config.columns == Columns::None {
+            return Ok(None);
+        }
+        let sql = format!(
+            "SELECT name FROM system.row_policies WHERE database = {} AND table IN ({}, '') \
+             AND ifNull(select_filter, '1') NOT IN ('1', 'true') \
+             AND (has(apply_to_list, currentUser()) OR hasAny(apply_to_list, currentRoles()) \
+             OR apply_to_all AND NOT has(apply_to_except, currentUser()) AND NOT hasAny(apply_to_except, currentRoles()))",
+            literal(&self.config.database),
+            literal(table.name(&self.config))
+        );
+        let policies = match self.all::<String>("reading row policies", &sql).await {
+            // Without the right to read policies, the check after the first chunk finds hidden rows.
+            Err(SinkError::Schema(_)) => return Ok(None),
+            policies => policies?,
+        };
+        Ok(policies.first().map(|policy| Fault {
+            what: format!(
+                "row policy {policy} hides rows of table {} from this user, so that they would be sent again",
+                table.path(&self.config)
+            ),
+            mend: "exempt this user from the policy (ALTER ROW POLICY … TO ALL EXCEPT …)".to_owned(),
+        }))
+    }
+
+    /// Finds a sharding key by which a row that is sent again can go to another shard.
+    async fn sharding(
+        &self,
+        table: Table,
+        behind: Option<&Distributed>,
+        found: &[Found],
+    ) -> Result<Option<Fault>, SinkError> {
+        let Some(Distributed {
+            cluster,
+            sharding_key,
+            ..
+        }) = behind
+        else {
+            return Ok(None);
+        };
+        if sharding_key.is_empty() {
+            let sql = format!(
+                "SELECT uniqExact(shard_num) FROM system.clusters WHERE cluster = {}",
+                literal(cluster)
+            );
+            let shards: u64 = self.one("counting the shards behind a table", &sql).await?;
+            return Ok((shards > 1).then(|| Fault {
+                what: format!(
+                    "table {} has {shards} shards and no sharding key, so that a row that is sent again can go to \
+                     another shard",
+                    table.path(&self.config)
+                ),
+                mend: "create the table again with a sharding key that depends on the row alone, such as \
+                       cityHash64(TraceId)"
+                    .to_owned(),
+            }));
+        }
+        let terms = self.terms(sharding_key).await?;
+        let sources = self.sources(Sources::of_expression(terms), table, found).await?;
+        let volatile = self.volatile(sources.functions.iter()).await?;
+        Ok(sources.shard_fault(&self.config, table, &volatile))
     }
 
     /// The same of the traces' table of times, which the view fills.
@@ -143,6 +290,8 @@ impl Server {
             engine_full,
             default_window,
             partitioning,
+            ask: Ask::Never,
+            ttl: None,
         })
     }
 
@@ -160,17 +309,32 @@ impl Server {
         if key.is_empty() {
             return Ok(Ok(Partitioning::Whole));
         }
-        let mut sources = Sources::new(found);
-        while let Some(computed) = sources.next(&self.config, table, found) {
-            let sql = format!("EXPLAIN AST SELECT {}", computed.expression);
-            let tree: Vec<String> = self.all("reading a column's expression", &sql).await?;
-            sources.add(computed, Terms::of_tree(&tree));
-        }
+        let sources = self.sources(Sources::new(found), table, found).await?;
         let volatile = self.volatile(sources.functions.iter()).await?;
         if let Some(fault) = sources.fault(&self.config, table, &volatile) {
             return Ok(Err(fault));
         }
         self.partitions(&sources, table.time(), key, found).await.map(Ok)
+    }
+
+    /// Adds the inputs of computed columns.
+    async fn sources(
+        &self,
+        mut sources: Sources,
+        table: Table,
+        found: &[Found],
+    ) -> Result<Sources, SinkError> {
+        while let Some(computed) = sources.next(&self.config, table, found) {
+            let terms = self.terms(&computed.expression).await?;
+            sources.add(computed, terms);
+        }
+        Ok(sources)
+    }
+
+    async fn terms(&self, expression: &str) -> Result<Terms, SinkError> {
+        let sql = format!("EXPLAIN AST SELECT {expression}");
+        let tree: Vec<String> = self.all("reading an expression", &sql).await?;
+        Ok(Terms::of_tree(&tree))
     }
 
     async fn partitions(
@@ -213,91 +377,6 @@ impl Server {
         self.client.query(sql).bind(&self.config.database).bind(table)
     }
 
-    /// A replica that lags would seem to lack rows that another one has taken. Who may not tell it to catch up has the token alone
-    /// for that case.
-    pub(crate) async fn catch_up(&self, table: Table, known: &Known) -> Result<(), SinkError> {
-        let Some(sql) = judge::sync_replica(&self.config, table, &known.engine) else {
-            return Ok(());
-        };
-        let caught_up = self.within(
-            "waiting for the replica to catch up",
-            self.client.query_raw(&sql).execute(),
-        );
-        match caught_up.await {
-            Err(SinkError::Schema(reason)) => {
-                warn!("a chunk in doubt is looked for on a replica that may lag: {reason}");
-                Ok(())
-            }
-            outcome => outcome,
-        }
-    }
-
-    /// How many rows of these chunks or pieces of a batch their table has.
-    pub(crate) async fn rows_of(
-        &self,
-        table: Table,
-        id: &BatchId,
-        numbers: &[u32],
-    ) -> Result<u64, SinkError> {
-        let query = self.about_chunks("count()", table, id, numbers);
-        self.within("counting the rows of a chunk in doubt", query.fetch_one())
-            .await
-    }
-
-    /// The distinct times of those rows, in ticks.
-    pub(crate) async fn times_of(
-        &self,
-        table: Table,
-        id: &BatchId,
-        numbers: &[u32],
-    ) -> Result<Vec<i64>, SinkError> {
-        let query = self.about_chunks(&format!("DISTINCT {}", table.ticks()), table, id, numbers);
-        self.within(
-            "asking which rows of a chunk in doubt are there",
-            query.fetch_all(),
-        )
-        .await
-    }
-
-    fn about_chunks(&self, what: &str, table: Table, id: &BatchId, numbers: &[u32]) -> Query {
-        let sql = format!("SELECT {what} FROM {} WHERE {CHUNKS}", table.path(&self.config));
-        self.bind_chunks(self.client.query(&sql), id, numbers)
-    }
-
-    fn bind_chunks(&self, query: Query, id: &BatchId, numbers: &[u32]) -> Query {
-        // A shard that is left out would look as if it had none of the rows.
-        let query = query.with_setting("skip_unavailable_shards", "0");
-        query.bind(id.low).bind(numbers).bind(id.source())
-    }
-
-    /// Adds what the traces' table of times lacks of the traces of these chunks or pieces: a view fills it after the
-    /// spans have landed, so that an attempt may have died in between. Traces that it has with the same times are left alone.
-    ///
-    /// Where both tables are Distributed, each subquery is answered once, for all shards (`GLOBAL`; without it the server refuses the query, or asks
-    /// each shard for its own rows alone), and one server compares all times, instead of each shard its own.
-    pub(crate) async fn mend_lookup(&self, id: &BatchId, numbers: &[u32]) -> Result<(), SinkError> {
-        let config = &self.config;
-        let lookup = schema::lookup_path(config);
-        let rows = lookup_rows(config, &format!("{CHUNKS} AND TraceId != ''"));
-        let traces = Table::Traces.path(config);
-        let sql = format!(
-            "INSERT INTO {lookup} (TraceId, Start, End)\n\
-             SELECT TraceId, toDateTime(Start), toDateTime(End) FROM ({rows})\n\
-             WHERE (TraceId, toDateTime(Start), toDateTime(End)) GLOBAL NOT IN (\
-             SELECT TraceId, Start, End FROM {lookup} WHERE TraceId GLOBAL IN (\
-             SELECT TraceId FROM {traces} WHERE {CHUNKS}))"
-        );
-        let query = self.bind_chunks(self.client.query(&sql), id, numbers);
-        let query = self.bind_chunks(query, id, numbers);
-        let query = query
-            .with_setting("async_insert", "0")
-            .with_setting("insert_distributed_sync", "1")
-            .with_setting("parallel_distributed_insert_select", "0")
-            .with_setting("max_partitions_per_insert_block", "0");
-        self.within(&format!("completing {lookup}"), query.execute())
-            .await
-    }
-
     async fn one<T>(&self, what: &str, sql: &str) -> Result<T, SinkError>
     where
         T: clickhouse::RowOwned + clickhouse::RowRead,
@@ -317,10 +396,24 @@ impl Server {
         what: &str,
         request: impl Future<Output = clickhouse::error::Result<T>>,
     ) -> Result<T, SinkError> {
+        let outcome = self.in_time(request).await;
+        outcome.map_err(|error| self.failed(what, &error))
+    }
+
+    async fn in_time<T>(
+        &self,
+        request: impl Future<Output = clickhouse::error::Result<T>>,
+    ) -> clickhouse::error::Result<T> {
         let timeout = Duration::from_secs(self.config.timeout_seconds);
-        let outcome = tokio::time::timeout(timeout, request)
-            .await
-            .unwrap_or(Err(clickhouse::error::Error::TimedOut));
-        outcome.map_err(|error| classify(&format!("{what} at {}", self.config.url), &error))
+        let outcome = tokio::time::timeout(timeout, request).await;
+        outcome.unwrap_or(Err(clickhouse::error::Error::TimedOut))
+    }
+
+    /// A failed question refuses no rows.
+    fn failed(&self, what: &str, error: &clickhouse::error::Error) -> SinkError {
+        match classify(&format!("{what} at {}", self.config.url), error) {
+            SinkError::Refused(reason) => SinkError::Schema(reason),
+            error => error,
+        }
     }
 }

@@ -3,48 +3,32 @@
 use crate::chunks::{self, Workspace};
 use crate::config::{Columns, Config};
 use crate::failure::classify;
+use crate::presence::{self, Ask, Compared, Span};
 use crate::recovery;
 use crate::schema::ddl::Object;
 use crate::schema::judge::{InDoubt, Known};
 use crate::schema::{self, Table};
 use crate::server::{Checked, Server};
 use async_trait::async_trait;
-use bytes::Bytes;
-use clickhouse::{Client, Compression};
-use millpond_consumer::{Batch, BatchId, Chunk, Cut, Found, Record, Rule, Sink, SinkError, piece};
+use millpond_consumer::{
+    Attempt, Batch, Chunk, Cut, Presence, Record, RowId, Rule, Settled, Sink, SinkError,
+};
 use millpond_otlp::Signal;
 use millpond_segment::Encoding;
-use std::collections::HashSet;
 use std::fmt;
-use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tracing::{debug, info, warn};
+use tracing::{error, info, warn};
 
 /// The version of the mapping from messages to rows and chunks. Changed with either.
-pub const SCHEMA_VERSION: u32 = 1;
-
-/// What makes one INSERT one block under one token, whatever the server's defaults are
-/// (`design/clickhouse-sink.md` has the reason of each).
-const PINNED: [(&str, &str); 10] = [
-    ("async_insert", "0"),
-    ("insert_deduplicate", "1"),
-    ("insert_distributed_sync", "1"),
-    ("deduplicate_blocks_in_dependent_materialized_views", "1"),
-    ("max_insert_block_size", "1048449"),
-    ("min_insert_block_size_rows", "0"),
-    ("min_insert_block_size_bytes", "0"),
-    ("max_insert_threads", "1"),
-    ("max_partitions_per_insert_block", "0"),
-    ("wait_end_of_query", "1"),
-];
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// ClickHouse as a [`Sink`].
 pub struct ClickHouse {
     name: String,
-    inserting: Client,
-    server: Server,
-    tables: Vec<Target>,
+    pub(crate) server: Server,
+    pub(crate) tables: Vec<Target>,
     /// The traces' table of times, where there is one.
     lookup: Option<Known>,
     warned: OnceLock<()>,
@@ -52,10 +36,12 @@ pub struct ClickHouse {
 }
 
 /// A table that is written to.
-struct Target {
-    table: Table,
+pub(crate) struct Target {
+    pub(crate) table: Table,
     insert: String,
-    known: Known,
+    pub(crate) known: Known,
+    /// It had all rows of a chunk that was sent to it.
+    proved: AtomicBool,
 }
 
 impl fmt::Debug for ClickHouse {
@@ -74,7 +60,7 @@ impl ClickHouse {
     /// `Schema` when a table does not fit, naming each column at fault with what mends it, or when the server
     /// does not let us in; `Transient` when it cannot be reached or cannot answer now.
     pub async fn open(config: Config) -> Result<Self, SinkError> {
-        let server = connect(config)?;
+        let server = Server::connect(config).await?;
         let version = server.version().await?;
         let wanted = server.config.tables();
         if server.config.create {
@@ -94,6 +80,7 @@ impl ClickHouse {
                     table,
                     insert: schema::insert(&server.config, table),
                     known,
+                    proved: AtomicBool::new(false),
                 }),
                 Checked::Missing => faults.push(format!(
                     "there is no table {}: make it (`millpond tables create`, or of your own as `millpond tables print` \
@@ -118,7 +105,6 @@ impl ClickHouse {
         info!(tables = %names.join(", "), server = %format!("{}.{}", version.0, version.1), "the tables fit");
         Ok(Self {
             name: name(&server.config),
-            inserting: inserting(server.client.clone()),
             server,
             tables,
             lookup,
@@ -154,6 +140,10 @@ impl ClickHouse {
             .collect()
     }
 
+    fn asks(&self) -> Vec<&Ask> {
+        self.tables.iter().map(|target| &target.known.ask).collect()
+    }
+
     fn target(&self, chunk: &Chunk) -> Result<&Target, SinkError> {
         let found = self
             .tables
@@ -162,54 +152,32 @@ impl ClickHouse {
         found.ok_or_else(|| SinkError::Schema(format!("there is no table number {}", chunk.table)))
     }
 
-    /// One INSERT of one block.
-    async fn insert(&self, target: &Target, token: &str, rows: u64, body: &[Bytes]) -> Result<(), SinkError> {
-        let config = &self.server.config;
-        let timeout = Some(Duration::from_secs(config.timeout_seconds));
-        let mut insert = self
-            .inserting
-            .insert_formatted_with(target.insert.clone())
-            .with_timeouts(timeout, timeout)
-            .with_setting("insert_deduplication_token", token);
-        let failed = |error| {
-            let table = target.table.path(config);
-            classify(&format!("inserting {rows} rows into {table} as {token}"), &error)
-        };
-        for frame in body {
-            insert.send(frame.clone()).await.map_err(failed)?;
-        }
-        insert.end().await.map_err(failed)
-    }
-
-    fn workspace(&self) -> Result<Workspace, SinkError> {
+    pub(crate) fn with_workspace<T>(
+        &self,
+        work: impl FnOnce(&mut Workspace) -> Result<T, SinkError>,
+    ) -> Result<T, SinkError> {
         let kept = self
             .workspaces
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
-        kept.map_or_else(Workspace::new, Ok)
-            .map_err(|error| SinkError::Transient(format!("no memory for a zstd decompressor: {error}")))
-    }
-
-    fn put_back(&self, workspace: Workspace) {
+        let mut workspace = kept
+            .map_or_else(Workspace::new, Ok)
+            .map_err(|error| SinkError::Transient(format!("no memory for a zstd decompressor: {error}")))?;
+        let outcome = work(&mut workspace);
         let mut kept = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push(workspace);
+        outcome
     }
 }
 
-/// A client of the server that the settings name. Nothing is sent yet.
-pub(crate) fn connect(config: Config) -> Result<Server, SinkError> {
-    let url = check_url(&config.url)?;
-    let mut client = Client::default()
-        .with_url(url)
-        .with_product_info("millpond", env!("CARGO_PKG_VERSION"));
-    if let Some(user) = &config.user {
-        client = client.with_user(user);
-    }
-    if let Some(password) = &config.password {
-        client = client.with_password(password);
-    }
-    Ok(Server { client, config })
+/// How the name of a sink ends whose tables do not keep the identities of their rows.
+const COLUMNS_NONE: &str = ";columns=none";
+
+/// Whether the tables of the sink with this name keep the identities of their rows. A cursor has the name, so that a reset
+/// need not ask a server.
+pub fn keeps_identities(sink: &str) -> bool {
+    !sink.ends_with(COLUMNS_NONE)
 }
 
 /// The sink's name: where rows go, and so part of their identity. Tables of the usual names are not named, but for
@@ -222,38 +190,10 @@ fn name(config: &Config) -> String {
             name.push_str(&format!(",{}={}", table.key(), table.name(config)));
         }
     }
+    if config.columns == Columns::None {
+        name.push_str(COLUMNS_NONE);
+    }
     name
-}
-
-/// The client for INSERTs: the settings that must never be missing, and bodies that are compressed already.
-fn inserting(client: Client) -> Client {
-    PINNED
-        .into_iter()
-        .fold(
-            client.with_compression(Compression::None),
-            |client, (name, value)| client.with_setting(name, value),
-        )
-        .with_setting("decompress", "1")
-}
-
-/// Only what the client would report in a way that nobody understands, or would put into logs.
-fn check_url(url: &str) -> Result<&str, SinkError> {
-    let advice = match url
-        .strip_prefix("http://")
-        .or_else(|| url.strip_prefix("https://"))
-    {
-        None | Some("") => "give its HTTP interface, such as http://127.0.0.1:8123",
-        Some(rest) if rest.split('/').next().is_some_and(|host| host.contains('@')) => {
-            return Err(SinkError::Schema(
-                "the URL of ClickHouse has a user in it: give user and password as settings of their own"
-                    .to_owned(),
-            ));
-        }
-        Some(_) => return Ok(url),
-    };
-    Err(SinkError::Schema(format!(
-        "{url:?} is not the URL of a ClickHouse server: {advice}"
-    )))
 }
 
 #[async_trait]
@@ -278,115 +218,148 @@ impl Sink for ClickHouse {
                 warn!("{warning}");
             }
         });
-        let mut workspace = self.workspace()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = i64::try_from(now.as_millis()).unwrap_or(i64::MAX);
-        let outcome = chunks::cut(
-            batch,
-            rule,
-            self.server.config.columns,
-            now_ms,
-            &mut workspace,
-            emit,
-        );
-        self.put_back(workspace);
-        outcome
+        let columns = self.server.config.columns;
+        self.with_workspace(|workspace| chunks::cut(batch, rule, columns, now_ms, workspace, emit))
     }
 
-    fn piece(&self, chunk: &Chunk, rows: Range<u64>, number: u32) -> Chunk {
-        let row = |row: u64| usize::try_from(row).expect("a chunk is in memory");
-        let block = recovery::piece(&chunk.body, row(rows.start)..row(rows.end), number);
+    fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk {
+        let places: Vec<usize> = rows
+            .iter()
+            .map(|&row| usize::try_from(row).expect("a chunk is in memory"))
+            .collect();
+        let block = recovery::some(&chunk.body, &places);
         Chunk {
-            index: number,
+            index: chunk.index,
             table: chunk.table,
             rows: block.rows,
             raw_bytes: block.raw_bytes,
             body: block.body,
-            received: chunk.received(&rows),
+            received: chunk.received(rows),
         }
     }
 
-    fn records(&self, batch: &Batch, places: &[u64]) -> Result<Vec<Record>, SinkError> {
-        let mut workspace = self.workspace()?;
-        let found = chunks::records(batch, places, &mut workspace);
-        self.put_back(workspace);
-        found
+    fn records(&self, batch: &Batch, ids: &[RowId]) -> Result<Vec<Record>, SinkError> {
+        self.with_workspace(|workspace| chunks::records(batch, ids, workspace))
     }
 
-    async fn write(&self, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
+    async fn insert(&self, chunk: &Chunk, attempt: &Attempt) -> Result<(), SinkError> {
+        let Attempt {
+            token,
+            query_id,
+            first,
+        } = attempt;
         let target = self.target(chunk)?;
-        let token = id.token(chunk.index);
-        self.insert(target, &token, chunk.rows, &chunk.body).await
+        let config = &self.server.config;
+        let timeout = Some(Duration::from_secs(config.timeout_seconds));
+        let mut insert = self
+            .server
+            .inserting
+            .insert_formatted_with(target.insert.clone())
+            .with_timeouts(timeout, timeout)
+            .with_setting("insert_deduplication_token", token)
+            .with_setting("query_id", query_id);
+        let failed = |error| {
+            let (table, rows) = (target.table.path(config), chunk.rows);
+            classify(&format!("inserting {rows} rows into {table} as {token}"), &error)
+        };
+        for frame in &chunk.body {
+            insert.send(frame.clone()).await.map_err(failed)?;
+        }
+        insert.end().await.map_err(failed)?;
+        if *first && !target.proved.load(Ordering::Relaxed) {
+            self.prove(target, token, chunk).await?;
+        }
+        Ok(())
     }
 
-    async fn write_again(&self, id: &BatchId, chunk: &Chunk) -> Result<Found, SinkError> {
-        if self.server.config.columns == Columns::None {
-            return self.write(id, chunk).await.map(|()| Found::Nothing);
+    async fn presence(&self, source: &str, chunk: &Chunk) -> Result<Presence, SinkError> {
+        let target = self.target(chunk)?;
+        if target.known.ask == Ask::Never {
+            return Ok(Presence::Unknown);
         }
-        // Of what a piece was cut from, part may have landed before the rest was refused.
-        let numbers: Vec<u32> = piece::lineage(chunk.index).collect();
-        let found = self.write_missing(id, chunk, &numbers).await?;
-        if self.target(chunk)?.table == Table::Traces && self.lookup.is_some() {
-            self.server.mend_lookup(id, &numbers).await?;
+        let (rows, certain) = self.lacks(target, source, chunk).await?;
+        Ok(Presence::Lacks { rows, certain })
+    }
+
+    async fn complete(&self, source: &str, chunk: &Chunk) -> Result<(), SinkError> {
+        let target = self.target(chunk)?;
+        if target.table != Table::Traces || self.lookup.is_none() || target.known.ask == Ask::Never {
+            return Ok(());
         }
-        Ok(found)
+        let span = Span::new(target.table, chunk, &ticks(target.table, chunk).await);
+        self.server.complete_lookup(source, &span).await
+    }
+
+    fn attempt_max(&self) -> Duration {
+        Duration::from_secs(self.server.config.timeout_seconds)
+    }
+
+    async fn end_requests(&self, of: &str) {
+        let asks = self.asks();
+        // A statement for a cluster waits for every server of it.
+        if asks.iter().all(|ask| **ask == Ask::Here) && self.server.config.cluster.is_none() {
+            // Who cannot end them now relies on the table's window.
+            let _ = self.server.settle(&asks, of, None).await;
+        }
+    }
+
+    async fn settle(&self, of: &str, spared: Option<&str>) -> Result<Settled, SinkError> {
+        self.server.settle(&self.asks(), of, spared).await
     }
 }
 
 impl ClickHouse {
-    /// Writes what its table lacks of a chunk, which has rows under these numbers, its own and of what it was cut from.
-    async fn write_missing(&self, id: &BatchId, chunk: &Chunk, numbers: &[u32]) -> Result<Found, SinkError> {
-        let target = self.target(chunk)?;
-        let (table, token) = (target.table, id.token(chunk.index));
-        self.server.catch_up(table, &target.known).await?;
-        let there = self.server.rows_of(table, id, numbers).await?;
-        if there == 0 {
-            return self.write(id, chunk).await.map(|()| Found::Nothing);
+    /// Returns the places of the rows that the chunk's table lacks, and whether this holds for all replicas. Leaves out rows that the
+    /// table's TTL removes.
+    async fn lacks(
+        &self,
+        target: &Target,
+        source: &str,
+        chunk: &Chunk,
+    ) -> Result<(Vec<u64>, bool), SinkError> {
+        let Target { table, known, .. } = target;
+        let times = ticks(*table, chunk).await;
+        let span = Span::new(*table, chunk, &times);
+        let (there, certain) = self.server.there(*table, &known.ask, source, &span).await?;
+        let Compared { mut lacks, repeated } = presence::compare(chunk, there);
+        for (sequence, rows) in repeated {
+            let table = table.path(&self.server.config);
+            error!("table {table} has {rows} surplus rows of sequence {sequence} of {source}");
         }
-        let own = if numbers.len() == 1 {
-            there
-        } else {
-            self.server.rows_of(table, id, &[chunk.index]).await?
-        };
-        if own >= chunk.rows {
-            debug!("{token}: its {} rows are in the table", chunk.rows);
-            return Ok(Found::All);
+        if let Some(ttl) = known.ttl.as_ref().filter(|_| !lacks.is_empty()) {
+            let time = |row: &u64| times[usize::try_from(*row).expect("a chunk is in memory")];
+            let expired = self.server.expired(ttl, lacks.iter().map(time).collect()).await?;
+            lacks.retain(|row| !expired.contains(&time(row)));
         }
-        if !target.known.partitioning.by_time() {
-            if there > own {
+        Ok((lacks, certain))
+    }
+
+    /// Checks once for each table that it has the rows of a chunk that it has just taken.
+    async fn prove(&self, target: &Target, token: &str, chunk: &Chunk) -> Result<(), SinkError> {
+        if target.known.ask != Ask::Never
+            && let Some(source) = recovery::source(&chunk.body)
+        {
+            let (rows, certain) = self.lacks(target, &source, chunk).await?;
+            if certain && !rows.is_empty() {
                 return Err(SinkError::Schema(format!(
-                    "{token}: {there} rows of the chunk that it is a piece of are in {}, whose partition key is not of \
-                     the time alone, so that nobody can tell which: delete those of _millpond_source '{}' with \
-                     _millpond_batch {} and _millpond_chunk in {numbers:?}",
-                    table.path(&self.server.config),
-                    id.source(),
-                    id.low
+                    "table {} has taken {} rows as {token} and lacks {} of them: a row policy hides them, or something \
+                     deletes or merges rows",
+                    target.table.path(&self.server.config),
+                    chunk.rows,
+                    rows.len()
                 )));
             }
-            warn!(
-                "{token}: {there} of its {} rows are in the table, and its partition key is not of the time alone: all \
-                 are sent, and what is there is recognised by the token",
-                chunk.rows
-            );
-            return self.write(id, chunk).await.map(|()| Found::Some);
         }
-        let times = self.server.times_of(table, id, numbers).await?;
-        let times: HashSet<i64> = times.into_iter().collect();
-        let body = chunk.body.clone();
-        let missing = tokio::task::spawn_blocking(move || recovery::without(&body, table, &times));
-        let (body, rows) = missing
-            .await
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-        if rows == 0 {
-            // Somebody has deleted some rows since: a partition that is there was inserted whole.
-            return Ok(Found::All);
-        }
-        info!(
-            "{token}: some of its {} rows are in the table; sending the {rows} of the partitions that it lacks",
-            chunk.rows
-        );
-        self.insert(target, &token, rows, &body)
-            .await
-            .map(|()| Found::Some)
+        target.proved.store(true, Ordering::Relaxed);
+        Ok(())
     }
+}
+
+async fn ticks(table: Table, chunk: &Chunk) -> Vec<i64> {
+    let chunk = chunk.clone();
+    let read = tokio::task::spawn_blocking(move || presence::ticks(table, &chunk));
+    read.await
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }

@@ -4,7 +4,6 @@ use crate::config::{Config, Indexes};
 use crate::schema::ddl::{Object, TEXT_INDEXES};
 pub use crate::schema::judge::Fault;
 use crate::server::{Checked, Server};
-use crate::sink::connect;
 use millpond_consumer::SinkError;
 use std::fmt::Write as _;
 
@@ -56,7 +55,7 @@ pub fn script(config: &Config) -> String {
 /// # Errors
 /// `Transient` when the server cannot be reached or cannot answer now, `Schema` when it does not let us in or does not take the DDL.
 pub async fn create(config: Config) -> Result<Vec<Report>, SinkError> {
-    let server = connect(config)?;
+    let server = Server::connect(config).await?;
     let version = server.version().await?;
     let objects = Object::all(&server.config.tables());
     let there = server.existing(&objects).await?;
@@ -79,7 +78,7 @@ pub async fn create(config: Config) -> Result<Vec<Report>, SinkError> {
 /// # Errors
 /// As [`create`].
 pub async fn inspect(config: Config) -> Result<Vec<Report>, SinkError> {
-    let server = connect(config)?;
+    let server = Server::connect(config).await?;
     server.version().await?;
     let objects = Object::all(&server.config.tables());
     look_at_all(&server, &objects).await

@@ -79,6 +79,7 @@ const (
 	Ownership_OWNERSHIP_RELEASED  Ownership = 0 // cleanly: nothing is in doubt
 	Ownership_OWNERSHIP_HELD      Ownership = 1
 	Ownership_OWNERSHIP_ABANDONED Ownership = 2 // given up with batches in doubt: free to take, the rule stays
+	Ownership_OWNERSHIP_REMOVED   Ownership = 3 // an operator removed the consumer: only the fields that protect its rows are left
 )
 
 // Enum value maps for Ownership.
@@ -87,11 +88,13 @@ var (
 		0: "OWNERSHIP_RELEASED",
 		1: "OWNERSHIP_HELD",
 		2: "OWNERSHIP_ABANDONED",
+		3: "OWNERSHIP_REMOVED",
 	}
 	Ownership_value = map[string]int32{
 		"OWNERSHIP_RELEASED":  0,
 		"OWNERSHIP_HELD":      1,
 		"OWNERSHIP_ABANDONED": 2,
+		"OWNERSHIP_REMOVED":   3,
 	}
 )
 
@@ -1175,6 +1178,11 @@ type Cursor struct {
 	Skipped          []*Skip                `protobuf:"bytes,13,rep,name=skipped,proto3" json:"skipped,omitempty"`
 	Refused          []*Refused             `protobuf:"bytes,14,rep,name=refused,proto3" json:"refused,omitempty"`
 	WaitingFor       []string               `protobuf:"bytes,15,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // what the owner waited for when it wrote this, in words, for people
+	Opening          uint64                 `protobuf:"fixed64,16,opt,name=opening,proto3" json:"opening,omitempty"`                       // random id of the newest opening; an owner acts only while it is its own
+	Generation       uint64                 `protobuf:"varint,17,opt,name=generation,proto3" json:"generation,omitempty"`                  // counts the resets, skips and removals: part of every token
+	SentBelow        uint64                 `protobuf:"varint,18,opt,name=sent_below,json=sentBelow,proto3" json:"sent_below,omitempty"`   // rows below this sequence may be in the sink under tokens that no plan names
+	Unsettled        bool                   `protobuf:"varint,19,opt,name=unsettled,proto3" json:"unsettled,omitempty"`                    // requests of an earlier generation may still be under way to the sink
+	LeaseMs          uint64                 `protobuf:"varint,20,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`         // the longest lease of any owner since the last clean release
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -1314,6 +1322,41 @@ func (x *Cursor) GetWaitingFor() []string {
 	return nil
 }
 
+func (x *Cursor) GetOpening() uint64 {
+	if x != nil {
+		return x.Opening
+	}
+	return 0
+}
+
+func (x *Cursor) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Cursor) GetSentBelow() uint64 {
+	if x != nil {
+		return x.SentBelow
+	}
+	return 0
+}
+
+func (x *Cursor) GetUnsettled() bool {
+	if x != nil {
+		return x.Unsettled
+	}
+	return false
+}
+
+func (x *Cursor) GetLeaseMs() uint64 {
+	if x != nil {
+		return x.LeaseMs
+	}
+	return 0
+}
+
 // What a sink will never take. Written once, put-if-absent.
 type DeadLetter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1323,10 +1366,8 @@ type DeadLetter struct {
 	Consumer      string                 `protobuf:"bytes,4,opt,name=consumer,proto3" json:"consumer,omitempty"`
 	Sink          string                 `protobuf:"bytes,5,opt,name=sink,proto3" json:"sink,omitempty"`
 	SchemaVersion uint32                 `protobuf:"varint,6,opt,name=schema_version,json=schemaVersion,proto3" json:"schema_version,omitempty"`
-	Low           uint64                 `protobuf:"varint,7,opt,name=low,proto3" json:"low,omitempty"`            // the batch, by its first sequence
-	High          uint64                 `protobuf:"varint,8,opt,name=high,proto3" json:"high,omitempty"`          // and its last, inclusive
-	Number        uint32                 `protobuf:"varint,9,opt,name=number,proto3" json:"number,omitempty"`      // the end of the token under which it was refused
-	Sequence      uint64                 `protobuf:"varint,10,opt,name=sequence,proto3" json:"sequence,omitempty"` // of the segment that the message was in
+	Sequence      uint64                 `protobuf:"varint,10,opt,name=sequence,proto3" json:"sequence,omitempty"` // of the segment that the record was in
+	Record        uint32                 `protobuf:"varint,17,opt,name=record,proto3" json:"record,omitempty"`     // its number among the records of the stream in that segment
 	Kind          DeadLetterKind         `protobuf:"varint,11,opt,name=kind,proto3,enum=millpond.v1.DeadLetterKind" json:"kind,omitempty"`
 	Encoding      Encoding               `protobuf:"varint,12,opt,name=encoding,proto3,enum=millpond.v1.Encoding" json:"encoding,omitempty"`
 	ReceivedAtUs  int64                  `protobuf:"zigzag64,13,opt,name=received_at_us,json=receivedAtUs,proto3" json:"received_at_us,omitempty"` // unix
@@ -1409,30 +1450,16 @@ func (x *DeadLetter) GetSchemaVersion() uint32 {
 	return 0
 }
 
-func (x *DeadLetter) GetLow() uint64 {
-	if x != nil {
-		return x.Low
-	}
-	return 0
-}
-
-func (x *DeadLetter) GetHigh() uint64 {
-	if x != nil {
-		return x.High
-	}
-	return 0
-}
-
-func (x *DeadLetter) GetNumber() uint32 {
-	if x != nil {
-		return x.Number
-	}
-	return 0
-}
-
 func (x *DeadLetter) GetSequence() uint64 {
 	if x != nil {
 		return x.Sequence
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetRecord() uint32 {
+	if x != nil {
+		return x.Record
 	}
 	return 0
 }
@@ -1566,7 +1593,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\x03low\x18\x02 \x01(\x04R\x03low\x12\x12\n" +
 	"\x04high\x18\x03 \x01(\x04R\x04high\x12\x16\n" +
 	"\x06pieces\x18\x04 \x03(\rR\x06pieces\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x95\x04\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xa7\x05\n" +
 	"\x06Cursor\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
@@ -1584,7 +1611,15 @@ const file_manifest_proto_rawDesc = "" +
 	"\askipped\x18\r \x03(\v2\x11.millpond.v1.SkipR\askipped\x12.\n" +
 	"\arefused\x18\x0e \x03(\v2\x14.millpond.v1.RefusedR\arefused\x12\x1f\n" +
 	"\vwaiting_for\x18\x0f \x03(\tR\n" +
-	"waitingFor\"\xe8\x03\n" +
+	"waitingFor\x12\x18\n" +
+	"\aopening\x18\x10 \x01(\x06R\aopening\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x11 \x01(\x04R\n" +
+	"generation\x12\x1d\n" +
+	"\n" +
+	"sent_below\x18\x12 \x01(\x04R\tsentBelow\x12\x1c\n" +
+	"\tunsettled\x18\x13 \x01(\bR\tunsettled\x12\x19\n" +
+	"\blease_ms\x18\x14 \x01(\x04R\aleaseMs\"\xd4\x03\n" +
 	"\n" +
 	"DeadLetter\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
@@ -1592,26 +1627,26 @@ const file_manifest_proto_rawDesc = "" +
 	"\x06stream\x18\x03 \x01(\tR\x06stream\x12\x1a\n" +
 	"\bconsumer\x18\x04 \x01(\tR\bconsumer\x12\x12\n" +
 	"\x04sink\x18\x05 \x01(\tR\x04sink\x12%\n" +
-	"\x0eschema_version\x18\x06 \x01(\rR\rschemaVersion\x12\x10\n" +
-	"\x03low\x18\a \x01(\x04R\x03low\x12\x12\n" +
-	"\x04high\x18\b \x01(\x04R\x04high\x12\x16\n" +
-	"\x06number\x18\t \x01(\rR\x06number\x12\x1a\n" +
+	"\x0eschema_version\x18\x06 \x01(\rR\rschemaVersion\x12\x1a\n" +
 	"\bsequence\x18\n" +
-	" \x01(\x04R\bsequence\x12/\n" +
+	" \x01(\x04R\bsequence\x12\x16\n" +
+	"\x06record\x18\x11 \x01(\rR\x06record\x12/\n" +
 	"\x04kind\x18\v \x01(\x0e2\x1b.millpond.v1.DeadLetterKindR\x04kind\x121\n" +
 	"\bencoding\x18\f \x01(\x0e2\x15.millpond.v1.EncodingR\bencoding\x12$\n" +
 	"\x0ereceived_at_us\x18\r \x01(\x12R\freceivedAtUs\x12\x18\n" +
 	"\apayload\x18\x0e \x01(\fR\apayload\x12\x16\n" +
 	"\x06reason\x18\x0f \x01(\tR\x06reason\x12\"\n" +
-	"\rwritten_at_ms\x18\x10 \x01(\x04R\vwrittenAtMs*L\n" +
+	"\rwritten_at_ms\x18\x10 \x01(\x04R\vwrittenAtMsJ\x04\b\a\x10\bJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
+	"*L\n" +
 	"\bEncoding\x12\x18\n" +
 	"\x14ENCODING_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rENCODING_OTLP\x10\x01\x12\x13\n" +
-	"\x0fENCODING_NDJSON\x10\x02*P\n" +
+	"\x0fENCODING_NDJSON\x10\x02*g\n" +
 	"\tOwnership\x12\x16\n" +
 	"\x12OWNERSHIP_RELEASED\x10\x00\x12\x12\n" +
 	"\x0eOWNERSHIP_HELD\x10\x01\x12\x17\n" +
-	"\x13OWNERSHIP_ABANDONED\x10\x02*q\n" +
+	"\x13OWNERSHIP_ABANDONED\x10\x02\x12\x15\n" +
+	"\x11OWNERSHIP_REMOVED\x10\x03*q\n" +
 	"\x0eDeadLetterKind\x12 \n" +
 	"\x1cDEAD_LETTER_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18DEAD_LETTER_KIND_REFUSED\x10\x01\x12\x1f\n" +

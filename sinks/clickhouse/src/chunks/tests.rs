@@ -1,8 +1,7 @@
 //! Chunks of one batch, read back from their Native blocks.
 
 use super::*;
-use crate::frame::decompress;
-use crate::schema::{MAP, STRING, Table, WORD, item_kind};
+use crate::schema::Table;
 use bytes::Bytes;
 use millpond_consumer::BatchId;
 use millpond_segment::{BlockBuilder, Compressor, Encoding, Limits};
@@ -18,121 +17,11 @@ use opentelemetry_proto::tonic::metrics::v1::{
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use proptest::prelude::*;
 use prost::Message as _;
+use read::read;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Reads one Native block of our types: every row as column name and text.
-fn read(chunk: &Chunk) -> Vec<BTreeMap<String, String>> {
-    let raw = decompress(&chunk.body);
-    assert_eq!(raw.len() as u64, chunk.raw_bytes);
-    let mut bytes = Native(&raw);
-    let columns = bytes.varint();
-    let rows = bytes.varint();
-    assert_eq!(rows as u64, chunk.rows);
-    assert_eq!(
-        chunk.received.iter().map(|received| received.rows).sum::<u64>(),
-        chunk.rows
-    );
-    let mut table = vec![BTreeMap::new(); rows];
-    for _ in 0..columns {
-        let name = bytes.text();
-        let kind = bytes.text();
-        let values = bytes.column(&kind, rows);
-        for (row, value) in table.iter_mut().zip(values) {
-            row.insert(name.clone(), value);
-        }
-    }
-    assert!(bytes.0.is_empty());
-    table
-}
-
-struct Native<'a>(&'a [u8]);
-
-impl Native<'_> {
-    fn word(&mut self, size: usize) -> u64 {
-        let (word, rest) = self.0.split_at(size);
-        self.0 = rest;
-        word.iter()
-            .rev()
-            .fold(0, |value, &byte| value << 8 | u64::from(byte))
-    }
-
-    fn varint(&mut self) -> usize {
-        let byte = usize::try_from(self.word(1)).unwrap();
-        if byte < 0x80 {
-            byte
-        } else {
-            byte - 0x80 + (self.varint() << 7)
-        }
-    }
-
-    fn text(&mut self) -> String {
-        let length = self.varint();
-        let (text, rest) = self.0.split_at(length);
-        self.0 = rest;
-        String::from_utf8(text.to_vec()).unwrap()
-    }
-
-    /// The values of a column, as text.
-    fn column(&mut self, kind: &str, rows: usize) -> Vec<String> {
-        for _ in kind.matches("LowCardinality") {
-            assert_eq!(self.word(8), 1);
-        }
-        let Some(item) = item_kind(kind) else {
-            return self.values(kind, rows);
-        };
-        let ends = self.ends(rows);
-        let items = self.values(item, ends.last().copied().unwrap_or(0));
-        grouped(&ends, &items)
-    }
-
-    fn values(&mut self, kind: &str, rows: usize) -> Vec<String> {
-        let size = match kind {
-            STRING => return (0..rows).map(|_| self.text()).collect(),
-            WORD => return self.dictionary(rows),
-            MAP => {
-                let ends = self.ends(rows);
-                let entries = ends.last().copied().unwrap_or(0);
-                let keys = self.dictionary(entries);
-                let values: Vec<String> = (0..entries).map(|_| self.text()).collect();
-                let pairs: Vec<_> = keys.iter().zip(&values).collect();
-                return grouped(&ends, &pairs);
-            }
-            "UInt8" | "Bool" => 1,
-            "UInt32" | "Int32" | "DateTime" => 4,
-            "UInt64" | "Float64" => 8,
-            kind if kind.starts_with("DateTime64") => 8,
-            other => panic!("{other}"),
-        };
-        (0..rows).map(|_| self.word(size).to_string()).collect()
-    }
-
-    /// Where the items of each row end.
-    fn ends(&mut self, rows: usize) -> Vec<usize> {
-        (0..rows)
-            .map(|_| usize::try_from(self.word(8)).unwrap())
-            .collect()
-    }
-
-    fn dictionary(&mut self, rows: usize) -> Vec<String> {
-        if rows == 0 {
-            return Vec::new();
-        }
-        let width = 1 << (self.word(8) & 0xff);
-        let values: Vec<String> = (0..self.word(8)).map(|_| self.text()).collect();
-        assert_eq!(self.word(8), rows as u64);
-        (0..rows)
-            .map(|_| values[usize::try_from(self.word(width)).unwrap()].clone())
-            .collect()
-    }
-}
-
-fn grouped<T: std::fmt::Debug>(ends: &[usize], items: &[T]) -> Vec<String> {
-    let starts = std::iter::once(0).chain(ends.iter().copied());
-    starts
-        .zip(ends)
-        .map(|(start, &end)| format!("{:?}", &items[start..end]))
-        .collect()
-}
+mod numbering;
+mod read;
 
 const DAY: u64 = 86_400_000_000_000;
 
@@ -211,6 +100,7 @@ fn batch_of(signal: Signal, messages: &[Vec<u8>], per_block: usize, per_part: us
         .zip(7..)
         .map(|(blocks, sequence)| Part {
             sequence,
+            first_record: 0,
             segment: ulid::Ulid::nil(),
             offset: 8,
             data: blocks.concat().into(),
@@ -223,10 +113,12 @@ fn batch_of(signal: Signal, messages: &[Vec<u8>], per_block: usize, per_part: us
         shard: 0,
         stream: signal.stream().into(),
         consumer: "test".into(),
+        cursor: "test".into(),
+        generation: 0,
         sink: "clickhouse:otel.otel_logs".into(),
         low: 7,
         high: 9,
-        schema_version: 1,
+        schema_version: 2,
     };
     Batch {
         id,
@@ -244,7 +136,7 @@ fn rule(chunk_rows: u64, chunk_bytes: u64, max_partitions_per_chunk: u32) -> Rul
         max_partitions_per_chunk,
         max_in_flight: 4,
         sink: "clickhouse:otel.otel_logs".into(),
-        schema_version: 1,
+        schema_version: 2,
     }
 }
 
@@ -273,10 +165,27 @@ fn bodies(chunks: &[Chunk]) -> Vec<Vec<String>> {
         .collect()
 }
 
+const IDS: [&str; 2] = ["_millpond_sequence", "_millpond_record"];
+
+fn id_of(row: &BTreeMap<String, String>) -> RowId {
+    RowId {
+        sequence: row[IDS[0]].parse().unwrap(),
+        record: row[IDS[1]].parse().unwrap(),
+    }
+}
+
+fn without_ids(chunk: &Chunk) -> Vec<BTreeMap<String, String>> {
+    let mut rows = read(chunk);
+    for row in &mut rows {
+        row.retain(|name, _| !IDS.contains(&name.as_str()));
+    }
+    rows
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
-    /// However the messages came in blocks and segments, the chunks are the same, byte for byte.
+    /// Blocks do not change the chunks. Segments change nothing but the identities.
     #[test]
     fn chunks_do_not_depend_on_blocks(
         sizes in proptest::collection::vec(0usize..30, 1..12),
@@ -296,12 +205,19 @@ proptest! {
             .collect();
         let rule = rule(chunk_rows, chunk_bytes, partitions);
         let whole = cut_all(&batch(&messages, messages.len(), 1), &rule, Columns::All);
+        let blocks = cut_all(&batch(&messages, per_block, messages.len()), &rule, Columns::All);
+        prop_assert_eq!(whole.len(), blocks.len());
+        for (one, other) in whole.iter().zip(&blocks) {
+            prop_assert_eq!(&one.body, &other.body);
+            prop_assert_eq!(&one.received, &other.received);
+        }
         let split = cut_all(&batch(&messages, per_block, per_part), &rule, Columns::All);
         prop_assert_eq!(whole.len(), split.len());
         for (index, (one, other)) in whole.iter().zip(&split).enumerate() {
             prop_assert_eq!(one.index as usize, index);
-            prop_assert_eq!(&one.body, &other.body);
-            prop_assert_eq!(&one.received, &other.received);
+            prop_assert_eq!(without_ids(one), without_ids(other));
+            let ids: Vec<RowId> = read(other).iter().map(id_of).collect();
+            prop_assert_eq!(ids, other.ids().collect::<Vec<_>>());
             prop_assert!(one.rows <= chunk_rows);
             let days: BTreeSet<u64> =
                 read(one).iter().map(|row| row["Timestamp"].parse::<u64>().unwrap() / DAY).collect();
@@ -309,9 +225,9 @@ proptest! {
         }
         // Each row knows its record.
         let of_batch = batch(&messages, per_block, per_part);
-        for chunk in &whole {
-            let places: Vec<u64> = (0..chunk.rows).map(|row| chunk.record(row).unwrap()).collect();
-            let found = records(&of_batch, &places, &mut Workspace::new().unwrap()).unwrap();
+        for chunk in &split {
+            let ids: Vec<RowId> = chunk.ids().collect();
+            let found = records(&of_batch, &ids, &mut Workspace::new().unwrap()).unwrap();
             let alone: Vec<Vec<u8>> = found.iter().map(|record| record.payload.clone()).collect();
             let rows = cut_all(&batch(&alone, alone.len(), 1), &self::rule(1 << 20, 1 << 27, 50), Columns::None);
             prop_assert_eq!(bodies(&rows).concat(), bodies(std::slice::from_ref(chunk)).concat());
@@ -412,8 +328,7 @@ proptest! {
         for (index, (one, other)) in whole.iter().zip(&split).enumerate() {
             prop_assert_eq!(one.index as usize, index);
             prop_assert_eq!(one.table, other.table);
-            prop_assert_eq!(&one.body, &other.body);
-            prop_assert_eq!(&one.received, &other.received);
+            prop_assert_eq!(without_ids(one), without_ids(other));
             prop_assert!((1..=chunk_rows).contains(&one.rows));
             rows[one.table as usize - Table::Gauge.number() as usize] += one.rows;
         }
@@ -421,15 +336,15 @@ proptest! {
         let of_batch = batch_of(Signal::Metrics, &messages, per_block, per_part);
         let mut seen = BTreeSet::new();
         for chunk in cut_all(&of_batch, &rule, Columns::None) {
-            let places: Vec<u64> = (0..chunk.rows).map(|row| chunk.record(row).unwrap()).collect();
-            let found = records(&of_batch, &places, &mut Workspace::new().unwrap()).unwrap();
+            let ids: Vec<RowId> = chunk.ids().collect();
+            let found = records(&of_batch, &ids, &mut Workspace::new().unwrap()).unwrap();
             let alone: Vec<Vec<u8>> = found.into_iter().map(|record| record.payload).collect();
             let alone = batch_of(Signal::Metrics, &alone, 1, 1);
             let again = cut_all(&alone, &self::rule(1 << 20, 1 << 27, 50), Columns::None);
             prop_assert_eq!(again.len(), 1);
             prop_assert_eq!(again[0].table, chunk.table);
             prop_assert_eq!(read(&again[0]), read(&chunk));
-            seen.extend(places);
+            seen.extend(ids);
         }
         prop_assert_eq!(seen.len() as u64, rows.iter().sum::<u64>());
         let expected: [u64; 5] = std::array::from_fn(|kind| sizes.iter().map(|points| points[kind] as u64).sum());
@@ -464,6 +379,10 @@ fn the_largest_table_of_metrics_goes_first() {
     );
 }
 
+fn id(sequence: u64, record: u32) -> RowId {
+    RowId { sequence, record }
+}
+
 #[test]
 fn a_chunk_ends_at_its_rows() {
     let messages = [request(0, &[1; 5]), request(1, &[1; 5])];
@@ -482,12 +401,12 @@ fn a_chunk_ends_at_its_rows() {
             Received {
                 at_us: 0,
                 rows: 1,
-                first: 4
+                first: id(7, 4)
             },
             Received {
                 at_us: 1,
                 rows: 3,
-                first: 5
+                first: id(8, 0)
             }
         ]
     );
@@ -546,44 +465,10 @@ fn our_columns_say_where_a_row_came_from() {
         row["_millpond_source"],
         "00000000-0000-0000-0000-000000000000/0000/otlp.logs/test"
     );
-    assert_eq!(row["_millpond_batch"], "7");
-    assert_eq!(row["_millpond_chunk"], "1");
+    assert_eq!(id_of(row), id(8, 0));
     assert_eq!(row.len(), 21);
     let chunks = cut_all(&batch(&messages, 1, 1), &rule(1, 1 << 20, 50), Columns::None);
     assert_eq!(read(&chunks[1])[0].len(), 16);
-}
-
-#[test]
-fn the_rows_that_a_table_lacks_can_be_taken_from_a_chunk() {
-    let times = |days: [u64; 6]| days.map(|day| day * DAY + day).to_vec();
-    let messages = [
-        request(0, &times([1, 2, 3, 1, 2, 3])),
-        request(1, &times([3, 3, 2, 1, 1, 4])),
-    ];
-    let chunk = &cut_all(&batch(&messages, 1, 1), &rule(1000, 1 << 20, 50), Columns::All)[0];
-    let whole = read(chunk);
-    for there in [vec![], vec![1, 3], vec![1, 2, 3, 4]] {
-        let ticks = |day: &u64| i64::try_from(day * DAY + day).unwrap();
-        let (body, rows) =
-            crate::recovery::without(&chunk.body, Table::Logs, &there.iter().map(ticks).collect());
-        let missing = Chunk {
-            rows,
-            raw_bytes: decompress(&body).len() as u64,
-            body,
-            received: vec![Received {
-                at_us: 0,
-                rows,
-                first: 0,
-            }],
-            ..chunk.clone()
-        };
-        let expected: Vec<_> = whole
-            .iter()
-            .filter(|row| !there.contains(&(row["Timestamp"].parse::<u64>().unwrap() / DAY)))
-            .cloned()
-            .collect();
-        assert_eq!(read(&missing), expected);
-    }
 }
 
 #[test]
@@ -624,29 +509,61 @@ fn it_stops_when_no_more_is_wanted() {
 }
 
 #[test]
-fn a_piece_of_a_chunk_has_its_rows_and_another_number() {
+fn some_rows_of_a_chunk_are_what_they_were() {
     let times: Vec<u64> = (0..9).map(|hour| NEW_YEAR + hour).collect();
     let messages = [request(0, &times), request(1, &times)];
     for columns in [Columns::All, Columns::None] {
         let chunk = &cut_all(&batch(&messages, 1, 1), &rule(1000, 1 << 20, 50), columns)[0];
         let whole = read(chunk);
-        for rows in [0..18, 0..9, 3..11, 17..18] {
-            let block = crate::recovery::piece(&chunk.body, rows.clone(), 0x8000_0005);
-            let piece = Chunk {
-                index: 0x8000_0005,
-                table: chunk.table,
+        assert_eq!(whole.len(), 18);
+        for rows in [
+            (0..18).collect(),
+            vec![],
+            vec![17],
+            vec![0, 1, 8, 9, 10],
+            vec![2, 4, 16],
+        ] {
+            let block = crate::recovery::some(&chunk.body, &rows);
+            let places: Vec<u64> = rows.iter().map(|&row| row as u64).collect();
+            let some = Chunk {
                 rows: block.rows,
                 raw_bytes: block.raw_bytes,
                 body: block.body,
-                received: chunk.received(&(rows.start as u64..rows.end as u64)),
+                received: chunk.received(&places),
+                ..chunk.clone()
             };
-            let mut expected = whole[rows].to_vec();
-            for row in &mut expected {
-                row.entry("_millpond_chunk".into())
-                    .and_modify(|number| *number = 0x8000_0005_u32.to_string());
-            }
-            assert_eq!(read(&piece), expected);
+            let expected: Vec<_> = rows.iter().map(|&row| whole[row].clone()).collect();
+            assert_eq!(read(&some), expected);
         }
+    }
+}
+
+#[test]
+fn a_record_beyond_the_last_number_is_refused() {
+    let cut_from = |first_record| {
+        let mut batch = batch(&[request(0, &[1; 3]), vec![0x0a, 0x05]], 2, 1);
+        batch.parts[0].first_record = first_record;
+        let (mut rows, mut unreadable) = (0, Vec::new());
+        let cut = cut(
+            &batch,
+            &rule(10, 1 << 20, 50),
+            Columns::All,
+            0,
+            &mut Workspace::new().unwrap(),
+            &mut |cut| {
+                match cut {
+                    Cut::Chunk(chunk) => rows += chunk.rows,
+                    Cut::Unreadable { id, .. } => unreadable.push(id),
+                }
+                true
+            },
+        );
+        cut.map(|()| (rows, unreadable))
+    };
+    assert_eq!(cut_from(u32::MAX - 4).unwrap(), (3, vec![id(7, u32::MAX - 1)]));
+    for first in [u32::MAX - 3, u32::MAX - 2, u32::MAX] {
+        let error = cut_from(first).unwrap_err();
+        assert!(error.to_string().contains("4294967295 records"), "{error}");
     }
 }
 
@@ -662,11 +579,7 @@ fn a_message_that_cannot_be_read_is_given_as_it_is_and_the_others_go_on() {
     cut(&batch, &rule, Columns::All, 0, &mut workspace, &mut |cut| {
         match cut {
             Cut::Chunk(chunk) => rows.push(chunk),
-            Cut::Unreadable {
-                place,
-                message,
-                reason,
-            } => unreadable.push((place, message, reason)),
+            Cut::Unreadable { id, message, reason } => unreadable.push((id, message, reason)),
         }
         true
     })
@@ -675,16 +588,22 @@ fn a_message_that_cannot_be_read_is_given_as_it_is_and_the_others_go_on() {
     let reason = "message 1 of the block at byte 8 of segment 00000000000000000000000000: malformed OTLP at byte 0 \
                   (resource_logs[0]): the message ends inside this field";
     let message = Record {
-        sequence: 7,
         received_at_us: 1,
         payload: vec![0x0a, 0x05],
     };
-    assert_eq!(unreadable, [(1, message, reason.to_owned())]);
-    let found = records(&batch, &[1, 0], &mut workspace).unwrap();
-    let sequences: Vec<u64> = found.iter().map(|record| record.sequence).collect();
-    assert_eq!(sequences, [8, 7]);
-    let error = records(&batch, &[2], &mut workspace).unwrap_err();
-    assert!(error.to_string().contains("no more than 2 records"), "{error}");
+    assert_eq!(unreadable, [(id(7, 1), message.clone(), reason.to_owned())]);
+    let found = records(&batch, &[id(8, 0), id(7, 1), id(7, 0)], &mut workspace).unwrap();
+    let times: Vec<i64> = found.iter().map(|record| record.received_at_us).collect();
+    assert_eq!(times, [2, 1, 0]);
+    assert_eq!(found[1], message);
+    for unknown in [id(7, 2), id(9, 0)] {
+        let error = records(&batch, &[id(7, 0), unknown], &mut workspace).unwrap_err();
+        let said = format!(
+            "sequence {} has no record number {}",
+            unknown.sequence, unknown.record
+        );
+        assert!(error.to_string().contains(&said), "{error}");
+    }
 }
 
 #[test]

@@ -54,7 +54,10 @@ fn rows(requests: &[&[u8]]) -> LogColumns {
                         (&shared_resource, &shared_scope, &shared),
                         &record,
                         Origin {
-                            record: 0,
+                            id: RowId {
+                                sequence: 0,
+                                record: 0,
+                            },
                             received_at_us: 0,
                         },
                         &mut space,

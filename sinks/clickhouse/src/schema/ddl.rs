@@ -74,6 +74,10 @@ impl Object {
     }
 }
 
+/// The index of Millpond's own column.
+pub(super) const SEQUENCE_INDEX: &str =
+    "`_millpond_sequence_range` `_millpond_sequence` TYPE minmax GRANULARITY 1";
+
 fn create_table(config: &Config, table: Table, server: (u32, u32)) -> String {
     let mut items: Vec<String> = table.columns().map(definition).collect();
     if table == Table::Logs {
@@ -84,7 +88,7 @@ fn create_table(config: &Config, table: Table, server: (u32, u32)) -> String {
     }
     if config.columns == Columns::All {
         items.extend(MILLPOND.iter().map(definition));
-        items.push("INDEX `_millpond_batch_range` `_millpond_batch` TYPE minmax GRANULARITY 1".to_owned());
+        items.push(format!("INDEX {SEQUENCE_INDEX}"));
     }
     // The exporter makes text indexes for logs alone, where the server has them.
     let text = match config.indexes {
@@ -181,6 +185,9 @@ fn settings(config: &Config) -> String {
             settings,
             ", replicated_deduplication_window_seconds = {WINDOW_SECONDS}"
         );
+    } else {
+        // No replica can restore what a power loss destroys.
+        settings.push_str(", fsync_after_insert = 1");
     }
     settings
 }
@@ -196,7 +203,7 @@ fn create_view(config: &Config) -> String {
 }
 
 /// The view's rows of those spans for which the condition holds.
-pub(crate) fn lookup_rows(config: &Config, condition: &str) -> String {
+pub(super) fn lookup_rows(config: &Config, condition: &str) -> String {
     format!(
         "SELECT TraceId, min(Timestamp) AS Start, max(Timestamp) AS End\nFROM {}\nWHERE {condition}\nGROUP BY TraceId",
         Table::Traces.path(config)

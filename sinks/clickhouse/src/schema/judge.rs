@@ -1,9 +1,11 @@
 //! Whether a table that is there fits, and what is known of it by its engine.
 
-use super::ddl::{WINDOW, definition};
+use super::ddl::{SEQUENCE_INDEX, WINDOW, definition};
 use super::partition::Partitioning;
-use super::{ColumnKind, LOOKUP, Table, identifier, item_kind, lookup_path, on_cluster};
+use super::{ColumnKind, LOOKUP, RECORD, SEQUENCE, Table, identifier, item_kind, lookup_path, on_cluster};
 use crate::config::Config;
+use crate::presence::Ask;
+use crate::server::RowTtl;
 use std::fmt;
 
 /// A column of a table that is there.
@@ -34,37 +36,38 @@ impl fmt::Display for Fault {
 
 /// Everything that keeps us from writing to a table with these columns.
 pub(crate) fn faults(config: &Config, table: Table, found: &[Found]) -> Vec<Fault> {
-    let kinds = table.filled(config.columns);
+    let migration = migration(config, table, found);
+    let replaced = |column: &&ColumnKind| migration.is_some() && [SEQUENCE, RECORD].contains(&column.name);
+    let kinds = table.filled(config.columns).filter(|column| !replaced(column));
     let table = table.path(config);
     let cluster = on_cluster(config);
-    kinds
-        .filter_map(|column| {
-            let (name, kind) = (column.name, column.kind);
-            let quoted = identifier(name);
-            let Some(there) = found.iter().find(|found| found.name == name) else {
-                return Some(missing(config, &table, column));
-            };
-            if !matches!(there.default_kind.as_str(), "" | "DEFAULT") {
-                return Some(Fault {
-                    what: format!(
-                        "column {name} of table {table} is {} and cannot be written",
-                        there.default_kind
-                    ),
-                    mend: format!(
-                        "ALTER TABLE {table}{cluster} MODIFY COLUMN {quoted} REMOVE {}",
-                        there.default_kind
-                    ),
-                });
-            }
-            (!same_kind(kind, &there.kind)).then(|| Fault {
+    let faults = kinds.filter_map(|column| {
+        let (name, kind) = (column.name, column.kind);
+        let quoted = identifier(name);
+        let Some(there) = found.iter().find(|found| found.name == name) else {
+            return Some(missing(config, &table, column));
+        };
+        if !matches!(there.default_kind.as_str(), "" | "DEFAULT") {
+            return Some(Fault {
                 what: format!(
-                    "column {name} of table {table} has type {} where {kind} is expected",
-                    there.kind
+                    "column {name} of table {table} is {} and cannot be written",
+                    there.default_kind
                 ),
-                mend: format!("ALTER TABLE {table}{cluster} MODIFY COLUMN {quoted} {kind}"),
-            })
+                mend: format!(
+                    "ALTER TABLE {table}{cluster} MODIFY COLUMN {quoted} REMOVE {}",
+                    there.default_kind
+                ),
+            });
+        }
+        (!same_kind(kind, &there.kind)).then(|| Fault {
+            what: format!(
+                "column {name} of table {table} has type {} where {kind} is expected",
+                there.kind
+            ),
+            mend: format!("ALTER TABLE {table}{cluster} MODIFY COLUMN {quoted} {kind}"),
         })
-        .collect()
+    });
+    faults.chain(migration.clone()).collect()
 }
 
 /// What keeps the view from writing to the traces' table of times.
@@ -85,9 +88,47 @@ fn missing(config: &Config, table: &str, column: &ColumnKind) -> Fault {
         mend: format!(
             "ALTER TABLE {table}{} ADD COLUMN {}",
             on_cluster(config),
-            definition(column)
+            added(column)
         ),
     }
+}
+
+/// The definition of a column that an ALTER adds. Existing rows get no identity.
+fn added(column: &ColumnKind) -> String {
+    let definition = definition(column);
+    if column.name == SEQUENCE {
+        let typed = format!("{} {}", identifier(SEQUENCE), column.kind);
+        definition.replacen(&typed, &format!("{typed} DEFAULT {}", u64::MAX), 1)
+    } else {
+        definition
+    }
+}
+
+/// The columns of schema version 1 that version 2 replaces.
+const REPLACED: [&str; 2] = ["_millpond_batch", "_millpond_chunk"];
+
+/// The ALTER that makes a table of schema version 1 fit. Its rows get no identity.
+pub(crate) fn migration(config: &Config, table: Table, found: &[Found]) -> Option<Fault> {
+    let is_there = |name: &str| found.iter().any(|found| found.name == name);
+    let new: Vec<&ColumnKind> = table
+        .filled(config.columns)
+        .filter(|column| [SEQUENCE, RECORD].contains(&column.name) && !is_there(column.name))
+        .collect();
+    if new.len() != 2 || !REPLACED.iter().all(|name| is_there(name)) {
+        return None;
+    }
+    let path = table.path(config);
+    let mut changes: Vec<String> = new
+        .iter()
+        .map(|column| format!("ADD COLUMN {}", added(column)))
+        .collect();
+    changes.push(format!("ADD INDEX {SEQUENCE_INDEX}"));
+    changes.push("DROP INDEX IF EXISTS `_millpond_batch_range`".to_owned());
+    changes.extend(REPLACED.map(|name| format!("DROP COLUMN {}", identifier(name))));
+    Some(Fault {
+        what: format!("table {path} has the columns of an earlier version of Millpond"),
+        mend: format!("ALTER TABLE {path}{} {}", on_cluster(config), changes.join(", ")),
+    })
 }
 
 /// A time zone is how a time is shown, not what it holds.
@@ -113,6 +154,10 @@ pub(crate) struct Known {
     /// The server's deduplication window for tables of this engine that name none.
     pub(crate) default_window: u64,
     pub(crate) partitioning: Partitioning,
+    /// The strategy of questions about its rows.
+    pub(crate) ask: Ask,
+    /// The TTL of its rows, if the server can evaluate it.
+    pub(crate) ttl: Option<RowTtl>,
 }
 
 /// What can be in doubt at once under a rule.
@@ -140,9 +185,9 @@ impl Known {
             }
             Partitioning::Rows { key } => {
                 return Some(format!(
-                    "table {table} is partitioned by {key}, which is not of the time alone: an insert that landed in part is \
-                     sent whole and left to the table's window of {window} tokens, of which it takes one for each partition; \
-                     partition by the time, or make sure that {chunks} inserts touch fewer partitions"
+                    "table {table} is partitioned by {key}, which does not depend on the time alone: each insert takes one of \
+                     the {window} tokens that the table remembers for every partition that it touches; make sure that \
+                     {chunks} inserts touch fewer partitions"
                 ));
             }
             Partitioning::Whole => 1,
@@ -160,13 +205,21 @@ impl Known {
     }
 }
 
-/// What makes a replica fetch all that other replicas have now; nothing where there are no replicas.
-pub(crate) fn sync_replica(config: &Config, table: Table, engine: &str) -> Option<String> {
-    is_replicated(engine).then(|| format!("SYSTEM SYNC REPLICA {} LIGHTWEIGHT", table.path(config)))
+/// The statement that makes a replica fetch what the others have.
+pub(crate) fn sync_replica(config: &Config, table: Table) -> String {
+    format!("SYSTEM SYNC REPLICA {} LIGHTWEIGHT", table.path(config))
+}
+
+/// Engines that keep every row unchanged.
+const KEEPS_ROWS: [&str; 3] = ["MergeTree", "ReplicatedMergeTree", "SharedMergeTree"];
+
+/// Reports whether a table of this engine keeps the identities of its rows.
+pub(crate) fn keeps_rows(engine: &str) -> bool {
+    KEEPS_ROWS.contains(&engine)
 }
 
 /// Whether tables of this engine have replicas.
-pub(super) fn is_replicated(engine: &str) -> bool {
+pub(crate) fn is_replicated(engine: &str) -> bool {
     engine.starts_with("Replicated") || engine.starts_with("Shared")
 }
 

@@ -1,5 +1,4 @@
-//! What a row's partition follows from. A token is known by partition, so this decides which repetition is recognised, and which
-//! rows of a chunk that landed in part are there.
+//! The inputs of a row's partition or shard. A server knows a token by both, so they must not change between attempts.
 
 use super::judge::{Fault, Found};
 use super::{MILLPOND, Table, identifier};
@@ -17,13 +16,6 @@ pub(crate) enum Partitioning {
     Rows { key: String },
     /// Rows land by shards, or in ways that we know nothing of.
     Elsewhere,
-}
-
-impl Partitioning {
-    /// Whether the rows that a table has of a chunk are known by their times.
-    pub(crate) fn by_time(&self) -> bool {
-        matches!(self, Partitioning::Whole | Partitioning::Time { .. })
-    }
 }
 
 /// The columns and functions of an expression.
@@ -78,6 +70,15 @@ impl Sources {
         }
     }
 
+    /// The columns and functions of an expression.
+    pub(crate) fn of_expression(terms: Terms) -> Self {
+        Sources {
+            functions: terms.functions,
+            unread: terms.columns.into_iter().collect(),
+            ..Sources::default()
+        }
+    }
+
     /// The key's own columns, taken as they are.
     pub(crate) fn of_key(found: &[Found]) -> Self {
         Sources {
@@ -119,15 +120,19 @@ impl Sources {
         self.unread.extend(terms.columns);
     }
 
-    /// What is wrong with partitions that are not a function of the batch: the same row sent again would be in another one.
-    /// `volatile`: those of the functions that give another value the next time.
-    pub(crate) fn fault(&self, config: &Config, table: Table, volatile: &[String]) -> Option<Fault> {
+    /// The first input that changes between attempts, so that a row that is sent again would go elsewhere. `volatile`: the functions
+    /// that are not deterministic.
+    fn changing(&self, volatile: &[String]) -> Option<String> {
         let inserted_at = MILLPOND[1].name;
-        let of = if self.filled.contains(inserted_at) {
-            inserted_at.to_owned()
-        } else {
-            format!("{}()", volatile.first()?)
-        };
+        if self.filled.contains(inserted_at) {
+            return Some(inserted_at.to_owned());
+        }
+        volatile.first().map(|function| format!("{function}()"))
+    }
+
+    /// The fault of partitions that change between attempts.
+    pub(crate) fn fault(&self, config: &Config, table: Table, volatile: &[String]) -> Option<Fault> {
+        let of = self.changing(volatile)?;
         Some(Fault {
             what: format!(
                 "the partitions of table {} depend on {of}, which is another when a row is sent again: it would land in \
@@ -135,6 +140,21 @@ impl Sources {
                 table.path(config)
             ),
             mend: "make the table anew, partitioned by what is in its rows, such as their time (`millpond tables print`)"
+                .to_owned(),
+        })
+    }
+
+    /// The fault of shards that change between attempts.
+    pub(crate) fn shard_fault(&self, config: &Config, table: Table, volatile: &[String]) -> Option<Fault> {
+        let of = self.changing(volatile)?;
+        Some(Fault {
+            what: format!(
+                "the sharding key of table {} depends on {of}, which changes when a row is sent again: the row would go \
+                 to another shard, which does not know its token, and be there twice",
+                table.path(config)
+            ),
+            mend: "create the table again with a sharding key that depends on the row alone, such as \
+                   cityHash64(TraceId)"
                 .to_owned(),
         })
     }

@@ -1,8 +1,8 @@
 //! The DDL of every setting: taken by the engine where it can be run here, and by the engine's parser where it cannot (the embedded
 //! engine has neither replicas nor clusters).
 
-use crate::support::Server;
-use millpond_clickhouse::{ClickHouse, Columns, Config, tables};
+use crate::support::{Server, open};
+use millpond_clickhouse::{Columns, Config, tables};
 
 const PARTITIONS: [&str; 5] = ["none", "hour", "day", "month", "toMonday({time})"];
 
@@ -81,7 +81,7 @@ async fn the_script_makes_the_tables_that_we_make() {
             create: false,
             ..config
         };
-        ClickHouse::open(config.clone()).await.unwrap();
+        open(config.clone()).await;
         server.run("DROP DATABASE otel").await;
         tables::create(config).await.unwrap();
         assert_eq!(server.ask(definitions).await, printed);

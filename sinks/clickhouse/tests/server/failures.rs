@@ -1,14 +1,16 @@
 //! What a failure is taken for: passing, the table's, or the rows'.
 
-use crate::support::{NEW_YEAR, Server, at, batch, chunk};
+use crate::support::{self, NEW_YEAR, Server, at, batch, chunk, write_again};
 use millpond_clickhouse::{ClickHouse, Config};
-use millpond_consumer::{Sink as _, SinkError};
+use millpond_consumer::SinkError;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 async fn write(sink: &ClickHouse) -> SinkError {
     let batch = batch(1, &[at([NEW_YEAR])]);
-    sink.write(&batch.id, &chunk(sink, &batch)).await.unwrap_err()
+    support::write(sink, &batch.id, &chunk(sink, &batch))
+        .await
+        .unwrap_err()
 }
 
 #[tokio::test]
@@ -21,7 +23,7 @@ async fn a_server_that_is_down_is_waited_for() {
     assert!(
         error
             .to_string()
-            .starts_with("inserting 1 rows into `otel`.`otel_logs` as millpond/1/"),
+            .starts_with("inserting 1 rows into `otel`.`otel_logs` as millpond/2/"),
         "{error}"
     );
     let error = ClickHouse::open(server.config()).await.unwrap_err();
@@ -37,7 +39,9 @@ async fn a_server_that_has_too_much_to_merge_is_waited_for() {
         .run("ALTER TABLE otel.otel_logs MODIFY SETTING parts_to_throw_insert = 1")
         .await;
     let other = batch(2, &[at([NEW_YEAR])]);
-    sink.write(&other.id, &chunk(&sink, &other)).await.unwrap();
+    support::write(&sink, &other.id, &chunk(&sink, &other))
+        .await
+        .unwrap();
     let error = write(&sink).await;
     assert!(matches!(error, SinkError::Transient(_)), "{error}");
     assert!(error.to_string().contains("Code: 252"), "{error}");
@@ -45,7 +49,9 @@ async fn a_server_that_has_too_much_to_merge_is_waited_for() {
         .run("ALTER TABLE otel.otel_logs RESET SETTING parts_to_throw_insert")
         .await;
     let batch = batch(1, &[at([NEW_YEAR])]);
-    sink.write_again(&batch.id, &chunk(&sink, &batch)).await.unwrap();
+    write_again(&sink, &batch.id, &chunk(&sink, &batch))
+        .await
+        .unwrap();
     assert_eq!(server.ask("SELECT count() FROM otel.otel_logs").await, "2");
 }
 

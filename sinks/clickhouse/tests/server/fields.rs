@@ -1,8 +1,8 @@
 //! Odd records, read back from the table column by column. What the Collector's own code makes of the same values is
 //! in `testdata/collector.json` and compared in `src/rows.rs`; here it is what the engine then says.
 
-use crate::support::{NEW_YEAR, Server, any, batch, chunk, pair, text};
-use millpond_consumer::Sink as _;
+use crate::support::{NEW_YEAR, Server, any, batch, chunk, pair, text, write};
+
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{
     AnyValue, ArrayValue, InstrumentationScope, KeyValueList, any_value::Value,
@@ -45,7 +45,7 @@ async fn raw_answer(request: Vec<u8>, expressions: &str) -> Vec<String> {
     let batch = batch(1, &[request]);
     let chunk = chunk(&sink, &batch);
     let rows = chunk.rows;
-    sink.write(&batch.id, &chunk).await.unwrap();
+    write(&sink, &batch.id, &chunk).await.unwrap();
     // The order of the records is the order of their attribute `n` where it matters.
     let sql = format!("SELECT {expressions} FROM otel.otel_logs ORDER BY toUInt32OrZero(LogAttributes['n'])");
     let answer: Vec<String> = server.ask(&sql).await.split('\n').map(str::to_owned).collect();

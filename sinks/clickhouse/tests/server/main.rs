@@ -1,11 +1,16 @@
-//! The sink against the real engine: `embedded-clickhouse` (`cargo build -p embedded-clickhouse`) over chDB
-//! (`scripts/install-libchdb.sh`). Each test has a server of its own.
+//! The sink against the real engine: libchdb (`scripts/install-libchdb.sh`), which Python loads, with ClickHouse's own HTTP interface.
+//! Each test has a server of its own.
 
 mod ddl;
+mod engines;
 mod failures;
 mod fields;
+mod identity;
+mod interface;
+mod migration;
 mod partitions;
 mod pieces;
+mod pinned;
 mod recovery;
 mod signals;
 mod support;

@@ -1,10 +1,10 @@
 //! Tables of other partitions than a day, and of other people's making: a chunk that landed in part is completed, and what would
 //! break that is refused.
 
-use crate::support::{DAY, NEW_YEAR, Server, at, batch, chunk, rule};
+use crate::support::{DAY, NEW_YEAR, Server, at, batch, chunk, open, rule, write, write_again};
 use millpond_clickhouse::tables::{self, State};
 use millpond_clickhouse::{ClickHouse, Config, Signal};
-use millpond_consumer::{Sink as _, SinkError};
+use millpond_consumer::SinkError;
 
 const HOUR: u64 = DAY / 24;
 
@@ -23,22 +23,22 @@ fn times() -> impl Iterator<Item = u64> {
 
 /// What the table has of the batch: rows, and how many of them are different.
 const WHOLE: &str =
-    "SELECT count(), uniqExact(Body), sum(toUInt64(Body)) FROM otel.otel_logs WHERE _millpond_batch = 1";
+    "SELECT count(), uniqExact(Body), sum(toUInt64(Body)) FROM otel.otel_logs WHERE _millpond_sequence = 1";
 
 /// Writes a chunk, makes the table forget it, takes one partition away, and sends the chunk as one in doubt.
 async fn lose_and_mend(server: &Server, config: &Config) {
     server
         .run("ALTER TABLE otel.otel_logs MODIFY SETTING non_replicated_deduplication_window = 1")
         .await;
-    let sink = ClickHouse::open(config.clone()).await.unwrap();
+    let sink = open(config.clone()).await;
     let batch = batch(1, &[at(times())]);
     let chunk = chunk(&sink, &batch);
-    sink.write(&batch.id, &chunk).await.unwrap();
+    write(&sink, &batch.id, &chunk).await.unwrap();
     let whole = server.ask(WHOLE).await;
     assert_eq!(whole, "24\t24\t276");
     let other = crate::support::batch(2, &[at(times())]);
     let other_chunk = crate::support::chunk(&sink, &other);
-    sink.write(&other.id, &other_chunk).await.unwrap();
+    write(&sink, &other.id, &other_chunk).await.unwrap();
     let partitions = "SELECT DISTINCT _partition_id FROM otel.otel_logs ORDER BY 1";
     let partitions = server.ask(partitions).await;
     let partitions: Vec<&str> = partitions.lines().collect();
@@ -54,11 +54,11 @@ async fn lose_and_mend(server: &Server, config: &Config) {
         assert_ne!(server.ask(WHOLE).await, whole);
     }
     for _ in 0..2 {
-        sink.write_again(&batch.id, &chunk).await.unwrap();
+        write_again(&sink, &batch.id, &chunk).await.unwrap();
         assert_eq!(server.ask(WHOLE).await, whole);
     }
     // It was not the token that knew it.
-    sink.write(&batch.id, &chunk).await.unwrap();
+    write(&sink, &batch.id, &chunk).await.unwrap();
     assert_ne!(server.ask(WHOLE).await, whole);
 }
 
@@ -77,7 +77,7 @@ async fn a_chunk_that_landed_in_part_is_completed_whatever_a_partition_is() {
             partition_by: partition_by.parse().unwrap(),
             ..logs(&server)
         };
-        ClickHouse::open(config.clone()).await.unwrap();
+        open(config.clone()).await;
         lose_and_mend(&server, &config).await;
         let count = server
             .ask("SELECT uniqExact(_partition_id) FROM otel.otel_logs")
@@ -95,7 +95,7 @@ async fn a_table_of_ours_remembers_tokens_of_all_its_partitions() {
             partition_by: partition_by.parse().unwrap(),
             ..server.config()
         };
-        let sink = ClickHouse::open(config.clone()).await.unwrap();
+        let sink = open(config.clone()).await;
         assert_eq!(
             sink.window_warnings(&rule()),
             Vec::<String>::new(),
@@ -157,21 +157,19 @@ async fn a_table_of_ones_own_is_filled_and_mended_like_ours() {
 }
 
 #[tokio::test]
-async fn a_partition_of_more_than_the_time_is_warned_of_and_left_to_the_token() {
+async fn a_partition_of_more_than_the_time_is_warned_of_and_mended_like_any() {
     let server = Server::start();
     server.run("CREATE DATABASE otel").await;
     server.run(&own(SECONDS, "(toDate(Seconds), ServiceName)")).await;
-    let sink = ClickHouse::open(logs(&server)).await.unwrap();
+    let sink = open(logs(&server)).await;
     let [warning] = sink.window_warnings(&rule()).try_into().unwrap();
     assert!(
-        warning.contains("is partitioned by (toDate(Seconds), ServiceName), which is not of the time alone"),
+        warning.contains(
+            "is partitioned by (toDate(Seconds), ServiceName), which does not depend on the time alone"
+        ),
         "{warning}"
     );
-    let batch = batch(1, &[at(times())]);
-    let chunk = chunk(&sink, &batch);
-    sink.write(&batch.id, &chunk).await.unwrap();
-    sink.write_again(&batch.id, &chunk).await.unwrap();
-    assert_eq!(server.ask(WHOLE).await, "24\t24\t276");
+    lose_and_mend(&server, &logs(&server)).await;
 }
 
 #[tokio::test]
@@ -212,5 +210,5 @@ async fn a_partition_that_is_not_of_the_rows_is_refused() {
             "toDate(Timestamp)",
         ))
         .await;
-    ClickHouse::open(logs(&server)).await.unwrap();
+    open(logs(&server)).await;
 }

@@ -1,9 +1,11 @@
 //! Traces and metrics: into which tables their rows go, once each, however often they are sent. That every column is
 //! the exporter's is shown against the exporter itself (`tests/test_fidelity.py`).
 
-use crate::support::{DAY, NEW_YEAR, Proxy, Server, batch_of, chunk, chunks, pair, text};
+use crate::support::{
+    DAY, NEW_YEAR, Proxy, Server, batch_of, chunk, chunks, open, pair, text, write, write_again,
+};
 use millpond_clickhouse::{ClickHouse, Config, Signal};
-use millpond_consumer::{Batch, Sink as _};
+use millpond_consumer::Batch;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::metrics::v1::exponential_histogram_data_point::Buckets;
@@ -16,6 +18,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use prost::Message as _;
+use std::sync::Arc;
 
 pub(crate) const TABLES: [&str; 5] = ["gauge", "sum", "histogram", "exponential_histogram", "summary"];
 
@@ -128,7 +131,7 @@ pub(crate) fn metrics(low: u64, times: &[u64]) -> Batch {
 
 const SPANS: &str = "SELECT SpanName, TraceId, Duration, SpanAttributes['number'], Events.Name, \
                      arrayMap(event -> event['event'], Events.Attributes), Links.TraceId[1] \
-                     FROM otel.otel_traces WHERE _millpond_batch = 1 ORDER BY SpanName";
+                     FROM otel.otel_traces WHERE _millpond_sequence = 1 ORDER BY SpanName";
 pub(crate) const TIMES: &str = "SELECT TraceId, toUnixTimestamp(Start), toUnixTimestamp(End) \
                      FROM otel.otel_traces_trace_id_ts ORDER BY TraceId, Start";
 
@@ -161,11 +164,11 @@ async fn spans_and_their_traces_times_are_written_once() {
     let chunk = chunk(&sink, &batch);
     let (spans, traces) = expected_spans(&times);
     for _ in 0..2 {
-        sink.write(&batch.id, &chunk).await.unwrap();
+        write(&sink, &batch.id, &chunk).await.unwrap();
         assert_eq!(server.ask(SPANS).await, spans);
         assert_eq!(server.ask(TIMES).await, traces);
     }
-    sink.write_again(&batch.id, &chunk).await.unwrap();
+    write_again(&sink, &batch.id, &chunk).await.unwrap();
     assert_eq!(server.ask(SPANS).await, spans);
     assert_eq!(server.ask(TIMES).await, traces);
 }
@@ -178,16 +181,18 @@ async fn times_that_the_view_did_not_write_are_added() {
     let times = [NEW_YEAR, NEW_YEAR + DAY, NEW_YEAR + 2];
     let batch = traces(1, &times);
     let chunk = chunk(&sink, &batch);
-    sink.write(&batch.id, &chunk).await.unwrap();
+    write(&sink, &batch.id, &chunk).await.unwrap();
     let other = traces(2, &[NEW_YEAR + 2 * DAY]);
-    sink.write(&other.id, &self::chunk(&sink, &other)).await.unwrap();
+    write(&sink, &other.id, &self::chunk(&sink, &other))
+        .await
+        .unwrap();
     let whole = server.ask(TIMES).await;
     server
         .run("ALTER TABLE otel.otel_traces_trace_id_ts DELETE WHERE Start = toDateTime(1704067200) SETTINGS mutations_sync = 2")
         .await;
     assert_ne!(server.ask(TIMES).await, whole);
     for _ in 0..2 {
-        sink.write_again(&batch.id, &chunk).await.unwrap();
+        write_again(&sink, &batch.id, &chunk).await.unwrap();
         assert_eq!(server.ask(TIMES).await, whole);
     }
 }
@@ -199,19 +204,19 @@ async fn only_the_partitions_of_spans_that_the_table_lacks_are_sent() {
     let times: Vec<u64> = (0..6).map(|row| NEW_YEAR + row % 3 * DAY).collect();
     let batch = traces(1, &times);
     let chunk = chunk(&sink, &batch);
-    sink.write(&batch.id, &chunk).await.unwrap();
+    write(&sink, &batch.id, &chunk).await.unwrap();
     // Dropping a partition forgets its tokens; the window of one forgets the others.
     forget(&server, &sink, "otel_traces", &traces).await;
     server
         .run("ALTER TABLE otel.otel_traces DROP PARTITION ID '20240102'")
         .await;
-    sink.write_again(&batch.id, &chunk).await.unwrap();
+    write_again(&sink, &batch.id, &chunk).await.unwrap();
     let (spans, _) = expected_spans(&times);
     assert_eq!(server.ask(SPANS).await, spans);
 }
 
 /// Makes a table forget what it was sent.
-async fn forget(server: &Server, sink: &ClickHouse, table: &str, batch: &dyn Fn(u64, &[u64]) -> Batch) {
+async fn forget(server: &Server, sink: &Arc<ClickHouse>, table: &str, batch: &dyn Fn(u64, &[u64]) -> Batch) {
     server
         .run(&format!(
             "ALTER TABLE otel.{table} MODIFY SETTING non_replicated_deduplication_window = 1"
@@ -220,7 +225,7 @@ async fn forget(server: &Server, sink: &ClickHouse, table: &str, batch: &dyn Fn(
     for low in 100..105 {
         let other = batch(low, &[NEW_YEAR, NEW_YEAR + DAY, NEW_YEAR + 2 * DAY]);
         for chunk in chunks(sink, &other) {
-            sink.write(&other.id, &chunk).await.unwrap();
+            write(sink, &other.id, &chunk).await.unwrap();
         }
     }
 }
@@ -229,7 +234,7 @@ pub(crate) async fn points(server: &Server) -> Vec<String> {
     let mut found = Vec::new();
     for table in TABLES {
         let sql = format!(
-            "SELECT toDate(TimeUnix), count() FROM otel.otel_metrics_{table} WHERE _millpond_batch = 1 \
+            "SELECT toDate(TimeUnix), count() FROM otel.otel_metrics_{table} WHERE _millpond_sequence = 1 \
              GROUP BY 1 ORDER BY 1"
         );
         found.push(server.ask(&sql).await);
@@ -250,7 +255,7 @@ async fn a_batch_of_metrics_goes_into_five_tables_once() {
     assert_eq!(places, [(0, 2, 3), (1, 3, 3), (2, 4, 3), (3, 5, 3), (4, 6, 3)]);
     for _ in 0..2 {
         for chunk in &chunks {
-            sink.write(&batch.id, chunk).await.unwrap();
+            write(&sink, &batch.id, chunk).await.unwrap();
         }
         assert_eq!(points(&server).await, ["2024-01-01\t2\n2024-01-02\t1"; 5]);
     }
@@ -264,7 +269,7 @@ async fn only_the_partitions_of_points_that_a_table_lacks_are_sent() {
     let batch = metrics(1, &times);
     let all = chunks(&sink, &batch);
     for chunk in &all {
-        sink.write(&batch.id, chunk).await.unwrap();
+        write(&sink, &batch.id, chunk).await.unwrap();
     }
     for table in TABLES {
         forget(&server, &sink, &format!("otel_metrics_{table}"), &metrics).await;
@@ -275,7 +280,7 @@ async fn only_the_partitions_of_points_that_a_table_lacks_are_sent() {
             .await;
     }
     for chunk in &all {
-        sink.write_again(&batch.id, chunk).await.unwrap();
+        write_again(&sink, &batch.id, chunk).await.unwrap();
     }
     let whole = "2024-01-01\t2\n2024-01-02\t2\n2024-01-03\t2";
     assert_eq!(points(&server).await, [whole; 5]);
@@ -310,12 +315,12 @@ async fn traces_times_are_completed_over_all_shards_at_once() {
         url: proxy.url.clone(),
         ..server.config()
     };
-    let sink = ClickHouse::open(config).await.unwrap();
+    let sink = open(config).await;
     let batch = traces(1, &[NEW_YEAR, NEW_YEAR + 1]);
     let chunk = chunk(&sink, &batch);
-    sink.write(&batch.id, &chunk).await.unwrap();
+    write(&sink, &batch.id, &chunk).await.unwrap();
     let before = proxy.requests().len();
-    sink.write_again(&batch.id, &chunk).await.unwrap();
+    write_again(&sink, &batch.id, &chunk).await.unwrap();
     let requests = proxy.requests();
     let completing = requests[before..]
         .split("POST ")

@@ -3,56 +3,78 @@
 use bytes::Bytes;
 use clickhouse::Client;
 use millpond_clickhouse::{ClickHouse, Config, Signal};
-use millpond_consumer::{Batch, BatchId, Chunk, Cut, Part, Rule, Sink as _};
+use millpond_consumer::{Attempt, Batch, BatchId, Chunk, Cut, Found, Part, Rule, Sink, SinkError};
 use millpond_segment::{BlockBuilder, Compressor, Encoding, Limits};
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
-use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A running embedded ClickHouse over a folder of its own; it ends with the test.
+/// A ClickHouse over a folder, which ends with the test: the engine as a library, which has ClickHouse's own HTTP interface behind the
+/// arguments of `clickhouse-local`. The clusters `pair`, of one shard, and `shards`, of two, are the server itself.
 pub(crate) struct Server {
     child: Child,
     pub(crate) url: String,
-    _data: TempDir,
+    _data: Arc<TempDir>,
 }
+
+const PROGRAM: &str = r#"
+import ctypes, sys
+library, data, config = sys.argv[1:]
+lib = ctypes.CDLL(library)
+lib.chdb_set_signal_handlers_enabled(ctypes.c_int(0))
+query = ("SYSTEM START LISTEN TCP; SYSTEM START LISTEN HTTP; SELECT sleepEachRow(1) FROM numbers(1000000) "
+         "SETTINGS max_block_size = 1, function_sleep_max_microseconds_per_block = 0 FORMAT Null")
+arguments = ["clickhouse", "--path=" + data, "--config-file=" + config, "--multiquery", "--query", query]
+lib.chdb_query_cmdline(ctypes.c_int(len(arguments)), (ctypes.c_char_p * len(arguments))(*[a.encode() for a in arguments]))
+"#;
 
 impl Server {
     pub(crate) fn start() -> Self {
-        let data = tempfile::tempdir().unwrap();
-        let program = program();
-        let mut child = Command::new(&program)
-            .args(["--listen", "127.0.0.1:0", "--path"])
-            .arg(data.path())
-            .env("RUST_LOG", "error")
-            .stdout(Stdio::piped())
+        Self::over(Arc::new(tempfile::tempdir().unwrap()))
+    }
+
+    /// Over data that outlive it.
+    pub(crate) fn over(data: Arc<TempDir>) -> Self {
+        // Another test must not take the ports before the server listens.
+        static STARTING: Mutex<()> = Mutex::new(());
+        let _starting = STARTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let [http, tcp] = free_ports();
+        let replica = |host: &str| format!("<replica><host>{host}</host><port>{tcp}</port></replica>");
+        let (one, other) = (replica("127.0.0.1"), replica("localhost"));
+        let config = data.path().join("config.xml");
+        let text = format!(
+            "<clickhouse><logger><level>none</level></logger>\
+             <background_distributed_schedule_pool_size>2</background_distributed_schedule_pool_size>\
+             <tcp_port>{tcp}</tcp_port><http_port>{http}</http_port><listen_host>127.0.0.1</listen_host>\
+             <remote_servers><pair><shard>{one}</shard></pair>\
+             <shards><shard>{one}</shard><shard>{other}</shard></shards></remote_servers></clickhouse>"
+        );
+        std::fs::write(&config, text).unwrap();
+        let child = Command::new("python3")
+            .args(["-c", PROGRAM])
+            .arg(library())
+            .arg(data.path().join("data"))
+            .arg(&config)
+            .stdout(Stdio::null())
             .spawn()
-            .unwrap_or_else(|error| {
-                panic!(
-                    "{}: {error}; run `cargo build -p embedded-clickhouse`",
-                    program.display()
-                )
-            });
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut line)
             .unwrap();
-        let Some(url) = line.strip_prefix("listening on ") else {
-            panic!(
-                "embedded-clickhouse did not start (is libchdb there? scripts/install-libchdb.sh): {line:?}"
-            )
-        };
+        let until = Instant::now() + Duration::from_secs(60);
+        while std::net::TcpStream::connect(("127.0.0.1", http)).is_err() {
+            assert!(Instant::now() < until, "the server does not listen");
+            std::thread::sleep(Duration::from_millis(50));
+        }
         Self {
-            url: url.trim().to_owned(),
             child,
+            url: format!("http://127.0.0.1:{http}"),
             _data: data,
         }
     }
@@ -65,8 +87,8 @@ impl Server {
         }
     }
 
-    pub(crate) async fn open(&self) -> ClickHouse {
-        ClickHouse::open(self.config()).await.unwrap()
+    pub(crate) async fn open(&self) -> Arc<ClickHouse> {
+        open(self.config()).await
     }
 
     pub(crate) async fn run(&self, sql: &str) {
@@ -82,6 +104,10 @@ impl Server {
         text.trim_end_matches('\n').to_owned()
     }
 
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -95,11 +121,28 @@ impl Drop for Server {
     }
 }
 
-/// Beside this test's own folder, where cargo puts the programs.
-fn program() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let profile = test.parent().and_then(|deps| deps.parent()).unwrap();
-    profile.join("embedded-clickhouse")
+fn free_ports() -> [u16; 2] {
+    let listeners = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().port())
+}
+
+/// Where `scripts/install-libchdb.sh` puts it.
+fn library() -> PathBuf {
+    if let Some(library) = std::env::var_os("MILLPOND_LIBCHDB") {
+        return library.into();
+    }
+    let cache = std::env::var_os("MILLPOND_CACHE").map_or_else(
+        || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache/millpond"),
+        PathBuf::from,
+    );
+    let installed = std::fs::read_dir(&cache)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path());
+    let library = installed
+        .map(|folder| folder.join("libchdb.so"))
+        .find(|library| library.is_file());
+    library.expect("libchdb is not there: run scripts/install-libchdb.sh")
 }
 
 pub(crate) const DAY: u64 = 86_400_000_000_000;
@@ -180,6 +223,7 @@ pub(crate) fn batch_of(signal: Signal, low: u64, messages: &[Vec<u8>]) -> Batch 
     }
     let part = Part {
         sequence: low,
+        first_record: 0,
         segment: ulid::Ulid::nil(),
         offset: 8,
         data: Bytes::from(blocks),
@@ -191,10 +235,12 @@ pub(crate) fn batch_of(signal: Signal, low: u64, messages: &[Vec<u8>]) -> Batch 
         shard: 0,
         stream: signal.stream().into(),
         consumer: "test".into(),
+        cursor: "test".into(),
+        generation: 0,
         sink: "clickhouse:otel.otel_logs".into(),
         low,
         high: low,
-        schema_version: 1,
+        schema_version: 2,
     };
     Batch {
         id,
@@ -213,8 +259,37 @@ pub(crate) fn rule() -> Rule {
         max_partitions_per_chunk: 50,
         max_in_flight: 16,
         sink: "clickhouse:otel.otel_logs".into(),
-        schema_version: 1,
+        schema_version: 2,
     }
+}
+
+pub(crate) async fn open(config: Config) -> Arc<ClickHouse> {
+    Arc::new(ClickHouse::open(config).await.unwrap())
+}
+
+/// The first attempt of a chunk; or another one by a sender that does not ask.
+pub(crate) async fn write(sink: &ClickHouse, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
+    insert(sink, chunk, &id.token(chunk.index, 0)).await
+}
+
+/// Writes rows under a token of somebody's choice.
+pub(crate) async fn insert(sink: &ClickHouse, chunk: &Chunk, token: &str) -> Result<(), SinkError> {
+    let attempt = Attempt {
+        token: token.to_owned(),
+        query_id: format!("millpond/test/{}", uuid::Uuid::new_v4()),
+        first: false,
+    };
+    sink.insert(chunk, &attempt).await
+}
+
+/// An attempt in rounds, as a consumer makes it that knows nothing of the chunk.
+pub(crate) async fn write_again(
+    sink: &Arc<ClickHouse>,
+    id: &BatchId,
+    chunk: &Chunk,
+) -> Result<Found, SinkError> {
+    let sink: Arc<dyn Sink> = sink.clone();
+    millpond_consumer::write_again(&sink, id, chunk).await
 }
 
 pub(crate) fn chunks(sink: &ClickHouse, batch: &Batch) -> Vec<Chunk> {

@@ -1,6 +1,6 @@
 //! What `open` makes, and what it says of a table that is there.
 
-use crate::support::{Server, rule};
+use crate::support::{Server, open, rule};
 use millpond_clickhouse::tables::{self, Report, State};
 use millpond_clickhouse::{ClickHouse, Columns, Config, Indexes, Signal};
 use millpond_consumer::{Sink as _, SinkError};
@@ -13,7 +13,7 @@ const DEFINITION: &str =
 const EXPORTER_TEXT: &str = include_str!("../../testdata/exporter-table-text.sql");
 const EXPORTER_BLOOM: &str = include_str!("../../testdata/exporter-table-bloom.sql");
 
-const WINDOW: &str = ", non_replicated_deduplication_window = 10000";
+const WINDOW: &str = ", non_replicated_deduplication_window = 10000, fsync_after_insert = 1";
 
 #[tokio::test]
 async fn a_missing_table_is_made_as_the_exporter_makes_it() {
@@ -33,7 +33,7 @@ async fn a_missing_table_is_made_as_the_exporter_makes_it() {
             ttl_seconds: 72 * 3600,
             ..server.config()
         };
-        ClickHouse::open(config).await.unwrap();
+        open(config).await;
         let made = server.ask(DEFINITION).await;
         assert_eq!(made, format!("{}{WINDOW}", expected.trim_end()), "{indexes:?}");
         server.run("DROP TABLE otel.otel_logs").await;
@@ -55,11 +55,11 @@ async fn our_columns_come_after_the_exporters() {
                 CODEC(Delta(8), ZSTD(1)), \
                 `_millpond_source` LowCardinality(String) \
                 COMMENT 'Buffer, shard, stream and consumer that the row came through' CODEC(ZSTD(1)), \
-                `_millpond_batch` UInt64 COMMENT 'First sequence of the batch that the row came in' \
+                `_millpond_sequence` UInt64 COMMENT 'Sequence of the segment that the record is in' \
                 CODEC(Delta(8), ZSTD(1)), \
-                `_millpond_chunk` UInt32 COMMENT 'Chunk of the batch that the row came in' \
-                CODEC(Delta(4), ZSTD(1)), \
-                INDEX _millpond_batch_range _millpond_batch TYPE minmax GRANULARITY 1";
+                `_millpond_record` UInt32 \
+                COMMENT 'Number of the record among those of its stream in the segment' CODEC(Delta(4), ZSTD(1)), \
+                INDEX _millpond_sequence_range _millpond_sequence TYPE minmax GRANULARITY 1";
     assert_eq!(
         columns,
         format!(
@@ -77,7 +77,7 @@ async fn a_table_that_does_not_fit_is_an_error_with_what_mends_it() {
     let server = Server::start();
     server.open().await;
     for sql in [
-        "ALTER TABLE otel.otel_logs DROP COLUMN _millpond_chunk",
+        "ALTER TABLE otel.otel_logs DROP COLUMN _millpond_record",
         "ALTER TABLE otel.otel_logs DROP COLUMN EventName",
         "ALTER TABLE otel.otel_logs MODIFY COLUMN ScopeName LowCardinality(String)",
     ] {
@@ -94,9 +94,9 @@ async fn a_table_that_does_not_fit_is_an_error_with_what_mends_it() {
              ALTER TABLE `otel`.`otel_logs` MODIFY COLUMN `ScopeName` String",
             "table `otel`.`otel_logs` has no column EventName (expected type String): ALTER TABLE `otel`.`otel_logs` \
              ADD COLUMN `EventName` String COMMENT 'Event name for log records representing events' CODEC(ZSTD(1))",
-            "table `otel`.`otel_logs` has no column _millpond_chunk (expected type UInt32): ALTER TABLE \
-             `otel`.`otel_logs` ADD COLUMN `_millpond_chunk` UInt32 COMMENT 'Chunk of the batch that the row came in' \
-             CODEC(Delta(4), ZSTD(1))",
+            "table `otel`.`otel_logs` has no column _millpond_record (expected type UInt32): ALTER TABLE \
+             `otel`.`otel_logs` ADD COLUMN `_millpond_record` UInt32 \
+             COMMENT 'Number of the record among those of its stream in the segment' CODEC(Delta(4), ZSTD(1))",
         ]
     );
     for fault in faults {
@@ -156,7 +156,7 @@ async fn only_the_tables_of_what_is_taken_are_made() {
         signals: vec![Signal::Metrics],
         ..server.config()
     };
-    let sink = ClickHouse::open(config).await.unwrap();
+    let sink = open(config).await;
     assert_eq!(
         server.ask(tables).await,
         "otel_metrics_exponential_histogram\notel_metrics_gauge\notel_metrics_histogram\notel_metrics_sum\n\
@@ -188,7 +188,7 @@ async fn tables_of_other_names_are_part_of_the_sinks_name() {
         sum_table: "sums".into(),
         ..server.config()
     };
-    let sink = ClickHouse::open(config).await.unwrap();
+    let sink = open(config).await;
     assert_eq!(sink.name(), "clickhouse:otel.otel_logs,traces=spans,sum=sums");
     let view = "SELECT count() FROM system.tables WHERE name = 'spans_trace_id_ts_mv'";
     assert_eq!(server.ask(view).await, "1");
@@ -286,9 +286,9 @@ async fn what_is_there_is_not_made_again() {
         url: proxy.url.clone(),
         ..server.config()
     };
-    ClickHouse::open(config.clone()).await.unwrap();
+    open(config.clone()).await;
     assert!(!proxy.requests().contains("CREATE "));
     server.run("DROP TABLE otel.otel_metrics_sum").await;
-    ClickHouse::open(config).await.unwrap();
+    open(config).await;
     assert_eq!(proxy.requests().matches("CREATE ").count(), 1);
 }

@@ -1,0 +1,185 @@
+//! A repair: compares the rows of a range that a consumer has acknowledged with those that its sink has, and inserts what is
+//! missing. It is a consumer with a cursor of its own, `<name>.repair`, and so with tokens of its own, that ends at the end of
+//! its range. The identities of the rows stay those of the consumer. It never sends a row without asking for it first.
+
+use crate::Config;
+use crate::environment::now_ms;
+use crate::error::ConsumeError;
+use crate::owner::{Claim, read_patiently};
+use crate::streams::StreamPattern;
+use millpond_manifest::cursor::{Ownership, Skip};
+use millpond_manifest::{Cursor, Manifest, layout};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What to repair.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repair {
+    /// By shard, the sequences, both ends inclusive.
+    pub ranges: BTreeMap<u32, RangeInclusive<u64>>,
+}
+
+/// What a repair found and brought, while it runs and afterwards. Counts those of this process alone.
+#[derive(Debug, Clone, Default)]
+pub struct Tally(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    found: AtomicU64,
+    inserted: AtomicU64,
+    dead_letters: AtomicU64,
+    shards: AtomicU64,
+}
+
+impl Tally {
+    /// Rows that the sink was asked for and had.
+    pub fn found(&self) -> u64 {
+        self.0.found.load(Ordering::Relaxed)
+    }
+
+    /// Rows that the sink lacked and has now.
+    pub fn inserted(&self) -> u64 {
+        self.0.inserted.load(Ordering::Relaxed)
+    }
+
+    /// Records that the sink refuses and messages that cannot be read: they have dead letters.
+    pub fn dead_letters(&self) -> u64 {
+        self.0.dead_letters.load(Ordering::Relaxed)
+    }
+
+    /// Shards whose range is repaired.
+    pub fn shards(&self) -> u64 {
+        self.0.shards.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn compared(&self, rows: u64, lacked: u64) {
+        self.0.found.fetch_add(rows - lacked, Ordering::Relaxed);
+        self.0.inserted.fetch_add(lacked, Ordering::Relaxed);
+    }
+
+    pub(crate) fn dead_letter(&self) {
+        self.0.dead_letters.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn shard(&self) {
+        self.0.shards.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What a new cursor of a repair takes over from the consumer's.
+#[derive(Debug, Clone)]
+pub(crate) struct Origin {
+    /// Requests of the consumer's earlier owners may be under way, and nobody may be settling them.
+    pub(crate) unsettled: bool,
+    /// How long those owners may go on sending.
+    lease_ms: u64,
+    /// Parts that an operator said to leave out.
+    skipped: Vec<Skip>,
+}
+
+impl Origin {
+    fn of(cursor: Cursor, now_ms: u64) -> Origin {
+        let dirty = match &cursor.ownership {
+            Ownership::Released | Ownership::Removed => false,
+            Ownership::Abandoned => true,
+            // An owner that lives has asked for whatever its predecessors may have sent.
+            Ownership::Held { .. } => cursor.held_at(now_ms).is_none(),
+        };
+        let unsettled = cursor.unsettled || dirty;
+        Origin {
+            unsettled,
+            lease_ms: if unsettled { cursor.lease_ms } else { 0 },
+            skipped: cursor.skipped,
+        }
+    }
+
+    /// A repair's cursor that nobody has opened since it was made or removed.
+    pub(crate) fn begin(&self, cursor: Cursor) -> Cursor {
+        Cursor {
+            unsettled: cursor.unsettled || self.unsettled,
+            lease_ms: cursor.lease_ms.max(self.lease_ms),
+            skipped: self.skipped.clone(),
+            ..cursor
+        }
+    }
+}
+
+impl Claim {
+    /// Checks that the consumer has acknowledged a range and that the log has it. Checked before the repair's cursor is opened,
+    /// and again afterwards: from then on the collector keeps the range, and a reset of the consumer ends the repair.
+    pub(crate) async fn origin(
+        &self,
+        range: &RangeInclusive<u64>,
+        log: Option<&Manifest>,
+        takes: impl Fn(&str) -> bool,
+    ) -> Result<Origin, ConsumeError> {
+        let (from, to) = (*range.start(), *range.end());
+        let (first, next) = log.map_or((0, 0), |log| (log.first_sequence, log.next_sequence));
+        if from > to || to >= next {
+            return Err(self.unrepairable(format!(
+                "{from} to {to} is not in the log, which has sequences {first} to {}",
+                next.saturating_sub(1)
+            )));
+        }
+        if from < first {
+            return Err(self.unrepairable(format!(
+                "the buffer no longer holds sequences before {first}: use --from {first} or a later one"
+            )));
+        }
+        let consumer = self.reader().await?;
+        let streams = log.into_iter().flat_map(|log| &log.streams);
+        for stream in streams.filter(|stream| takes(&stream.name)) {
+            let acknowledged = consumer.next(&stream.name);
+            if acknowledged <= to {
+                return Err(self.unrepairable(format!(
+                    "the consumer has acknowledged {} only below sequence {acknowledged}, and sends the rest itself",
+                    stream.name
+                )));
+            }
+        }
+        Ok(Origin::of(consumer, now_ms(&*self.environment)))
+    }
+
+    /// The cursor of the consumer whose rows these are.
+    async fn reader(&self) -> Result<Cursor, ConsumeError> {
+        let key = layout::cursor(self.shard, &self.consumer);
+        let found = read_patiently::<Cursor>(&self.store, &key, &self.status, &*self.environment).await?;
+        let cursor = found
+            .map(|found| found.state)
+            .filter(|cursor| !cursor.is_removed());
+        cursor.ok_or_else(|| self.unrepairable("the consumer has never read it".into()))
+    }
+
+    /// The streams that the consumer reads, of those that these patterns name. A stream that it reads has a position.
+    pub(crate) async fn streams_read(
+        &self,
+        patterns: &[StreamPattern],
+    ) -> Result<BTreeSet<StreamPattern>, ConsumeError> {
+        let streams = self.reader().await?.streams;
+        if streams.is_empty() {
+            // Since its last reset it has acknowledged nothing: whichever it reads, it begins at the same sequence.
+            return Ok(patterns.iter().cloned().collect());
+        }
+        let named = streams
+            .into_keys()
+            .filter(|stream| patterns.iter().any(|pattern| pattern.matches(stream)));
+        Ok(named.map(|stream| StreamPattern::exactly(&stream)).collect())
+    }
+
+    pub(crate) fn unrepairable(&self, reason: String) -> ConsumeError {
+        ConsumeError::Repair {
+            consumer: self.consumer.clone(),
+            shard: self.shard,
+            reason,
+        }
+    }
+}
+
+impl Repair {
+    /// The range of a shard, if this process is to repair one.
+    pub(crate) fn of(config: &Config, shard: u32) -> Option<&RangeInclusive<u64>> {
+        config.repair.as_ref()?.ranges.get(&shard)
+    }
+}

@@ -1,0 +1,273 @@
+//! A chunk that may have been sent before, brought into the sink once. An attempt works in rounds: it asks which rows the sink
+//! lacks, sends those and no others, and asks again. `design/protocols.md` ("Row identity") has the proof. Nothing here waits
+//! or tries again.
+
+use crate::decode::cpu;
+use crate::environment::{Environment as _, SystemEnvironment};
+use crate::sink::{Attempt, BatchId, Chunk, Presence, Settled, Sink, SinkError};
+use async_trait::async_trait;
+use millpond_manifest::planted::{self, Bug};
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// Rounds of one attempt. A round after the first is needed only where a sink knows a token and lacks its rows, and then again
+/// only where it lost those of the second token too.
+pub(crate) const ROUNDS: u32 = 3;
+
+/// What the first question of an attempt found of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Found {
+    /// None of its rows, or the sink cannot ask.
+    Nothing,
+    /// Some of them.
+    Some,
+    /// All of them: nothing was sent.
+    All,
+}
+
+/// Why an attempt ended without the chunk's rows in the sink.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    /// The sink's own reason.
+    Sink(SinkError),
+    /// The sink said yes in every round, and lacks so many rows all the same.
+    Missing(u64),
+    /// The sink cannot tell which rows it has, and the sender does not send without that knowledge.
+    CannotTell,
+}
+
+impl From<SinkError> for Failed {
+    fn from(error: SinkError) -> Self {
+        Failed::Sink(error)
+    }
+}
+
+/// Who sends: what is part of each request's name, and what must hold before each.
+#[async_trait]
+pub(crate) trait Sender: Sync {
+    /// Returns when the sender may send, for [`may_still_send`](Self::may_still_send).
+    async fn may_send(&self) -> u64;
+    /// Whether the sender could send at any time since [`may_send`](Self::may_send) returned this, and can now.
+    fn may_still_send(&self, since: u64) -> bool;
+    /// Returns when the sender may not send any more.
+    async fn may_send_no_more(&self);
+    /// The opening in whose name it sends.
+    fn opening(&self) -> u64;
+    /// Sixty-four random bits.
+    fn random(&self) -> u64;
+    /// Whether rows of the chunk may be in the sink under tokens of another generation, which do not prevent duplicates.
+    fn sent_under_other_tokens(&self) -> bool {
+        false
+    }
+    /// Whether the sender sends where the sink cannot tell which rows it has, and its tokens alone prevent duplicates.
+    fn trusts_tokens(&self) -> bool {
+        true
+    }
+    /// These rows of a chunk ([`Sink::some`]).
+    async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk;
+}
+
+/// Sends a chunk of which nothing was ever sent.
+pub(crate) async fn first(
+    sender: &dyn Sender,
+    sink: &dyn Sink,
+    id: &BatchId,
+    chunk: &Chunk,
+) -> Result<(), Failed> {
+    let since = sender.may_send().await;
+    send(sender, sink, id, chunk, (0, true), since).await
+}
+
+/// Brings a chunk into the sink of which any rows may be there. `lacked` keeps how many rows the sink lacked when it was first
+/// asked, over all attempts of one process.
+pub(crate) async fn again(
+    sender: &dyn Sender,
+    sink: &Arc<dyn Sink>,
+    id: &BatchId,
+    chunk: &Chunk,
+    lacked: &mut Option<u64>,
+) -> Result<Found, Failed> {
+    let source = id.source();
+    let mut found = None;
+    // This only helps a table with too small a window.
+    sink.end_requests(&requests_of_batch(id)).await;
+    let from = u32::from(planted::is(Bug::RoundSkipped));
+    for round in from..=from + ROUNDS {
+        if planted::is(Bug::SentBeforeAsked) && found.is_none() {
+            let since = sender.may_send().await;
+            send(sender, &**sink, id, chunk, (round, false), since).await?;
+        }
+        let (presence, since) = ask(sender, &**sink, id, chunk, round > from).await?;
+        let (lacks, certain) = match presence {
+            Presence::Lacks { rows, certain: false } if !rows.is_empty() && !sender.trusts_tokens() => {
+                return Err(Failed::CannotTell);
+            }
+            Presence::Lacks { rows, certain } => (rows, certain),
+            Presence::Unknown if !sender.trusts_tokens() => return Err(Failed::CannotTell),
+            Presence::Unknown => {
+                send(sender, &**sink, id, chunk, (round, false), since).await?;
+                return Ok(Found::Nothing);
+            }
+        };
+        lacked.get_or_insert(lacks.len() as u64);
+        let first = *found.get_or_insert(match lacks.len() as u64 {
+            0 => Found::All,
+            lacks if lacks < chunk.rows => Found::Some,
+            _ => Found::Nothing,
+        });
+        if lacks.is_empty() {
+            sink.complete(&source, chunk).await?;
+            return Ok(first);
+        }
+        if round == from + ROUNDS {
+            return Err(Failed::Missing(lacks.len() as u64));
+        }
+        if !certain && sender.sent_under_other_tokens() {
+            return Err(Failed::Sink(SinkError::Schema(format!(
+                "it is not certain which rows of chunk {} of {id} the table has, because a replica that was not asked may have more; \
+                 grant SYSTEM SYNC REPLICA, or name the cluster",
+                chunk.index
+            ))));
+        }
+        if lacks.len() as u64 == chunk.rows {
+            send(sender, &**sink, id, chunk, (round, false), since).await?;
+        } else {
+            let some = sender.some(sink.clone(), chunk.clone(), lacks).await;
+            send(sender, &**sink, id, &some, (round, false), since).await?;
+        }
+        if !certain || planted::is(Bug::SuccessTrusted) {
+            sink.complete(&source, chunk).await?;
+            return Ok(first);
+        }
+    }
+    unreachable!("the last round returns")
+}
+
+/// Asks for the rows of a chunk, and tells since when the sender may send. `later`: not in the first round.
+async fn ask(
+    sender: &dyn Sender,
+    sink: &dyn Sink,
+    id: &BatchId,
+    chunk: &Chunk,
+    later: bool,
+) -> Result<(Presence, u64), Failed> {
+    let source = id.source();
+    let since = sender.may_send().await;
+    let presence = sink.presence(&source, chunk).await?;
+    let lacks_any = matches!(&presence, Presence::Lacks { rows, .. } if !rows.is_empty());
+    if !(later && lacks_any) {
+        return Ok((presence, since));
+    }
+    // The sink knows the token of the round before, and may only not show its rows yet.
+    end_others(sink, id).await?;
+    let since = sender.may_send().await;
+    Ok((sink.presence(&source, chunk).await?, since))
+}
+
+/// Returns when no earlier request of the batch is under way. ClickHouse answers with success as soon as it knows a token, and the
+/// rows of the request that brought the token may be seen a little later: a question in between would find them missing. Chunks of
+/// a batch are sent one after another, so this ends nothing that anybody waits for.
+async fn end_others(sink: &dyn Sink, id: &BatchId) -> Result<(), SinkError> {
+    if sink.settle(&requests_of_batch(id), None).await? == Settled::Waits {
+        tokio::time::sleep(sink.attempt_max()).await;
+    }
+    Ok(())
+}
+
+async fn send(
+    sender: &dyn Sender,
+    sink: &dyn Sink,
+    id: &BatchId,
+    chunk: &Chunk,
+    (round, first): (u32, bool),
+    since: u64,
+) -> Result<(), Failed> {
+    // After a pause, the answer may be older than the sink's memory of a token: rows that came meanwhile would come again.
+    if !sender.may_still_send(since) {
+        return Err(Failed::Sink(SinkError::Transient(
+            "the lease ran out since the sink was asked".to_owned(),
+        )));
+    }
+    let (batch, random) = (requests_of_batch(id), sender.random());
+    let number = chunk.index;
+    let opening = requests_of_opening(sender.opening());
+    let attempt = Attempt {
+        token: id.token(number, round),
+        query_id: format!("{batch}{number}{opening}{random:016x}"),
+        first,
+    };
+    tokio::select! {
+        biased;
+        sent = sink.insert(chunk, &attempt) => Ok(sent?),
+        () = sender.may_send_no_more() => Err(Failed::Sink(SinkError::Transient(
+            "the lease ran out while the request was under way".to_owned(),
+        ))),
+    }
+}
+
+/// The names of requests that write rows of a consumer in a shard begin so.
+pub(crate) fn requests_of(buffer_id: Uuid, shard: u32, consumer: &str) -> String {
+    format!("millpond/{buffer_id}/{shard:04}/{consumer}/")
+}
+
+/// Those of one batch begin so, whoever sends them.
+pub(crate) fn requests_of_batch(id: &BatchId) -> String {
+    let BatchId {
+        buffer_id,
+        shard,
+        stream,
+        consumer,
+        cursor,
+        low,
+        high,
+        ..
+    } = id;
+    let all = requests_of(*buffer_id, *shard, consumer);
+    format!("{all}{cursor}/{stream}/{low}-{high}/")
+}
+
+/// Those of one opening, and no others, contain this.
+pub(crate) fn requests_of_opening(opening: u64) -> String {
+    format!("/{opening:016x}/")
+}
+
+/// Brings a chunk into a sink like a consumer that knows nothing of it: for tests of sinks.
+#[doc(hidden)]
+pub async fn write_again(sink: &Arc<dyn Sink>, id: &BatchId, chunk: &Chunk) -> Result<Found, SinkError> {
+    let failed = |failed| match failed {
+        Failed::Sink(error) => error,
+        Failed::Missing(rows) => SinkError::Schema(format!("{rows} rows are missing after the last round")),
+        Failed::CannotTell => unreachable!("a test trusts tokens"),
+    };
+    again(&Unleased, sink, id, chunk, &mut None).await.map_err(failed)
+}
+
+/// Sends whenever it is told to, with no cursor that could be lost: for an operator, or a test.
+pub(crate) struct Unleased;
+
+#[async_trait]
+impl Sender for Unleased {
+    async fn may_send(&self) -> u64 {
+        0
+    }
+
+    fn may_still_send(&self, _: u64) -> bool {
+        true
+    }
+
+    async fn may_send_no_more(&self) {
+        std::future::pending::<()>().await;
+    }
+
+    fn opening(&self) -> u64 {
+        0
+    }
+
+    fn random(&self) -> u64 {
+        SystemEnvironment.random()
+    }
+
+    async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk {
+        cpu(&SystemEnvironment, move || sink.some(&chunk, &rows)).await
+    }
+}

@@ -1,0 +1,344 @@
+//! Rows are known by their identities, so that nothing is lost or doubled when tokens are not enough: a token whose rows never came,
+//! other chunks than before, owners that come and go by an operator's hand.
+
+mod support;
+
+use millpond_consumer::{Config, ConsumeError};
+use millpond_manifest::cursor::{Ownership, Skip};
+use millpond_manifest::layout;
+use millpond_storage::Store;
+use millpond_storage::unreliable::{Faults, Outage};
+use std::time::Duration;
+use support::{Fault, Log, Machine, STREAM, Table, config, eventually, start, start_on};
+
+async fn acknowledged(log: &Log, next: u64) {
+    eventually("it is acknowledged", async || {
+        log.cursor("default")
+            .await
+            .is_some_and(|cursor| cursor.next(STREAM) == next)
+    })
+    .await;
+}
+
+/// ClickHouse writes a token down and then renames the part. If it dies in between, it says yes to the token for ever and has no
+/// rows.
+#[tokio::test]
+async fn a_token_without_rows_loses_nothing() {
+    for poisoned in 1..=3 {
+        let mut log = Log::new(Store::memory()).await;
+        log.commit(&[3, 25]).await;
+        let table = Table::open("table");
+        table.fail_next(&vec![Fault::Poisons; poisoned]);
+        let consumer = start(&log.store, config("a"), &table);
+        acknowledged(&log, 2).await;
+        consumer.stop().await.unwrap();
+        assert_eq!(table.rows(), log.rows(), "{poisoned} poisoned tokens");
+    }
+}
+
+#[tokio::test]
+async fn a_chunk_of_which_one_partition_has_landed_is_completed() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[4, 25]).await;
+    let table = Table::open("table");
+    table.fail_next(&[
+        Fault::LandsInPart,
+        Fault::LandsInPart,
+        Fault::Poisons,
+        Fault::LandsInPart,
+    ]);
+    let consumer = start(&log.store, config("a"), &table);
+    acknowledged(&log, 2).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
+/// The sink's yes is no proof: whoever believed it would lose the row.
+#[tokio::test]
+async fn rows_that_are_not_there_after_every_round_end_the_consumer() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[4]).await;
+    let table = Table::open("table");
+    // The first attempt and each round poison a token of their own.
+    table.fail_next(&[Fault::Poisons; 4]);
+    table.swallow("row-2");
+    let consumer = start(&log.store, config("a"), &table);
+    let error = consumer.task.await.unwrap().unwrap_err();
+    assert!(
+        matches!(
+            error,
+            ConsumeError::Missing {
+                rows: 1,
+                chunk: 0,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(log.cursor("default").await.unwrap().next(STREAM), 0);
+}
+
+#[tokio::test]
+async fn a_reset_inserts_what_is_missing_and_doubles_nothing() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3, 25, 1, 2, 12]).await;
+    let table = Table::open("table");
+    let consumer = start(&log.store, config("a"), &table);
+    acknowledged(&log, 5).await;
+    consumer.stop().await.unwrap();
+    table.delete(1);
+    table.delete(30);
+    // Other batches, other chunks, and no token is known any more.
+    table.forget_tokens();
+    log.reset("default", 0).await;
+    let other = Config {
+        batch_records: 7,
+        chunk_rows: 3,
+        ..config("b")
+    };
+    log.commit(&[2]).await;
+    let consumer = start(&log.store, other, &table);
+    acknowledged(&log, 6).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
+/// The tokens of before are known still, of batches that began at the same sequence and had other rows.
+#[tokio::test]
+async fn a_reset_takes_no_token_of_before_for_its_own() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let table = Table::open("table");
+    let consumer = start(&log.store, config("a"), &table);
+    acknowledged(&log, 1).await;
+    consumer.stop().await.unwrap();
+    // Deleted rows come back although the same batch with the same chunks is sent.
+    table.delete(0);
+    table.delete(2);
+    for _ in 0..4 {
+        log.reset("default", 0).await;
+        let consumer = start(&log.store, config("a"), &table);
+        acknowledged(&log, 1).await;
+        consumer.stop().await.unwrap();
+        assert_eq!(table.rows(), log.rows());
+        table.delete(0);
+    }
+}
+
+/// Who is reset while requests may be under way: the next owner has them ended before it sends anything.
+#[tokio::test]
+async fn requests_that_may_be_under_way_are_ended_before_other_chunks_are_sent() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3, 20]).await;
+    let table = Table::shut("table");
+    // The next owner waits for as long as this one may go on sending.
+    let lease = Duration::from_millis(200);
+    let first = start(&log.store, Config { lease, ..config("a") }, &table);
+    eventually("a request is under way", async || table.begun() > 0).await;
+    first.crash().await;
+    log.reset("default", 0).await;
+    let cursor = log.cursor("default").await.unwrap();
+    assert!(cursor.unsettled);
+    table.let_through(1 << 20);
+    let second = start(&log.store, Config { lease, ..config("b") }, &table);
+    acknowledged(&log, 2).await;
+    second.stop().await.unwrap();
+    // Apart from those of each batch that may have been sent.
+    let mut settled = table.settled();
+    settled.retain(|(_, spared)| spared.is_some());
+    let opening = log.cursor("default").await.unwrap().opening;
+    let [(of, spared)] = &settled[..] else {
+        panic!("{settled:?}")
+    };
+    assert!(of.ends_with("/0000/default/"), "{of}");
+    assert_eq!(*spared, Some(format!("/{opening:016x}/")));
+    assert_eq!(table.rows(), log.rows());
+    let cursor = log.cursor("default").await.unwrap();
+    assert!(!cursor.unsettled && cursor.ownership == Ownership::Released);
+}
+
+/// The consumer ends at a block that is damaged, in the second of three segments, and an operator leaves that one out.
+#[tokio::test]
+async fn a_skip_loses_nothing_of_the_neighbours() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3, 3, 3]).await;
+    let manifest = log.manifest().await.state;
+    let key = layout::segment(0, manifest.tail[1].segment);
+    let whole = log.store.get(&key).await.unwrap().unwrap().bytes;
+    // The sink cuts nothing of a batch with a damaged block; so the rows of the damaged part are sent first, and then it breaks.
+    let table = Table::open("table");
+    table.fail_next(&[Fault::LandsUnreported, Fault::LandsUnreported, Fault::Down]);
+    let stuck = Config {
+        ack_interval: Duration::from_secs(3_600),
+        // The owner after the skip waits for as long as this one may go on sending.
+        lease: Duration::from_millis(200),
+        ..config("a")
+    };
+    let first = start(&log.store, stuck, &table);
+    table.has(9).await;
+    first.crash().await;
+    let mut damaged = whole.to_vec();
+    let part = &manifest.tail[1].parts[0];
+    damaged[usize::try_from(part.offset + part.length - 1).unwrap()] ^= 1;
+    log.store.delete(&key).await.unwrap();
+    log.store.put_if_absent(&key, vec![damaged.into()]).await.unwrap();
+    let over = Config {
+        take_over: true,
+        lease: Duration::from_millis(200),
+        ..config("b")
+    };
+    let second = start(&log.store, over.clone(), &table);
+    let error = second.task.await.unwrap().unwrap_err();
+    assert!(matches!(error, ConsumeError::Refused { .. }), "{error}");
+    // Of what was sent, only the first row is in the table, as if ClickHouse had died.
+    for row in 1..9 {
+        table.delete(row);
+    }
+    log.change_cursor("default", |cursor| {
+        let mut cursor = cursor.clone();
+        let skip = Skip {
+            stream: STREAM.into(),
+            sequence: 1,
+            at_ms: 1,
+            reason: "damaged".into(),
+        };
+        cursor.skip(skip).unwrap();
+        cursor
+    })
+    .await;
+    let third = start(&log.store, over, &table);
+    acknowledged(&log, 3).await;
+    third.stop().await.unwrap();
+    let mut rows = log.rows();
+    rows.retain(|row, _| !["row-3", "row-4", "row-5"].contains(&&**row));
+    assert_eq!(table.rows(), rows);
+}
+
+#[tokio::test]
+async fn an_owner_whose_cursor_is_removed_ends() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let table = Table::open("table");
+    let owner = start(&log.store, config("a"), &table);
+    acknowledged(&log, 1).await;
+    let standby = start(&log.store, config("b"), &table);
+    eventually("it stands by", async || !standby.task.is_finished()).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    log.remove("default").await;
+    log.commit(&[2]).await;
+    for ended in [owner, standby] {
+        let ended = tokio::time::timeout(Duration::from_secs(20), ended.task).await;
+        let error = ended
+            .expect("it goes on without its cursor")
+            .unwrap()
+            .unwrap_err();
+        assert!(matches!(error, ConsumeError::Removed { shard: 0, .. }), "{error}");
+    }
+    assert!(log.cursor("default").await.unwrap().is_removed());
+}
+
+#[tokio::test]
+async fn an_owner_whose_cursor_is_deleted_ends_and_makes_no_other() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let table = Table::open("table");
+    let owner = start(&log.store, config("a"), &table);
+    acknowledged(&log, 1).await;
+    log.store.delete(&layout::cursor(0, "default")).await.unwrap();
+    log.commit(&[2]).await;
+    let ended = tokio::time::timeout(Duration::from_secs(20), owner.task).await;
+    let error = ended
+        .expect("it goes on without its cursor")
+        .unwrap()
+        .unwrap_err();
+    assert!(matches!(error, ConsumeError::Removed { .. }), "{error}");
+    assert_eq!(log.cursor("default").await, None);
+}
+
+#[tokio::test]
+async fn a_consumer_that_begins_again_after_a_removal_doubles_nothing() {
+    for deleted in [false, true] {
+        let mut log = Log::new(Store::memory()).await;
+        log.commit(&[3, 25]).await;
+        let table = Table::open("table");
+        let consumer = start(&log.store, config("a"), &table);
+        acknowledged(&log, 2).await;
+        consumer.stop().await.unwrap();
+        if deleted {
+            // By hand, with the cursor's object: nothing tells any more what was sent.
+            log.store.delete(&layout::cursor(0, "default")).await.unwrap();
+        } else {
+            log.remove("default").await;
+        }
+        table.forget_tokens();
+        log.commit(&[2]).await;
+        let other = Config {
+            chunk_rows: 3,
+            ..config("b")
+        };
+        let consumer = start(&log.store, other, &table);
+        acknowledged(&log, 3).await;
+        consumer.stop().await.unwrap();
+        assert_eq!(table.rows(), log.rows(), "deleted by hand: {deleted}");
+    }
+}
+
+/// The cursor is deleted and made again, so that its epochs begin at 1 again.
+#[tokio::test]
+async fn two_owners_in_one_epoch_are_not_taken_for_each_other() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20]).await;
+    let (old, new) = (Table::open("old"), Table::open("new"));
+    let (store, network) = log.store.behind(Faults::default());
+    let first = start(&store, config("a"), &old);
+    acknowledged(&log, 1).await;
+    network.set_outage(Some(Outage::Fails));
+    log.store.delete(&layout::cursor(0, "default")).await.unwrap();
+    let _second = start(&log.store, config("b"), &new);
+    new.has(20).await;
+    acknowledged(&log, 1).await;
+    network.set_outage(None);
+    for _ in 0..5 {
+        log.commit(&[20]).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    acknowledged(&log, 6).await;
+    assert_eq!(
+        new.rows(),
+        log.rows(),
+        "what the cursor acknowledges is in its sink"
+    );
+    first.crash().await;
+}
+
+/// The machine is suspended in the middle of a batch, for longer than the lease lasts.
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_was_suspended_begins_no_request_before_its_lease_is_renewed() {
+    let mut log = Log::new(Store::memory()).await;
+    let (store, network) = log.store.behind(Faults::default());
+    log.commit(&[20]).await;
+    let table = Table::shut("table");
+    let machine = Machine::with_one_thread();
+    let one_writer = Config {
+        writers: 1,
+        ..config("a")
+    };
+    let lease = one_writer.lease;
+    let consumer = start_on(&machine, &store, one_writer, &table);
+    eventually("the first request is under way", async || table.begun() == 1).await;
+    network.set_outage(Some(Outage::Fails));
+    machine.suspend(lease);
+    table.let_through(1);
+    eventually("the first request has ended", async || table.rows().len() == 4).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(
+        table.begun(),
+        1,
+        "somebody else may own the cursor and have sent the rest"
+    );
+    table.let_through(1 << 20);
+    network.set_outage(None);
+    acknowledged(&log, 1).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}

@@ -1,0 +1,159 @@
+//! What the witness knows of one consumer in one shard: its cursor, what it has acknowledged, and what it may go without.
+
+use super::record::{Event, Record};
+use millpond_manifest::Cursor;
+use millpond_manifest::cursor::Ownership;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// The process that acts for an operator.
+pub(crate) const OPERATOR: &str = "operator";
+
+/// A stream's part of a segment.
+pub(crate) type PartKey = (String, u64);
+
+#[derive(Default)]
+pub(crate) struct Reader {
+    /// `None`: there is none yet, or somebody has deleted it.
+    pub(crate) cursor: Option<Cursor>,
+    /// What retention dropped before it was read, or a collector that had read the cursor before a reset.
+    pub(crate) missed: BTreeSet<PartKey>,
+    /// What it has acknowledged, and what must therefore be in the table.
+    pub(crate) acknowledged: BTreeSet<PartKey>,
+    /// A collector may have read the cursor before an operator moved it, and trim below this sequence.
+    pub(crate) stale_below: u64,
+    /// The log began here when an operator last moved the cursor, or when it was made.
+    pub(crate) gone_below: u64,
+    /// Who opened it, by opening.
+    openings: BTreeMap<u64, String>,
+}
+
+impl Reader {
+    /// Whether it needs this part. A removed consumer needs nothing.
+    pub(crate) fn needs(&self, stream: &str, sequence: u64) -> bool {
+        let cursor = self.cursor.as_ref().filter(|cursor| !cursor.is_removed());
+        cursor.is_some_and(|cursor| cursor.next(stream) <= sequence)
+    }
+
+    /// Another state of the cursor is in force. Returns what it acknowledges and the one before does not. The range: of the log.
+    pub(crate) fn replaced(
+        &mut self,
+        record: &Record,
+        actor: &str,
+        next: &Cursor,
+        Range { start: first, end }: Range<u64>,
+    ) -> Result<Vec<(String, Range<u64>)>, String> {
+        let before = self.cursor.replace(next.clone());
+        match &before {
+            Some(before) => self.check(record, actor, before, next, end)?,
+            None => {
+                if next.epoch != 1 || next.generation != 0 {
+                    let Cursor {
+                        epoch, generation, ..
+                    } = next;
+                    return Err(format!(
+                        "it begins with epoch {epoch} and generation {generation}"
+                    ));
+                }
+            }
+        }
+        if before
+            .as_ref()
+            .is_none_or(|before| before.opening != next.opening)
+            && actor != OPERATOR
+        {
+            self.openings.insert(next.opening, actor.to_owned());
+        }
+        let begun = before.as_ref().is_none_or(Cursor::is_removed);
+        if begun && !next.is_removed() {
+            self.stale_below = self.stale_below.max(end);
+        }
+        let continued = before.filter(|before| !begun && before.generation == next.generation);
+        if continued.is_none() {
+            self.gone_below = first;
+        }
+        let from = |stream: &str| {
+            let before = continued.as_ref();
+            before.map_or(next.start, |before| before.next(stream))
+        };
+        let moved = next
+            .streams
+            .iter()
+            .map(|(stream, at)| (stream.clone(), from(stream)..at.next));
+        Ok(moved.collect())
+    }
+
+    /// Somebody deletes the cursor by hand.
+    pub(crate) fn deleted(&mut self) {
+        self.cursor = None;
+    }
+
+    fn check(
+        &mut self,
+        record: &Record,
+        actor: &str,
+        before: &Cursor,
+        next: &Cursor,
+        end: u64,
+    ) -> Result<(), String> {
+        if next.stamp.version != before.stamp.version + 1 {
+            return Err("it does not follow the cursor that it replaces".into());
+        }
+        let taken = next.epoch == before.epoch + 1;
+        if !taken && (next.epoch != before.epoch || next.opening != before.opening) {
+            let (was, is) = ((before.epoch, before.opening), (next.epoch, next.opening));
+            return Err(format!("epoch and opening {is:?} follow {was:?}"));
+        }
+        let owner = self.openings.get(&before.opening);
+        if !taken && actor != OPERATOR && owner.is_none_or(|owner| owner != actor) {
+            return Err(format!("{owner:?} opened it, and {actor} moves it"));
+        }
+        let renewed = next.generation != before.generation;
+        if renewed {
+            self.stale_below = self.stale_below.max(before.needs());
+            if actor != OPERATOR || next.generation != before.generation + 1 {
+                let (was, is) = (before.generation, next.generation);
+                return Err(format!("generation {is} follows {was}"));
+            }
+        } else if !before.is_removed() {
+            for (stream, was) in &before.streams {
+                if next.next(stream) < was.next {
+                    return Err(format!("{stream} went back from {}", was.next));
+                }
+            }
+        }
+        if next.rule != before.rule {
+            record.count(Event::RulesChanged);
+            if !matches!(before.ownership, Ownership::Released | Ownership::Removed) {
+                return Err("another rule came into force while batches were in doubt".into());
+            }
+        }
+        if taken && actor != OPERATOR {
+            record.count(opened(before, next));
+            let mut planned = before.streams.values().flat_map(|stream| &stream.planned);
+            if planned.any(|plan| plan.low >= end) {
+                record.count(Event::TakenOverAhead);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How a cursor was taken.
+fn opened(before: &Cursor, next: &Cursor) -> Event {
+    match (&before.ownership, &next.ownership) {
+        (Ownership::Released, _) => Event::CleanOpenings,
+        (Ownership::Abandoned, _) => Event::TakeoversOfAbandoned,
+        (Ownership::Removed, _) => Event::BegunAgain,
+        (
+            Ownership::Held {
+                lease_expires_at_ms, ..
+            },
+            Ownership::Held {
+                lease_expires_at_ms: after,
+                ..
+            },
+        ) if after.saturating_sub(next.lease_ms) >= *lease_expires_at_ms => Event::TakeoversByLease,
+        (Ownership::Held { .. }, _) => Event::TakeoversByForce,
+    }
+}

@@ -1,0 +1,95 @@
+//! Row identities for operators: those that a table has, and those that the log gives.
+
+use crate::chunks;
+use crate::presence::Ask;
+use crate::schema::Table;
+use crate::sink::{ClickHouse, Target};
+use millpond_consumer::{Batch, RowId, SinkError};
+use millpond_otlp::Signal;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// Rows of one sequence, in all tables of its stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowCount {
+    /// How many there are.
+    pub rows: u64,
+    /// How many identities they have.
+    pub distinct: u64,
+}
+
+/// A record of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NumberedRecord {
+    /// The identity of its row.
+    pub id: RowId,
+    /// Whether it has a row: false for a message that cannot be read.
+    pub readable: bool,
+}
+
+impl ClickHouse {
+    /// Counts the rows of a source ([`millpond_consumer::BatchId::source`]) that the tables of its stream have, by sequence. A
+    /// sequence without rows is left out.
+    ///
+    /// # Errors
+    /// `Schema` if a table does not keep the identities of its rows; otherwise those of a request.
+    pub async fn counts(
+        &self,
+        source: &str,
+        stream: &str,
+        sequences: RangeInclusive<u64>,
+    ) -> Result<BTreeMap<u64, RowCount>, SinkError> {
+        let mut counts: BTreeMap<u64, RowCount> = BTreeMap::new();
+        for (table, ask) in self.tables_of(stream) {
+            for found in self.server.counts(table, ask, source, &sequences).await? {
+                let count = counts.entry(found.sequence).or_default();
+                count.rows += found.rows;
+                count.distinct += found.distinct;
+            }
+        }
+        Ok(counts)
+    }
+
+    /// Lists the record numbers of a sequence that the tables of its stream have, in order and with repetitions.
+    ///
+    /// # Errors
+    /// As [`counts`](Self::counts).
+    pub async fn numbers(&self, source: &str, stream: &str, sequence: u64) -> Result<Vec<u32>, SinkError> {
+        let mut numbers = Vec::new();
+        for (table, ask) in self.tables_of(stream) {
+            for found in self.server.numbers(table, ask, source, sequence).await? {
+                numbers.extend((0..found.times).map(|_| found.record));
+            }
+        }
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// Lists the records of a batch with their numbers, in order.
+    ///
+    /// # Errors
+    /// `Refused` if the batch is damaged.
+    pub fn numbering(&self, batch: &Batch) -> Result<Vec<NumberedRecord>, SinkError> {
+        self.with_workspace(|workspace| chunks::numbering(batch, workspace))
+    }
+
+    /// Reports whether the tables of a stream have rows of the source from before rows had identities.
+    ///
+    /// # Errors
+    /// Those of a request.
+    pub async fn has_rows_without_identity(&self, source: &str, stream: &str) -> Result<bool, SinkError> {
+        for (table, ask) in self.tables_of(stream) {
+            if *ask != Ask::Never && self.server.has_rows_without_identity(table, source).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn tables_of(&self, stream: &str) -> impl Iterator<Item = (Table, &Ask)> {
+        let signal = Signal::of_stream(stream);
+        let of_signal = move |target: &&Target| signal == Some(target.table.signal());
+        let targets = self.tables.iter().filter(of_signal);
+        targets.map(|target| (target.table, &target.known.ask))
+    }
+}

@@ -1,0 +1,205 @@
+//! Finds rows of a chunk in a table by their identities. Pure: builds the question and interprets the answer.
+
+use crate::recovery;
+use crate::schema::distributed::Distributed;
+use crate::schema::{RECORD, SEQUENCE, SOURCE, Table, identifier, literal};
+use millpond_consumer::{Chunk, RowId};
+use millpond_otlp::Signal;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::RangeInclusive;
+
+/// The strategy for a table: which servers answer, so that the answer covers every server that may have taken a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// One server has all rows.
+    Here,
+    /// A replica answers after it has caught up.
+    Replicas,
+    /// The tables behind a Distributed table answer, on all servers of its cluster.
+    Behind(Distributed),
+    /// The table does not keep the identities of its rows.
+    Never,
+}
+
+/// The record numbers of one segment that a server has, with repetitions.
+#[derive(Debug, clickhouse::Row, serde::Deserialize)]
+pub(crate) struct There {
+    /// The server, where several answer.
+    #[expect(dead_code, reason = "the server groups by it")]
+    server: String,
+    sequence: u64,
+    records: Vec<u32>,
+}
+
+/// The server that a row comes from, in SQL.
+const SERVER: &str = "concat(hostName(), ':', toString(tcpPort()))";
+
+/// A table expression in SQL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ReadFrom {
+    server: &'static str,
+    from: String,
+}
+
+impl ReadFrom {
+    pub(crate) fn table(path: &str) -> Self {
+        ReadFrom {
+            server: "''",
+            from: path.to_owned(),
+        }
+    }
+
+    /// A table of this name on every server of a cluster.
+    pub(crate) fn cluster(cluster: &str, database: &str, table: &str) -> Self {
+        ReadFrom {
+            server: SERVER,
+            from: all_servers(cluster, database, table),
+        }
+    }
+
+    /// The record numbers of each segment.
+    pub(crate) fn numbers(&self, condition: &str) -> String {
+        let ReadFrom { server, from } = self;
+        format!(
+            "SELECT {server} AS server, {SEQUENCE} AS sequence, groupArray({RECORD}) AS records FROM {from} \
+             WHERE {condition} GROUP BY server, sequence"
+        )
+    }
+
+    /// Each identity, with the largest number of times that one server has it.
+    pub(crate) fn identities(&self, condition: &str) -> String {
+        let ReadFrom { server, from } = self;
+        format!(
+            "SELECT sequence, record, max(times) AS times FROM (\
+             SELECT {server} AS server, {SEQUENCE} AS sequence, {RECORD} AS record, count() AS times FROM {from} \
+             WHERE {condition} GROUP BY server, sequence, record) GROUP BY sequence, record"
+        )
+    }
+}
+
+pub(crate) fn all_servers(cluster: &str, database: &str, table: &str) -> String {
+    format!(
+        "clusterAllReplicas({}, {}, {})",
+        literal(cluster),
+        identifier(database),
+        identifier(table)
+    )
+}
+
+/// The range of a chunk's identities and times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Span {
+    low: RowId,
+    high: RowId,
+    /// In seconds; absent where functions of the time confuse times.
+    seconds: Option<RangeInclusive<i64>>,
+}
+
+/// 1970 to the end of 2105: the range of `DateTime`, to which many functions convert.
+const TELLABLE: std::ops::Range<i64> = 0..4_291_747_200;
+
+impl Span {
+    /// `ticks`: the times of the chunk's rows, as the table's column has them.
+    pub(crate) fn new(table: Table, chunk: &Chunk, ticks: &[i64]) -> Self {
+        let first = chunk.received.iter().map(|run| run.first);
+        let nothing = RowId {
+            sequence: 0,
+            record: 0,
+        };
+        let seconds = |ticks: &i64| ticks.div_euclid(ticks_of_a_second(table));
+        let low = ticks.iter().min().map(seconds);
+        let high = ticks.iter().max().map(seconds);
+        let seconds = low.zip(high).map(|(low, high)| low..=high);
+        Span {
+            low: first.min().unwrap_or(nothing),
+            high: chunk.ids().max().unwrap_or(nothing),
+            seconds: seconds
+                .filter(|seconds| TELLABLE.contains(seconds.start()) && TELLABLE.contains(seconds.end())),
+        }
+    }
+
+    /// The condition on rows of this source, in SQL.
+    pub(crate) fn condition(&self, table: Table, source: &str) -> String {
+        let Span { low, high, seconds } = self;
+        let mut condition = format!(
+            "{SOURCE} = {} AND {SEQUENCE} BETWEEN {} AND {} AND ({SEQUENCE}, {RECORD}) BETWEEN ({}, {}) AND ({}, {})",
+            literal(source),
+            low.sequence,
+            high.sequence,
+            low.sequence,
+            low.record,
+            high.sequence,
+            high.record
+        );
+        let Some(seconds) = seconds else {
+            return condition;
+        };
+        let time = table.time();
+        let between = |what: &str, low: i64, high: i64| {
+            format!(" AND {what} BETWEEN toDateTime({low}) AND toDateTime({high})")
+        };
+        // The column can have fractions of the last second.
+        condition.push_str(&between(time, *seconds.start(), *seconds.end() + 1));
+        if table.signal() == Signal::Logs {
+            // The first expression of the sorting key. The margin covers the column's time zone.
+            let low = (seconds.start() - 900).max(0);
+            let start = format!("toStartOfFiveMinutes({time})");
+            condition.push_str(&between(&start, low, seconds.end() + 900));
+        }
+        condition
+    }
+}
+
+fn ticks_of_a_second(table: Table) -> i64 {
+    match table.signal() {
+        Signal::Logs | Signal::Traces => 1_000_000_000,
+        Signal::Metrics => 1,
+    }
+}
+
+/// The times of a chunk's rows, in ticks of the table's column. CPU work.
+pub(crate) fn ticks(table: Table, chunk: &Chunk) -> Vec<i64> {
+    recovery::ticks(&chunk.body, table.time())
+}
+
+/// A chunk compared with an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Compared {
+    /// The places of rows that no server has.
+    pub(crate) lacks: Vec<u64>,
+    /// The number of surplus rows of each sequence.
+    pub(crate) repeated: BTreeMap<u64, u64>,
+}
+
+/// Compares a chunk with what servers have.
+pub(crate) fn compare(chunk: &Chunk, there: Vec<There>) -> Compared {
+    let mut found: HashMap<u64, HashSet<u32>> = HashMap::new();
+    let mut repeated: BTreeMap<u64, u64> = BTreeMap::new();
+    for There {
+        sequence,
+        mut records,
+        ..
+    } in there
+    {
+        let all = records.len();
+        records.sort_unstable();
+        records.dedup();
+        if records.len() < all {
+            let most = repeated.entry(sequence).or_default();
+            *most = (*most).max((all - records.len()) as u64);
+        }
+        found.entry(sequence).or_default().extend(records);
+    }
+    let is_there = |id: &RowId| {
+        let records = found.get(&id.sequence);
+        records.is_some_and(|records| records.contains(&id.record))
+    };
+    let lacks = chunk.ids().zip(0..).filter(|(id, _)| !is_there(id));
+    Compared {
+        lacks: lacks.map(|(_, row)| row).collect(),
+        repeated,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! Asks for the rows of a chunk, by the strategy of their table.
+
+use super::Server;
+use crate::failure::is_exception;
+use crate::presence::{Ask, ReadFrom, Span, There};
+use crate::schema::judge::sync_replica;
+use crate::schema::{Table, lookup_path, lookup_rows_missing};
+use millpond_consumer::SinkError;
+use tracing::warn;
+use uuid::Uuid;
+
+/// Sessions per question. A load balancer can send the two requests of a session to different servers.
+const SESSIONS: usize = 3;
+
+const SESSION_NOT_FOUND: u32 = 372;
+
+impl Server {
+    /// Returns what a table has within the span of a chunk, and whether no other server can have more.
+    pub(crate) async fn there(
+        &self,
+        table: Table,
+        ask: &Ask,
+        source: &str,
+        span: &Span,
+    ) -> Result<(Vec<There>, bool), SinkError> {
+        let condition = span.condition(table, source);
+        let here = ReadFrom::table(&table.path(&self.config)).numbers(&condition);
+        self.asked(table, ask, here, &|from| from.numbers(&condition))
+            .await
+    }
+
+    /// Asks by a strategy: `here` is the question to one server, `question` builds the one to several.
+    pub(super) async fn asked<T>(
+        &self,
+        table: Table,
+        ask: &Ask,
+        here: String,
+        question: &(dyn Fn(&ReadFrom) -> String + Sync),
+    ) -> Result<(Vec<T>, bool), SinkError>
+    where
+        T: clickhouse::RowOwned + clickhouse::RowRead,
+    {
+        match ask {
+            Ask::Here => self.all(ASKING, &here).await.map(|rows| (rows, true)),
+            Ask::Replicas => self.of_replicas(table, here, question).await,
+            Ask::Behind(behind) => {
+                let from = ReadFrom::cluster(&behind.cluster, &behind.database, &behind.table);
+                self.all(ASKING, &question(&from)).await.map(|rows| (rows, true))
+            }
+            Ask::Never => Err(SinkError::Schema(format!(
+                "table {} does not keep the identities of its rows",
+                table.path(&self.config)
+            ))),
+        }
+    }
+
+    async fn of_replicas<T>(
+        &self,
+        table: Table,
+        here: String,
+        question: &(dyn Fn(&ReadFrom) -> String + Sync),
+    ) -> Result<(Vec<T>, bool), SinkError>
+    where
+        T: clickhouse::RowOwned + clickhouse::RowRead,
+    {
+        if let Some(rows) = self.caught_up(table, &here).await? {
+            return Ok((rows, true));
+        }
+        let config = &self.config;
+        if let Some(cluster) = &config.cluster {
+            let from = ReadFrom::cluster(cluster, &config.database, table.name(config));
+            match self.all(ASKING, &question(&from)).await {
+                Err(SinkError::Schema(reason)) => {
+                    warn!("cannot ask all replicas of {}: {reason}", table.path(config));
+                }
+                answer => return answer.map(|rows| (rows, true)),
+            }
+        }
+        self.all(ASKING, &here).await.map(|rows| (rows, false))
+    }
+
+    /// Returns the answer of a replica that has caught up. Only the server that holds a session knows it, so the session proves that both
+    /// requests reached the same server. Returns `None` if SYNC is denied or no session holds.
+    async fn caught_up<T>(&self, table: Table, sql: &str) -> Result<Option<Vec<T>>, SinkError>
+    where
+        T: clickhouse::RowOwned + clickhouse::RowRead,
+    {
+        let sync = sync_replica(&self.config, table);
+        for _ in 0..SESSIONS {
+            let session = Uuid::new_v4().to_string();
+            let request = self.client.query_raw(&sync).with_setting("session_id", &session);
+            let told = self.within("waiting for the replica to catch up", request.execute());
+            match told.await {
+                Err(SinkError::Schema(reason)) => {
+                    warn!(
+                        "cannot wait for replicas of {}: {reason}",
+                        table.path(&self.config)
+                    );
+                    return Ok(None);
+                }
+                told => told?,
+            }
+            let request = self.client.query_raw(sql);
+            let request = request
+                .with_setting("session_id", &session)
+                .with_setting("session_check", "1");
+            match self.in_time(request.fetch_all()).await {
+                Ok(rows) => return Ok(Some(rows)),
+                Err(error) if is_exception(&error, SESSION_NOT_FOUND) => {}
+                Err(error) => return Err(self.failed(ASKING, &error)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Adds what the traces' table of times lacks of the traces of these rows. A view fills it after the spans have landed, so an
+    /// attempt may have died in between.
+    ///
+    /// Where both tables are Distributed, each subquery is answered once, for all shards (`GLOBAL`; without it the server refuses the
+    /// query, or asks each shard for its own rows alone), and one server compares all times, instead of each shard its own.
+    pub(crate) async fn complete_lookup(&self, source: &str, span: &Span) -> Result<(), SinkError> {
+        let condition = span.condition(Table::Traces, source);
+        let sql = lookup_rows_missing(&self.config, &condition);
+        let query = self
+            .client
+            .query_raw(&sql)
+            .with_setting("async_insert", "0")
+            .with_setting("insert_distributed_sync", "1")
+            .with_setting("parallel_distributed_insert_select", "0")
+            .with_setting("max_partitions_per_insert_block", "0");
+        let what = format!("completing {}", lookup_path(&self.config));
+        self.within(&what, query.execute()).await
+    }
+}
+
+const ASKING: &str = "asking which rows a table has";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+//! The settings of requests: those in the URL, and those that no URL, user or profile may change.
+
+use crate::config::Config;
+use crate::failure::{classify, is_exception};
+use clickhouse::{Client, Compression};
+use millpond_consumer::SinkError;
+use percent_encoding::percent_decode_str;
+use std::time::Duration;
+
+/// One INSERT is one block under one token (`design/clickhouse-sink.md` has the reason for each setting).
+const INSERT: [(&str, &str); 11] = [
+    ("async_insert", "0"),
+    ("insert_deduplicate", "1"),
+    ("insert_distributed_sync", "1"),
+    ("deduplicate_blocks_in_dependent_materialized_views", "1"),
+    ("max_insert_block_size", "1048449"),
+    ("min_insert_block_size_rows", "0"),
+    ("min_insert_block_size_bytes", "0"),
+    ("max_insert_threads", "1"),
+    ("max_partitions_per_insert_block", "0"),
+    ("timeout_overflow_mode", "throw"),
+    ("wait_end_of_query", "1"),
+];
+
+/// Further settings of INSERTs, which not every version knows.
+const INSERT_WHERE_KNOWN: [(&str, &str); 4] = [
+    ("deduplicate_insert", "enable"),
+    ("use_strict_insert_block_limits", "0"),
+    ("max_insert_block_size_bytes", "0"),
+    ("timeout_before_checking_execution_speed", "0"),
+];
+
+/// An answer is complete: the sink would send a row again that a question does not see.
+const QUESTION_WHERE_KNOWN: [(&str, &str); 17] = [
+    ("limit", "0"),
+    ("offset", "0"),
+    ("final", "0"),
+    ("additional_table_filters", "{}"),
+    ("additional_result_filter", ""),
+    ("use_query_cache", "0"),
+    ("use_query_condition_cache", "0"),
+    ("enable_parallel_replicas", "0"),
+    ("allow_experimental_parallel_reading_from_replicas", "0"),
+    ("max_parallel_replicas", "1"),
+    ("skip_unavailable_shards", "0"),
+    ("optimize_skip_unused_shards", "0"),
+    ("distributed_group_by_no_merge", "0"),
+    ("apply_deleted_mask", "1"),
+    ("force_index_by_date", "0"),
+    ("force_primary_key", "0"),
+    ("wait_end_of_query", "1"),
+];
+
+/// Limits of a query have modes in which they cut the answer short instead of failing.
+const OVERFLOW_MODE: &str = "%overflow_mode%";
+
+/// Parameters that cannot be the same in every request, and secrets.
+const NOT_IN_URL: [&str; 9] = [
+    "user",
+    "password",
+    "query",
+    "query_id",
+    "session_id",
+    "session_check",
+    "default_format",
+    "compress",
+    "decompress",
+];
+
+/// A URL taken apart.
+#[derive(Debug, PartialEq, Eq)]
+struct Address {
+    url: String,
+    settings: Vec<(String, String)>,
+}
+
+/// The clients of a server.
+pub(crate) struct Clients {
+    /// For everything but INSERTs of chunks.
+    pub(crate) asking: Client,
+    /// For INSERTs of chunks, whose bodies are compressed already.
+    pub(crate) inserting: Client,
+}
+
+/// Makes the clients of the server that the settings name, and asks it which settings it knows. Moves the URL's parameters into the
+/// clients, so that every request carries them.
+pub(crate) async fn connect(config: &mut Config) -> Result<Clients, SinkError> {
+    let Address { url, settings } = take_apart(&config.url)?;
+    config.url.clone_from(&url);
+    let mut client = Client::default()
+        .with_url(url)
+        .with_product_info("millpond", env!("CARGO_PKG_VERSION"));
+    if let Some(user) = &config.user {
+        client = client.with_user(user);
+    }
+    if let Some(password) = &config.password {
+        client = client.with_password(password);
+    }
+    for (name, value) in settings {
+        client = match name.as_str() {
+            "role" => client.with_roles([value]),
+            _ => client.with_setting(name, value),
+        };
+    }
+    let known = known(&client, config).await?;
+    let is_known =
+        |(name, _): &(&str, &str)| *name == "wait_end_of_query" || known.iter().any(|known| known == name);
+    let question = QUESTION_WHERE_KNOWN.into_iter().filter(is_known);
+    let modes = known.iter().filter(|name| name.contains("overflow_mode"));
+    let question = question.chain(modes.map(|name| (name.as_str(), "throw")));
+    let insert = INSERT
+        .into_iter()
+        .chain(INSERT_WHERE_KNOWN.into_iter().filter(is_known));
+    let with = |client: Client, pinned: &mut dyn Iterator<Item = (&str, &str)>| {
+        pinned.fold(client, |client, (name, value)| client.with_setting(name, value))
+    };
+    let inserting = with(client.clone().with_compression(Compression::None), &mut {
+        insert
+    })
+    .with_setting("max_execution_time", config.timeout_seconds.to_string())
+    .with_setting("decompress", "1");
+    Ok(Clients {
+        asking: with(client, &mut { question }),
+        inserting,
+    })
+}
+
+/// Settings of a profile that could hide the answer to the first question.
+const FIRST_QUESTION: [(&str, &str); 4] = [
+    ("limit", "0"),
+    ("offset", "0"),
+    ("additional_result_filter", ""),
+    ("use_query_cache", "0"),
+];
+
+const UNKNOWN_SETTING: u32 = 115;
+
+/// Asks which of the settings above the server knows.
+async fn known(client: &Client, config: &Config) -> Result<Vec<String>, SinkError> {
+    let ours = INSERT_WHERE_KNOWN.iter().chain(&QUESTION_WHERE_KNOWN);
+    let names: Vec<&str> = ours.map(|(name, _)| *name).collect();
+    let timeout = Duration::from_secs(config.timeout_seconds);
+    let ask = async |pinned: &[(&str, &str)]| {
+        let sql = "SELECT groupArray(name) FROM system.settings WHERE name IN ? OR name LIKE ?";
+        let query = client.query(sql).bind(&names).bind(OVERFLOW_MODE);
+        let query = pinned
+            .iter()
+            .fold(query, |query, (name, value)| query.with_setting(*name, *value));
+        tokio::time::timeout(timeout, query.fetch_one::<Vec<String>>())
+            .await
+            .unwrap_or(Err(clickhouse::error::Error::TimedOut))
+    };
+    let answer = match ask(&FIRST_QUESTION).await {
+        Err(error) if is_exception(&error, UNKNOWN_SETTING) => ask(&[]).await,
+        answer => answer,
+    };
+    answer.map_err(|error| classify(&format!("asking for the settings at {}", config.url), &error))
+}
+
+/// Splits a URL. Refuses what the client would report in a way that nobody understands, or would log.
+fn take_apart(url: &str) -> Result<Address, SinkError> {
+    let schema = |text: &str| Err(SinkError::Schema(text.to_owned()));
+    let (base, parameters) = url.split_once('?').unwrap_or((url, ""));
+    let host = base
+        .strip_prefix("http://")
+        .or_else(|| base.strip_prefix("https://"))
+        .and_then(|rest| rest.split('/').next());
+    match host {
+        None | Some("") => {
+            return Err(SinkError::Schema(format!(
+                "{base:?} is not the URL of a ClickHouse server: give its HTTP interface, such as http://127.0.0.1:8123"
+            )));
+        }
+        Some(host) if host.contains('@') => {
+            return schema(
+                "the URL of ClickHouse has a user in it: give user and password as settings of their own",
+            );
+        }
+        Some(_) => {}
+    }
+    let parameters = parameters.split('#').next().unwrap_or_default();
+    let mut settings = Vec::new();
+    for pair in parameters.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let name = decoded(name);
+        if NOT_IN_URL.contains(&name.as_str()) {
+            return Err(SinkError::Schema(format!(
+                "the URL of ClickHouse has the parameter {name}, which cannot be the same in every request"
+            )));
+        }
+        settings.push((name, decoded(value)));
+    }
+    Ok(Address {
+        url: base.to_owned(),
+        settings,
+    })
+}
+
+fn decoded(text: &str) -> String {
+    let spaced = text.replace('+', " ");
+    percent_decode_str(&spaced).decode_utf8_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_of_a_url_are_settings() {
+        let Address { url, settings } =
+            take_apart("http://ch:8123/path?max_threads=4&log_comment=a+b%26c&&role=x").unwrap();
+        assert_eq!(url, "http://ch:8123/path");
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(
+            settings,
+            [
+                pair("max_threads", "4"),
+                pair("log_comment", "a b&c"),
+                pair("role", "x")
+            ]
+        );
+    }
+
+    #[test]
+    fn a_url_cannot_hold_a_secret_or_a_query() {
+        for name in NOT_IN_URL {
+            let error = take_apart(&format!("http://ch:8123/?{name}=secret")).unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+            assert!(!error.to_string().contains("=secret"), "{error}");
+        }
+    }
+}
