@@ -18,6 +18,7 @@ from harness.exactly_once import assert_exactly_once, assert_no_row_twice, wait_
 from harness.faults import Faults
 from harness.network import Link, Toxiproxy
 from harness.process import eventually
+from harness.senders import Senders, found
 from harness.services import Buffer, Millpond, Minio, Versitygw
 
 
@@ -31,7 +32,9 @@ def _seed() -> int:
 @pytest.mark.parametrize("own_site", [Minio, Versitygw], indirect=True)
 def test_acknowledged_records_survive_every_fault(own_site):
     """Two gateways and two consumers of one name, garbage collected as it arises, while the network
-    fails and processes die. One round of faults; SOAK_MINUTES for as many as fit in that time."""
+    fails and processes die. Logs, spans and data points, into tables whose deduplication windows
+    change from round to round. One round of faults; SOAK_MINUTES for as many as fit in that time.
+    """
     site = own_site
     dice = random.Random(_seed())
     proxy = site.add(Toxiproxy(site.directory)).up()
@@ -50,7 +53,7 @@ def test_acknowledged_records_survive_every_fault(own_site):
         dice, [*gateways, *consumers], [site.store, site.clickhouse], [store, clickhouse]
     )
 
-    compared = 0
+    compared, others = 0, []
     deadline = time.monotonic() + 60 * float(os.environ.get("SOAK_MINUTES", 0))
     for number in itertools.count():
         loads = [
@@ -64,8 +67,12 @@ def test_acknowledged_records_survive_every_fault(own_site):
         ]
         for load in loads:
             load.start()
+        senders = Senders(gateways[number % 2].address, pause=0.5, run=f"{number}-")
+        if number > 0:
+            _change_windows(site, WINDOWS[number % len(WINDOWS)])
         for _ in range(faults.steps_in_a_round):
             faults.step()
+        others += senders.stop()
         # What was sent has been answered, one way or the other, when it ends.
         for load in loads:
             load.terminate(180)
@@ -73,6 +80,7 @@ def test_acknowledged_records_survive_every_fault(own_site):
         assert len(acknowledged) > 1_000, "too few records were acknowledged to show anything"
         runs = [f"{number}{n}" for n in "ab"]
         wait_for_all(acknowledged, site.clickhouse, site.database, *consumers, runs=runs)
+        _wait_for_others(site, others, consumers)
         compared += len(acknowledged)
         print(
             f"{faults.counts.total()} faults, {faults.crashes} crashes, {compared} records compared"
@@ -85,7 +93,36 @@ def test_acknowledged_records_survive_every_fault(own_site):
     # Nothing can arrive any more: the last round, and that no row of any is there twice.
     assert_exactly_once(acknowledged, site.clickhouse, site.database, runs=runs)
     assert_no_row_twice(site.clickhouse, site.database)
+    there = found(site)
+    assert not set(others) - there.keys()
+    doubled = {name: count for name, count in there.items() if count > 1}
+    assert not doubled, f"{len(doubled)} spans and points are there more than once: {min(doubled)}"
+    print(f"{len(others)} spans and points compared")
     site.check_manifest()
+
+
+# How many tokens the tables remember in each round: as created, few, and none.
+WINDOWS = [10_000, 64, 0]
+
+
+def _change_windows(site, window: int) -> None:
+    tables = site.clickhouse.lines(
+        f"SELECT name FROM system.tables WHERE database = '{site.database}'"
+        " AND engine LIKE '%MergeTree'"
+    )
+    for table in tables:
+        setting = f"non_replicated_deduplication_window = {window}"
+        site.clickhouse.query(f"ALTER TABLE {site.database}.{table} MODIFY SETTING {setting}")
+    print(f"the tables remember {window} tokens")
+
+
+def _wait_for_others(site, acknowledged: list[str], consumers: list[Millpond]) -> None:
+    def arrived() -> bool:
+        for consumer in consumers:
+            consumer.must_run()
+        return not set(acknowledged) - found(site).keys()
+
+    eventually("acknowledged spans and points", arrived, timeout=180, interval=1)
 
 
 def test_what_landed_and_was_not_reported_is_there_once(own_site):

@@ -4,21 +4,11 @@ down what was acknowledged while everything behind them is killed."""
 import os
 import random
 import signal
-import threading
 import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
-from harness.corpus import attributes
-from harness.corpus_metrics import one_of_each
-from harness.corpus_metrics import request as metrics_request
-from harness.corpus_traces import request as traces_request
-from harness.corpus_traces import span
-from harness.otlp import answer
 from harness.process import eventually
+from harness.senders import METRICS, Senders, found, rows_with_ids
 from harness.services import forward_to, telemetrygen
-
-METRICS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
 
 
 def _rows(site, table: str) -> int:
@@ -71,84 +61,9 @@ def test_telemetrygen_sends_every_signal(site):
     assert site.clickhouse.scalar(links) == "2"
 
 
-class Senders:
-    """Send requests of spans and of data points, each with an id of its own, once each and without
-    a retry, and remember what was acknowledged."""
-
-    RECORDS = 40
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.acknowledged: list[str] = []
-        self._numbers = iter(range(10**9))
-        self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(6)
-        self._running = [self._pool.submit(self._send_until_stopped) for _ in range(6)]
-
-    def _send_until_stopped(self) -> None:
-        while not self._stop.is_set():
-            number = next(self._numbers)
-            of = ("traces", "metrics")[number % 2]
-            ids = [f"{of}-{number}-{n}" for n in range(self.RECORDS)]
-            payload = (_spans if of == "traces" else _points)(number, ids)
-            if answer(self.address, payload, of)[0] == "OK":
-                self.acknowledged += ids
-
-    def stop(self) -> list[str]:
-        self._stop.set()
-        for running in self._running:
-            running.result()
-        self._pool.shutdown()
-        return self.acknowledged
-
-
-def _now(number: int) -> int:
-    """Of three days, so that an insert touches several partitions."""
-    return time.time_ns() - number % 3 * 86_400 * 10**9
-
-
-def _spans(number: int, ids: list[str]) -> bytes:
-    made = (
-        span(
-            "",
-            time=_now(n),
-            trace_id=number.to_bytes(8, "big") + n.to_bytes(8, "big", signed=False),
-            attributes={"id": name},
-        )
-        for n, name in enumerate(ids, start=1)
-    )
-    return traces_request(*made).SerializeToString()
-
-
-def _points(_: int, ids: list[str]) -> bytes:
-    made = []
-    for n in range(0, len(ids), len(METRICS)):
-        kinds = one_of_each("", time_unix_nano=_now(n))
-        for metric, name in zip(kinds, ids[n:], strict=False):
-            [point] = getattr(metric, metric.WhichOneof("data")).data_points
-            point.attributes.extend(attributes({"id": name}))
-            made.append(metric)
-    return metrics_request(*made).SerializeToString()
-
-
-def _rows_with_ids(site, *columns: str) -> str:
-    """SQL for the ids of all spans and data points, with these columns."""
-    more = "".join(f", {column}" for column in columns)
-    tables = [("otel_traces", "SpanAttributes")]
-    tables += [(f"otel_metrics_{kind}", "Attributes") for kind in METRICS]
-    return " UNION ALL ".join(
-        f"SELECT {attributes}['id'] AS id{more} FROM {site.database}.{table}"
-        for table, attributes in tables
-    )
-
-
-def _found(site) -> Counter[str]:
-    return Counter(site.clickhouse.lines(_rows_with_ids(site)))
-
-
 def _origins(site, name: str) -> list[dict]:
     """Which batches and chunks the rows with this id came in."""
-    rows = _rows_with_ids(site, "_millpond_batch", "_millpond_chunk", "_millpond_received_at")
+    rows = rows_with_ids(site, "_millpond_sequence", "_millpond_record", "_millpond_received_at")
     return site.clickhouse.rows(f"SELECT * FROM ({rows}) WHERE id = '{name}'")
 
 
@@ -180,17 +95,17 @@ def test_acknowledged_spans_and_points_survive_every_kill(own_site):
     def arrived() -> bool:
         gateway.must_run()
         consumer.must_run()
-        return not set(acknowledged) - _found(site).keys()
+        return not set(acknowledged) - found(site).keys()
 
     eventually("acknowledged spans and points", arrived, timeout=180, interval=1)
     assert gateway.terminate() == 0
     assert consumer.terminate() == 0
-    doubled = {name: count for name, count in _found(site).items() if count > 1}
+    doubled = {name: count for name, count in found(site).items() if count > 1}
     assert not doubled, (
         f"{len(doubled)} are there more than once,"
         f" {len(doubled.keys() & set(acknowledged))} of them"
         f" acknowledged; one came in {_origins(site, min(doubled))}"
     )
-    assert not set(acknowledged) - _found(site).keys()
+    assert not set(acknowledged) - found(site).keys()
     assert _traces_without_a_time(site) == 0
     site.check_manifest()

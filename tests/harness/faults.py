@@ -12,11 +12,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from . import strace
 from .network import Link
-from .services import Service
+from .services import EmbeddedClickHouse, Service
 
 # Until all is well after a step: leases and backoffs are seconds.
 _RECOVERY = 180.0
+
+# System calls of ClickHouse while it stores a part: the files, the token, the part's name.
+_STORING = ["openat", "write", "fsync", "rename", "unlink", "rmdir"]
 
 
 class Bag:
@@ -49,6 +53,8 @@ class Faults:
         for process in others:
             processes += [("kill", process, self._kill(2.0))] * 2
             processes += [("stop", process, self._stop(2.0))]
+            if isinstance(process, EmbeddedClickHouse) and strace.available():
+                processes += [("kill at a call", process, self._kill_at_a_call)] * 4
         self._processes = Bag(processes, dice)
         self._links = Bag([(link, kind) for link in links for kind in self._kinds()], dice)
         self.steps_in_a_round = max(len(processes), len(links) * len(self._kinds()))
@@ -109,6 +115,17 @@ class Faults:
             return lambda: None
 
         return kill
+
+    def _kill_at_a_call(self, process: Service) -> Callable[[], None]:
+        call = self._dice.choice(_STORING)
+        # There are many writes for each rename.
+        when = self._dice.randint(1, 40 if call in ("openat", "write") else 4)
+        if strace.kill_at(process, call, when, patience=3.0):
+            self._note(f"kill {process.name} at {call}")
+            process.kill()
+            self._wait(0.0, 2.0)
+            process.start()
+        return lambda: None
 
     def _stop(self, away: float) -> Callable[[Service], Callable[[], None]]:
         def stop(process: Service) -> Callable[[], None]:
