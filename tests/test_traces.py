@@ -95,7 +95,7 @@ def test_what_both_processes_do_with_a_segment_is_one_trace(site, receiver):
     assert records == 2_000
     # The INSERT says by which token ClickHouse knows it.
     insert = _named(spans, f"INSERT {site.database}")[0]
-    assert insert["attributes"]["millpond.token"].startswith("millpond/1/")
+    assert insert["attributes"]["millpond.token"].startswith("millpond/2/")
     assert insert["attributes"]["db.system.name"] == "clickhouse"
     assert [consumer.terminate(), gateway.terminate()] == [0, 0]
 
