@@ -147,8 +147,12 @@ async fn a_killed_repair_goes_on_where_it_was() {
     let (log, table) = read(&[8, 8, 8, 8]).await;
     (0..32).for_each(|row| table.delete(row));
     let shut = Table::shut("table");
-    let (first, _) = begin(&log.store, repair_of("r", 0..=3), &shut);
-    // One batch, in two chunks.
+    // One batch at a time, in two chunks.
+    let one_by_one = Config {
+        max_in_flight: 1,
+        ..repair_of("r", 0..=3)
+    };
+    let (first, _) = begin(&log.store, one_by_one, &shut);
     shut.let_through(2);
     eventually("something is acknowledged", async || {
         let cursor = log.cursor(REPAIR).await;
