@@ -179,6 +179,18 @@ CATCHERS = {
             r"assertion failed: cursor\.unsettled",
         )
     ],
+    "second-reset-forgets-lease": [
+        Catcher(
+            "manifest/tests/cursor.rs", "the_longest_lease_of_those_who_may_send_is_known", "left: 0"
+        )
+    ],
+    "new-cursor-sent-nothing": [
+        Catcher(
+            "manifest/tests/cursor.rs",
+            "a_new_cursor_takes_the_whole_log_for_sent",
+            "an earlier cursor may have been deleted",
+        )
+    ],
     "skip-keeps-tokens": [
         known("a_skip_loses_nothing_of_the_neighbours", "two row sets share the token")
     ],

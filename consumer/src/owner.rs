@@ -69,8 +69,6 @@ pub(crate) enum Attempt {
 pub(crate) struct Beginning {
     /// The first sequence of the log, or of a repair's range.
     pub(crate) start: u64,
-    /// The sequence after the last one of the log.
-    pub(crate) end: u64,
     /// Of a repair.
     pub(crate) origin: Option<Origin>,
 }
@@ -102,15 +100,15 @@ impl Claim {
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
         loop {
             let found = self.read().await?;
-            let &Beginning { start, end, .. } = beginning;
+            let start = beginning.start;
             let fresh = found.as_ref().is_none_or(|found| found.state.is_removed());
             let cursor = match &found {
                 Some(found) if !found.state.is_removed() => found.state.clone(),
                 _ if known && !planted::is(Bug::RemovalIgnored) => return Ok(Attempt::Removed),
-                Some(tombstone) => tombstone.state.begin_again(start, end, self.rule.clone()),
+                Some(tombstone) => tombstone.state.begin_again(start, self.rule.clone()),
                 None => {
                     let (id, shard, rule) = (self.buffer_id, self.shard, self.rule.clone());
-                    Cursor::new(id, shard, &self.cursor, start, end, rule)
+                    Cursor::new(id, shard, &self.cursor, start, rule)
                 }
             };
             self.check_buffer(&cursor)?;

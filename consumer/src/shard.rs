@@ -95,7 +95,6 @@ impl Shard {
                 let first = log.map_or(0, |log| log.first_sequence);
                 let beginning = Beginning {
                     start: self.repair.as_ref().map_or(first, |range| *range.start()),
-                    end: log.map_or(0, |log| log.next_sequence),
                     origin,
                 };
                 self.claim.open(&beginning, take_over, *known).await
@@ -631,6 +630,9 @@ impl<'a> Tenure<'a> {
             return Ok(true);
         }
         let mut next = self.durable.state.clone();
+        if let Some(known) = &self.log {
+            next.limit_sent(known.log.next_sequence);
+        }
         for (stream, position) in &decision.acknowledge {
             next.acknowledge(stream, *position)?;
         }

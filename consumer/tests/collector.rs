@@ -98,10 +98,7 @@ async fn acknowledge(log: &Log, consumer: &str, stream: &str, next: u64) {
     let found = cas::read::<Cursor>(&log.store, &key).await.unwrap();
     let version = found.as_ref().map(|found| found.version.clone());
     let buffer = log.manifest().await.state.buffer_id;
-    let mut cursor = found.map_or_else(
-        || Cursor::new(buffer, 0, consumer, 0, 0, rule),
-        |found| found.state,
-    );
+    let mut cursor = found.map_or_else(|| Cursor::new(buffer, 0, consumer, 0, rule), |found| found.state);
     cursor.acknowledge(stream, next).unwrap();
     let swapped = cas::swap(&log.store, &key, version.as_ref(), cursor.stamped(next)).await;
     assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");

@@ -442,7 +442,7 @@ async fn a_schedule_plans_nothing_from_its_end_on() {
         sink: "table".into(),
         schema_version: 1,
     };
-    let mut cursor = Cursor::new(manifest.buffer_id, 0, REPAIR, 1, 6, rule);
+    let mut cursor = Cursor::new(manifest.buffer_id, 0, REPAIR, 1, rule);
     let log = millpond_manifest::Log::new(manifest);
     let accepts = |_: &str| true;
     let room = Room { writers: 2, ahead: 8 };

@@ -74,6 +74,9 @@ pub struct StreamCursor {
     pub planned: VecDeque<Plan>,
 }
 
+/// [`Cursor::sent_below`] of a new cursor: an earlier one may have been deleted, so any row may have been sent.
+pub const SENT_UNKNOWN: u64 = u64::MAX;
+
 /// The most parts that a cursor remembers to leave out.
 pub const SKIPS_MAX: usize = 1_000;
 
@@ -196,6 +199,7 @@ pub struct Cursor {
     /// Requests of an earlier generation may still be under way to the sink. Nothing is sent until they have ended.
     pub unsettled: bool,
     /// Rows below this sequence may be in the sink under tokens that no plan names: the sink is asked before they are sent.
+    /// [`SENT_UNKNOWN`] until the first owner has read the log.
     pub sent_below: u64,
     /// The rule in force.
     pub rule: Rule,
@@ -260,9 +264,9 @@ pub struct Forbidden {
 }
 
 impl Cursor {
-    /// The cursor of a consumer that has none: released, at `start`. Where there is no cursor nobody knows what was sent, since
-    /// somebody may have deleted one: `sent_below` is the end of the log.
-    pub fn new(buffer_id: Uuid, shard: u32, consumer: &str, start: u64, sent_below: u64, rule: Rule) -> Self {
+    /// The cursor of a consumer that has none: released, at `start`. An operator may have deleted an earlier cursor, so anything
+    /// in the log may have been sent: see [`limit_sent`](Self::limit_sent).
+    pub fn new(buffer_id: Uuid, shard: u32, consumer: &str, start: u64, rule: Rule) -> Self {
         Cursor {
             buffer_id,
             shard,
@@ -274,7 +278,11 @@ impl Cursor {
             lease_ms: 0,
             generation: 0,
             unsettled: false,
-            sent_below,
+            sent_below: if planted::is(Bug::NewCursorSentNothing) {
+                0
+            } else {
+                SENT_UNKNOWN
+            },
             rule,
             start,
             streams: BTreeMap::new(),
@@ -520,13 +528,12 @@ impl Cursor {
         }
     }
 
-    /// A consumer begins again after a removal, at `start`, under this rule. `end`: where the log ends.
+    /// A consumer begins again after a removal, at `start`, under this rule.
     #[must_use]
-    pub fn begin_again(&self, start: u64, end: u64, rule: Rule) -> Cursor {
+    pub fn begin_again(&self, start: u64, rule: Rule) -> Cursor {
         Cursor {
             ownership: Ownership::Released,
             start,
-            sent_below: self.sent_below.max(end),
             rule,
             ..self.clone()
         }
@@ -540,9 +547,9 @@ impl Cursor {
             opening: if fences { 0 } else { self.opening },
             generation: self.generation + u64::from(!planted::is(Bug::GenerationKept)),
             unsettled: !planted::is(Bug::ResetUnsettled),
-            // After a clean release nobody sends any more.
+            // After a clean release nobody sends any more. An operator's change releases the cursor as well, but not cleanly.
             lease_ms: match self.ownership {
-                Ownership::Released => 0,
+                Ownership::Released if !self.unsettled || planted::is(Bug::SecondResetForgetsLease) => 0,
                 _ => self.lease_ms,
             },
             sent_below: self.sent_below.max(self.reached()),
@@ -588,6 +595,14 @@ impl Cursor {
             stream: skip.stream,
             reason,
         })
+    }
+
+    /// Limits what a new cursor's predecessor may have sent to the log as its first owner finds it. `end`: the sequence after
+    /// the last one of the log, read after the cursor was opened. Nobody else can have sent later sequences by then.
+    pub fn limit_sent(&mut self, end: u64) {
+        if self.sent_below == SENT_UNKNOWN {
+            self.sent_below = end;
+        }
     }
 
     /// Every request of earlier generations has ended.

@@ -84,6 +84,10 @@ bugs! {
     GenerationKept = "generation-kept",
     /// The owner after a reset, a skip or a removal does not wait for requests that are under way.
     ResetUnsettled = "reset-unsettled",
+    /// A second reset forgets how long the owners before the first one may send.
+    SecondResetForgetsLease = "second-reset-forgets-lease",
+    /// A new cursor assumes that no earlier cursor sent anything.
+    NewCursorSentNothing = "new-cursor-sent-nothing",
     /// A skip inside a planned batch leaves the batch's tokens as they are.
     SkipKeepsTokens = "skip-keeps-tokens",
     /// An owner takes a cursor of its own epoch for its own, whoever opened it.

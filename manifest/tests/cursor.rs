@@ -2,7 +2,7 @@
 //! force, what may be planned and acknowledged.
 
 use millpond_manifest::cas::Object;
-use millpond_manifest::cursor::{Opening, Ownership, PIECES_MAX, Plan, Skip};
+use millpond_manifest::cursor::{Opening, Ownership, PIECES_MAX, Plan, SENT_UNKNOWN, Skip};
 use millpond_manifest::piece;
 use millpond_manifest::plan::{Candidate, Ground, Size, candidates};
 use millpond_manifest::{Cursor, Rule};
@@ -22,8 +22,15 @@ fn rule() -> Rule {
     }
 }
 
+/// A new cursor whose log is empty.
 fn fresh() -> Cursor {
-    Cursor::new(Uuid::from_u128(9), 0, "default", 0, 0, rule())
+    let mut cursor = unlimited();
+    cursor.limit_sent(0);
+    cursor
+}
+
+fn unlimited() -> Cursor {
+    Cursor::new(Uuid::from_u128(9), 0, "default", 0, rule())
 }
 
 fn opening<'a>(owner: &'a str, now_ms: u64, rule: &'a Rule) -> Opening<'a> {
@@ -349,6 +356,25 @@ fn a_part_is_left_out_only_where_it_still_matters_and_the_reason_is_kept() {
 }
 
 #[test]
+fn a_new_cursor_takes_the_whole_log_for_sent() {
+    let mut cursor = unlimited();
+    let anywhere = plan(1_000_000, 1_000_000);
+    assert!(
+        cursor.may_have_sent(anywhere),
+        "an earlier cursor may have been deleted"
+    );
+    assert!(cursor.remove().begin_again(0, rule()).may_have_sent(anywhere));
+    cursor.limit_sent(20);
+    assert!(cursor.may_have_sent(plan(19, 25)) && !cursor.may_have_sent(plan(20, 25)));
+    cursor.limit_sent(30);
+    assert_eq!(cursor.sent_below, 20, "the rest is its own");
+    assert_eq!(
+        Cursor::decode(&unlimited().encode()).unwrap().sent_below,
+        SENT_UNKNOWN
+    );
+}
+
+#[test]
 fn a_reset_reads_again_from_one_position_and_remembers_what_was_sent() {
     let mut cursor = fresh().open(&opening("a", 0, &rule())).unwrap().state;
     cursor.plan("s", Plan { low: 1, high: 4 }).expect("a plan");
@@ -399,7 +425,7 @@ fn requests_are_waited_for_after_every_change_by_an_operator() {
         for changed in [cursor.reset(0), cursor.remove()] {
             assert!(changed.unsettled);
             // Whatever comes then, until an owner says that it has waited.
-            let mut later = changed.reset(0).remove().begin_again(0, 5, rule());
+            let mut later = changed.reset(0).remove().begin_again(0, rule());
             later = later.open(&opening("b", 0, &rule())).unwrap().state;
             assert!(later.unsettled);
             later.settle();
@@ -421,6 +447,8 @@ fn the_longest_lease_of_those_who_may_send_is_known() {
     let taken = held.open(&hurried).unwrap().state;
     assert_eq!(taken.lease_ms, 100, "the fenced owner does not know it yet");
     assert_eq!(taken.reset(0).open(&hurried).unwrap().state.lease_ms, 100);
+    // A reset releases the cursor too, and the fenced owner sends for as long after a second one.
+    assert_eq!(taken.reset(0).reset(0).lease_ms, 100);
     let mut released = taken;
     released.release();
     assert_eq!(
@@ -438,18 +466,18 @@ fn a_removed_consumer_leaves_what_protects_its_rows() {
     assert!(tombstone.is_removed() && !tombstone.is_of(&cursor));
     assert_eq!((tombstone.generation, tombstone.sent_below), (1, 9));
     assert_eq!(Cursor::decode(&tombstone.encode()), Ok(tombstone.clone()));
-    let again = tombstone.begin_again(4, 20, rule());
+    let again = tombstone.begin_again(4, rule());
     let opened = again.open(&opening("b", 0, &rule())).unwrap();
     assert!(!opened.in_doubt, "it plans nothing");
     let state = opened.state;
-    assert_eq!((state.next("s"), state.sent_below, state.generation), (4, 20, 1));
+    assert_eq!((state.next("s"), state.sent_below, state.generation), (4, 9, 1));
     assert_eq!(state.epoch, tombstone.epoch + 1);
 }
 
 /// A sink that does not take a stream for a while (an older program, say) must not cost what is in it.
 #[test]
 fn what_has_a_position_is_kept_and_what_has_none_is_not() {
-    let mut cursor = Cursor::new(Uuid::nil(), 0, "default", 5, 5, rule());
+    let mut cursor = Cursor::new(Uuid::nil(), 0, "default", 5, rule());
     assert_eq!(cursor.needs(), 5, "it has seen nothing yet");
     cursor.acknowledge("s", 9).expect("forward");
     assert_eq!((cursor.needs(), cursor.next("t")), (9, 5));

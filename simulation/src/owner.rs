@@ -194,6 +194,9 @@ impl Tenure {
             return None;
         }
         let mut next = (*self.durable).clone();
+        if let Some(log) = &self.log {
+            next.limit_sent(log.log.next_sequence);
+        }
         let change = || {
             for (stream, position) in &decision.acknowledge {
                 next.acknowledge(stream, *position)?;
@@ -522,12 +525,12 @@ fn open(
     nonce: u64,
     store: &Store,
 ) -> Option<(Cursor, bool)> {
-    let fresh = || Cursor::new(Uuid::nil(), 0, "default", 0, 0, rule.clone());
+    let fresh = || Cursor::new(Uuid::nil(), 0, "default", 0, rule.clone());
     let cursor = match seen {
         None => fresh(),
         Some(seen) if seen.is_removed() => {
             // Nobody has sent more than the tombstone says.
-            seen.begin_again(store.manifest.first_sequence, 0, rule.clone())
+            seen.begin_again(store.manifest.first_sequence, rule.clone())
         }
         Some(seen) => (**seen).clone(),
     };

@@ -147,9 +147,6 @@ async fn removable(hand: &Hand, store: &Store) -> anyhow::Result<Vec<(u32, Found
 /// A tombstone where nobody knows what was sent: the next consumer of the name waits for all requests and asks for all rows.
 async fn from_scratch(store: &Store, shard: u32, consumer: &str) -> anyhow::Result<Cursor> {
     let buffer = inspect::buffer(store).await?;
-    // Of a manifest that cannot be read, the next consumer adds the end.
-    let log = cas::read::<Manifest>(store, &layout::manifest(shard)).await;
-    let end = log.ok().flatten().map_or(0, |log| log.state.next_sequence);
     let usual = millpond_consumer::Config::default();
     let rule = Rule {
         batch_records: usual.batch_records,
@@ -161,7 +158,7 @@ async fn from_scratch(store: &Store, shard: u32, consumer: &str) -> anyhow::Resu
         sink: String::new(),
         schema_version: 0,
     };
-    let mut cursor = Cursor::new(buffer.id, shard, consumer, 0, end, rule).remove();
+    let mut cursor = Cursor::new(buffer.id, shard, consumer, 0, rule).remove();
     cursor.unsettled = true;
     cursor.lease_ms = u64::try_from(usual.lease.as_millis())?;
     // Tokens of the lost cursor had a generation that nobody knows.

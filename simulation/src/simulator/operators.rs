@@ -75,8 +75,9 @@ async fn act(world: &World, process: &Process, store: &Store, rng: &mut StdRng) 
             }
         }
         8 => (Event::Removals, cursor.remove()),
-        // By hand: nothing would tell the next owner that requests may be under way to the sink. `remove` is for that.
-        _ if cursor.ownership != Ownership::Released => return,
+        // By hand, and only after a clean release: nothing would tell the next owner that an earlier one may still send.
+        // `remove` is for that.
+        _ if cursor.ownership != Ownership::Released || cursor.unsettled => return,
         _ => {
             world.record.count(Event::CursorsDeleted);
             world.record.event(OPERATOR, format_args!("deletes {key}"));

@@ -38,7 +38,7 @@ fn opened(name: &str, now_ms: u64) -> Cursor {
         rule: &rule,
         take_over: false,
     };
-    let cursor = Cursor::new(Default::default(), 0, name, 0, 9, rule.clone());
+    let cursor = Cursor::new(Default::default(), 0, name, 0, rule.clone());
     cursor.open(&opening).expect("nobody holds it").state
 }
 
