@@ -181,7 +181,9 @@ CATCHERS = {
     ],
     "second-reset-forgets-lease": [
         Catcher(
-            "manifest/tests/cursor.rs", "the_longest_lease_of_those_who_may_send_is_known", "left: 0"
+            "manifest/tests/cursor.rs",
+            "the_longest_lease_of_those_who_may_send_is_known",
+            "left: 0",
         )
     ],
     "new-cursor-sent-nothing": [

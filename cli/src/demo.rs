@@ -124,10 +124,7 @@ async fn demo(wishes: &Wishes, directory: &Path, shutdown: CancellationToken) ->
         "  consumer    metrics http://{}/metrics",
         stack.plan.consumer_admin
     )?;
-    say!(
-        "  ClickHouse  {} (embedded: chDB behind ClickHouse's HTTP interface)",
-        stack.clickhouse_url()
-    )?;
+    say!("  ClickHouse  {}/play", stack.clickhouse_url())?;
     say!(
         "  buffer      {}\n",
         stack

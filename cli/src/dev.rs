@@ -77,10 +77,7 @@ pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
     );
     info!("  send OTLP/gRPC to {}", stack.plan.otlp);
     info!("  send OTLP/HTTP to http://{}", stack.plan.otlp_http);
-    info!(
-        "  query with: curl '{}' --data 'SELECT count() FROM otel.otel_logs'",
-        stack.clickhouse_url()
-    );
+    info!("  look at rows: {}/play (otel.otel_logs)", stack.clickhouse_url());
     let ended = tokio::select! {
         ended = stack.watch() => Err(ended),
         () = shutdown.cancelled() => Ok(()),

@@ -1,175 +1,114 @@
-//! The engine's worker threads. Each holds one idle connection (so that the engine never stops between requests)
-//! and opens a fresh session per request, 0.3 ms, so that settings, temporary tables and the current
-//! database end with the request. The queue before them is bounded by what the server admits.
+//! The one call into libchdb, and the only `unsafe` of this program: a library that is loaded at run time cannot be called
+//! otherwise.
+//!
+//! `chdb_query_cmdline` is `clickhouse local`. It opens ClickHouse's servers when a statement says so, and closes them after the
+//! last statement. That one reads a pipe, so the engine ends when the pipe is closed.
+#![allow(unsafe_code)]
 
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::io::PipeWriter;
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use anyhow::{Context as _, Result};
+use tokio::sync::oneshot;
 
-use crate::exception::{Code, Exception};
-use crate::execute;
-use crate::ffi::{Api, Connection};
-use crate::hello::Server;
-use crate::output::Outcome;
-use crate::request::Request;
+type SetSignalHandlers = unsafe extern "C" fn(c_int);
+type QueryCommandLine = unsafe extern "C" fn(c_int, *mut *mut c_char) -> *mut c_void;
 
-/// One request on its way to a worker.
-pub(crate) struct Job {
-    pub(crate) request: Request,
-    /// The memory that the request's body takes, given back with the job.
-    pub(crate) body_memory: OwnedSemaphorePermit,
-    /// Marks an exception in the middle of a result; the response's header announces it.
-    pub(crate) exception_tag: String,
-    pub(crate) reply: oneshot::Sender<Outcome>,
-}
-
-/// Limits on what one request may hold in memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    /// Of a body, compressed and decompressed, and of a result that is to be sent whole.
-    pub(crate) body_bytes_max: usize,
-}
-
-/// The running engine.
+/// ClickHouse in this process.
 pub(crate) struct Engine {
-    api: &'static Api,
-    path: String,
-    jobs: mpsc::Sender<Job>,
-    threads: Vec<JoinHandle<()>>,
-    server: Server,
+    ended: Option<oneshot::Receiver<()>>,
+    /// Open while ClickHouse is to run.
+    running: Option<PipeWriter>,
 }
-
-/// The stack of a worker. The engine parses and plans by recursion and checks for this much.
-const STACK_BYTES: usize = 16 << 20;
 
 impl Engine {
-    /// Starts the engine over the data in `path` (which exists) and `workers` threads.
+    /// Starts ClickHouse in a thread of its own. It reports errors on stderr.
+    ///
+    /// # Errors
+    /// The library cannot be loaded.
     pub(crate) fn start(
-        api: &'static Api,
-        path: &Path,
-        workers: usize,
-        queue: usize,
-        limits: Limits,
+        libchdb: &Path,
+        data: &Path,
+        config: &Path,
+        log: Option<&Path>,
+        tcp: bool,
     ) -> Result<Engine> {
-        let path = path
-            .to_str()
-            .context("the path of the data is not UTF-8")?
-            .to_owned();
-        let (jobs, receiver) = mpsc::channel(queue.max(1));
-        let receiver = Arc::new(Mutex::new(receiver));
-        let mut threads = Vec::new();
-        let mut server = None;
-        for number in 0..workers {
-            let (opened, wait) = std::sync::mpsc::sync_channel(1);
-            let (path, receiver) = (path.clone(), Arc::clone(&receiver));
-            let work = move || worker(api, &path, &receiver, limits, &opened);
-            let builder = std::thread::Builder::new()
-                .name(format!("worker-{number}"))
-                .stack_size(STACK_BYTES);
-            threads.push(builder.spawn(work).context("cannot start a worker thread")?);
-            // One after the other: the first connection starts the engine.
-            server = Some(wait.recv().context("a worker thread died at its start")??);
+        let mut listen = String::new();
+        if tcp {
+            listen += "SYSTEM START LISTEN TCP; ";
         }
-        let server = server.context("at least one worker is needed")?;
+        // Last: whoever finds HTTP open finds everything open.
+        listen += "SYSTEM START LISTEN HTTP; ";
+        let (pipe, running) = std::io::pipe()?;
+        let wait = format!(
+            "SELECT * FROM file('/proc/self/fd/{}', LineAsString) SETTINGS max_execution_time = 0 FORMAT Null",
+            pipe.as_raw_fd()
+        );
+        let mut arguments = vec![
+            "clickhouse".to_owned(),
+            format!("--path={}", data.display()),
+            format!("--config-file={}", config.display()),
+            "--multiquery".to_owned(),
+            "--query".to_owned(),
+            listen + &wait,
+        ];
+        if let Some(log) = log {
+            arguments.insert(1, format!("--logger.log={}", log.display()));
+        }
+        let arguments = arguments
+            .into_iter()
+            .map(CString::new)
+            .collect::<Result<Vec<_>, _>>()?;
+        let run = load(libchdb)?;
+        let (end, ended) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("clickhouse".into())
+            .spawn(move || {
+                let mut pointers: Vec<*mut c_char> =
+                    arguments.iter().map(|one| one.as_ptr().cast_mut()).collect();
+                let count = c_int::try_from(pointers.len()).unwrap_or(c_int::MAX);
+                // SAFETY: argc and argv as for main(); the strings outlive the call. The result is never read, and so need not be
+                // freed before the process ends.
+                unsafe { run(count, pointers.as_mut_ptr()) };
+                drop(pipe);
+                let _ = end.send(());
+            })?;
         Ok(Engine {
-            api,
-            path,
-            jobs,
-            threads,
-            server,
+            ended: Some(ended),
+            running: Some(running),
         })
     }
 
-    /// Who answers.
-    pub(crate) fn server(&self) -> &Server {
-        &self.server
+    /// Returns when ClickHouse has ended, which closes its servers and its tables.
+    pub(crate) async fn ended(&mut self) {
+        if let Some(ended) = &mut self.ended {
+            let _ = ended.await;
+            self.ended = None;
+        }
     }
 
-    /// Where requests go.
-    pub(crate) fn jobs(&self) -> mpsc::Sender<Job> {
-        self.jobs.clone()
-    }
-
-    /// Lets the running requests finish, or cancels them, then closes every connection, which flushes and stops
-    /// the engine. All other senders of jobs must be gone.
-    pub(crate) fn stop(self, cancel: bool) -> Result<()> {
-        drop(self.jobs);
-        if cancel {
-            let mut connection = Connection::open(self.api, &self.path)?;
-            // Again and again: a worker may be about to begin.
-            while !self.threads.iter().all(JoinHandle::is_finished) {
-                connection
-                    .query(
-                        b"KILL QUERY WHERE query NOT LIKE 'KILL QUERY%' ASYNC",
-                        "Null",
-                        &[],
-                    )
-                    .map_err(|error| anyhow!("cannot cancel the queries that run: {error:?}"))?;
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        }
-        for thread in self.threads {
-            thread.join().expect("a panic has ended the process");
-        }
-        Ok(())
+    /// Lets ClickHouse end. Queries that are still running are cancelled.
+    pub(crate) fn stop(&mut self) {
+        self.running = None;
     }
 }
 
-type Opened = std::sync::mpsc::SyncSender<Result<Server>>;
-
-fn worker(api: &'static Api, path: &str, jobs: &Mutex<mpsc::Receiver<Job>>, limits: Limits, opened: &Opened) {
-    let mut idle = match Connection::open(api, path) {
-        Ok(connection) => connection,
-        Err(error) => {
-            let _ = opened.send(Err(error));
-            return;
-        }
-    };
-    let server = match server(&mut idle) {
-        Ok(server) => server,
-        Err(error) => {
-            let _ = opened.send(Err(error));
-            return;
-        }
-    };
-    let _ = opened.send(Ok(server.clone()));
-    loop {
-        let job = jobs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .blocking_recv();
-        let Some(job) = job else { return };
-        if job.reply.is_closed() {
-            continue; // The client is gone and nothing of its request was begun.
-        }
-        match Connection::open(api, path) {
-            Ok(mut session) => execute::run(&mut session, job, &server, limits),
-            Err(error) => {
-                let _ = job.reply.send(Err(Exception::new(
-                    Code::Unknown,
-                    format!("no session: {error:#}"),
-                )));
-            }
-        }
+/// Loads the library for the life of the process and leaves the process' signals to this program.
+fn load(libchdb: &Path) -> Result<QueryCommandLine> {
+    // SAFETY: loading runs the library's initialisers; the user named the file, or the install script verified it. The
+    // declarations are those of `chdb.h` 26.7, and a missing symbol is an error. The library is never unloaded, because its
+    // threads run until the process ends.
+    unsafe {
+        let library = libloading::Library::new(libchdb)
+            .with_context(|| format!("cannot load {}", libchdb.display()))?;
+        let library: &'static libloading::Library = Box::leak(Box::new(library));
+        let missing = "this libchdb is not the version that Millpond needs";
+        let handlers: SetSignalHandlers = *library
+            .get(b"chdb_set_signal_handlers_enabled")
+            .context(missing)?;
+        handlers(0);
+        Ok(*library.get(b"chdb_query_cmdline").context(missing)?)
     }
-}
-
-/// Asks the engine who it is.
-fn server(connection: &mut Connection) -> Result<Server> {
-    let sql = b"SELECT displayName(), version(), timezone()";
-    let (row, _) = connection
-        .query(sql, "TabSeparated", &[])
-        .map_err(|error| anyhow!("the engine does not answer: {error:?}"))?;
-    let row = String::from_utf8_lossy(&row);
-    let mut fields = row.trim_end().split('\t').map(str::to_owned);
-    let mut field = || fields.next().unwrap_or_default();
-    Ok(Server {
-        name: field(),
-        version: field(),
-        timezone: field(),
-    })
 }

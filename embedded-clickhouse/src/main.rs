@@ -1,52 +1,54 @@
-//! `embedded-clickhouse`: ClickHouse's HTTP interface over chDB, ClickHouse's own engine as a library. For the quick
-//! start and for tests only: one process, no users, no authentication, no replication.
+//! `embedded-clickhouse`: ClickHouse's own HTTP and native servers out of libchdb, its engine as a library. For the quick
+//! start and for tests, on machines where no ClickHouse server can be installed.
 
-mod encoding;
+mod client;
+mod config;
 mod engine;
-mod exception;
-mod execute;
-mod ffi;
-mod formats;
-mod frames;
-mod hello;
-mod output;
-mod request;
-mod server;
-mod sql;
 
 use std::fs::{File, TryLockError};
-use std::io::{IsTerminal as _, Write as _};
-use std::net::SocketAddr;
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::Duration;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
 
-use engine::{Engine, Limits};
+use client::Client;
+use config::Config;
+use engine::Engine;
 
 /// The version of libchdb that scripts/install-libchdb.sh installs.
 const LIBCHDB_VERSION: &str = "26.7.3-stable.1";
 
-/// How long running requests may take to finish at a shutdown.
+/// How long queries that are running at a shutdown may take to finish.
 const DRAIN: Duration = Duration::from_secs(30);
 
-/// The bodies of all requests take as much memory as this many of the largest.
-const BODIES: usize = 4;
+/// How long ClickHouse may take to close its tables after that.
+const CLOSE: Duration = Duration::from_secs(30);
 
-/// ClickHouse's HTTP interface over chDB, ClickHouse's engine as a library.
+/// How long the servers may take until they answer. A folder with many parts takes a while to load.
+const START: Duration = Duration::from_secs(120);
+
+/// How often a server is asked whether it has started or finished.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Another process can take a free port between its choice and its use. After this many losses something else is wrong.
+const PORT_ATTEMPTS: u32 = 10;
+
+/// Counts them, across `exec`.
+const PORT_ATTEMPT: &str = "MILLPOND_EMBEDDED_PORT_ATTEMPT";
+
+/// ClickHouse's own HTTP and native servers, for the quick start and for tests.
 ///
-/// For the quick start and for tests only: it has no users and no authentication, and nothing of it is
-/// replicated. For anything else run a ClickHouse server.
+/// The user `default` needs no password; --users replaces it by others. For production, run a ClickHouse server.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Flags {
-    /// Address to listen on; port 0 takes a free one.
+    /// Address of the HTTP interface; port 0 takes a free one.
     #[arg(
         long,
         env = "MILLPOND_EMBEDDED_LISTEN",
@@ -55,48 +57,36 @@ struct Flags {
     )]
     listen: SocketAddr,
 
-    /// Listen on an address that other machines can reach, although anyone who does may read and change everything.
+    /// Port of the native protocol on the same address; 0 takes a free one [default: no native protocol].
+    #[arg(long, env = "MILLPOND_EMBEDDED_TCP_PORT", value_name = "PORT")]
+    tcp_port: Option<u16>,
+
+    /// Listen on an address that other machines can reach, where anyone can log in as a user without a password.
     #[arg(long, env = "MILLPOND_EMBEDDED_INSECURE_LISTEN")]
     insecure_listen: bool,
 
-    /// Folder of the data, made when it is not there. One process at a time can use it.
+    /// Data folder; created if missing. Only one process can use it at a time.
     #[arg(long, env = "MILLPOND_EMBEDDED_PATH", value_name = "DIR")]
     path: PathBuf,
+
+    /// XML file with users and profiles, as in users.d of a ClickHouse server. The user `default` then has no right to any table.
+    #[arg(long, env = "MILLPOND_EMBEDDED_USERS", value_name = "FILE")]
+    users: Option<PathBuf>,
+
+    /// XML file with server settings, merged into the default ones as a file in config.d is.
+    #[arg(long, env = "MILLPOND_EMBEDDED_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Write ClickHouse's log to this file [default: no log].
+    #[arg(long, env = "MILLPOND_EMBEDDED_LOG", value_name = "FILE")]
+    log: Option<PathBuf>,
 
     /// The engine [default: where scripts/install-libchdb.sh puts it].
     #[arg(long, env = "MILLPOND_LIBCHDB", value_name = "FILE")]
     libchdb: Option<PathBuf>,
-
-    /// Requests that run at the same time.
-    #[arg(long, env = "MILLPOND_EMBEDDED_WORKERS", default_value_t = 8, value_name = "N",
-        value_parser = clap::value_parser!(u16).range(1..=256))]
-    workers: u16,
-
-    /// Requests that wait for a worker; more are refused.
-    #[arg(long, env = "MILLPOND_EMBEDDED_QUEUE", default_value_t = 64, value_name = "N")]
-    queue: u16,
-
-    /// Largest body of a request in MiB, also after decompression; and how much of a result wait_end_of_query holds.
-    #[arg(long, env = "MILLPOND_EMBEDDED_MAX_BODY", default_value_t = 256, value_name = "MIB",
-        value_parser = clap::value_parser!(u16).range(1..=4096))]
-    max_body: u16,
 }
 
 fn main() -> ExitCode {
-    // In every profile a panic ends the process (the data survive that), so that no request ever waits for a
-    // worker that is no more.
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        report(panic);
-        std::process::abort();
-    }));
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()),
-        )
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .init();
     match run(&Flags::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -107,94 +97,141 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: &Flags) -> Result<()> {
-    if !flags.listen.ip().is_loopback() {
-        if !flags.insecure_listen {
-            bail!(
-                "{} can be reached from other machines and there is no authentication: listen on 127.0.0.1, \
-                 or pass --insecure-listen if that is what you want",
-                flags.listen
-            );
-        }
-        tracing::warn!(
-            "anyone who can reach {} can read and change everything",
+    if !flags.listen.ip().is_loopback() && !flags.insecure_listen {
+        bail!(
+            "other machines can reach {} and the default user has no password: listen on 127.0.0.1, or pass \
+             --insecure-listen",
             flags.listen
         );
     }
     let libchdb = libchdb(flags.libchdb.as_deref())?;
-    std::fs::create_dir_all(&flags.path).with_context(|| format!("cannot make {}", flags.path.display()))?;
+    std::fs::create_dir_all(&flags.path)
+        .with_context(|| format!("cannot create {}", flags.path.display()))?;
     let path = flags
         .path
         .canonicalize()
         .with_context(|| format!("cannot find {}", flags.path.display()))?;
-
     let _lock = lock(&path)?;
 
-    let api = ffi::Api::load(&libchdb)?;
-    let limits = Limits {
-        body_bytes_max: usize::from(flags.max_body) << 20,
-    };
-    let (workers, queue) = (usize::from(flags.workers), usize::from(flags.queue));
-    let engine = Engine::start(api, &path, workers, queue, limits)?;
-    let front = Arc::new(server::Front {
-        jobs: engine.jobs(),
-        server: engine.server().clone(),
-        admission: Semaphore::new(workers + queue),
-        body_memory: Arc::new(Semaphore::new(BODIES * limits.body_bytes_max / 1024)),
-        body_bytes_max: limits.body_bytes_max,
-    });
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let version = api.version();
-    let served = runtime.block_on(async {
-        let listener = TcpListener::bind(flags.listen)
-            .await
-            .with_context(|| format!("cannot listen on {}", flags.listen))?;
-        let address = listener.local_addr()?;
-        tracing::info!(
-            "chDB {version}, data in {}; for the quick start and tests only",
-            path.display()
-        );
-        // Nobody may be reading; that is no reason not to serve.
-        let _ = writeln!(std::io::stdout(), "listening on http://{address}");
-        serve(listener, front).await
-    });
-    // Drops the connections that are left, and with them the last senders of jobs.
-    runtime.shutdown_timeout(Duration::from_secs(1));
-    let drained = served?;
-    engine.stop(!drained)
+    let ip = flags.listen.ip();
+    let http = port(ip, flags.listen.port())?;
+    let tcp = flags.tcp_port.map(|wanted| port(ip, wanted)).transpose()?;
+    let config = Config::write(
+        &path,
+        ip,
+        http,
+        tcp,
+        flags.users.as_deref(),
+        flags.config.as_deref(),
+    )?;
+    let client = Client::new(SocketAddr::new(ip, http), &config.password);
+
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        // Before the engine starts, so that no signal finds the default action.
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut engine = Engine::start(&libchdb, &path, &config.file, flags.log.as_deref(), tcp.is_some())?;
+        tokio::select! {
+            started = until_started(&client, &config) => started?,
+            () = engine.ended() => return Err(not_started(flags, [Some(http), tcp])),
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+        }
+        announce(ip, http, tcp);
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            () = engine.ended() => bail!("ClickHouse ended by itself; see above"),
+        }
+        stop(&client, &mut engine).await
+    })
 }
 
-/// Serves until SIGTERM or SIGINT, then until the requests that run have finished; false: they have not.
-async fn serve(listener: TcpListener, front: Arc<server::Front>) -> Result<bool> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let (stop, mut stopped) = tokio::sync::watch::channel(());
-    let shutdown = async move {
-        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-        tracing::info!("shutting down: finishing the requests that run");
-        drop(stop);
-    };
-    let server = axum::serve(listener, server::router(front)).with_graceful_shutdown(shutdown);
-    let deadline = async {
-        while stopped.changed().await.is_ok() {}
-        tokio::time::sleep(DRAIN).await;
-    };
-    tokio::select! {
-        served = server => served.context("cannot serve").map(|()| true),
-        () = deadline => {
-            tracing::warn!("requests still run {} s after the signal: cancelling them", DRAIN.as_secs());
-            Ok(false)
+/// Tells the reader of stdout where the servers listen. If nobody reads it, they serve all the same.
+fn announce(ip: IpAddr, http: u16, tcp: Option<u16>) {
+    let mut stdout = std::io::stdout();
+    let _ = writeln!(stdout, "listening on http://{}", SocketAddr::new(ip, http));
+    if let Some(tcp) = tcp {
+        let _ = writeln!(stdout, "listening on tcp://{}", SocketAddr::new(ip, tcp));
+    }
+    let _ = stdout.flush();
+}
+
+/// Waits until this process' own server answers: another one could have taken the port.
+async fn until_started(client: &Client, config: &Config) -> Result<()> {
+    let asked = Instant::now();
+    loop {
+        let answer = client.query("SELECT getMacro('embedded_instance')").await;
+        match answer {
+            Ok(instance) if instance.trim() == config.instance => return Ok(()),
+            Err(error) if asked.elapsed() > START => return Err(error.context("ClickHouse does not answer")),
+            Ok(_) if asked.elapsed() > START => bail!("another server answers on this port"),
+            Ok(_) | Err(_) => tokio::time::sleep(POLL).await,
         }
     }
 }
 
-/// Locks the folder for this process, until it ends in whatever way.
+/// Why ClickHouse ended while it started. If somebody else took a port that was free before, starts again with another one.
+fn not_started(flags: &Flags, ports: [Option<u16>; 2]) -> anyhow::Error {
+    let ip = flags.listen.ip();
+    let taken = ports.iter().flatten().any(|taken| port(ip, *taken).is_err());
+    let chosen = flags.listen.port() == 0 || flags.tcp_port == Some(0);
+    let attempt = std::env::var(PORT_ATTEMPT)
+        .ok()
+        .and_then(|attempt| attempt.parse().ok())
+        .unwrap_or(0);
+    if !(taken && chosen && attempt < PORT_ATTEMPTS) {
+        return anyhow::anyhow!("ClickHouse did not start; see above");
+    }
+    let program = std::env::current_exe().unwrap_or_else(|_| "embedded-clickhouse".into());
+    let arguments = std::env::args_os().skip(1);
+    let failed = Command::new(program)
+        .args(arguments)
+        .env(PORT_ATTEMPT, (attempt + 1).to_string())
+        .exec();
+    anyhow::Error::from(failed).context("cannot start again with another port")
+}
+
+/// Lets the queries finish that run now, and closes the tables.
+async fn stop(client: &Client, engine: &mut Engine) -> Result<()> {
+    let asked = Instant::now();
+    while asked.elapsed() < DRAIN {
+        let since = asked.elapsed().as_secs_f64();
+        let running = format!("SELECT count() FROM system.processes WHERE user != '' AND elapsed > {since}");
+        match client.query(&running).await {
+            Ok(count) if count.trim() != "0" => tokio::time::sleep(POLL).await,
+            // A server that cannot answer has nothing to finish.
+            Ok(_) | Err(_) => break,
+        }
+    }
+    engine.stop();
+    if tokio::time::timeout(CLOSE, engine.ended()).await.is_err() {
+        bail!(
+            "ClickHouse did not end within {} s of its last query",
+            CLOSE.as_secs()
+        );
+    }
+    Ok(())
+}
+
+/// This port, or a free one if it is 0.
+fn port(ip: IpAddr, wanted: u16) -> Result<u16> {
+    let address = SocketAddr::new(ip, wanted);
+    let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// Locks the folder until this process ends.
 fn lock(path: &Path) -> Result<File> {
     let file = path.join("embedded-clickhouse.lock");
     let lock = File::create(&file).with_context(|| format!("cannot write {}", file.display()))?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
         Err(TryLockError::WouldBlock) => bail!(
-            "another embedded-clickhouse uses {}: stop it or name another folder with --path",
+            "another embedded-clickhouse uses {}: stop it or pass another folder with --path",
             path.display()
         ),
         Err(TryLockError::Error(error)) => {
@@ -203,7 +240,7 @@ fn lock(path: &Path) -> Result<File> {
     }
 }
 
-/// Where libchdb is; an error says how to get it.
+/// Where libchdb is. The error says how to install it.
 fn libchdb(named: Option<&Path>) -> Result<PathBuf> {
     let file = match named {
         Some(file) => file.to_owned(),
@@ -213,7 +250,7 @@ fn libchdb(named: Option<&Path>) -> Result<PathBuf> {
     };
     if !file.is_file() {
         bail!(
-            "{} is not there: run scripts/install-libchdb.sh, or name a libchdb.so with --libchdb",
+            "{} does not exist: run scripts/install-libchdb.sh, or pass a libchdb.so with --libchdb",
             file.display()
         );
     }

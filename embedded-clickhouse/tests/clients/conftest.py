@@ -125,8 +125,6 @@ def client(request, server: Server, database: str):
         host=server.host,
         port=server.port,
         database=database,
-        username="someone",
-        password="something",
         compress=request.param,
     )
     yield client

@@ -222,7 +222,7 @@ async fn errors_name_their_cause() {
 #[tokio::test]
 async fn inserts_and_queries_run_in_parallel() {
     let data = tempfile::tempdir().unwrap();
-    let server = Server::start(data.path(), &["--workers", "4"]);
+    let server = Server::start(data.path(), &[]);
     let client = server.client();
     table(&client).await;
     let tasks: Vec<_> = (0..12_u64)

@@ -86,14 +86,26 @@ fn post(length: usize, body: &str) -> Vec<u8> {
 #[test]
 fn what_cannot_work_is_refused_with_a_sentence() {
     let data = tempfile::tempdir().unwrap();
-    let _holds_the_folder = Server::start(data.path(), &[]);
+    let holds_the_folder = Server::start(data.path(), &[]);
     let other = tempfile::tempdir().unwrap();
+    let taken = holds_the_folder.address.clone();
+    let broken = other.path().join("broken.xml");
+    std::fs::write(&broken, "<clickhouse><http_port>").unwrap();
     for (flags, expected) in [
         (
             vec!["--libchdb", "/nonexistent/libchdb.so"],
             "scripts/install-libchdb.sh",
         ),
         (vec!["--listen", "0.0.0.0:0"], "--insecure-listen"),
+        (vec!["--listen", &taken], "cannot listen on"),
+        (
+            vec!["--users", "/nonexistent/users.xml"],
+            "/nonexistent/users.xml",
+        ),
+        (
+            vec!["--config", broken.to_str().unwrap()],
+            "ClickHouse did not start",
+        ),
         (vec!["--libchdb", "/dev/null"], "libchdb"),
         (
             vec!["--path", data.path().to_str().unwrap()],

@@ -78,8 +78,9 @@ impl Server {
 
     /// A request as raw as a test wants it; `headers` end with a line end each.
     pub(crate) fn request(&self, method: &str, parameters: &str, headers: &str, body: &[u8]) -> Answer {
+        // HTTP/1.0 has no chunked answers.
         let head = format!(
-            "{method} /?{parameters} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}Content-Length: {}\r\n\r\n",
+            "{method} /?{parameters} HTTP/1.0\r\nHost: x\r\n{headers}Content-Length: {}\r\n\r\n",
             body.len()
         );
         self.raw(&[head.as_bytes(), body].concat())

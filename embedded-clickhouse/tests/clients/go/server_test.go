@@ -23,8 +23,8 @@ import (
 // How long anything may take before it counts as hung.
 const patience = 2 * time.Minute
 
-// address is HOST:PORT of the server.
-var address string
+// addresses of the server, HOST:PORT, by protocol.
+var addresses = map[clickhouse.Protocol]string{}
 
 func TestMain(m *testing.M) {
 	code, err := withServer(m.Run)
@@ -46,7 +46,7 @@ func withServer(tests func() int) (code int, err error) {
 		return 1, err
 	}
 	defer os.RemoveAll(data)
-	server := exec.Command(program, "--listen", "127.0.0.1:0", "--path", data)
+	server := exec.Command(program, "--listen", "127.0.0.1:0", "--tcp-port", "0", "--path", data)
 	server.Stderr = os.Stderr
 	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stdout, err := server.StdoutPipe()
@@ -57,11 +57,14 @@ func withServer(tests func() int) (code int, err error) {
 		return 1, fmt.Errorf("%w: build it with `cargo build -p embedded-clickhouse`", err)
 	}
 	defer server.Process.Kill()
-	line, err := bufio.NewReader(stdout).ReadString('\n')
-	if err != nil {
-		return 1, fmt.Errorf("%s did not start: %w", program, err)
+	lines := bufio.NewReader(stdout)
+	for _, protocol := range protocols {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			return 1, fmt.Errorf("%s did not start: %w", program, err)
+		}
+		_, addresses[protocol], _ = strings.Cut(strings.TrimSpace(line), "://")
 	}
-	address = strings.TrimSpace(strings.TrimPrefix(line, "listening on http://"))
 
 	code = tests()
 	if err := server.Process.Signal(syscall.SIGTERM); err != nil {
@@ -75,21 +78,57 @@ func withServer(tests func() int) (code int, err error) {
 	return code, nil
 }
 
+// protocols in the order in which the server prints their addresses.
+var protocols = []clickhouse.Protocol{clickhouse.HTTP, clickhouse.Native}
+
+// onEachProtocol runs a test over HTTP and over the native protocol, with a database of its own.
+func onEachProtocol(t *testing.T, test func(t *testing.T, ctx context.Context, options *clickhouse.Options)) {
+	for _, protocol := range protocols {
+		t.Run(protocol.String(), func(t *testing.T) {
+			ctx, options := database(t, protocol)
+			test(t, ctx, options)
+		})
+	}
+}
+
+// withEachCompression does so with every compression of each protocol (but brotli) and without.
+func withEachCompression(t *testing.T, test func(t *testing.T, ctx context.Context, options *clickhouse.Options)) {
+	compressions := map[string]*clickhouse.Compression{
+		"none":    nil,
+		"lz4":     {Method: clickhouse.CompressionLZ4},
+		"zstd":    {Method: clickhouse.CompressionZSTD},
+		"gzip":    {Method: clickhouse.CompressionGZIP, Level: 3},
+		"deflate": {Method: clickhouse.CompressionDeflate, Level: 3},
+	}
+	for _, protocol := range protocols {
+		for name, compression := range compressions {
+			if protocol == clickhouse.Native && (name == "gzip" || name == "deflate") {
+				continue
+			}
+			t.Run(protocol.String()+"/"+name, func(t *testing.T) {
+				ctx, options := database(t, protocol)
+				options.Compression = compression
+				test(t, ctx, options)
+			})
+		}
+	}
+}
+
 // database makes a database for the test and returns a context and options that name it.
-func database(t *testing.T) (context.Context, *clickhouse.Options) {
+func database(t *testing.T, protocol clickhouse.Protocol) (context.Context, *clickhouse.Options) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	name := strings.NewReplacer("/", "_", "-", "_").Replace(t.Name())
-	exec1(t, ctx, open(t, options("default")), "CREATE DATABASE `"+name+"`")
-	return ctx, options(name)
+	exec1(t, ctx, open(t, options(protocol, "default")), "CREATE DATABASE `"+name+"`")
+	return ctx, options(protocol, name)
 }
 
-func options(database string) *clickhouse.Options {
+func options(protocol clickhouse.Protocol, database string) *clickhouse.Options {
 	return &clickhouse.Options{
-		Protocol: clickhouse.HTTP,
-		Addr:     []string{address},
-		Auth:     clickhouse.Auth{Database: database, Username: "someone", Password: "something"},
+		Protocol: protocol,
+		Addr:     []string{addresses[protocol]},
+		Auth:     clickhouse.Auth{Database: database},
 	}
 }
 
