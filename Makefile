@@ -53,7 +53,7 @@ bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a mil
 	exec target/release/growth
 
 .PHONY: test
-test: test-rust planted-bugs test-seeds fuzz test-go test-clients test-deploy test-processes ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
+test: test-rust planted-bugs test-seeds fuzz test-go test-clients test-deploy test-processes test-cluster ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
 
 .PHONY: collector
 collector: ## A Collector with Millpond's exporter (otel-exporter/builder.yaml); prints its path
@@ -126,7 +126,18 @@ test-deploy: build ## The files in deploy/, against the program and the code of 
 test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults
 	@$(call section,whole-process tests)
 	$(call tools)
-	"$$MILLPOND_PYTHON" -m pytest tests
+	"$$MILLPOND_PYTHON" -m pytest tests --ignore tests/cluster
+
+.PHONY: test-cluster
+test-cluster: build ## A real ClickHouse cluster: replicas, ZooKeeper, faults (Java 17, Maven; without them it says so)
+	@$(call section,cluster tests)
+	if ! command -v java >/dev/null || ! command -v mvn >/dev/null; then
+	    echo "NOT TESTED: the cluster tests need Java 17 and Maven"
+	    exit 0
+	fi
+	$(call tools)
+	$(call tools,zookeeper)
+	"$$MILLPOND_PYTHON" -m pytest tests/cluster
 
 .PHONY: soak
 soak: build ## The fault tests for longer (SOAK_MINUTES=60; MILLPOND_TEST_SEED for the schedule of an earlier run)

@@ -1,0 +1,132 @@
+"""Gateway, buffer and consumer of one test, and tables on every node of a cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from urllib.parse import urlencode
+
+from cluster.servers import REPLICATED, Cluster, Node
+from harness.corpus import record, request
+from harness.exactly_once import LOAD_ID
+from harness.otlp import export
+from harness.process import eventually
+from harness.services import Consumer, Load, Minio
+from harness.site import Site
+
+TABLE = "otel_logs"
+
+# Small batches, acknowledged soon: many INSERTs are under way when something breaks.
+CONSUMER = (
+    *("--signals", "logs", "--ack-interval", "50ms", "--gc-interval", "0s"),
+    *("--insert-timeout", "10s"),
+)
+
+
+class Pipeline(Site):
+    """A site whose ClickHouse is a cluster. Its table is on every node."""
+
+    def __init__(
+        self, directory: Path, store: Minio, cluster: Cluster, engine: str = REPLICATED
+    ) -> None:
+        super().__init__(directory, store, cluster.nodes[0])
+        self.cluster = cluster
+        for node in cluster.nodes:
+            # A node's output is shown as the shared ClickHouse's is.
+            self._seen.setdefault(node, len(node.messages()))
+            self.make_table(node, engine)
+
+    def make_table(self, node: Node, engine: str = REPLICATED) -> None:
+        place = ("--clickhouse", node.url, "--database", self.database)
+        self.command("tables", "create", *place, "--signals", "logs", "--engine", engine)
+
+    @property
+    def table(self) -> str:
+        return f"{self.database}.{TABLE}"
+
+    def flags(self, *flags: object) -> tuple[object, ...]:
+        return (*CONSUMER, "--cluster", "main", *flags)
+
+    def consume(
+        self, *flags: object, node: Node | None = None, name: str = "consumer", **settings: object
+    ) -> Consumer:
+        """A consumer that writes to the node, the first one if none is given. Settings become
+        parameters of every request."""
+        url = (node or self.cluster.nodes[0]).url
+        self.clickhouse_url = f"{url}/?{urlencode(settings)}" if settings else url
+        return self.consumer(*self.flags(*flags), name=name)
+
+    def send(self, gateway, *bodies: str) -> None:
+        """One request: one segment with these records."""
+        made = request(*(record(body, body=body) for body in bodies))
+        export(gateway.address, made.SerializeToString())
+
+    def loaded(self, gateway, records: int = 20_000, name: str = "load") -> Load:
+        """A load that is running."""
+        flags = ("--records-per-request", 50, "--concurrency", 4)
+        load = self.load(gateway, *flags, records=records, name=name)
+        load.start()
+        return load
+
+    def bodies(self, node: Node, table: str | None = None) -> Counter[str]:
+        return Counter(node.lines(f"SELECT Body FROM {table or self.table}"))
+
+    def until_bodies(self, wanted: list[str], node: Node | None = None) -> None:
+        """Waits until these are the bodies in the table, and no others."""
+        node = node or self.cluster.nodes[0]
+        eventually(
+            f"{wanted} on {node.name}",
+            lambda: sorted(self.bodies(node).elements()) == sorted(wanted),
+        )
+
+    def caught_up(self, node: Node) -> None:
+        eventually(f"{node.name} has caught up", lambda: self._sync(node) or True)
+
+    def _sync(self, node: Node) -> None:
+        node.query(f"SYSTEM SYNC REPLICA {self.table} LIGHTWEIGHT")
+
+    def count(self, node: Node | None = None) -> int:
+        """Rows in the table, as soon as the node can say."""
+        node = node or self.cluster.nodes[0]
+        sql = f"SELECT count() FROM {self.table}"
+        return eventually("a count", lambda: int(node.scalar(sql)) + 1, timeout=120) - 1
+
+    def rows_come_in(self, more: int, most: int) -> None:
+        """Waits until there are so many rows more than now, or all that can come."""
+        before = self.count()
+        eventually("rows", lambda: self.count() >= min(before + more, most))
+
+    def settled(self, load: Load, *consumers: Consumer) -> None:
+        """Waits until everything has arrived, ends the consumers so that nothing can come later,
+        and compares what is on each node with what was acknowledged."""
+        self.wait_for(load, self.cluster.nodes[0])
+        for consumer in consumers:
+            consumer.terminate()
+        for node in self.cluster.nodes:
+            self.caught_up(node)
+        self.assert_once(load, *self.cluster.nodes)
+
+    def wait_for(self, load: Load, node: Node, table: str | None = None) -> None:
+        """Waits until the node has everything that was acknowledged."""
+        wanted = set(load.acknowledged())
+        sql = f"SELECT LogAttributes['{LOAD_ID}'] FROM {table or self.table}"
+        eventually(
+            "every acknowledged record",
+            lambda: not wanted - set(node.lines(sql)),
+            timeout=180,
+            interval=0.5,
+        )
+
+    def assert_once(self, load: Load, *nodes: Node, table: str | None = None) -> None:
+        """Every record that was acknowledged is there once, and no identity twice. Call it when
+        the consumer has ended."""
+        for node in nodes:
+            name = table or self.table
+            found = Counter(node.lines(f"SELECT LogAttributes['{LOAD_ID}'] FROM {name}"))
+            missing = [one for one in load.acknowledged() if one not in found]
+            doubled = {one: count for one, count in found.items() if count > 1}
+            assert not missing, f"{len(missing)} missing on {node.name}: {missing[:5]}"
+            assert not doubled, f"{len(doubled)} doubled on {node.name}: {list(doubled)[:5]}"
+            identities = "_millpond_source, _millpond_sequence, _millpond_record"
+            twice = node.scalar(f"SELECT count() - uniqExact({identities}) FROM {name}")
+            assert twice == "0", f"{twice} identities twice on {node.name}"

@@ -1,0 +1,192 @@
+"""A ClickHouse cluster on this machine: a ZooKeeper, and nodes in shards of replicas."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from cluster.keeper_proxy import KeeperProxy
+from harness import clickhouse
+from harness.process import free_port
+from harness.services import Service, http_get, tool
+
+HERE = Path(__file__).resolve().parent
+
+# What tables are made with: one path for each shard and table.
+REPLICATED = "ReplicatedMergeTree('/clickhouse/tables/{shard}/{database}/{table}', '{replica}')"
+
+
+class ZooKeeper(Service):
+    """ZooKeeper, with its data in a directory that outlives the process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        config = directory / "zoo.cfg"
+        config.write_text(
+            f"tickTime=1000\ndataDir={directory / 'zookeeper-data'}\nclientPort={self.port}\n"
+            "clientPortAddress=127.0.0.1\nadmin.enableServer=false\njute.maxbuffer=10485760\n"
+            "4lw.commands.whitelist=srvr\n"
+        )
+        jars = Path(tool("MILLPOND_ZOOKEEPER")) / "*"
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        super().__init__("zookeeper", ["java", "-Xmx256m", "-cp", jars, main, config], directory)
+
+    def ready(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
+            # `ruok` would be answered before sessions are accepted.
+            connection.sendall(b"srvr")
+            return b"Mode: " in connection.makefile("rb").read()
+
+
+class Node(Service):
+    """One ClickHouse server of a cluster."""
+
+    def __init__(self, directory: Path, number: int, shard: int) -> None:
+        self.number, self.shard = number, shard
+        self.name_of_replica = f"r{number}"
+        self.port, self.tcp_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.config = directory / f"node{number}.xml"
+        self.server_log = directory / f"node{number}.server.log"
+        arguments = [
+            sys.executable,
+            HERE / "node.py",
+            tool("MILLPOND_LIBCHDB"),
+            directory / f"node{number}-data",
+            self.config,
+            # The interserver listener has the HTTP port, on an address of its own.
+            *(self.interserver, self.port),
+        ]
+        super().__init__(f"node{number}", arguments, directory)
+
+    @property
+    def interserver(self) -> str:
+        return f"127.0.1.{self.number}"
+
+    def configure(self, keeper: str, clusters: str, profile: str) -> None:
+        """Writes its configuration; it is read when the node starts."""
+        users = self.config.with_suffix(".users.xml")
+        users.write_text(
+            f"<clickhouse><profiles><default>{profile}</default></profiles>"
+            "<quotas><default/></quotas><users><default><password/>"
+            "<networks><ip>127.0.0.1</ip></networks>"
+            "<profile>default</profile><quota>default</quota></default></users></clickhouse>"
+        )
+        # Every libchdb has the same server UUID: with one path for the sessions of all, a node
+        # that starts would end the others'.
+        sessions = f"<sessions_path>/clickhouse/sessions_{self.number}</sessions_path>"
+        self.config.write_text(
+            f"""<clickhouse>
+<zookeeper>{keeper}{sessions}</zookeeper>
+<macros><shard>{self.shard}</shard><replica>{self.name_of_replica}</replica></macros>
+<background_distributed_schedule_pool_size>4</background_distributed_schedule_pool_size>
+<background_schedule_pool_size>32</background_schedule_pool_size>
+<database_atomic_delay_before_drop_table_sec>0</database_atomic_delay_before_drop_table_sec>
+<merge_tree><initialization_retry_period>1</initialization_retry_period></merge_tree>
+<users_config>{users}</users_config>
+<http_port>{self.port}</http_port><tcp_port>{self.tcp_port}</tcp_port>
+<listen_host>127.0.0.1</listen_host><listen_host>{self.interserver}</listen_host>
+<remote_servers>{clusters}</remote_servers>
+</clickhouse>
+"""
+        )
+
+    def ready(self) -> bool:
+        return http_get(f"{self.url}/ping")[0] == 200
+
+    def query(self, sql: str, **settings: object) -> bytes:
+        return clickhouse.query(self.url, sql, **settings)
+
+    def lines(self, sql: str) -> list[str]:
+        return clickhouse.lines(self.url, sql)
+
+    def scalar(self, sql: str) -> str:
+        return clickhouse.scalar(self.url, sql)
+
+
+class Cluster:
+    """ZooKeeper and nodes: `shards` says how many replicas each shard has.
+
+    The nodes know the cluster as `main` (its shards replicate internally) and as `doubling` (a
+    Distributed table writes to every replica itself).
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        shards: tuple[int, ...] = (2,),
+        profile: str = "",
+        proxy: KeeperProxy | None = None,
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory, self.profile = directory, profile
+        self.keeper = ZooKeeper(directory)
+        # Where the nodes find ZooKeeper.
+        self.keeper_port = self.keeper.port
+        if proxy is not None:
+            proxy.forward_to(self.keeper.port)
+            self.keeper_port = proxy.port
+        places = [shard for shard, replicas in enumerate(shards, 1) for _ in range(replicas)]
+        self.nodes = [Node(directory, number, shard) for number, shard in enumerate(places, 1)]
+
+    @property
+    def processes(self) -> list[Service]:
+        return [self.keeper, *self.nodes]
+
+    def configure(self) -> None:
+        shards = sorted({node.shard for node in self.nodes})
+
+        def cluster(name: str, internal: bool) -> str:
+            made = ""
+            for shard in shards:
+                replicas = "".join(
+                    f"<replica><host>127.0.0.1</host><port>{node.tcp_port}</port></replica>"
+                    for node in self.nodes
+                    if node.shard == shard
+                )
+                internally = str(internal).lower()
+                made += (
+                    f"<shard><internal_replication>{internally}</internal_replication>"
+                    f"{replicas}</shard>"
+                )
+            return f"<{name}>{made}</{name}>"
+
+        keeper = (
+            f"<node><host>127.0.0.1</host><port>{self.keeper_port}</port></node>"
+            "<session_timeout_ms>6000</session_timeout_ms>"
+            "<operation_timeout_ms>4000</operation_timeout_ms>"
+        )
+        clusters = cluster("main", True) + cluster("doubling", False)
+        for node in self.nodes:
+            node.configure(keeper, clusters, self.profile)
+
+    def up(self) -> Cluster:
+        self.configure()
+        self.keeper.up()
+        for node in self.nodes:
+            node.start()
+        for node in self.nodes:
+            node.until_ready()
+        return self
+
+    def recover(self) -> None:
+        """Starts what a test killed, and thaws what it froze."""
+        for process in self.processes:
+            if process.running():
+                process.send(signal.SIGCONT)
+            else:
+                process.kill()
+                process.start()
+        for process in self.processes:
+            process.until_ready()
+
+    def everywhere(self, sql: str) -> None:
+        """Runs a statement on every node: ON CLUSTER needs a worker that this engine lacks."""
+        for node in self.nodes:
+            node.query(sql)
+
+    def stop(self) -> None:
+        for process in reversed(self.processes):
+            process.kill()

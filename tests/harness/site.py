@@ -1,0 +1,140 @@
+"""What one test runs: its processes, its buffer and its database."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from .process import Process
+from .services import (
+    CREDENTIALS,
+    Buffer,
+    Collector,
+    Consumer,
+    EmbeddedClickHouse,
+    Gateway,
+    Load,
+    MillpondCollector,
+    Minio,
+    Versitygw,
+    append_to,
+    program,
+)
+
+_LOG_TAIL = 6_000
+_numbers = itertools.count(1)
+
+
+class Site:
+    """What one test runs: its processes, all stopped at its end, its buffer and its database."""
+
+    def __init__(
+        self, directory: Path, store: Minio | Versitygw, clickhouse: EmbeddedClickHouse
+    ) -> None:
+        number = next(_numbers)
+        self.directory = directory
+        self.store = store
+        self.clickhouse = clickhouse
+        # Where consumers find it: with a proxy in between, elsewhere than the tests.
+        self.clickhouse_url = clickhouse.url
+        self.buffer = Buffer(f"s3://test-{number}/buffer", store.endpoint)
+        self.database = f"test_{number}"
+        self._own: list[Process] = []
+        # Shared services write on over all tests; a failure shows what they said during this one.
+        self._seen = {process: len(process.messages()) for process in (store, clickhouse)}
+
+    def add(self, process):
+        """Makes this test the owner of a process: stopped at the end, shown on failure."""
+        self._own.append(process)
+        return process
+
+    def gateway_of(self, *flags: object, name: str = "gateway") -> Gateway:
+        """A gateway that has not been started."""
+        return self.add(Gateway(self.directory, self.buffer, *flags, name=name))
+
+    def gateway(self, *flags: object, name: str = "gateway") -> Gateway:
+        return self.gateway_of(*flags, name=name).up()
+
+    def consumer_of(self, *flags: object, **options: str) -> Consumer:
+        """A consumer that has not been started."""
+        options.setdefault("database", self.database)
+        return self.add(
+            Consumer(self.directory, self.buffer, self.clickhouse_url, *flags, **options)
+        )
+
+    def consumer(self, *flags: object, **options: str) -> Consumer:
+        return self.consumer_of(*flags, **options).up()
+
+    def load(self, gateway: Gateway, *flags: object, records: int, name: str = "load") -> Load:
+        return self.add(Load(self.directory, gateway.address, *flags, records=records, name=name))
+
+    def collector(
+        self,
+        exporter: str,
+        settings: dict,
+        name: str = "collector",
+        extensions: dict | None = None,
+    ) -> Collector:
+        return self.add(
+            Collector(self.directory, exporter, settings, name=name, extensions=extensions)
+        ).up()
+
+    def millpond_collector_of(
+        self, name: str = "otelcol", extensions: dict | None = None, **settings: object
+    ) -> MillpondCollector:
+        """A Collector that appends to this test's buffer and has not been started."""
+        exporter = append_to(self.buffer, **settings)
+        return self.add(
+            MillpondCollector(
+                self.directory, "millpond", exporter, name=name, extensions=extensions
+            )
+        )
+
+    def millpond_collector(self, *name: str, **settings: object) -> MillpondCollector:
+        return self.millpond_collector_of(*name, **settings).up()
+
+    def check_manifest(self) -> None:
+        """`millpond manifest check` finds nothing wrong with the buffer."""
+        self.millpond("manifest", "check", "--json")
+
+    def millpond(self, *command: object, code: int = 0) -> Process:
+        """A `millpond` command on the buffer, run to its end, which must be with this exit code."""
+        return self.command(*command, *self.buffer.flags, code=code)
+
+    def command(self, *command: object, code: int = 0) -> Process:
+        """A `millpond` command that is not about the buffer."""
+        process = self.begun(*command)
+        ended = process.wait()
+        said = f"{process.name} ended with {ended}: {process.stdout()} {process.messages()}"
+        assert ended == code, said
+        return process
+
+    def begun(self, *command: object) -> Process:
+        """A `millpond` command that runs on."""
+        name = "-".join(str(word) for word in command[:2])
+        process = self.add(
+            Process(name, [program("millpond"), *command], self.directory, CREDENTIALS)
+        )
+        process.start()
+        return process
+
+    def answer(self, *command: object) -> dict:
+        """What such a command says as JSON."""
+        return self.parsed(self.millpond(*command, "--json"))
+
+    @staticmethod
+    def parsed(process: Process) -> dict:
+        return json.loads(process.stdout().strip().splitlines()[-1])
+
+    def stop(self) -> None:
+        for process in reversed(self._own):
+            process.kill()
+
+    def report(self) -> Iterator[tuple[str, str]]:
+        for process in [*self._own, *self._seen]:
+            text = process.messages()[self._seen.get(process, 0) :]
+            if process.output.exists():
+                text += process.stdout()[-_LOG_TAIL // 4 :]
+            yield f"{process.name} ({process.log})", text[-_LOG_TAIL:]
