@@ -20,6 +20,7 @@ mod shard;
 pub mod sink;
 mod status;
 mod streams;
+mod tenure;
 mod trace;
 mod work;
 

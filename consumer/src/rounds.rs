@@ -98,16 +98,9 @@ pub(crate) async fn again(
             send(sender, &**sink, id, chunk, (round, false), since).await?;
         }
         let (presence, since) = ask(sender, &**sink, id, chunk, round > from).await?;
-        let (lacks, certain) = match presence {
-            Presence::Lacks { rows, certain: false } if !rows.is_empty() && !sender.trusts_tokens() => {
-                return Err(Failed::CannotTell);
-            }
-            Presence::Lacks { rows, certain } => (rows, certain),
-            Presence::Unknown if !sender.trusts_tokens() => return Err(Failed::CannotTell),
-            Presence::Unknown => {
-                send(sender, &**sink, id, chunk, (round, false), since).await?;
-                return Ok(Found::Nothing);
-            }
+        let Some((lacks, certain)) = lacking(sender, presence)? else {
+            send(sender, &**sink, id, chunk, (round, false), since).await?;
+            return Ok(Found::Nothing);
         };
         lacked.get_or_insert(lacks.len() as u64);
         let first = *found.get_or_insert(match lacks.len() as u64 {
@@ -116,7 +109,7 @@ pub(crate) async fn again(
             _ => Found::Nothing,
         });
         if lacks.is_empty() {
-            // Rows that one request brought have brought what the sink derives from them.
+            // A single request that brought every row has also brought what the sink derives from them.
             if first != Found::Nothing || round > from + 1 {
                 sink.complete(&source, chunk).await?;
             }
@@ -126,24 +119,51 @@ pub(crate) async fn again(
             return Err(Failed::Missing(lacks.len() as u64));
         }
         if !certain && sender.sent_under_other_tokens() {
-            return Err(Failed::Sink(SinkError::Schema(format!(
-                "it is not certain which rows of chunk {} of {id} the table has, because a replica that was not asked may have more; \
-                 grant SYSTEM SYNC REPLICA, or name the cluster",
-                chunk.index
-            ))));
+            return Err(uncertain(id, chunk));
         }
-        if lacks.len() as u64 == chunk.rows {
-            send(sender, &**sink, id, chunk, (round, false), since).await?;
-        } else {
-            let some = sender.some(sink.clone(), chunk.clone(), lacks).await;
-            send(sender, &**sink, id, &some, (round, false), since).await?;
-        }
+        send_missing(sender, sink, id, chunk, lacks, (round, since)).await?;
         if !certain || planted::is(Bug::SuccessTrusted) {
             sink.complete(&source, chunk).await?;
             return Ok(first);
         }
     }
     unreachable!("the last round returns")
+}
+
+/// The rows that the sink lacks, and whether that is certain. `None`: the sink cannot tell, and the token decides.
+fn lacking(sender: &dyn Sender, presence: Presence) -> Result<Option<(Vec<u64>, bool)>, Failed> {
+    match presence {
+        Presence::Lacks { rows, certain } if certain || rows.is_empty() || sender.trusts_tokens() => {
+            Ok(Some((rows, certain)))
+        }
+        Presence::Unknown if sender.trusts_tokens() => Ok(None),
+        Presence::Lacks { .. } | Presence::Unknown => Err(Failed::CannotTell),
+    }
+}
+
+/// Other tokens may have brought the missing rows to a replica that nobody could ask.
+fn uncertain(id: &BatchId, chunk: &Chunk) -> Failed {
+    Failed::Sink(SinkError::Schema(format!(
+        "it is not certain which rows of chunk {} of {id} the table has, because a replica that was not asked may have more; \
+         grant SYSTEM SYNC REPLICA, or name the cluster",
+        chunk.index
+    )))
+}
+
+/// Sends the rows that the sink lacks, in one request. `since` is the answer of [`Sender::may_send`].
+async fn send_missing(
+    sender: &dyn Sender,
+    sink: &Arc<dyn Sink>,
+    id: &BatchId,
+    chunk: &Chunk,
+    lacks: Vec<u64>,
+    (round, since): (u32, u64),
+) -> Result<(), Failed> {
+    if lacks.len() as u64 == chunk.rows {
+        return send(sender, &**sink, id, chunk, (round, false), since).await;
+    }
+    let some = sender.some(sink.clone(), chunk.clone(), lacks).await;
+    send(sender, &**sink, id, &some, (round, false), since).await
 }
 
 /// Asks for the rows of a chunk, and tells since when the sender may send. `later`: not in the first round.

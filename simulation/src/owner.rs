@@ -1,5 +1,5 @@
 //! An owner of the cursor, or one that wants to be: opens it, plans, sends, acknowledges, as `consumer/src/schedule.rs`
-//! decides and `owner.rs` and `shard.rs` beside it do. The lease is no part of the safety: here it has always run out.
+//! decides and `owner.rs` and `tenure.rs` beside it do. The lease is no part of the safety: here it has always run out.
 
 use crate::model::{System, World};
 use crate::producer::STREAM;
