@@ -575,9 +575,10 @@ impl Cursor {
                 .planned(&skip.stream)
                 .any(|plan| (plan.low..=plan.high).contains(&skip.sequence));
             if planned && !planted::is(Bug::SkipKeepsTokens) {
+                let keeps = planted::is(Bug::SkipKeepsRefusals);
                 *self = Cursor {
                     ownership: Ownership::Abandoned,
-                    refused: Vec::new(),
+                    refused: if keeps { self.refused.clone() } else { Vec::new() },
                     ..self.next_generation()
                 };
             }

@@ -86,6 +86,14 @@ bugs! {
     ResetUnsettled = "reset-unsettled",
     /// A skip inside a planned batch leaves the batch's tokens as they are.
     SkipKeepsTokens = "skip-keeps-tokens",
+    /// A skip inside a planned batch keeps what the sink refused of the chunks before the skip.
+    SkipKeepsRefusals = "skip-keeps-refusals",
+    /// The halves of a refused chunk are sent before the cursor records the refusal.
+    HalvesBeforeRefusal = "halves-before-refusal",
+    /// A chunk is sent whole although the cursor records that it was refused.
+    RefusedSentAgain = "refused-sent-again",
+    /// A refused row gets no dead letter.
+    LetterForgotten = "letter-forgotten",
     /// An owner takes a cursor of its own epoch for its own, whoever opened it.
     EpochFences = "epoch-fences",
     /// An owner whose cursor was removed makes a new one.

@@ -22,6 +22,7 @@ pub mod model;
 pub mod owner;
 pub mod producer;
 pub mod properties;
+mod sending;
 pub mod simulator;
 pub mod store;
 
