@@ -50,7 +50,8 @@ impl Lease {
     /// Whether it runs.
     pub(crate) fn runs(&self) -> bool {
         let uptime = ms(self.environment.uptime()) < self.runs_out_at_ms.load(Ordering::Acquire);
-        let wall = now_ms(&*self.environment) < self.runs_out_at_unix_ms.load(Ordering::Acquire);
+        let wall = now_ms(&*self.environment) < self.runs_out_at_unix_ms.load(Ordering::Acquire)
+            || planted::is(Bug::WallClockIgnored);
         (uptime && wall) || planted::is(Bug::LeaseIgnored)
     }
 
@@ -65,7 +66,8 @@ impl Lease {
 
     /// Whether it runs and has not lapsed since [`wait`](Self::wait) returned this.
     pub(crate) fn has_run_since(&self, lapses: u64) -> bool {
-        self.runs() && self.lapses.load(Ordering::Acquire) == lapses
+        let same = self.lapses.load(Ordering::Acquire) == lapses;
+        self.runs() && (same || planted::is(Bug::AnswerOutlivesLease))
     }
 
     /// Returns when it has run out.

@@ -5,6 +5,7 @@ use crate::rounds::{self, Failed, Unleased};
 use crate::sink::{Batch, BatchId, Cut, Part, Sink, SinkError};
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::letter::Kind;
+use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Cursor, DeadLetter, Rule, layout};
 use millpond_segment::{BlockBuilder, Compressor, Limits};
 use millpond_storage::Store;
@@ -139,6 +140,9 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
             Kind::Refused => consumer,
             // The message has one number, and may make more rows than one now: they are of a source of their own. No consumer's
             // name can have a `~`.
+            Kind::Unreadable if planted::is(Bug::ReplaySharesName) => {
+                format!("{consumer}.unreadable.{record}")
+            }
             Kind::Unreadable => format!("{consumer}~unreadable~{record}"),
         },
         generation: 0,

@@ -118,7 +118,7 @@ pub(crate) async fn again(
         if round == from + ROUNDS {
             return Err(Failed::Missing(lacks.len() as u64));
         }
-        if !certain && sender.sent_under_other_tokens() {
+        if !certain && sender.sent_under_other_tokens() && !planted::is(Bug::UncertainTrusted) {
             return Err(uncertain(id, chunk));
         }
         send_missing(sender, sink, id, chunk, lacks, (round, since)).await?;
@@ -159,7 +159,7 @@ async fn send_missing(
     lacks: Vec<u64>,
     (round, since): (u32, u64),
 ) -> Result<(), Failed> {
-    if lacks.len() as u64 == chunk.rows {
+    if lacks.len() as u64 == chunk.rows || planted::is(Bug::WholeChunkAgain) {
         return send(sender, &**sink, id, chunk, (round, false), since).await;
     }
     let some = sender.some(sink.clone(), chunk.clone(), lacks).await;
@@ -178,7 +178,7 @@ async fn ask(
     let since = sender.may_send().await;
     let presence = sink.presence(&source, chunk).await?;
     let lacks_any = matches!(&presence, Presence::Lacks { rows, .. } if !rows.is_empty());
-    if !(later && lacks_any) {
+    if !(later && lacks_any) || planted::is(Bug::LaterRoundUnsettled) {
         return Ok((presence, since));
     }
     // The sink knows the token of the round before, and may only not show its rows yet.

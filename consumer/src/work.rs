@@ -341,6 +341,9 @@ impl Sender for OfTerm<'_> {
     }
 
     async fn may_send_no_more(&self) {
+        if planted::is(Bug::RequestOutlivesLease) {
+            std::future::pending::<()>().await;
+        }
         self.term.lease.lapsed().await;
     }
 
