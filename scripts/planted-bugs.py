@@ -219,9 +219,10 @@ CATCHERS = {
         )
     ],
     "answer-outlives-lease": [
-        leased(
-            "an_answer_from_before_the_lease_was_renewed_is_asked_for_again",
-            "the first answer is older than the lease",
+        Catcher(
+            "consumer/src/lib.rs",
+            "lease::tests::a_lease_that_ran_out_meanwhile_has_not_run_since",
+            "it was renewed too late",
         )
     ],
     "longest-lease-forgotten": [
@@ -283,9 +284,10 @@ def build(bugs):
     """The tests that catch these, with every bug compiled in: their executables by source."""
     sources = {Path(catcher.source) for bug in bugs for catcher in CATCHERS[bug]}
     # A folder of tests is one program, named after the folder.
-    targets = sorted({s.parent.name if s.stem == "main" else s.stem for s in sources})
+    programs = [source for source in sources if "tests" in source.parts]
+    targets = sorted({s.parent.name if s.stem == "main" else s.stem for s in programs})
     packages = sorted(
-        {f"millpond-{source.parts[source.parts.index('tests') - 1]}" for source in sources}
+        {"millpond-" + re.split("/(?:tests|src)/", str(s))[0].split("/")[-1] for s in sources}
     )
     command = [
         "cargo",
@@ -297,6 +299,7 @@ def build(bugs):
     command += ["--features", "millpond-manifest/planted-bugs"]
     command += [argument for package in packages for argument in ("--package", package)]
     command += [argument for target in targets for argument in ("--test", target)]
+    command += ["--lib"] if len(programs) < len(sources) else []
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode != 0:
         sys.exit("the tests cannot be built")

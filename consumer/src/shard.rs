@@ -28,7 +28,7 @@ pub(crate) struct Shard {
     pub(crate) claim: Claim,
     pub(crate) workshop: Arc<Workshop>,
     pub(crate) shutdown: CancellationToken,
-    /// The sequences to repair, if that is what it is for.
+    /// The sequences to repair. `None`: this is not a repair.
     pub(crate) repair: Option<RangeInclusive<u64>>,
 }
 
@@ -90,7 +90,7 @@ impl Shard {
                 attempt = attempt => attempt?,
                 () = self.shutdown.cancelled() => return Ok(None),
             };
-            // A repair that another process has finished meanwhile begins anew.
+            // If another process finished the repair meanwhile, it begins anew.
             *known = self.repair.is_none();
             let held = match attempt {
                 Attempt::Opened(owned) => return Ok(Some(owned)),
@@ -116,7 +116,7 @@ impl Shard {
         }
     }
 
-    /// Of a repair: its range, checked.
+    /// Checks a repair's range. `None` if this is not a repair.
     async fn origin(&self, log: Option<&Snapshot<Manifest>>) -> Result<Option<Origin>, ConsumeError> {
         let Some(range) = &self.repair else {
             return Ok(None);
@@ -129,7 +129,7 @@ impl Shard {
         self.claim.origin(range, log, takes).await.map(Some)
     }
 
-    /// Gives up a repair that has sent nothing in this term.
+    /// Removes the cursor of a repair that has sent nothing in this term.
     async fn forgo(&self, owned: Owned) {
         let mut state = owned.durable.state.clone();
         state.release();
@@ -181,7 +181,7 @@ impl Shard {
         }
     }
 
-    /// Why a segment is not there: the log no longer begins before it, or it was taken away.
+    /// Tells why a segment is missing: the log was trimmed past it, or it was deleted by something else.
     pub(crate) async fn gone(&self, key: &str, sequence: u64) -> Result<ConsumeError, ConsumeError> {
         let log = self.read_log().await?;
         let first = log.map_or(0, |log| log.state.first_sequence);

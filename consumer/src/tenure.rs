@@ -35,8 +35,8 @@ pub(crate) enum Term {
     Fenced,
 }
 
-/// While segments come one at a time, so many after the end of the log are planned ahead (8: more than come between two
-/// acknowledgements at one a second).
+/// The number of sequences after the end of the log to plan ahead while segments come one at a time. More than come between
+/// two acknowledgements at one segment a second.
 const PLANNED_AHEAD: u64 = 8;
 
 /// One term as the owner of the cursor.
@@ -48,12 +48,12 @@ pub(crate) struct Tenure<'a> {
     /// The predecessor may have sent what it planned.
     inherits_doubt: bool,
     work: JoinSet<(Key, Result<(), ConsumeError>)>,
-    /// Of batches that are not acknowledged yet.
+    /// Traces of the batches that are not acknowledged yet.
     traces: BTreeMap<Key, BatchTrace>,
     reading: Option<Reading>,
     loading: Option<Loading<'a>>,
     swapping: Option<Swapping>,
-    /// Given to each batch, to say what the sink refuses of it.
+    /// The channel on which batches report what the sink refuses.
     refusals: Refusals,
     refused: mpsc::UnboundedReceiver<Refusal>,
     /// Refusals that the cursor does not have yet.
@@ -63,7 +63,7 @@ pub(crate) struct Tenure<'a> {
     /// When the swap under way was begun, by the clock of the lease.
     swap_began: Duration,
     term: work::Term,
-    /// Requests of earlier generations are waited for: nothing is sent meanwhile.
+    /// Waits for requests of earlier generations. Nothing is sent meanwhile.
     settling: Option<BoxFuture<'static, ()>>,
     /// After a failure, no swap before this.
     swap_again_at: Instant,
@@ -73,7 +73,7 @@ pub(crate) struct Tenure<'a> {
     /// Segments came one at a time when the log was last found changed.
     one_by_one: bool,
     ignored: HashSet<String>,
-    /// Where the log began when it was last said that something was trimmed unread.
+    /// The start of the log at the last check for trimmed sequences.
     trimmed: u64,
 }
 
@@ -269,7 +269,7 @@ impl<'a> Tenure<'a> {
     }
 }
 
-/// At a takeover: what the predecessor may have sent comes first.
+/// The schedule after a takeover: batches that the predecessor may have sent come first.
 fn replay(shard: &Shard, cursor: &Cursor, log: &Log) -> Schedule {
     let schedule = Schedule::in_doubt(cursor, log, &accepts(&shard.workshop, log));
     let batches = schedule.doubtful();

@@ -5,7 +5,7 @@ mod support;
 use millpond_consumer::collector::{Collector, CollectorConfig};
 use millpond_consumer::schedule::{Mode, Room, Schedule};
 use millpond_consumer::{Config, ConsumeError, Consumer, Repair, Rule, Tally};
-use millpond_manifest::cursor::{Ownership, Skip};
+use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Cursor, layout};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
@@ -296,7 +296,7 @@ async fn what_cannot_be_repaired_is_refused() {
     }
 }
 
-/// What an operator left out stays out; streams that the consumer does not read are not its rows.
+/// A repair leaves out skipped parts and streams that the consumer does not read.
 #[tokio::test]
 async fn a_repair_keeps_to_what_the_consumer_reads() {
     let mut log = Log::new(Store::memory()).await;
@@ -311,18 +311,7 @@ async fn a_repair_keeps_to_what_the_consumer_reads() {
     acknowledged(&log, 2).await;
     consumer.stop().await.unwrap();
     log.commit(&[4]).await;
-    log.change_cursor("default", |cursor| {
-        let mut cursor = cursor.clone();
-        let skip = Skip {
-            stream: STREAM.into(),
-            sequence: 2,
-            at_ms: 1,
-            reason: "damaged".into(),
-        };
-        cursor.skip(skip).unwrap();
-        cursor
-    })
-    .await;
+    log.skip("default", 2).await;
     let consumer = start(&log.store, own, &table);
     acknowledged(&log, 3).await;
     consumer.stop().await.unwrap();
@@ -459,7 +448,7 @@ async fn a_schedule_plans_nothing_from_its_end_on() {
     let decision = schedule.decide(&cursor, &log, &accepts, Mode::Working, room);
     assert_eq!(decision.acknowledge, [(STREAM.to_owned(), 4)]);
     assert_eq!(decision.plans, []);
-    // What an earlier repair planned beyond the end is done all the same.
+    // A batch that an earlier repair planned beyond the end is still done.
     let plan = millpond_manifest::cursor::Plan { low: 4, high: 4 };
     cursor.plan(STREAM, plan).unwrap();
     let decision = schedule.decide(&cursor, &log, &accepts, Mode::Working, room);

@@ -66,7 +66,7 @@ fn a_cursor_that_is_reset() {
     holds(Bounds::operated());
 }
 
-/// What begins again after a removal asks for what was sent before.
+/// A consumer that begins again after a removal asks for rows that were sent before.
 #[test]
 fn a_cursor_that_is_removed() {
     holds(Bounds {

@@ -1,4 +1,4 @@
-//! A planned batch made into a job: its identity, the parts to fetch, and whether rows of it may be in the sink.
+//! Makes a job of a planned batch: its identity, the parts to fetch, and whether the sink may have some of its rows.
 
 use super::Tenure;
 use crate::schedule::Key;

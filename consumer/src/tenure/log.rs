@@ -9,7 +9,7 @@ use crate::shard::{PageRead, Shard};
 use crate::status::Level;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::{self, ReadError, Reread, Snapshot};
-use millpond_manifest::{Log, Manifest, Page, PageReference, layout};
+use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
 use millpond_storage::Version;
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -37,7 +37,7 @@ impl Known {
     }
 }
 
-/// Of each stream, so many pages from its position on are kept loaded.
+/// The number of pages to keep loaded for each stream, from its position on.
 const PAGES_AHEAD: usize = 2;
 
 pub(super) type Loading<'a> = BoxFuture<'a, (PageReference, Result<PageRead, ConsumeError>)>;
@@ -78,7 +78,7 @@ impl Tenure<'_> {
                         None => Known::new(news),
                         Some(known) => {
                             let came = news.state.next_sequence.saturating_sub(known.log.next_sequence);
-                            // A collector changes it too, and nothing comes.
+                            // A collector's change brings no segments.
                             if came > 0 {
                                 self.one_by_one = came == 1;
                             }
@@ -147,7 +147,7 @@ impl Tenure<'_> {
         reference: &PageReference,
         read: Result<PageRead, ConsumeError>,
     ) -> Result<(), ConsumeError> {
-        // It may have left the log meanwhile, and then it is no matter that it is gone.
+        // If the page has left the log meanwhile, the outcome does not matter.
         let Some(known) = self.log.as_mut().filter(|k| k.log.pages.contains(reference)) else {
             return Ok(());
         };
@@ -162,7 +162,7 @@ impl Tenure<'_> {
         }
     }
 
-    /// Retention may drop what this consumer has not read.
+    /// Warns if retention dropped sequences that this consumer had not read.
     pub(super) fn warn_of_trimmed(&mut self) {
         let Some(Known { log, .. }) = &self.log else {
             return;
@@ -172,9 +172,9 @@ impl Tenure<'_> {
         }
         let (cursor, workshop) = (&self.durable.state, &self.shard.workshop);
         for stream in &log.streams {
-            let next = cursor.next(&stream.name);
+            let next = unread_from(cursor, &stream.name);
             if next < log.first_sequence && workshop.takes(&stream.name, stream.encoding) {
-                // A planned batch that was cut goes as a whole.
+                // If a part of a planned batch is gone, the whole batch is.
                 let first = log.first_sequence.max(begins(cursor, log, &stream.name));
                 warn!(
                     shard = self.shard.claim.shard,
@@ -200,7 +200,7 @@ impl Tenure<'_> {
         self.for_each_stream(|_, _, stream| workshop.metrics.forget_backlog(claim.shard, stream));
     }
 
-    /// Of the streams that it takes.
+    /// Calls `each` for every stream that this consumer takes.
     fn for_each_stream(&self, mut each: impl FnMut(&Log, u32, &str)) {
         let Some(Known { log, .. }) = &self.log else {
             return;
@@ -210,5 +210,44 @@ impl Tenure<'_> {
         for (index, stream) in streams.filter(|(_, s)| workshop.takes(&s.name, s.encoding)) {
             each(log, index, &stream.name);
         }
+    }
+}
+
+/// The first sequence of a stream that the consumer may not have read. A stream without a position is new: an owner that moves
+/// any position writes one for every stream that it has seen, so the others begin after all positions.
+fn unread_from(cursor: &Cursor, stream: &str) -> u64 {
+    let positions = || cursor.streams.values().map(|stream| stream.next);
+    let position = cursor.streams.get(stream).map(|stream| stream.next);
+    position.or_else(|| positions().max()).unwrap_or(cursor.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unread_from;
+    use millpond_manifest::{Cursor, Rule};
+    use uuid::Uuid;
+
+    #[test]
+    fn a_new_stream_begins_after_what_was_read_of_the_others() {
+        let rule = Rule {
+            batch_records: 1,
+            batch_bytes: 1,
+            chunk_rows: 1,
+            chunk_bytes: 1,
+            max_partitions_per_chunk: 1,
+            max_in_flight: 1,
+            sink: String::new(),
+            schema_version: 1,
+        };
+        let mut cursor = Cursor::new(Uuid::nil(), 0, "default", 2, 2, rule);
+        assert_eq!(unread_from(&cursor, "new"), 2, "nothing is read yet");
+        cursor.acknowledge("slow", 5).unwrap();
+        cursor.acknowledge("old", 9).unwrap();
+        assert_eq!(unread_from(&cursor, "slow"), 5);
+        assert_eq!(
+            unread_from(&cursor, "new"),
+            9,
+            "the trimmed sequences have nothing of it"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! How a term ends: the cursor is released, given back with an error, or found to be somebody else's.
+//! The end of a term: releases the cursor, gives it back with an error, or reports that another owner has it.
 
 use super::{Tenure, Term, accepts};
 use crate::error::ConsumeError;
@@ -27,7 +27,7 @@ impl Tenure<'_> {
     /// Gives the cursor back, saying whether anything is in doubt. A repair that has reached its end leaves a tombstone.
     pub(super) async fn release(&mut self) -> Result<Term, ConsumeError> {
         self.work.abort_all();
-        // One that is under way may still land: then ours finds its state, and goes on from there.
+        // A swap under way may still land. The release then finds its state and goes on from there.
         self.swapping = None;
         let patience = Instant::now() + RELEASE_PATIENCE;
         loop {
@@ -47,7 +47,7 @@ impl Tenure<'_> {
             if repaired {
                 next.settle();
             }
-            // With the store away it would take for ever.
+            // The store may be away for long.
             match timeout_at(patience, self.give_back(next, repaired)).await {
                 Ok(Ok(Some(term))) => return Ok(term),
                 Ok(Err(error)) => return Err(error),
@@ -68,7 +68,7 @@ impl Tenure<'_> {
     /// whoever looks knows. If that takes long, it is left.
     pub(super) async fn leave(&mut self, error: &ConsumeError) {
         self.work.abort_all();
-        // Otherwise it would be lost to the swap under way.
+        // Wait for the swap under way, or it would win against the release.
         let giving_back = async {
             if let Some(swapping) = self.swapping.take()
                 && let Outcome::Ours(durable) = swapping.await?

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 pub(super) type Swapping = BoxFuture<'static, Result<Outcome, ConsumeError>>;
 
 impl Tenure<'_> {
-    /// What is finished is made durable sooner when nothing has been finished for so long: no other swap is near that
-    /// could carry it.
+    /// The idle time after which finished batches are acknowledged without waiting for `ack_interval`: no other swap is near
+    /// that could carry the acknowledgement.
     fn rest(&self) -> Duration {
         self.shard.config.ack_interval / 3
     }
@@ -50,7 +50,7 @@ impl Tenure<'_> {
             next.plan(stream, *plan)?;
         }
         for refusal in &self.undurable {
-            // What retention dropped is acknowledged, though its batch is under way.
+            // Retention may have moved the position past a batch that is still under way.
             if next.next(&refusal.stream) <= refusal.batch.low {
                 next.refuse(&refusal.stream, refusal.batch, &refusal.pieces, &refusal.reason)?;
             }
@@ -84,9 +84,9 @@ impl Tenure<'_> {
         for refusal in std::mem::take(&mut self.undurable) {
             let known = self.durable.state.refused(&refusal.stream, refusal.batch);
             let written = known.is_some_and(|known| refusal.pieces.iter().all(|piece| known.covers(*piece)));
-            // Of a batch that is acknowledged, nobody sends anything whole any more.
+            // Nobody sends an acknowledged batch again.
             if written || self.durable.state.next(&refusal.stream) > refusal.batch.low {
-                // Nobody listens where the batch was given up.
+                // The receiver is gone if the batch was given up.
                 let _ = refusal.durable.send(());
             } else {
                 self.undurable.push(refusal);
@@ -99,13 +99,13 @@ impl Tenure<'_> {
             .retain(|(stream, plan), _| cursor.next(stream) <= plan.low);
     }
 
-    /// When to look again though nothing happened.
+    /// The time of the next decision if nothing happens before.
     pub(super) fn next_timer(&self, decision: &Decision) -> Instant {
         let Config {
             ack_interval, lease, ..
         } = self.shard.config;
         let mut timer = if self.swapping.is_some() {
-            // Its end wakes us; until then only news of the log matters.
+            // The end of the swap wakes the loop. Until then only changes of the log matter.
             Instant::now() + lease
         } else {
             let mut timer = self.swapped_at + lease / 3;

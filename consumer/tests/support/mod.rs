@@ -11,17 +11,18 @@ use millpond_consumer::{
     RowId, Rule, Settled, Sink, SinkError, SystemEnvironment,
 };
 use millpond_manifest::cas::{self, Swap};
+use millpond_manifest::cursor::Skip;
 use millpond_manifest::{
     Buffer, Commit, Cursor, DeadLetter, Manifest, NewPart, NewSegment, ProducerId, layout, piece,
 };
-use millpond_segment::{BlockBuilder, Compressor, Decompressor, Encoding, Limits, SegmentBuilder, blocks};
+use millpond_segment::{BlockBuilder, Compressor, Encoding, SegmentBuilder};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::{RwLock, RwLockWriteGuard, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use ulid::Ulid;
@@ -181,6 +182,22 @@ impl Log {
             .await;
     }
 
+    /// As `millpond consumer skip` does.
+    pub async fn skip(&self, consumer: &str, sequence: u64) {
+        self.change_cursor(consumer, |cursor| {
+            let mut cursor = cursor.clone();
+            let skip = Skip {
+                stream: STREAM.into(),
+                sequence,
+                at_ms: 1,
+                reason: "damaged".into(),
+            };
+            cursor.skip(skip).unwrap();
+            cursor
+        })
+        .await;
+    }
+
     /// As `millpond consumer remove` does.
     pub async fn remove(&self, consumer: &str) {
         self.change_cursor(consumer, Cursor::remove).await;
@@ -242,8 +259,6 @@ pub struct Table {
     name: String,
     state: Mutex<State>,
     gate: Semaphore,
-    /// Held while answers to questions are on their way.
-    answers: RwLock<()>,
     /// Requests that hang.
     hanging: AtomicUsize,
     rows_seen: watch::Sender<u64>,
@@ -252,7 +267,7 @@ pub struct Table {
 #[derive(Default)]
 struct State {
     rows: Vec<(Identity, String)>,
-    /// Of each partition.
+    /// The known tokens of each partition.
     known: [HashSet<String>; 2],
     tokens: Vec<String>,
     /// The rows of each request that was taken, by token.
@@ -294,7 +309,6 @@ impl Table {
             name: name.into(),
             state: Mutex::default(),
             gate: Semaphore::new(0),
-            answers: RwLock::new(()),
             hanging: AtomicUsize::new(0),
             rows_seen,
         })
@@ -302,11 +316,6 @@ impl Table {
 
     pub fn let_through(&self, writes: usize) {
         self.gate.add_permits(writes);
-    }
-
-    /// Answers to questions are on their way as long as the guard lives.
-    pub async fn hold_answers(&self) -> RwLockWriteGuard<'_, ()> {
-        self.answers.write().await
     }
 
     /// How many requests hang.
@@ -399,7 +408,7 @@ impl Table {
         self.state.lock().unwrap().asked.clone()
     }
 
-    /// What it was told to settle: the beginnings of the names of the requests to end, and of those to spare.
+    /// The calls of `settle`: the prefix of the query ids to end, and the part of those to spare.
     pub fn settled(&self) -> Vec<(String, Option<String>)> {
         self.state.lock().unwrap().settled.clone()
     }
@@ -416,31 +425,20 @@ type Numbered = (RowId, Record);
 impl Table {
     /// A batch's messages: those that can be read, and the others.
     fn messages(&self, batch: &Batch) -> Result<(Vec<Numbered>, Vec<Numbered>), SinkError> {
-        let damaged = |e: &dyn std::fmt::Display| SinkError::Refused(e.to_string());
         let unreadable = self.state.lock().unwrap().unreadable.clone();
         let (mut read, mut other) = (Vec::new(), Vec::new());
-        let mut decompressor = Decompressor::new().map_err(|e| damaged(&e))?;
         for part in &batch.parts {
             let mut id = RowId {
                 sequence: part.sequence,
                 record: part.first_record,
             };
-            for block in blocks(&part.data, part.offset, &Limits::default()) {
-                let block = block.map_err(|e| damaged(&e))?;
-                let raw = block.decode(&mut decompressor).map_err(|e| damaged(&e))?;
-                for message in raw.messages() {
-                    let message = message.map_err(|e| damaged(&e))?;
-                    let record = Record {
-                        received_at_us: message.received_at_us,
-                        payload: message.payload.to_vec(),
-                    };
-                    if unreadable.contains(&*String::from_utf8_lossy(message.payload)) {
-                        other.push((id, record));
-                    } else {
-                        read.push((id, record));
-                    }
-                    id.record += 1;
+            for record in part.messages()? {
+                if unreadable.contains(&*String::from_utf8_lossy(&record.payload)) {
+                    other.push((id, record));
+                } else {
+                    read.push((id, record));
                 }
+                id.record += 1;
             }
         }
         Ok((read, other))
@@ -529,9 +527,7 @@ impl Sink for Table {
     }
 
     async fn presence(&self, source: &str, chunk: &Chunk) -> Result<Presence, SinkError> {
-        let presence = self.state.lock().unwrap().presence(source, chunk);
-        drop(self.answers.read().await);
-        Ok(presence)
+        Ok(self.state.lock().unwrap().presence(source, chunk))
     }
 
     async fn settle(&self, of: &str, spared: Option<&str>) -> Result<Settled, SinkError> {

@@ -1,5 +1,5 @@
-//! What only ClickHouse's own HTTP interface has: sessions, query ids, clusters. The engine's library has it too, behind the
-//! arguments of `clickhouse-local`.
+//! Tests that need ClickHouse's own HTTP interface with sessions, query ids and clusters. The engine's library offers it behind
+//! the arguments of `clickhouse-local`.
 
 use crate::support::{NEW_YEAR, Server, at, batch, chunk, open, write, write_again};
 use millpond_clickhouse::{ClickHouse, Config, Signal};
