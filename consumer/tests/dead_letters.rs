@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Fault, Log, STREAM, Table, config, eventually, start};
+use support::{Fault, Log, STREAM, Table, acknowledged, config, eventually, start};
 
 /// One chunk a batch.
 fn whole(instance: &str) -> Config {
@@ -23,15 +23,6 @@ fn whole(instance: &str) -> Config {
         chunk_rows: 1_000,
         ..config(instance)
     }
-}
-
-async fn acknowledged(log: &Log, next: u64) {
-    eventually("all is acknowledged", async || {
-        log.cursor("default")
-            .await
-            .is_some_and(|c| c.next(STREAM) == next)
-    })
-    .await;
 }
 
 /// The rows of the letters.

@@ -10,16 +10,7 @@ use millpond_manifest::layout;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Faults, Outage};
 use std::time::Duration;
-use support::{Fault, Log, STREAM, Table, config, eventually, start};
-
-async fn acknowledged(log: &Log, next: u64) {
-    eventually("it is acknowledged", async || {
-        log.cursor("default")
-            .await
-            .is_some_and(|cursor| cursor.next(STREAM) == next)
-    })
-    .await;
-}
+use support::{Fault, Log, STREAM, Table, acknowledged, config, eventually, start};
 
 /// ClickHouse writes a token down and then renames the part. If it dies in between, it says yes to the token for ever and has no
 /// rows.

@@ -7,17 +7,8 @@ use millpond_consumer::Config;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Faults, Outage};
 use std::time::Duration;
-use support::{Log, Machine, STREAM, Table, config, eventually, start_on};
+use support::{Log, Machine, Table, acknowledged, config, eventually, start_on};
 use tokio::time::Instant;
-
-async fn acknowledged(log: &Log, next: u64) {
-    eventually("it is acknowledged", async || {
-        log.cursor("default")
-            .await
-            .is_some_and(|cursor| cursor.next(STREAM) == next)
-    })
-    .await;
-}
 
 fn one_writer() -> Config {
     Config {

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Fault, Log, OTHER, Running, STREAM, Table, config, eventually, start};
+use support::{Fault, Log, OTHER, Running, STREAM, Table, acknowledged, config, eventually, start};
 use tokio_util::sync::CancellationToken;
 
 /// The name of the cursor.
@@ -59,15 +59,6 @@ async fn refused(log: &Log, config: Config, table: &Arc<Table>) -> String {
     let error = repair(log, config, table).await.unwrap_err();
     assert!(matches!(error, ConsumeError::Repair { .. }), "{error}");
     error.to_string()
-}
-
-async fn acknowledged(log: &Log, next: u64) {
-    eventually("it is acknowledged", async || {
-        log.cursor("default")
-            .await
-            .is_some_and(|cursor| cursor.next(STREAM) == next)
-    })
-    .await;
 }
 
 /// A log that the consumer has read to its end and was stopped.

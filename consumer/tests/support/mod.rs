@@ -752,6 +752,15 @@ pub fn start_on(machine: &Machine, store: &Store, config: Config, table: &Arc<Ta
     Running { shutdown, task }
 }
 
+/// Waits until the consumer `default` has acknowledged everything below `next`.
+pub async fn acknowledged(log: &Log, next: u64) {
+    eventually("it is acknowledged", async || {
+        let cursor = log.cursor("default").await;
+        cursor.is_some_and(|cursor| cursor.next(STREAM) == next)
+    })
+    .await;
+}
+
 /// Polls until it holds. A test that hangs here names what it waited for.
 pub async fn eventually<F: AsyncFnMut() -> bool>(what: &str, mut holds: F) {
     let wait = async {
