@@ -45,6 +45,9 @@ OWNERS = "two_owners_of_a_cursor"
 RULES = "two_owners_with_different_rules"
 LEFT_BEHIND = "an_owner_that_leaves_batches_behind_a_hole"
 GIVEN_BACK_AHEAD = "owners_that_plan_ahead_and_give_the_cursor_back"
+REFUSING = "a_sink_that_refuses_a_row"
+SKIPPED_REFUSAL = "a_segment_of_a_refused_chunk_that_is_left_out"
+STOOD_STILL = "a_machine_that_stood_still_begins_no_request_before_its_lease_is_renewed"
 FENCED_RULES = "a_fenced_owner_that_outlives_a_change_of_the_rule"
 
 
@@ -62,6 +65,14 @@ def paged(test, says):
 
 def known(test, says):
     return Catcher("consumer/tests/identity.rs", test, says)
+
+
+def leased(test, says):
+    return Catcher("consumer/tests/lease.rs", test, says)
+
+
+def refusing(test, says):
+    return Catcher("consumer/tests/dead_letters.rs", test, says)
 
 
 def simulated(says):
@@ -210,20 +221,88 @@ CATCHERS = {
             "it goes on without its cursor",
         ),
     ],
-    "lease-checked-once": [
-        known(
-            "a_machine_that_was_suspended_begins_no_request_before_its_lease_is_renewed",
-            "somebody else may own the cursor",
+    "skip-keeps-refusals": [model(SKIPPED_REFUSAL, "3: a letter")],
+    "halves-before-refusal": [model(REFUSING, "3: nothing is in the sink twice", "3: a letter")],
+    "refused-sent-again": [model(REFUSING, "3: nothing is in the sink twice", "3: a letter")],
+    "letter-forgotten": [model(REFUSING, "3: all below next")],
+    "wall-clock-ignored": [leased(STOOD_STILL, "paused: somebody else may own the cursor")],
+    "request-outlives-lease": [
+        leased(
+            "a_request_under_way_is_dropped_when_the_lease_runs_out",
+            "never: the request is dropped",
         )
     ],
+    "answer-outlives-lease": [
+        Catcher(
+            "consumer/src/lib.rs",
+            "lease::tests::a_lease_that_ran_out_meanwhile_has_not_run_since",
+            "it was renewed too late",
+        )
+    ],
+    "longest-lease-forgotten": [
+        Catcher(
+            "manifest/tests/cursor.rs",
+            "the_longest_lease_of_those_who_may_send_is_known",
+            "the fenced owner does not know it yet",
+        )
+    ],
+    "lease-not-outlived": [
+        leased(
+            "a_successor_waits_for_the_leases_of_earlier_owners_after_a_reset",
+            "the first owner could still send",
+        )
+    ],
+    "inherited-sent-as-new": [
+        known(
+            "a_successor_asks_for_what_was_planned_before_although_it_sees_the_log_late",
+            "what was planned is not new",
+        )
+    ],
+    "replay-shares-name": [
+        refusing(
+            "a_replayed_message_is_not_taken_for_a_row_of_another_consumer",
+            "each of two consumers has its row",
+        )
+    ],
+    "repair-name-free": [
+        Catcher(
+            "consumer/tests/repair.rs",
+            "what_cannot_be_repaired_is_refused",
+            r"matches!\(made\.err\(\), Some\(ConsumeError::Name",
+        )
+    ],
+    "uncertain-trusted": [
+        known("nothing_is_sent_after_a_reset_where_a_replica_may_have_it", "a replica may have it")
+    ],
+    "later-round-unsettled": [
+        known(
+            "rows_that_are_seen_later_than_their_token_are_not_sent_again",
+            "some rows were only not seen yet",
+        )
+    ],
+    "whole-chunk-again": [
+        known("a_chunk_of_which_one_partition_has_landed_is_completed", r'"row-\d+": 2')
+    ],
+    "settled-by-own-id": [
+        Catcher(
+            "sinks/clickhouse/tests/server/main.rs",
+            "interface::what_a_distributed_table_sends_on_is_ended_too",
+            "a shard still works on it",
+        )
+    ],
+    "lease-checked-once": [leased(STOOD_STILL, "somebody else may own the cursor")],
 }
 
 
 def build(bugs):
     """The tests that catch these, with every bug compiled in: their executables by source."""
     sources = {Path(catcher.source) for bug in bugs for catcher in CATCHERS[bug]}
-    targets = sorted({source.stem for source in sources})
-    packages = sorted({f"millpond-{source.parts[0]}" for source in sources})
+    # A folder of tests is one program, named after the folder.
+    programs = [source for source in sources if "tests" in source.parts]
+    targets = sorted({s.parent.name if s.stem == "main" else s.stem for s in programs})
+    packages = sorted(
+        {"millpond-" + re.split("/(?:tests|src)/", str(s))[0].split("/")[-1] for s in sources}
+    )
     command = [
         "cargo",
         "test",
@@ -234,6 +313,7 @@ def build(bugs):
     command += ["--features", "millpond-manifest/planted-bugs"]
     command += [argument for package in packages for argument in ("--package", package)]
     command += [argument for target in targets for argument in ("--test", target)]
+    command += ["--lib"] if len(programs) < len(sources) else []
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode != 0:
         sys.exit("the tests cannot be built")

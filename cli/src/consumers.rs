@@ -28,7 +28,7 @@ pub(crate) enum ConsumerCommand {
     List {
         #[command(flatten)]
         store: StoreArgs,
-        /// One JSON object.
+        /// Print one JSON object.
         #[arg(long)]
         json: bool,
     },

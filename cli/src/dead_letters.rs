@@ -27,7 +27,7 @@ pub(crate) enum DeadLettersCommand {
         /// Only this consumer's.
         #[arg(long, value_name = "NAME")]
         consumer: Option<String>,
-        /// One JSON object.
+        /// Print one JSON object.
         #[arg(long)]
         json: bool,
     },
@@ -56,7 +56,7 @@ pub(crate) enum DeadLettersCommand {
         clickhouse: String,
         #[command(flatten)]
         table: Box<TableArgs>,
-        /// One JSON object.
+        /// Print one JSON object.
         #[arg(long)]
         json: bool,
     },
@@ -267,7 +267,7 @@ async fn remove(store: &Store, letters: &[String]) -> anyhow::Result<()> {
             bail!("there is no dead letter {key}");
         }
         store.delete(key).await?;
-        // The others are to follow, whether or not somebody reads it.
+        // Print the other shards even if standard output is closed.
         let _ = say!("{key}\n    is deleted");
     }
     Ok(())

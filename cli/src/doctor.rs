@@ -57,7 +57,7 @@ pub(crate) struct DoctorArgs {
     /// Do not write the objects that show whether the store keeps its preconditions and what time it has.
     #[arg(long)]
     read_only: bool,
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }

@@ -58,7 +58,7 @@ pub(crate) struct GcArgs {
     /// may delete more.)
     #[arg(long)]
     dry_run: bool,
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }

@@ -29,7 +29,7 @@ pub(crate) enum ManifestCommand {
 pub(crate) struct ManifestArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -43,7 +43,7 @@ pub(crate) enum SegmentCommand {
         segment: String,
         #[command(flatten)]
         s3: S3Args,
-        /// One JSON object.
+        /// Print one JSON object.
         #[arg(long)]
         json: bool,
     },
@@ -94,7 +94,7 @@ pub(crate) async fn cursors(store: &Store, shard: u32) -> anyhow::Result<Vec<Cur
     found.into_iter().map(|cursor| Ok(cursor?)).collect()
 }
 
-/// A consumer's cursor. The tombstone of one that was removed is none.
+/// Reads a consumer's cursor. The tombstone of a removed consumer does not count as one.
 pub(crate) async fn cursor(
     store: &Store,
     shard: u32,

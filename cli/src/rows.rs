@@ -1,4 +1,4 @@
-//! The rows of a stream in its tables, compared with a segment's records by their identities. Reads only.
+//! Compares the rows of a stream with the records of a segment by their identities. Reads only.
 
 use anyhow::Context;
 use millpond_clickhouse::ClickHouse;
@@ -14,7 +14,7 @@ pub(crate) fn source(buffer: &Buffer, shard: u32, stream: &str, consumer: &str) 
     id(buffer, shard, stream, consumer).source()
 }
 
-/// The identity of nothing in particular: only where rows come from is of use.
+/// A batch id of which only the source is used.
 pub(crate) fn id(buffer: &Buffer, shard: u32, stream: &str, consumer: &str) -> BatchId {
     BatchId {
         buffer_id: buffer.id,
@@ -30,7 +30,7 @@ pub(crate) fn id(buffer: &Buffer, shard: u32, stream: &str, consumer: &str) -> B
     }
 }
 
-/// The first sequence whose rows have identities. Rows that were inserted by a version without them are in the table under none.
+/// The first sequence whose rows have identities. Earlier versions inserted rows without one.
 pub(crate) async fn first_with_identity(
     sink: &ClickHouse,
     source: &str,
@@ -54,16 +54,16 @@ pub(crate) struct Difference {
     pub(crate) missing: Runs,
     /// Records with more than one row.
     pub(crate) duplicate: Runs,
-    /// Rows of no record.
+    /// Rows whose number no record has.
     pub(crate) unknown: Runs,
 }
 
-/// What a part of a segment has, and what of it need not be in the table.
+/// The records of a part of a segment.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
-    /// Those that can be read.
+    /// Records that can be read.
     readable: BTreeSet<u32>,
-    /// Those that the table lacks and that its TTL does not remove.
+    /// Records whose row the table lacks and its TTL does not remove.
     lacking: BTreeSet<u32>,
 }
 
@@ -85,7 +85,7 @@ impl Difference {
         }
     }
 
-    /// Whether there is any.
+    /// Whether there is any difference.
     pub(crate) fn is_any(&self) -> bool {
         !(self.missing.is_empty() && self.duplicate.is_empty() && self.unknown.is_empty())
     }

@@ -21,7 +21,7 @@ pub(crate) enum TablesCommand {
         clickhouse: String,
         #[command(flatten)]
         which: Box<WhichArgs>,
-        /// One JSON object.
+        /// Print one JSON object.
         #[arg(long)]
         json: bool,
     },

@@ -84,7 +84,7 @@ pub enum ConsumeError {
         "batch {batch} cannot be written: {reason}. Nothing is left out by itself: `millpond consumer skip` leaves a sequence out"
     )]
     Refused {
-        /// Its identity.
+        /// The batch's identity.
         batch: String,
         /// In the sink's words.
         reason: String,
@@ -95,20 +95,20 @@ pub enum ConsumeError {
          table, or allow more (--dead-letters-max), and start it again: it goes on where it was"
     )]
     TooManyRefused {
-        /// Its identity.
+        /// The batch's identity.
         batch: String,
         /// The limit.
         max: usize,
         /// Of one of them, in the sink's words.
         reason: String,
     },
-    /// The sink says that it has taken rows, and does not have them.
+    /// The sink accepted rows in every round, and does not have them.
     #[error(
         "batch {batch}: the sink has taken chunk {chunk} in every round and lacks {rows} of its rows all the same. Something removes \
          them (a TTL, an engine that merges rows, a row policy), or the sink forgets what it has taken"
     )]
     Missing {
-        /// Its identity.
+        /// The batch's identity.
         batch: String,
         /// The chunk's or the piece's number.
         chunk: u32,
@@ -140,11 +140,11 @@ pub enum ConsumeError {
     /// A range cannot be repaired.
     #[error("consumer {consumer} cannot be repaired in shard {shard:04}: {reason}")]
     Repair {
-        /// Whose rows.
+        /// The consumer whose rows the repair compares.
         consumer: String,
         /// The shard.
         shard: u32,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
     /// Our own bookkeeping broke a rule of the protocol; stopping is the safe answer.

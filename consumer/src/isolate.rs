@@ -11,6 +11,7 @@ use crate::trace::BatchTrace;
 use crate::work::{Term, Undone, Workshop};
 use millpond_manifest::cursor::{Plan, Refused};
 use millpond_manifest::piece;
+use millpond_manifest::planted::{self, Bug};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
@@ -85,6 +86,7 @@ impl<'w> Isolation<'w> {
     /// The piece, if the sink refuses it, now or before a predecessor ended.
     async fn try_piece(&self, chunk: Chunk, in_doubt: bool) -> Result<Option<Piece>, ConsumeError> {
         let known = self.known.as_ref().filter(|known| known.covers(chunk.index));
+        let known = known.filter(|_| !planted::is(Bug::RefusedSentAgain));
         if let Some(known) = known {
             let reason = known.reason.clone();
             return Ok(Some(Piece {
@@ -141,7 +143,9 @@ impl<'w> Isolation<'w> {
         let mut rows_refused = Vec::new();
         while !level.is_empty() {
             letters.check(rows_refused.len() + level.len(), &level[0].reason)?;
-            self.write_down(&level).await;
+            if !planted::is(Bug::HalvesBeforeRefusal) {
+                self.write_down(&level).await;
+            }
             let mut next = Vec::new();
             for refused in level {
                 if refused.chunk.rows == 1 {
@@ -156,7 +160,9 @@ impl<'w> Isolation<'w> {
             level = next;
         }
         let dead = rows_refused.len();
-        self.bury(rows_refused, letters).await?;
+        if !planted::is(Bug::LetterForgotten) {
+            self.bury(rows_refused, letters).await?;
+        }
         info!(batch = %self.id(), chunk = number, rows, dead, "the chunk is in the sink, but for its dead letters");
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! The lease as those see it who send. They look at it before each request, and give a request up when it runs out: whoever
-//! sends later may send what another has sent meanwhile. It runs out by the first of two clocks. The uptime counts the time for
-//! which the machine was suspended; only the wall clock shows that a hypervisor has paused it.
+//! The lease as senders see it. They check it before each request and drop a request when it runs out, because another owner
+//! may have sent the same rows since. The lease runs out by the first of two clocks: the uptime, which counts the time for
+//! which the machine was suspended, and the wall clock, which alone shows that a hypervisor paused the machine.
 
 use crate::environment::{Environment, now_ms};
 use millpond_manifest::planted::{self, Bug};
@@ -8,22 +8,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How often somebody who waits for a renewal looks again.
+/// The interval at which a task that waits for a renewal checks the lease.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The lease of one term.
 pub(crate) struct Lease {
     environment: Arc<dyn Environment>,
-    /// By [`Environment::uptime`], in milliseconds.
+    /// When the lease runs out, by [`Environment::uptime`], in milliseconds.
     runs_out_at_ms: AtomicU64,
-    /// The same by the wall clock.
+    /// The same time by the wall clock, unix ms.
     runs_out_at_unix_ms: AtomicU64,
-    /// How often it was renewed after it had run out.
+    /// The number of renewals after the lease had run out.
     lapses: AtomicU64,
 }
 
 impl Lease {
-    /// A lease that was taken by a request begun at this uptime.
+    /// Creates a lease that was taken by a request begun at this uptime.
     pub(crate) fn new(environment: Arc<dyn Environment>, began: Duration, lasts: Duration) -> Arc<Lease> {
         let lease = Lease {
             environment,
@@ -35,7 +35,7 @@ impl Lease {
         Arc::new(lease)
     }
 
-    /// It was renewed by a request begun at this uptime.
+    /// Records a renewal by a request begun at this uptime.
     pub(crate) fn renew(&self, began: Duration, lasts: Duration) {
         if !self.runs() {
             self.lapses.fetch_add(1, Ordering::AcqRel);
@@ -47,15 +47,16 @@ impl Lease {
         self.runs_out_at_ms.store(ms(began + lasts), Ordering::Release);
     }
 
-    /// Whether it runs.
+    /// Whether the lease runs.
     pub(crate) fn runs(&self) -> bool {
         let uptime = ms(self.environment.uptime()) < self.runs_out_at_ms.load(Ordering::Acquire);
-        let wall = now_ms(&*self.environment) < self.runs_out_at_unix_ms.load(Ordering::Acquire);
+        let wall = now_ms(&*self.environment) < self.runs_out_at_unix_ms.load(Ordering::Acquire)
+            || planted::is(Bug::WallClockIgnored);
         (uptime && wall) || planted::is(Bug::LeaseIgnored)
     }
 
-    /// Returns when it runs: at once, or after its renewal. Where there is none, whoever waits is aborted with the term.
-    /// Returns how often it has lapsed, for [`has_run_since`](Self::has_run_since).
+    /// Waits until the lease runs. If it is never renewed, the end of the term aborts the waiting task. Returns the number of
+    /// lapses so far, for [`has_run_since`](Self::has_run_since).
     pub(crate) async fn wait(&self) -> u64 {
         while !self.runs() {
             tokio::time::sleep(LOOK).await;
@@ -63,12 +64,13 @@ impl Lease {
         self.lapses.load(Ordering::Acquire)
     }
 
-    /// Whether it runs and has not lapsed since [`wait`](Self::wait) returned this.
+    /// Whether the lease runs and has not lapsed since [`wait`](Self::wait) returned this.
     pub(crate) fn has_run_since(&self, lapses: u64) -> bool {
-        self.runs() && self.lapses.load(Ordering::Acquire) == lapses
+        let same = self.lapses.load(Ordering::Acquire) == lapses;
+        self.runs() && (same || planted::is(Bug::AnswerOutlivesLease))
     }
 
-    /// Returns when it has run out.
+    /// Waits until the lease has run out.
     pub(crate) async fn lapsed(&self) {
         while self.runs() {
             tokio::time::sleep(LOOK).await;

@@ -20,6 +20,7 @@ mod shard;
 pub mod sink;
 mod status;
 mod streams;
+mod tenure;
 mod trace;
 mod work;
 
@@ -102,7 +103,7 @@ impl Consumer {
         self.status.clone()
     }
 
-    /// What it found and inserted, if it is a repair.
+    /// The rows that a repair found and inserted. All counts are 0 in a consumer that is not a repair.
     pub fn tally(&self) -> Tally {
         self.tally.clone()
     }

@@ -23,7 +23,7 @@ pub(crate) struct Claim {
     pub(crate) store: Store,
     pub(crate) buffer_id: Uuid,
     pub(crate) shard: u32,
-    /// Whose rows.
+    /// The consumer, which is part of the rows' source.
     pub(crate) consumer: String,
     /// The name of the cursor: the consumer's, or its repair's.
     pub(crate) cursor: String,
@@ -60,16 +60,16 @@ pub(crate) enum Outcome {
 pub(crate) enum Attempt {
     Opened(Box<Owned>),
     Held(HeldByAnother),
-    /// There is none any more.
+    /// The cursor is gone.
     Removed,
 }
 
-/// Where a consumer begins that has no cursor.
+/// Where a consumer without a cursor begins.
 #[derive(Debug, Clone)]
 pub(crate) struct Beginning {
     /// The first sequence of the log, or of a repair's range.
     pub(crate) start: u64,
-    /// Of a repair.
+    /// Set for a repair.
     pub(crate) origin: Option<Origin>,
 }
 
@@ -89,7 +89,7 @@ impl Claim {
         format!("cursor of shard {:04}", self.shard)
     }
 
-    /// One try at taking the cursor. `known`: this process has seen it, so that somebody has removed it if it is not there.
+    /// Tries once to take the cursor. `known`: this process has seen the cursor, so a missing one was removed.
     pub(crate) async fn open(
         &self,
         beginning: &Beginning,

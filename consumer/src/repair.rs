@@ -14,14 +14,14 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What to repair.
+/// The ranges to repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repair {
-    /// By shard, the sequences, both ends inclusive.
+    /// The sequences by shard, both ends inclusive.
     pub ranges: BTreeMap<u32, RangeInclusive<u64>>,
 }
 
-/// What a repair found and brought, while it runs and afterwards. Counts those of this process alone.
+/// Counts the rows that a repair found and inserted, during and after the run. Counts this process alone.
 #[derive(Debug, Clone, Default)]
 pub struct Tally(Arc<Counts>);
 
@@ -34,12 +34,12 @@ struct Counts {
 }
 
 impl Tally {
-    /// Rows that the sink was asked for and had.
+    /// Rows that the sink already had.
     pub fn found(&self) -> u64 {
         self.0.found.load(Ordering::Relaxed)
     }
 
-    /// Rows that the sink lacked and has now.
+    /// Rows that the repair inserted.
     pub fn inserted(&self) -> u64 {
         self.0.inserted.load(Ordering::Relaxed)
     }
@@ -68,7 +68,7 @@ impl Tally {
     }
 }
 
-/// What a new cursor of a repair takes over from the consumer's.
+/// The state that a repair's new cursor copies from the consumer's cursor.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
     /// Requests of the consumer's earlier owners may be under way, and nobody may be settling them.
@@ -159,7 +159,7 @@ impl Claim {
     ) -> Result<BTreeSet<StreamPattern>, ConsumeError> {
         let streams = self.reader().await?.streams;
         if streams.is_empty() {
-            // Since its last reset it has acknowledged nothing: whichever it reads, it begins at the same sequence.
+            // The consumer has acknowledged nothing since its last reset, so every stream begins at the same sequence.
             return Ok(patterns.iter().cloned().collect());
         }
         let named = streams
@@ -178,7 +178,7 @@ impl Claim {
 }
 
 impl Repair {
-    /// The range of a shard, if this process is to repair one.
+    /// The range to repair in a shard.
     pub(crate) fn of(config: &Config, shard: u32) -> Option<&RangeInclusive<u64>> {
         config.repair.as_ref()?.ranges.get(&shard)
     }

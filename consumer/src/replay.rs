@@ -1,10 +1,11 @@
-//! A dead letter sent again, by an operator who has mended the table. Its row has the identity of the record, so that the sink
-//! can be asked for it: twice is once.
+//! Sends a dead letter again after an operator has repaired the table. The row keeps the record's identity, so the sink can
+//! tell whether it has it: replaying twice inserts once.
 
 use crate::rounds::{self, Failed, Unleased};
 use crate::sink::{Batch, BatchId, Cut, Part, Sink, SinkError};
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::letter::Kind;
+use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Cursor, DeadLetter, Rule, layout};
 use millpond_segment::{BlockBuilder, Compressor, Limits};
 use millpond_storage::Store;
@@ -43,7 +44,7 @@ pub enum ReplayError {
     /// The sink did not take it.
     #[error(transparent)]
     Sink(#[from] SinkError),
-    /// The sink says that it has taken rows, and does not have them.
+    /// The sink accepted rows in every round, and does not have them.
     #[error("the sink has taken it in every round and lacks {0} of its rows all the same")]
     Missing(u64),
 }
@@ -137,8 +138,11 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
         cursor: format!("{consumer}~dead-letter~{record}"),
         consumer: match letter.kind {
             Kind::Refused => consumer,
-            // The message has one number, and may make more rows than one now: they are of a source of their own. No consumer's
-            // name can have a `~`.
+            // The message has one number but may now yield several rows, so they get another source. No consumer's name
+            // can contain a `~`.
+            Kind::Unreadable if planted::is(Bug::ReplaySharesName) => {
+                format!("{consumer}.unreadable.{record}")
+            }
             Kind::Unreadable => format!("{consumer}~unreadable~{record}"),
         },
         generation: 0,

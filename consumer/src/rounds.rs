@@ -1,5 +1,5 @@
-//! A chunk that may have been sent before, brought into the sink once. An attempt works in rounds: it asks which rows the sink
-//! lacks, sends those and no others, and asks again. `design/protocols.md` ("Row identity") has the proof. Nothing here waits
+//! Inserts a chunk that may have been sent before, once. An attempt works in rounds: it asks which rows the sink lacks, sends
+//! exactly those, and asks again. `design/protocols.md` ("Row identity") has the proof. Nothing here waits
 //! or tries again.
 
 use crate::decode::cpu;
@@ -14,7 +14,7 @@ use uuid::Uuid;
 /// only where it lost those of the second token too.
 pub(crate) const ROUNDS: u32 = 3;
 
-/// What the first question of an attempt found of a chunk.
+/// The rows of a chunk that the first question of an attempt found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Found {
     /// None of its rows, or the sink cannot ask.
@@ -30,7 +30,7 @@ pub enum Found {
 pub(crate) enum Failed {
     /// The sink's own reason.
     Sink(SinkError),
-    /// The sink said yes in every round, and lacks so many rows all the same.
+    /// The sink accepted every round, and still lacks this many rows.
     Missing(u64),
     /// The sink cannot tell which rows it has, and the sender does not send without that knowledge.
     CannotTell,
@@ -42,7 +42,7 @@ impl From<SinkError> for Failed {
     }
 }
 
-/// Who sends: what is part of each request's name, and what must hold before each.
+/// The sender of requests: names them, and decides when one may be sent.
 #[async_trait]
 pub(crate) trait Sender: Sync {
     /// Returns when the sender may send, for [`may_still_send`](Self::may_still_send).
@@ -63,11 +63,11 @@ pub(crate) trait Sender: Sync {
     fn trusts_tokens(&self) -> bool {
         true
     }
-    /// These rows of a chunk ([`Sink::some`]).
+    /// Cuts these rows out of a chunk ([`Sink::some`]).
     async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk;
 }
 
-/// Sends a chunk of which nothing was ever sent.
+/// Sends a chunk for the first time.
 pub(crate) async fn first(
     sender: &dyn Sender,
     sink: &dyn Sink,
@@ -78,8 +78,8 @@ pub(crate) async fn first(
     send(sender, sink, id, chunk, (0, true), since).await
 }
 
-/// Brings a chunk into the sink of which any rows may be there. `lacked` keeps how many rows the sink lacked when it was first
-/// asked, over all attempts of one process.
+/// Inserts a chunk of which the sink may have any rows. `lacked` keeps the number of rows that the sink lacked at the first
+/// question, over all attempts of one process.
 pub(crate) async fn again(
     sender: &dyn Sender,
     sink: &Arc<dyn Sink>,
@@ -89,7 +89,7 @@ pub(crate) async fn again(
 ) -> Result<Found, Failed> {
     let source = id.source();
     let mut found = None;
-    // This only helps a table with too small a window.
+    // Late requests only harm a table whose window is too small.
     sink.end_requests(&requests_of_batch(id)).await;
     let from = u32::from(planted::is(Bug::RoundSkipped));
     for round in from..=from + ROUNDS {
@@ -98,16 +98,9 @@ pub(crate) async fn again(
             send(sender, &**sink, id, chunk, (round, false), since).await?;
         }
         let (presence, since) = ask(sender, &**sink, id, chunk, round > from).await?;
-        let (lacks, certain) = match presence {
-            Presence::Lacks { rows, certain: false } if !rows.is_empty() && !sender.trusts_tokens() => {
-                return Err(Failed::CannotTell);
-            }
-            Presence::Lacks { rows, certain } => (rows, certain),
-            Presence::Unknown if !sender.trusts_tokens() => return Err(Failed::CannotTell),
-            Presence::Unknown => {
-                send(sender, &**sink, id, chunk, (round, false), since).await?;
-                return Ok(Found::Nothing);
-            }
+        let Some((lacks, certain)) = lacking(sender, presence)? else {
+            send(sender, &**sink, id, chunk, (round, false), since).await?;
+            return Ok(Found::Nothing);
         };
         lacked.get_or_insert(lacks.len() as u64);
         let first = *found.get_or_insert(match lacks.len() as u64 {
@@ -116,7 +109,7 @@ pub(crate) async fn again(
             _ => Found::Nothing,
         });
         if lacks.is_empty() {
-            // Rows that one request brought have brought what the sink derives from them.
+            // A single request that brought every row has also brought what the sink derives from them.
             if first != Found::Nothing || round > from + 1 {
                 sink.complete(&source, chunk).await?;
             }
@@ -125,19 +118,10 @@ pub(crate) async fn again(
         if round == from + ROUNDS {
             return Err(Failed::Missing(lacks.len() as u64));
         }
-        if !certain && sender.sent_under_other_tokens() {
-            return Err(Failed::Sink(SinkError::Schema(format!(
-                "it is not certain which rows of chunk {} of {id} the table has, because a replica that was not asked may have more; \
-                 grant SYSTEM SYNC REPLICA, or name the cluster",
-                chunk.index
-            ))));
+        if !certain && sender.sent_under_other_tokens() && !planted::is(Bug::UncertainTrusted) {
+            return Err(uncertain(id, chunk));
         }
-        if lacks.len() as u64 == chunk.rows {
-            send(sender, &**sink, id, chunk, (round, false), since).await?;
-        } else {
-            let some = sender.some(sink.clone(), chunk.clone(), lacks).await;
-            send(sender, &**sink, id, &some, (round, false), since).await?;
-        }
+        send_missing(sender, sink, id, chunk, lacks, (round, since)).await?;
         if !certain || planted::is(Bug::SuccessTrusted) {
             sink.complete(&source, chunk).await?;
             return Ok(first);
@@ -146,7 +130,44 @@ pub(crate) async fn again(
     unreachable!("the last round returns")
 }
 
-/// Asks for the rows of a chunk, and tells since when the sender may send. `later`: not in the first round.
+/// The rows that the sink lacks, and whether that is certain. `None`: the sink cannot tell, and the token decides.
+fn lacking(sender: &dyn Sender, presence: Presence) -> Result<Option<(Vec<u64>, bool)>, Failed> {
+    match presence {
+        Presence::Lacks { rows, certain } if certain || rows.is_empty() || sender.trusts_tokens() => {
+            Ok(Some((rows, certain)))
+        }
+        Presence::Unknown if sender.trusts_tokens() => Ok(None),
+        Presence::Lacks { .. } | Presence::Unknown => Err(Failed::CannotTell),
+    }
+}
+
+/// Other tokens may have brought the missing rows to a replica that nobody could ask.
+fn uncertain(id: &BatchId, chunk: &Chunk) -> Failed {
+    Failed::Sink(SinkError::Schema(format!(
+        "it is not certain which rows of chunk {} of {id} the table has, because a replica that was not asked may have more; \
+         grant SYSTEM SYNC REPLICA, or name the cluster",
+        chunk.index
+    )))
+}
+
+/// Sends the rows that the sink lacks, in one request. `since` is the answer of [`Sender::may_send`].
+async fn send_missing(
+    sender: &dyn Sender,
+    sink: &Arc<dyn Sink>,
+    id: &BatchId,
+    chunk: &Chunk,
+    lacks: Vec<u64>,
+    (round, since): (u32, u64),
+) -> Result<(), Failed> {
+    if lacks.len() as u64 == chunk.rows || planted::is(Bug::WholeChunkAgain) {
+        return send(sender, &**sink, id, chunk, (round, false), since).await;
+    }
+    let some = sender.some(sink.clone(), chunk.clone(), lacks).await;
+    send(sender, &**sink, id, &some, (round, false), since).await
+}
+
+/// Asks which rows of a chunk the sink lacks. Also returns the answer of [`Sender::may_send`] from before the question.
+/// `later`: this is not the first round.
 async fn ask(
     sender: &dyn Sender,
     sink: &dyn Sink,
@@ -158,10 +179,10 @@ async fn ask(
     let since = sender.may_send().await;
     let presence = sink.presence(&source, chunk).await?;
     let lacks_any = matches!(&presence, Presence::Lacks { rows, .. } if !rows.is_empty());
-    if !(later && lacks_any) {
+    if !(later && lacks_any) || planted::is(Bug::LaterRoundUnsettled) {
         return Ok((presence, since));
     }
-    // The sink knows the token of the round before, and may only not show its rows yet.
+    // The sink knows the previous round's token, but its rows may not be visible yet.
     end_others(sink, id).await?;
     let since = sender.may_send().await;
     Ok((sink.presence(&source, chunk).await?, since))
@@ -208,12 +229,12 @@ async fn send(
     }
 }
 
-/// The names of requests that write rows of a consumer in a shard begin so.
+/// The prefix of the query ids of a consumer's requests in a shard.
 pub(crate) fn requests_of(buffer_id: Uuid, shard: u32, consumer: &str) -> String {
     format!("millpond/{buffer_id}/{shard:04}/{consumer}/")
 }
 
-/// Those of one batch begin so, whoever sends them.
+/// The prefix of the query ids of one batch's requests, whoever sends them.
 pub(crate) fn requests_of_batch(id: &BatchId) -> String {
     let BatchId {
         buffer_id,
@@ -229,12 +250,12 @@ pub(crate) fn requests_of_batch(id: &BatchId) -> String {
     format!("{all}{cursor}/{stream}/{low}-{high}/")
 }
 
-/// Those of one opening, and no others, contain this.
+/// The part of a query id that names the opening.
 pub(crate) fn requests_of_opening(opening: u64) -> String {
     format!("/{opening:016x}/")
 }
 
-/// Brings a chunk into a sink like a consumer that knows nothing of it: for tests of sinks.
+/// Inserts a chunk as a consumer does that may not be the first to send it. For tests of sinks.
 #[doc(hidden)]
 pub async fn write_again(sink: &Arc<dyn Sink>, id: &BatchId, chunk: &Chunk) -> Result<Found, SinkError> {
     let failed = |failed| match failed {
@@ -245,7 +266,7 @@ pub async fn write_again(sink: &Arc<dyn Sink>, id: &BatchId, chunk: &Chunk) -> R
     again(&Unleased, sink, id, chunk, &mut None).await.map_err(failed)
 }
 
-/// Sends whenever it is told to, with no cursor that could be lost: for an operator, or a test.
+/// A sender without a cursor and a lease: an operator's replay, or a test.
 pub(crate) struct Unleased;
 
 #[async_trait]

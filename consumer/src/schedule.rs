@@ -103,7 +103,11 @@ impl Schedule {
     }
 
     /// Whether a predecessor planned this batch.
-    pub fn is_inherited(&self, (stream, plan): &Key) -> bool {
+    pub fn is_inherited(&self, key: &Key) -> bool {
+        if planted::is(Bug::InheritedSentAsNew) {
+            return self.doubt.contains(key);
+        }
+        let (stream, plan) = key;
         self.inherited.get(stream).is_some_and(|last| plan.high <= *last)
     }
 
@@ -279,8 +283,8 @@ impl Schedule {
         until.max(planned).min(log.next_sequence)
     }
 
-    /// One more than `limit`, so that the caller sees whether there are more. What could still be another batch when more of
-    /// the log is loaded is not among them.
+    /// Returns one more than `limit`, so that the caller sees whether there are more. Leaves out a batch that could still change
+    /// when more of the log is loaded.
     fn candidates(&self, cursor: &Cursor, log: &Log, index: u32, stream: &str, limit: usize) -> Seen {
         let (from, log_end) = (begins(cursor, log, stream), self.end(cursor, log, stream));
         let parts = log.parts(index, from).map(|(sequence, _, part)| {
@@ -301,7 +305,7 @@ impl Schedule {
         let mut end = horizon.max(from);
         if end < log_end
             && let Some(last) = found.last()
-            // A group that alone fills all that is loaded is large enough as it is.
+            // A group that fills everything that is loaded is large enough.
             && (last.plan.high >= end || (last.ground == Ground::Open && found.len() > 1))
         {
             end = last.plan.low;

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_manifest::cursor::Rule;
 use millpond_manifest::planted::{self, Bug};
-use millpond_segment::Encoding;
+use millpond_segment::{Decompressor, Encoding, Limits, blocks};
 use std::fmt;
 use std::time::Duration;
 use thiserror::Error;
@@ -106,6 +106,30 @@ pub struct Part {
     pub raw_length: u64,
     /// How many records the manifest says it has.
     pub records: u64,
+}
+
+impl Part {
+    /// Decompresses and copies the messages of the part, in order. For sinks that keep messages whole.
+    ///
+    /// # Errors
+    /// `Refused` if a block is damaged.
+    pub fn messages(&self) -> Result<Vec<Record>, SinkError> {
+        let damaged = |error: &dyn fmt::Display| SinkError::Refused(error.to_string());
+        let mut decompressor = Decompressor::new().map_err(|error| damaged(&error))?;
+        let mut found = Vec::new();
+        for block in blocks(&self.data, self.offset, &Limits::default()) {
+            let block = block.map_err(|error| damaged(&error))?;
+            let raw = block.decode(&mut decompressor).map_err(|error| damaged(&error))?;
+            for message in raw.messages() {
+                let message = message.map_err(|error| damaged(&error))?;
+                found.push(Record {
+                    received_at_us: message.received_at_us,
+                    payload: message.payload.to_vec(),
+                });
+            }
+        }
+        Ok(found)
+    }
 }
 
 /// What a sink is given: the parts of a contiguous range of sequences of one stream.
@@ -226,7 +250,7 @@ impl Received {
 pub enum Cut {
     /// Rows to be written.
     Chunk(Chunk),
-    /// A message that is none of its encoding. It has no rows, and one record number.
+    /// A message that its encoding cannot read. It has no rows, and one record number.
     Unreadable {
         /// That number.
         id: RowId,
@@ -273,16 +297,16 @@ pub struct Attempt {
     pub first: bool,
 }
 
-/// What a sink knows of the rows of a chunk.
+/// A sink's answer to the question which rows of a chunk it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Presence {
-    /// It cannot tell: only its tokens keep rows from being there twice.
+    /// The sink cannot tell. Only its tokens prevent duplicates.
     Unknown,
-    /// It lacks these rows of the chunk, by their places, which ascend.
+    /// The sink lacks these rows of the chunk.
     Lacks {
-        /// The places.
+        /// The rows' places in the chunk, ascending.
         rows: Vec<u64>,
-        /// No replica can have a row that is said to be lacking. Where this is not certain, no round may follow the first.
+        /// No replica has any of these rows. If this is not certain, no round may follow the first.
         certain: bool,
     },
 }
@@ -290,9 +314,9 @@ pub enum Presence {
 /// How requests of earlier openings were ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settled {
-    /// None is under way any more.
+    /// No request is under way.
     Ended,
-    /// The sink cannot say: they end by themselves, each within [`Sink::attempt_max`].
+    /// The sink could not end the requests. They end by themselves within [`Sink::attempt_max`].
     Waits,
 }
 
@@ -315,7 +339,7 @@ pub trait Sink: Send + Sync + 'static {
     /// batch is damaged.
     fn chunks(&self, batch: &Batch, rule: &Rule, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError>;
 
-    /// These rows of a chunk, by their places, which ascend. They keep the chunk's number. CPU work.
+    /// Cuts rows out of a chunk by their places, ascending. They keep the chunk's number. CPU work.
     fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk;
 
     /// The records with these numbers, in that order, each as a message of its own. CPU work.

@@ -26,7 +26,7 @@ impl StreamPattern {
         }
     }
 
-    /// Of the stream with this name alone.
+    /// Matches only the stream with this name.
     pub(crate) fn exactly(stream: &str) -> StreamPattern {
         StreamPattern {
             text: stream.to_owned(),

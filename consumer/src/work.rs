@@ -44,7 +44,7 @@ pub(crate) struct Workshop {
     pub(crate) decoders: Arc<Semaphore>,
     pub(crate) writers: Arc<Semaphore>,
     pub(crate) dead_letters_max: usize,
-    /// Of a repair: what it finds and brings.
+    /// The counts of a repair.
     pub(crate) repair: Option<Tally>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Wanted {
     pub(crate) part: Part,
 }
 
-/// In whose name, and until when, a batch is sent.
+/// The opening and the lease under which a batch is sent.
 #[derive(Clone)]
 pub(crate) struct Term {
     pub(crate) lease: Arc<Lease>,
@@ -98,9 +98,9 @@ pub(crate) struct Term {
 
 /// Why a chunk is not in the sink.
 pub(crate) enum Undone {
-    /// The sink will never take all of it, in its words. `in_doubt`: an earlier attempt may still be under way.
+    /// The sink refuses the chunk for good, with its reason. `in_doubt`: an earlier attempt may still be under way.
     Refused { reason: String, in_doubt: bool },
-    /// The sink took it in every round and lacks so many of its rows.
+    /// The sink accepted every round and still lacks this many rows.
     Missing(u64),
     /// The sink cannot tell which of its rows it has.
     CannotTell,
@@ -341,6 +341,9 @@ impl Sender for OfTerm<'_> {
     }
 
     async fn may_send_no_more(&self) {
+        if planted::is(Bug::RequestOutlivesLease) {
+            std::future::pending::<()>().await;
+        }
         self.term.lease.lapsed().await;
     }
 

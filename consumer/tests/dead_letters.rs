@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Fault, Log, STREAM, Table, config, eventually, start};
+use support::{Fault, Log, STREAM, Table, acknowledged, config, eventually, start};
 
 /// One chunk a batch.
 fn whole(instance: &str) -> Config {
@@ -23,15 +23,6 @@ fn whole(instance: &str) -> Config {
         chunk_rows: 1_000,
         ..config(instance)
     }
-}
-
-async fn acknowledged(log: &Log, next: u64) {
-    eventually("all is acknowledged", async || {
-        log.cursor("default")
-            .await
-            .is_some_and(|c| c.next(STREAM) == next)
-    })
-    .await;
 }
 
 /// The rows of the letters.
@@ -110,6 +101,29 @@ async fn messages_that_cannot_be_read_are_letters_as_they_are() {
 
 fn sink(table: &Arc<Table>) -> Arc<dyn Sink> {
     table.clone()
+}
+
+/// The rows of a replayed message have a source of their own, which no consumer can have.
+#[tokio::test]
+async fn a_replayed_message_is_not_taken_for_a_row_of_another_consumer() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20]).await;
+    let table = Table::open("table");
+    let other = Config {
+        consumer: "default.unreadable.5".into(),
+        ..config("b")
+    };
+    let other = start(&log.store, other, &table);
+    table.has(20).await;
+    other.stop().await.unwrap();
+    table.cannot_read(&[5]);
+    let consumer = start(&log.store, config("a"), &table);
+    eventually("the letter is there", async || log.letters().await.len() == 1).await;
+    consumer.stop().await.unwrap();
+    table.cannot_read(&[]);
+    let key = log.letters().await.into_keys().next().expect("the letter");
+    assert_eq!(replay(&log.store, &sink(&table), &key).await.unwrap(), 1);
+    assert_eq!(table.rows()["row-5"], 2, "each of two consumers has its row");
 }
 
 #[tokio::test]

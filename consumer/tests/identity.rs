@@ -4,21 +4,13 @@
 mod support;
 
 use millpond_consumer::{Config, ConsumeError};
-use millpond_manifest::cursor::{Ownership, Skip};
+use millpond_manifest::cas::{self, Swap};
+use millpond_manifest::cursor::Ownership;
 use millpond_manifest::layout;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Faults, Outage};
 use std::time::Duration;
-use support::{Fault, Log, Machine, STREAM, Table, config, eventually, start, start_on};
-
-async fn acknowledged(log: &Log, next: u64) {
-    eventually("it is acknowledged", async || {
-        log.cursor("default")
-            .await
-            .is_some_and(|cursor| cursor.next(STREAM) == next)
-    })
-    .await;
-}
+use support::{Fault, Log, STREAM, Table, acknowledged, config, eventually, start};
 
 /// ClickHouse writes a token down and then renames the part. If it dies in between, it says yes to the token for ever and has no
 /// rows.
@@ -53,7 +45,7 @@ async fn a_chunk_of_which_one_partition_has_landed_is_completed() {
     assert_eq!(table.rows(), log.rows());
 }
 
-/// The sink's yes is no proof: whoever believed it would lose the row.
+/// A success is no proof that the rows are there.
 #[tokio::test]
 async fn rows_that_are_not_there_after_every_round_end_the_consumer() {
     let mut log = Log::new(Store::memory()).await;
@@ -125,7 +117,7 @@ async fn a_reset_takes_no_token_of_before_for_its_own() {
     }
 }
 
-/// Who is reset while requests may be under way: the next owner has them ended before it sends anything.
+/// After a reset with requests under way, the next owner ends them before it sends anything.
 #[tokio::test]
 async fn requests_that_may_be_under_way_are_ended_before_other_chunks_are_sent() {
     let mut log = Log::new(Store::memory()).await;
@@ -143,7 +135,7 @@ async fn requests_that_may_be_under_way_are_ended_before_other_chunks_are_sent()
     let second = start(&log.store, Config { lease, ..config("b") }, &table);
     acknowledged(&log, 2).await;
     second.stop().await.unwrap();
-    // Apart from those of each batch that may have been sent.
+    // Leave out the calls for single batches, which spare nobody.
     let mut settled = table.settled();
     settled.retain(|(_, spared)| spared.is_some());
     let opening = log.cursor("default").await.unwrap().opening;
@@ -190,22 +182,11 @@ async fn a_skip_loses_nothing_of_the_neighbours() {
     let second = start(&log.store, over.clone(), &table);
     let error = second.task.await.unwrap().unwrap_err();
     assert!(matches!(error, ConsumeError::Refused { .. }), "{error}");
-    // Of what was sent, only the first row is in the table, as if ClickHouse had died.
+    // Keep only the first row, as if ClickHouse had died.
     for row in 1..9 {
         table.delete(row);
     }
-    log.change_cursor("default", |cursor| {
-        let mut cursor = cursor.clone();
-        let skip = Skip {
-            stream: STREAM.into(),
-            sequence: 1,
-            at_ms: 1,
-            reason: "damaged".into(),
-        };
-        cursor.skip(skip).unwrap();
-        cursor
-    })
-    .await;
+    log.skip("default", 1).await;
     let third = start(&log.store, over, &table);
     acknowledged(&log, 3).await;
     third.stop().await.unwrap();
@@ -311,34 +292,86 @@ async fn two_owners_in_one_epoch_are_not_taken_for_each_other() {
     first.crash().await;
 }
 
-/// The machine is suspended in the middle of a batch, for longer than the lease lasts.
-#[tokio::test(start_paused = true)]
-async fn a_machine_that_was_suspended_begins_no_request_before_its_lease_is_renewed() {
+/// ClickHouse says yes to a repetition as soon as it knows the token, and shows the rows of the request that brought it later.
+#[tokio::test]
+async fn rows_that_are_seen_later_than_their_token_are_not_sent_again() {
     let mut log = Log::new(Store::memory()).await;
-    let (store, network) = log.store.behind(Faults::default());
-    log.commit(&[20]).await;
-    let table = Table::shut("table");
-    let machine = Machine::with_one_thread();
-    let one_writer = Config {
-        writers: 1,
-        ..config("a")
-    };
-    let lease = one_writer.lease;
-    let consumer = start_on(&machine, &store, one_writer, &table);
-    eventually("the first request is under way", async || table.begun() == 1).await;
-    network.set_outage(Some(Outage::Fails));
-    machine.suspend(lease);
-    table.let_through(1);
-    eventually("the first request has ended", async || table.rows().len() == 4).await;
-    tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(
-        table.begun(),
-        1,
-        "somebody else may own the cursor and have sent the rest"
+    log.commit(&[4]).await;
+    let table = Table::open("table");
+    table.fail_next(&[Fault::Hides]);
+    let consumer = start(&log.store, config("a"), &table);
+    acknowledged(&log, 1).await;
+    consumer.stop().await.unwrap();
+    table.reveal();
+    assert_eq!(table.rows(), log.rows(), "some rows were only not seen yet");
+}
+
+/// A replica that cannot be asked may have what came before the reset, and no token says so.
+#[tokio::test]
+async fn nothing_is_sent_after_a_reset_where_a_replica_may_have_it() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let table = Table::open("table");
+    let consumer = start(&log.store, config("a"), &table);
+    acknowledged(&log, 1).await;
+    consumer.stop().await.unwrap();
+    table.delete(1);
+    table.set_uncertain(true);
+    log.reset("default", 0).await;
+    let consumer = start(
+        &log.store,
+        Config {
+            lease: Duration::from_millis(300),
+            ..config("b")
+        },
+        &table,
     );
-    table.let_through(1 << 20);
-    network.set_outage(None);
+    eventually(
+        "it has sent what a replica may have, or says which right it lacks",
+        async || {
+            let cursor = log.cursor("default").await.unwrap();
+            let says = |reason: &String| reason.contains("grant SYSTEM SYNC REPLICA");
+            cursor.next(STREAM) == 1 || cursor.waiting_for.iter().any(says)
+        },
+    )
+    .await;
+    assert_eq!(table.rows().get("row-1"), None, "a replica may have it");
+    table.set_uncertain(false);
     acknowledged(&log, 1).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), log.rows());
+}
+
+/// The manifest is away when a successor opens the cursor, and is there again later.
+#[tokio::test]
+async fn a_successor_asks_for_what_was_planned_before_although_it_sees_the_log_late() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    let never_acknowledges = Config {
+        ack_interval: Duration::from_secs(3_600),
+        ..config("a")
+    };
+    let first = start(&log.store, never_acknowledges, &table);
+    // A new cursor asks for what was in the log before it.
+    eventually("it has its cursor", async || {
+        log.cursor("default").await.is_some()
+    })
+    .await;
+    log.commit(&[3, 25]).await;
+    table.has(28).await;
+    first.crash().await;
+    table.forget_tokens();
+    let manifest = log.manifest().await.state;
+    log.store.delete(&layout::manifest(0)).await.unwrap();
+    let epoch = log.cursor("default").await.unwrap().epoch;
+    let second = start(&log.store, config("a"), &table);
+    eventually("the cursor is open", async || {
+        log.cursor("default").await.unwrap().epoch > epoch
+    })
+    .await;
+    let swap = cas::swap(&log.store, &layout::manifest(0), None, manifest.stamped(1)).await;
+    assert!(matches!(swap, Swap::Committed(_)));
+    acknowledged(&log, 2).await;
+    second.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows(), "what was planned is not new");
 }

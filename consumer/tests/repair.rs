@@ -5,7 +5,7 @@ mod support;
 use millpond_consumer::collector::{Collector, CollectorConfig};
 use millpond_consumer::schedule::{Mode, Room, Schedule};
 use millpond_consumer::{Config, ConsumeError, Consumer, Repair, Rule, Tally};
-use millpond_manifest::cursor::{Ownership, Skip};
+use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Cursor, layout};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Fault, Log, OTHER, Running, STREAM, Table, config, eventually, start};
+use support::{Fault, Log, OTHER, Running, STREAM, Table, acknowledged, config, eventually, start};
 use tokio_util::sync::CancellationToken;
 
 /// The name of the cursor.
@@ -59,15 +59,6 @@ async fn refused(log: &Log, config: Config, table: &Arc<Table>) -> String {
     let error = repair(log, config, table).await.unwrap_err();
     assert!(matches!(error, ConsumeError::Repair { .. }), "{error}");
     error.to_string()
-}
-
-async fn acknowledged(log: &Log, next: u64) {
-    eventually("it is acknowledged", async || {
-        log.cursor("default")
-            .await
-            .is_some_and(|cursor| cursor.next(STREAM) == next)
-    })
-    .await;
 }
 
 /// A log that the consumer has read to its end and was stopped.
@@ -296,7 +287,7 @@ async fn what_cannot_be_repaired_is_refused() {
     }
 }
 
-/// What an operator left out stays out; streams that the consumer does not read are not its rows.
+/// A repair leaves out skipped parts and streams that the consumer does not read.
 #[tokio::test]
 async fn a_repair_keeps_to_what_the_consumer_reads() {
     let mut log = Log::new(Store::memory()).await;
@@ -311,18 +302,7 @@ async fn a_repair_keeps_to_what_the_consumer_reads() {
     acknowledged(&log, 2).await;
     consumer.stop().await.unwrap();
     log.commit(&[4]).await;
-    log.change_cursor("default", |cursor| {
-        let mut cursor = cursor.clone();
-        let skip = Skip {
-            stream: STREAM.into(),
-            sequence: 2,
-            at_ms: 1,
-            reason: "damaged".into(),
-        };
-        cursor.skip(skip).unwrap();
-        cursor
-    })
-    .await;
+    log.skip("default", 2).await;
     let consumer = start(&log.store, own, &table);
     acknowledged(&log, 3).await;
     consumer.stop().await.unwrap();
@@ -459,7 +439,7 @@ async fn a_schedule_plans_nothing_from_its_end_on() {
     let decision = schedule.decide(&cursor, &log, &accepts, Mode::Working, room);
     assert_eq!(decision.acknowledge, [(STREAM.to_owned(), 4)]);
     assert_eq!(decision.plans, []);
-    // What an earlier repair planned beyond the end is done all the same.
+    // A batch that an earlier repair planned beyond the end is still done.
     let plan = millpond_manifest::cursor::Plan { low: 4, high: 4 };
     cursor.plan(STREAM, plan).unwrap();
     let decision = schedule.decide(&cursor, &log, &accepts, Mode::Working, room);

@@ -368,7 +368,7 @@ impl Cursor {
         state.opening = id;
         // An owner that was fenced may have a longer one than its successor, and it sends until that has run out. After a clean
         // release its tokens are known.
-        state.lease_ms = if in_doubt || self.unsettled {
+        state.lease_ms = if (in_doubt || self.unsettled) && !planted::is(Bug::LongestLeaseForgotten) {
             self.lease_ms.max(lease_ms)
         } else {
             lease_ms
@@ -582,9 +582,10 @@ impl Cursor {
                 .planned(&skip.stream)
                 .any(|plan| (plan.low..=plan.high).contains(&skip.sequence));
             if planned && !planted::is(Bug::SkipKeepsTokens) {
+                let keeps = planted::is(Bug::SkipKeepsRefusals);
                 *self = Cursor {
                     ownership: Ownership::Abandoned,
-                    refused: Vec::new(),
+                    refused: if keeps { self.refused.clone() } else { Vec::new() },
                     ..self.next_generation()
                 };
             }

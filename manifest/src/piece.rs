@@ -25,7 +25,7 @@ pub fn halves(number: u32) -> [u32; 2] {
     [2 * place, 2 * place + 1].map(|place| PIECES | chunk << PLACE_BITS | place)
 }
 
-/// What a piece is a half of; nothing for a chunk.
+/// The chunk or piece that a piece is a half of. `None` for a chunk.
 pub fn parent(number: u32) -> Option<u32> {
     let (chunk, place) = split(number);
     match place {

@@ -90,10 +90,42 @@ bugs! {
     NewCursorSentNothing = "new-cursor-sent-nothing",
     /// A skip inside a planned batch leaves the batch's tokens as they are.
     SkipKeepsTokens = "skip-keeps-tokens",
+    /// A skip inside a planned batch keeps what the sink refused of the chunks before the skip.
+    SkipKeepsRefusals = "skip-keeps-refusals",
+    /// The halves of a refused chunk are sent before the cursor records the refusal.
+    HalvesBeforeRefusal = "halves-before-refusal",
+    /// A chunk is sent whole although the cursor records that it was refused.
+    RefusedSentAgain = "refused-sent-again",
+    /// A refused row gets no dead letter.
+    LetterForgotten = "letter-forgotten",
     /// An owner takes a cursor of its own epoch for its own, whoever opened it.
     EpochFences = "epoch-fences",
     /// An owner whose cursor was removed makes a new one.
     RemovalIgnored = "removal-ignored",
+    /// A lease runs for as long as the uptime says, whatever the wall clock says.
+    WallClockIgnored = "wall-clock-ignored",
+    /// A request that is under way when the lease runs out is not dropped.
+    RequestOutlivesLease = "request-outlives-lease",
+    /// Rows are sent on an answer of the sink that is older than the lease.
+    AnswerOutlivesLease = "answer-outlives-lease",
+    /// An opening forgets the longer lease of an owner that was fenced.
+    LongestLeaseForgotten = "longest-lease-forgotten",
+    /// The owner after a reset, a skip or a removal does not wait for the leases of earlier owners.
+    LeaseNotOutlived = "lease-not-outlived",
+    /// Batches that a predecessor planned are sent as new where the log was not there at the opening.
+    InheritedSentAsNew = "inherited-sent-as-new",
+    /// A replay takes a name for its rows that a consumer can have.
+    ReplaySharesName = "replay-shares-name",
+    /// A consumer may have the name of a repair's cursor.
+    RepairNameFree = "repair-name-free",
+    /// Rows that came under tokens of another generation are sent again where a replica may have them.
+    UncertainTrusted = "uncertain-trusted",
+    /// A later round acts on a question that earlier requests were still under way for.
+    LaterRoundUnsettled = "later-round-unsettled",
+    /// A chunk of which the sink has some rows is sent whole.
+    WholeChunkAgain = "whole-chunk-again",
+    /// Requests that another server passes on are not ended with the one that began them.
+    SettledByOwnId = "settled-by-own-id",
     /// An owner looks at its lease once a batch.
     LeaseCheckedOnce = "lease-checked-once",
 }

@@ -553,7 +553,7 @@ fn refusals_that_cannot_be_are_forbidden() {
     }
 }
 
-/// What was sent of a planned batch stands in other chunks than what is sent from now on.
+/// The batch's chunks change, so its earlier tokens no longer mean the same rows.
 #[test]
 fn a_skip_within_a_planned_batch_fences_its_owner_and_changes_the_tokens() {
     let mut cursor = fresh().open(&opening("a", 0, &rule())).unwrap().state;

@@ -39,6 +39,12 @@ pub struct Bounds {
     pub resets: u8,
     /// Removals of the cursor, by an operator.
     pub removals: u8,
+    /// Skips of a segment by an operator.
+    pub skips: u8,
+    /// Numbers of the segments whose rows the sink refuses.
+    pub forbidden: Vec<u8>,
+    /// Repairs of the sink, which then refuses nothing any more.
+    pub mends: u8,
     /// Registrations that make the table forget all other producers.
     pub expiries: u8,
 }
@@ -63,6 +69,9 @@ impl Bounds {
         poisons: 0,
         resets: 0,
         removals: 0,
+        skips: 0,
+        forbidden: Vec::new(),
+        mends: 0,
         expiries: 0,
     };
 
@@ -121,6 +130,18 @@ impl Bounds {
             poisons: 1,
             resets: 1,
             epochs: 4,
+            ..Bounds::delivery()
+        }
+    }
+
+    /// Owners that take refused chunks apart, and a sink that is repaired meanwhile.
+    pub fn refused() -> Bounds {
+        Bounds {
+            segments: vec![vec![1, 1]],
+            owner_faults: 1,
+            epochs: 2,
+            forbidden: vec![0],
+            mends: 1,
             ..Bounds::delivery()
         }
     }

@@ -4,7 +4,7 @@
 //! The model checks the protocols in `design/protocols.md`: producers, owners of a cursor and a collector over one
 //! abstract store, every interleaving of their steps within a bound. What a step means is decided by the pure
 //! functions of `millpond-manifest` and by `millpond_consumer::schedule`, the very ones that run in production; here is only
-//! the glue around them, as thin as `producer/src/committer.rs`, `consumer/src/shard.rs` and `consumer/src/collector.rs` allow.
+//! the glue around them, as thin as `producer/src/committer.rs`, `consumer/src/tenure.rs` and `consumer/src/collector.rs` allow.
 //!
 //! A compare-and-set lands or not, and is reported or not; one that is not reported may land later still. Actors crash at
 //! any step. Time is a small counter: segments are named by it, and the collector's orphan floor follows it.
@@ -22,6 +22,7 @@ pub mod model;
 pub mod owner;
 pub mod producer;
 pub mod properties;
+mod sending;
 pub mod simulator;
 pub mod store;
 

@@ -7,6 +7,7 @@ use crate::producer::{self, Producer};
 use crate::properties;
 use crate::store::Store;
 use millpond_manifest::Rule;
+use millpond_manifest::cursor::Skip;
 use stateright::{Model, Property};
 
 /// What is searched.
@@ -30,6 +31,8 @@ pub struct Left {
     pub poisons: u8,
     pub resets: u8,
     pub removals: u8,
+    pub skips: u8,
+    pub mends: u8,
     pub expiries: u8,
 }
 
@@ -65,12 +68,34 @@ pub enum Action {
     Reset,
     /// An operator removes the cursor.
     Remove,
+    /// An operator has a segment left out.
+    Skip(u64),
+    /// Somebody repairs the sink: it refuses nothing any more.
+    Mend,
     /// A producer's.
     Producer(usize, producer::Step),
     /// An owner's.
     Owner(usize, owner::Step),
     /// The collector's.
     Collector(collector::Step),
+}
+
+impl World {
+    /// Not promised: a fenced owner sends a chunk whole that its successor has taken apart, to a sink that is repaired meanwhile
+    /// (`design/protocols.md`, "Dead letters").
+    fn may_be_mended(&self) -> bool {
+        let refuses = !self.store.forbidden.is_empty();
+        refuses && !self.owners.iter().any(|owner| owner.is_fenced(&self.store))
+    }
+}
+
+fn skip(sequence: u64) -> Skip {
+    Skip {
+        stream: producer::STREAM.to_owned(),
+        sequence,
+        at_ms: 0,
+        reason: String::new(),
+    }
 }
 
 impl System {
@@ -97,7 +122,10 @@ impl Model for System {
     fn init_states(&self) -> Vec<World> {
         let bounds = &self.bounds;
         vec![World {
-            store: Store::new(),
+            store: Store {
+                forbidden: bounds.forbidden.iter().copied().collect(),
+                ..Store::new()
+            },
             producers: vec![Producer::default(); bounds.segments.len()],
             owners: vec![Owner::default(); bounds.owners],
             collector: Collector::default(),
@@ -113,6 +141,8 @@ impl Model for System {
                 poisons: bounds.poisons,
                 resets: bounds.resets,
                 removals: bounds.removals,
+                skips: bounds.skips,
+                mends: bounds.mends,
                 expiries: bounds.expiries,
             },
             told: Vec::new(),
@@ -137,6 +167,12 @@ impl Model for System {
         {
             actions.extend((world.left.resets > 0).then_some(Action::Reset));
             actions.extend((world.left.removals > 0).then_some(Action::Remove));
+            if world.left.skips > 0 {
+                actions.extend((0..world.store.manifest.next_sequence).map(Action::Skip));
+            }
+        }
+        if world.left.mends > 0 && world.may_be_mended() {
+            actions.push(Action::Mend);
         }
         for (i, producer) in world.producers.iter().enumerate() {
             let mut steps = Vec::new();
@@ -166,6 +202,17 @@ impl Model for System {
             Action::Remove => {
                 next.left.removals -= 1;
                 next.store.operate(millpond_manifest::Cursor::remove)?;
+            }
+            Action::Skip(sequence) => {
+                next.left.skips -= 1;
+                let cursor = next.store.cursor.as_ref()?;
+                let mut skipped = (**cursor).clone();
+                skipped.skip(skip(sequence)).ok()?;
+                next.store.operate(|_| skipped.clone())?;
+            }
+            Action::Mend => {
+                next.left.mends -= 1;
+                next.store.forbidden.clear();
             }
             Action::Producer(place, step) => Producer::step(place, step, self, &mut next)?,
             Action::Owner(place, step) => Owner::step(place, step, self, &mut next)?,

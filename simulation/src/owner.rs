@@ -1,11 +1,12 @@
 //! An owner of the cursor, or one that wants to be: opens it, plans, sends, acknowledges, as `consumer/src/schedule.rs`
-//! decides and `owner.rs` and `shard.rs` beside it do. The lease is no part of the safety: here it has always run out.
+//! decides and `owner.rs` and `tenure.rs` beside it do. The lease is no part of the safety: here it has always run out.
 
 use crate::model::{System, World};
 use crate::producer::STREAM;
-use crate::store::{Answer, Broken, Outcome, Store, Versioned, Write, outcomes};
+use crate::sending::{Next, Sending};
+use crate::store::{Answer, Broken, Outcome, Store, Taken, Versioned, Write, outcomes};
 use millpond_consumer::schedule::{Decision, Mode, Room, Schedule};
-use millpond_manifest::cursor::{Forbidden, Opening, Ownership, Plan};
+use millpond_manifest::cursor::{Forbidden, Opening, Ownership, Plan, Refused};
 use millpond_manifest::{Cursor, Log, Manifest, Rule};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -49,41 +50,6 @@ impl Known {
             manifest,
             log: Arc::new(log),
         }
-    }
-}
-
-/// How far a batch is on its way into the sink.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Sending {
-    rows: Vec<Ulid>,
-    /// The sink is asked before anything is sent.
-    in_doubt: bool,
-    /// The chunk that is next.
-    chunk: usize,
-    round: u8,
-    /// The rows of the chunk that the sink lacked when it was asked.
-    lacks: Option<Vec<Ulid>>,
-}
-
-/// Rounds of one attempt, as in `consumer/src/rounds.rs`.
-const ROUNDS: u8 = 3;
-
-impl Sending {
-    fn chunk(&self, rule: &Rule) -> Vec<Ulid> {
-        let size = usize::try_from(rule.chunk_rows).unwrap_or(usize::MAX);
-        let mut chunks = self.rows.chunks(size);
-        chunks.nth(self.chunk).unwrap_or_default().to_vec()
-    }
-
-    /// Whether the next step is a question.
-    fn asks(&self) -> bool {
-        self.in_doubt && self.lacks.is_none()
-    }
-
-    /// The chunk is in the sink. `in_doubt`: of the next one, too, rows may be there.
-    fn go_on(&mut self, in_doubt: bool) {
-        self.chunk += 1;
-        (self.in_doubt, self.round, self.lacks) = (in_doubt, 0, None);
     }
 }
 
@@ -140,8 +106,11 @@ pub enum Step {
     Start(Plan),
     /// Asks the sink which rows of the batch's next chunk it lacks.
     Ask(Plan),
-    /// Sends the chunk, or what it lacks. Whether the sink records the token and loses the rows and its answer.
+    /// Sends the chunk or the piece, or the rows that the sink lacks. Whether the sink records the token and loses the rows
+    /// and its answer.
     Send(Plan, bool),
+    /// Writes the dead letters of the batch's chunk.
+    Bury(Plan),
     /// Learns that no request of earlier owners is under way any more.
     Settle,
     /// Makes plans, if so wanted, and acknowledgements durable.
@@ -181,6 +150,40 @@ impl Tenure {
         self.schedule.acknowledged(&durable);
         self.durable = durable;
         self.reread = false;
+        let batches: Vec<Plan> = self.sending.keys().copied().collect();
+        for batch in batches {
+            self.change(batch, Sending::go_on);
+        }
+    }
+
+    /// Changes a batch that is on its way, given what the cursor says that the sink refused of it. Forgets it if it is finished.
+    fn change<R>(
+        &mut self,
+        batch: Plan,
+        change: impl FnOnce(&mut Sending, Option<&Refused>) -> R,
+    ) -> Option<R> {
+        let sending = self.sending.get_mut(&batch)?;
+        let changed = change(sending, self.durable.refused(STREAM, batch));
+        if sending.next() == Next::Nothing {
+            self.sending.remove(&batch);
+            self.schedule.finished(&(STREAM.to_owned(), batch));
+        }
+        Some(changed)
+    }
+
+    /// Whether a swap that plans nothing is called for.
+    fn is_worth_a_swap(&self, decision: &Decision) -> bool {
+        let refused = self
+            .sending
+            .values()
+            .any(|sending| !sending.undurable().is_empty());
+        decision.progress || refused || (self.settled && self.durable.unsettled)
+    }
+
+    /// Whether the cursor records a refusal of a batch that its predecessor planned.
+    fn repeats_cuts(&self) -> bool {
+        let mut refused = self.durable.refused.iter();
+        refused.any(|refused| self.schedule.is_in_doubt(&(STREAM.to_owned(), refused.batch)))
     }
 
     /// The next state of the cursor: `None` when nothing is worth a request.
@@ -188,7 +191,7 @@ impl Tenure {
         let decision = self.decide();
         let worth_it = match plan {
             true => !decision.plans.is_empty() || !decision.ahead.is_empty(),
-            false => decision.progress || (self.settled && self.durable.unsettled),
+            false => self.is_worth_a_swap(&decision),
         };
         if !worth_it {
             return None;
@@ -204,6 +207,12 @@ impl Tenure {
             let plans = decision.plans.iter().chain(&decision.ahead);
             for (stream, boundaries) in plans.filter(|_| plan) {
                 next.plan(stream, *boundaries)?;
+            }
+            for (batch, sending) in &self.sending {
+                let pieces = sending.undurable();
+                if !pieces.is_empty() && next.next(STREAM) <= batch.low {
+                    next.refuse(STREAM, *batch, pieces, "a row is forbidden")?;
+                }
             }
             if self.settled {
                 next.settle();
@@ -232,6 +241,11 @@ impl Owner {
     /// Whether its predecessor planned what is not in the log that it knows.
     pub fn replays_ahead(&self) -> bool {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.replays_ahead())
+    }
+
+    /// Whether its predecessor has taken a chunk apart, and it goes on with that.
+    pub fn repeats_cuts(&self) -> bool {
+        matches!(&self.phase, Phase::Serving(tenure) if tenure.repeats_cuts())
     }
 
     /// Whether it still thinks that it owns a cursor that another one has opened.
@@ -265,13 +279,16 @@ impl Owner {
                     steps.push(Step::Poll);
                 }
                 let decision = tenure.decide();
-                steps.extend(decision.start.into_iter().map(|(_, plan)| Step::Start(plan)));
+                steps.extend(decision.start.iter().map(|(_, plan)| Step::Start(*plan)));
                 for (plan, sending) in &tenure.sending {
-                    if sending.asks() {
-                        steps.push(Step::Ask(*plan));
-                    } else {
-                        steps.push(Step::Send(*plan, false));
-                        steps.extend((world.left.poisons > 0).then_some(Step::Send(*plan, true)));
+                    match sending.next() {
+                        Next::Ask => steps.push(Step::Ask(*plan)),
+                        Next::Send => {
+                            steps.push(Step::Send(*plan, false));
+                            steps.extend((world.left.poisons > 0).then_some(Step::Send(*plan, true)));
+                        }
+                        Next::Letters => steps.push(Step::Bury(*plan)),
+                        Next::Refusal | Next::Nothing => {}
                     }
                 }
                 if !tenure.settled {
@@ -283,7 +300,7 @@ impl Owner {
                     if !decision.plans.is_empty() || !decision.ahead.is_empty() {
                         steps.extend(swaps.clone().map(|outcome| Step::Save(true, outcome)));
                     }
-                    if decision.progress || (tenure.settled && tenure.durable.unsettled) {
+                    if tenure.is_worth_a_swap(&decision) {
                         steps.extend(swaps.clone().map(|outcome| Step::Save(false, outcome)));
                     }
                     if world.left.releases > 0 && !tenure.in_doubt {
@@ -380,49 +397,27 @@ impl Tenure {
                     // Trimmed, which only a fenced owner can come to see.
                     return Some(false);
                 }
-                let rows = found.into_iter().map(|(_, name)| name).collect();
-                let key = (STREAM.to_owned(), plan);
-                let sending = Sending {
-                    rows,
-                    in_doubt: self.schedule.is_in_doubt(&key) || self.durable.may_have_sent(plan),
-                    chunk: 0,
-                    round: 0,
-                    lacks: None,
-                };
-                self.schedule.started(key);
-                self.sending.insert(plan, sending);
+                self.start(plan, &found);
             }
             Step::Ask(plan) => {
-                let sending = self.sending.get_mut(&plan)?;
-                let mut lacks = sending.chunk(&self.durable.rule);
+                let mut lacks = self.sending.get(&plan)?.piece();
                 lacks.retain(|row| !store.sink.contains(row));
-                if lacks.is_empty() {
-                    let in_doubt = self.starts_in_doubt(plan);
-                    self.sending.get_mut(&plan)?.go_on(in_doubt);
-                } else if sending.round == ROUNDS {
+                if !self.change(plan, |sending, known| sending.lacks(lacks, known))? {
                     store.broken.get_or_insert(Broken::Missing);
-                } else {
-                    sending.lacks = Some(lacks);
                 }
-                self.finish(plan);
             }
             Step::Send(plan, poisoned) => {
-                let in_doubt = self.starts_in_doubt(plan);
-                let sending = self.sending.get_mut(&plan)?;
-                let rows = sending.lacks.take();
-                let rows = rows.unwrap_or_else(|| sending.chunk(&self.durable.rule));
-                let token = (self.durable.generation, plan, sending.chunk, sending.round);
-                store.insert(token, &rows, poisoned);
-                if poisoned {
-                    // Its answer is lost: another attempt.
-                    (sending.in_doubt, sending.round) = (true, 0);
-                } else if sending.in_doubt {
-                    sending.round += 1;
-                } else {
-                    sending.go_on(in_doubt);
-                }
-                self.finish(plan);
+                let sending = self.sending.get(&plan)?;
+                let (number, round) = sending.request()?;
+                let token = (self.durable.generation, plan, number, round);
+                let taken = store.insert(token, &sending.to_send(), poisoned);
+                self.change(plan, |sending, known| match (taken, poisoned) {
+                    (Taken::Refused, _) => sending.rejected(known),
+                    (Taken::Accepted, true) => sending.unanswered(),
+                    (Taken::Accepted, false) => sending.accepted(known),
+                })?;
             }
+            Step::Bury(plan) => store.letters.extend(self.change(plan, Sending::take_dead)?),
             Step::Settle => self.settled = true,
             Step::Save(plan, outcome) => match self.save(plan)? {
                 Ok(next) => {
@@ -459,22 +454,22 @@ impl Tenure {
         Some(true)
     }
 
-    /// Whether rows of the batch may have been sent before this term.
-    fn starts_in_doubt(&self, plan: Plan) -> bool {
+    /// Begins a batch of these segments, but for those that an operator said to leave out.
+    fn start(&mut self, plan: Plan, found: &[(u64, Ulid)]) {
         let key = (STREAM.to_owned(), plan);
-        self.schedule.is_in_doubt(&key) || self.durable.may_have_sent(plan)
-    }
-
-    /// A batch is done after its last chunk.
-    fn finish(&mut self, plan: Plan) {
-        let rule = &self.durable.rule;
-        if self
-            .sending
-            .get(&plan)
-            .is_some_and(|sending| sending.chunk(rule).is_empty())
-        {
-            self.sending.remove(&plan);
-            self.schedule.finished(&(STREAM.to_owned(), plan));
+        let wanted = found
+            .iter()
+            .filter(|(sequence, _)| !self.durable.is_skipped(STREAM, *sequence));
+        let rows = wanted.map(|(_, name)| *name).collect();
+        // Rows of it may have been sent before this term.
+        let inherited = self.schedule.is_in_doubt(&key) || self.durable.may_have_sent(plan);
+        let known = self.durable.refused(STREAM, plan);
+        let sending = Sending::new(rows, self.durable.rule.chunk_rows, inherited, known);
+        self.schedule.started(key.clone());
+        if sending.next() == Next::Nothing {
+            self.schedule.finished(&key);
+        } else {
+            self.sending.insert(plan, sending);
         }
     }
 

@@ -29,14 +29,19 @@ pub fn all(bounds: &Bounds) -> Vec<Property<System>> {
             "2: a success implies the records are in the log, once",
             |_, w: &World| told_is_true(w),
         ),
-        Property::always("3: all below next is in the sink", |_, world: &World| {
-            nothing_skipped(world)
-        }),
+        Property::always(
+            "3: all below next is in the sink or in a letter",
+            |_, world: &World| nothing_skipped(world),
+        ),
         Property::always("3: nothing is in the sink twice", |_, world: &World| {
             let mut seen = BTreeSet::new();
             let mut rows = world.store.sink.iter();
             rows.all(|segment| seen.insert(number(*segment)))
         }),
+        Property::always(
+            "3: a letter is of a row that is refused, and not in the sink",
+            |system: &System, w: &World| letters_are_right(system, w),
+        ),
         Property::always("4: three rounds bring every row", |_, world: &World| {
             world.store.broken != Some(Broken::Missing)
         }),
@@ -143,6 +148,27 @@ fn reached(bounds: &Bounds) -> Vec<Property<System>> {
             }),
         ),
         (
+            !bounds.forbidden.is_empty(),
+            Property::sometimes("a row is in a dead letter", |_, w: &World| {
+                !w.store.letters.is_empty()
+            }),
+        ),
+        (
+            !bounds.forbidden.is_empty() && taken,
+            Property::sometimes("a successor repeats cuts", |_, w: &World| {
+                w.owners.iter().any(super::owner::Owner::repeats_cuts)
+            }),
+        ),
+        (
+            bounds.skips > 0,
+            Property::sometimes("a segment that is planned is left out", |_, w: &World| {
+                w.store
+                    .cursor
+                    .as_ref()
+                    .is_some_and(|cursor| cursor.generation > 0)
+            }),
+        ),
+        (
             taken,
             Property::sometimes("a fenced owner does not know it yet", |_, w: &World| {
                 w.owners.iter().any(|owner| owner.is_fenced(&w.store))
@@ -194,9 +220,26 @@ fn told_is_true(world: &World) -> bool {
 }
 
 fn nothing_skipped(World { store, .. }: &World) -> bool {
-    let next = store.cursor.as_ref().map_or(0, |cursor| cursor.next(STREAM));
+    let Some(cursor) = &store.cursor else {
+        return true;
+    };
     let taken: BTreeSet<Ulid> = store.sink.iter().copied().collect();
-    let next = usize::try_from(next).unwrap_or(usize::MAX);
-    let mut below = store.history.iter().take(next);
-    below.all(|segment| taken.contains(segment)) && next <= store.history.len()
+    let next = cursor.next(STREAM);
+    let mut below = (0..next).zip(&store.history);
+    below.all(|(sequence, segment)| {
+        taken.contains(segment) || store.letters.contains(segment) || cursor.is_skipped(STREAM, sequence)
+    }) && next <= store.history.len() as u64
+}
+
+/// After a reset or a removal, a repaired sink may take a row that has a letter.
+fn letters_are_right(system: &System, World { store, .. }: &World) -> bool {
+    let Bounds {
+        forbidden,
+        resets,
+        removals,
+        ..
+    } = &system.bounds;
+    let begins_again = resets + removals > 0;
+    let mut letters = store.letters.iter();
+    letters.all(|row| forbidden.contains(&number(*row)) && (begins_again || !store.sink.contains(row)))
 }

@@ -21,6 +21,8 @@ enum Scope {
     Takeover,
     /// Owners whose cursor an operator resets.
     Operated,
+    /// Owners whose sink refuses rows.
+    Refused,
     /// Everybody.
     Whole,
 }
@@ -87,6 +89,15 @@ pub(crate) struct Search {
     /// Removals of the cursor.
     #[arg(long)]
     removals: Option<u8>,
+    /// Skips of a segment.
+    #[arg(long)]
+    skips: Option<u8>,
+    /// Numbers of the segments whose rows the sink refuses, as in 0,2.
+    #[arg(long, value_delimiter = ',')]
+    forbidden: Option<Vec<u8>>,
+    /// Repairs of the sink.
+    #[arg(long)]
+    mends: Option<u8>,
     /// Registrations that make the table forget all others.
     #[arg(long)]
     expiries: Option<u8>,
@@ -100,6 +111,7 @@ impl Search {
             Scope::Delivery => Bounds::delivery(),
             Scope::Takeover => Bounds::takeover(),
             Scope::Operated => Bounds::operated(),
+            Scope::Refused => Bounds::refused(),
             Scope::Whole => Bounds::whole(),
         };
         let segments = match &self.segments {
@@ -128,6 +140,9 @@ impl Search {
             poisons: self.poisons.unwrap_or(from.poisons),
             resets: self.resets.unwrap_or(from.resets),
             removals: self.removals.unwrap_or(from.removals),
+            skips: self.skips.unwrap_or(from.skips),
+            forbidden: self.forbidden.clone().unwrap_or(from.forbidden),
+            mends: self.mends.unwrap_or(from.mends),
             expiries: self.expiries.unwrap_or(from.expiries),
         })
     }

@@ -1,6 +1,7 @@
 //! The store as the model sees it: two compare-and-set objects, segments, pages, writes that may still land, and the sink
 //! behind the consumers. It keeps the history of the log beside, for the properties.
 
+use crate::producer::number;
 use millpond_manifest::cursor::Plan;
 use millpond_manifest::{Cursor, Manifest, Object, Page};
 use std::collections::{BTreeMap, BTreeSet};
@@ -171,8 +172,17 @@ pub enum Broken {
 /// The nonce of an operator. Those of owners are smaller.
 const OPERATOR: u64 = u64::MAX;
 
-/// The name of a request's rows: generation, batch, chunk and round.
-pub type Token = (u64, Plan, usize, u8);
+/// The name of a request's rows: generation, batch, chunk or piece, and round.
+pub type Token = (u64, Plan, u32, u8);
+
+/// The answer of the sink to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// It says yes.
+    Accepted,
+    /// It will never take one of the rows, and took none.
+    Refused,
+}
 
 /// All that is shared.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -191,6 +201,10 @@ pub struct Store {
     pub sink: Vec<Ulid>,
     /// The tokens that the sink has recorded: what comes under one again is dropped.
     pub tokens: BTreeSet<Token>,
+    /// Numbers of the segments whose rows the sink refuses.
+    pub forbidden: BTreeSet<u8>,
+    /// The rows with a dead letter.
+    pub letters: BTreeSet<Ulid>,
     /// Not in the store: the segment of every sequence ever committed.
     pub history: Vec<Ulid>,
     /// Not in the store: the first step that went wrong.
@@ -208,6 +222,8 @@ impl Store {
             late: Vec::new(),
             sink: Vec::new(),
             tokens: BTreeSet::new(),
+            forbidden: BTreeSet::new(),
+            letters: BTreeSet::new(),
             history: Vec::new(),
             broken: None,
         }
@@ -288,9 +304,10 @@ impl Store {
             self.broken.get_or_insert(Broken::Format);
         }
         if let Some(before) = &self.cursor {
-            // The nonce names the writer.
-            let same_owner = before.epoch == next.epoch && before.stamp.nonce == next.stamp.nonce;
-            if !(same_owner || next.epoch > before.epoch) {
+            // The nonce names the writer, and an owner's opening id is one more.
+            let nonce = next.stamp.nonce;
+            let is_owner = nonce == OPERATOR || next.opening == nonce + 1;
+            if next.epoch < before.epoch || !is_owner {
                 self.broken.get_or_insert(Broken::Fence);
             }
         }
@@ -304,12 +321,17 @@ impl Store {
         Some(())
     }
 
-    /// The sink takes rows under a token, unless it has recorded that. `poisoned`: it records the token and loses the rows.
-    pub fn insert(&mut self, token: Token, rows: &[Ulid], poisoned: bool) {
+    /// The sink takes rows under a token, unless it has recorded that or refuses one of them. `poisoned`: it records the token
+    /// and loses the rows.
+    pub fn insert(&mut self, token: Token, rows: &[Ulid], poisoned: bool) -> Taken {
+        if rows.iter().any(|row| self.forbidden.contains(&number(*row))) {
+            return Taken::Refused;
+        }
         if self.tokens.insert(token) && !poisoned {
             self.sink.extend(rows);
             self.sink.sort_unstable();
         }
+        Taken::Accepted
     }
 }
 

@@ -66,7 +66,7 @@ fn a_cursor_that_is_reset() {
     holds(Bounds::operated());
 }
 
-/// What begins again after a removal asks for what was sent before.
+/// A consumer that begins again after a removal asks for rows that were sent before.
 #[test]
 fn a_cursor_that_is_removed() {
     holds(Bounds {
@@ -86,6 +86,49 @@ fn a_sink_that_loses_rows() {
         owner_faults: 0,
         owner_crashes: 1,
         ..Bounds::delivery()
+    });
+}
+
+/// Owners take a refused chunk apart, however they follow each other and whenever somebody repairs the sink.
+#[test]
+fn a_sink_that_refuses_a_row() {
+    holds(Bounds::refused());
+}
+
+/// The halves are halved again.
+#[test]
+fn a_sink_that_refuses_rows_of_a_longer_chunk() {
+    holds(Bounds {
+        segments: vec![vec![1, 1, 1]],
+        forbidden: vec![0, 2],
+        owner_faults: 0,
+        mends: 0,
+        ..Bounds::refused()
+    });
+}
+
+/// An operator has a segment left out, of batches that are under way, too.
+#[test]
+fn a_segment_that_is_left_out() {
+    holds(Bounds {
+        segments: vec![vec![1, 1]],
+        owner_faults: 0,
+        poisons: 1,
+        skips: 1,
+        epochs: 4,
+        ..different_rules(Bounds::delivery())
+    });
+}
+
+/// A skip begins with new chunks, of which nothing has been refused.
+#[test]
+fn a_segment_of_a_refused_chunk_that_is_left_out() {
+    holds(Bounds {
+        owner_faults: 0,
+        skips: 1,
+        mends: 0,
+        epochs: 4,
+        ..Bounds::refused()
     });
 }
 

@@ -141,7 +141,7 @@ fn fault(what: &'static str) -> Error {
     }
 }
 
-/// What the store says to the second copy of a write that took effect.
+/// The store's answer to the second copy of a write that took effect.
 fn refused(on: On, location: &Path) -> Error {
     let path = location.to_string();
     match on {

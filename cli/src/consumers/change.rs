@@ -16,7 +16,7 @@ use std::io::{BufRead, IsTerminal, Write};
 /// How often a swap is tried again that an owner's own swaps keep from happening.
 const SWAPS_MAX: u32 = 10;
 
-/// What an operator has agreed to.
+/// The risks that an operator has accepted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Consent {
     pub(super) yes: bool,
@@ -63,10 +63,10 @@ impl Consent {
 pub(super) async fn reset(hand: &Hand, to: Target, consent: Consent) -> anyhow::Result<()> {
     layout::check_reader_name(&hand.consumer)?;
     let store = hand.store.open(false).await?;
-    // All positions first: nothing is changed when one cannot be meant.
+    // Find every position before the first change, so that a bad one changes nothing.
     let mut changes = Vec::new();
     for (shard, cursor) in hand.cursors(&store).await? {
-        // Only a time needs the pages: it must be possible to go on behind one that cannot be read.
+        // Only a time needs the pages. A reset must be able to move past a page that cannot be read.
         let log = match to {
             Target::Time(_) => read_log(&store, shard).await?,
             _ => cas::read::<Manifest>(&store, &layout::manifest(shard))
@@ -87,7 +87,7 @@ pub(super) async fn reset(hand: &Hand, to: Target, consent: Consent) -> anyhow::
     consent.ask(hand, &positions.collect::<Vec<_>>())?;
     for (shard, position, cursor) in changes {
         supersede(&store, hand, shard, &cursor, |cursor| cursor.reset(position)).await?;
-        // The others are to follow, whether or not somebody reads it.
+        // Change the other shards even if standard output is closed.
         let _ = say!(
             "{} in shard {shard:04} goes on from sequence {position}, and inserts what its table lacks from there on",
             hand.consumer
@@ -107,16 +107,16 @@ pub(super) async fn remove(hand: &Hand) -> anyhow::Result<()> {
                 end_repair(&store, hand, shard).await?;
             }
         }
-        // The others are to follow, whether or not somebody reads it.
+        // Change the other shards even if standard output is closed.
         let _ = say!("{} is removed from shard {shard:04}", hand.consumer);
     }
     Ok(())
 }
 
-/// A cursor that is to be removed.
+/// A cursor to remove.
 enum Found {
     Cursor(Box<Snapshot<Cursor>>),
-    /// It cannot be read.
+    /// The cursor cannot be read.
     Damaged(Version),
 }
 
@@ -250,7 +250,7 @@ async fn end_repair(store: &Store, hand: &Hand, shard: u32) -> anyhow::Result<Op
     )
 }
 
-/// Swaps a cursor, an unknown outcome looked up.
+/// Swaps a cursor. Reads it again if the outcome is unknown.
 async fn swap(store: &Store, before: &Version, next: Cursor) -> anyhow::Result<()> {
     let next = next.stamped(rand::random());
     let (stamp, shard) = (next.stamp, next.shard);

@@ -1,4 +1,4 @@
-//! `millpond consumer repair`: what the tables lack of an acknowledged range, inserted once.
+//! `millpond consumer repair`: inserts each row of an acknowledged range that the tables lack, once.
 
 use super::{Target, read_log};
 use crate::inspect::{buffer, cursor};
@@ -19,7 +19,7 @@ use std::ops::RangeInclusive;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// What to repair, and where.
+/// The arguments of `millpond consumer repair`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RepairArgs {
     #[command(flatten)]
@@ -32,10 +32,10 @@ pub(crate) struct RepairArgs {
     /// The last sequence; or a time: the last segment committed before it; or latest: all that is acknowledged.
     #[arg(long, value_name = "SEQUENCE|TIME")]
     to: Target,
-    /// Only in this shard. Sequences need it in a buffer with several shards.
+    /// Repair only this shard. Required for sequences in a buffer with several shards.
     #[arg(long, value_name = "N")]
     shard: Option<u32>,
-    /// Only this stream. Can be given more than once, and with * at the end.
+    /// Repair only this stream. May be given more than once, and may end with *.
     #[arg(long = "stream", value_name = "NAME")]
     streams: Vec<StreamPattern>,
     /// ClickHouse's HTTP interface, e.g. http://127.0.0.1:8123.
@@ -43,12 +43,12 @@ pub(crate) struct RepairArgs {
     clickhouse: String,
     #[command(flatten)]
     table: TableArgs,
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
 
-/// Exits 1 when it was stopped before its end.
+/// Exits 1 if the repair was stopped before its end.
 pub(super) async fn run(args: RepairArgs) -> anyhow::Result<ExitCode> {
     layout::check_reader_name(&args.consumer)?;
     ensure!(
@@ -166,7 +166,7 @@ impl RepairArgs {
     }
 }
 
-/// The sequences of a log that are meant.
+/// Resolves the range to sequences of a log.
 fn range(from: Target, to: Target, log: &Log, cursor: &Cursor) -> anyhow::Result<RangeInclusive<u64>> {
     let from = from.position(log)?;
     let acknowledged = || {

@@ -42,7 +42,7 @@ pub(crate) struct CostArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) chart: Option<PathBuf>,
 
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     pub(super) json: bool,
 }

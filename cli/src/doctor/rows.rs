@@ -1,5 +1,5 @@
-//! `millpond doctor --rows`: the tables compared with the buffer, row by row. Counts first; a segment is read only where they
-//! differ from what the manifest says.
+//! `millpond doctor --rows`: compares the tables with the buffer, row by row. It counts first, and reads a segment only where
+//! the counts differ from the manifest.
 
 use super::{DoctorArgs, Report};
 use crate::inspect::{buffer, cursors, whole};
@@ -23,7 +23,7 @@ const COUNTED_AT_ONCE: u64 = 10_000;
 /// Segments that a finding names with their record numbers.
 const NAMED_MAX: usize = 5;
 
-/// What was compared of one stream in one shard, and what is wrong with it.
+/// The result of comparing one stream in one shard.
 #[derive(Debug, Serialize)]
 pub(super) struct Compared {
     consumer: String,
@@ -31,9 +31,9 @@ pub(super) struct Compared {
     stream: String,
     from: u64,
     to: u64,
-    /// By the manifest.
+    /// Records in the range, according to the manifest.
     records: u64,
-    /// In the tables.
+    /// Rows in the tables.
     rows: u64,
     missing: u64,
     duplicate: u64,
@@ -192,7 +192,9 @@ impl Look<'_> {
                 let found = counts.remove(&sequence).unwrap_or_default();
                 compared.records += part.records;
                 compared.rows += found.rows;
-                if found.rows != part.records || found.distinct != part.records {
+                // A row of no record can make up for a missing one in the counts, but not with a number that a record has.
+                let unknown = u64::from(found.last) >= part.records;
+                if found.rows != part.records || found.distinct != part.records || unknown {
                     compared.segments_read += 1;
                     let none = BTreeSet::new();
                     let letters = letters.get(&sequence).unwrap_or(&none);
@@ -205,7 +207,7 @@ impl Look<'_> {
                     }
                 }
             }
-            // The log has no such part.
+            // The log has no records of these sequences.
             for (sequence, found) in counts {
                 compared.rows += found.rows;
                 let table = self.sink.numbers(&source, stream, sequence).await?;
@@ -248,7 +250,7 @@ impl Look<'_> {
         let encoding = self.log.streams[part.stream as usize].encoding;
         let asked = ask(self.sink, id, encoding, fetched, self.cursor.rule.clone()).await;
         let records = match asked {
-            // What an operator left out may be damaged.
+            // A segment that an operator skipped may be damaged.
             Err(_) if skipped => return Ok(Difference::default()),
             asked => asked?,
         };

@@ -11,13 +11,15 @@ use millpond_consumer::{
     RowId, Rule, Settled, Sink, SinkError, SystemEnvironment,
 };
 use millpond_manifest::cas::{self, Swap};
+use millpond_manifest::cursor::Skip;
 use millpond_manifest::{
     Buffer, Commit, Cursor, DeadLetter, Manifest, NewPart, NewSegment, ProducerId, layout, piece,
 };
-use millpond_segment::{BlockBuilder, Compressor, Decompressor, Encoding, Limits, SegmentBuilder, blocks};
+use millpond_segment::{BlockBuilder, Compressor, Encoding, SegmentBuilder};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
@@ -180,6 +182,22 @@ impl Log {
             .await;
     }
 
+    /// As `millpond consumer skip` does.
+    pub async fn skip(&self, consumer: &str, sequence: u64) {
+        self.change_cursor(consumer, |cursor| {
+            let mut cursor = cursor.clone();
+            let skip = Skip {
+                stream: STREAM.into(),
+                sequence,
+                at_ms: 1,
+                reason: "damaged".into(),
+            };
+            cursor.skip(skip).unwrap();
+            cursor
+        })
+        .await;
+    }
+
     /// As `millpond consumer remove` does.
     pub async fn remove(&self, consumer: &str) {
         self.change_cursor(consumer, Cursor::remove).await;
@@ -228,6 +246,8 @@ pub enum Fault {
     Refuses,
     /// It dies between writing the token down and the rows: it knows the token for ever and has no rows.
     Poisons,
+    /// It knows the token, loses the answer, and shows the rows only when the request is settled.
+    Hides,
 }
 
 /// A row of a source.
@@ -239,13 +259,15 @@ pub struct Table {
     name: String,
     state: Mutex<State>,
     gate: Semaphore,
+    /// Requests that hang.
+    hanging: AtomicUsize,
     rows_seen: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct State {
     rows: Vec<(Identity, String)>,
-    /// Of each partition.
+    /// The known tokens of each partition.
     known: [HashSet<String>; 2],
     tokens: Vec<String>,
     /// The rows of each request that was taken, by token.
@@ -257,6 +279,10 @@ struct State {
     faults: VecDeque<Fault>,
     /// A chunk with one of these rows is refused.
     forbidden: BTreeSet<String>,
+    /// Rows of requests that are under way, and have tokens that are known.
+    hidden: Vec<(Identity, String)>,
+    /// A replica that nobody asked may have more rows.
+    uncertain: bool,
     /// A row that never lands.
     swallowed: Option<String>,
     /// Messages that are none.
@@ -283,12 +309,30 @@ impl Table {
             name: name.into(),
             state: Mutex::default(),
             gate: Semaphore::new(0),
+            hanging: AtomicUsize::new(0),
             rows_seen,
         })
     }
 
     pub fn let_through(&self, writes: usize) {
         self.gate.add_permits(writes);
+    }
+
+    /// How many requests hang.
+    pub fn hanging(&self) -> usize {
+        self.hanging.load(Ordering::Acquire)
+    }
+
+    /// Whether another replica may have more rows than those that are seen.
+    pub fn set_uncertain(&self, uncertain: bool) {
+        self.state.lock().unwrap().uncertain = uncertain;
+    }
+
+    /// The requests that are under way end: their rows are seen.
+    pub fn reveal(&self) {
+        let mut state = self.state.lock().unwrap();
+        let hidden = std::mem::take(&mut state.hidden);
+        state.rows.extend(hidden);
     }
 
     pub fn fail_next(&self, faults: &[Fault]) {
@@ -364,7 +408,7 @@ impl Table {
         self.state.lock().unwrap().asked.clone()
     }
 
-    /// What it was told to settle: the beginnings of the names of the requests to end, and of those to spare.
+    /// The calls of `settle`: the prefix of the query ids to end, and the part of those to spare.
     pub fn settled(&self) -> Vec<(String, Option<String>)> {
         self.state.lock().unwrap().settled.clone()
     }
@@ -381,31 +425,20 @@ type Numbered = (RowId, Record);
 impl Table {
     /// A batch's messages: those that can be read, and the others.
     fn messages(&self, batch: &Batch) -> Result<(Vec<Numbered>, Vec<Numbered>), SinkError> {
-        let damaged = |e: &dyn std::fmt::Display| SinkError::Refused(e.to_string());
         let unreadable = self.state.lock().unwrap().unreadable.clone();
         let (mut read, mut other) = (Vec::new(), Vec::new());
-        let mut decompressor = Decompressor::new().map_err(|e| damaged(&e))?;
         for part in &batch.parts {
             let mut id = RowId {
                 sequence: part.sequence,
                 record: part.first_record,
             };
-            for block in blocks(&part.data, part.offset, &Limits::default()) {
-                let block = block.map_err(|e| damaged(&e))?;
-                let raw = block.decode(&mut decompressor).map_err(|e| damaged(&e))?;
-                for message in raw.messages() {
-                    let message = message.map_err(|e| damaged(&e))?;
-                    let record = Record {
-                        received_at_us: message.received_at_us,
-                        payload: message.payload.to_vec(),
-                    };
-                    if unreadable.contains(&*String::from_utf8_lossy(message.payload)) {
-                        other.push((id, record));
-                    } else {
-                        read.push((id, record));
-                    }
-                    id.record += 1;
+            for record in part.messages()? {
+                if unreadable.contains(&*String::from_utf8_lossy(&record.payload)) {
+                    other.push((id, record));
+                } else {
+                    read.push((id, record));
                 }
+                id.record += 1;
             }
         }
         Ok((read, other))
@@ -482,7 +515,9 @@ impl Sink for Table {
 
     async fn insert(&self, chunk: &Chunk, attempt: &Attempt) -> Result<(), SinkError> {
         self.state.lock().unwrap().begun += 1;
+        let hangs = Hangs::new(&self.hanging);
         self.gate.acquire().await.unwrap().forget();
+        drop(hangs);
         let mut state = self.state.lock().unwrap();
         let outcome = state.insert(chunk, attempt);
         let seen = state.rows.len() as u64;
@@ -492,30 +527,50 @@ impl Sink for Table {
     }
 
     async fn presence(&self, source: &str, chunk: &Chunk) -> Result<Presence, SinkError> {
-        let mut state = self.state.lock().unwrap();
-        let before = state.tokens.len();
-        state.asked.push((chunk.id(0).unwrap(), before));
-        let there: HashSet<RowId> = state
+        Ok(self.state.lock().unwrap().presence(source, chunk))
+    }
+
+    async fn settle(&self, of: &str, spared: Option<&str>) -> Result<Settled, SinkError> {
+        let settled = (of.to_owned(), spared.map(str::to_owned));
+        self.state.lock().unwrap().settled.push(settled);
+        self.reveal();
+        Ok(Settled::Ended)
+    }
+}
+
+/// Counts a request while it hangs.
+struct Hangs<'a>(&'a AtomicUsize);
+
+impl<'a> Hangs<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Hangs(count)
+    }
+}
+
+impl Drop for Hangs<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl State {
+    fn presence(&mut self, source: &str, chunk: &Chunk) -> Presence {
+        let before = self.tokens.len();
+        self.asked.push((chunk.id(0).unwrap(), before));
+        let there: HashSet<RowId> = self
             .rows
             .iter()
             .filter(|((of, _), _)| of == source)
             .map(|((_, id), _)| *id)
             .collect();
         let lacking = (0..).zip(chunk.ids()).filter(|(_, id)| !there.contains(id));
-        Ok(Presence::Lacks {
+        Presence::Lacks {
             rows: lacking.map(|(row, _)| row).collect(),
-            certain: true,
-        })
+            certain: !self.uncertain,
+        }
     }
 
-    async fn settle(&self, of: &str, spared: Option<&str>) -> Result<Settled, SinkError> {
-        let settled = (of.to_owned(), spared.map(str::to_owned));
-        self.state.lock().unwrap().settled.push(settled);
-        Ok(Settled::Ended)
-    }
-}
-
-impl State {
     fn insert(&mut self, chunk: &Chunk, attempt: &Attempt) -> Result<(), SinkError> {
         let Attempt {
             token,
@@ -544,19 +599,21 @@ impl State {
         for (id, row) in rows {
             let place = partition(&row);
             let lands = match fault {
-                None | Some(Fault::LandsUnreported) => !refused,
+                None | Some(Fault::LandsUnreported | Fault::Hides) => !refused,
                 Some(Fault::LandsInPart) => place == 0 && !refused,
                 Some(Fault::Poisons | Fault::Down | Fault::Refuses) => false,
             };
             let lands = lands && self.swallowed.as_ref() != Some(&row);
-            if lands && !self.known[place].contains(token) {
+            if lands && fault == Some(Fault::Hides) {
+                self.hidden.push(((source.clone(), id), row));
+            } else if lands && !self.known[place].contains(token) {
                 self.rows.push(((source.clone(), id), row.clone()));
                 self.taken.entry(token.clone()).or_default().push(row);
             }
         }
         let learns: &[usize] = match fault {
             _ if refused => &[],
-            None | Some(Fault::LandsUnreported | Fault::Poisons) => &[0, 1],
+            None | Some(Fault::LandsUnreported | Fault::Poisons | Fault::Hides) => &[0, 1],
             Some(Fault::LandsInPart) => &[0],
             Some(Fault::Down | Fault::Refuses) => &[],
         };
@@ -625,11 +682,12 @@ pub fn config(instance: &str) -> Config {
     }
 }
 
-/// A machine whose clocks go as tokio's do, and that can be suspended.
+/// A machine whose clocks go as tokio's do, and that can be suspended or paused.
 #[derive(Clone)]
 pub struct Machine {
     began: tokio::time::Instant,
     suspended: Arc<Mutex<Duration>>,
+    paused: Arc<Mutex<Duration>>,
     cpu_time: Option<Duration>,
 }
 
@@ -638,6 +696,7 @@ impl Machine {
         Machine {
             began: tokio::time::Instant::now(),
             suspended: Arc::default(),
+            paused: Arc::default(),
             cpu_time: None,
         }
     }
@@ -654,11 +713,17 @@ impl Machine {
     pub fn suspend(&self, time: Duration) {
         *self.suspended.lock().unwrap() += time;
     }
+
+    /// As if a hypervisor had held it for so long: only the wall clock goes on.
+    pub fn pause(&self, time: Duration) {
+        *self.paused.lock().unwrap() += time;
+    }
 }
 
 impl Environment for Machine {
     fn now_us(&self) -> i64 {
-        SystemEnvironment.now_us()
+        let paused = i64::try_from(self.paused.lock().unwrap().as_micros()).unwrap();
+        SystemEnvironment.now_us() + paused
     }
 
     fn uptime(&self) -> Duration {
@@ -685,6 +750,15 @@ pub fn start_on(machine: &Machine, store: &Store, config: Config, table: &Arc<Ta
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(consumer.run(shutdown.clone()));
     Running { shutdown, task }
+}
+
+/// Waits until the consumer `default` has acknowledged everything below `next`.
+pub async fn acknowledged(log: &Log, next: u64) {
+    eventually("it is acknowledged", async || {
+        let cursor = log.cursor("default").await;
+        cursor.is_some_and(|cursor| cursor.next(STREAM) == next)
+    })
+    .await;
 }
 
 /// Polls until it holds. A test that hangs here names what it waited for.

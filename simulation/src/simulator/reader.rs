@@ -1,4 +1,4 @@
-//! What the witness knows of one consumer in one shard: its cursor, what it has acknowledged, and what it may go without.
+//! The witness's record of one consumer in one shard: its cursor, its acknowledgements, and the parts that it may leave out.
 
 use super::record::{Event, Record};
 use millpond_manifest::Cursor;
@@ -18,13 +18,13 @@ pub(crate) struct Reader {
     pub(crate) cursor: Option<Cursor>,
     /// What retention dropped before it was read, or a collector that had read the cursor before a reset.
     pub(crate) missed: BTreeSet<PartKey>,
-    /// What it has acknowledged, and what must therefore be in the table.
+    /// The parts that it has acknowledged, whose rows must be in the table.
     pub(crate) acknowledged: BTreeSet<PartKey>,
     /// A collector may have read the cursor before an operator moved it, and trim below this sequence.
     pub(crate) stale_below: u64,
     /// The log began here when an operator last moved the cursor, or when it was made.
     pub(crate) gone_below: u64,
-    /// Who opened it, by opening.
+    /// The owners by opening id.
     openings: BTreeMap<u64, String>,
 }
 

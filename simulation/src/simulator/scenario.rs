@@ -118,7 +118,7 @@ impl Scenario {
             partitions: rng.random_range(1..=3),
             window,
             tokens_forgotten: one_in(rng, 2),
-            // Who cannot be sure what the table has believes its successes.
+            // An owner that cannot be certain which rows the table has believes its successes.
             poisons: window && certain && one_in(rng, 2),
             certain,
             operators: one_in(rng, 2),

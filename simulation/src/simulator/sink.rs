@@ -9,7 +9,7 @@ use bytes::Bytes;
 use millpond_consumer::{
     Attempt, Batch, Chunk, Cut, Presence, Received, Record, RowId, Rule, Settled, Sink, SinkError,
 };
-use millpond_segment::{Decompressor, Encoding, Limits, blocks};
+use millpond_segment::Encoding;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
@@ -22,27 +22,20 @@ pub(crate) struct Connection {
 
 /// The rows of a batch with their numbers, each as a record.
 fn rows_of(batch: &Batch) -> Result<Vec<(RowId, Record)>, SinkError> {
-    let damaged = |error: &dyn std::fmt::Display| SinkError::Refused(error.to_string());
-    let mut decompressor = Decompressor::new().map_err(|error| damaged(&error))?;
     let mut found = Vec::new();
     for part in &batch.parts {
         let mut id = RowId {
             sequence: part.sequence,
             record: part.first_record,
         };
-        for block in blocks(&part.data, part.offset, &Limits::default()) {
-            let block = block.map_err(|error| damaged(&error))?;
-            let raw = block.decode(&mut decompressor).map_err(|error| damaged(&error))?;
-            for message in raw.messages() {
-                let message = message.map_err(|error| damaged(&error))?;
-                for row in rows(&String::from_utf8_lossy(message.payload)) {
-                    let record = Record {
-                        received_at_us: message.received_at_us,
-                        payload: row.into(),
-                    };
-                    found.push((id, record));
-                    id.record += 1;
-                }
+        for message in part.messages()? {
+            for row in rows(&String::from_utf8_lossy(&message.payload)) {
+                let record = Record {
+                    received_at_us: message.received_at_us,
+                    payload: row.into(),
+                };
+                found.push((id, record));
+                id.record += 1;
             }
         }
     }
@@ -166,7 +159,7 @@ impl Sink for Connection {
         let at = Arc::clone(table);
         let work = async move {
             sleep(delay).await;
-            // What is refused is refused before anything is written.
+            // The table refuses a request before it writes anything.
             !lands || at.land(number, &insert)
         };
         let landed = match fate {
@@ -175,7 +168,7 @@ impl Sink for Connection {
                 sleep(there).await;
                 true
             }
-            // Without a window, nobody may write after his death.
+            // Without a window, no request may outlive its sender.
             _ if !table.scenario.window => work.await,
             // It is on its way, whatever becomes of its sender.
             _ => tokio::spawn(work).await.unwrap_or(false),

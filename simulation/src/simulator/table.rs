@@ -38,7 +38,7 @@ impl Row {
 /// Which row of a consumer.
 type Identity = (u32, String, RowId);
 
-/// What becomes of an INSERT.
+/// The fate of an INSERT.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Fate {
     Honest,
@@ -69,7 +69,7 @@ struct State {
     rng: StdRng,
     fault: f64,
     down: bool,
-    /// Of each partition, the tokens and when they were recorded.
+    /// The tokens of each partition and when they were recorded.
     tokens: Vec<BTreeMap<String, Instant>>,
     /// When the last request under a token was begun.
     used: BTreeMap<String, Instant>,
@@ -81,7 +81,7 @@ struct State {
     /// Requests that may still change something, by number.
     under_way: BTreeMap<u64, String>,
     requests: u64,
-    /// Of each shard, the opening that the cursor holds.
+    /// The opening that each shard's cursor holds.
     openings: BTreeMap<u32, u64>,
 }
 
@@ -171,7 +171,7 @@ impl Table {
         (fails, there, back)
     }
 
-    /// What becomes of the next INSERT, and its ways there and back.
+    /// Draws the fate of the next INSERT and its delays in both directions.
     pub(crate) fn fate(&self) -> (Fate, Duration, Duration) {
         let mut state = self.state();
         let (there, back) = (way(&mut state.rng), way(&mut state.rng));

@@ -221,7 +221,7 @@ impl Witness {
         (all, said)
     }
 
-    /// What consumers have acknowledged and their tables lack, if anything.
+    /// Names the first row that a consumer has acknowledged and its table lacks.
     pub(crate) fn lost(&self) -> Option<String> {
         let state = self.state();
         for (number, shard) in &state.shards {

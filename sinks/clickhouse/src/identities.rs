@@ -16,6 +16,8 @@ pub struct RowCount {
     pub rows: u64,
     /// How many identities they have.
     pub distinct: u64,
+    /// The highest record number among them.
+    pub last: u32,
 }
 
 /// A record of a segment.
@@ -45,6 +47,7 @@ impl ClickHouse {
                 let count = counts.entry(found.sequence).or_default();
                 count.rows += found.rows;
                 count.distinct += found.distinct;
+                count.last = count.last.max(found.last);
             }
         }
         Ok(counts)

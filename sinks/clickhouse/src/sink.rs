@@ -300,7 +300,7 @@ impl Sink for ClickHouse {
         let asks = self.asks();
         // A statement for a cluster waits for every server of it.
         if asks.iter().all(|ask| **ask == Ask::Here) && self.server.config.cluster.is_none() {
-            // Who cannot end them now relies on the table's window.
+            // Where they cannot be ended now, the table's window has to do.
             let _ = self.server.settle(&asks, of, None).await;
         }
     }

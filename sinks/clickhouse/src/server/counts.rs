@@ -12,6 +12,8 @@ pub(crate) struct Count {
     pub(crate) sequence: u64,
     pub(crate) rows: u64,
     pub(crate) distinct: u64,
+    /// The highest record number.
+    pub(crate) last: u32,
 }
 
 /// The number of times that a table has a record.
@@ -39,13 +41,13 @@ impl Server {
             sequences.end()
         );
         let here = format!(
-            "SELECT {SEQUENCE} AS sequence, count() AS rows, uniqExact({RECORD}) AS distinct FROM {} \
+            "SELECT {SEQUENCE} AS sequence, count() AS rows, uniqExact({RECORD}) AS distinct, max({RECORD}) AS last FROM {} \
              WHERE {condition} GROUP BY sequence",
             table.path(&self.config)
         );
         let question = |from: &ReadFrom| {
             format!(
-                "SELECT sequence, sum(times) AS rows, count() AS distinct FROM ({}) GROUP BY sequence",
+                "SELECT sequence, sum(times) AS rows, count() AS distinct, max(record) AS last FROM ({}) GROUP BY sequence",
                 from.identities(&condition)
             )
         };

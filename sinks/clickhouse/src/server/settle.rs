@@ -5,6 +5,7 @@ use crate::presence::{Ask, all_servers};
 use crate::schema::{literal, on_cluster};
 use clickhouse::error::Error;
 use millpond_consumer::{Settled, SinkError};
+use millpond_manifest::planted::{self, Bug};
 use std::time::{Duration, Instant};
 use tracing::debug;
 use uuid::Uuid;
@@ -27,12 +28,14 @@ impl Server {
             return Ok(Settled::Waits);
         }
         // A Distributed table passes only the initial id on to its shards.
-        let mut theirs = format!("startsWith(initial_query_id, {})", literal(of));
+        let id = if planted::is(Bug::SettledByOwnId) {
+            "query_id"
+        } else {
+            "initial_query_id"
+        };
+        let mut theirs = format!("startsWith({id}, {})", literal(of));
         if let Some(spared) = spared {
-            theirs.push_str(&format!(
-                " AND position(initial_query_id, {}) = 0",
-                literal(spared)
-            ));
+            theirs.push_str(&format!(" AND position({id}, {}) = 0", literal(spared)));
         }
         let processes = cluster.map_or("system.processes".to_owned(), |cluster| {
             all_servers(cluster, "system", "processes")

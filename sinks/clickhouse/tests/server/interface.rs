@@ -1,5 +1,5 @@
-//! What only ClickHouse's own HTTP interface has: sessions, query ids, clusters. The engine's library has it too, behind the
-//! arguments of `clickhouse-local`.
+//! Tests that need ClickHouse's own HTTP interface with sessions, query ids and clusters. The engine's library offers it behind
+//! the arguments of `clickhouse-local`.
 
 use crate::support::{NEW_YEAR, Server, at, batch, chunk, open, write, write_again};
 use millpond_clickhouse::{ClickHouse, Config, Signal};
@@ -55,6 +55,38 @@ async fn inserts_of_others_are_ended_and_our_own_go_on() {
     ours.await.unwrap().unwrap();
     others.await.unwrap().unwrap();
     assert_eq!(server.ask("SELECT count() FROM otel.otel_logs").await, "6");
+}
+
+/// A Distributed table sends rows on in the name of the INSERT that brought them, under query ids of its own.
+#[tokio::test]
+async fn what_a_distributed_table_sends_on_is_ended_too() {
+    let server = Server::start();
+    let sink = open(logs(&server)).await;
+    server
+        .run(
+            "CREATE TABLE otel.everywhere AS otel.otel_logs ENGINE = Distributed('pair', 'otel', 'otel_logs') \
+             SETTINGS background_insert_sleep_time_ms = 600000",
+        )
+        .await;
+    server.ask(SLOW).await;
+    let id = "millpond/7/0/test/one/1";
+    let client = clickhouse::Client::default().with_url(&server.url);
+    let insert = client
+        .query_raw("INSERT INTO otel.everywhere (Timestamp) SELECT now() FROM numbers(10)")
+        .with_setting("query_id", id)
+        .with_setting("distributed_foreground_insert", "0")
+        .with_setting("prefer_localhost_replica", "0")
+        .with_setting("function_sleep_max_microseconds_per_block", "0");
+    insert.execute().await.unwrap();
+    let running = format!(
+        "SELECT count() FROM system.processes WHERE initial_query_id = '{id}' AND query_id != '{id}'"
+    );
+    while server.ask(&running).await != "1" {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let settled = sink.settle("millpond/7/0/test/", None).await.unwrap();
+    assert_eq!(settled, Settled::Ended);
+    assert_eq!(server.ask(&running).await, "0", "a shard still works on it");
 }
 
 /// The server gives up when the client does, so that no INSERT lands later than it may.

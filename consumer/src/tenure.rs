@@ -1,0 +1,292 @@
+//! One term as the owner of a cursor: a loop that decides, starts batches and waits for the first thing that happens. It
+//! carries out what [`crate::schedule`] decides.
+
+mod job;
+mod log;
+mod release;
+mod swaps;
+
+pub(crate) use log::Known;
+
+use crate::error::ConsumeError;
+use crate::isolate::{Refusal, Refusals};
+use crate::lease::Lease;
+use crate::metrics::range;
+use crate::owner::{Outcome, Owned};
+use crate::schedule::{Decision, Key, Mode, Room, Schedule};
+use crate::shard::Shard;
+use crate::trace::BatchTrace;
+use crate::work::{self, Workshop};
+use futures::future::{BoxFuture, OptionFuture};
+use log::{Loading, Reading};
+use millpond_manifest::cas::Snapshot;
+use millpond_manifest::{Cursor, Log};
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+use swaps::Swapping;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, info, warn};
+
+/// How a term as the cursor's owner ended.
+pub(crate) enum Term {
+    Released,
+    Fenced,
+}
+
+/// The number of sequences after the end of the log to plan ahead while segments come one at a time. More than come between
+/// two acknowledgements at one segment a second.
+const PLANNED_AHEAD: u64 = 8;
+
+/// One term as the owner of the cursor.
+pub(crate) struct Tenure<'a> {
+    shard: &'a Shard,
+    durable: Snapshot<Cursor>,
+    log: Option<Known>,
+    schedule: Schedule,
+    /// The predecessor may have sent what it planned.
+    inherits_doubt: bool,
+    work: JoinSet<(Key, Result<(), ConsumeError>)>,
+    /// Traces of the batches that are not acknowledged yet.
+    traces: BTreeMap<Key, BatchTrace>,
+    reading: Option<Reading>,
+    loading: Option<Loading<'a>>,
+    swapping: Option<Swapping>,
+    /// The channel on which batches report what the sink refuses.
+    refusals: Refusals,
+    refused: mpsc::UnboundedReceiver<Refusal>,
+    /// Refusals that the cursor does not have yet.
+    undurable: Vec<Refusal>,
+    poll_at: Instant,
+    swapped_at: Instant,
+    /// When the swap under way was begun, by the clock of the lease.
+    swap_began: Duration,
+    term: work::Term,
+    /// Waits for requests of earlier generations. Nothing is sent meanwhile.
+    settling: Option<BoxFuture<'static, ()>>,
+    /// After a failure, no swap before this.
+    swap_again_at: Instant,
+    drain_until: Option<Instant>,
+    /// When the last batch was finished.
+    finished_at: Instant,
+    /// Segments came one at a time when the log was last found changed.
+    one_by_one: bool,
+    ignored: HashSet<String>,
+    /// The start of the log at the last check for trimmed sequences.
+    trimmed: u64,
+}
+
+impl<'a> Tenure<'a> {
+    pub(crate) fn begin(shard: &'a Shard, owned: Owned, log: Option<Known>) -> Tenure<'a> {
+        let schedule = match &log {
+            Some(known) if owned.in_doubt => replay(shard, &owned.durable.state, &known.log),
+            _ => Schedule::after(&owned.durable.state),
+        };
+        let schedule = schedule.until(shard.repair.as_ref().map(|range| range.end() + 1));
+        let now = Instant::now();
+        let environment = &shard.claim.environment;
+        let since_leased = environment.uptime().saturating_sub(owned.leased_at);
+        let state = &owned.durable.state;
+        let term = work::Term {
+            lease: Lease::new(environment.clone(), owned.leased_at, shard.config.lease),
+            opening: state.opening,
+            other_tokens: false,
+        };
+        let settling = state.unsettled.then(|| shard.settle(&term, owned.outlived));
+        let (refusals, refused) = mpsc::unbounded_channel();
+        let mut tenure = Tenure {
+            shard,
+            durable: owned.durable,
+            log,
+            schedule,
+            inherits_doubt: owned.in_doubt,
+            work: JoinSet::new(),
+            traces: BTreeMap::new(),
+            reading: None,
+            loading: None,
+            swapping: None,
+            refusals,
+            refused,
+            undurable: Vec::new(),
+            poll_at: now,
+            // Reading the log has taken its time: the lease is due for renewal the sooner.
+            swapped_at: now.checked_sub(since_leased).unwrap_or(now),
+            swap_began: owned.leased_at,
+            term,
+            settling,
+            swap_again_at: now,
+            drain_until: None,
+            finished_at: now,
+            one_by_one: false,
+            ignored: HashSet::new(),
+            trimmed: 0,
+        };
+        tenure.warn_of_trimmed();
+        tenure
+    }
+
+    pub(crate) async fn serve(mut self) -> Result<Term, ConsumeError> {
+        let term = self.serve_until_it_ends().await;
+        if let Err(error) = &term
+            && !matches!(error, ConsumeError::Removed { .. })
+        {
+            self.leave(error).await;
+        }
+        for trace in self.traces.values() {
+            trace.give_up(&"this process ended its work before it was acknowledged");
+        }
+        self.forget_backlog();
+        term
+    }
+
+    async fn serve_until_it_ends(&mut self) -> Result<Term, ConsumeError> {
+        let shutdown = self.shard.shutdown.clone();
+        loop {
+            let decision = self.decide();
+            // Another may own the cursor and have done all of it, so long ago that the sink would take it again.
+            if self.term.lease.runs() {
+                for key in &decision.start {
+                    self.start(key.clone());
+                }
+            }
+            let wants_swap = self.begin_swap(&decision)?;
+            let idle = self.schedule.running() == 0 && !wants_swap && self.swapping.is_none();
+            if self.is_repaired() {
+                return self.release().await;
+            }
+            if let Some(until) = self.drain_until
+                && (idle || Instant::now() >= until)
+            {
+                return self.release().await;
+            }
+            self.begin_read();
+            self.begin_load();
+            let timer = self.next_timer(&decision);
+            // None of these can be ready for ever, so none starves another; a seed gives the same order each time.
+            tokio::select! {
+                biased;
+                Some(done) = self.work.join_next(), if !self.work.is_empty() => {
+                    let (key, outcome) = done.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
+                    match outcome {
+                        Ok(()) => self.finished(&key),
+                        Err(ConsumeError::Lost { key, sequence }) => {
+                            return Err(self.shard.gone(&key, sequence).await?);
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+                Some(outcome) = OptionFuture::from(self.swapping.as_mut()), if self.swapping.is_some() => {
+                    self.swapping = None;
+                    match outcome? {
+                        Outcome::Ours(durable) => self.swapped(*durable),
+                        Outcome::Fenced { owner, epoch } => return Ok(self.fenced(&owner, epoch)),
+                        Outcome::Removed => return Err(self.shard.claim.removed()),
+                    }
+                }
+                Some(()) = OptionFuture::from(self.settling.as_mut()), if self.settling.is_some() => {
+                    self.settling = None;
+                }
+                Some(refusal) = self.refused.recv() => self.undurable.push(refusal),
+                Some(outcome) = OptionFuture::from(self.reading.as_mut()), if self.reading.is_some() => {
+                    self.reading = None;
+                    self.read(outcome)?;
+                }
+                Some((reference, page)) = OptionFuture::from(self.loading.as_mut()), if self.loading.is_some() => {
+                    self.loading = None;
+                    self.loaded(&reference, page)?;
+                }
+                () = shutdown.cancelled(), if self.drain_until.is_none() => {
+                    info!(shard = self.shard.claim.shard, "stopping: finishing {} batches", self.schedule.running());
+                    self.drain_until = Some(Instant::now() + self.shard.config.drain_timeout);
+                }
+                () = sleep_until(timer) => {}
+            }
+        }
+    }
+
+    fn decide(&mut self) -> Decision {
+        let Some(log) = self.log.as_ref().filter(|_| self.settling.is_none()) else {
+            return Decision::default();
+        };
+        for stream in &log.log.streams {
+            let workshop = &self.shard.workshop;
+            if workshop.selects(&stream.name)
+                && !workshop.takes(&stream.name, stream.encoding)
+                && self.ignored.insert(stream.name.clone())
+            {
+                let kept = if self.durable.state.streams.contains_key(&stream.name) {
+                    "what this consumer has not read of it is kept, for a sink that takes it"
+                } else {
+                    "nothing of it is kept for this consumer"
+                };
+                warn!(
+                    "stream {} ({}) has no place in this sink: it is left alone, and {kept}",
+                    stream.name, stream.encoding
+                );
+            }
+        }
+        let mode = if self.drain_until.is_some() {
+            Mode::Draining
+        } else {
+            Mode::Working
+        };
+        let accepts = accepts(&self.shard.workshop, &log.log);
+        let room = Room {
+            writers: self.shard.config.writers,
+            ahead: if self.one_by_one { PLANNED_AHEAD } else { 0 },
+        };
+        self.schedule
+            .decide(&self.durable.state, &log.log, &accepts, mode, room)
+    }
+
+    fn start(&mut self, key: Key) {
+        let Some(log) = &self.log else { return };
+        let Some(job) = self.job(&log.log, &key) else {
+            return;
+        };
+        debug!(?job, "starts");
+        let workshop = self.shard.workshop.clone();
+        self.schedule.started(key.clone());
+        self.traces.insert(key.clone(), job.trace.clone());
+        self.work.spawn(async move { (key, workshop.work(job).await) });
+        self.shard.workshop.metrics.running.inc();
+    }
+
+    fn finished(&mut self, key: &Key) {
+        debug!(stream = key.0, batch = range(key.1), "is in the sink");
+        self.schedule.finished(key);
+        if let Some(trace) = self.traces.get_mut(key) {
+            trace.finished();
+        }
+        self.finished_at = Instant::now();
+        self.shard.workshop.metrics.running.dec();
+        self.shard
+            .workshop
+            .metrics
+            .held_bytes
+            .set(self.shard.workshop.memory.held().try_into().unwrap_or(i64::MAX));
+    }
+}
+
+/// The schedule after a takeover: batches that the predecessor may have sent come first.
+fn replay(shard: &Shard, cursor: &Cursor, log: &Log) -> Schedule {
+    let schedule = Schedule::in_doubt(cursor, log, &accepts(&shard.workshop, log));
+    let batches = schedule.doubtful();
+    if batches > 0 {
+        info!(
+            shard = shard.claim.shard,
+            batches, "replaying what the predecessor may have sent"
+        );
+        shard.workshop.metrics.replayed_batches.inc_by(batches as u64);
+    }
+    schedule
+}
+
+fn accepts<'a>(workshop: &'a Workshop, log: &'a Log) -> impl Fn(&str) -> bool + 'a {
+    |name| {
+        log.streams
+            .iter()
+            .any(|s| s.name == name && workshop.takes(name, s.encoding))
+    }
+}

@@ -1,0 +1,89 @@
+//! Makes a job of a planned batch: its identity, the parts to fetch, and whether the sink may have some of its rows.
+
+use super::Tenure;
+use crate::schedule::Key;
+use crate::sink::{Batch, BatchId, Part};
+use crate::trace::BatchTrace;
+use crate::work::{self, Job, Wanted};
+use bytes::Bytes;
+use millpond_manifest::{Log, layout};
+use tracing::warn;
+
+impl Tenure<'_> {
+    /// The batch's identity and what to fetch for it.
+    pub(super) fn job(&self, log: &Log, key: &Key) -> Option<Job> {
+        let (stream, plan) = key;
+        let claim = &self.shard.claim;
+        let index = log.stream_index(stream)?;
+        let id = self.batch_id(key);
+        let within = log
+            .parts(index, plan.low)
+            .take_while(|(sequence, ..)| *sequence <= plan.high);
+        let wanted = within.filter(|(sequence, entry, part)| {
+            let skipped = self.durable.state.is_skipped(stream, *sequence);
+            if skipped {
+                warn!(
+                    shard = claim.shard,
+                    stream,
+                    sequence,
+                    "{} records of segment {} are left out, as an operator said",
+                    part.records,
+                    entry.segment
+                );
+            }
+            !skipped
+        });
+        let wanted = wanted.map(|(sequence, entry, part)| Wanted {
+            key: layout::segment(claim.shard, entry.segment),
+            length: part.length,
+            part: Part {
+                sequence,
+                first_record: 0,
+                segment: entry.segment,
+                offset: part.offset,
+                data: Bytes::new(),
+                raw_length: part.raw_length,
+                records: part.records,
+            },
+        });
+        let wanted: Vec<Wanted> = wanted.collect();
+        let inherited = self.inherits_doubt && self.schedule.is_inherited(key);
+        let in_doubt = inherited || self.durable.state.may_have_sent(*plan) || self.shard.repair.is_some();
+        let trace = BatchTrace::begin(&id, &wanted, in_doubt);
+        let encoding = log.streams[index as usize].encoding;
+        let batch = Batch {
+            id,
+            encoding,
+            parts: Vec::new(),
+        };
+        Some(Job {
+            wanted,
+            batch,
+            rule: self.durable.state.rule.clone(),
+            in_doubt,
+            refused: self.durable.state.refused(stream, *plan).cloned(),
+            refusals: self.refusals.clone(),
+            trace,
+            term: work::Term {
+                other_tokens: self.durable.state.generation > 0 && self.durable.state.may_have_sent(*plan),
+                ..self.term.clone()
+            },
+        })
+    }
+
+    fn batch_id(&self, (stream, plan): &Key) -> BatchId {
+        let (claim, cursor) = (&self.shard.claim, &self.durable.state);
+        BatchId {
+            buffer_id: claim.buffer_id,
+            shard: claim.shard,
+            stream: stream.clone(),
+            consumer: claim.consumer.clone(),
+            cursor: claim.cursor.clone(),
+            generation: cursor.generation,
+            sink: cursor.rule.sink.clone(),
+            low: plan.low,
+            high: plan.high,
+            schema_version: cursor.rule.schema_version,
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The log as the owner of a cursor knows it: reads the manifest, keeps the pages loaded that are needed next, and shows how far
+//! behind the consumer is. It decides nothing.
+
+use super::Tenure;
+use crate::environment::now_ms;
+use crate::error::ConsumeError;
+use crate::schedule::begins;
+use crate::shard::{PageRead, Shard};
+use crate::status::Level;
+use futures::future::{BoxFuture, FutureExt};
+use millpond_manifest::cas::{self, ReadError, Reread, Snapshot};
+use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
+use millpond_storage::Version;
+use std::sync::Arc;
+use tokio::time::Instant;
+use tracing::warn;
+
+/// The log as last read.
+pub(crate) struct Known {
+    pub(super) log: Log,
+    version: Version,
+}
+
+impl Known {
+    pub(crate) fn new(snapshot: Snapshot<Manifest>) -> Known {
+        Known {
+            log: Log::new(snapshot.state),
+            version: snapshot.version,
+        }
+    }
+
+    fn load(&mut self, reference: &PageReference, page: Arc<Page>) -> Result<(), ConsumeError> {
+        let key = layout::page(self.log.shard, reference.first, reference.page);
+        self.log
+            .load(reference, page)
+            .map_err(|wrong| ConsumeError::WrongPage { key, wrong })
+    }
+}
+
+/// The number of pages to keep loaded for each stream, from its position on.
+const PAGES_AHEAD: usize = 2;
+
+pub(super) type Loading<'a> = BoxFuture<'a, (PageReference, Result<PageRead, ConsumeError>)>;
+pub(super) type Reading = BoxFuture<'static, Result<Option<Snapshot<Manifest>>, ReadError>>;
+
+impl Tenure<'_> {
+    pub(super) fn begin_read(&mut self) {
+        if self.reading.is_some() || Instant::now() < self.poll_at {
+            return;
+        }
+        let store = self.shard.claim.store.clone();
+        let key = layout::manifest(self.shard.claim.shard);
+        let known = self.log.as_ref().map(|log| log.version.clone());
+        let read = async move {
+            match known {
+                None => cas::read::<Manifest>(&store, &key).await,
+                Some(known) => match cas::read_if_changed(&store, &key, &known).await? {
+                    Reread::Changed(log) => Ok(Some(log)),
+                    Reread::Unchanged | Reread::Absent => Ok(None),
+                },
+            }
+        };
+        self.reading = Some(read.boxed());
+    }
+
+    pub(super) fn read(
+        &mut self,
+        outcome: Result<Option<Snapshot<Manifest>>, ReadError>,
+    ) -> Result<(), ConsumeError> {
+        self.poll_at = Instant::now() + self.shard.config.poll_interval;
+        let what = format!("reading {}", layout::manifest(self.shard.claim.shard));
+        match outcome {
+            Ok(news) => {
+                self.shard.claim.status.goes_on(&what);
+                if let Some(news) = news {
+                    self.shard.check_log(&news.state)?;
+                    self.log = Some(match self.log.take() {
+                        None => Known::new(news),
+                        Some(known) => {
+                            let came = news.state.next_sequence.saturating_sub(known.log.next_sequence);
+                            // A collector's change brings no segments.
+                            if came > 0 {
+                                self.one_by_one = came == 1;
+                            }
+                            Known {
+                                log: known.log.advanced(news.state),
+                                version: news.version,
+                            }
+                        }
+                    });
+                    self.warn_of_trimmed();
+                }
+                self.show_backlog();
+                Ok(())
+            }
+            Err(ReadError::Format { key, wrong }) => Err(ConsumeError::Format { key, wrong }),
+            Err(ReadError::Store(error)) => {
+                self.shard
+                    .claim
+                    .status
+                    .waits(&what, &error.to_string(), Level::Warn);
+                Ok(())
+            }
+        }
+    }
+
+    /// Keeps the pages loaded that the positions and the batches under way need next, and no others.
+    pub(super) fn begin_load(&mut self) {
+        let Some(known) = &mut self.log else { return };
+        if known.log.pages.is_empty() {
+            return;
+        }
+        let workshop = &self.shard.workshop;
+        let accepted = known
+            .log
+            .streams
+            .iter()
+            .filter(|s| workshop.takes(&s.name, s.encoding));
+        let mut wanted = Vec::new();
+        for stream in accepted {
+            let cursor = &self.durable.state;
+            let next = begins(cursor, &known.log, &stream.name);
+            let from = known.log.pages.partition_point(|page| page.last < next);
+            let through = self.schedule.reaches(cursor, &known.log, &stream.name);
+            let ahead = (0..).zip(&known.log.pages[from..]).take_while(|(place, page)| {
+                *place < PAGES_AHEAD || through.is_some_and(|through| page.first <= through)
+            });
+            wanted.extend(ahead.map(|(_, page)| page.clone()));
+        }
+        known.log.unload(|page| wanted.contains(page));
+        if self.loading.is_some() {
+            return;
+        }
+        let missing = wanted.into_iter().find(|page| !known.log.is_loaded(page));
+        let shard = self.shard;
+        self.loading = missing.map(|page| {
+            async move {
+                let read = shard.read_page(&page).await;
+                (page, read)
+            }
+            .boxed()
+        });
+    }
+
+    pub(super) fn loaded(
+        &mut self,
+        reference: &PageReference,
+        read: Result<PageRead, ConsumeError>,
+    ) -> Result<(), ConsumeError> {
+        // If the page has left the log meanwhile, the outcome does not matter.
+        let Some(known) = self.log.as_mut().filter(|k| k.log.pages.contains(reference)) else {
+            return Ok(());
+        };
+        match read? {
+            PageRead::Page(page) => known.load(reference, page),
+            // Only the owner's copy of the manifest refers to the page.
+            PageRead::Trimmed(log) => {
+                // A read under way may return an older manifest.
+                self.reading = None;
+                self.read(Ok(Some(*log)))
+            }
+        }
+    }
+
+    /// Warns if retention dropped sequences that this consumer had not read.
+    pub(super) fn warn_of_trimmed(&mut self) {
+        let Some(Known { log, .. }) = &self.log else {
+            return;
+        };
+        if std::mem::replace(&mut self.trimmed, log.first_sequence) == log.first_sequence {
+            return;
+        }
+        let (cursor, workshop) = (&self.durable.state, &self.shard.workshop);
+        for stream in &log.streams {
+            let next = unread_from(cursor, &stream.name);
+            if next < log.first_sequence && workshop.takes(&stream.name, stream.encoding) {
+                // If a part of a planned batch is gone, the whole batch is.
+                let first = log.first_sequence.max(begins(cursor, log, &stream.name));
+                warn!(
+                    shard = self.shard.claim.shard,
+                    stream = stream.name,
+                    "sequences {next}..{first} were trimmed before this consumer had read them: what was in them is lost to it"
+                );
+            }
+        }
+    }
+
+    fn show_backlog(&self) {
+        let Shard { claim, workshop, .. } = self.shard;
+        let now_ms = now_ms(&*claim.environment);
+        self.for_each_stream(|log, index, stream| {
+            let reached = self.schedule.reached(&self.durable.state, log, index, stream);
+            let lag = log.lag(index, reached);
+            workshop.metrics.show_backlog(claim.shard, stream, &lag, now_ms);
+        });
+    }
+
+    pub(super) fn forget_backlog(&self) {
+        let Shard { claim, workshop, .. } = self.shard;
+        self.for_each_stream(|_, _, stream| workshop.metrics.forget_backlog(claim.shard, stream));
+    }
+
+    /// Calls `each` for every stream that this consumer takes.
+    fn for_each_stream(&self, mut each: impl FnMut(&Log, u32, &str)) {
+        let Some(Known { log, .. }) = &self.log else {
+            return;
+        };
+        let workshop = &self.shard.workshop;
+        let streams = (0_u32..).zip(&log.streams);
+        for (index, stream) in streams.filter(|(_, s)| workshop.takes(&s.name, s.encoding)) {
+            each(log, index, &stream.name);
+        }
+    }
+}
+
+/// The first sequence of a stream that the consumer may not have read. A stream without a position is new: an owner that moves
+/// any position writes one for every stream that it has seen, so the others begin after all positions.
+fn unread_from(cursor: &Cursor, stream: &str) -> u64 {
+    let positions = || cursor.streams.values().map(|stream| stream.next);
+    let position = cursor.streams.get(stream).map(|stream| stream.next);
+    position.or_else(|| positions().max()).unwrap_or(cursor.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unread_from;
+    use millpond_manifest::{Cursor, Rule};
+    use uuid::Uuid;
+
+    #[test]
+    fn a_new_stream_begins_after_what_was_read_of_the_others() {
+        let rule = Rule {
+            batch_records: 1,
+            batch_bytes: 1,
+            chunk_rows: 1,
+            chunk_bytes: 1,
+            max_partitions_per_chunk: 1,
+            max_in_flight: 1,
+            sink: String::new(),
+            schema_version: 1,
+        };
+        let mut cursor = Cursor::new(Uuid::nil(), 0, "default", 2, rule);
+        assert_eq!(unread_from(&cursor, "new"), 2, "nothing is read yet");
+        cursor.acknowledge("slow", 5).unwrap();
+        cursor.acknowledge("old", 9).unwrap();
+        assert_eq!(unread_from(&cursor, "slow"), 5);
+        assert_eq!(
+            unread_from(&cursor, "new"),
+            9,
+            "the trimmed sequences have nothing of it"
+        );
+    }
+}

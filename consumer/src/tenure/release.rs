@@ -1,0 +1,145 @@
+//! The end of a term: releases the cursor, gives it back with an error, or reports that another owner has it.
+
+use super::{Tenure, Term, accepts};
+use crate::error::ConsumeError;
+use crate::owner::Outcome;
+use crate::shard::{RELEASE_PATIENCE, Shard};
+use crate::tenure::Known;
+use millpond_manifest::Cursor;
+use millpond_manifest::cursor::Ownership;
+use std::time::Duration;
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::{info, warn};
+
+/// How long a process that ends by an error takes to give the cursor back.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+impl Tenure<'_> {
+    /// Whether this is a repair, and all of its range is in the sink.
+    pub(super) fn is_repaired(&self) -> bool {
+        let Some(Known { log, .. }) = self.log.as_ref().filter(|_| self.settling.is_none()) else {
+            return false;
+        };
+        let accepts = accepts(&self.shard.workshop, log);
+        self.schedule.running() == 0 && self.schedule.is_complete(&self.durable.state, log, &accepts)
+    }
+
+    /// Gives the cursor back, saying whether anything is in doubt. A repair that has reached its end leaves a tombstone.
+    pub(super) async fn release(&mut self) -> Result<Term, ConsumeError> {
+        self.work.abort_all();
+        // A swap under way may still land. The release then finds its state and goes on from there.
+        self.swapping = None;
+        let patience = Instant::now() + RELEASE_PATIENCE;
+        loop {
+            // A swap that landed late may have moved a position past the pages that are loaded now.
+            let decision = self.decide();
+            let mut next = self.durable.state.clone();
+            for (stream, position) in &decision.acknowledge {
+                next.acknowledge(stream, *position)?;
+            }
+            let log = self.log.as_ref().map(|known| &known.log);
+            let unsent = log.map(|log| self.schedule.unsent(&next, log));
+            for (stream, plan) in unsent.unwrap_or_default() {
+                next.withdraw(&stream, plan);
+            }
+            next.wait_for(&[]);
+            let repaired = self.is_repaired();
+            if repaired {
+                next.settle();
+            }
+            // The store may be away for long.
+            match timeout_at(patience, self.give_back(next, repaired)).await {
+                Ok(Ok(Some(term))) => return Ok(term),
+                Ok(Err(error)) => return Err(error),
+                Ok(Ok(None)) | Err(_) => {}
+            }
+            if Instant::now() >= patience {
+                warn!(
+                    shard = self.shard.claim.shard,
+                    "the cursor could not be released: the next owner waits for the lease"
+                );
+                return Ok(Term::Released);
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Gives the cursor back with the reason why this process ends, so that the next one need not wait for the lease and
+    /// whoever looks knows. If that takes long, it is left.
+    pub(super) async fn leave(&mut self, error: &ConsumeError) {
+        self.work.abort_all();
+        // Wait for the swap under way, or it would win against the release.
+        let giving_back = async {
+            if let Some(swapping) = self.swapping.take()
+                && let Outcome::Ours(durable) = swapping.await?
+            {
+                self.durable = *durable;
+            }
+            loop {
+                let mut next = self.durable.state.clone();
+                next.wait_for(&[format!("it ended: {error}")]);
+                if self.give_back(next, false).await?.is_some() {
+                    return Ok::<_, ConsumeError>(());
+                }
+            }
+        };
+        if !matches!(timeout(LAST_WORDS, giving_back).await, Ok(Ok(()))) {
+            warn!(
+                shard = self.shard.claim.shard,
+                "the cursor could not be given back: the next owner waits for the lease"
+            );
+        }
+    }
+
+    /// One attempt to release the cursor, and to remove it where it is `done` with. `None`: an earlier swap of ours was in
+    /// force, and is known now.
+    async fn give_back(&mut self, mut next: Cursor, done: bool) -> Result<Option<Term>, ConsumeError> {
+        next.release();
+        if done {
+            // Every request of it was followed by one that succeeded under the same token, as before a clean release.
+            next = next.remove();
+            next.settle();
+        }
+        let ownership = next.ownership.clone();
+        match self.shard.claim.swap(self.durable.clone(), next).await? {
+            Outcome::Fenced { owner, epoch } => Ok(Some(self.fenced(&owner, epoch))),
+            // Ours, or an operator's: all is in the sink.
+            Outcome::Removed if done => Ok(Some(self.repaired())),
+            Outcome::Removed => Err(self.shard.claim.removed()),
+            Outcome::Ours(durable) if done && durable.state.is_removed() => Ok(Some(self.repaired())),
+            Outcome::Ours(durable) if durable.state.ownership == ownership => {
+                self.trace_acknowledged(&durable.state);
+                info!(
+                    shard = self.shard.claim.shard,
+                    clean = ownership == Ownership::Released,
+                    "released the cursor"
+                );
+                Ok(Some(Term::Released))
+            }
+            Outcome::Ours(durable) => {
+                self.durable = *durable;
+                Ok(None)
+            }
+        }
+    }
+
+    fn repaired(&self) -> Term {
+        let (shard, consumer) = (self.shard.claim.shard, &self.shard.claim.consumer);
+        info!(shard, consumer, "the range is repaired");
+        if let Some(tally) = &self.shard.workshop.repair {
+            tally.shard();
+        }
+        Term::Released
+    }
+
+    pub(super) fn fenced(&self, owner: &str, epoch: u64) -> Term {
+        let Shard { claim, workshop, .. } = self.shard;
+        workshop.metrics.fenced.inc();
+        warn!(
+            shard = claim.shard,
+            consumer = claim.consumer,
+            "fenced: {owner} owns the cursor since epoch {epoch}; this process stops sending and stands by"
+        );
+        Term::Fenced
+    }
+}

@@ -1,0 +1,128 @@
+//! The owner's swaps of its cursor: when one is worth a request, what it writes, and what follows when it is durable.
+
+use super::Tenure;
+use crate::Config;
+use crate::environment::now_ms;
+use crate::error::ConsumeError;
+use crate::owner::Outcome;
+use crate::schedule::Decision;
+use futures::future::{BoxFuture, FutureExt};
+use millpond_manifest::Cursor;
+use millpond_manifest::cas::Snapshot;
+use std::time::Duration;
+use tokio::time::Instant;
+
+pub(super) type Swapping = BoxFuture<'static, Result<Outcome, ConsumeError>>;
+
+impl Tenure<'_> {
+    /// The idle time after which finished batches are acknowledged without waiting for `ack_interval`: no other swap is near
+    /// that could carry the acknowledgement.
+    fn rest(&self) -> Duration {
+        self.shard.config.ack_interval / 3
+    }
+
+    /// Starts a swap if one is called for. True while one is called for or under way.
+    pub(super) fn begin_swap(&mut self, decision: &Decision) -> Result<bool, ConsumeError> {
+        let now = Instant::now();
+        let Config {
+            ack_interval, lease, ..
+        } = self.shard.config;
+        let since = now - self.swapped_at;
+        let acknowledge = decision.progress
+            && (since >= ack_interval
+                || self.finished_at.elapsed() >= self.rest()
+                || decision.blocked
+                || self.drain_until.is_some());
+        let renew = since >= lease / 3;
+        let settled = self.durable.state.unsettled && self.settling.is_none();
+        let write_down = !decision.plans.is_empty() || !self.undurable.is_empty() || settled;
+        if !(acknowledge || renew || write_down) {
+            return Ok(false);
+        }
+        if self.swapping.is_some() || now < self.swap_again_at {
+            return Ok(true);
+        }
+        let mut next = self.durable.state.clone();
+        if let Some(known) = &self.log {
+            next.limit_sent(known.log.next_sequence);
+        }
+        for (stream, position) in &decision.acknowledge {
+            next.acknowledge(stream, *position)?;
+        }
+        for (stream, plan) in decision.plans.iter().chain(&decision.ahead) {
+            next.plan(stream, *plan)?;
+        }
+        for refusal in &self.undurable {
+            // Retention may have moved the position past a batch that is still under way.
+            if next.next(&refusal.stream) <= refusal.batch.low {
+                next.refuse(&refusal.stream, refusal.batch, &refusal.pieces, &refusal.reason)?;
+            }
+        }
+        if settled {
+            next.settle();
+        }
+        let claim = self.shard.claim.clone();
+        next.renew(
+            now_ms(&*claim.environment),
+            u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
+        );
+        next.wait_for(&claim.status.waiting_for());
+        let before = self.durable.clone();
+        self.swap_began = claim.environment.uptime();
+        // If it fails, the next one waits a little; if it does not, this is of no effect.
+        self.swap_again_at = now + Duration::from_millis(200);
+        self.swapping = Some(async move { claim.swap(before, next).await }.boxed());
+        Ok(true)
+    }
+
+    pub(super) fn swapped(&mut self, durable: Snapshot<Cursor>) {
+        if durable.state.stamp != self.durable.state.stamp {
+            self.swapped_at = Instant::now();
+            self.term.lease.renew(self.swap_began, self.shard.config.lease);
+            self.swap_again_at = self.swapped_at;
+        }
+        self.trace_acknowledged(&durable.state);
+        self.durable = durable;
+        self.schedule.acknowledged(&self.durable.state);
+        for refusal in std::mem::take(&mut self.undurable) {
+            let known = self.durable.state.refused(&refusal.stream, refusal.batch);
+            let written = known.is_some_and(|known| refusal.pieces.iter().all(|piece| known.covers(*piece)));
+            // Nobody sends an acknowledged batch again.
+            if written || self.durable.state.next(&refusal.stream) > refusal.batch.low {
+                // The receiver is gone if the batch was given up.
+                let _ = refusal.durable.send(());
+            } else {
+                self.undurable.push(refusal);
+            }
+        }
+    }
+
+    pub(super) fn trace_acknowledged(&mut self, cursor: &Cursor) {
+        self.traces
+            .retain(|(stream, plan), _| cursor.next(stream) <= plan.low);
+    }
+
+    /// The time of the next decision if nothing happens before.
+    pub(super) fn next_timer(&self, decision: &Decision) -> Instant {
+        let Config {
+            ack_interval, lease, ..
+        } = self.shard.config;
+        let mut timer = if self.swapping.is_some() {
+            // The end of the swap wakes the loop. Until then only changes of the log matter.
+            Instant::now() + lease
+        } else {
+            let mut timer = self.swapped_at + lease / 3;
+            if decision.progress {
+                timer = timer
+                    .min(self.swapped_at + ack_interval)
+                    .min(self.finished_at + self.rest());
+            }
+            // A swap that is called for goes as soon as the pause after a failure is over.
+            timer.max(self.swap_again_at)
+        };
+        if self.reading.is_none() {
+            timer = timer.min(self.poll_at);
+        }
+        self.drain_until.map_or(timer, |until| timer.min(until))
+    }
+}
