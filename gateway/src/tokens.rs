@@ -455,7 +455,7 @@ mod tests {
             ),
             (
                 &format!("[[tokens]]\nname = \"{SECRET}\"\n"),
-                "line 4: there is nothing but [[token]]",
+                "line 4: there is nothing but count",
             ),
             (&format!("[token]\nname = \"{SECRET}\"\n"), "line 4: "),
             (
