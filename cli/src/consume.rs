@@ -245,11 +245,11 @@ impl ConsumeArgs {
         Telemetry::prepare(&self.telemetry, &identity, &self.store.buffer)
     }
 
-    fn clickhouse(&self) -> millpond_clickhouse::Config {
-        millpond_clickhouse::Config {
+    fn clickhouse(&self) -> anyhow::Result<millpond_clickhouse::Config> {
+        Ok(millpond_clickhouse::Config {
             create: !self.no_create,
-            ..self.making.of(self.table.at(&self.clickhouse))
-        }
+            ..self.making.of(self.table.at(&self.clickhouse)?)
+        })
     }
 }
 
@@ -273,7 +273,7 @@ async fn consume(
         store = args.store.open_patiently(false, &admin) => store?,
         () = shutdown.cancelled() => return Ok(()),
     };
-    let opening = open_sink(args.clickhouse(), &admin);
+    let opening = open_sink(args.clickhouse()?, &admin);
     let sink = tokio::select! {
         sink = opening => sink?,
         () = shutdown.cancelled() => return Ok(()),
