@@ -1,6 +1,7 @@
 //! `millpond consume`: a consumer with ClickHouse behind it.
 
 use crate::admin::Admin;
+use crate::descriptors;
 use crate::gc::GcSettings;
 use crate::prices::PriceArgs;
 use crate::shutdown;
@@ -255,6 +256,7 @@ impl ConsumeArgs {
 
 /// Runs until a signal, then finishes and acknowledges what was begun.
 pub(crate) async fn run(args: ConsumeArgs, telemetry: Telemetry) -> anyhow::Result<()> {
+    descriptors::raise()?;
     let shutdown = shutdown::on_signal()?;
     let (admin, admin_address) = Admin::start(args.admin, "consumer", &args.store.buffer).await?;
     let pushing = telemetry.start(&admin);

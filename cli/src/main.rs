@@ -11,6 +11,7 @@ mod consumers;
 mod cost;
 mod dead_letters;
 mod demo;
+mod descriptors;
 mod dev;
 mod doctor;
 mod events;
