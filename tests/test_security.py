@@ -2,7 +2,9 @@
 of their own, and certificates and tokens that change while records flow."""
 
 import hashlib
+import http.server
 import os
+import threading
 
 import pytest
 
@@ -270,15 +272,37 @@ def test_a_secret_of_the_settings_is_in_no_help_no_error_and_no_flag(site):
     assert "give MILLPOND_CLICKHOUSE_PASSWORD or --clickhouse-password-file" in flag.messages()
 
 
-def test_a_password_may_be_in_a_file(site):
+def test_a_password_in_a_file_is_what_clickhouse_is_told(site):
     file = site.directory / "password"
-    file.write_text("\n")
-    consumer = site.consumer("--clickhouse-password-file", file)
-    assert consumer.terminate() == 0
-    gone = site.consumer_of("--clickhouse-password-file", file.with_name("gone"), name="gone")
-    gone.start()
-    assert gone.wait() == 1
-    assert f"--clickhouse-password-file {file.with_name('gone')}: cannot be read" in gone.messages()
+    file.write_text("hunter2-in-a-file\n")
+    told = []
+
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        """It writes down who asks, and refuses."""
+
+        def do_POST(self):  # noqa: N802 - as http.server wants it
+            told.append(self.headers)
+            self.send_response(403)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        create = ("tables", "create", "--clickhouse", f"http://127.0.0.1:{server.server_port}")
+        site.command(
+            *create,
+            *("--clickhouse-user", "consumer"),
+            *("--clickhouse-password-file", file),
+            code=1,
+        )
+        server.shutdown()
+    assert {headers["x-clickhouse-key"] for headers in told} == {"hunter2-in-a-file"}
+    gone = file.with_name("gone")
+    said = site.command(*create, "--clickhouse-password-file", gone, code=1).messages()
+    assert f"--clickhouse-password-file {gone}: cannot be read" in said
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
