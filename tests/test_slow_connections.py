@@ -81,10 +81,12 @@ def test_good_clients_are_answered_beside_3000_slow_connections_on_each_port(sit
     before = site.load(gateway, *("--rate", 500), *("--retry-for", "0s"), records=1_000_000)
     before.start()
     eventually("a client that was there before", before.acknowledged)
-    crowd(gateway.address, GRPC)
-    crowd(gateway.http_address, HTTP)
-    crowd(gateway.admin, ADMIN)
-    for _ in range(3):
+    for address, says in (
+        (gateway.address, GRPC),
+        (gateway.http_address, HTTP),
+        (gateway.admin, ADMIN),
+    ):
+        crowd(address, says)
         export(gateway.address, GOOD)
         assert _post(gateway.http_address) == 200
         assert http_get(f"http://{gateway.admin}/readyz")[0] == 200
