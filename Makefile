@@ -139,6 +139,11 @@ test-cluster: build ## A real ClickHouse cluster: replicas, ZooKeeper, faults (J
 	$(call tools,zookeeper)
 	"$$MILLPOND_PYTHON" -m pytest tests/cluster
 
+.PHONY: advisories
+advisories: ## The crates against RustSec's advisories (deny.toml), where cargo-deny and its database are at hand
+	@$(call section,advisories)
+	scripts/advisories.sh
+
 .PHONY: soak
 soak: build ## The fault tests for longer (SOAK_MINUTES=60; MILLPOND_TEST_SEED for the schedule of an earlier run)
 	@$(call tools)

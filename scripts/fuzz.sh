@@ -21,6 +21,8 @@ declare -A seeds=(
     [otlp-json]=fuzz/seeds/otlp-json
     [clickhouse]=fuzz/seeds/otlp
     [buffer-url]=fuzz/seeds/buffer-url
+    [settings]=fuzz/seeds/settings
+    [tokens]=fuzz/seeds/tokens
 )
 targets=("$@")
 if [[ $# == 0 ]]; then

@@ -2,7 +2,9 @@
 of their own, and certificates and tokens that change while records flow."""
 
 import hashlib
+import http.server
 import os
+import threading
 
 import pytest
 
@@ -209,6 +211,98 @@ def test_a_mounted_secret_that_is_swapped_is_seen_without_a_signal(site):
         load.environment["MILLPOND_TOKEN"] = token
         load.start()
         assert load.wait() == code
+
+
+def test_a_tokens_file_that_is_written_in_halves_locks_nobody_out(site):
+    entries = [("agents", AGENTS, None), ("acme", ACME, "acme"), ("globex", GLOBEX, "globex")]
+    file = _tokens(site, *entries)
+    whole = "count = 3\n" + file.read_text()
+    # Each piece but the last ends where a [[token]] does: by itself it is a file that makes sense.
+    ends = [at for at in range(len(whole)) if whole.startswith("[[token]]", at)][1:]
+    file.write_text(whole)
+    gateway = site.gateway("--tokens", file, "--reload-interval", "0s")
+
+    def reloads() -> float:
+        return gateway.metric("millpond_gateway_reloads_total")
+
+    def lets_all_in(name: str) -> None:
+        for who, token, _ in entries:
+            load = site.load(gateway, records=100, name=f"{name}-{who}")
+            load.environment["MILLPOND_TOKEN"] = token
+            load.run()
+
+    for number, end in enumerate(ends):
+        file.write_text(whole[:end])
+        gateway.send(1)
+        eventually("the refusal", lambda done=number + 1: reloads() == done)
+        lets_all_in(f"half-{number}")
+    assert not _reloaded(gateway, "success")
+    assert "line 1: count is 3, and the file has 2 [[token]]" in gateway.messages()
+    file.write_text(whole)
+    gateway.send(1)
+    eventually("the whole file", lambda: gateway.metric("millpond_gateway_reload_failing") == 0)
+    lets_all_in("whole")
+
+    # Without a count a shorter file is taken over, and said.
+    file.write_text(whole[whole.index("[[token]]") : ends[0]])
+    gateway.send(1)
+    eventually("the shorter file", lambda: _reloaded(gateway, "success"))
+    said = "2 of 3 tokens are no longer in force: acme, globex. If nobody took them away"
+    eventually("the warning", lambda: said in gateway.messages())
+    _assert_silent(gateway)
+
+
+def test_a_secret_of_the_settings_is_in_no_help_no_error_and_no_flag(site):
+    secret = "hunter2-in-a-settings-file"
+    file = site.directory / "millpond.toml"
+    lines = f'clickhouse_password = "{secret}"\notlp_headers = "authorization={secret}"\n'
+    file.write_text(f"[consume]\n{lines}")
+    shown = site.command("consume", "--config", file, "--help").stdout()
+    assert "--clickhouse-password-file" in shown
+    assert secret not in shown
+    file.write_text(f'[consume]\nclickhouse_password = "{secret}\n')
+    broken = site.command("consume", "--config", file, code=1).messages()
+    assert "line 2, column " in broken
+    assert secret not in broken
+    flag = site.command(
+        *("consume", "--buffer", "file:///nowhere", "--clickhouse", "http://127.0.0.1:1"),
+        *("--clickhouse-password", secret),
+        code=1,
+    )
+    assert "give MILLPOND_CLICKHOUSE_PASSWORD or --clickhouse-password-file" in flag.messages()
+
+
+def test_a_password_in_a_file_is_what_clickhouse_is_told(site):
+    file = site.directory / "password"
+    file.write_text("hunter2-in-a-file\n")
+    told = []
+
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        """It writes down who asks, and refuses."""
+
+        def do_POST(self):  # noqa: N802 - as http.server wants it
+            told.append(self.headers)
+            self.send_response(403)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        create = ("tables", "create", "--clickhouse", f"http://127.0.0.1:{server.server_port}")
+        site.command(
+            *create,
+            *("--clickhouse-user", "consumer"),
+            *("--clickhouse-password-file", file),
+            code=1,
+        )
+        server.shutdown()
+    assert {headers["x-clickhouse-key"] for headers in told} == {"hunter2-in-a-file"}
+    gone = file.with_name("gone")
+    said = site.command(*create, "--clickhouse-password-file", gone, code=1).messages()
+    assert f"--clickhouse-password-file {gone}: cannot be read" in said
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])

@@ -1,5 +1,7 @@
 //! The small HTTP server beside a long-running command: a page for people at `/`, `/healthz`, `/readyz`, `/metrics`.
 
+mod server;
+
 use crate::clock::now_ms;
 use crate::events;
 use anyhow::Context;
@@ -8,12 +10,16 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use millpond_gateway::Connections;
 use millpond_storage::BufferUrl;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::net::TcpListener;
+
+/// How many file descriptors the server may have open.
+pub(crate) const ADMIN_DESCRIPTORS: usize = Connections::descriptors(server::CONNECTIONS_MAX);
 
 /// What a command is waiting for; empty when it is ready.
 type Readiness = Box<dyn Fn() -> Vec<String> + Send + Sync>;
@@ -71,7 +77,7 @@ impl Admin {
             )
         })?;
         let address = listener.local_addr()?;
-        tokio::spawn(async move { axum::serve(listener, router).await });
+        tokio::spawn(server::serve(listener, router));
         Ok((admin, address))
     }
 

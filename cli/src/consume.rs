@@ -1,6 +1,7 @@
 //! `millpond consume`: a consumer with ClickHouse behind it.
 
 use crate::admin::Admin;
+use crate::descriptors;
 use crate::gc::GcSettings;
 use crate::prices::PriceArgs;
 use crate::shutdown;
@@ -245,16 +246,17 @@ impl ConsumeArgs {
         Telemetry::prepare(&self.telemetry, &identity, &self.store.buffer)
     }
 
-    fn clickhouse(&self) -> millpond_clickhouse::Config {
-        millpond_clickhouse::Config {
+    fn clickhouse(&self) -> anyhow::Result<millpond_clickhouse::Config> {
+        Ok(millpond_clickhouse::Config {
             create: !self.no_create,
-            ..self.making.of(self.table.at(&self.clickhouse))
-        }
+            ..self.making.of(self.table.at(&self.clickhouse)?)
+        })
     }
 }
 
 /// Runs until a signal, then finishes and acknowledges what was begun.
 pub(crate) async fn run(args: ConsumeArgs, telemetry: Telemetry) -> anyhow::Result<()> {
+    descriptors::raise()?;
     let shutdown = shutdown::on_signal()?;
     let (admin, admin_address) = Admin::start(args.admin, "consumer", &args.store.buffer).await?;
     let pushing = telemetry.start(&admin);
@@ -273,7 +275,7 @@ async fn consume(
         store = args.store.open_patiently(false, &admin) => store?,
         () = shutdown.cancelled() => return Ok(()),
     };
-    let opening = open_sink(args.clickhouse(), &admin);
+    let opening = open_sink(args.clickhouse()?, &admin);
     let sink = tokio::select! {
         sink = opening => sink?,
         () = shutdown.cancelled() => return Ok(()),

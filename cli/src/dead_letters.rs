@@ -109,7 +109,7 @@ impl DeadLettersCommand {
                 let store = store.open(false).await?;
                 let config = millpond_clickhouse::Config {
                     create: false,
-                    ..table.at(&clickhouse)
+                    ..table.at(&clickhouse)?
                 };
                 let sink: Arc<dyn Sink> = Arc::new(ClickHouse::open(config).await?);
                 again(&store, &sink, &which.names(&store).await?, json).await

@@ -146,7 +146,7 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         Err(error) => report.error(error.to_string(), "mend the store or the way to it"),
     }
     if let Some(url) = &args.clickhouse {
-        look_at_tables(args.table.at(url), &rules, &mut report).await;
+        look_at_tables(args.table.at(url)?, &rules, &mut report).await;
     }
     let compared = match args.rows {
         true => rows::look(&store, &args, &mut report).await?,

@@ -1,6 +1,7 @@
 //! `millpond gateway`: a producer with OTLP/gRPC and OTLP/HTTP in front.
 
 use crate::admin::Admin;
+use crate::descriptors;
 use crate::prices::PriceArgs;
 use crate::security::SecurityArgs;
 use crate::shutdown;
@@ -197,8 +198,9 @@ impl GatewayArgs {
         Telemetry::prepare(&self.telemetry, &identity, &self.store.buffer)
     }
 
-    fn gateway(&self) -> millpond_gateway::Config {
+    fn gateway(&self, max_connections: usize) -> millpond_gateway::Config {
         millpond_gateway::Config {
+            max_connections,
             max_message_bytes: self.max_message_bytes.bytes(),
             drain_timeout: self.drain_timeout.0,
             ..millpond_gateway::Config::default()
@@ -208,6 +210,8 @@ impl GatewayArgs {
 
 /// Runs until a signal, then finishes and commits what was accepted.
 pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Result<()> {
+    let max_connections = millpond_gateway::Config::default().max_connections;
+    let max_connections = descriptors::connections(descriptors::raise()?, max_connections)?;
     args.security.check(args.listen).context("--listen")?;
     args.security.check(args.listen_http).context("--listen-http")?;
     let mut registry = Registry::default();
@@ -226,6 +230,7 @@ pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Resu
         admin_address,
         security,
         registry,
+        max_connections,
     };
     let ended = serve(args, site, shutdown).await;
     pushing.stop().await;
@@ -239,6 +244,8 @@ struct Site {
     admin_address: SocketAddr,
     security: Arc<Security>,
     registry: Registry,
+    /// Of OTLP clients, on both ports.
+    max_connections: usize,
 }
 
 async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> anyhow::Result<()> {
@@ -248,6 +255,7 @@ async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> an
         admin_address,
         security,
         mut registry,
+        max_connections,
     } = site;
     let store = tokio::select! {
         store = args.store.open_patiently(args.create_bucket, &admin) => store?,
@@ -263,7 +271,7 @@ async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> an
     let producer = Producer::start(store.clone(), args.producer(), &mut registry).await?;
     let gateway = Gateway::new(
         producer.clone(),
-        args.gateway(),
+        args.gateway(max_connections),
         Arc::clone(&security),
         &mut registry,
     );

@@ -11,6 +11,7 @@ mod consumers;
 mod cost;
 mod dead_letters;
 mod demo;
+mod descriptors;
 mod dev;
 mod doctor;
 mod events;
@@ -23,6 +24,7 @@ mod prices;
 mod rows;
 mod security;
 mod settings;
+mod settings_file;
 mod shutdown;
 mod status;
 mod store;
@@ -149,7 +151,11 @@ fn main() -> ExitCode {
         Ok(command) => command,
         Err(error) => return failed(LogFormat::Text, &error),
     };
-    let cli = match Cli::from_arg_matches(&command.get_matches_from(arguments)) {
+    let matches = command.get_matches_from(arguments);
+    if let Err(error) = settings::check_secrets(&matches) {
+        return failed(LogFormat::Text, &error);
+    }
+    let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };

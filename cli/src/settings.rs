@@ -2,15 +2,20 @@
 //! default. The flags' definitions are the one source of names, defaults and reasons; the file only
 //! replaces defaults, and `millpond config` prints them.
 
+use crate::settings_file::{self, Setting};
 use crate::store::StoreArgs;
 use anyhow::{Context, bail};
-use clap::{Arg, ArgAction, Args, Command};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
 /// The commands that take settings from a file.
 const COMMANDS: [&str; 2] = ["gateway", "consume"];
+
+/// Settings whose values no help, error or list of defaults may show.
+const SECRETS: [&str; 2] = ["clickhouse_password", "otlp_headers"];
 
 /// Commands about what a consumer does: those of its settings that they know hold for them too.
 const LIKE_CONSUME: [&[&str]; 5] = [
@@ -65,29 +70,32 @@ fn file_named(arguments: &[OsString]) -> Option<PathBuf> {
 /// Keys at the top are for every command that knows them; those in `[gateway]` for that command alone; those in
 /// `[consume]` for that and what is like it. Where the buffer is, all commands about one know from any of them.
 fn apply(mut command: Command, text: &str) -> anyhow::Result<Command> {
-    let file: toml::Table = text.parse()?;
-    for (name, value) in &file {
-        match value {
-            toml::Value::Table(table) if COMMANDS.contains(&name.as_str()) => {
-                for (key, value) in table {
-                    command = set(command, &[name], key, value)?;
-                }
-            }
-            toml::Value::Table(_) => {
-                bail!("unknown table [{name}]: there are [{}]", COMMANDS.join("] and ["))
-            }
-            value => command = set(command, &COMMANDS, name, value)?,
-        }
+    let settings = settings_file::parse(text, &COMMANDS).map_err(anyhow::Error::msg)?;
+    for Setting { table, key, value } in &settings {
+        command = match table {
+            Some(table) => set(command, &[table], key, value)?,
+            None => set(command, &COMMANDS, key, value)?,
+        };
     }
     Ok(command)
 }
 
-fn set(mut command: Command, commands: &[&str], name: &str, value: &toml::Value) -> anyhow::Result<Command> {
-    let text = match value {
-        toml::Value::String(text) => text.clone(),
-        toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => value.to_string(),
-        _ => bail!("{name} is {value}: it must be a string, a number, true or false"),
-    };
+/// Refuses a password among the arguments.
+pub(crate) fn check_secrets(matches: &ArgMatches) -> anyhow::Result<()> {
+    const PASSWORD: &str = "clickhouse_password";
+    let known = matches.ids().any(|id| id.as_str() == PASSWORD);
+    if known && matches.value_source(PASSWORD) == Some(ValueSource::CommandLine) {
+        bail!(
+            "--clickhouse-password is refused: other users of the machine can see flags; give MILLPOND_CLICKHOUSE_PASSWORD or \
+             --clickhouse-password-file"
+        );
+    }
+    matches
+        .subcommand()
+        .map_or(Ok(()), |(_, inner)| check_secrets(inner))
+}
+
+fn set(mut command: Command, commands: &[&str], name: &str, text: &str) -> anyhow::Result<Command> {
     let mut known = Vec::new();
     let mut found = false;
     for command_name in commands {
@@ -99,15 +107,15 @@ fn set(mut command: Command, commands: &[&str], name: &str, value: &toml::Value)
             continue;
         }
         found = true;
-        command = with_default(command, &[command_name], name, &text);
+        command = with_default(command, &[command_name], name, text);
         if *command_name == "consume" {
             for path in LIKE_CONSUME {
-                command = with_default(command, path, name, &text);
+                command = with_default(command, path, name, text);
             }
         }
     }
     if found && says_where(name) {
-        command = with_default_in_all(command, name, &text);
+        command = with_default_in_all(command, name, text);
     }
     if !found {
         let nearest = known
@@ -152,7 +160,12 @@ fn with_default(command: Command, path: &[&str], name: &str, default: &str) -> C
                 return command;
             };
             let default = default.to_owned();
-            command.mut_arg(id, |arg| arg.required(false).default_value(default))
+            let secret = SECRETS.contains(&name);
+            command.mut_arg(id, |arg| {
+                arg.required(false)
+                    .default_value(default)
+                    .hide_default_value(secret)
+            })
         }
     }
 }
@@ -247,6 +260,63 @@ mod tests {
         assert!(error("[consume]\nlinger = \"1s\"").contains("unknown key linger"));
         assert!(error("[gatway]\n").contains("unknown table [gatway]"));
         assert!(error("linger = [1]").contains("must be a string"));
+    }
+
+    #[test]
+    fn a_secret_of_the_file_is_in_no_help_and_no_error() {
+        let file = "[consume]\nbuffer = \"memory:///\"\nclickhouse = \"http://x\"\nclickhouse_password = \"hunter2\"\notlp_headers = \"a=hunter2\"\n";
+        for words in [
+            &["consume"][..],
+            &["doctor"],
+            &["tables", "print"],
+            &["dead-letters", "replay"],
+        ] {
+            for help in ["-h", "--help"] {
+                let arguments = ["millpond"].iter().chain(words).chain([&help]);
+                let shown = apply(command(), file)
+                    .unwrap()
+                    .try_get_matches_from(arguments)
+                    .unwrap_err();
+                let shown = shown.render().to_string();
+                assert!(shown.contains("Usage:") && !shown.contains("hunter2"), "{shown}");
+            }
+        }
+        for (broken, place) in [
+            ("clickhouse_password = hunter2", "line 1, column 23"),
+            ("\nclickhouse_password = \"hunter2", "line 2, column 31"),
+            (
+                "otlp_headers = [\"hunter2\"]",
+                "otlp_headers is of the type array",
+            ),
+            ("clickhouse_password = \"hunter2\" hunter2", "line 1, column 33"),
+            (
+                "otlp_headers = { a = \"hunter2\" }",
+                "unknown table [otlp_headers]",
+            ),
+        ] {
+            let error = format!("{:#}", apply(command(), broken).unwrap_err());
+            assert!(error.contains(place) && !error.contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_no_flag() {
+        let check = |arguments: &[&str], file: &str| {
+            let arguments = ["millpond"].iter().chain(arguments);
+            let command = apply(command(), file).unwrap();
+            check_secrets(&command.try_get_matches_from(arguments).unwrap())
+        };
+        let flag = ["--clickhouse-password", "hunter2"];
+        let consume = ["consume", "--buffer", "memory:///", "--clickhouse", "http://x"];
+        check(&consume, "[consume]\nclickhouse_password = \"hunter2\"").unwrap();
+        let error = check(&[&consume[..], &flag].concat(), "")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("MILLPOND_CLICKHOUSE_PASSWORD") && !error.contains("hunter2"),
+            "{error}"
+        );
+        check(&[&["tables", "print"][..], &flag].concat(), "").unwrap_err();
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The settings that say which of ClickHouse's tables rows are in, and how those are made: the same for every command.
 
 use crate::units::Time;
+use anyhow::{Context, ensure};
 use millpond_clickhouse::{Columns, Engine, Indexes, PartitionBy, Signal};
+use std::path::PathBuf;
 
 /// Which tables, and who asks.
 #[derive(Debug, Clone, clap::Args)]
@@ -94,14 +96,20 @@ pub(crate) struct TableArgs {
     #[arg(long, env = "MILLPOND_CLICKHOUSE_USER", value_name = "NAME")]
     pub(crate) clickhouse_user: Option<String>,
 
-    /// The user's password. Give it as the variable: flags can be seen by other users of the machine.
+    /// The user's password, here or in the variable. `settings::check_secrets` refuses it as a flag.
     #[arg(
         long,
         env = "MILLPOND_CLICKHOUSE_PASSWORD",
         value_name = "PASSWORD",
+        hide = true,
         hide_env_values = true
     )]
     pub(crate) clickhouse_password: Option<String>,
+
+    /// A file with the user's password; a line break at its end is left out. MILLPOND_CLICKHOUSE_PASSWORD and the settings file take
+    /// the password itself. No flag does: other users of the machine can see flags.
+    #[arg(long, env = "MILLPOND_CLICKHOUSE_PASSWORD_FILE", value_name = "FILE")]
+    pub(crate) clickhouse_password_file: Option<PathBuf>,
 
     /// Millpond's own columns in the tables: `all`, or `none` for the exporter's schema as it is. They hold each row's identity,
     /// by which the consumer asks a table which rows it has. With `none` a row is inserted exactly once only while ClickHouse
@@ -125,11 +133,14 @@ fn whole_seconds(text: &str) -> Result<Time, String> {
 
 impl TableArgs {
     /// The sink's settings for these tables of the server at `url`.
-    pub(crate) fn at(&self, url: &str) -> millpond_clickhouse::Config {
-        millpond_clickhouse::Config {
+    ///
+    /// # Errors
+    /// When the password's file cannot be read, or there is a password beside it.
+    pub(crate) fn at(&self, url: &str) -> anyhow::Result<millpond_clickhouse::Config> {
+        Ok(millpond_clickhouse::Config {
             url: url.to_owned(),
             user: self.clickhouse_user.clone(),
-            password: self.clickhouse_password.clone(),
+            password: self.password()?,
             database: self.database.clone(),
             signals: self.signals.clone(),
             logs_table: self.logs_table.clone(),
@@ -143,7 +154,21 @@ impl TableArgs {
             columns: self.columns,
             timeout_seconds: self.insert_timeout.0.as_secs(),
             ..millpond_clickhouse::Config::default()
-        }
+        })
+    }
+
+    fn password(&self) -> anyhow::Result<Option<String>> {
+        let Some(file) = &self.clickhouse_password_file else {
+            return Ok(self.clickhouse_password.clone());
+        };
+        ensure!(
+            self.clickhouse_password.is_none(),
+            "there is a password beside --clickhouse-password-file: give one of them"
+        );
+        let text = std::fs::read_to_string(file)
+            .with_context(|| format!("--clickhouse-password-file {}: cannot be read", file.display()))?;
+        let password = text.strip_suffix('\n').unwrap_or(&text);
+        Ok(Some(password.strip_suffix('\r').unwrap_or(password).to_owned()))
     }
 }
 

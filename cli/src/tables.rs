@@ -37,8 +37,8 @@ pub(crate) struct WhichArgs {
 }
 
 impl WhichArgs {
-    fn config(&self, url: &str) -> millpond_clickhouse::Config {
-        self.making.of(self.table.at(url))
+    fn config(&self, url: &str) -> anyhow::Result<millpond_clickhouse::Config> {
+        Ok(self.making.of(self.table.at(url)?))
     }
 }
 
@@ -46,14 +46,14 @@ impl TablesCommand {
     pub(crate) async fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             TablesCommand::Print { which } => {
-                write(format_args!("{}", script(&which.config(""))))?;
+                write(format_args!("{}", script(&which.config("")?)))?;
                 Ok(ExitCode::SUCCESS)
             }
             TablesCommand::Create {
                 clickhouse,
                 which,
                 json,
-            } => show(&create(which.config(&clickhouse)).await?, json),
+            } => show(&create(which.config(&clickhouse)?).await?, json),
         }
     }
 }

@@ -6,12 +6,13 @@ use crate::sink::{Batch, BatchId, Cut, Part, Sink, SinkError};
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::letter::Kind;
 use millpond_manifest::planted::{self, Bug};
-use millpond_manifest::{Cursor, DeadLetter, Rule, layout};
+use millpond_manifest::{Buffer, Cursor, DeadLetter, Rule, layout};
 use millpond_segment::{BlockBuilder, Compressor, Limits};
 use millpond_storage::Store;
 use std::sync::Arc;
 use thiserror::Error;
 use ulid::Ulid;
+use uuid::Uuid;
 
 /// Why a letter stays where it is.
 #[derive(Debug, Error)]
@@ -25,6 +26,20 @@ pub enum ReplayError {
     /// The store did not delete the letter.
     #[error("its rows are in the sink, but it could not be deleted: {0}")]
     Delete(millpond_storage::Error),
+    /// It is not the letter of its name: somebody has put it there, or moved it.
+    #[error("it does not belong there: by its content it is {of}")]
+    Misplaced {
+        /// The name that follows from its content.
+        of: String,
+    },
+    /// It is of another buffer.
+    #[error("it is of the buffer {of}, and this is {here}")]
+    OtherBuffer {
+        /// The letter's.
+        of: Uuid,
+        /// The store's.
+        here: Uuid,
+    },
     /// It was refused by another sink.
     #[error("it was refused by {refused}, and these settings name {named}")]
     OtherSink {
@@ -53,6 +68,7 @@ pub enum ReplayError {
 pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u64, ReplayError> {
     let found = cas::read::<DeadLetter>(store, key).await?;
     let letter = found.ok_or(ReplayError::Gone)?.state;
+    check_place(store, key, &letter).await?;
     if letter.sink != sink.name() {
         return Err(ReplayError::OtherSink {
             refused: letter.sink,
@@ -95,6 +111,24 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
     }
     store.delete(key).await.map_err(ReplayError::Delete)?;
     Ok(rows)
+}
+
+/// A letter is where its shard, consumer and content say, in its own buffer. Whoever can write letters for one consumer could
+/// otherwise have an operator insert rows in the name of another.
+async fn check_place(store: &Store, key: &str, letter: &DeadLetter) -> Result<(), ReplayError> {
+    let of = letter.key();
+    if of != key {
+        return Err(ReplayError::Misplaced { of });
+    }
+    let buffer = cas::read::<Buffer>(store, layout::BUFFER).await?;
+    let here = buffer.ok_or(ReplayError::Gone)?.state.id;
+    if here != letter.buffer_id {
+        return Err(ReplayError::OtherBuffer {
+            of: letter.buffer_id,
+            here,
+        });
+    }
+    Ok(())
 }
 
 /// A batch of the letter's message alone, under a token that no consumer's batch has.

@@ -7,6 +7,7 @@ use millpond_consumer::collector::{Collector, CollectorConfig};
 use millpond_consumer::replay::{ReplayError, replay};
 use millpond_consumer::{Config, ConsumeError, Sink, SinkError};
 use millpond_manifest::letter::Kind;
+use millpond_manifest::{DeadLetter, cas};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{self, Faults, On, WriteFaults};
 use prometheus_client::registry::Registry;
@@ -193,6 +194,49 @@ async fn a_letter_is_not_replayed_before_its_batch_is_acknowledged() {
     log.reset("default", 0).await;
     let early = replay(&log.store, &sink(&table), &key).await.unwrap_err();
     assert!(matches!(early, ReplayError::NotAcknowledged(0)), "{early}");
+}
+
+/// Whoever may write one consumer's letters could otherwise have an operator insert rows in the name of another.
+#[tokio::test]
+async fn a_letter_is_replayed_under_its_own_name_and_in_its_own_buffer_alone() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let table = Table::open("table");
+    table.forbid(&[1]);
+    let consumer = start(&log.store, config("a"), &table);
+    acknowledged(&log, 1).await;
+    consumer.stop().await.unwrap();
+    table.forbid(&[]);
+    let (key, letter) = log.letters().await.pop_first().expect("it is there");
+    let rows = table.rows();
+
+    let of_another = key.replace("/default/", "/other/");
+    let renamed = format!("{}0", &key[..key.len() - 1]);
+    let renamed = if renamed == key {
+        format!("{}1", &key[..key.len() - 1])
+    } else {
+        renamed
+    };
+    for place in [of_another, renamed] {
+        cas::create_once(&log.store, &place, letter.clone())
+            .await
+            .unwrap();
+        let moved = replay(&log.store, &sink(&table), &place).await.unwrap_err();
+        assert!(
+            matches!(&moved, ReplayError::Misplaced { of } if *of == key),
+            "{moved}"
+        );
+    }
+    let strange = DeadLetter {
+        buffer_id: uuid::Uuid::from_u128(7),
+        ..letter
+    };
+    let place = strange.key();
+    cas::create_once(&log.store, &place, strange).await.unwrap();
+    let strange = replay(&log.store, &sink(&table), &place).await.unwrap_err();
+    assert!(matches!(strange, ReplayError::OtherBuffer { .. }), "{strange}");
+    assert_eq!(table.rows(), rows);
+    assert_eq!(replay(&log.store, &sink(&table), &key).await.unwrap(), 1);
 }
 
 #[tokio::test]

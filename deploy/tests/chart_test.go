@@ -191,14 +191,14 @@ func TestEveryPartIsRendered(t *testing.T) {
 		return found
 	}
 	want := []string{
-		"Deployment", "PodDisruptionBudget", "PodDisruptionBudget", "Service", "Service", "Service",
+		"Deployment", "NetworkPolicy", "NetworkPolicy", "PodDisruptionBudget", "PodDisruptionBudget", "Service", "Service", "Service",
 		"ServiceAccount", "ServiceAccount", "StatefulSet",
 	}
 	if found := kinds(rendered(t, valuesOf(t, "minimal"))); !slices.Equal(found, want) {
 		t.Errorf("minimal: %v", found)
 	}
 	// The consumer's account is not the chart's there.
-	want = append(want, "CronJob", "HorizontalPodAutoscaler", "NetworkPolicy", "NetworkPolicy", "ServiceMonitor")
+	want = append(want, "CronJob", "HorizontalPodAutoscaler", "NetworkPolicy", "ServiceMonitor")
 	slices.Sort(want)
 	if found := kinds(rendered(t, valuesOf(t, "full"))); !slices.Equal(found, want) {
 		t.Errorf("full: %v", found)
@@ -519,6 +519,64 @@ func TestASecretOfTheFilesIsWhereTheFlagsLook(t *testing.T) {
 			t.Error("--insecure beside a certificate")
 		}
 	}
+}
+
+// secretsOf names the Secrets that a pod can read.
+func secretsOf(pod core.PodSpec) map[string]bool {
+	found := map[string]bool{}
+	for _, container := range pod.Containers {
+		for _, from := range container.EnvFrom {
+			found[from.SecretRef.Name] = true
+		}
+		for _, variable := range container.Env {
+			if variable.ValueFrom != nil && variable.ValueFrom.SecretKeyRef != nil {
+				found[variable.ValueFrom.SecretKeyRef.Name] = true
+			}
+		}
+	}
+	for _, volume := range pod.Volumes {
+		found[volume.Secret.SecretName] = true
+	}
+	return found
+}
+
+func TestEachPartHasSecretsOfItsOwn(t *testing.T) {
+	owner := map[string]string{}
+	for where, template := range templates(rendered(t, valuesOf(t, "full"))) {
+		for secret := range secretsOf(template.Spec) {
+			if other, taken := owner[secret]; taken && secret != "millpond-otlp" {
+				t.Errorf("%s and %s both read the Secret %s", where, other, secret)
+			}
+			owner[secret] = where
+		}
+	}
+	for secret, part := range map[string]string{
+		"millpond-s3-gateway": "deployment", "millpond-s3-consumer": "statefulset", "millpond-s3-gc": "cronjob",
+		"clickhouse": "statefulset", "millpond-tokens": "deployment", "millpond-tls": "deployment",
+	} {
+		if !strings.HasPrefix(owner[secret], part+" ") {
+			t.Errorf("the Secret %s is %q's, not the %s's", secret, owner[secret], part)
+		}
+	}
+}
+
+// The admin port asks nobody who they are.
+func TestNotEverybodyReachesTheAdminPort(t *testing.T) {
+	everyCase(t, func(t *testing.T, all objects) {
+		policies, pods := of[*networking.NetworkPolicy](all), templates(all)
+		if len(policies) != len(pods) {
+			t.Errorf("%d policies for %d parts", len(policies), len(pods))
+		}
+		for name, one := range policies {
+			for _, rule := range one.Spec.Ingress {
+				for _, port := range rule.Ports {
+					if port.Port.String() == "admin" && len(rule.From) == 0 {
+						t.Errorf("policy %s: everybody reaches the admin port", name)
+					}
+				}
+			}
+		}
+	})
 }
 
 func TestValuesThatCannotBeMeantAreRefused(t *testing.T) {

@@ -86,6 +86,26 @@ func TestComposeServicesFitTheirPrograms(t *testing.T) {
 	}
 }
 
+func TestEachComposeServiceHasSecretsOfItsOwn(t *testing.T) {
+	seen := map[string]bool{}
+	for name, service := range ours(t) {
+		for _, file := range service.EnvFiles {
+			if seen[file.Path] {
+				t.Errorf("%s shares %s", name, file.Path)
+			}
+			seen[file.Path] = true
+		}
+		_, password := service.Environment["MILLPOND_CLICKHOUSE_PASSWORD"]
+		_, key := service.Environment["AWS_SECRET_ACCESS_KEY"]
+		if password != (name == "consumer") || key != (name != "load") {
+			t.Errorf("%s: ClickHouse's password %v, the store's key %v", name, password, key)
+		}
+	}
+	if len(seen) != 2 {
+		t.Errorf("%d environment files", len(seen))
+	}
+}
+
 func TestNothingOfTheComposeFileIsOpenToOtherMachines(t *testing.T) {
 	for name, service := range project(t).Services {
 		for _, port := range service.Ports {

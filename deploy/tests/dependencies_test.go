@@ -19,9 +19,10 @@ import (
 
 // rules are what deny.toml says, as far as it is held to here.
 func rules(t *testing.T) (rules struct {
-	Graph    struct{ Targets []string }
-	Licenses struct{ Allow []string }
-	Bans     struct {
+	Graph      struct{ Targets []string }
+	Advisories struct{ Yanked, Unmaintained, Unsound string }
+	Licenses   struct{ Allow []string }
+	Bans       struct {
 		Deny []struct{ Crate, Reason string }
 	}
 }) {
@@ -79,6 +80,25 @@ func TestEveryCrateMayBeShipped(t *testing.T) {
 			t.Errorf("%s %s: the licence is %q, which deny.toml does not allow (%v)",
 				crate.Name, crate.Version, crate.License, err)
 		}
+	}
+}
+
+// Whoever has no database is told that nothing was checked, and a release that needs the check fails.
+func TestAdvisoriesAreErrorsAndAreNotSkippedInSilence(t *testing.T) {
+	if a := rules(t).Advisories; a.Yanked != "deny" || a.Unmaintained != "all" || a.Unsound != "all" {
+		t.Errorf("deny.toml: %+v", a)
+	}
+	check := func(variables ...string) (string, int) {
+		command := exec.CommandContext(t.Context(), filepath.Join(root, "scripts", "advisories.sh"))
+		command.Env = append(os.Environ(), append(variables, "CARGO_NET_OFFLINE=true", "CARGO_HOME="+t.TempDir())...)
+		said, _ := command.CombinedOutput()
+		return string(said), command.ProcessState.ExitCode()
+	}
+	if said, code := check(); code != 0 || !strings.HasPrefix(said, "advisories: NOT CHECKED: ") {
+		t.Errorf("%d: %s", code, said)
+	}
+	if said, code := check("MILLPOND_ADVISORIES=required"); code == 0 || !strings.Contains(said, "NOT CHECKED") {
+		t.Errorf("%d: %s", code, said)
 	}
 }
 

@@ -81,8 +81,7 @@ func hasFlag(t *testing.T, command, flag string) bool {
 // hasVariable says whether a command reads the variable.
 func hasVariable(t *testing.T, command, variable string) bool {
 	t.Helper()
-	return strings.Contains(help(t, command), "[env: "+variable+"=") ||
-		strings.Contains(help(t, command), "[env: "+variable+"]")
+	return regexp.MustCompile(`\b` + regexp.QuoteMeta(variable) + `\b`).MatchString(help(t, command))
 }
 
 // A commandLine is the program as some file starts it.

@@ -69,10 +69,24 @@ func TestTheProgramTakesTheUnitsCommandLines(t *testing.T) {
 	tls.check(t)
 	for _, flag := range []string{"--tls-cert", "--tls-key", "--tokens"} {
 		file, _ := tls.value(flag)
-		loaded := strings.TrimPrefix(file, "${CREDENTIALS_DIRECTORY}/")
-		if !strings.Contains(read(t, "../systemd/millpond-gateway-tls.conf"), "LoadCredential="+loaded+":") {
-			t.Errorf("%s %s: systemd does not bring it", flag, file)
+		// A copy that systemd makes at the start would not change when a token is revoked.
+		if !strings.HasPrefix(file, "/etc/millpond/gateway/") {
+			t.Errorf("%s %s: it is not read in place", flag, file)
 		}
+	}
+	if setting(read(t, "../systemd/millpond-gateway-tls.conf"), "SupplementaryGroups") == "" {
+		t.Error("a user of its own cannot read them")
+	}
+}
+
+func TestEachUnitHasSecretsOfItsOwn(t *testing.T) {
+	seen := map[string]bool{}
+	for _, name := range units {
+		file := setting(read(t, "../systemd", name), "EnvironmentFile")
+		if file == "" || seen[file] {
+			t.Errorf("%s: EnvironmentFile is %q", name, file)
+		}
+		seen[file] = true
 	}
 }
 

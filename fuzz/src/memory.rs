@@ -26,3 +26,8 @@ pub fn bounded<T>(limit: usize, decode: impl FnOnce() -> T) -> T {
 pub fn of_protobuf(bytes: usize) -> usize {
     4096 + 256 * bytes
 }
+
+/// What reading `bytes` of TOML may allocate: three bytes can be a key with a value, which the parser holds in several forms.
+pub fn of_toml(bytes: usize) -> usize {
+    (64 << 10) + 4096 * bytes
+}

@@ -26,7 +26,8 @@ pub struct Config {
     pub keepalive_interval: Duration,
     /// A connection that does not answer a ping for this long is closed. 20 s.
     pub keepalive_timeout: Duration,
-    /// Connections open at once, of both ports; one more is closed at once. 1,024: each may have 64 KiB unread.
+    /// Connections open at once, of both ports. One more takes the place of the slowest that is idle or has sent half a request.
+    /// 1,024: each may have 64 KiB unread.
     pub max_connections: usize,
     /// Requests in flight on one connection; the client holds back the rest. 1,024: a request waits for its commit,
     /// so a busy client has many.

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::connections::Seat;
 use crate::entrance::{HTTP1_METHODS, Link, Refused};
 use crate::metrics::Transport;
 use crate::request::Service;
@@ -70,13 +71,17 @@ where
 }
 
 /// Where a request comes from: every request has it among its extensions.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
+#[derive(Debug, Clone)]
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    pub(crate) seat: Seat,
+}
 
 /// A connection that has passed the entrance.
 pub(crate) struct Arrival {
     pub(crate) link: Link,
     pub(crate) peer: SocketAddr,
+    pub(crate) seat: Seat,
     pub(crate) transport: Transport,
     /// How many are open with it.
     pub(crate) nth: usize,
@@ -93,6 +98,7 @@ pub(crate) async fn serve(
     let Arrival {
         link,
         peer,
+        seat,
         transport,
         nth,
     } = arrival;
@@ -106,7 +112,10 @@ pub(crate) async fn serve(
     let is_http2 = opening.is_http2();
     let io = TokioIo::new(tokio::io::join(Cursor::new(opening.bytes).chain(read), write));
     let answer = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(Peer(peer));
+        request.extensions_mut().insert(Peer {
+            address: peer,
+            seat: seat.clone(),
+        });
         Arc::clone(&service).answer(transport, request)
     });
     let closed = if is_http2 {

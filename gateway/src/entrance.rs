@@ -13,6 +13,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 
+use crate::connections::{Holding, Scarce, Seat};
 use crate::security::Security;
 
 /// A connection that may speak: in clear, or through TLS.
@@ -43,8 +44,12 @@ const HTTP1_ANSWER: &[u8] = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\nc
 /// Why a connection was closed before a request could be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
-    #[error("there are as many connections as there may be")]
+    #[error("there are as many connections as there may be, and all are at work")]
     TooMany,
+    #[error(
+        "another connection needed its place or its memory, and it was the slowest without a complete request"
+    )]
+    Evicted,
     #[error("it said nothing, or did not finish TLS's handshake, in time")]
     Slow,
     #[error("it does not speak HTTP/2")]
@@ -71,8 +76,9 @@ pub(crate) enum Refused {
 
 impl Refused {
     /// All names.
-    pub(crate) const NAMES: [&str; 10] = [
+    pub(crate) const NAMES: [&str; 11] = [
         "too_many",
+        "evicted",
         "slow",
         "not_http2",
         "tls",
@@ -88,6 +94,7 @@ impl Refused {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Refused::TooMany => "too_many",
+            Refused::Evicted => "evicted",
             Refused::Slow => "slow",
             Refused::NotHttp2 => "not_http2",
             Refused::Tls => "tls",
@@ -105,6 +112,7 @@ impl Refused {
         match self {
             Refused::Slow | Refused::NotHttp2 | Refused::Io(_) => false,
             Refused::TooMany
+            | Refused::Evicted
             | Refused::Tls
             | Refused::Clear
             | Refused::Certificate(_)
@@ -130,6 +138,7 @@ pub(crate) struct Entrance {
 pub(crate) struct Held {
     budget: Reservation,
     share: Reservation,
+    _holding: Holding,
 }
 
 impl Entrance {
@@ -148,6 +157,7 @@ impl Entrance {
         &self,
         mut stream: TcpStream,
         protocols: &[&[u8]],
+        seat: &Seat,
     ) -> Result<(Link, Option<Held>), Refused> {
         stream.set_nodelay(true)?;
         let mut first = [0; 4];
@@ -172,11 +182,14 @@ impl Entrance {
         };
         let acceptor = TlsAcceptor::from(tls.config(protocols));
         let handshake = async {
-            let held = self.hold().await?;
+            let held = self.hold(seat).await?;
             let limit = |connection: &mut rustls::ServerConnection| {
                 connection.set_buffer_limit(Some(SEND_BUFFER_BYTES));
             };
             let stream = acceptor.accept_with(stream, limit).await.map_err(refusal)?;
+            if self.security.asks_for_certificates() {
+                seat.prove();
+            }
             Ok((Either::Right(Box::new(stream)), Some(held.shrunk())))
         };
         timeout(self.patience, handshake)
@@ -184,11 +197,17 @@ impl Entrance {
             .map_err(|_| Refused::Slow)?
     }
 
-    async fn hold(&self) -> Result<Held, Refused> {
+    async fn hold(&self, seat: &Seat) -> Result<Held, Refused> {
         let no_memory = |_| Refused::NoMemory;
-        let share = self.share.reserve(HANDSHAKE_BYTES).await.map_err(no_memory)?;
+        let connections = self.share.limit() / TLS_BYTES;
+        let share = seat.press(Scarce::Tls, connections, self.share.reserve(HANDSHAKE_BYTES));
+        let share = share.await.map_err(no_memory)?;
         let budget = self.budget.reserve(HANDSHAKE_BYTES).await.map_err(no_memory)?;
-        Ok(Held { budget, share })
+        Ok(Held {
+            budget,
+            share,
+            _holding: seat.holding(Scarce::Tls),
+        })
     }
 }
 

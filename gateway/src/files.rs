@@ -46,17 +46,19 @@ impl Files {
         self.0[place].1.display()
     }
 
-    /// All of them as they were at one moment.
+    /// All of them as they were at one moment: two readings in a row must agree.
     fn read(&self) -> Result<Vec<Vec<u8>>, FileError> {
         let mut contents = self.read_each()?;
+        let mut changing = 0;
         for _ in 1..READINGS {
             let again = self.read_each()?;
-            if again == contents {
-                break;
+            match again.iter().zip(&contents).position(|(new, old)| new != old) {
+                None => return Ok(again),
+                Some(place) => changing = place,
             }
             contents = again;
         }
-        Ok(contents)
+        Err(self.fault(changing, "it changes while it is read"))
     }
 
     fn read_each(&self) -> Result<Vec<Vec<u8>>, FileError> {
@@ -262,6 +264,19 @@ mod tests {
         fs::rename(path.join("..data_tmp"), path.join("..data")).unwrap();
         fs::remove_dir_all(path.join("..2026_1")).unwrap();
         assert_eq!((watched.look(), *watched.current()), (Look::New, 2));
+    }
+
+    #[test]
+    fn a_file_that_is_never_the_same_twice_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        write(directory.path(), "1", "1");
+        let random = PathBuf::from("/proc/sys/kernel/random/uuid");
+        let files = Files::new(vec![("--one", directory.path().join("one")), ("--other", random)]);
+        let error = Watched::load(files, pair).unwrap_err().to_string();
+        assert!(
+            error.starts_with("--other ") && error.ends_with("it changes while it is read"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -17,8 +17,7 @@ use crate::inflate::Encoding;
 use crate::metrics::Transport;
 use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;
-use crate::request::{Envelope, Format, Service, essence};
-use crate::tokens::Identity;
+use crate::request::{Caller, Envelope, Format, Service, essence};
 
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
 const ACCEPTED: &str = "identity,gzip,zstd";
@@ -41,7 +40,7 @@ where
     let refused = |refusal| status(refusal, service.retry_after());
     let result = match (service.authorize(&head), signal) {
         (Err(refusal), _) => Err(refused(refusal)),
-        (Ok(identity), Some(signal)) => export(service, signal, &identity, &head.headers, &mut body)
+        (Ok(caller), Some(signal)) => export(service, signal, &caller, &head.headers, &mut body)
             .await
             .map_err(refused),
         (Ok(_), None) => Err(unknown(head.uri.path())),
@@ -62,7 +61,7 @@ where
 async fn export<B>(
     service: &Service,
     signal: Signal,
-    identity: &Identity,
+    caller: &Caller,
     headers: &HeaderMap,
     body: &mut B,
 ) -> Result<(), Refusal>
@@ -75,7 +74,7 @@ where
         encoding: encoding(headers)?,
         format: Format::Protobuf,
     };
-    service.export(signal, identity, envelope, body).await
+    service.export(signal, caller, envelope, body).await
 }
 
 /// The path of the signal's Export method.

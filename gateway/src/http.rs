@@ -153,13 +153,13 @@ where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::error::Error,
 {
-    let identity = service.authorize(head)?;
+    let caller = service.authorize(head)?;
     let envelope = Envelope {
         transport: Transport::Http,
         encoding: encoding(&head.headers)?,
         format,
     };
-    service.export(signal, &identity, envelope, body).await
+    service.export(signal, &caller, envelope, body).await
 }
 
 fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Refusal> {

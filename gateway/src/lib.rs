@@ -16,6 +16,7 @@ mod buffers;
 mod complaints;
 mod config;
 mod connection;
+mod connections;
 mod entrance;
 mod files;
 mod google_rpc;
@@ -34,7 +35,8 @@ mod tls;
 mod tokens;
 
 pub use config::Config;
+pub use connections::{Answering, Connection, Connections, Room, Seat};
 pub use files::FileError;
-pub use security::{Exposed, Security, SecurityFiles, check_exposure};
+pub use security::{Exposed, Security, SecurityFiles, check_exposure, count_tokens};
 pub use server::{Error, Gateway, Listeners};
 pub use tls::TlsFiles;

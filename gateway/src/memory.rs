@@ -3,6 +3,8 @@
 
 use millpond_producer::{Budget, OverBudget, Reservation};
 
+use crate::connections::{Scarce, Seat};
+
 /// Requests that are still being read get in while they hold no more than this part of the budget at their entry: the
 /// rest is left for what they turn out to need.
 const ENTRY_SHARE: usize = 2;
@@ -32,10 +34,18 @@ impl Admission {
         }
     }
 
-    /// Waits for the memory that one request needs at first. In the order of asking.
-    pub(crate) async fn enter(&self) -> Result<Held, OverBudget> {
+    /// Waits for the memory that one request needs at first. In the order of asking. While it waits, connections with half-sent
+    /// requests are closed one by one.
+    pub(crate) async fn enter(&self, seat: Option<&Seat>) -> Result<Held, OverBudget> {
         let bytes = ENTRY_BYTES.min(self.entry.limit());
-        let entry = self.entry.reserve(bytes).await?;
+        let entry = self.entry.reserve(bytes);
+        let entry = match seat {
+            Some(seat) => {
+                let requests = self.entry.limit() / bytes.max(1);
+                seat.press(Scarce::Reading, requests, entry).await?
+            }
+            None => entry.await?,
+        };
         Ok(Held {
             reservation: self.budget.reserve(bytes).await?,
             budget: self.budget.clone(),
@@ -95,7 +105,7 @@ mod tests {
     async fn requests_that_are_being_read_leave_room_to_be_finished() {
         let (budget, admission) = admission();
         let mut entered = Vec::new();
-        while let Ok(held) = admission.enter().await {
+        while let Ok(held) = admission.enter(None).await {
             entered.push(held);
         }
         assert_eq!((entered.len(), budget.held()), (8, LIMIT / 2));
@@ -109,7 +119,7 @@ mod tests {
         let (budget, admission) = admission();
         let mut settled = Vec::new();
         for _ in 0..100 {
-            let mut held = admission.enter().await.expect("the one before has settled");
+            let mut held = admission.enter(None).await.expect("the one before has settled");
             held.settle(1_000);
             settled.push(held);
         }

@@ -11,6 +11,7 @@ use millpond_producer::OverBudget;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::buffers::Buffers;
+use crate::connections::{Scarce, Seat};
 use crate::inflate::Encoding;
 use crate::memory::{Admission, Held};
 use crate::metrics::Transport;
@@ -69,6 +70,7 @@ pub(crate) async fn read<B>(
     limits: &Limits,
     buffers: &Buffers,
     admission: &Admission,
+    seat: Option<&Seat>,
 ) -> Result<(Message, Held), Refusal>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -79,7 +81,8 @@ where
     if let (Transport::Http, Some(length)) = (envelope.transport, whole) {
         check(length, limits)?;
     }
-    let mut held = frames.waiting(admission.enter()).await?;
+    let mut held = frames.waiting(admission.enter(seat)).await?;
+    let _reading = seat.map(|seat| seat.holding(Scarce::Reading));
     let (data, length, encoding) = match envelope.transport {
         Transport::Http => (Bytes::new(), whole, envelope.encoding),
         Transport::Grpc => {
@@ -361,13 +364,13 @@ mod tests {
         let buffers = Buffers::new(0);
 
         let mut asked = 0;
-        let refused = read(&mut Asked(&mut asked), GRPC, &LIMITS, &buffers, &admission)
+        let refused = read(&mut Asked(&mut asked), GRPC, &LIMITS, &buffers, &admission, None)
             .await
             .expect_err("there is no memory");
         assert_eq!((refused.code(), asked), (tonic::Code::ResourceExhausted, 0));
 
         drop(everything);
-        let (message, held) = read(&mut Asked(&mut asked), GRPC, &LIMITS, &buffers, &admission)
+        let (message, held) = read(&mut Asked(&mut asked), GRPC, &LIMITS, &buffers, &admission, None)
             .await
             .expect("there is memory");
         assert_eq!((message.bytes.len(), asked), (0, 2));

@@ -132,7 +132,7 @@ impl Metrics {
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register(
             "connections_refused",
-            "Connections closed before a request could be read, by what was wrong",
+            "Connections closed by the gateway, by what was wrong",
             metrics.connections_refused.clone(),
         );
         // A signal that never came is 0, not absent.

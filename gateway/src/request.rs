@@ -21,6 +21,7 @@ use crate::buffers::Buffers;
 use crate::complaints::Complaints;
 use crate::config::Config;
 use crate::connection::Peer;
+use crate::connections::Seat;
 use crate::inflate::{Encoding, Inflater, Progress, first_room};
 use crate::memory::{Admission, Held};
 use crate::message::{self, Limits, Message};
@@ -56,6 +57,14 @@ pub(crate) struct Service {
     security: Arc<Security>,
     metrics: Arc<Metrics>,
     complaints: Arc<Complaints>,
+}
+
+/// Who sends a request: whose records they are, and over which connection.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) identity: Identity,
+    /// None in tests of requests without a connection.
+    pub(crate) seat: Option<Seat>,
 }
 
 /// What a request comes in.
@@ -145,21 +154,28 @@ impl Service {
     }
 
     /// Whose request this is, by its head alone: to be asked before anything of it is read or reserved for it.
-    pub(crate) fn authorize(&self, head: &Parts) -> Result<Identity, Refusal> {
-        self.security.authorize(&head.headers).map_err(|denied| {
-            if let Some(Peer(peer)) = head.extensions.get() {
+    /// A token proves the connection.
+    pub(crate) fn authorize(&self, head: &Parts) -> Result<Caller, Refusal> {
+        let peer = head.extensions.get::<Peer>();
+        let identity = self.security.authorize(&head.headers).map_err(|denied| {
+            if let Some(peer) = peer {
                 self.complaints
-                    .warn("denied", *peer, format_args!("request refused: {denied}"));
+                    .warn("denied", peer.address, format_args!("request refused: {denied}"));
             }
             Refusal::new(Why::Denied(denied), denied)
-        })
+        })?;
+        let seat = peer.map(|peer| peer.seat.clone());
+        if let (Some(_), Some(seat)) = (identity.token(), &seat) {
+            seat.prove();
+        }
+        Ok(Caller { identity, seat })
     }
 
     /// Takes a request all the way. Success is that all of it is committed.
     pub(crate) async fn export<B>(
         &self,
         signal: Signal,
-        identity: &Identity,
+        caller: &Caller,
         envelope: Envelope,
         body: &mut B,
     ) -> Result<(), Refusal>
@@ -172,8 +188,10 @@ impl Service {
                 "too many requests in flight; retry, or raise the gateway's max_requests",
             ));
         };
+        let (identity, seat) = (&caller.identity, caller.seat.as_ref());
         let (message, mut held) =
-            message::read(body, envelope, &self.limits, &self.buffers, &self.admission).await?;
+            message::read(body, envelope, &self.limits, &self.buffers, &self.admission, seat).await?;
+        let _answering = seat.map(Seat::answering);
         let received_at_us = now_us();
         let transport = envelope.transport;
         self.metrics.received(transport, signal, message.bytes.len());
@@ -188,6 +206,9 @@ impl Service {
         self.append(stream, payload, received_at_us, reservation).await?;
         self.metrics.committed(transport, signal, records);
         self.security.committed(identity, records);
+        if let Some(seat) = seat.filter(|_| !self.security.identifies()) {
+            seat.prove();
+        }
         Ok(())
     }
 

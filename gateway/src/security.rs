@@ -21,6 +21,9 @@ use crate::tokens::{Denied, Identity, Tokens};
 
 const TOKENS: &str = "--tokens";
 
+/// Names of tokens in one warning.
+const NAMES_SHOWN: usize = 10;
+
 /// Where the secrets are. Nothing is asked for that has no file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SecurityFiles {
@@ -223,7 +226,7 @@ impl Security {
         if let Some(tokens) = &self.tokens {
             let before = tokens.current();
             self.report("tokens", tokens.look(), asked);
-            self.forget(&before);
+            self.forget(&before, &tokens.current());
         }
         self.measure();
         self.warn_of_time();
@@ -277,14 +280,28 @@ impl Security {
         }
     }
 
-    /// Takes the metrics of tokens that are gone away: names of ever new tokens would fill the memory.
-    fn forget(&self, before: &Tokens) {
-        let Some(tokens) = self.tokens.as_ref().map(Watched::current) else {
-            return;
-        };
-        let named: HashSet<&str> = tokens.names().collect();
-        for name in before.names().filter(|name| !named.contains(name)) {
+    /// Takes the metrics of tokens that are gone away: names of ever new tokens would fill the memory. A file that has become
+    /// shorter may be half of one, which is worth a warning.
+    fn forget(&self, before: &Tokens, now: &Tokens) {
+        let named: HashSet<&str> = now.names().collect();
+        let gone: Vec<&str> = before.names().filter(|name| !named.contains(name)).collect();
+        for name in &gone {
             self.metrics.records.remove(&token(name));
+        }
+        if now.len() < before.len() {
+            let shown = gone
+                .iter()
+                .take(NAMES_SHOWN)
+                .copied()
+                .collect::<Vec<_>>()
+                .join(", ");
+            let more = if gone.len() > NAMES_SHOWN { ", …" } else { "" };
+            tracing::warn!(
+                "tokens: {} of {} tokens are no longer in force: {shown}{more}. If nobody took them away, the file is \
+                 half-written: replace it by a rename, and give it a count",
+                gone.len(),
+                before.len()
+            );
         }
     }
 
@@ -299,6 +316,16 @@ impl Security {
             tracing::warn!("the certificate in --tls-cert {fault}: clients will refuse it");
         }
         *said = of;
+    }
+
+    /// Whether a client that has finished TLS's handshake has shown a certificate.
+    pub(crate) fn asks_for_certificates(&self) -> bool {
+        self.tls().is_some_and(|tls| tls.client_certificates)
+    }
+
+    /// Whether clients authenticate in some way.
+    pub(crate) fn identifies(&self) -> bool {
+        self.tokens.is_some() || self.asks_for_certificates()
     }
 
     /// The TLS that new connections are served with; none when they are in clear.
@@ -323,6 +350,14 @@ impl Security {
             self.metrics.records.get_or_create(&token(name)).inc_by(records);
         }
     }
+}
+
+/// How many tokens are in the text of a tokens file (`design/security.md` has its form).
+///
+/// # Errors
+/// The first thing that is wrong with it, by its line. Never a piece of the text.
+pub fn count_tokens(text: &[u8]) -> Result<usize, String> {
+    Tokens::parse(text).map(|tokens| tokens.len())
 }
 
 fn token(name: &str) -> Token {

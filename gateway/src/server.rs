@@ -1,10 +1,10 @@
-//! The listeners: take connections while there is room, and drain them when told to stop. They never refuse one in clear for
-//! want of memory: requests are what is refused, where a reason can be given. TLS needs memory before it can say anything.
+//! The listeners: take connections, close the slowest one when there is no room for another, and drain them when told to stop. They
+//! never refuse one in clear for want of memory: requests are what is refused, where a reason can be given. TLS needs memory
+//! before it can say anything.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use millpond_producer::Producer;
@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 use crate::complaints::Complaints;
 use crate::config::Config;
 use crate::connection::{self, Arrival, Tasks};
+use crate::connections::{Connections, Room};
 use crate::entrance::{Entrance, H2, HTTP1, Refused};
 use crate::metrics::{Metrics, Transport};
 use crate::request::Service;
@@ -64,7 +65,7 @@ pub struct Gateway {
     service: Arc<Service>,
     entrance: Arc<Entrance>,
     complaints: Arc<Complaints>,
-    open: Arc<AtomicUsize>,
+    connections: Connections,
     tasks: Tasks,
 }
 
@@ -93,12 +94,12 @@ impl Gateway {
         };
         Gateway {
             producer,
+            connections: Connections::new(config.max_connections),
             config,
             metrics,
             service,
             entrance: Arc::new(entrance),
             complaints,
-            open: Arc::default(),
             tasks,
         }
     }
@@ -126,10 +127,13 @@ impl Gateway {
             let accepted = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
-                accepted = listener.accept() => accepted,
+                accepted = async {
+                    let room = self.connections.room().await;
+                    listener.accept().await.map(|(stream, peer)| (stream, peer, room))
+                } => accepted,
             };
             match accepted {
-                Ok((stream, peer)) => self.accept(stream, peer, transport),
+                Ok((stream, peer, room)) => self.accept(stream, peer, transport, room),
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection");
                     sleep(ACCEPT_PAUSE).await;
@@ -138,8 +142,8 @@ impl Gateway {
         }
     }
 
-    fn accept(&self, stream: TcpStream, peer: SocketAddr, transport: Transport) {
-        let open = OpenConnection::new(&self.open, &self.metrics, transport);
+    fn accept(&self, stream: TcpStream, peer: SocketAddr, transport: Transport, room: Room) {
+        let counted = Counted::new(&self.metrics, transport);
         let (metrics, complaints) = (Arc::clone(&self.metrics), Arc::clone(&self.complaints));
         let refuse = move |refused: &Refused| {
             metrics.refused(transport, refused);
@@ -149,9 +153,9 @@ impl Gateway {
                 tracing::debug!(%peer, reason = %refused, "connection closed");
             }
         };
-        if open.nth > self.config.max_connections {
+        let Some(connection) = self.connections.admit(peer.ip(), room) else {
             return refuse(&Refused::TooMany);
-        }
+        };
         let protocols: &[&[u8]] = match transport {
             Transport::Grpc => &[H2],
             Transport::Http => &[H2, HTTP1],
@@ -163,20 +167,23 @@ impl Gateway {
         );
         let (budget, tasks) = (self.producer.budget().clone(), self.tasks.clone());
         self.tasks.spawn(async move {
+            let seat = connection.seat();
             let served = async {
-                let (link, _held) = entrance.enter(stream, protocols).await?;
+                let (link, _held) = entrance.enter(stream, protocols, &seat).await?;
                 let arrival = Arrival {
                     link,
                     peer,
+                    seat: seat.clone(),
                     transport,
-                    nth: open.nth,
+                    nth: connection.nth(),
                 };
                 connection::serve(arrival, service, &config, &budget, tasks).await
             };
-            if let Err(refused) = served.await {
+            let served = connection.until_closed(served).await;
+            if let Err(refused) = served.unwrap_or(Err(Refused::Evicted)) {
                 refuse(&refused);
             }
-            drop(open);
+            drop((connection, counted));
         });
     }
 
@@ -206,30 +213,24 @@ impl Gateway {
     }
 }
 
-/// One of the open connections, until dropped.
-struct OpenConnection {
-    nth: usize,
-    open: Arc<AtomicUsize>,
+/// An open connection in the metrics, until dropped.
+struct Counted {
     metrics: Arc<Metrics>,
     transport: Transport,
 }
 
-impl OpenConnection {
-    fn new(open: &Arc<AtomicUsize>, metrics: &Arc<Metrics>, transport: Transport) -> OpenConnection {
+impl Counted {
+    fn new(metrics: &Arc<Metrics>, transport: Transport) -> Counted {
         metrics.connected(transport);
-        let nth = open.fetch_add(1, Ordering::Relaxed) + 1;
-        OpenConnection {
-            nth,
-            open: Arc::clone(open),
+        Counted {
             metrics: Arc::clone(metrics),
             transport,
         }
     }
 }
 
-impl Drop for OpenConnection {
+impl Drop for Counted {
     fn drop(&mut self) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
         self.metrics.disconnected(self.transport);
     }
 }

@@ -30,6 +30,9 @@ const TOKEN_LEN_MIN: usize = 16;
 /// Far below the limit of a request's headers.
 const TOKEN_LEN_MAX: usize = 4_096;
 
+/// The key at the top that says how many tokens a whole file has.
+const COUNT: &str = "count";
+
 const KEYS: &str = "a [[token]] has name, token or sha256, and prefix if it should";
 
 type Sha256Digest = [u8; 32];
@@ -127,18 +130,30 @@ impl Tokens {
         // The parser's own display quotes the line.
         let parsed = DeTable::parse(text).map_err(|error| at(text, error.span(), error.message()))?;
         let mut entries = Vec::new();
+        let mut count = None;
         for (key, value) in parsed.get_ref() {
+            if key.get_ref() == COUNT {
+                count = Some((number(text, value)?, value.span()));
+                continue;
+            }
             let tables = (key.get_ref() == "token").then(|| value.get_ref().as_array());
             let Some(tables) = tables.flatten() else {
                 return Err(at(
                     text,
                     Some(key.span()),
-                    "there is nothing but [[token]] in this file",
+                    "there is nothing but count and [[token]] in this file",
                 ));
             };
             for table in tables {
                 entries.push(entry(text, table)?);
             }
+        }
+        if let Some((count, span)) = count.filter(|(count, _)| *count != entries.len()) {
+            let found = entries.len();
+            let what = format!(
+                "count is {count}, and the file has {found} [[token]]: it is not complete, or count is wrong"
+            );
+            return Err(at(text, Some(span), what));
         }
         check(text, entries)
     }
@@ -182,6 +197,22 @@ fn bearer(headers: &HeaderMap) -> Result<&[u8], Denied> {
         return Err(Denied::Malformed);
     }
     Ok(token)
+}
+
+fn number(text: &str, value: &Spanned<DeValue<'_>>) -> Result<usize, String> {
+    let digits = value
+        .get_ref()
+        .as_integer()
+        .filter(|integer| integer.radix() == 10);
+    digits
+        .and_then(|integer| integer.as_str().parse().ok())
+        .ok_or_else(|| {
+            at(
+                text,
+                Some(value.span()),
+                "count must be the number of [[token]] in this file",
+            )
+        })
 }
 
 /// An entry, and where in the text it begins.
@@ -424,7 +455,7 @@ mod tests {
             ),
             (
                 &format!("[[tokens]]\nname = \"{SECRET}\"\n"),
-                "line 4: there is nothing but [[token]]",
+                "line 4: there is nothing but count",
             ),
             (&format!("[token]\nname = \"{SECRET}\"\n"), "line 4: "),
             (
@@ -484,6 +515,31 @@ mod tests {
         }
         assert!(Tokens::parse(b"").unwrap_err().contains("no [[token]]"));
         assert!(Tokens::parse(b"\xff").unwrap_err().contains("UTF-8"));
+    }
+
+    #[test]
+    fn half_of_a_file_that_says_its_count_is_refused_wherever_it_ends() {
+        let mut whole = "count = 3\n".to_owned();
+        for name in ["a", "b", "c"] {
+            whole += &format!("[[token]]\nname = \"{name}\"\ntoken = \"{name}-{SECRET}\"\n");
+        }
+        let last = whole.trim_end().len();
+        for end in 0..last {
+            Tokens::parse(&whole.as_bytes()[..end]).unwrap_err();
+        }
+        assert_eq!(Tokens::parse(whole.as_bytes()).unwrap().len(), 3);
+        for (count, said) in [
+            ("2", "count is 2, and the file has 3"),
+            ("-3", "count must be"),
+            ("\"3\"", "count must be"),
+        ] {
+            let mistake = Tokens::parse(whole.replace("count = 3", &format!("count = {count}")).as_bytes());
+            let mistake = mistake.unwrap_err();
+            assert!(
+                mistake.starts_with("line 1: ") && mistake.contains(said),
+                "{mistake}"
+            );
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use common::{PATIENCE, Pieces, framed, logs, logs_of, producer_config, start};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use millpond_gateway::Config;
+use millpond_storage::unreliable::On;
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -253,7 +254,7 @@ async fn a_connection_that_stalls_in_mid_frame_is_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_connection_too_many_is_closed() {
+async fn one_connection_more_takes_the_place_of_an_idle_one_but_not_of_one_at_work() {
     let gateway = start(
         producer_config(),
         Config {
@@ -262,18 +263,34 @@ async fn one_connection_too_many_is_closed() {
         },
     )
     .await;
-    let first = TcpStream::connect(gateway.address).await.expect("a connection");
-    let mut second = TcpStream::connect(gateway.address).await.expect("a connection");
+    let refused = |reason: &str| {
+        let line = format!(
+            "millpond_gateway_connections_refused_total{{transport=\"grpc\",reason=\"{reason}\"}} 1\n"
+        );
+        assert!(gateway.metrics().contains(&line), "{}", gateway.metrics());
+    };
+    let mut idle = TcpStream::connect(gateway.address).await.expect("a connection");
+    let mut commit = gateway.controls.hold(On::Put, "manifest");
+    let mut client = gateway.client();
+    let export = tokio::spawn(async move { client.export(logs(1)).await });
+    timeout(PATIENCE, commit.arrived()).await.expect("a commit");
+    ended(&mut idle).await;
+    refused("evicted");
+
+    let mut another = TcpStream::connect(gateway.address).await.expect("a connection");
+    ended(&mut another).await;
+    refused("too_many");
+    commit.release();
+    timeout(PATIENCE, export)
+        .await
+        .expect("an answer")
+        .expect("no panic")
+        .expect("success");
+}
+
+async fn ended(stream: &mut TcpStream) {
     let mut answer = Vec::new();
-    let _ = timeout(PATIENCE, second.read_to_end(&mut answer))
+    let _ = timeout(PATIENCE, stream.read_to_end(&mut answer))
         .await
         .expect("an end");
-    assert!(
-        gateway.metrics().contains(
-            "millpond_gateway_connections_refused_total{transport=\"grpc\",reason=\"too_many\"} 1\n"
-        ),
-        "{}",
-        gateway.metrics()
-    );
-    drop(first);
 }

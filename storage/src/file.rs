@@ -15,8 +15,9 @@ use object_store::{
     ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UpdateVersion,
 };
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -28,6 +29,10 @@ const STORE: &str = "file";
 /// Its own count from 1.
 const LOCK: &str = ".millpond-lock#0";
 const STAGED_SUFFIX: &str = "#0";
+
+/// What is in a buffer is for the user that runs Millpond alone.
+const DIRECTORY_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
 
 #[derive(Debug, Clone)]
 pub(crate) struct FileStore {
@@ -51,9 +56,7 @@ impl FileStore {
             Ok(_) => return Err(Failure::Invalid("it is not a directory".to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound && !create => return Ok(None),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                fs::create_dir_all(root)
-                    .and_then(|()| root.parent().map_or(Ok(()), sync_directory))
-                    .map_err(|error| failed("make the directory", &error))?;
+                private_directory(root).map_err(|error| failed("make the directory", &error))?;
             }
             Err(error) => return Err(failed("look for the directory", &error).into()),
         }
@@ -69,10 +72,8 @@ impl FileStore {
         let turn = Arc::clone(&self.turn).lock_owned().await;
         let path = self.lock_path.clone();
         blocking(move || {
-            let file = File::options()
-                .create(true)
+            let file = private_file()
                 .truncate(false)
-                .write(true)
                 .open(&path)
                 .and_then(|file| file.lock().map(|()| file))
                 .map_err(|error| failed("lock", &error))?;
@@ -116,6 +117,34 @@ impl FileStore {
         })
     }
 
+    /// `LocalFileSystem` makes directories and files as the umask says: others are kept out by the directory, which is there before.
+    async fn create(
+        &self,
+        location: &Location,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        let path = self.files.path_to_filesystem(location)?;
+        let place = path.clone();
+        blocking(move || {
+            let made = place.parent().map_or(Ok(()), private_directory);
+            made.map_err(|error| failed("make the directory", &error))
+        })
+        .await?;
+        let put = self.files.put_opts(location, payload, options).await?;
+        blocking(move || {
+            match fs::set_permissions(&path, Permissions::from_mode(FILE_MODE)) {
+                // It was deleted meanwhile.
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    Err(failed("set the permissions", &error))
+                }
+                _ => Ok(()),
+            }
+        })
+        .await?;
+        Ok(put)
+    }
+
     async fn remove(&self, location: &Location) -> Result<()> {
         let _locked = self.lock().await?;
         self.files.delete(location).await
@@ -126,13 +155,34 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
     tokio::task::spawn_blocking(work).await?
 }
 
+/// Makes the directory and those above it that are missing, durably and for this user alone.
+fn private_directory(path: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> = path.ancestors().take_while(|above| !above.exists()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    DirBuilder::new()
+        .recursive(true)
+        .mode(DIRECTORY_MODE)
+        .create(path)?;
+    let mut above = missing.iter().filter_map(|made| made.parent());
+    above.try_for_each(sync_directory)
+}
+
+/// A file that is made when missing, for this user alone.
+fn private_file() -> OpenOptions {
+    let mut options = File::options();
+    options.create(true).write(true).mode(FILE_MODE);
+    options
+}
+
 /// Puts a new file in the place of one that was last modified at `not_before`, and is durable when it returns.
 fn replace(path: &Path, payload: &PutPayload, not_before: SystemTime) -> io::Result<()> {
     let mut staged = path.as_os_str().to_owned();
     staged.push(STAGED_SUFFIX);
     let staged = PathBuf::from(staged);
     // A staged file that a crash left behind is overwritten; the lock says that nobody else is using it.
-    let mut file = File::create(&staged)?;
+    let mut file = private_file().truncate(true).open(&staged)?;
     for piece in payload {
         file.write_all(piece)?;
     }
@@ -210,7 +260,7 @@ impl ObjectStore for FileStore {
     ) -> Result<PutResult> {
         match options.mode.clone() {
             // A hard link, which the system makes or refuses as one step: no lock is needed.
-            PutMode::Create => self.files.put_opts(location, payload, options).await,
+            PutMode::Create => self.create(location, payload, options).await,
             PutMode::Update(expected) => self.update(location, payload, expected).await,
             // It would not keep the versions' promise, and a buffer has no use for it.
             PutMode::Overwrite => Err(unused("an unconditional put")),
@@ -295,6 +345,47 @@ mod tests {
             assert!(!seen.contains(&next), "{next:?} came back");
             seen.push(next.clone());
             version = next;
+        }
+    }
+
+    /// Every file and directory below, with its mode.
+    fn modes(directory: &Path) -> Vec<(PathBuf, bool, u32)> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(directory).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            let metadata = fs::metadata(&path).expect("metadata");
+            if metadata.is_dir() {
+                found.extend(modes(&path));
+            }
+            found.push((path, metadata.is_dir(), metadata.permissions().mode() & 0o777));
+        }
+        found
+    }
+
+    #[tokio::test]
+    async fn nobody_else_may_read_what_is_in_a_buffer() {
+        let directory = tempfile::tempdir().expect("directory");
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("open to all");
+        let files = FileStore::open(&directory.path().join("above/buffer"), true);
+        let store = Store::over(Arc::new(files.expect("open").expect("made")), "");
+        store
+            .put_if_absent("a/b/segment", vec!["rows".into()])
+            .await
+            .expect("put");
+        let Cas::Committed(version) = store.compare_and_set("manifest", None, "1".into()).await else {
+            panic!("the first write is committed");
+        };
+        let Cas::Committed(_) = store
+            .compare_and_set("manifest", Some(&version), "2".into())
+            .await
+        else {
+            panic!("a write at the right version is committed");
+        };
+        let modes = modes(directory.path());
+        assert!(modes.len() >= 7, "{modes:?}");
+        for (path, is_directory, mode) in modes {
+            let expected = if is_directory { 0o700 } else { 0o600 };
+            assert_eq!(mode, expected, "{}: {mode:o}", path.display());
         }
     }
 

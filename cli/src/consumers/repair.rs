@@ -61,7 +61,7 @@ pub(super) async fn run(args: RepairArgs) -> anyhow::Result<ExitCode> {
     let shards = ranges.len() as u64;
     let config = millpond_clickhouse::Config {
         create: false,
-        ..args.table.at(&args.clickhouse)
+        ..args.table.at(&args.clickhouse)?
     };
     let sink = ClickHouse::open(config).await?;
     args.check_identities(&store, &sink, &ranges).await?;

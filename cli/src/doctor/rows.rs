@@ -62,7 +62,7 @@ pub(super) async fn look(
     }
     let config = millpond_clickhouse::Config {
         create: false,
-        ..args.table.at(url)
+        ..args.table.at(url)?
     };
     let sink = match ClickHouse::open(config).await {
         Ok(sink) => Arc::new(sink),

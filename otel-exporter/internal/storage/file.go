@@ -39,7 +39,7 @@ func openDirectory(root string, create bool) (*File, error) {
 	case errors.Is(err, fs.ErrNotExist) && !create:
 		return nil, misconfigured(fmt.Errorf("there is no directory %s; make it, or set create_bucket", root))
 	case errors.Is(err, fs.ErrNotExist):
-		if err := os.MkdirAll(root, 0o777); err != nil {
+		if err := os.MkdirAll(root, 0o700); err != nil {
 			return nil, systemError(err)
 		}
 		if err := syncDirectory(filepath.Dir(root)); err != nil {
@@ -104,7 +104,7 @@ func (f *File) Get(_ context.Context, key string) ([]byte, Version, error) {
 // Create makes a hard link, which the system makes or refuses as one step: no lock is needed.
 func (f *File) Create(_ context.Context, key string, body Body) (Version, error) {
 	path := f.path(key)
-	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return "", systemError(err)
 	}
 	// A name that nobody else uses: it is drawn from 64 bits and must not be there.
@@ -157,7 +157,7 @@ func (f *File) lock(ctx context.Context) (unlock func(), err error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	file, err := os.OpenFile(filepath.Join(f.root, lockName), os.O_CREATE|os.O_WRONLY, 0o666)
+	file, err := os.OpenFile(filepath.Join(f.root, lockName), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err == nil {
 		for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
 			err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX)
@@ -178,7 +178,7 @@ func (f *File) lock(ctx context.Context) (unlock func(), err error) {
 
 // writeFile writes a file, durably, with a modification time later than `before`.
 func writeFile(path string, flag int, body Body, before time.Time) (Version, error) {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|flag, 0o666)
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|flag, 0o600)
 	if err != nil {
 		return "", err
 	}

@@ -127,8 +127,9 @@ capabilities:
 {{- end }}
 {{- end }}
 
+{{/* The store's credentials of one part. Call with the part's values. */}}
 {{- define "millpond.credentials" -}}
-{{- with .Values.s3.credentialsSecret }}
+{{- with .credentialsSecret }}
 envFrom:
   - secretRef:
       name: {{ . }}
@@ -145,6 +146,15 @@ readinessProbe:
   httpGet: {path: /readyz, port: admin}
   periodSeconds: 5
   timeoutSeconds: 5
+{{- end }}
+
+{{/* Who may read the admin port: it asks nobody who they are. */}}
+{{- define "millpond.monitoring" -}}
+{{- if .Values.networkPolicy.monitoring -}}
+{{ toYaml .Values.networkPolicy.monitoring }}
+{{- else -}}
+- podSelector: {}
+{{- end -}}
 {{- end }}
 
 {{- define "millpond.pullSecrets" -}}

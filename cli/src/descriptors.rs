@@ -1,0 +1,77 @@
+//! File descriptors: how many the process may have open, and how many connections of clients that leaves room for. Without a plan
+//! the connections of clients would take those that the store, the log and the probes need.
+
+use crate::admin::ADMIN_DESCRIPTORS;
+use anyhow::Context;
+use millpond_gateway::Connections;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tracing::warn;
+
+/// As many as the process asks for, where the hard limit is higher or there is none.
+const WANTED: u64 = 65_536;
+
+/// The store's connections, or its files: uploads, commits and their retries are far fewer.
+const STORE: usize = 128;
+
+/// The program itself: standard streams, the runtime, listeners, resolvers, files that are read again.
+const PROGRAM: usize = 64;
+
+/// A gateway with fewer connections than this is of no use.
+const CONNECTIONS_MIN: usize = 16;
+
+/// Raises the limit of open files as far as the process may, and returns it.
+///
+/// # Errors
+/// When the system does not tell its limit.
+pub(crate) fn raise() -> anyhow::Result<usize> {
+    let what = Resource::RLIMIT_NOFILE;
+    let (soft, hard) = getrlimit(what).context("cannot read the limit of open files")?;
+    let target = hard.min(WANTED).max(soft);
+    let raised = target > soft && setrlimit(what, target, hard).is_ok();
+    let limit = if raised { target } else { soft };
+    Ok(usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+/// How many connections of clients a gateway may have under this limit of open files, at most `wanted`.
+///
+/// # Errors
+/// When the limit leaves no room for a useful number.
+pub(crate) fn connections(limit: usize, wanted: usize) -> anyhow::Result<usize> {
+    // What connections need beside their number.
+    let reserved = Connections::descriptors(0) + ADMIN_DESCRIPTORS + STORE + PROGRAM;
+    let fit = limit.saturating_sub(reserved);
+    anyhow::ensure!(
+        fit >= CONNECTIONS_MIN,
+        "the limit of open files is {limit}, and a gateway needs {} at least: raise it (ulimit -n, systemd's LimitNOFILE)",
+        reserved + CONNECTIONS_MIN
+    );
+    if fit < wanted {
+        warn!(
+            "room for {fit} OTLP connections, not {wanted}: the limit of open files is {limit} (ulimit -n, systemd's LimitNOFILE)"
+        );
+    }
+    Ok(fit.min(wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_port_and_the_store_have_their_descriptors() {
+        let reserved = Connections::descriptors(0) + ADMIN_DESCRIPTORS + STORE + PROGRAM;
+        assert_eq!(connections(reserved + 1024, 1024).unwrap(), 1024);
+        assert_eq!(connections(usize::MAX, 1024).unwrap(), 1024);
+        assert_eq!(connections(reserved + 100, 1024).unwrap(), 100);
+        let error = connections(reserved + CONNECTIONS_MIN - 1, 1024).unwrap_err();
+        assert!(error.to_string().contains("LimitNOFILE"), "{error}");
+    }
+
+    #[test]
+    fn the_soft_limit_is_raised() {
+        let raised = raise().unwrap();
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        assert_eq!(soft, hard.min(WANTED).max(soft));
+        assert_eq!(u64::try_from(raised).unwrap(), soft);
+    }
+}

@@ -1,0 +1,71 @@
+//! The text of a settings file, taken apart. Its errors name lines and columns, and never quote the text: it may hold secrets.
+
+use toml::{Table, Value};
+
+/// One setting of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Setting {
+    /// The table that it is in; `None` at the top.
+    pub(crate) table: Option<String>,
+    /// Its name.
+    pub(crate) key: String,
+    /// Its value as a flag would have it.
+    pub(crate) value: String,
+}
+
+/// Takes a settings file apart: strings, numbers and booleans, at the top and in these tables.
+///
+/// # Errors
+/// The first thing that is wrong, with its line and column or its name. Never a value.
+pub(crate) fn parse(text: &str, tables: &[&str]) -> Result<Vec<Setting>, String> {
+    let file: Table = text.parse().map_err(|error: toml::de::Error| {
+        // The parser's own display quotes the line.
+        let offset = error.span().map_or(0, |span| span.start);
+        format!("{}: {}", place(text, offset), error.message())
+    })?;
+    let mut settings = Vec::new();
+    for (name, value) in &file {
+        match value {
+            Value::Table(table) if tables.contains(&name.as_str()) => {
+                for (key, value) in table {
+                    settings.push(setting(Some(name), key, value)?);
+                }
+            }
+            Value::Table(_) => {
+                let known = tables.join("] and [");
+                return Err(format!("unknown table [{name}]: there are [{known}]"));
+            }
+            value => settings.push(setting(None, name, value)?),
+        }
+    }
+    Ok(settings)
+}
+
+fn setting(table: Option<&String>, key: &str, value: &Value) -> Result<Setting, String> {
+    let value = match value {
+        Value::String(text) => text.clone(),
+        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => value.to_string(),
+        other => {
+            let found = other.type_str();
+            return Err(format!(
+                "{key} is of the type {found}: it must be a string, a number, true or false"
+            ));
+        }
+    };
+    Ok(Setting {
+        table: table.cloned(),
+        key: key.to_owned(),
+        value,
+    })
+}
+
+/// Where an offset is, from 1, in lines and bytes.
+fn place(text: &str, offset: usize) -> String {
+    let before = &text.as_bytes()[..offset.min(text.len())];
+    let line_start = before
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |at| at + 1);
+    let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+    format!("line {line}, column {}", 1 + before.len() - line_start)
+}
