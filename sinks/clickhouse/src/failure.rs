@@ -83,9 +83,16 @@ pub(crate) fn is_exception(error: &Error, wanted: u32) -> bool {
 }
 
 /// Reports whether the text says that a view behind the table refused the rows, and not the table. The sink believes it only where it
-/// cannot look for the rows: a function of ClickHouse may put a value into its message without quotes.
+/// cannot look for the rows: some functions put a value into their message without quotes (`Cannot parse uuid …: Cannot parse UUID
+/// from String`). The server adds the view at the end, so that text which another context follows is data.
 pub(crate) fn names_a_view(error: &Error) -> bool {
-    matches!(error, Error::Exception { text, .. } if outside_quotes(text).contains(VIEW))
+    let Error::Exception { text, .. } = error else {
+        return false;
+    };
+    let outside = outside_quotes(text);
+    outside
+        .rsplit_once(VIEW)
+        .is_some_and(|(_, rest)| !rest.contains(": "))
 }
 
 /// An exception can quote a whole query.
@@ -190,6 +197,7 @@ mod tests {
             "Cannot parse string 'x' as Int64: while pushing to view t.mv. (CANNOT_PARSE_TEXT)",
             r"Cannot parse string 'it\'s' as Int64: while pushing to view t.mv",
             r"'a\\' while pushing to view t.mv",
+            "x: while executing 'FUNCTION f(Body :: 2) -> f(Body)': while pushing to view t.a (1-2): while pushing to view t.b (3-4). (X) (version 26.7 (official build))",
             "the value doesn't fit: while pushing to view t.mv",
             "\"'\" while pushing to view `t`.`mv`",
         ] {
@@ -201,6 +209,7 @@ mod tests {
             r"Cannot parse string '\\\' while pushing to view' as Int32",
             "expected ',' before: \"while pushing to view\"",
             "Column `while pushing to view` is violated",
+            "Cannot parse uuid while pushing to view t.mv: Cannot parse UUID from String: while executing 'FUNCTION toUUID(Body :: 2)'. (X)",
             "Cannot parse string 'that nobody closes while pushing to view",
         ] {
             assert!(!of_a_view(data), "{data}");
