@@ -56,10 +56,10 @@ fn field(number: u8, content: &[u8]) -> Vec<u8> {
     let mut field = vec![number << 3 | 2];
     let mut length = content.len();
     while length >= 0x80 {
-        field.push((length & 0x7f) as u8 | 0x80);
+        field.push(length.to_le_bytes()[0] | 0x80);
         length >>= 7;
     }
-    field.push(length as u8);
+    field.push(length.to_le_bytes()[0]);
     field.extend_from_slice(content);
     field
 }
