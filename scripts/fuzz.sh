@@ -20,6 +20,7 @@ declare -A seeds=(
     [otlp-logs]=fuzz/seeds/otlp
     [otlp-json]=fuzz/seeds/otlp-json
     [clickhouse]=fuzz/seeds/otlp
+    [clickhouse-answer]=fuzz/seeds/clickhouse-answer
     [buffer-url]=fuzz/seeds/buffer-url
     [settings]=fuzz/seeds/settings
     [tokens]=fuzz/seeds/tokens

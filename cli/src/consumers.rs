@@ -6,7 +6,7 @@ mod wait;
 
 use crate::clock::now_ms;
 use crate::inspect::{buffer, cursor, cursors, whole};
-use crate::output::say;
+use crate::output::{inline, say};
 use crate::store::StoreArgs;
 use crate::units::Time;
 use anyhow::{anyhow, bail, ensure};
@@ -245,7 +245,7 @@ async fn list(args: &StoreArgs, as_json: bool) -> anyhow::Result<()> {
                         "    left out: sequence {} of {}: {}",
                         skip.sequence,
                         skip.stream,
-                        skip.reason
+                        inline(&skip.reason)
                     )?;
                 }
             }

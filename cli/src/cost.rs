@@ -6,7 +6,7 @@ mod observe;
 mod print;
 
 use crate::clock::now_ms;
-use crate::output::{say, write};
+use crate::output::{plain, say, write};
 use anyhow::{Context, bail};
 use args::CostArgs as Args;
 pub(crate) use args::CostArgs;
@@ -89,7 +89,7 @@ fn table(file: Option<&Path>) -> anyhow::Result<Prices> {
 fn import_prices(file: &Path) -> anyhow::Result<()> {
     let imported = import(&read(file)?).with_context(|| format!("cannot import {}", file.display()))?;
     for what in &imported.incomplete {
-        eprintln!("millpond: left out: {what}");
+        eprintln!("millpond: left out: {}", plain(what));
     }
     write(format_args!("{}", imported.prices.to_toml()))
 }

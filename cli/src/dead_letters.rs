@@ -1,7 +1,7 @@
 //! `millpond dead-letters`: what a sink will never take, and an operator's way with it.
 
 use crate::inspect::buffer;
-use crate::output::say;
+use crate::output::{inline, say};
 use crate::store::StoreArgs;
 use crate::table::TableArgs;
 use anyhow::{Context, bail, ensure};
@@ -177,7 +177,7 @@ async fn list(store: &Store, consumer: Option<&str>, as_json: bool) -> anyhow::R
                 damaged.push(json!({ "letter": key, "damage": wrong.to_string() }));
             }
             Err(ReadError::Format { wrong, .. }) => {
-                say!("{key}\n    {wrong}")?;
+                say!("{}\n    {}", inline(&key), inline(&wrong.to_string()))?;
                 damaged.push(Value::Null);
             }
             Err(error) => return Err(error.into()),
@@ -239,7 +239,7 @@ async fn again(
             Err(error) => {
                 kept.push(json!({ "letter": key, "reason": error.to_string() }));
                 if !as_json {
-                    let _ = say!("{key}\n    stays: {error}");
+                    let _ = say!("{key}\n    stays: {}", inline(&error.to_string()));
                 }
             }
         }
@@ -287,8 +287,8 @@ fn print(key: &str, letter: &DeadLetter) -> anyhow::Result<()> {
     let received = Duration::from_micros(u64::try_from(letter.received_at_us).unwrap_or(0));
     let received = humantime::format_rfc3339_micros(UNIX_EPOCH + received);
     let written = humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(letter.written_at_ms));
-    say!("{key}")?;
-    say!("    {:<9} {}", letter.kind.name(), letter.reason)?;
+    say!("{}", inline(key))?;
+    say!("    {:<9} {}", letter.kind.name(), inline(&letter.reason))?;
     say!(
         "    of        stream {}, sequence {}, record {}, {} bytes of {}, received {received}",
         letter.stream,
@@ -299,7 +299,7 @@ fn print(key: &str, letter: &DeadLetter) -> anyhow::Result<()> {
     )?;
     say!(
         "    by        {}, for consumer {}, written {written}",
-        letter.sink,
+        inline(&letter.sink),
         letter.consumer
     )
 }

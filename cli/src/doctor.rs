@@ -4,7 +4,7 @@ mod rows;
 
 use crate::clock::now_ms;
 use crate::inspect::{NO_BUFFER, check_patiently, cursors, find_buffer, whole};
-use crate::output::say;
+use crate::output::{inline, say};
 use crate::store::StoreArgs;
 use crate::table::TableArgs;
 use crate::units::readable;
@@ -166,9 +166,9 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         say!("{answer}")?;
     } else {
         for Finding { severity, what, todo } in &report.0 {
-            say!("{severity:>7}  {what}")?;
+            say!("{severity:>7}  {}", inline(what))?;
             if !todo.is_empty() {
-                say!("         → {todo}")?;
+                say!("         → {}", inline(todo))?;
             }
         }
     }

@@ -4,6 +4,7 @@ use crate::inspect::buffer;
 use crate::output::say;
 use crate::store::StoreArgs;
 use crate::units::{Time, count, grouped, readable};
+use anyhow::bail;
 use millpond_consumer::collector::{Collected, Collector, CollectorConfig};
 use prometheus_client::registry::Registry;
 use std::time::Duration;
@@ -72,25 +73,40 @@ pub(crate) async fn run(args: GcArgs) -> anyhow::Result<()> {
     let mut collector = Collector::new(store, config, &mut Registry::default());
     let done = collector.round(args.dry_run).await?;
     if args.json {
-        return say!("{}", serde_json::to_string(&done)?);
+        say!("{}", serde_json::to_string(&done)?)?;
+    } else {
+        print(&done, args.dry_run)?;
     }
+    let unreadable = done.unreadable_cursors.len() as u64;
+    if unreadable > 0 {
+        bail!(
+            "{} cannot be read, so that the logs of their shards are not trimmed:\n{}",
+            count(unreadable, "cursor"),
+            done.unreadable_cursors.join("\n")
+        );
+    }
+    Ok(())
+}
+
+fn print(done: &Collected, dry_run: bool) -> anyhow::Result<()> {
     let Collected {
         trimmed_sequences,
         unread_sequences,
         segments,
         bytes,
         pages,
-    } = done;
-    let would = if args.dry_run { "would be " } else { "" };
+        unreadable_cursors: _,
+    } = &done;
+    let would = if dry_run { "would be " } else { "" };
     say!(
         "{} {would}trimmed, {} of them before some consumer had read them",
-        count(trimmed_sequences, "sequence"),
-        grouped(unread_sequences)
+        count(*trimmed_sequences, "sequence"),
+        grouped(*unread_sequences)
     )?;
     say!(
         "{} with {} and {} {would}deleted",
-        count(segments, "segment"),
-        readable(bytes),
-        count(pages, "page")
+        count(*segments, "segment"),
+        readable(*bytes),
+        count(*pages, "page")
     )
 }

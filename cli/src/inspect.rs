@@ -1,6 +1,6 @@
 //! `millpond manifest` and `millpond segment`: what is in the buffer, for people and as JSON.
 
-use crate::output::say;
+use crate::output::{inline, say};
 use crate::store::{S3Args, StoreArgs};
 use crate::units::{count, readable};
 use anyhow::{Context, bail};
@@ -283,7 +283,7 @@ async fn check(args: &ManifestArgs) -> anyhow::Result<ExitCode> {
         )?;
     } else {
         for finding in &broken {
-            say!("broken: {finding}")?;
+            say!("broken: {}", inline(finding))?;
         }
     }
     Ok(if broken.is_empty() {

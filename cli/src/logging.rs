@@ -2,10 +2,12 @@
 
 use crate::clock::now_ns;
 use crate::events::Keep;
+use crate::output::{inline, plain};
 use crate::telemetry::Spans;
 use chrono::{DateTime, SecondsFormat};
 use millpond_manifest::trace::TARGET;
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, IsTerminal, Write};
 use tracing::Subscriber;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -28,12 +30,13 @@ pub(crate) enum LogFormat {
 pub(crate) fn start(format: LogFormat, is_service: bool, spans: Option<Spans>) {
     let level = if is_service { "info" } else { "warn" };
     let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let ansi = format == LogFormat::Text && io::stderr().is_terminal();
+    let lines = tracing_subscriber::fmt::layer().with_writer(move || Lines {
+        to: io::stderr(),
+        ansi,
+    });
     let lines = match format {
-        LogFormat::Text => {
-            let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
-            lines.with_ansi(ansi).with_target(false).boxed()
-        }
+        LogFormat::Text => lines.with_ansi(ansi).with_target(false).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
     subscriber(filter, lines, spans).init();
@@ -44,6 +47,35 @@ pub(crate) fn start(format: LogFormat, is_service: bool, spans: Option<Spans>) {
             let backtrace = traced.then(|| backtrace.to_string());
             eprintln!("{}", json_line("panic", &panic.to_string(), backtrace));
         }));
+    }
+}
+
+/// Writes one event a line, and escapes what a terminal would obey. The layer writes each event at once.
+struct Lines<W> {
+    to: W,
+    /// Colours may remain: the layer makes them, and escapes those of the data itself.
+    ansi: bool,
+}
+
+impl<W: Write> Write for Lines<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event);
+        let (line, end) = match text.strip_suffix('\n') {
+            Some(line) => (line, "\n"),
+            None => (&*text, ""),
+        };
+        let line = if self.ansi {
+            let parts: Vec<_> = line.split('\x1b').map(inline).collect();
+            parts.join("\x1b")
+        } else {
+            inline(line).into_owned()
+        };
+        self.to.write_all(format!("{line}{end}").as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
     }
 }
 
@@ -64,8 +96,8 @@ fn subscriber(
 /// What ended the program: said whatever is filtered, in the form of the log.
 pub(crate) fn last_words(format: LogFormat, said: &str) {
     match format {
-        LogFormat::Text => eprintln!("millpond: {said}"),
-        LogFormat::Json => eprintln!("{}", json_line("millpond", said, None)),
+        LogFormat::Text => eprintln!("millpond: {}", plain(said)),
+        LogFormat::Json => eprintln!("{}", plain(&json_line("millpond", said, None))),
     }
 }
 
@@ -89,6 +121,7 @@ mod tests {
     use super::*;
     use crate::telemetry::Spans;
     use millpond_manifest::trace::ORIGIN;
+    use std::sync::{Arc, Mutex};
     use tracing::{Level, span};
 
     /// Whether spans are made while this much is logged, and the most that any callsite has to look at.
@@ -115,6 +148,60 @@ mod tests {
         let info = Some(LevelFilter::INFO);
         assert_eq!(recorded("info", None).1, info);
         assert_eq!(recorded("info", Some(Spans::to_nowhere())).1, info);
+    }
+
+    /// Logs a message and a field, and returns what a terminal would get.
+    fn logged(said: &str, ansi: bool) -> String {
+        let out: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let to = out.clone();
+        let lines = tracing_subscriber::fmt::layer()
+            .with_ansi(ansi)
+            .with_writer(move || Lines {
+                to: Shared(to.clone()),
+                ansi,
+            });
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
+            tracing::warn!(field = said, "{said}");
+        });
+        String::from_utf8(out.lock().unwrap().clone()).unwrap()
+    }
+
+    #[derive(Debug)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_event_is_one_line_that_no_terminal_obeys() {
+        let hostile = "Code: 6. 'a\n2026-01-01 ERROR forged\x1b]0;x\x07\u{9b}2J\x7f\u{202e}'";
+        let plain = logged(hostile, false);
+        assert_eq!(plain.lines().count(), 1, "{plain:?}");
+        assert!(
+            !plain
+                .trim_end()
+                .contains(|c: char| c.is_control() || c == '\u{202e}'),
+            "{plain:?}"
+        );
+        let coloured = logged(hostile, true);
+        assert_eq!(coloured.lines().count(), 1, "{coloured:?}");
+        for (place, _) in coloured.match_indices('\x1b') {
+            // Colours are all there is.
+            let rest = coloured[place + 1..]
+                .trim_start_matches(|c: char| c == '[' || c == ';' || c.is_ascii_digit());
+            assert!(rest.starts_with('m'), "{coloured:?}");
+        }
+        assert!(
+            !coloured.contains(['\x07', '\x7f', '\u{9b}', '\u{202e}']),
+            "{coloured:?}"
+        );
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! Standard output. A reader that goes away (`millpond status | head`) has read enough: it ends the command, and is no
 //! failure. Nothing here panics, as `println!` does.
+//!
+//! Everything that the program prints goes through [`plain`]: data and names come from tenants, servers and whoever can write to the
+//! bucket, and a terminal obeys control characters.
 
 use anyhow::{Context, anyhow};
-use std::fmt;
+use std::borrow::Cow;
+use std::fmt::{self, Write as _};
 use std::io::{self, ErrorKind, Write};
 
 /// Nobody reads standard output any more.
@@ -17,8 +21,58 @@ impl fmt::Display for ReaderGone {
 
 /// Writes to standard output, to its end.
 pub(crate) fn write(text: fmt::Arguments<'_>) -> anyhow::Result<()> {
+    write_raw(&plain(&text.to_string()))
+}
+
+/// Clears the terminal and moves the cursor to its first line.
+pub(crate) fn clear_terminal() -> anyhow::Result<()> {
+    write_raw("\x1b[H\x1b[2J")
+}
+
+fn write_raw(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_fmt(text).and_then(|()| out.flush()).or_else(failed)
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .or_else(failed)
+}
+
+/// Escapes the characters that change what a terminal does or the order in which it shows text, as JSON escapes them (`\u001b`), so that
+/// JSON stays the same JSON. Line ends and tabs remain.
+pub(crate) fn plain(text: &str) -> Cow<'_, str> {
+    escaped(text, |character| {
+        !matches!(character, '\n' | '\t') && is_unsafe(character)
+    })
+}
+
+/// Escapes a text from outside for use within a line: as [`plain`], and line ends and tabs too.
+pub(crate) fn inline(text: &str) -> Cow<'_, str> {
+    escaped(text, is_unsafe)
+}
+
+/// C0, DEL and C1; marks, overrides and isolates of the writing direction; the line ends of Unicode.
+fn is_unsafe(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&is_escaped) {
+        return Cow::Borrowed(text);
+    }
+    let mut plain = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        match character {
+            '\n' if is_escaped(character) => plain.push_str("\\n"),
+            '\r' => plain.push_str("\\r"),
+            '\t' if is_escaped(character) => plain.push_str("\\t"),
+            _ if is_escaped(character) => {
+                // All of them have four digits.
+                let _ = write!(plain, "\\u{:04x}", u32::from(character));
+            }
+            _ => plain.push(character),
+        }
+    }
+    Cow::Owned(plain)
 }
 
 /// What a write to standard output that failed means.
@@ -46,6 +100,30 @@ pub(crate) use say;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_terminal_obeys_is_escaped() {
+        let hostile = "a\x1b]0;x\x07\x08\x7f\u{9b}31m\u{85}\r\0 \u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2066}\u{2069}\u{2028}z";
+        let expected = concat!(
+            r"a\u001b]0;x\u0007\u0008\u007f\u009b31m\u0085\r\u0000 ",
+            r"\u061c\u200e\u200f\u202a\u202e\u2066\u2069\u2028z"
+        );
+        assert_eq!(plain(hostile), expected);
+        assert_eq!(inline(hostile), expected);
+        let text = "grün → 東京\n\tمرحبا 👩\u{200d}💻";
+        assert_eq!(plain(text), text);
+        assert_eq!(inline("a\n\tb"), r"a\n\tb");
+        assert_eq!(plain(&inline("a\nb\x1b")), r"a\nb\u001b");
+    }
+
+    #[test]
+    fn escaped_json_is_the_same_json() {
+        let value: String = ('\0'..='\u{2100}').collect();
+        let json = serde_json::to_string(&value).unwrap();
+        let escaped = plain(&json);
+        assert!(!escaped.contains(is_unsafe));
+        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), value);
+    }
 
     #[test]
     fn a_reader_that_goes_away_is_told_from_a_full_disk() {

@@ -3,7 +3,7 @@
 mod look;
 mod text;
 
-use crate::output::{say, write};
+use crate::output::{clear_terminal, say, write};
 use crate::store::{Patience, StoreArgs};
 use crate::units::{Time, pause};
 use look::{Observer, Status};
@@ -57,10 +57,8 @@ fn show(args: &StatusArgs, status: &Status) -> anyhow::Result<()> {
     if args.json {
         return say!("{}", serde_json::to_string(status)?);
     }
-    // On a terminal, the cursor home, and what was there gone.
-    let clear = match args.watch {
-        Some(_) if std::io::stdout().is_terminal() => "\x1b[H\x1b[2J",
-        _ => "",
-    };
-    write(format_args!("{clear}{}", text::of(status)))
+    if args.watch.is_some() && std::io::stdout().is_terminal() {
+        clear_terminal()?;
+    }
+    write(format_args!("{}", text::of(status)))
 }

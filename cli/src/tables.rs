@@ -1,6 +1,6 @@
 //! `millpond tables`: the tables by themselves, for those who make them before a consumer runs, or make them their own way.
 
-use crate::output::{say, write};
+use crate::output::{inline, say, write};
 use crate::table::{MakingArgs, TableArgs};
 use millpond_clickhouse::tables::{Fault, Report, State, create, script};
 use serde_json::json;
@@ -78,8 +78,8 @@ fn show(reports: &[Report], json: bool) -> anyhow::Result<ExitCode> {
         for Report { what, state, .. } in reports {
             say!("{:>7}  {what}", word(state))?;
             for fault in faults(state) {
-                say!("         {}", fault.what)?;
-                say!("         → {}", fault.mend)?;
+                say!("         {}", inline(&fault.what))?;
+                say!("         → {}", inline(&fault.mend))?;
             }
         }
     }

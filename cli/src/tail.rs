@@ -6,7 +6,7 @@ mod text;
 
 use crate::consumers::Target;
 use crate::inspect::{buffer, complete};
-use crate::output;
+use crate::output::{self, inline, plain};
 use crate::store::{Patience, StoreArgs};
 use crate::units::{Time, count, pause};
 use anyhow::bail;
@@ -304,13 +304,13 @@ impl Show<'_> {
             return Ok(());
         }
         if !self.args.json {
-            return writeln!(out, "{line}");
+            return writeln!(out, "{}", inline(line));
         }
         let received = Duration::from_micros(u64::try_from(received_at_us).unwrap_or(0));
         let object = json!({
             "shard": self.shard, "sequence": self.sequence, "stream": self.stream,
             "received_at": humantime::format_rfc3339_micros(UNIX_EPOCH + received).to_string(), "record": record,
         });
-        writeln!(out, "{object}")
+        writeln!(out, "{}", plain(&object.to_string()))
     }
 }

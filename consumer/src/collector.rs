@@ -9,6 +9,7 @@ use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Buffer, Cursor, Manifest, Page, layout};
 use millpond_storage::Store;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -71,15 +72,18 @@ pub struct Collected {
     pub bytes: u64,
     /// Pages deleted.
     pub pages: u64,
+    /// The cursors that cannot be read, each by its key with the reason. Of their shards a round trims nothing but what retention drops.
+    pub unreadable_cursors: Vec<String>,
 }
 
 impl Collected {
-    fn add(&mut self, other: &Collected) {
+    fn add(&mut self, other: Collected) {
         self.trimmed_sequences += other.trimmed_sequences;
         self.unread_sequences += other.unread_sequences;
         self.segments += other.segments;
         self.bytes += other.bytes;
         self.pages += other.pages;
+        self.unreadable_cursors.extend(other.unreadable_cursors);
     }
 }
 
@@ -91,6 +95,7 @@ struct Metrics {
     bytes: Counter,
     pages: Counter,
     failures: Counter,
+    unreadable_cursors: Gauge,
 }
 
 /// Collects a buffer's garbage.
@@ -118,10 +123,20 @@ struct Trim {
     needed: u64,
 }
 
-/// What consumers have read goes, and what is too old. A buffer that nobody reads keeps everything.
-fn trim(log: &Manifest, cursors: &[Cursor], committed_before_ms: Option<u64>) -> Trim {
-    let needed = cursors.iter().map(Cursor::needs).min();
-    let needed = needed.unwrap_or(log.first_sequence);
+/// What the cursors of a shard say.
+#[derive(Debug, Default)]
+struct Needs {
+    /// Some consumer needs everything from here on; none where there are no consumers.
+    from: Option<u64>,
+    /// Cursors that cannot be read: key and reason.
+    unreadable: Vec<String>,
+}
+
+/// What consumers have read goes, and what is too old. A buffer that nobody reads keeps everything, and so does one with a cursor that
+/// nobody can read: its consumer may need all of it.
+fn trim(log: &Manifest, needs: &Needs, committed_before_ms: Option<u64>) -> Trim {
+    let known = needs.from.filter(|_| needs.unreadable.is_empty());
+    let needed = known.unwrap_or(log.first_sequence);
     let too_old = committed_before_ms.map_or(log.first_sequence, |cutoff| {
         // A page was named when all of it had been committed.
         let pages = log
@@ -166,6 +181,11 @@ impl Collector {
         for (name, help, counter) in counters {
             to.register(name, help, counter.clone());
         }
+        to.register(
+            "unreadable_cursors",
+            "Cursors that the last round could not read: the logs of their shards are not trimmed",
+            metrics.unreadable_cursors.clone(),
+        );
         Collector {
             store,
             config,
@@ -200,8 +220,13 @@ impl Collector {
                 () = shutdown.cancelled() => return,
                 round = self.round(false) => round,
             };
+            if let Ok(done) = &round {
+                for damaged in &done.unreadable_cursors {
+                    warn!("a shard's log is not trimmed: {damaged}");
+                }
+            }
             match round {
-                Ok(done) if done == Collected::default() => {}
+                Ok(done) if done.is_nothing() => {}
                 Ok(done) => info!(
                     trimmed_sequences = done.trimmed_sequences,
                     segments = done.segments,
@@ -226,24 +251,37 @@ impl Collector {
         let mut failed = None;
         for shard in 0..buffer.state.shards {
             match self.collect(shard, dry).await {
-                Ok(done) => all.add(&done),
+                Ok(done) => all.add(done),
                 // One shard's trouble is not the others'.
                 Err(error) => failed = Some(error),
             }
         }
+        let unreadable = all.unreadable_cursors.len();
+        self.metrics
+            .unreadable_cursors
+            .set(i64::try_from(unreadable).unwrap_or(i64::MAX));
         failed.map_or(Ok(all), Err)
     }
 
     async fn collect(&mut self, shard: u32, dry: bool) -> Result<Collected, CollectError> {
         let mut done = Collected::default();
-        if !dry && !self.is_worth_it(shard).await? {
-            return Ok(done);
+        if !dry {
+            match self.advance(shard, true).await? {
+                None => return Ok(done),
+                Some((log, would)) if !self.is_worth_it(&log, &would).await => {
+                    done.unreadable_cursors = would.unreadable_cursors;
+                    return Ok(done);
+                }
+                Some(_) => {}
+            }
         }
         let garbage = loop {
             let Some((log, advanced)) = self.advance(shard, dry).await? else {
                 return Ok(done);
             };
-            done.add(&advanced);
+            // Found again in each turn.
+            done.unreadable_cursors.clear();
+            done.add(advanced);
             match self.garbage(&log).await {
                 // Another collector has gone on meanwhile, and deleted what it trimmed.
                 Err(CollectError::PageGone(key)) if !self.refers_to(shard, &key).await? => {}
@@ -265,16 +303,13 @@ impl Collector {
 
     /// Whether a round would trim or delete anything. In a shard where nothing happens the orphan floor alone is not worth a
     /// new manifest, which every consumer would read.
-    async fn is_worth_it(&mut self, shard: u32) -> Result<bool, CollectError> {
-        let Some((log, would)) = self.advance(shard, true).await? else {
-            return Ok(false);
-        };
+    async fn is_worth_it(&mut self, log: &Manifest, would: &Collected) -> bool {
         if would.trimmed_sequences > 0 {
-            return Ok(true);
+            return true;
         }
         // What is in the way is the round's own to find.
-        let garbage = self.garbage(&log).await;
-        Ok(garbage.map_or(true, |garbage| !garbage.is_empty()))
+        let garbage = self.garbage(log).await;
+        garbage.map_or(true, |garbage| !garbage.is_empty())
     }
 
     /// Whether the manifest, as it is now, refers to the page with this key.
@@ -297,12 +332,13 @@ impl Collector {
             let now_ms = now_ms(&*self.environment);
             let before =
                 |age: Duration| now_ms.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
-            let cursors = self.cursors(shard).await?;
-            let trim = trim(&state, &cursors, self.config.max_age.map(before));
+            let needs = self.needs(shard).await?;
+            let trim = trim(&state, &needs, self.config.max_age.map(before));
             let next = state.collect(trim.to, before(self.config.grace));
             let done = Collected {
                 trimmed_sequences: next.first_sequence - state.first_sequence,
                 unread_sequences: trim.to.saturating_sub(trim.needed.max(state.first_sequence)),
+                unreadable_cursors: needs.unreadable.clone(),
                 ..Collected::default()
             };
             if dry || next == state || planted::is(Bug::DeleteBeforeTrim) {
@@ -313,7 +349,8 @@ impl Collector {
             if let Swap::Committed(snapshot) = cas::swap(&self.store, &key, Some(&version), next).await {
                 self.metrics.trimmed_sequences.inc_by(done.trimmed_sequences);
                 self.metrics.unread_sequences.inc_by(done.unread_sequences);
-                if done.unread_sequences > 0 && !cursors.is_empty() {
+                let read = needs.from.is_some() || !needs.unreadable.is_empty();
+                if done.unread_sequences > 0 && read {
                     warn!(
                         shard,
                         "retention dropped {} sequences (up to {}) that a consumer had not read",
@@ -327,17 +364,25 @@ impl Collector {
         Err(CollectError::Contended(shard))
     }
 
-    async fn cursors(&self, shard: u32) -> Result<Vec<Cursor>, CollectError> {
-        let mut cursors = Vec::new();
+    /// Asks every cursor of a shard, one at a time: a consumer's key may be enough to write many, and each may be large.
+    async fn needs(&self, shard: u32) -> Result<Needs, CollectError> {
+        let mut needs = Needs::default();
         for found in self.store.list(&layout::consumers(shard)).await? {
-            if found.key.ends_with("/cursor") {
-                let cursor = cas::read::<Cursor>(&self.store, &found.key).await?;
-                let cursor = cursor.map(|snapshot| snapshot.state);
+            if !found.key.ends_with("/cursor") {
+                continue;
+            }
+            match cas::read::<Cursor>(&self.store, &found.key).await {
                 // A consumer that was removed needs nothing.
-                cursors.extend(cursor.filter(|cursor| !cursor.is_removed()));
+                Ok(Some(cursor)) if !cursor.state.is_removed() => {
+                    let from = cursor.state.needs();
+                    needs.from = Some(needs.from.map_or(from, |least| least.min(from)));
+                }
+                Ok(_) => {}
+                Err(damaged @ ReadError::Format { .. }) => needs.unreadable.push(damaged.to_string()),
+                Err(error) => return Err(error.into()),
             }
         }
-        Ok(cursors)
+        Ok(needs)
     }
 
     /// What is named before the floor and not referred to: nothing can refer to it any more.
@@ -401,6 +446,21 @@ impl Collector {
             failed = failed.and(deleted);
         }
         Ok(failed?)
+    }
+}
+
+impl Collected {
+    /// Reports whether the round changed nothing.
+    fn is_nothing(&self) -> bool {
+        let Collected {
+            trimmed_sequences,
+            unread_sequences,
+            segments,
+            bytes: _,
+            pages,
+            unreadable_cursors: _,
+        } = self;
+        *trimmed_sequences == 0 && *unread_sequences == 0 && *segments == 0 && *pages == 0
     }
 }
 

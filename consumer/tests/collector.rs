@@ -6,7 +6,7 @@ mod support;
 use futures::future::join_all;
 use millpond_consumer::collector::{CollectError, Collected, Collector, CollectorConfig};
 use millpond_consumer::{Environment, SystemEnvironment};
-use millpond_manifest::{Cursor, Log as Pages, Manifest, Page, ReadError, Rule, Swap, cas, layout};
+use millpond_manifest::{Buffer, Cursor, Log as Pages, Manifest, Page, ReadError, Rule, Swap, cas, layout};
 use millpond_producer::{Append, Config as ProducerConfig, Producer};
 use millpond_segment::Encoding;
 use millpond_storage::unreliable::{Fault, Faults, On, S3Latency, WriteFaults};
@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use support::{Log, OTHER, STREAM, Table, eventually};
 use ulid::Ulid;
+use uuid::Uuid;
 
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -155,6 +156,98 @@ async fn eight() -> Log {
     log.commit(&[1; 8]).await;
     log.seal(3).await;
     log
+}
+
+/// Anybody with a consumer's key can write a cursor that nobody can read.
+#[tokio::test(start_paused = true)]
+async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
+    let store = Store::memory();
+    let buffer = Buffer {
+        id: Uuid::from_u128(42),
+        shards: 2,
+    };
+    cas::create_once(&store, layout::BUFFER, buffer).await.unwrap();
+    let mut log = Log::new(store.clone()).await;
+    log.now_ms = 1_000;
+    log.commit(&[1; 8]).await;
+    acknowledge(&log, "default", STREAM, 6).await;
+    // The other shard has the same log and the same consumer.
+    let mut state = log.manifest().await.state;
+    state.shard = 1;
+    let swapped = cas::swap(&store, &layout::manifest(1), None, state).await;
+    assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
+    let cursor = cas::read::<Cursor>(&store, &layout::cursor(0, "default")).await;
+    let mut cursor = cursor.unwrap().unwrap().state;
+    cursor.shard = 1;
+    let swapped = cas::swap(&store, &layout::cursor(1, "default"), None, cursor).await;
+    assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
+
+    // Four million empty parts to leave out, in 7 MiB.
+    let body = [13 << 3 | 2, 0].repeat(4_000_000);
+    let version = 1_u16.to_le_bytes();
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(&version), &body);
+    let bomb = [&b"MPCR"[..], &version, &checksum.to_le_bytes(), &body].concat();
+    let key = layout::cursor(0, "hostile");
+    store.put_if_absent(&key, vec![bomb.into()]).await.unwrap();
+    put(&store, &layout::cursor(0, "short")).await;
+    let orphan = layout::segment(0, Ulid::from_parts(1, 7));
+    put(&store, &orphan).await;
+
+    let clock = Clock::at(100_000);
+    let (mut collector, registry) = collector_of(&store, &clock, None);
+    for dry in [true, false] {
+        let done = collector.round(dry).await.unwrap();
+        assert_eq!(
+            (done.trimmed_sequences, done.unread_sequences),
+            (6, 0),
+            "{done:?}"
+        );
+        let [bomb, short] = &done.unreadable_cursors[..] else {
+            panic!("{done:?}")
+        };
+        assert!(
+            bomb.starts_with(&key) && bomb.contains("parts to leave out"),
+            "{bomb}"
+        );
+        assert!(
+            short.starts_with("shards/0000/consumers/short/cursor: "),
+            "{short}"
+        );
+    }
+    let first = async |shard| {
+        let found = cas::read::<Manifest>(&store, &layout::manifest(shard)).await;
+        found.unwrap().unwrap().state.first_sequence
+    };
+    assert_eq!((first(0).await, first(1).await), (0, 6));
+    let mut text = String::new();
+    encode(&mut text, &registry).unwrap();
+    assert!(
+        text.contains("millpond_collector_unreadable_cursors 2\n"),
+        "{text}"
+    );
+    // No log refers to it, so that no consumer can need it.
+    assert!(!keys(&store).await.contains(&orphan));
+
+    // Retention holds for consumers that nobody can read as for others.
+    let (mut keeping, _) = collector_of(&store, &clock, Some(Duration::from_secs(50)));
+    let done = keeping.round(false).await.unwrap();
+    assert_eq!(
+        (done.trimmed_sequences, done.unread_sequences),
+        (10, 10),
+        "{done:?}"
+    );
+
+    // Without these cursors nothing is in the way, and the metric says so.
+    store.delete(&key).await.unwrap();
+    store.delete(&layout::cursor(0, "short")).await.unwrap();
+    let done = collector.round(false).await.unwrap();
+    assert!(done.unreadable_cursors.is_empty(), "{done:?}");
+    let mut text = String::new();
+    encode(&mut text, &registry).unwrap();
+    assert!(
+        text.contains("millpond_collector_unreadable_cursors 0\n"),
+        "{text}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -588,10 +681,13 @@ async fn a_damaged_cursor_keeps_everything() {
     acknowledge(&log, "two", STREAM, 8).await;
     overwrite(&log.store, &layout::cursor(0, "two"), "nonsense".into()).await;
     let before = keys(&log.store).await;
-    let error = collector(&log.store, &Clock::at(100_000))
+    let done = collector(&log.store, &Clock::at(100_000))
         .round(false)
         .await
-        .unwrap_err();
-    assert!(error.to_string().contains("consumers/two/cursor"), "{error}");
+        .unwrap();
+    let [unreadable] = &done.unreadable_cursors[..] else {
+        panic!("{done:?}")
+    };
+    assert!(unreadable.contains("consumers/two/cursor"), "{unreadable}");
     assert_eq!(keys(&log.store).await, before);
 }

@@ -20,6 +20,7 @@ pub struct Buffer {
 impl Object for Buffer {
     const NAME: &'static str = "buffer object";
     const MAGIC: [u8; 4] = *b"MPBF";
+    const BYTES_MAX: u64 = 64 << 10;
 
     fn encode(&self) -> Bytes {
         envelope::wrap(
@@ -32,7 +33,7 @@ impl Object for Buffer {
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
-        let message: proto::Buffer = envelope::unwrap(Self::NAME, Self::MAGIC, bytes)?;
+        let message: proto::Buffer = envelope::unwrap::<Self, _>(bytes)?;
         let id = Uuid::from_bytes(envelope::sixteen(Self::NAME, "buffer_id", &message.buffer_id)?);
         if message.shards == 0 || message.shards > SHARDS_MAX {
             return Err(FormatError::Content {

@@ -1,7 +1,7 @@
 //! The one seam through which the manifest, the cursors and the buffer object are read and
 //! swapped. It makes one attempt and tells its outcome in three words; retrying is the callers'.
 
-use crate::FormatError;
+use crate::{Count, FormatError};
 use bytes::Bytes;
 use millpond_storage::{Cas, Created, Fetched, Store, Version, Versioned};
 use thiserror::Error;
@@ -22,6 +22,10 @@ pub trait Object: Sized {
     const NAME: &'static str;
     /// The envelope's first bytes.
     const MAGIC: [u8; 4];
+    /// The most bytes that are read: more than any that Millpond writes.
+    const BYTES_MAX: u64;
+    /// The most of everything that the object repeats. Checked before anything is allocated for it.
+    const COUNTS: &'static [Count] = &[];
     /// The object's bytes, envelope included.
     fn encode(&self) -> Bytes;
     /// Reads and checks the object's bytes.
@@ -83,10 +87,29 @@ fn open<T: Object>(key: &str, found: &Versioned) -> Result<Snapshot<T>, ReadErro
 
 /// Reads an object; `None` where there is none.
 pub async fn read<T: Object>(store: &Store, key: &str) -> Result<Option<Snapshot<T>>, ReadError> {
-    match store.get(key).await? {
-        Some(found) => open(key, &found).map(Some),
-        None => Ok(None),
-    }
+    Ok(match get::<T>(store, key, None).await? {
+        Reread::Changed(found) => Some(found),
+        // Nothing was known, so "unchanged" can only be a confused store's way to say nothing.
+        Reread::Absent | Reread::Unchanged => None,
+    })
+}
+
+async fn get<T: Object>(store: &Store, key: &str, known: Option<&Version>) -> Result<Reread<T>, ReadError> {
+    Ok(match store.get_at_most(key, known, T::BYTES_MAX).await? {
+        Fetched::Unchanged => Reread::Unchanged,
+        Fetched::Changed(found) => Reread::Changed(open(key, &found)?),
+        Fetched::Absent => Reread::Absent,
+        Fetched::TooLarge { bytes, .. } => {
+            return Err(ReadError::Format {
+                key: key.to_owned(),
+                wrong: FormatError::TooLarge {
+                    object: T::NAME,
+                    bytes,
+                    max: T::BYTES_MAX,
+                },
+            });
+        }
+    })
 }
 
 /// What a conditional read found.
@@ -106,11 +129,7 @@ pub async fn read_if_changed<T: Object>(
     key: &str,
     known: &Version,
 ) -> Result<Reread<T>, ReadError> {
-    Ok(match store.get_if_changed(key, known).await? {
-        Fetched::Unchanged => Reread::Unchanged,
-        Fetched::Changed(found) => Reread::Changed(open(key, &found)?),
-        Fetched::Absent => Reread::Absent,
-    })
+    get(store, key, Some(known)).await
 }
 
 /// Replaces the state that `expected` names (`None`: there must be none) by `next`.

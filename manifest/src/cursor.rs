@@ -3,8 +3,9 @@
 //! break invariants 3 to 5 of the protocol.
 
 use crate::cas::{Object, Stamp};
+use crate::manifest::STREAMS_MAX;
 use crate::planted::{self, Bug};
-use crate::{FormatError, envelope, piece, proto};
+use crate::{Count, FormatError, envelope, layout, limits, piece, proto};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use thiserror::Error;
@@ -12,6 +13,9 @@ use uuid::Uuid;
 
 /// The most batches of a stream that may be planned and not acknowledged.
 pub const PLANS_MAX: usize = 4_096;
+
+/// The most batches of all streams that may be planned and not acknowledged: 256 for each of as many streams as there may be.
+pub const ALL_PLANS_MAX: usize = 256 * STREAMS_MAX;
 
 /// The highest epoch that is believed: nobody opens a cursor that often.
 const EPOCH_MAX: u64 = u64::MAX / 2;
@@ -92,6 +96,9 @@ pub struct Skip {
     /// Why, in the operator's words.
     pub reason: String,
 }
+
+/// The most batches with something refused that are read of a cursor.
+const REFUSED_MAX: usize = 16 * STREAMS_MAX;
 
 /// The most pieces of one batch that a cursor remembers as refused.
 pub const PIECES_MAX: usize = 1_000;
@@ -393,6 +400,7 @@ impl Cursor {
     /// so a successor knows exactly what anybody before it may have sent, or may still be sending.
     pub fn plan(&mut self, stream: &str, plan: Plan) -> Result<(), Forbidden> {
         let start = self.start;
+        let planned: usize = self.streams.values().map(|cursor| cursor.planned.len()).sum();
         let cursor = self.stream(stream, start);
         let from = cursor.planned.back().map_or(cursor.next, |last| last.high + 1);
         let reason = if plan.low > plan.high {
@@ -409,6 +417,8 @@ impl Cursor {
             )
         } else if cursor.planned.len() >= PLANS_MAX {
             format!("{PLANS_MAX} batches are planned already")
+        } else if planned >= ALL_PLANS_MAX {
+            format!("{ALL_PLANS_MAX} batches of all streams are planned already")
         } else {
             cursor.planned.push_back(plan);
             return Ok(());
@@ -669,6 +679,12 @@ impl Cursor {
     /// Names the first rule of the format that this state breaks.
     pub fn check(&self) -> Result<(), String> {
         self.rule.check()?;
+        layout::check_consumer_name(&self.consumer).map_err(|error| error.to_string())?;
+        let skipped = self.skipped.iter().map(|skip| &skip.stream);
+        let refused = self.refused.iter().map(|refused| &refused.stream);
+        for stream in self.streams.keys().chain(skipped).chain(refused) {
+            millpond_segment::check_stream_name(stream).map_err(|error| error.to_string())?;
+        }
         // Each opening and each reset takes the next.
         if self.epoch.max(self.generation) > EPOCH_MAX {
             let (epoch, generation) = (self.epoch, self.generation);
@@ -698,6 +714,39 @@ impl Cursor {
 impl Object for Cursor {
     const NAME: &'static str = "cursor";
     const MAGIC: [u8; 4] = *b"MPCR";
+    const BYTES_MAX: u64 = 8 << 20;
+    const COUNTS: &'static [Count] = &[
+        Count {
+            of: "streams",
+            path: &[12],
+            max: STREAMS_MAX,
+        },
+        Count {
+            of: "planned batches",
+            path: &[12, 3],
+            max: ALL_PLANS_MAX,
+        },
+        Count {
+            of: "parts to leave out",
+            path: &[13],
+            max: SKIPS_MAX,
+        },
+        Count {
+            of: "refused batches",
+            path: &[14],
+            max: REFUSED_MAX,
+        },
+        Count {
+            of: "refused pieces",
+            path: limits::PIECES,
+            max: ALL_PLANS_MAX,
+        },
+        Count {
+            of: "reasons for waiting",
+            path: &[15],
+            max: 1_000,
+        },
+    ];
 
     fn encode(&self) -> Bytes {
         // Destructured whole: a field added and forgotten here does not compile.
@@ -757,7 +806,7 @@ impl Object for Cursor {
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
-        let c: proto::Cursor = envelope::unwrap(Self::NAME, Self::MAGIC, bytes)?;
+        let c: proto::Cursor = envelope::unwrap::<Self, _>(bytes)?;
         let content = |reason: String| FormatError::Content {
             object: Self::NAME,
             reason,

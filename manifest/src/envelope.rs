@@ -2,6 +2,7 @@
 //! anywhere is found here, before protobuf sees it.
 
 use crate::cas::Object;
+use crate::limits;
 use crate::planted::{self, Bug};
 use crate::{Cursor, FORMAT_VERSION, Page};
 use bytes::{BufMut, Bytes};
@@ -54,6 +55,16 @@ pub enum FormatError {
         /// Stated in the envelope.
         expected: u32,
     },
+    /// Larger than any that Millpond writes. It was not read.
+    #[error("{object} is {bytes} bytes long, more than the {max} that one may have: it is not Millpond's")]
+    TooLarge {
+        /// What was expected.
+        object: &'static str,
+        /// Bytes found.
+        bytes: u64,
+        /// The most that are read.
+        max: u64,
+    },
     /// The checksum holds but the content breaks a rule of the format.
     #[error("{object} is not valid: {reason}")]
     Content {
@@ -72,6 +83,7 @@ impl FormatError {
             FormatError::Short { object, .. }
             | FormatError::Magic { object, .. }
             | FormatError::Checksum { object, .. }
+            | FormatError::TooLarge { object, .. }
             | FormatError::Content { object, .. } => match *object {
                 Page::NAME => {
                     "restore it from a backup or the bucket's versions; else go on behind it with `millpond consumer reset`"
@@ -99,12 +111,16 @@ pub(crate) fn wrap(magic: [u8; 4], message: &impl prost::Message) -> Bytes {
     out.into()
 }
 
-/// Takes the envelope off, checking it.
-pub(crate) fn unwrap<M: prost::Message + Default>(
-    object: &'static str,
-    magic: [u8; 4],
-    bytes: &[u8],
-) -> Result<M, FormatError> {
+/// Takes the envelope off, checking it and how much of everything is in it.
+pub(crate) fn unwrap<T: Object, M: prost::Message + Default>(bytes: &[u8]) -> Result<M, FormatError> {
+    let (object, magic) = (T::NAME, T::MAGIC);
+    if bytes.len() as u64 > T::BYTES_MAX {
+        return Err(FormatError::TooLarge {
+            object,
+            bytes: bytes.len() as u64,
+            max: T::BYTES_MAX,
+        });
+    }
     let (Some(found), Some(version), Some(crc), Some(body)) = (
         bytes.first_chunk::<4>(),
         bytes.get(4..6).and_then(|b| b.first_chunk::<2>()),
@@ -138,6 +154,7 @@ pub(crate) fn unwrap<M: prost::Message + Default>(
             expected,
         });
     }
+    limits::check(object, T::COUNTS, body)?;
     M::decode(body).map_err(|e| FormatError::Content {
         object,
         reason: e.to_string(),

@@ -137,13 +137,15 @@ impl DeadLetter {
 impl Object for DeadLetter {
     const NAME: &'static str = "dead letter";
     const MAGIC: [u8; 4] = *b"MPDL";
+    // A message has at most 64 MiB (`millpond_segment::Limits`).
+    const BYTES_MAX: u64 = 65 << 20;
 
     fn encode(&self) -> Bytes {
         envelope::wrap(Self::MAGIC, &self.message())
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
-        let message: proto::DeadLetter = envelope::unwrap(Self::NAME, Self::MAGIC, bytes)?;
+        let message: proto::DeadLetter = envelope::unwrap::<Self, _>(bytes)?;
         let content = |reason: String| FormatError::Content {
             object: Self::NAME,
             reason,

@@ -4,7 +4,7 @@
 use crate::cas::{Object, Stamp};
 use crate::page::{Page, PageReference};
 use crate::planted::{self, Bug};
-use crate::{FormatError, envelope, proto};
+use crate::{Count, FormatError, envelope, proto};
 use bytes::Bytes;
 use millpond_segment::Encoding;
 use std::cmp::Reverse;
@@ -23,6 +23,14 @@ pub const PRODUCERS_KEPT: usize = 256;
 /// A tail with this many entries is sealed into a page by the next commit, so that a commit moves a bounded number of
 /// bytes whatever the backlog.
 pub const TAIL_MAX: usize = 2_048;
+/// The most entries that are read of a tail or a page: a commit adds its segments to a tail that is not sealed yet.
+pub(crate) const ENTRIES_MAX: usize = 2 * TAIL_MAX;
+/// The most parts of all these entries.
+pub(crate) const PARTS_MAX: usize = ENTRIES_MAX * STREAMS_MAX;
+/// The most bytes of a manifest or a page that are read: as many entries as may be, with all streams in each.
+pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
+/// The most pages that are read of a manifest: two billion segments.
+const PAGES_MAX: usize = 1 << 20;
 /// A registration forgets the producers beyond [`PRODUCERS_KEPT`] that were seen this long before or after the median
 /// producer (milliseconds).
 pub const PRODUCER_EXPIRY_MS: u64 = 24 * 3_600 * 1_000;
@@ -551,6 +559,34 @@ pub(crate) fn check_entry(entry: &Entry, streams: usize) -> Result<(), String> {
 impl Object for Manifest {
     const NAME: &'static str = "manifest";
     const MAGIC: [u8; 4] = *b"MPMF";
+    const BYTES_MAX: u64 = LOG_BYTES_MAX;
+    const COUNTS: &'static [Count] = &[
+        Count {
+            of: "streams",
+            path: &[8],
+            max: STREAMS_MAX,
+        },
+        Count {
+            of: "pages",
+            path: &[9],
+            max: PAGES_MAX,
+        },
+        Count {
+            of: "entries",
+            path: &[10],
+            max: ENTRIES_MAX,
+        },
+        Count {
+            of: "parts of segments",
+            path: &[10, 4],
+            max: PARTS_MAX,
+        },
+        Count {
+            of: "producers",
+            path: &[11],
+            max: PRODUCERS_MAX,
+        },
+    ];
 
     fn encode(&self) -> Bytes {
         // Destructured whole: a field added and forgotten here does not compile.
@@ -585,7 +621,7 @@ impl Object for Manifest {
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
-        let m: proto::Manifest = envelope::unwrap(Self::NAME, Self::MAGIC, bytes)?;
+        let m: proto::Manifest = envelope::unwrap::<Self, _>(bytes)?;
         let content = |reason: String| FormatError::Content {
             object: Self::NAME,
             reason,
@@ -697,6 +733,7 @@ fn decode_stream(stream: proto::Stream) -> Result<Stream, String> {
             ));
         }
     };
+    millpond_segment::check_stream_name(&stream.name).map_err(|error| error.to_string())?;
     Ok(Stream {
         name: stream.name,
         encoding,

@@ -2,8 +2,10 @@
 //! and never changed; which of them belong to the log is the manifest's to say.
 
 use crate::cas::{Object, Stamp};
-use crate::manifest::{Entry, check_entry, decode_entry, encode_entry};
-use crate::{FormatError, envelope, proto};
+use crate::manifest::{
+    ENTRIES_MAX, Entry, LOG_BYTES_MAX, PARTS_MAX, check_entry, decode_entry, encode_entry,
+};
+use crate::{Count, FormatError, envelope, proto};
 use bytes::Bytes;
 use ulid::Ulid;
 use uuid::Uuid;
@@ -121,6 +123,19 @@ impl PageReference {
 impl Object for Page {
     const NAME: &'static str = "page";
     const MAGIC: [u8; 4] = *b"MPPG";
+    const BYTES_MAX: u64 = LOG_BYTES_MAX;
+    const COUNTS: &'static [Count] = &[
+        Count {
+            of: "entries",
+            path: &[4],
+            max: ENTRIES_MAX,
+        },
+        Count {
+            of: "parts of segments",
+            path: &[4, 4],
+            max: PARTS_MAX,
+        },
+    ];
 
     fn encode(&self) -> Bytes {
         let Page {
@@ -141,7 +156,7 @@ impl Object for Page {
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
-        let message: proto::Page = envelope::unwrap(Self::NAME, Self::MAGIC, bytes)?;
+        let message: proto::Page = envelope::unwrap::<Self, _>(bytes)?;
         let page = Page {
             buffer_id: Uuid::from_bytes(envelope::sixteen(Self::NAME, "buffer_id", &message.buffer_id)?),
             shard: message.shard,

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"log/slog"
+	"math"
 	"slices"
 	"strconv"
 	"testing"
@@ -111,7 +112,7 @@ func (w *world) appendUntilAcknowledged(p *Producer, payload string) {
 
 func (w *world) get(key string) []byte {
 	w.t.Helper()
-	body, _, err := w.memory.Get(context.Background(), key)
+	body, _, err := w.memory.Get(context.Background(), key, math.MaxInt64)
 	if err != nil {
 		w.t.Fatalf("%s: %v", key, err)
 	}

@@ -100,7 +100,7 @@ impl Failure {
             return false;
         };
         // S3, GCS and MinIO; Azure.
-        refusal.contains("NoSuchBucket") || refusal.contains("ContainerNotFound")
+        matches!(code(&refusal), Some("NoSuchBucket" | "ContainerNotFound"))
     }
 
     /// Whether the store decided against a conditional write, because the condition does not hold.
@@ -121,7 +121,7 @@ impl Failure {
         }
         match refusal(error) {
             None => true,
-            Some(text) if status(&text) == Some(409) => text.contains("BlobAlreadyExists"),
+            Some(text) if status(&text) == Some(409) => code(&text) == Some("BlobAlreadyExists"),
             Some(_) => !self.is_missing_bucket(),
         }
     }
@@ -200,11 +200,11 @@ fn status(refusal: &str) -> Option<u16> {
 fn refusal_kind(refusal: &str) -> ErrorKind {
     match status(refusal) {
         Some(401 | 403) => ErrorKind::Denied,
-        Some(400) if refusal.contains("ExpiredToken") => ErrorKind::Denied,
+        Some(400) if code(refusal) == Some("ExpiredToken") => ErrorKind::Denied,
         // Another conditional request under way; a timeout on the server's side; told to slow down.
         Some(408 | 409 | 429) => ErrorKind::Transient,
         // S3 answers 400 RequestTimeout when an upload stalls.
-        Some(400) if refusal.contains("RequestTimeout") => ErrorKind::Transient,
+        Some(400) if code(refusal) == Some("RequestTimeout") => ErrorKind::Transient,
         Some(501) => ErrorKind::Misconfigured,
         Some(300..=499) => ErrorKind::Misconfigured,
         _ => ErrorKind::Transient,
@@ -235,6 +235,11 @@ fn readable_refusal(refusal: &str) -> String {
         return refusal.chars().take(300).collect();
     }
     format!("{line}: {}", told.join(": "))
+}
+
+/// The store's own name for the refusal. The rest of the text repeats the key, which others choose.
+fn code(refusal: &str) -> Option<&str> {
+    element(refusal, "Code")
 }
 
 fn element<'a>(xml: &'a str, name: &str) -> Option<&'a str> {
@@ -299,6 +304,25 @@ mod tests {
         });
         assert!(!failure.is_refused_condition());
         assert_eq!(failure.kind(), ErrorKind::Misconfigured);
+    }
+
+    #[test]
+    fn a_key_decides_nothing() {
+        let absent = Failure::Store(object_store::Error::NotFound {
+            path: "k".into(),
+            source: source("404 Not Found: <Code>NoSuchKey</Code><Key>consumers/NoSuchBucket/cursor</Key>"),
+        });
+        assert!(absent.is_absent());
+        let busy =
+            exists("409 Conflict: <Code>ConditionalRequestConflict</Code><Key>BlobAlreadyExists</Key>");
+        assert!(!busy.is_refused_condition());
+        let wrong = Failure::Store(object_store::Error::Generic {
+            store: "S3",
+            source: source(
+                "400 Bad Request: <Code>InvalidArgument</Code><Key>RequestTimeout/ExpiredToken</Key>",
+            ),
+        });
+        assert_eq!(wrong.kind(), ErrorKind::Misconfigured);
     }
 
     #[test]

@@ -162,7 +162,7 @@ impl Store {
             )),
         };
         let store = Self::new(objects, prefix, url.to_string(), options.request_timeout);
-        match store.fetch(PROBE, GetOptions::default()).await {
+        match store.fetch(PROBE, GetOptions::default(), 0).await {
             Ok(_) => Ok(store),
             Err(failure) if failure.is_missing_bucket() => {
                 match bucket {

@@ -68,6 +68,13 @@ pub enum Fetched {
     Changed(Versioned),
     /// No such object.
     Absent,
+    /// An object that is larger than the caller takes; its body was not read.
+    TooLarge {
+        /// Its size in bytes.
+        bytes: u64,
+        /// What to expect in a [`Store::compare_and_set`] that replaces it.
+        version: Version,
+    },
 }
 
 /// The answer of [`Store::put_if_absent`].
@@ -184,12 +191,33 @@ impl Store {
     /// # Errors
     /// When there was no usable answer; when the object is larger than 1 GiB.
     pub async fn get(&self, key: &str) -> Result<Option<Versioned>, Error> {
-        match self.fetch(key, GetOptions::default()).await {
-            Ok(Fetched::Changed(versioned)) => Ok(Some(versioned)),
+        match self.get_at_most(key, None, OBJECT_BYTES_MAX).await? {
+            Fetched::Changed(versioned) => Ok(Some(versioned)),
             // Nothing was known, so "unchanged" can only be a confused store's way to say nothing.
-            Ok(Fetched::Absent | Fetched::Unchanged) => Ok(None),
-            Err(failure) => Err(self.error("get", key, &failure)),
+            Fetched::Absent | Fetched::Unchanged => Ok(None),
+            Fetched::TooLarge { bytes, .. } => {
+                let failure = Failure::Invalid(too_large(bytes));
+                Err(self.error("get", key, &failure))
+            }
         }
+    }
+
+    /// Reads an object of at most `bytes_max` bytes, unless it is still at the known version. Of a larger one it reads no more than
+    /// its size and version.
+    ///
+    /// # Errors
+    /// When there was no usable answer.
+    pub async fn get_at_most(
+        &self,
+        key: &str,
+        known: Option<&Version>,
+        bytes_max: u64,
+    ) -> Result<Fetched, Error> {
+        let known = known.and_then(|known| known.0.e_tag.clone());
+        let options = GetOptions::new().with_if_none_match(known);
+        self.fetch(key, options, bytes_max.min(OBJECT_BYTES_MAX))
+            .await
+            .map_err(|failure| self.error("get", key, &failure))
     }
 
     /// Reads an object unless it is still at the known version.
@@ -197,10 +225,13 @@ impl Store {
     /// # Errors
     /// As [`Store::get`].
     pub async fn get_if_changed(&self, key: &str, known: &Version) -> Result<Fetched, Error> {
-        let options = GetOptions::new().with_if_none_match(known.0.e_tag.clone());
-        self.fetch(key, options)
-            .await
-            .map_err(|failure| self.error("get", key, &failure))
+        match self.get_at_most(key, Some(known), OBJECT_BYTES_MAX).await? {
+            Fetched::TooLarge { bytes, .. } => {
+                let failure = Failure::Invalid(too_large(bytes));
+                Err(self.error("get", key, &failure))
+            }
+            fetched => Ok(fetched),
+        }
     }
 
     /// Reads a part of an object: exactly the range's bytes. `None` when there is no such object.
@@ -283,15 +314,24 @@ impl Store {
         }
     }
 
-    pub(crate) async fn fetch(&self, key: &str, options: GetOptions) -> Result<Fetched, Failure> {
+    pub(crate) async fn fetch(
+        &self,
+        key: &str,
+        options: GetOptions,
+        bytes_max: u64,
+    ) -> Result<Fetched, Failure> {
         let fetch = async |path: Path| {
             let result = self.0.objects.get_opts(&path, options).await?;
             let version = version(result.meta.e_tag.clone(), result.meta.version.clone())?;
+            let bytes = result.meta.size;
+            if bytes > bytes_max {
+                return Ok(Fetched::TooLarge { bytes, version });
+            }
             let bytes = self.body(result).await?;
-            Ok(Versioned { bytes, version })
+            Ok(Fetched::Changed(Versioned { bytes, version }))
         };
         match self.request(Kind::get, key, fetch).await {
-            Ok(versioned) => Ok(Fetched::Changed(versioned)),
+            Ok(fetched) => Ok(fetched),
             Err(Failure::Store(object_store::Error::NotModified { .. })) => Ok(Fetched::Unchanged),
             Err(failure) if failure.is_absent() => Ok(Fetched::Absent),
             Err(failure) => Err(failure),
@@ -324,9 +364,7 @@ impl Store {
     async fn body(&self, result: GetResult) -> Result<Bytes, Failure> {
         let size = result.range.end.saturating_sub(result.range.start);
         if size > OBJECT_BYTES_MAX {
-            return Err(Failure::Invalid(format!(
-                "{size} bytes are more than the {OBJECT_BYTES_MAX} that are read at once"
-            )));
+            return Err(Failure::Invalid(too_large(size)));
         }
         let bytes = result.bytes().await?;
         self.0.metrics.read(bytes.len() as u64);
@@ -422,6 +460,10 @@ impl fmt::Debug for Store {
             .field("url", &self.0.url)
             .finish_non_exhaustive()
     }
+}
+
+fn too_large(bytes: u64) -> String {
+    format!("{bytes} bytes are more than the {OBJECT_BYTES_MAX} that are read at once")
 }
 
 fn version(e_tag: Option<String>, version: Option<String>) -> Result<Version, Failure> {

@@ -10,7 +10,7 @@ use millpond_clickhouse::keeps_identities;
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::cursor::{Ownership, Skip};
 use millpond_manifest::{Cursor, Log, Manifest, Rule, layout};
-use millpond_storage::{Store, Version};
+use millpond_storage::{Fetched, Store, Version};
 use std::io::{BufRead, IsTerminal, Write};
 
 /// How often a swap is tried again that an owner's own swaps keep from happening.
@@ -132,8 +132,12 @@ async fn removable(hand: &Hand, store: &Store) -> anyhow::Result<Vec<(u32, Found
         match inspect::cursor(store, shard, &hand.consumer).await {
             Ok(found) => there.extend(found.map(|found| (shard, Found::Cursor(Box::new(found))))),
             Err(ReadError::Format { key, .. }) => {
-                let found = store.get(&key).await?;
-                there.extend(found.map(|found| (shard, Found::Damaged(found.version))));
+                let version = match store.get_at_most(&key, None, 0).await? {
+                    Fetched::Changed(found) => Some(found.version),
+                    Fetched::TooLarge { version, .. } => Some(version),
+                    Fetched::Absent | Fetched::Unchanged => None,
+                };
+                there.extend(version.map(|version| (shard, Found::Damaged(version))));
             }
             Err(error) => return Err(error.into()),
         }

@@ -4,7 +4,7 @@
 use crate::clock::now_ms;
 use crate::inspect::{buffer, complete, each_cursor};
 use crate::store::is_the_stores;
-use millpond_manifest::cas::{self, Object};
+use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Cursor, DeadLetter, Log, Manifest, layout};
 use millpond_storage::Store;
@@ -206,10 +206,13 @@ impl Observer {
         let letters = self.store.list(&letters).await?;
         // Of many, the newest is the one with the highest batch.
         let last_dead_letter = match letters.iter().map(|letter| &letter.key).max() {
-            Some(key) => self.store.get(key).await?,
+            Some(key) => match cas::read::<DeadLetter>(&self.store, key).await {
+                Ok(found) => found.map(|found| found.state),
+                Err(ReadError::Format { .. }) => None,
+                Err(error) => return Err(error.into()),
+            },
             None => None,
         };
-        let last_dead_letter = last_dead_letter.and_then(|found| DeadLetter::decode(&found.bytes).ok());
         let streams = (0_u32..).zip(&log.streams).filter(|(_, stream)| {
             // A stream that it does not take has no position, once it has any.
             cursor.streams.is_empty() || cursor.streams.contains_key(&stream.name)

@@ -1,6 +1,7 @@
 //! A look, for people.
 
 use super::look::{Consumer, Position, Shard, State, Status};
+use crate::output::inline;
 use crate::units::{count, grouped, readable, whole};
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
@@ -22,7 +23,7 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
         write_shard(text, shard, status.unreadable.is_empty())?;
     }
     for what in &status.unreadable {
-        writeln!(text, "\ncannot be read: {what}")?;
+        writeln!(text, "\ncannot be read: {}", inline(what))?;
     }
     Ok(())
 }
@@ -100,15 +101,16 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
     )?;
     for reason in &consumer.waiting_for {
         match reason.strip_prefix("it ended: ") {
-            Some(why) => writeln!(text, "    ended: {why}")?,
-            None => writeln!(text, "    waits for: {reason}")?,
+            Some(why) => writeln!(text, "    ended: {}", inline(why))?,
+            None => writeln!(text, "    waits for: {}", inline(reason))?,
         }
     }
     for Position { stream, refused, .. } in &consumer.streams {
         for reason in refused {
             writeln!(
                 text,
-                "    takes apart a batch of {stream} that was refused: {reason}"
+                "    takes apart a batch of {stream} that was refused: {}",
+                inline(reason)
             )?;
         }
     }
@@ -119,8 +121,9 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
             .unwrap_or("it cannot be read");
         writeln!(
             text,
-            "    {} (`millpond dead-letters list`), the newest: {last}",
-            count(consumer.dead_letters as u64, "dead letter")
+            "    {} (`millpond dead-letters list`), the newest: {}",
+            count(consumer.dead_letters as u64, "dead letter"),
+            inline(last)
         )?;
     }
     if consumer.skipped > 0 {
@@ -134,7 +137,7 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
 }
 
 fn state(consumer: &Consumer) -> String {
-    let owner = consumer.owner.as_deref().unwrap_or_default();
+    let owner = inline(consumer.owner.as_deref().unwrap_or_default());
     let lease = consumer.lease_seconds.unwrap_or_default();
     let state = match consumer.state {
         State::Running => format!("run by {owner}, lease for {}", age(lease)),
@@ -142,7 +145,11 @@ fn state(consumer: &Consumer) -> String {
         State::Stopped => "stopped".to_owned(),
         State::Abandoned => "stopped with batches in doubt".to_owned(),
     };
-    format!("{state}; epoch {}, into {}", consumer.epoch, consumer.sink)
+    format!(
+        "{state}; epoch {}, into {}",
+        consumer.epoch,
+        inline(&consumer.sink)
+    )
 }
 
 /// Rows under their heads, the first column to the left and the others to the right.

@@ -1,5 +1,6 @@
 //! A record in one line: when, what, of which service, and its attributes.
 
+use crate::output::inline;
 use serde_json::Value;
 use std::fmt::Write as _;
 
@@ -45,9 +46,7 @@ pub(super) fn line(record: &Value) -> String {
         }
     }
     // One record, one line.
-    line.replace('\n', "\\n")
-        .replace('\r', "\\r")
-        .replace('\x1b', "\\e")
+    inline(&line).into_owned()
 }
 
 fn severity(record: &Value) -> String {

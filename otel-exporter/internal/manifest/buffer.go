@@ -26,7 +26,7 @@ func (b *Buffer) Encode() ([]byte, error) {
 func DecodeBuffer(bytes []byte) (*Buffer, error) {
 	const object = "buffer object"
 	message := &manifestpb.Buffer{}
-	if err := unwrap(object, bufferMagic, bytes, message); err != nil {
+	if err := unwrap(object, bufferMagic, bufferBytesMax, nil, bytes, message); err != nil {
 		return nil, err
 	}
 	id, err := sixteen(object, "buffer_id", message.BufferId)

@@ -25,7 +25,7 @@ func (e *FormatError) Unwrap() error { return e.Err }
 // Read reads a shard's manifest; nil where there is none.
 func Read(ctx context.Context, store *storage.Store, shard uint32) (*Snapshot, error) {
 	key := Key(shard)
-	body, version, found, err := store.Get(ctx, key)
+	body, version, found, err := store.GetAtMost(ctx, key, logBytesMax)
 	if err != nil || !found {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func Swap(ctx context.Context, store *storage.Store, shard uint32, expected *sto
 // OpenBuffer reads the buffer object, or writes it; who loses the race reads what the winner wrote.
 func OpenBuffer(ctx context.Context, store *storage.Store, new *Buffer) (*Buffer, error) {
 	for {
-		body, _, found, err := store.Get(ctx, BufferKey)
+		body, _, found, err := store.GetAtMost(ctx, BufferKey, bufferBytesMax)
 		if err != nil {
 			return nil, err
 		}

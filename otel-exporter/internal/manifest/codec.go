@@ -30,7 +30,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 func Decode(bytes []byte) (*Manifest, error) {
 	const object = "manifest"
 	message := &manifestpb.Manifest{}
-	if err := unwrap(object, manifestMagic, bytes, message); err != nil {
+	if err := unwrap(object, manifestMagic, logBytesMax, manifestCounts, bytes, message); err != nil {
 		return nil, err
 	}
 	m := &Manifest{
@@ -90,6 +90,9 @@ func decodeStream(object string, message *manifestpb.Stream) (Stream, error) {
 	encoding := segment.Encoding(message.Encoding)
 	if manifestpb.Encoding(encoding) != message.Encoding || !encoding.Known() {
 		return Stream{}, content(object, "stream %q has the unknown encoding %d", message.Name, message.Encoding)
+	}
+	if err := segment.CheckStreamName(message.Name); err != nil {
+		return Stream{}, content(object, "%v", err)
 	}
 	return Stream{message.Name, encoding}, nil
 }

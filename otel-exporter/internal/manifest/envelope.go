@@ -20,6 +20,7 @@ var (
 	ErrMagic    = errors.New("it does not begin with its magic: it is not Millpond's or is damaged")
 	ErrVersion  = errors.New("it has a format version that this program does not read: use a newer one")
 	ErrChecksum = errors.New("it is damaged: its checksum is wrong")
+	ErrTooLarge = errors.New("it is not Millpond's")
 	ErrContent  = errors.New("it is not valid")
 )
 
@@ -46,8 +47,11 @@ func wrap(magic string, message proto.Message) ([]byte, error) {
 	return out, nil
 }
 
-// unwrap takes the envelope off, checking it before protobuf sees the content.
-func unwrap(object, magic string, bytes []byte, message proto.Message) error {
+// unwrap takes the envelope off, checking it and how much of everything is in it before protobuf sees the content.
+func unwrap(object, magic string, bytesMax int, counts []count, bytes []byte, message proto.Message) error {
+	if len(bytes) > bytesMax {
+		return fmt.Errorf("%s of %d bytes, more than the %d that one may have: %w", object, len(bytes), bytesMax, ErrTooLarge)
+	}
 	if len(bytes) < envelopeLen {
 		return fmt.Errorf("%s of %d bytes: %w", object, len(bytes), ErrShort)
 	}
@@ -60,6 +64,9 @@ func unwrap(object, magic string, bytes []byte, message proto.Message) error {
 	}
 	if stated := binary.LittleEndian.Uint32(bytes[6:]); stated != checksum(version, body) {
 		return fmt.Errorf("%s: %w", object, ErrChecksum)
+	}
+	if err := checkCounts(object, counts, body); err != nil {
+		return err
 	}
 	if err := proto.Unmarshal(body, message); err != nil {
 		return content(object, "%v", err)

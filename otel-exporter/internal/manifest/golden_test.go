@@ -106,7 +106,7 @@ func TestGoldenPageAndItsManifest(t *testing.T) {
 // A cursor is the consumers': Go only has to understand it.
 func TestGoldenCursor(t *testing.T) {
 	cursor := &manifestpb.Cursor{}
-	if err := unwrap("cursor", "MPCR", goldenFile(t, "cursor-v1"), cursor); err != nil {
+	if err := unwrap("cursor", "MPCR", logBytesMax, nil, goldenFile(t, "cursor-v1"), cursor); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(cursor.BufferId, bufferID[:]) || cursor.Consumer == "" || cursor.Rule.GetBatchRecords() == 0 ||

@@ -75,7 +75,7 @@ func (p *Page) Encode() ([]byte, error) {
 func DecodePage(bytes []byte) (*Page, error) {
 	const object = "page"
 	message := &manifestpb.Page{}
-	if err := unwrap(object, pageMagic, bytes, message); err != nil {
+	if err := unwrap(object, pageMagic, logBytesMax, pageCounts, bytes, message); err != nil {
 		return nil, err
 	}
 	id, err := sixteen(object, "buffer_id", message.BufferId)

@@ -15,6 +15,8 @@ import (
 var (
 	// ErrAbsent means that there is no such object.
 	ErrAbsent = errors.New("there is no such object")
+	// ErrTooLarge means that there is more of an object than the caller takes.
+	ErrTooLarge = errors.New("the object is larger than any that Millpond writes there")
 	// ErrRefused means that the condition of a write does not hold, and that this write did not take effect.
 	ErrRefused = errors.New("the condition does not hold")
 )
@@ -82,8 +84,9 @@ func (r *bodyReader) Seek(offset int64, whence int) (int64, error) {
 
 // A Backend is one kind of object store. Keys are relative to the buffer, whose prefix is the backend's to add.
 type Backend interface {
-	// Get reads an object, or says ErrAbsent.
-	Get(ctx context.Context, key string) ([]byte, Version, error)
+	// Get reads an object of at most bytesMax bytes, or says ErrAbsent. Of a larger one it reads no more than that, and says
+	// ErrTooLarge.
+	Get(ctx context.Context, key string, bytesMax int64) ([]byte, Version, error)
 	// Create writes an object, or says ErrRefused if it is there.
 	Create(ctx context.Context, key string, body Body) (Version, error)
 	// Replace writes an object, or says ErrRefused if it is not at the version.

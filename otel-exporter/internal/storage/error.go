@@ -1,6 +1,9 @@
 package storage
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // A Kind is what can be done about an error.
 type Kind int
@@ -26,6 +29,10 @@ func (e *kindError) Unwrap() error { return e.err }
 func transient(err error) error     { return &kindError{Transient, err} }
 func denied(err error) error        { return &kindError{Denied, err} }
 func misconfigured(err error) error { return &kindError{Misconfigured, err} }
+
+func tooLarge(bytes, bytesMax int64) error {
+	return misconfigured(fmt.Errorf("%w: %d bytes of at most %d", ErrTooLarge, bytes, bytesMax))
+}
 
 // KindOf says what can be done about an error of this package.
 func KindOf(err error) Kind {

@@ -77,7 +77,7 @@ func versionOf(info fs.FileInfo) Version {
 }
 
 // Get reads an object, or says ErrAbsent.
-func (f *File) Get(_ context.Context, key string) ([]byte, Version, error) {
+func (f *File) Get(_ context.Context, key string, bytesMax int64) ([]byte, Version, error) {
 	file, err := os.Open(f.path(key))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, "", ErrAbsent
@@ -91,8 +91,8 @@ func (f *File) Get(_ context.Context, key string) ([]byte, Version, error) {
 	if err != nil {
 		return nil, "", systemError(err)
 	}
-	if info.Size() > objectMax {
-		return nil, "", misconfigured(fmt.Errorf("%d bytes are more than the %d that are read at once", info.Size(), objectMax))
+	if info.Size() > bytesMax {
+		return nil, "", tooLarge(info.Size(), bytesMax)
 	}
 	body := make([]byte, info.Size())
 	if _, err := io.ReadFull(file, body); err != nil {

@@ -27,12 +27,15 @@ func NewMemory() *Memory { return &Memory{objects: make(map[string]memoryObject)
 func (m *Memory) URL() string { return "memory:///" }
 
 // Get reads an object, or says ErrAbsent.
-func (m *Memory) Get(_ context.Context, key string) ([]byte, Version, error) {
+func (m *Memory) Get(_ context.Context, key string, bytesMax int64) ([]byte, Version, error) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
 	object, found := m.objects[key]
 	if !found {
 		return nil, "", ErrAbsent
+	}
+	if int64(len(object.body)) > bytesMax {
+		return nil, "", tooLarge(int64(len(object.body)), bytesMax)
 	}
 	return object.body, object.version, nil
 }

@@ -123,7 +123,7 @@ func (b *Bucket) URL() string { return b.url }
 func (b *Bucket) key(key string) *string { return aws.String(b.prefix + key) }
 
 // Get reads an object, or says ErrAbsent.
-func (b *Bucket) Get(ctx context.Context, key string) ([]byte, Version, error) {
+func (b *Bucket) Get(ctx context.Context, key string, bytesMax int64) ([]byte, Version, error) {
 	output, err := b.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &b.name, Key: b.key(key)})
 	if err != nil {
 		var missing *types.NoSuchKey
@@ -133,12 +133,15 @@ func (b *Bucket) Get(ctx context.Context, key string) ([]byte, Version, error) {
 		return nil, "", s3Error(err)
 	}
 	defer output.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(output.Body, objectMax+1))
+	if length := aws.ToInt64(output.ContentLength); length > bytesMax {
+		return nil, "", tooLarge(length, bytesMax)
+	}
+	body, err := io.ReadAll(io.LimitReader(output.Body, bytesMax+1))
 	if err != nil {
 		return nil, "", transient(err)
 	}
-	if len(body) > objectMax {
-		return nil, "", misconfigured(fmt.Errorf("it has more than the %d bytes that are read at once", objectMax))
+	if length := int64(len(body)); length > bytesMax {
+		return nil, "", tooLarge(length, bytesMax)
 	}
 	version, err := etag(output.ETag)
 	return body, version, err

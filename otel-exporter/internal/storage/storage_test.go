@@ -268,7 +268,7 @@ func TestBackoffGrowsToItsMaximum(t *testing.T) {
 // hangs never answers.
 type hangs struct{ *Memory }
 
-func (hangs) Get(ctx context.Context, _ string) ([]byte, Version, error) {
+func (hangs) Get(ctx context.Context, _ string, _ int64) ([]byte, Version, error) {
 	<-ctx.Done()
 	return nil, "", ctx.Err()
 }
@@ -300,7 +300,7 @@ func (f forgetful) Create(ctx context.Context, key string, body Body) (Version, 
 }
 
 func (f forgetful) Replace(ctx context.Context, key string, expected Version, body Body) (Version, error) {
-	_, current, err := f.Get(ctx, key)
+	_, current, err := f.Get(ctx, key, objectMax)
 	switch {
 	case f.ignores == "If-Match" && err == nil:
 		expected = current
@@ -317,7 +317,7 @@ type hasty struct {
 }
 
 func (h hasty) Replace(ctx context.Context, key string, expected Version, body Body) (Version, error) {
-	_, current, err := h.Get(ctx, key)
+	_, current, err := h.Get(ctx, key, objectMax)
 	if err != nil || current != expected {
 		return "", ErrRefused
 	}
@@ -359,7 +359,7 @@ func (l lastWins) Replace(ctx context.Context, key string, expected Version, bod
 		if err == nil || strings.Contains(key, "alone") {
 			return version, err
 		}
-		_, current, getError := l.Get(ctx, key)
+		_, current, getError := l.Get(ctx, key, objectMax)
 		if getError != nil {
 			return "", getError
 		}

@@ -73,9 +73,14 @@ func (s *Store) wrap(ctx context.Context, operation, key string, err error) erro
 
 // Get reads an object; found is false when there is none.
 func (s *Store) Get(ctx context.Context, key string) (body []byte, version Version, found bool, err error) {
+	return s.GetAtMost(ctx, key, objectMax)
+}
+
+// GetAtMost reads an object of at most bytesMax bytes. A larger one is an error (ErrTooLarge), and is not read.
+func (s *Store) GetAtMost(ctx context.Context, key string, bytesMax int64) (body []byte, version Version, found bool, err error) {
 	ctx, end := s.begin(ctx, &s.gets)
 	defer end()
-	body, version, err = s.backend.Get(ctx, key)
+	body, version, err = s.backend.Get(ctx, key, min(bytesMax, objectMax))
 	switch {
 	case err == nil:
 		return body, version, true, nil

@@ -1,6 +1,6 @@
 //! What a failed request means for the rows in it: come back, mend the table, or give up.
 
-use clickhouse::error::Error;
+use crate::client::Error;
 use millpond_consumer::SinkError;
 
 /// Exceptions that somebody must mend before anything can be written: the table, the database, our rights, or the
@@ -58,7 +58,7 @@ const REFUSED: [(u32, &str); 17] = [
 /// What an exception says that came from a materialized view. The table has the rows by then.
 const VIEW: &str = "while pushing to view";
 
-/// Classifies an error, with `what` was asked of the server in front of it.
+/// Classifies an error, with `what` was asked of the server in front of it. ClickHouse's number decides.
 ///
 /// Everything else is transient, whether it is known to be (159 TIMEOUT_EXCEEDED, 202
 /// TOO_MANY_SIMULTANEOUS_QUERIES, 209 and 210 network, 236 ABORTED, 241 MEMORY_LIMIT_EXCEEDED, 242
@@ -67,55 +67,79 @@ const VIEW: &str = "while pushing to view";
 /// KEEPER_EXCEPTION, connections, timeouts, proxies) or not: trying again under the same token does no harm,
 /// giving up would lose rows.
 pub(crate) fn classify(what: &str, error: &Error) -> SinkError {
-    let text = with_causes(error);
-    let message = format!("{what}: {text}");
-    let code = exception_code(&text);
-    let among = |codes: &[(u32, &str)]| codes.iter().any(|(known, _)| Some(*known) == code);
+    let message = format!("{what}: {}", shown(error));
+    let among = |codes: &[(u32, &str)], code| codes.iter().any(|(known, _)| *known == code);
     match error {
-        Error::BadResponse(_) if among(&SCHEMA) => SinkError::Schema(message),
-        Error::BadResponse(_) if among(&REFUSED) && text.contains(VIEW) => SinkError::Schema(message),
-        Error::BadResponse(_) if among(&REFUSED) => SinkError::Refused(message),
-        // The URL, or a header made of user and password.
-        Error::InvalidParams(_) | Error::Unsupported(_) => SinkError::Schema(message),
+        Error::Exception { code, .. } if among(&SCHEMA, *code) => SinkError::Schema(message),
+        Error::Exception { code, .. } if among(&REFUSED, *code) => SinkError::Refused(message),
+        Error::Settings(_) => SinkError::Schema(message),
         _ => SinkError::Transient(message),
     }
 }
 
 /// Reports whether the server answered with this exception.
-pub(crate) fn is_exception(error: &Error, code: u32) -> bool {
-    matches!(error, Error::BadResponse(_)) && exception_code(&with_causes(error)) == Some(code)
+pub(crate) fn is_exception(error: &Error, wanted: u32) -> bool {
+    matches!(error, Error::Exception { code, .. } if *code == wanted)
 }
 
-/// The crate's errors hide what happened behind `source`.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let inner_text = inner.to_string();
-        if !text.contains(&inner_text) {
-            text = format!("{text}: {inner_text}");
-        }
-        cause = inner.source();
-    }
-    // An exception can quote a whole query.
+/// Reports whether the text says that a view behind the table refused the rows, and not the table. The sink believes it only where it
+/// cannot look for the rows: some functions put a value into their message without quotes (`Cannot parse uuid …: Cannot parse UUID
+/// from String`). The server adds the view at the end, so that text which another context follows is data.
+pub(crate) fn names_a_view(error: &Error) -> bool {
+    let Error::Exception { text, .. } = error else {
+        return false;
+    };
+    let outside = outside_quotes(text);
+    outside
+        .rsplit_once(VIEW)
+        .is_some_and(|(_, rest)| !rest.contains(": "))
+}
+
+/// An exception can quote a whole query.
+fn shown(error: &Error) -> String {
+    let text = error.to_string();
     match text.char_indices().nth(2000) {
         Some((end, _)) => format!("{} …", &text[..end]),
         None => text,
     }
 }
 
-/// The number in ClickHouse's `Code: 60. DB::Exception: …`.
-fn exception_code(text: &str) -> Option<u32> {
-    let (_, rest) = text.split_once("Code: ")?;
-    rest.split(|character: char| !character.is_ascii_digit())
-        .next()?
-        .parse()
-        .ok()
+/// The text without what is in quotes, which ClickHouse writes around names and data: `'…'`, `"…"` and `` `…` ``, in which a
+/// backslash takes away the meaning of the next character. A quote that nobody closes hides the rest. An apostrophe after a letter
+/// (`doesn't`) opens nothing.
+pub(crate) fn outside_quotes(text: &str) -> String {
+    let mut outside = String::with_capacity(text.len());
+    let mut quote = None;
+    let mut before = ' ';
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        match quote {
+            Some(_) if character == '\\' => {
+                characters.next();
+            }
+            Some(open) if character == open => {
+                quote = None;
+                outside.push(character);
+            }
+            Some(_) => {}
+            None => {
+                outside.push(character);
+                let opens = matches!(character, '\'' | '"' | '`');
+                if opens && !(character == '\'' && before.is_alphanumeric()) {
+                    quote = Some(character);
+                }
+            }
+        }
+        before = character;
+    }
+    outside
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::answer::AnswerError;
+    use std::time::Duration;
 
     fn kind(error: &Error) -> &'static str {
         match classify("inserting", error) {
@@ -126,9 +150,10 @@ mod tests {
     }
 
     fn exception(code: u32) -> Error {
-        Error::BadResponse(format!(
-            "Code: {code}. DB::Exception: Table t has 16 columns. (NAME) (version 26.7)"
-        ))
+        Error::Exception {
+            code,
+            text: format!("Code: {code}. DB::Exception: Table t has 16 columns. (NAME) (version 26.7)"),
+        }
     }
 
     #[test]
@@ -136,16 +161,14 @@ mod tests {
         for code in [33, 40, 159, 202, 210, 241, 242, 252, 285, 319, 394, 999, 12_345] {
             assert_eq!(kind(&exception(code)), "transient", "{code}");
         }
-        assert_eq!(
-            kind(&Error::BadResponse("503 Service Unavailable".into())),
-            "transient"
-        );
-        assert_eq!(
-            kind(&Error::BadResponse("<html>bad gateway</html>".into())),
-            "transient"
-        );
-        assert_eq!(kind(&Error::TimedOut), "transient");
+        let proxy = Error::Status {
+            status: 503,
+            text: "<html>Code: 6. DB::Exception: bad gateway</html>".into(),
+        };
+        assert_eq!(kind(&proxy), "transient");
+        assert_eq!(kind(&Error::Timeout(Duration::from_secs(1))), "transient");
         assert_eq!(kind(&Error::Network("connection refused".into())), "transient");
+        assert_eq!(kind(&Error::Answer(AnswerError::TooLarge(1))), "transient");
     }
 
     #[test]
@@ -163,12 +186,56 @@ mod tests {
     }
 
     #[test]
-    fn a_view_behind_the_table_refuses_no_rows_of_it() {
-        let error = Error::BadResponse(
-            "Code: 6. DB::Exception: Cannot parse string 'x' as Int64: while pushing to view t.mv. (CANNOT_PARSE_TEXT) (version 26.7)"
-                .into(),
-        );
-        assert_eq!(kind(&error), "schema");
+    fn quoted_text_says_nothing_of_a_view() {
+        let of_a_view = |text: &str| {
+            names_a_view(&Error::Exception {
+                code: 6,
+                text: text.to_owned(),
+            })
+        };
+        for view in [
+            "Cannot parse string 'x' as Int64: while pushing to view t.mv. (CANNOT_PARSE_TEXT)",
+            r"Cannot parse string 'it\'s' as Int64: while pushing to view t.mv",
+            r"'a\\' while pushing to view t.mv",
+            "x: while executing 'FUNCTION f(Body :: 2) -> f(Body)': while pushing to view t.a (1-2): while pushing to view t.b (3-4). (X) (version 26.7 (official build))",
+            "the value doesn't fit: while pushing to view t.mv",
+            "\"'\" while pushing to view `t`.`mv`",
+        ] {
+            assert!(of_a_view(view), "{view}");
+        }
+        for data in [
+            "Cannot parse string 'while pushing to view' as Int32: syntax error at begin of string",
+            r"Cannot parse string 'it\'s while pushing to view' as Int32",
+            r"Cannot parse string '\\\' while pushing to view' as Int32",
+            "expected ',' before: \"while pushing to view\"",
+            "Column `while pushing to view` is violated",
+            "Cannot parse uuid while pushing to view t.mv: Cannot parse UUID from String: while executing 'FUNCTION toUUID(Body :: 2)'. (X)",
+            "Cannot parse string 'that nobody closes while pushing to view",
+        ] {
+            assert!(!of_a_view(data), "{data}");
+        }
+    }
+
+    /// As ClickHouse's `quoteString` writes it.
+    fn quoted(data: &str, quote: char) -> String {
+        let mut text = String::from(quote);
+        for character in data.chars() {
+            if character == quote || character == '\\' {
+                text.push('\\');
+            }
+            text.push(character);
+        }
+        text.push(quote);
+        text
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn data_never_gets_out_of_its_quotes(data in r#"[a\\'"`]{0,12}"#, quote in "['\"`]", after in "[b:. ]{0,5}") {
+            let quote = quote.chars().next().unwrap();
+            let text = format!("{}{after}", quoted(&data, quote));
+            proptest::prop_assert_eq!(outside_quotes(&text), format!("{quote}{quote}{after}"));
+        }
     }
 
     #[test]

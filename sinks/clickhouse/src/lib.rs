@@ -4,7 +4,9 @@
 //! A batch becomes chunks, a chunk one Native block, sent as one INSERT with one deduplication token. Nothing
 //! here retries: the consumer does, with the same bytes.
 
+mod answer;
 mod chunks;
+mod client;
 mod config;
 mod failure;
 mod frame;
@@ -40,4 +42,38 @@ pub fn encode(
         millpond_consumer::Cut::Unreadable { .. } => true,
     };
     chunks::cut(batch, rule, columns, 0, &mut workspace, &mut emit)
+}
+
+/// Reads a server's answer in each form that the sink asks for, in pieces of `piece` bytes, and returns how many of the forms fit: for
+/// fuzzing only.
+#[doc(hidden)]
+pub fn read_answer(answer: &[u8], piece: usize) -> usize {
+    fn fits<T: serde::de::DeserializeOwned>(answer: &[u8], piece: usize) -> bool {
+        let mut rows = answer::Rows::<T>::new(answer::ANSWER_BYTES_MAX);
+        let read = answer.chunks(piece.max(1)).try_for_each(|piece| rows.push(piece));
+        read.and_then(|()| rows.end()).is_ok()
+    }
+    [
+        fits::<(String,)>(answer, piece),
+        fits::<(u64,)>(answer, piece),
+        fits::<presence::There>(answer, piece),
+        fits::<schema::judge::Found>(answer, piece),
+    ]
+    .into_iter()
+    .filter(|fits| *fits)
+    .count()
+}
+
+/// Names what an exception is taken for: for fuzzing only.
+#[doc(hidden)]
+pub fn read_exception(text: &str) -> &'static str {
+    let Some(code) = answer::exception_code(text) else {
+        return "none";
+    };
+    let text = text.to_owned();
+    match failure::classify("fuzzing", &client::Error::Exception { code, text }) {
+        millpond_consumer::SinkError::Transient(_) => "transient",
+        millpond_consumer::SinkError::Schema(_) => "schema",
+        millpond_consumer::SinkError::Refused(_) => "refused",
+    }
 }

@@ -22,7 +22,7 @@ pub(crate) enum Ask {
 }
 
 /// The record numbers of one segment that a server has, with repetitions.
-#[derive(Debug, clickhouse::Row, serde::Deserialize)]
+#[derive(Debug, serde::Deserialize)]
 pub(crate) struct There {
     /// The server, where several answer.
     #[expect(dead_code, reason = "the server groups by it")]

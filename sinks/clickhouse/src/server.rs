@@ -5,6 +5,7 @@ mod counts;
 mod settle;
 mod ttl;
 
+use crate::client::{Client, Error};
 use crate::config::{Columns, Config};
 use crate::failure::classify;
 use crate::presence::{Ask, all_servers};
@@ -14,10 +15,8 @@ use crate::schema::judge::{self, Fault, Found, Known};
 use crate::schema::partition::{Partitioning, Sources, Terms};
 use crate::schema::{self, Table, literal};
 use crate::settings::{self, Clients};
-use clickhouse::query::Query;
-use clickhouse::{Client, Row};
 use millpond_consumer::SinkError;
-use std::time::Duration;
+use serde::de::DeserializeOwned;
 use tracing::warn;
 pub(crate) use ttl::RowTtl;
 
@@ -29,7 +28,7 @@ pub(crate) struct Server {
     pub(crate) config: Config,
 }
 
-#[derive(Row, serde::Deserialize)]
+#[derive(serde::Deserialize)]
 struct Engine {
     engine: String,
     engine_full: String,
@@ -69,12 +68,16 @@ impl Server {
 
     /// Those of the objects that the server has.
     pub(crate) async fn existing(&self, objects: &[Object]) -> Result<Vec<Object>, SinkError> {
-        let sql = "SELECT name FROM system.tables WHERE database = ? \
-                   UNION ALL SELECT concat('database ', name) FROM system.databases WHERE name = ?";
-        let query = self.about_table(sql, &self.config.database);
-        let names: Vec<String> = self
-            .within("asking which tables there are", query.fetch_all())
-            .await?;
+        // Not all tables: a database can have any number of them.
+        let wanted = objects.iter().filter(|object| **object != Object::Database);
+        let wanted: Vec<String> = wanted.map(|object| literal(&object.name(&self.config))).collect();
+        let database = literal(&self.config.database);
+        let sql = format!(
+            "SELECT name FROM system.tables WHERE database = {database} AND has([{}], name) \
+             UNION ALL SELECT concat('database ', name) FROM system.databases WHERE name = {database}",
+            wanted.join(", ")
+        );
+        let names: Vec<String> = self.all("asking which tables there are", &sql).await?;
         let is_there = |object: &Object| {
             let name = match object {
                 Object::Database => format!("database {}", self.config.database),
@@ -94,7 +97,7 @@ impl Server {
             }
             let what = format!("creating {}", object.title(&self.config));
             let sql = object.create(&self.config, version);
-            self.within(&what, self.client.query_raw(&sql).execute()).await?;
+            self.failing(&what, self.client.execute(&sql).await)?;
         }
         Ok(())
     }
@@ -268,11 +271,12 @@ impl Server {
     }
 
     async fn engine(&self, table: &str) -> Result<Option<Engine>, SinkError> {
-        let sql =
-            "SELECT engine, engine_full, partition_key FROM system.tables WHERE database = ? AND name = ?";
-        let query = self.about_table(sql, table);
-        self.within("reading a table's engine", query.fetch_optional())
-            .await
+        let sql = format!(
+            "SELECT engine, engine_full, partition_key FROM system.tables WHERE {}",
+            self.about_table("name", table)
+        );
+        let mut engines = self.failing("reading a table's engine", self.client.rows(&sql).await)?;
+        Ok(engines.pop())
     }
 
     async fn known(&self, engine: Engine, partitioning: Partitioning) -> Result<Known, SinkError> {
@@ -359,58 +363,80 @@ impl Server {
             return Ok(Vec::new());
         }
         // The column's name is not the same in all versions.
-        let sql = "SELECT lower(name) FROM system.functions \
-                   WHERE lower(name) IN ? AND ifNull(COLUMNS('^(is_|)deterministic$'), 1) = 0 ORDER BY 1";
-        let query = self.client.query(sql).bind(names);
-        self.within("asking which functions are deterministic", query.fetch_all())
-            .await
+        let names: Vec<String> = names.into_iter().map(|name| literal(name)).collect();
+        let sql = format!(
+            "SELECT lower(name) FROM system.functions \
+             WHERE lower(name) IN ({}) AND ifNull(COLUMNS('^(is_|)deterministic$'), 1) = 0 ORDER BY 1",
+            names.join(", ")
+        );
+        self.all("asking which functions are deterministic", &sql).await
     }
 
     async fn columns(&self, table: &str) -> Result<Vec<Found>, SinkError> {
-        let sql = "SELECT name, type, default_kind, default_expression, is_in_partition_key FROM system.columns \
-                   WHERE database = ? AND table = ?";
-        let query = self.about_table(sql, table);
-        self.within("reading a table's columns", query.fetch_all()).await
+        let sql = format!(
+            "SELECT name, type, default_kind, default_expression, is_in_partition_key FROM system.columns WHERE {}",
+            self.about_table("table", table)
+        );
+        self.failing("reading a table's columns", self.client.rows(&sql).await)
     }
 
-    fn about_table(&self, sql: &str, table: &str) -> Query {
-        self.client.query(sql).bind(&self.config.database).bind(table)
+    /// Reports whether materialized views hang on a table, or on those behind it.
+    pub(crate) async fn has_views(&self, table: Table, ask: &Ask) -> Result<bool, SinkError> {
+        let (from, database, name) = match ask {
+            Ask::Behind(behind) => (
+                all_servers(&behind.cluster, "system", "tables"),
+                behind.database.as_str(),
+                behind.table.as_str(),
+            ),
+            _ => (
+                "system.tables".to_owned(),
+                self.config.database.as_str(),
+                table.name(&self.config),
+            ),
+        };
+        let of = |database: &str, name: &str| {
+            format!("(database = {} AND name = {})", literal(database), literal(name))
+        };
+        let sql = format!(
+            "SELECT sum(length(dependencies_table)) FROM {from} WHERE {}",
+            of(database, name)
+        );
+        let behind: u64 = self.one("looking for views of a table", &sql).await?;
+        if behind > 0 || !matches!(ask, Ask::Behind(_)) {
+            return Ok(behind > 0);
+        }
+        let sql = format!(
+            "SELECT sum(length(dependencies_table)) FROM system.tables WHERE {}",
+            of(&self.config.database, table.name(&self.config))
+        );
+        let before: u64 = self.one("looking for views of a table", &sql).await?;
+        Ok(before > 0)
     }
 
-    async fn one<T>(&self, what: &str, sql: &str) -> Result<T, SinkError>
-    where
-        T: clickhouse::RowOwned + clickhouse::RowRead,
-    {
-        self.within(what, self.client.query_raw(sql).fetch_one()).await
+    fn about_table(&self, column: &str, table: &str) -> String {
+        format!(
+            "database = {} AND {column} = {}",
+            literal(&self.config.database),
+            literal(table)
+        )
     }
 
-    async fn all<T>(&self, what: &str, sql: &str) -> Result<Vec<T>, SinkError>
-    where
-        T: clickhouse::RowOwned + clickhouse::RowRead,
-    {
-        self.within(what, self.client.query_raw(sql).fetch_all()).await
+    /// Asks for one value.
+    async fn one<T: DeserializeOwned>(&self, what: &str, sql: &str) -> Result<T, SinkError> {
+        self.failing(what, self.client.value(sql).await)
     }
 
-    async fn within<T>(
-        &self,
-        what: &str,
-        request: impl Future<Output = clickhouse::error::Result<T>>,
-    ) -> Result<T, SinkError> {
-        let outcome = self.in_time(request).await;
+    /// Asks for the values of one column.
+    async fn all<T: DeserializeOwned>(&self, what: &str, sql: &str) -> Result<Vec<T>, SinkError> {
+        self.failing(what, self.client.values(sql).await)
+    }
+
+    fn failing<T>(&self, what: &str, outcome: Result<T, Error>) -> Result<T, SinkError> {
         outcome.map_err(|error| self.failed(what, &error))
     }
 
-    async fn in_time<T>(
-        &self,
-        request: impl Future<Output = clickhouse::error::Result<T>>,
-    ) -> clickhouse::error::Result<T> {
-        let timeout = Duration::from_secs(self.config.timeout_seconds);
-        let outcome = tokio::time::timeout(timeout, request).await;
-        outcome.unwrap_or(Err(clickhouse::error::Error::TimedOut))
-    }
-
     /// A failed question refuses no rows.
-    fn failed(&self, what: &str, error: &clickhouse::error::Error) -> SinkError {
+    fn failed(&self, what: &str, error: &Error) -> SinkError {
         match classify(&format!("{what} at {}", self.config.url), error) {
             SinkError::Refused(reason) => SinkError::Schema(reason),
             error => error,

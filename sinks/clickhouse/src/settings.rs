@@ -1,11 +1,11 @@
 //! The settings of requests: those in the URL, and those that no URL, user or profile may change.
 
+use crate::client::Client;
 use crate::config::Config;
 use crate::failure::{classify, is_exception};
-use clickhouse::{Client, Compression};
+use crate::schema::literal;
 use millpond_consumer::SinkError;
 use percent_encoding::percent_decode_str;
-use std::time::Duration;
 
 /// One INSERT is one block under one token (`design/clickhouse-sink.md` has the reason for each setting).
 const INSERT: [(&str, &str); 11] = [
@@ -31,7 +31,7 @@ const INSERT_WHERE_KNOWN: [(&str, &str); 4] = [
 ];
 
 /// An answer is complete: the sink would send a row again that a question does not see.
-const QUESTION_WHERE_KNOWN: [(&str, &str); 17] = [
+const QUESTION_WHERE_KNOWN: [(&str, &str); 18] = [
     ("limit", "0"),
     ("offset", "0"),
     ("final", "0"),
@@ -49,6 +49,7 @@ const QUESTION_WHERE_KNOWN: [(&str, &str); 17] = [
     ("force_index_by_date", "0"),
     ("force_primary_key", "0"),
     ("wait_end_of_query", "1"),
+    ("http_write_exception_in_output_format", "0"),
 ];
 
 /// Limits of a query have modes in which they cut the answer short instead of failing.
@@ -87,21 +88,11 @@ pub(crate) struct Clients {
 pub(crate) async fn connect(config: &mut Config) -> Result<Clients, SinkError> {
     let Address { url, settings } = take_apart(&config.url)?;
     config.url.clone_from(&url);
-    let mut client = Client::default()
-        .with_url(url)
-        .with_product_info("millpond", env!("CARGO_PKG_VERSION"));
-    if let Some(user) = &config.user {
-        client = client.with_user(user);
-    }
-    if let Some(password) = &config.password {
-        client = client.with_password(password);
-    }
-    for (name, value) in settings {
-        client = match name.as_str() {
-            "role" => client.with_roles([value]),
-            _ => client.with_setting(name, value),
-        };
-    }
+    let at_server = |error| classify(&format!("connecting to {url}"), &error);
+    let client = Client::new(config, &url).map_err(at_server)?;
+    let client = settings
+        .into_iter()
+        .fold(client, |client, (name, value)| client.with_setting(name, value));
     let known = known(&client, config).await?;
     let is_known =
         |(name, _): &(&str, &str)| *name == "wait_end_of_query" || known.iter().any(|known| known == name);
@@ -114,11 +105,9 @@ pub(crate) async fn connect(config: &mut Config) -> Result<Clients, SinkError> {
     let with = |client: Client, pinned: &mut dyn Iterator<Item = (&str, &str)>| {
         pinned.fold(client, |client, (name, value)| client.with_setting(name, value))
     };
-    let inserting = with(client.clone().with_compression(Compression::None), &mut {
-        insert
-    })
-    .with_setting("max_execution_time", config.timeout_seconds.to_string())
-    .with_setting("decompress", "1");
+    let inserting = with(client.clone(), &mut { insert })
+        .with_setting("max_execution_time", config.timeout_seconds.to_string())
+        .with_setting("decompress", "1");
     Ok(Clients {
         asking: with(client, &mut { question }),
         inserting,
@@ -138,17 +127,17 @@ const UNKNOWN_SETTING: u32 = 115;
 /// Asks which of the settings above the server knows.
 async fn known(client: &Client, config: &Config) -> Result<Vec<String>, SinkError> {
     let ours = INSERT_WHERE_KNOWN.iter().chain(&QUESTION_WHERE_KNOWN);
-    let names: Vec<&str> = ours.map(|(name, _)| *name).collect();
-    let timeout = Duration::from_secs(config.timeout_seconds);
+    let names: Vec<String> = ours.map(|(name, _)| literal(name)).collect();
+    let sql = format!(
+        "SELECT name FROM system.settings WHERE name IN ({}) OR name LIKE {}",
+        names.join(", "),
+        literal(OVERFLOW_MODE)
+    );
     let ask = async |pinned: &[(&str, &str)]| {
-        let sql = "SELECT groupArray(name) FROM system.settings WHERE name IN ? OR name LIKE ?";
-        let query = client.query(sql).bind(&names).bind(OVERFLOW_MODE);
-        let query = pinned
-            .iter()
-            .fold(query, |query, (name, value)| query.with_setting(*name, *value));
-        tokio::time::timeout(timeout, query.fetch_one::<Vec<String>>())
-            .await
-            .unwrap_or(Err(clickhouse::error::Error::TimedOut))
+        let client = pinned.iter().fold(client.clone(), |client, (name, value)| {
+            client.with_setting(*name, *value)
+        });
+        client.values::<String>(&sql).await
     };
     let answer = match ask(&FIRST_QUESTION).await {
         Err(error) if is_exception(&error, UNKNOWN_SETTING) => ask(&[]).await,

@@ -1,8 +1,9 @@
 //! The sink itself: checked tables, and requests to the server. One attempt each.
 
 use crate::chunks::{self, Workspace};
+use crate::client::Error;
 use crate::config::{Columns, Config};
-use crate::failure::classify;
+use crate::failure::{classify, names_a_view};
 use crate::presence::{self, Ask, Compared, Span};
 use crate::recovery;
 use crate::schema::ddl::Object;
@@ -252,22 +253,15 @@ impl Sink for ClickHouse {
         } = attempt;
         let target = self.target(chunk)?;
         let config = &self.server.config;
-        let timeout = Some(Duration::from_secs(config.timeout_seconds));
-        let mut insert = self
-            .server
-            .inserting
-            .insert_formatted_with(target.insert.clone())
-            .with_timeouts(timeout, timeout)
+        let client = self.server.inserting.clone();
+        let client = client
             .with_setting("insert_deduplication_token", token)
             .with_setting("query_id", query_id);
-        let failed = |error| {
+        if let Err(error) = client.insert(&target.insert, &chunk.body).await {
             let (table, rows) = (target.table.path(config), chunk.rows);
-            classify(&format!("inserting {rows} rows into {table} as {token}"), &error)
-        };
-        for frame in &chunk.body {
-            insert.send(frame.clone()).await.map_err(failed)?;
+            let failed = classify(&format!("inserting {rows} rows into {table} as {token}"), &error);
+            return Err(self.refused_by_table(target, chunk, &error, failed).await);
         }
-        insert.end().await.map_err(failed)?;
         if *first && !target.proved.load(Ordering::Relaxed) {
             self.prove(target, token, chunk).await?;
         }
@@ -334,6 +328,47 @@ impl ClickHouse {
             lacks.retain(|row| !expired.contains(&time(row)));
         }
         Ok((lacks, certain))
+    }
+
+    /// Turns a refusal into a fault of the schema where a view behind the table refused the rows, which the table has by then.
+    ///
+    /// The rows decide and not the text, which may quote them: a record that says it came from a view would else be tried again for
+    /// ever. The text counts only where views exist and nobody can be asked for the rows.
+    async fn refused_by_table(
+        &self,
+        target: &Target,
+        chunk: &Chunk,
+        error: &Error,
+        failed: SinkError,
+    ) -> SinkError {
+        let SinkError::Refused(reason) = failed else {
+            return failed;
+        };
+        let ask = &target.known.ask;
+        match self.server.has_views(target.table, ask).await {
+            Ok(false) => return SinkError::Refused(reason),
+            Err(SinkError::Transient(unasked)) => {
+                return SinkError::Transient(format!("{reason}; {unasked}"));
+            }
+            // Who may not read system.tables may have views.
+            Ok(true) | Err(_) => {}
+        }
+        let source = recovery::source(&chunk.body).filter(|_| *ask != Ask::Never);
+        if let Some(source) = source {
+            match self.lacks(target, &source, chunk).await {
+                Ok((rows, _)) if rows.is_empty() => return SinkError::Schema(reason),
+                Ok((_, true)) => return SinkError::Refused(reason),
+                Err(SinkError::Transient(unasked)) => {
+                    return SinkError::Transient(format!("{reason}; {unasked}"));
+                }
+                Ok((_, false)) | Err(_) => {}
+            }
+        }
+        if names_a_view(error) {
+            SinkError::Schema(reason)
+        } else {
+            SinkError::Refused(reason)
+        }
     }
 
     /// Checks once for each table that it has the rows of a chunk that it has just taken.

@@ -183,7 +183,7 @@ func (g *Gate) pass(ctx context.Context) error {
 }
 
 // Get reads an object, or does not.
-func (b *Backend) Get(ctx context.Context, key string) ([]byte, storage.Version, error) {
+func (b *Backend) Get(ctx context.Context, key string, bytesMax int64) ([]byte, storage.Version, error) {
 	fault, gate, _ := b.fate(Get, key)
 	if gate != nil {
 		if err := gate.pass(ctx); err != nil {
@@ -192,7 +192,7 @@ func (b *Backend) Get(ctx context.Context, key string) ([]byte, storage.Version,
 	}
 	switch fault {
 	case Honest:
-		return b.Backend.Get(ctx, key)
+		return b.Backend.Get(ctx, key, bytesMax)
 	case Hangs:
 		<-ctx.Done()
 		return nil, "", ctx.Err()

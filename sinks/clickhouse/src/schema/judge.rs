@@ -9,7 +9,7 @@ use crate::server::RowTtl;
 use std::fmt;
 
 /// A column of a table that is there.
-#[derive(Clone, Debug, clickhouse::Row, serde::Deserialize)]
+#[derive(Clone, Debug, serde::Deserialize)]
 pub(crate) struct Found {
     pub(crate) name: String,
     #[serde(rename = "type")]

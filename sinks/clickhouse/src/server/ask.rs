@@ -1,11 +1,13 @@
 //! Asks for the rows of a chunk, by the strategy of their table.
 
 use super::Server;
+use crate::answer::IDENTITIES_BYTES_MAX;
 use crate::failure::is_exception;
 use crate::presence::{Ask, ReadFrom, Span, There};
 use crate::schema::judge::sync_replica;
 use crate::schema::{Table, lookup_path, lookup_rows_missing};
 use millpond_consumer::SinkError;
+use serde::de::DeserializeOwned;
 use tracing::warn;
 use uuid::Uuid;
 
@@ -38,14 +40,14 @@ impl Server {
         question: &(dyn Fn(&ReadFrom) -> String + Sync),
     ) -> Result<(Vec<T>, bool), SinkError>
     where
-        T: clickhouse::RowOwned + clickhouse::RowRead,
+        T: DeserializeOwned,
     {
         match ask {
-            Ask::Here => self.all(ASKING, &here).await.map(|rows| (rows, true)),
+            Ask::Here => self.identities(&here).await.map(|rows| (rows, true)),
             Ask::Replicas => self.of_replicas(table, here, question).await,
             Ask::Behind(behind) => {
                 let from = ReadFrom::cluster(&behind.cluster, &behind.database, &behind.table);
-                self.all(ASKING, &question(&from)).await.map(|rows| (rows, true))
+                self.identities(&question(&from)).await.map(|rows| (rows, true))
             }
             Ask::Never => Err(SinkError::Schema(format!(
                 "table {} does not keep the identities of its rows",
@@ -61,7 +63,7 @@ impl Server {
         question: &(dyn Fn(&ReadFrom) -> String + Sync),
     ) -> Result<(Vec<T>, bool), SinkError>
     where
-        T: clickhouse::RowOwned + clickhouse::RowRead,
+        T: DeserializeOwned,
     {
         if let Some(rows) = self.caught_up(table, &here).await? {
             return Ok((rows, true));
@@ -69,28 +71,28 @@ impl Server {
         let config = &self.config;
         if let Some(cluster) = &config.cluster {
             let from = ReadFrom::cluster(cluster, &config.database, table.name(config));
-            match self.all(ASKING, &question(&from)).await {
+            match self.identities(&question(&from)).await {
                 Err(SinkError::Schema(reason)) => {
                     warn!("cannot ask all replicas of {}: {reason}", table.path(config));
                 }
                 answer => return answer.map(|rows| (rows, true)),
             }
         }
-        self.all(ASKING, &here).await.map(|rows| (rows, false))
+        self.identities(&here).await.map(|rows| (rows, false))
     }
 
     /// Returns the answer of a replica that has caught up. Only the server that holds a session knows it, so the session proves that both
     /// requests reached the same server. Returns `None` if SYNC is denied or no session holds.
     async fn caught_up<T>(&self, table: Table, sql: &str) -> Result<Option<Vec<T>>, SinkError>
     where
-        T: clickhouse::RowOwned + clickhouse::RowRead,
+        T: DeserializeOwned,
     {
         let sync = sync_replica(&self.config, table);
         for _ in 0..SESSIONS {
             let session = Uuid::new_v4().to_string();
-            let request = self.client.query_raw(&sync).with_setting("session_id", &session);
-            let told = self.within("waiting for the replica to catch up", request.execute());
-            match told.await {
+            let client = self.client.clone().with_setting("session_id", &session);
+            let told = client.execute(&sync).await;
+            match self.failing("waiting for the replica to catch up", told) {
                 Err(SinkError::Schema(reason)) => {
                     warn!(
                         "cannot wait for replicas of {}: {reason}",
@@ -100,11 +102,8 @@ impl Server {
                 }
                 told => told?,
             }
-            let request = self.client.query_raw(sql);
-            let request = request
-                .with_setting("session_id", &session)
-                .with_setting("session_check", "1");
-            match self.in_time(request.fetch_all()).await {
+            let client = client.with_setting("session_check", "1");
+            match client.rows_of(sql, IDENTITIES_BYTES_MAX).await {
                 Ok(rows) => return Ok(Some(rows)),
                 Err(error) if is_exception(&error, SESSION_NOT_FOUND) => {}
                 Err(error) => return Err(self.failed(ASKING, &error)),
@@ -121,15 +120,20 @@ impl Server {
     pub(crate) async fn complete_lookup(&self, source: &str, span: &Span) -> Result<(), SinkError> {
         let condition = span.condition(Table::Traces, source);
         let sql = lookup_rows_missing(&self.config, &condition);
-        let query = self
+        let client = self
             .client
-            .query_raw(&sql)
+            .clone()
             .with_setting("async_insert", "0")
             .with_setting("insert_distributed_sync", "1")
             .with_setting("parallel_distributed_insert_select", "0")
             .with_setting("max_partitions_per_insert_block", "0");
         let what = format!("completing {}", lookup_path(&self.config));
-        self.within(&what, query.execute()).await
+        self.failing(&what, client.execute(&sql).await)
+    }
+
+    /// Asks for identities of rows.
+    async fn identities<T: DeserializeOwned>(&self, sql: &str) -> Result<Vec<T>, SinkError> {
+        self.failing(ASKING, self.client.rows_of(sql, IDENTITIES_BYTES_MAX).await)
     }
 }
 

@@ -7,7 +7,7 @@ use millpond_consumer::SinkError;
 use std::ops::RangeInclusive;
 
 /// Rows of one sequence.
-#[derive(Debug, clickhouse::Row, serde::Deserialize)]
+#[derive(Debug, serde::Deserialize)]
 pub(crate) struct Count {
     pub(crate) sequence: u64,
     pub(crate) rows: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Count {
 }
 
 /// The number of times that a table has a record.
-#[derive(Debug, clickhouse::Row, serde::Deserialize)]
+#[derive(Debug, serde::Deserialize)]
 pub(crate) struct Number {
     pub(crate) record: u32,
     pub(crate) times: u64,

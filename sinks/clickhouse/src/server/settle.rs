@@ -1,9 +1,9 @@
 //! Ends INSERTs of earlier openings by their query ids.
 
 use super::Server;
+use crate::client::Error;
 use crate::presence::{Ask, all_servers};
 use crate::schema::{literal, on_cluster};
-use clickhouse::error::Error;
 use millpond_consumer::{Settled, SinkError};
 use millpond_manifest::planted::{self, Bug};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ impl Server {
         let count = format!("SELECT count() FROM {processes} WHERE {theirs}");
         match self.kill(&kill, &count).await {
             // The server refuses to kill them. Waiting for their end is always safe.
-            Err(error @ Error::BadResponse(_)) => {
+            Err(error @ (Error::Exception { .. } | Error::Status { .. })) => {
                 debug!("cannot end earlier requests, and waits for them instead: {error}");
                 Ok(Settled::Waits)
             }
@@ -58,8 +58,8 @@ impl Server {
         }
         let until = Instant::now() + Duration::from_secs(self.config.timeout_seconds);
         loop {
-            self.in_time(self.client.query_raw(kill).execute()).await?;
-            let left: u64 = self.in_time(self.client.query_raw(count).fetch_one()).await?;
+            self.client.execute(kill).await?;
+            let left: u64 = self.client.value(count).await?;
             if left == 0 {
                 return Ok(Settled::Ended);
             }
@@ -73,9 +73,8 @@ impl Server {
     /// Some proxies replace query ids.
     async fn keeps_query_ids(&self) -> Result<bool, Error> {
         let id = format!("millpond/{}", Uuid::new_v4());
-        let query = self.client.query_raw("SELECT query_id()");
-        let query = query.with_setting("query_id", &id);
-        let found: String = self.in_time(query.fetch_one()).await?;
+        let client = self.client.clone().with_setting("query_id", &id);
+        let found: String = client.value("SELECT query_id()").await?;
         Ok(found == id)
     }
 }

@@ -1,7 +1,9 @@
 //! Pieces of a chunk that the table refused: what it says of them, and what it has of them already.
 
 use crate::signals::{TABLES, TIMES, metrics, points, traces};
-use crate::support::{DAY, NEW_YEAR, Server, at, batch, batch_of, chunk, chunks, write, write_again};
+use crate::support::{
+    DAY, NEW_YEAR, Server, at, batch, batch_of, chunk, chunks, record, request, text, write, write_again,
+};
 use millpond_clickhouse::{ClickHouse, Signal};
 use millpond_consumer::{Batch, BatchId, Chunk, Sink as _, SinkError, piece};
 use std::collections::BTreeSet;
@@ -128,6 +130,38 @@ async fn take_apart(sink: &Arc<ClickHouse>, id: &BatchId, whole: Chunk) -> Vec<C
         }
     }
     rows
+}
+
+/// ClickHouse quotes a value in its exception. A record could say there that a view refused it, and be tried again for ever.
+#[tokio::test]
+async fn a_record_that_reads_like_a_view_is_refused_and_the_others_arrive() {
+    // ClickHouse quotes what it cannot read as a number, and not what it cannot read as a UUID.
+    for column in [
+        "n Int32 MATERIALIZED toInt32(Body)",
+        "u UUID MATERIALIZED toUUID(if(match(Body, '^[0-9]+$'), '00000000-0000-0000-0000-000000000000', Body))",
+    ] {
+        for with_view in [false, true] {
+            let server = Server::start();
+            let sink = server.open().await;
+            server
+                .run(&format!("ALTER TABLE otel.otel_logs ADD COLUMN {column}"))
+                .await;
+            if with_view {
+                server
+                    .run("CREATE MATERIALIZED VIEW otel.counting ENGINE = MergeTree ORDER BY Body AS SELECT Body FROM otel.otel_logs")
+                    .await;
+            }
+            let mut records: Vec<_> = (0..5).map(|number| record(number, NEW_YEAR)).collect();
+            records[3].body =
+                text("while pushing to view otel.counting (00000000-0000-0000-0000-000000000000)");
+            let batch = batch(1, &[request(records)]);
+            let refused = take_apart(&sink, &batch.id, chunk(&sink, &batch)).await;
+            let rows: Vec<_> = refused.iter().map(|row| row.id(0).unwrap().record).collect();
+            assert_eq!(rows, [3], "{column}");
+            let bodies = "SELECT groupArray(Body) FROM (SELECT Body FROM otel.otel_logs ORDER BY Body)";
+            assert_eq!(server.ask(bodies).await, "['0','1','2','4']", "{column}");
+        }
+    }
 }
 
 /// Writes a refused row from its record alone, as a replayed letter is; twice.

@@ -1,0 +1,117 @@
+//! Counts the repeated fields of a protobuf message before it is decoded. An empty message takes two bytes on the wire and a
+//! hundred in memory, so a limit on an object's bytes alone would let a small object fill a large memory.
+
+use crate::FormatError;
+
+/// The most that an object may have of something.
+#[derive(Debug, Clone, Copy)]
+pub struct Count {
+    /// What is counted, in the plural, for errors.
+    pub of: &'static str,
+    /// The numbers of the fields that lead to it, from the outermost message on.
+    pub path: &'static [u32],
+    /// The most of them in the whole object.
+    pub max: usize,
+}
+
+/// The most counts of an object.
+const COUNTS_MAX: usize = 8;
+
+/// Counts `body`, an encoded message, and refuses it where it has too many of something. Allocates nothing. Another writer's fields are
+/// passed over, as protobuf has it.
+pub(crate) fn check(object: &'static str, counts: &[Count], body: &[u8]) -> Result<(), FormatError> {
+    let mut found = [0; COUNTS_MAX];
+    let content = |reason: String| FormatError::Content { object, reason };
+    let mut scan = Scan {
+        counts,
+        found: &mut found,
+    };
+    match scan.message(body, 0, u8::MAX) {
+        Ok(()) => Ok(()),
+        Err(Wrong::Encoding) => Err(content("it is no protobuf message".into())),
+        Err(Wrong::TooMany(Count { of, max, .. })) => Err(content(format!(
+            "it has more than {max} {of}, which is the most there may be"
+        ))),
+    }
+}
+
+enum Wrong {
+    Encoding,
+    TooMany(Count),
+}
+
+struct Scan<'a> {
+    counts: &'a [Count],
+    found: &'a mut [usize; COUNTS_MAX],
+}
+
+impl Scan<'_> {
+    /// Counts in a message at this depth. `among` has a bit for each count whose path leads here.
+    fn message(&mut self, mut rest: &[u8], depth: usize, among: u8) -> Result<(), Wrong> {
+        while !rest.is_empty() {
+            let key = varint(&mut rest)?;
+            let number = key >> 3;
+            let mut field = &[][..];
+            match key & 7 {
+                0 => {
+                    varint(&mut rest)?;
+                }
+                1 => field = take(&mut rest, 8)?,
+                2 => {
+                    let length = usize::try_from(varint(&mut rest)?).map_err(|_| Wrong::Encoding)?;
+                    field = take(&mut rest, length)?;
+                }
+                5 => field = take(&mut rest, 4)?,
+                // Groups, which no version of the format has.
+                _ => return Err(Wrong::Encoding),
+            }
+            let mut inside = 0;
+            for (place, count) in self.counts.iter().enumerate() {
+                let leads = among & (1 << place) != 0
+                    && count.path.get(depth).map(|at| u64::from(*at)) == Some(number);
+                if !leads {
+                    continue;
+                }
+                if depth + 1 < count.path.len() {
+                    inside |= 1 << place;
+                    continue;
+                }
+                // Numbers may be packed: as many as there are bytes that end one.
+                let packed = key & 7 == 2 && count.path == PIECES;
+                self.found[place] += if packed {
+                    field.iter().filter(|byte| **byte < 0x80).count()
+                } else {
+                    1
+                };
+                if self.found[place] > count.max {
+                    return Err(Wrong::TooMany(*count));
+                }
+            }
+            if inside != 0 && key & 7 == 2 {
+                self.message(field, depth + 1, inside)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The path of the only repeated numbers: `Cursor.refused.pieces`.
+pub(crate) const PIECES: &[u32] = &[14, 4];
+
+fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Wrong> {
+    let (field, after) = rest.split_at_checked(length).ok_or(Wrong::Encoding)?;
+    *rest = after;
+    Ok(field)
+}
+
+fn varint(rest: &mut &[u8]) -> Result<u64, Wrong> {
+    let mut value = 0;
+    for (place, byte) in rest.iter().take(10).enumerate() {
+        value |= u64::from(byte & 0x7f) << (7 * place);
+        if *byte < 0x80 {
+            *rest = &rest[place + 1..];
+            return Ok(value);
+        }
+    }
+    Err(Wrong::Encoding)
+}
