@@ -274,6 +274,15 @@ CATCHERS = {
     "uncertain-trusted": [
         known("nothing_is_sent_after_a_reset_where_a_replica_may_have_it", "a replica may have it")
     ],
+    "later-round-forgotten": [
+        known("a_later_round_that_is_under_way_is_waited_for", "two tokens brought the same rows")
+    ],
+    "later-round-unannounced": [
+        known(
+            "a_successor_waits_for_later_rounds",
+            "a successor could send the rows under the first token",
+        )
+    ],
     "later-round-unsettled": [
         known(
             "rows_that_are_seen_later_than_their_token_are_not_sent_again",

@@ -1,7 +1,7 @@
 //! Sends a dead letter again after an operator has repaired the table. The row keeps the record's identity, so the sink can
 //! tell whether it has it: replaying twice inserts once.
 
-use crate::rounds::{self, Failed, Unleased};
+use crate::rounds::{self, Attempts, Failed, Unleased};
 use crate::sink::{Batch, BatchId, Cut, Part, Sink, SinkError};
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::letter::Kind;
@@ -99,7 +99,7 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
         }
         Some(Cut::Chunk(chunk)) => {
             rows = chunk.rows;
-            match rounds::again(&Unleased, sink, &batch.id, &chunk, &mut None).await {
+            match rounds::again(&Unleased, sink, &batch.id, &chunk, &mut Attempts::default()).await {
                 Ok(_) => {}
                 Err(Failed::Sink(error)) => return Err(error.into()),
                 Err(Failed::Missing(rows)) => return Err(ReplayError::Missing(rows)),

@@ -8,6 +8,7 @@ use crate::sink::{Attempt, BatchId, Chunk, Presence, Settled, Sink, SinkError};
 use async_trait::async_trait;
 use millpond_manifest::planted::{self, Bug};
 use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 /// Rounds of one attempt. A round after the first is needed only where a sink knows a token and lacks its rows, and then again
@@ -63,8 +64,38 @@ pub(crate) trait Sender: Sync {
     fn trusts_tokens(&self) -> bool {
         true
     }
+    /// Returns when whoever comes after this sender will know that requests of later rounds may be under way.
+    async fn announce_later_round(&self) {}
     /// Cuts these rows out of a chunk ([`Sink::some`]).
     async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk;
+}
+
+/// An announcement that requests of later rounds may be under way; answered when the cursor says so.
+pub(crate) type LaterRound = oneshot::Sender<()>;
+
+/// How a batch announces later rounds to the owner of the cursor. A successor that knows of them waits until they have ended.
+#[derive(Clone)]
+pub(crate) struct LaterRounds(pub(crate) mpsc::UnboundedSender<LaterRound>);
+
+impl LaterRounds {
+    /// Returns when the cursor says that requests of later rounds may be under way.
+    pub(crate) async fn announce(&self) {
+        let (durable, done) = oneshot::channel();
+        if self.0.send(durable).is_err() || done.await.is_err() {
+            // The term has ended, and this task is about to.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// The attempts of one process at a chunk so far.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
+    /// The number of rows that the sink lacked at the first question.
+    pub(crate) lacked: Option<u64>,
+    /// A request of a later round may be under way. Its token differs from the first round's, so it can bring rows that the first
+    /// round brings too.
+    later_round: bool,
 }
 
 /// Sends a chunk for the first time.
@@ -78,19 +109,23 @@ pub(crate) async fn first(
     send(sender, sink, id, chunk, (0, true), since).await
 }
 
-/// Inserts a chunk of which the sink may have any rows. `lacked` keeps the number of rows that the sink lacked at the first
-/// question, over all attempts of one process.
+/// Inserts a chunk of which the sink may have any rows.
 pub(crate) async fn again(
     sender: &dyn Sender,
     sink: &Arc<dyn Sink>,
     id: &BatchId,
     chunk: &Chunk,
-    lacked: &mut Option<u64>,
+    attempts: &mut Attempts,
 ) -> Result<Found, Failed> {
     let source = id.source();
     let mut found = None;
-    // Late requests only harm a table whose window is too small.
-    sink.end_requests(&requests_of_batch(id)).await;
+    if attempts.later_round && !planted::is(Bug::LaterRoundForgotten) {
+        end_others(&**sink, id).await?;
+        attempts.later_round = false;
+    } else {
+        // Late requests of the first round have its token, which the sink knows while they are running.
+        sink.end_requests(&requests_of_batch(id)).await;
+    }
     let from = u32::from(planted::is(Bug::RoundSkipped));
     for round in from..=from + ROUNDS {
         if planted::is(Bug::SentBeforeAsked) && found.is_none() {
@@ -102,7 +137,7 @@ pub(crate) async fn again(
             send(sender, &**sink, id, chunk, (round, false), since).await?;
             return Ok(Found::Nothing);
         };
-        lacked.get_or_insert(lacks.len() as u64);
+        attempts.lacked.get_or_insert(lacks.len() as u64);
         let first = *found.get_or_insert(match lacks.len() as u64 {
             0 => Found::All,
             lacks if lacks < chunk.rows => Found::Some,
@@ -121,6 +156,7 @@ pub(crate) async fn again(
         if !certain && sender.sent_under_other_tokens() && !planted::is(Bug::UncertainTrusted) {
             return Err(uncertain(id, chunk));
         }
+        attempts.later_round |= round > from;
         send_missing(sender, sink, id, chunk, lacks, (round, since)).await?;
         if !certain || planted::is(Bug::SuccessTrusted) {
             sink.complete(&source, chunk).await?;
@@ -182,6 +218,7 @@ async fn ask(
     if !(later && lacks_any) || planted::is(Bug::LaterRoundUnsettled) {
         return Ok((presence, since));
     }
+    sender.announce_later_round().await;
     // The sink knows the previous round's token, but its rows may not be visible yet.
     end_others(sink, id).await?;
     let since = sender.may_send().await;
@@ -263,7 +300,9 @@ pub async fn write_again(sink: &Arc<dyn Sink>, id: &BatchId, chunk: &Chunk) -> R
         Failed::Missing(rows) => SinkError::Schema(format!("{rows} rows are missing after the last round")),
         Failed::CannotTell => unreachable!("a test trusts tokens"),
     };
-    again(&Unleased, sink, id, chunk, &mut None).await.map_err(failed)
+    again(&Unleased, sink, id, chunk, &mut Attempts::default())
+        .await
+        .map_err(failed)
 }
 
 /// A sender without a cursor and a lease: an operator's replay, or a test.

@@ -13,6 +13,7 @@ use crate::isolate::{Refusal, Refusals};
 use crate::lease::Lease;
 use crate::metrics::range;
 use crate::owner::{Outcome, Owned};
+use crate::rounds::{LaterRound, LaterRounds};
 use crate::schedule::{Decision, Key, Mode, Room, Schedule};
 use crate::shard::Shard;
 use crate::trace::BatchTrace;
@@ -58,6 +59,11 @@ pub(crate) struct Tenure<'a> {
     refused: mpsc::UnboundedReceiver<Refusal>,
     /// Refusals that the cursor does not have yet.
     undurable: Vec<Refusal>,
+    announced: mpsc::UnboundedReceiver<LaterRound>,
+    /// Later rounds that the cursor does not say yet.
+    unannounced: Vec<LaterRound>,
+    /// The cursor is unsettled because of later rounds of this term.
+    later_rounds: bool,
     poll_at: Instant,
     swapped_at: Instant,
     /// When the swap under way was begun, by the clock of the lease.
@@ -88,10 +94,12 @@ impl<'a> Tenure<'a> {
         let environment = &shard.claim.environment;
         let since_leased = environment.uptime().saturating_sub(owned.leased_at);
         let state = &owned.durable.state;
+        let (later_rounds, announced) = mpsc::unbounded_channel();
         let term = work::Term {
             lease: Lease::new(environment.clone(), owned.leased_at, shard.config.lease),
             opening: state.opening,
             other_tokens: false,
+            later_rounds: LaterRounds(later_rounds),
         };
         let settling = state.unsettled.then(|| shard.settle(&term, owned.outlived));
         let (refusals, refused) = mpsc::unbounded_channel();
@@ -109,6 +117,9 @@ impl<'a> Tenure<'a> {
             refusals,
             refused,
             undurable: Vec::new(),
+            announced,
+            unannounced: Vec::new(),
+            later_rounds: false,
             poll_at: now,
             // Reading the log has taken its time: the lease is due for renewal the sooner.
             swapped_at: now.checked_sub(since_leased).unwrap_or(now),
@@ -188,6 +199,7 @@ impl<'a> Tenure<'a> {
                     self.settling = None;
                 }
                 Some(refusal) = self.refused.recv() => self.undurable.push(refusal),
+                Some(announced) = self.announced.recv() => self.unannounced.push(announced),
                 Some(outcome) = OptionFuture::from(self.reading.as_mut()), if self.reading.is_some() => {
                     self.reading = None;
                     self.read(outcome)?;

@@ -9,7 +9,7 @@ use crate::lease::Lease;
 use crate::letters::Letters;
 use crate::metrics::{self, Metrics, Stage, label};
 use crate::repair::Tally;
-use crate::rounds::{self, Failed, Sender};
+use crate::rounds::{self, Attempts, Failed, LaterRounds, Sender};
 use crate::sink::{Batch, Chunk, Cut, Part, Sink, SinkError};
 use crate::status::{Level, Status};
 use crate::streams::StreamPattern;
@@ -94,6 +94,8 @@ pub(crate) struct Term {
     /// Rows of the batch may be in the sink under tokens of another generation.
     pub(crate) other_tokens: bool,
     pub(crate) opening: u64,
+    /// Where batches announce later rounds.
+    pub(crate) later_rounds: LaterRounds,
 }
 
 /// Why a chunk is not in the sink.
@@ -261,14 +263,14 @@ impl Workshop {
         step: &Step,
     ) -> Result<(), Undone> {
         let sender = OfTerm { workshop: self, term };
-        let mut lacked = None;
+        let mut attempts = Attempts::default();
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
         let _queued = self.metrics.enter(Stage::write);
         loop {
             let writer = self.writers.acquire().await.expect("never closed");
             let began = Instant::now();
             let outcome = if in_doubt {
-                let found = rounds::again(&sender, &self.sink, id, chunk, &mut lacked).await;
+                let found = rounds::again(&sender, &self.sink, id, chunk, &mut attempts).await;
                 found.map(|found| self.metrics.count_asked(found))
             } else {
                 rounds::first(&sender, &*self.sink, id, chunk).await
@@ -297,7 +299,7 @@ impl Workshop {
         self.status.goes_on("writing to the sink");
         self.count(id, chunk);
         if let Some(tally) = &self.repair {
-            tally.compared(chunk.rows, lacked.unwrap_or(chunk.rows));
+            tally.compared(chunk.rows, attempts.lacked.unwrap_or(chunk.rows));
         }
         Ok(())
     }
@@ -361,6 +363,13 @@ impl Sender for OfTerm<'_> {
 
     fn trusts_tokens(&self) -> bool {
         self.workshop.repair.is_none()
+    }
+
+    async fn announce_later_round(&self) {
+        if planted::is(Bug::LaterRoundUnannounced) {
+            return;
+        }
+        self.term.later_rounds.announce().await;
     }
 
     async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk {

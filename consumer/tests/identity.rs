@@ -306,6 +306,50 @@ async fn rows_that_are_seen_later_than_their_token_are_not_sent_again() {
     assert_eq!(table.rows(), log.rows(), "some rows were only not seen yet");
 }
 
+/// A request of a later round is still under way when the table has forgotten the first round's token.
+#[tokio::test]
+async fn a_later_round_that_is_under_way_is_waited_for() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[4]).await;
+    let table = Table::open("table");
+    table.fail_next(&[Fault::Poisons, Fault::Succeeds, Fault::HidesAndForgets]);
+    let consumer = start(&log.store, config("a"), &table);
+    acknowledged(&log, 1).await;
+    consumer.stop().await.unwrap();
+    table.reveal();
+    assert_eq!(table.rows(), log.rows(), "two tokens brought the same rows");
+    let cursor = log.cursor("default").await.unwrap();
+    assert!(!cursor.unsettled, "nothing is under way after a clean release");
+}
+
+/// The same, and the consumer dies meanwhile.
+#[tokio::test]
+async fn a_successor_waits_for_later_rounds() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[4]).await;
+    let table = Table::shut("table");
+    table.fail_next(&[Fault::Poisons, Fault::Succeeds]);
+    table.let_through(2);
+    let lease = Duration::from_millis(200);
+    let first = start(&log.store, Config { lease, ..config("a") }, &table);
+    eventually("the later round is under way", async || table.begun() == 3).await;
+    let cursor = log.cursor("default").await.unwrap();
+    assert!(
+        cursor.unsettled,
+        "a successor could send the rows under the first token"
+    );
+    first.crash().await;
+    table.forget_tokens();
+    table.let_through(1 << 20);
+    let second = start(&log.store, Config { lease, ..config("b") }, &table);
+    acknowledged(&log, 1).await;
+    second.stop().await.unwrap();
+    let spares = |(_, spared): &&(String, Option<String>)| spared.is_some();
+    assert_eq!(table.settled().iter().filter(spares).count(), 1);
+    assert_eq!(table.rows(), log.rows());
+    assert!(!log.cursor("default").await.unwrap().unsettled);
+}
+
 /// A replica that cannot be asked may have what came before the reset, and no token says so.
 #[tokio::test]
 async fn nothing_is_sent_after_a_reset_where_a_replica_may_have_it() {

@@ -6,7 +6,7 @@ use millpond_clickhouse::{read_answer, read_exception};
 use millpond_fuzz::memory;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let limit = 64 << 10 | 1_024 * data.len();
+    let limit = (64 << 10) | (1_024 * data.len());
     let whole = memory::bounded(limit, || read_answer(data, data.len()));
     let bytes = memory::bounded(limit, || read_answer(data, 1));
     assert_eq!(whole, bytes);

@@ -616,7 +616,12 @@ impl Cursor {
         }
     }
 
-    /// Every request of earlier generations has ended.
+    /// Requests of later rounds may be under way from now on, and a successor must wait until they have ended.
+    pub fn unsettle(&mut self) {
+        self.unsettled = true;
+    }
+
+    /// Every request that a successor would have to wait for has ended.
     pub fn settle(&mut self) {
         self.unsettled = false;
     }

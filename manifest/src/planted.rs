@@ -88,6 +88,10 @@ bugs! {
     SecondResetForgetsLease = "second-reset-forgets-lease",
     /// A new cursor assumes that no earlier cursor sent anything.
     NewCursorSentNothing = "new-cursor-sent-nothing",
+    /// An attempt does not wait for a later round of the attempt before.
+    LaterRoundForgotten = "later-round-forgotten",
+    /// A successor is not told of later rounds.
+    LaterRoundUnannounced = "later-round-unannounced",
     /// A skip inside a planned batch leaves the batch's tokens as they are.
     SkipKeepsTokens = "skip-keeps-tokens",
     /// A skip inside a planned batch keeps what the sink refused of the chunks before the skip.

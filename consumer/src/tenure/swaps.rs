@@ -34,8 +34,13 @@ impl Tenure<'_> {
                 || decision.blocked
                 || self.drain_until.is_some());
         let renew = since >= lease / 3;
+        // While batches are running, requests of their later rounds may be under way.
         let settled = self.durable.state.unsettled && self.settling.is_none();
-        let write_down = !decision.plans.is_empty() || !self.undurable.is_empty() || settled;
+        let settled = settled && (!self.later_rounds || self.has_ended_later_rounds());
+        let write_down = !decision.plans.is_empty()
+            || !self.undurable.is_empty()
+            || !self.unannounced.is_empty()
+            || settled;
         if !(acknowledge || renew || write_down) {
             return Ok(false);
         }
@@ -61,6 +66,9 @@ impl Tenure<'_> {
         if settled {
             next.settle();
         }
+        if !self.unannounced.is_empty() {
+            next.unsettle();
+        }
         let claim = self.shard.claim.clone();
         next.renew(
             now_ms(&*claim.environment),
@@ -75,6 +83,12 @@ impl Tenure<'_> {
         Ok(true)
     }
 
+    /// Whether later rounds made the cursor unsettled, and none can be under way any more: a batch that has ended has waited for
+    /// its own.
+    pub(super) fn has_ended_later_rounds(&self) -> bool {
+        self.later_rounds && self.unannounced.is_empty() && self.schedule.running() == 0
+    }
+
     pub(super) fn swapped(&mut self, durable: Snapshot<Cursor>) {
         if durable.state.stamp != self.durable.state.stamp {
             self.swapped_at = Instant::now();
@@ -84,6 +98,15 @@ impl Tenure<'_> {
         self.trace_acknowledged(&durable.state);
         self.durable = durable;
         self.schedule.acknowledged(&self.durable.state);
+        if self.durable.state.unsettled {
+            for announced in self.unannounced.drain(..) {
+                self.later_rounds = true;
+                // The receiver is gone if the batch was given up.
+                let _ = announced.send(());
+            }
+        } else {
+            self.later_rounds = false;
+        }
         for refusal in std::mem::take(&mut self.undurable) {
             let known = self.durable.state.refused(&refusal.stream, refusal.batch);
             let written = known.is_some_and(|known| refusal.pieces.iter().all(|piece| known.covers(*piece)));

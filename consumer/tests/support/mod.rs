@@ -248,6 +248,10 @@ pub enum Fault {
     Poisons,
     /// It knows the token, loses the answer, and shows the rows only when the request is settled.
     Hides,
+    /// The same, and its window is over at once: it knows no token any more.
+    HidesAndForgets,
+    /// Nothing goes wrong, this time.
+    Succeeds,
 }
 
 /// A row of a source.
@@ -590,7 +594,7 @@ impl State {
         self.tokens.push(token.clone());
         let rows: Vec<_> = chunk.ids().zip(chunk.body.iter().map(text)).collect();
         self.check_chunk(&source, token, &rows);
-        let fault = self.faults.pop_front();
+        let fault = self.faults.pop_front().filter(|fault| *fault != Fault::Succeeds);
         let refused =
             fault == Some(Fault::Refuses) || rows.iter().any(|(_, row)| self.forbidden.contains(row));
         if refused && matches!(fault, None | Some(Fault::Refuses)) {
@@ -599,12 +603,12 @@ impl State {
         for (id, row) in rows {
             let place = partition(&row);
             let lands = match fault {
-                None | Some(Fault::LandsUnreported | Fault::Hides) => !refused,
+                None | Some(Fault::LandsUnreported | Fault::Hides | Fault::HidesAndForgets) => !refused,
                 Some(Fault::LandsInPart) => place == 0 && !refused,
-                Some(Fault::Poisons | Fault::Down | Fault::Refuses) => false,
+                Some(Fault::Poisons | Fault::Down | Fault::Refuses | Fault::Succeeds) => false,
             };
             let lands = lands && self.swallowed.as_ref() != Some(&row);
-            if lands && fault == Some(Fault::Hides) {
+            if lands && matches!(fault, Some(Fault::Hides | Fault::HidesAndForgets)) {
                 self.hidden.push(((source.clone(), id), row));
             } else if lands && !self.known[place].contains(token) {
                 self.rows.push(((source.clone(), id), row.clone()));
@@ -615,8 +619,11 @@ impl State {
             _ if refused => &[],
             None | Some(Fault::LandsUnreported | Fault::Poisons | Fault::Hides) => &[0, 1],
             Some(Fault::LandsInPart) => &[0],
-            Some(Fault::Down | Fault::Refuses) => &[],
+            Some(Fault::Down | Fault::Refuses | Fault::HidesAndForgets | Fault::Succeeds) => &[],
         };
+        if fault == Some(Fault::HidesAndForgets) {
+            self.known = [HashSet::new(), HashSet::new()];
+        }
         let places: HashSet<usize> = chunk.body.iter().map(|row| partition(&text(row))).collect();
         for place in learns.iter().filter(|place| places.contains(place)) {
             self.known[*place].insert(token.clone());
