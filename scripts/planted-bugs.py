@@ -283,6 +283,17 @@ CATCHERS = {
             "a successor could send the rows under the first token",
         )
     ],
+    "announced-too-early": [
+        known(
+            "a_late_swap_does_not_take_an_announcement_back",
+            "a successor would not know of the later round",
+        )
+    ],
+    "uncertain-later-round": [
+        known(
+            "no_later_round_acts_on_an_answer_that_is_not_certain", "a replica may have the rows"
+        )
+    ],
     "later-round-unsettled": [
         known(
             "rows_that_are_seen_later_than_their_token_are_not_sent_again",

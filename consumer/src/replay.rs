@@ -99,6 +99,8 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
         }
         Some(Cut::Chunk(chunk)) => {
             rows = chunk.rows;
+            // A replay of this letter may have been interrupted.
+            sink.settle(&rounds::requests_of_batch(&batch.id), None).await?;
             match rounds::again(&Unleased, sink, &batch.id, &chunk, &mut Attempts::default()).await {
                 Ok(_) => {}
                 Err(Failed::Sink(error)) => return Err(error.into()),

@@ -4,6 +4,7 @@
 
 use crate::decode::cpu;
 use crate::environment::{Environment as _, SystemEnvironment};
+use crate::schedule::Key;
 use crate::sink::{Attempt, BatchId, Chunk, Presence, Settled, Sink, SinkError};
 use async_trait::async_trait;
 use millpond_manifest::planted::{self, Bug};
@@ -70,18 +71,27 @@ pub(crate) trait Sender: Sync {
     async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk;
 }
 
-/// An announcement that requests of later rounds may be under way; answered when the cursor says so.
-pub(crate) type LaterRound = oneshot::Sender<()>;
+/// An announcement that requests of a batch's later rounds may be under way.
+pub(crate) struct LaterRound {
+    pub(crate) batch: Key,
+    /// Told when the cursor says so.
+    pub(crate) durable: oneshot::Sender<()>,
+}
 
 /// How a batch announces later rounds to the owner of the cursor. A successor that knows of them waits until they have ended.
 #[derive(Clone)]
-pub(crate) struct LaterRounds(pub(crate) mpsc::UnboundedSender<LaterRound>);
+pub(crate) struct LaterRounds {
+    pub(crate) announcements: mpsc::UnboundedSender<LaterRound>,
+    pub(crate) batch: Key,
+}
 
 impl LaterRounds {
     /// Returns when the cursor says that requests of later rounds may be under way.
     pub(crate) async fn announce(&self) {
         let (durable, done) = oneshot::channel();
-        if self.0.send(durable).is_err() || done.await.is_err() {
+        let batch = self.batch.clone();
+        let sent = self.announcements.send(LaterRound { batch, durable }).is_ok();
+        if !sent || done.await.is_err() {
             // The term has ended, and this task is about to.
             std::future::pending::<()>().await;
         }
@@ -156,6 +166,13 @@ pub(crate) async fn again(
         if !certain && sender.sent_under_other_tokens() && !planted::is(Bug::UncertainTrusted) {
             return Err(uncertain(id, chunk));
         }
+        if !certain && round > from && !planted::is(Bug::UncertainLaterRound) {
+            // The answer before was certain. Another server gave this one, and it may lag behind.
+            return Err(Failed::Sink(SinkError::Transient(format!(
+                "it is not certain any more which rows of chunk {} of {id} the table has",
+                chunk.index
+            ))));
+        }
         attempts.later_round |= round > from;
         send_missing(sender, sink, id, chunk, lacks, (round, since)).await?;
         if !certain || planted::is(Bug::SuccessTrusted) {
@@ -218,11 +235,14 @@ async fn ask(
     if !(later && lacks_any) || planted::is(Bug::LaterRoundUnsettled) {
         return Ok((presence, since));
     }
-    sender.announce_later_round().await;
     // The sink knows the previous round's token, but its rows may not be visible yet.
     end_others(sink, id).await?;
     let since = sender.may_send().await;
-    Ok((sink.presence(&source, chunk).await?, since))
+    let presence = sink.presence(&source, chunk).await?;
+    if matches!(&presence, Presence::Lacks { rows, .. } if !rows.is_empty()) {
+        sender.announce_later_round().await;
+    }
+    Ok((presence, since))
 }
 
 /// Returns when no earlier request of the batch is under way. ClickHouse answers with success as soon as it knows a token, and the

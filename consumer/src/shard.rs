@@ -133,7 +133,9 @@ impl Shard {
         let mut state = owned.durable.state.clone();
         state.release();
         let mut tombstone = state.remove();
-        tombstone.settle();
+        if !owned.in_doubt && !owned.durable.state.unsettled {
+            tombstone.settle();
+        }
         if self.claim.swap(owned.durable, tombstone).await.is_err() {
             warn!(
                 shard = self.claim.shard,

@@ -21,8 +21,9 @@ use crate::work::{self, Workshop};
 use futures::future::{BoxFuture, OptionFuture};
 use log::{Loading, Reading};
 use millpond_manifest::cas::Snapshot;
+use millpond_manifest::cursor::Plan;
 use millpond_manifest::{Cursor, Log};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 use swaps::Swapping;
 use tokio::sync::mpsc;
@@ -62,8 +63,8 @@ pub(crate) struct Tenure<'a> {
     announced: mpsc::UnboundedReceiver<LaterRound>,
     /// Later rounds that the cursor does not say yet.
     unannounced: Vec<LaterRound>,
-    /// The cursor is unsettled because of later rounds of this term.
-    later_rounds: bool,
+    /// Batches of this term that are running and have announced later rounds.
+    later_rounds: BTreeSet<Key>,
     poll_at: Instant,
     swapped_at: Instant,
     /// When the swap under way was begun, by the clock of the lease.
@@ -94,12 +95,15 @@ impl<'a> Tenure<'a> {
         let environment = &shard.claim.environment;
         let since_leased = environment.uptime().saturating_sub(owned.leased_at);
         let state = &owned.durable.state;
-        let (later_rounds, announced) = mpsc::unbounded_channel();
+        let (announcements, announced) = mpsc::unbounded_channel();
         let term = work::Term {
             lease: Lease::new(environment.clone(), owned.leased_at, shard.config.lease),
             opening: state.opening,
             other_tokens: false,
-            later_rounds: LaterRounds(later_rounds),
+            later_rounds: LaterRounds {
+                announcements,
+                batch: (String::new(), Plan { low: 0, high: 0 }),
+            },
         };
         let settling = state.unsettled.then(|| shard.settle(&term, owned.outlived));
         let (refusals, refused) = mpsc::unbounded_channel();
@@ -119,7 +123,7 @@ impl<'a> Tenure<'a> {
             undurable: Vec::new(),
             announced,
             unannounced: Vec::new(),
-            later_rounds: false,
+            later_rounds: BTreeSet::new(),
             poll_at: now,
             // Reading the log has taken its time: the lease is due for renewal the sooner.
             swapped_at: now.checked_sub(since_leased).unwrap_or(now),
@@ -180,7 +184,11 @@ impl<'a> Tenure<'a> {
                 Some(done) = self.work.join_next(), if !self.work.is_empty() => {
                     let (key, outcome) = done.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
                     match outcome {
-                        Ok(()) => self.finished(&key),
+                        Ok(()) => {
+                            // It has waited for the requests of its later rounds.
+                            self.later_rounds.remove(&key);
+                            self.finished(&key);
+                        }
                         Err(ConsumeError::Lost { key, sequence }) => {
                             return Err(self.shard.gone(&key, sequence).await?);
                         }

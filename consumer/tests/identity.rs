@@ -6,9 +6,9 @@ mod support;
 use millpond_consumer::{Config, ConsumeError};
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Ownership;
-use millpond_manifest::layout;
+use millpond_manifest::{Cursor, layout};
 use millpond_storage::Store;
-use millpond_storage::unreliable::{Faults, Outage};
+use millpond_storage::unreliable::{Faults, On, Outage};
 use std::time::Duration;
 use support::{Fault, Log, STREAM, Table, acknowledged, config, eventually, start};
 
@@ -348,6 +348,77 @@ async fn a_successor_waits_for_later_rounds() {
     assert_eq!(table.settled().iter().filter(spares).count(), 1);
     assert_eq!(table.rows(), log.rows());
     assert!(!log.cursor("default").await.unwrap().unsettled);
+}
+
+/// The first question was certain, and another server answers the next one.
+#[tokio::test]
+async fn no_later_round_acts_on_an_answer_that_is_not_certain() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[4]).await;
+    let table = Table::shut("table");
+    table.fail_next(&[Fault::Poisons]);
+    table.let_through(1);
+    let consumer = start(&log.store, config("a"), &table);
+    eventually("the first round is under way", async || table.begun() == 2).await;
+    table.set_uncertain(true);
+    table.let_through(1);
+    eventually("the next request is under way", async || table.begun() == 3).await;
+    table.set_uncertain(false);
+    table.let_through(1);
+    eventually("it has ended", async || table.attempts().len() == 3).await;
+    let third = table.attempts().pop().unwrap();
+    assert!(third.ends_with("/0-0/0"), "{third}: a replica may have the rows");
+    consumer.crash().await;
+}
+
+/// A swap that settles the cursor is not answered, and lands after a batch has announced a later round.
+#[tokio::test(start_paused = true)]
+async fn a_late_swap_does_not_take_an_announcement_back() {
+    let mut log = Log::new(Store::memory()).await;
+    let (store, network) = log.store.behind(Faults::default());
+    log.commit(&[4]).await;
+    let table = Table::shut("table");
+    let first = start(&log.store, config("a"), &table);
+    eventually("a batch is planned and sent", async || table.begun() == 1).await;
+    first.crash().await;
+    let unsettled = |cursor: &Cursor| {
+        let mut cursor = cursor.clone();
+        cursor.unsettle();
+        // Shorter than the time between renewals: the first swap after the opening is the one that settles.
+        cursor.lease_ms = 1_000;
+        cursor.release();
+        cursor
+    };
+    log.change_cursor("default", unsettled).await;
+    let epoch = log.cursor("default").await.unwrap().epoch;
+
+    table.fail_next(&[Fault::Poisons]);
+    let second = start(&store, config("b"), &table);
+    eventually("it owns the cursor", async || {
+        log.cursor("default").await.unwrap().epoch > epoch
+    })
+    .await;
+    let mut settles = network.detain(On::Update, "cursor");
+    let mut reads_again = network.hold(On::Get, "cursor");
+    settles.arrived().await;
+    reads_again.arrived().await;
+    table.let_through(2);
+    eventually("requests were ended before the later round", async || {
+        table.settled().len() == 2
+    })
+    .await;
+    // By then the announcement has been made.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    reads_again.release();
+    eventually("the later round is under way", async || table.begun() == 4).await;
+    settles.release();
+    network.settled().await;
+    let cursor = log.cursor("default").await.unwrap();
+    assert!(cursor.unsettled, "a successor would not know of the later round");
+    table.let_through(1 << 20);
+    acknowledged(&log, 1).await;
+    second.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
 }
 
 /// A replica that cannot be asked may have what came before the reset, and no token says so.

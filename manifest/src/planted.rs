@@ -90,6 +90,10 @@ bugs! {
     NewCursorSentNothing = "new-cursor-sent-nothing",
     /// An attempt does not wait for a later round of the attempt before.
     LaterRoundForgotten = "later-round-forgotten",
+    /// A batch is told that its later round is announced while a swap that settles the cursor may still land.
+    AnnouncedTooEarly = "announced-too-early",
+    /// A later round acts on an answer that is not certain.
+    UncertainLaterRound = "uncertain-later-round",
     /// A successor is not told of later rounds.
     LaterRoundUnannounced = "later-round-unannounced",
     /// A skip inside a planned batch leaves the batch's tokens as they are.

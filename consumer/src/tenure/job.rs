@@ -1,6 +1,7 @@
 //! Makes a job of a planned batch: its identity, the parts to fetch, and whether the sink may have some of its rows.
 
 use super::Tenure;
+use crate::rounds::LaterRounds;
 use crate::schedule::Key;
 use crate::sink::{Batch, BatchId, Part};
 use crate::trace::BatchTrace;
@@ -65,6 +66,10 @@ impl Tenure<'_> {
             refusals: self.refusals.clone(),
             trace,
             term: work::Term {
+                later_rounds: LaterRounds {
+                    batch: key.clone(),
+                    ..self.term.later_rounds.clone()
+                },
                 other_tokens: self.durable.state.generation > 0 && self.durable.state.may_have_sent(*plan),
                 ..self.term.clone()
             },

@@ -5,10 +5,12 @@ use crate::Config;
 use crate::environment::now_ms;
 use crate::error::ConsumeError;
 use crate::owner::Outcome;
+use crate::rounds::LaterRound;
 use crate::schedule::Decision;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::Cursor;
 use millpond_manifest::cas::Snapshot;
+use millpond_manifest::planted::{self, Bug};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -35,8 +37,7 @@ impl Tenure<'_> {
                 || self.drain_until.is_some());
         let renew = since >= lease / 3;
         // While batches are running, requests of their later rounds may be under way.
-        let settled = self.durable.state.unsettled && self.settling.is_none();
-        let settled = settled && (!self.later_rounds || self.has_ended_later_rounds());
+        let settled = self.durable.state.unsettled && self.has_settled();
         let write_down = !decision.plans.is_empty()
             || !self.undurable.is_empty()
             || !self.unannounced.is_empty()
@@ -83,14 +84,14 @@ impl Tenure<'_> {
         Ok(true)
     }
 
-    /// Whether later rounds made the cursor unsettled, and none can be under way any more: a batch that has ended has waited for
-    /// its own.
-    pub(super) fn has_ended_later_rounds(&self) -> bool {
-        self.later_rounds && self.unannounced.is_empty() && self.schedule.running() == 0
+    /// Whether no request of an earlier generation or of a later round can be under way.
+    pub(super) fn has_settled(&self) -> bool {
+        self.settling.is_none() && self.unannounced.is_empty() && self.later_rounds.is_empty()
     }
 
     pub(super) fn swapped(&mut self, durable: Snapshot<Cursor>) {
-        if durable.state.stamp != self.durable.state.stamp {
+        let is_new = durable.state.stamp != self.durable.state.stamp;
+        if is_new {
             self.swapped_at = Instant::now();
             self.term.lease.renew(self.swap_began, self.shard.config.lease);
             self.swap_again_at = self.swapped_at;
@@ -98,14 +99,13 @@ impl Tenure<'_> {
         self.trace_acknowledged(&durable.state);
         self.durable = durable;
         self.schedule.acknowledged(&self.durable.state);
-        if self.durable.state.unsettled {
-            for announced in self.unannounced.drain(..) {
-                self.later_rounds = true;
+        // A swap that settles the cursor may still land on a state that was read again. It is dead once there is a new one.
+        if self.durable.state.unsettled && (is_new || planted::is(Bug::AnnouncedTooEarly)) {
+            for LaterRound { batch, durable } in self.unannounced.drain(..) {
+                self.later_rounds.insert(batch);
                 // The receiver is gone if the batch was given up.
-                let _ = announced.send(());
+                let _ = durable.send(());
             }
-        } else {
-            self.later_rounds = false;
         }
         for refusal in std::mem::take(&mut self.undurable) {
             let known = self.durable.state.refused(&refusal.stream, refusal.batch);
