@@ -67,15 +67,16 @@ def test_acknowledged_records_survive_every_fault(own_site):
         ]
         for load in loads:
             load.start()
-        senders = Senders(gateways[number % 2].address, pause=0.5, run=f"{number}-")
-        if number > 0:
-            _change_windows(site, WINDOWS[number % len(WINDOWS)])
-        for _ in range(faults.steps_in_a_round):
-            faults.step()
-        others += senders.stop()
+        with Senders(gateways[number % 2].address, pause=0.5, run=f"{number}-") as senders:
+            if number > 0:
+                _change_windows(site, WINDOWS[number % len(WINDOWS)])
+            for _ in range(faults.steps_in_a_round):
+                faults.step()
+            others += senders.stop()
         # What was sent has been answered, one way or the other, when it ends.
         for load in loads:
             load.terminate(180)
+        faults.until_all_are_ready()
         acknowledged = [name for load in loads for name in load.acknowledged()]
         assert len(acknowledged) > 1_000, "too few records were acknowledged to show anything"
         runs = [f"{number}{n}" for n in "ab"]
@@ -118,8 +119,8 @@ def _change_windows(site, window: int) -> None:
 
 def _wait_for_others(site, acknowledged: list[str], consumers: list[Millpond]) -> None:
     def arrived() -> bool:
-        for consumer in consumers:
-            consumer.must_run()
+        for process in (site.clickhouse, *consumers):
+            process.must_run()
         return not set(acknowledged) - found(site).keys()
 
     eventually("acknowledged spans and points", arrived, timeout=180, interval=1)

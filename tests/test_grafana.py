@@ -61,6 +61,16 @@ def test_every_query_finds_what_it_asks_for(own_site):
     targets = {"gateway": gateway.admin, "consumer": consumer.admin}
     queries = _dashboard_queries()
     assert len(queries) > 40
+    # Gauges of a stream or a shard are there when the process has seen some of it.
+    wanted = set().union(*map(_names_in, queries))
+
+    def all_there() -> bool:
+        load.must_run()
+        missing = wanted - _known(gateway, consumer)
+        assert not missing, f"not there yet: {missing}"
+        return True
+
+    eventually("every metric of the dashboard", all_there)
     answers = _ask(targets, queries)
     load.kill()
     for answer in answers:
@@ -87,6 +97,7 @@ def test_an_alert_finds_its_trouble(own_site):
     standby = site.consumer("--lease", "60s", name="consumer-first")
     eventually("it to own its cursor", standby.owns)
     waiting = site.consumer(name="consumer-second")
+    eventually("it to know its shards", waiting.knows_its_shards)
     answers = _ask({"gateway": gateway.admin, "consumer": waiting.admin}, [])
     found = {answer["alert"] for answer in answers if answer["series"]}
     assert found == {"MillpondNobodyConsumes"}

@@ -82,13 +82,13 @@ def test_acknowledged_spans_and_points_survive_every_kill(own_site):
         *[(site.clickhouse, signal.SIGKILL)] * 3,
     ]
     dice.shuffle(faults)
-    senders = Senders(gateway.address)
-    for process, signal_number in faults:
-        time.sleep(dice.uniform(0.2, 2.0))
-        process.send(signal_number)
-        process.wait()
-        process.up()
-    acknowledged = senders.stop()
+    with Senders(gateway.address) as senders:
+        for process, signal_number in faults:
+            time.sleep(dice.uniform(0.2, 2.0))
+            process.send(signal_number)
+            process.wait()
+            process.up()
+        acknowledged = senders.stop()
     print(f"{len(acknowledged)} acknowledged")
     assert len(acknowledged) >= 10 * Senders.RECORDS, "too few for this to show anything"
 

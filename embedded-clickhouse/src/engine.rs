@@ -1,5 +1,5 @@
-//! The one call into libchdb, and the only `unsafe` of this program: a library that is loaded at run time cannot be called
-//! otherwise.
+//! The call into libchdb, and the only `unsafe` of this program: a library that is loaded at run time cannot be called
+//! otherwise, and only a signal handler can report that it aborts the process.
 //!
 //! `chdb_query_cmdline` is `clickhouse local`. It opens ClickHouse's servers when a statement says so, and closes them after the
 //! last statement. That one reads a pipe, so the engine ends when the pipe is closed.
@@ -9,6 +9,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::io::PipeWriter;
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result};
 use tokio::sync::oneshot;
@@ -62,6 +63,7 @@ impl Engine {
             .map(CString::new)
             .collect::<Result<Vec<_>, _>>()?;
         let run = load(libchdb)?;
+        report_crashes(log.is_some());
         let (end, ended) = oneshot::channel();
         std::thread::Builder::new()
             .name("clickhouse".into())
@@ -110,5 +112,66 @@ fn load(libchdb: &Path) -> Result<QueryCommandLine> {
             .context(missing)?;
         handlers(0);
         Ok(*library.get(b"chdb_query_cmdline").context(missing)?)
+    }
+}
+
+/// The signals of a crash, and what is written to stderr before the process dies of them.
+const CRASHES: [(c_int, &[u8]); 5] = [
+    (
+        libc::SIGABRT,
+        b"embedded-clickhouse: ClickHouse aborted (SIGABRT); --log FILE keeps its reason\n",
+    ),
+    (
+        libc::SIGSEGV,
+        b"embedded-clickhouse: ClickHouse crashed (SIGSEGV); --log FILE keeps its last messages\n",
+    ),
+    (
+        libc::SIGBUS,
+        b"embedded-clickhouse: ClickHouse crashed (SIGBUS); --log FILE keeps its last messages\n",
+    ),
+    (
+        libc::SIGILL,
+        b"embedded-clickhouse: ClickHouse crashed (SIGILL); --log FILE keeps its last messages\n",
+    ),
+    (
+        libc::SIGFPE,
+        b"embedded-clickhouse: ClickHouse crashed (SIGFPE); --log FILE keeps its last messages\n",
+    ),
+];
+
+/// How long a crash waits for ClickHouse's logging thread, in seconds.
+const LOG_S: libc::c_uint = 1;
+
+/// Whether there is a log to wait for.
+static LOGS: AtomicBool = AtomicBool::new(false);
+
+/// Reports on stderr that ClickHouse crashes. The process still dies of the signal.
+fn report_crashes(logs: bool) {
+    LOGS.store(logs, Ordering::Relaxed);
+    for (signal, _) in CRASHES {
+        // SAFETY: the handler only makes async-signal-safe calls. SA_RESETHAND restores the default action before it runs, so the
+        // signal is deadly when it returns.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = crashes as extern "C" fn(c_int) as libc::sighandler_t;
+            action.sa_flags = libc::SA_RESETHAND | libc::SA_ONSTACK;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+}
+
+extern "C" fn crashes(signal: c_int) {
+    for (other, message) in CRASHES {
+        if other == signal {
+            // SAFETY: write(2), sleep(3) and raise(3) are async-signal-safe, and the message outlives the call. The signal is
+            // delivered again when this returns, which matters where another process has sent it.
+            unsafe {
+                libc::write(libc::STDERR_FILENO, message.as_ptr().cast(), message.len());
+                if LOGS.load(Ordering::Relaxed) {
+                    libc::sleep(LOG_S);
+                }
+                libc::raise(signal);
+            }
+        }
     }
 }

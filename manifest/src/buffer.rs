@@ -8,7 +8,7 @@ use uuid::Uuid;
 /// The most shards that a buffer can have: keys carry four digits.
 pub const SHARDS_MAX: u32 = 10_000;
 
-/// What the object `buffer` says.
+/// The content of the object `buffer`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Buffer {
     /// Part of every batch's identity: a buffer made anew at the same URL is another buffer.

@@ -68,7 +68,7 @@ pub enum ReadError {
     Format {
         /// The object's key below the buffer's URL.
         key: String,
-        /// What is wrong with it. The text above has it already, so it is no `source` that would be printed again.
+        /// The fault. The text above contains it, so it is not a `source`, which would be printed twice.
         wrong: FormatError,
     },
 }
@@ -112,7 +112,7 @@ async fn get<T: Object>(store: &Store, key: &str, known: Option<&Version>) -> Re
     })
 }
 
-/// What a conditional read found.
+/// The result of a conditional read.
 #[derive(Debug)]
 pub enum Reread<T> {
     /// Still the state that was known; no body was sent.

@@ -114,7 +114,7 @@ pub struct Refused {
     /// Numbers ([`crate::piece`]) of the smallest pieces that are known to be refused. What they were cut from was refused,
     /// too, and is not among them.
     pub pieces: BTreeSet<u32>,
-    /// Of the last of them, in the sink's words, shortened.
+    /// The sink's error for the last of them, shortened.
     pub reason: String,
 }
 
@@ -214,15 +214,15 @@ pub struct Cursor {
     pub start: u64,
     /// By stream.
     pub streams: BTreeMap<String, StreamCursor>,
-    /// What is left out, in the order in which it was said. Kept as a record.
+    /// The skipped ranges, in the order of the requests. Kept as a record.
     pub skipped: Vec<Skip>,
     /// What the sink refused of batches that are not acknowledged; one entry a batch.
     pub refused: Vec<Refused>,
-    /// What its owner waited for when it wrote this, in words. For people: nothing is decided by it.
+    /// The reason why its owner waited when it wrote this, in words. For people: no decision reads it.
     pub waiting_for: Vec<String>,
 }
 
-/// Who wants to open a cursor, and how.
+/// The process that wants to open a cursor, and how.
 #[derive(Debug, Clone)]
 pub struct Opening<'a> {
     /// The name of the owner to be.
@@ -266,7 +266,7 @@ pub struct HeldByAnother {
 pub struct Forbidden {
     /// Which stream.
     pub stream: String,
-    /// What was asked for and why it cannot be.
+    /// The request and the reason why it cannot be met.
     pub reason: String,
 }
 
@@ -501,7 +501,7 @@ impl Cursor {
         Ok(())
     }
 
-    /// What the sink is known to have refused of a batch.
+    /// The known refusals of a batch by the sink.
     pub fn refused(&self, stream: &str, batch: Plan) -> Option<&Refused> {
         self.refused
             .iter()

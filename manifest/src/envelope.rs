@@ -1,4 +1,4 @@
-//! What every compare-and-set object begins with: magic, format version, CRC32C. A byte changed
+//! The header of every compare-and-set object: magic, format version, CRC32C. A byte changed
 //! anywhere is found here, before protobuf sees it.
 
 use crate::cas::Object;
@@ -18,7 +18,7 @@ pub enum FormatError {
         "{object} is {len} bytes long, shorter than its {HEADER}-byte envelope: it was cut off or is not Millpond's"
     )]
     Short {
-        /// What was expected, e.g. "manifest".
+        /// The expected kind, e.g. "manifest".
         object: &'static str,
         /// Bytes found.
         len: usize,
@@ -28,7 +28,7 @@ pub enum FormatError {
         "{object} begins with {found:?}, not with its magic {expected:?}: it is not Millpond's or is damaged"
     )]
     Magic {
-        /// What was expected.
+        /// The expected kind.
         object: &'static str,
         /// The bytes found.
         found: [u8; 4],
@@ -40,7 +40,7 @@ pub enum FormatError {
         "{object} has format version {found}, this program reads version {FORMAT_VERSION}: use a newer millpond"
     )]
     Version {
-        /// What was expected.
+        /// The expected kind.
         object: &'static str,
         /// The version found.
         found: u16,
@@ -48,7 +48,7 @@ pub enum FormatError {
     /// Damaged.
     #[error("{object} is damaged: its CRC32C is {found:08x}, its envelope says {expected:08x}")]
     Checksum {
-        /// What was expected.
+        /// The expected kind.
         object: &'static str,
         /// Computed over the bytes.
         found: u32,
@@ -58,7 +58,7 @@ pub enum FormatError {
     /// Larger than any that Millpond writes. It was not read.
     #[error("{object} is {bytes} bytes long, more than the {max} that one may have: it is not Millpond's")]
     TooLarge {
-        /// What was expected.
+        /// The expected kind.
         object: &'static str,
         /// Bytes found.
         bytes: u64,
@@ -68,7 +68,7 @@ pub enum FormatError {
     /// The checksum holds but the content breaks a rule of the format.
     #[error("{object} is not valid: {reason}")]
     Content {
-        /// What was expected.
+        /// The expected kind.
         object: &'static str,
         /// The rule broken.
         reason: String,

@@ -27,7 +27,7 @@ impl Kind {
     }
 }
 
-/// What a sink will never take.
+/// The content of a dead letter: what a sink will never accept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeadLetter {
     /// Which buffer it is of.
@@ -49,11 +49,11 @@ pub struct DeadLetter {
     pub record: u32,
     /// Why there is a letter.
     pub kind: Kind,
-    /// What the payload is.
+    /// The format of the payload.
     pub encoding: Encoding,
     /// When the message was received, in unix microseconds.
     pub received_at_us: i64,
-    /// Of a refused record, a message with that record alone; else the message as it was received.
+    /// For a refused record, a message with that record alone; otherwise the message as it was received.
     pub payload: Bytes,
     /// In the sink's words.
     pub reason: String,

@@ -6,7 +6,7 @@ use crate::FormatError;
 /// The most that an object may have of something.
 #[derive(Debug, Clone, Copy)]
 pub struct Count {
-    /// What is counted, in the plural, for errors.
+    /// The noun for the counted things, in the plural, for errors.
     pub of: &'static str,
     /// The numbers of the fields that lead to it, from the outermost message on.
     pub path: &'static [u32],

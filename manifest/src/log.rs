@@ -15,7 +15,7 @@ pub struct Log {
     pages: BTreeMap<Ulid, Arc<Page>>,
 }
 
-/// What lies between a reader and the end of the log.
+/// The part of the log between a reader and its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Lag {
     /// Records.
@@ -43,7 +43,7 @@ impl Lag {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("it is another page than the manifest refers to: it holds sequences {first}..={last} of shard {shard:04}, its reference in the manifest says {}..={}", .reference.first, .reference.last)]
 pub struct WrongPage {
-    /// What the manifest says.
+    /// The manifest's reference to the page.
     pub reference: PageReference,
     /// The shard it names.
     pub shard: u32,

@@ -56,7 +56,7 @@ impl fmt::Debug for ProducerId {
 pub struct Stream {
     /// As in `otlp.logs`.
     pub name: String,
-    /// What its messages are.
+    /// The format of its messages.
     pub encoding: Encoding,
 }
 
@@ -94,7 +94,7 @@ pub struct Entry {
     pub parts: Vec<Part>,
 }
 
-/// What the manifest remembers of a producer: enough to recognise its last commit.
+/// The manifest's memory of a producer: enough to recognise its last commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProducerRow {
     /// Which producer.
@@ -150,7 +150,7 @@ pub struct NewSegment {
 pub struct NewPart {
     /// As in `otlp.logs`.
     pub stream: String,
-    /// What its messages are.
+    /// The format of its messages.
     pub encoding: Encoding,
     /// In the segment object, in bytes.
     pub offset: u64,
@@ -168,7 +168,7 @@ pub struct NewPart {
     pub last_received_at_us: i64,
 }
 
-/// What a commit comes to.
+/// The outcome of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Commit {
     /// The state to swap in; the segments get the sequences from `first_sequence` on.
@@ -258,7 +258,7 @@ impl Manifest {
         self.next_sequence - self.tail.len() as u64
     }
 
-    /// What is remembered of a producer.
+    /// The memory of a producer.
     pub fn producer(&self, id: ProducerId) -> Option<&ProducerRow> {
         self.producers
             .binary_search_by_key(&id, |row| row.id)
@@ -428,7 +428,7 @@ impl Manifest {
         Some((sealed, next))
     }
 
-    /// What a collector does: the log begins at `first_sequence` from now on (never earlier than it does now), and no
+    /// Trims the log, as the collector does: it begins at `first_sequence` from now on (never earlier than it does now), and no
     /// segment or page named before `orphan_floor_ms` can join it any more. Pages of which nothing is left are dropped.
     /// Nothing may be deleted before this state is in force.
     #[must_use]

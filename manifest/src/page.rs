@@ -23,7 +23,7 @@ pub struct Page {
     pub entries: Vec<Entry>,
 }
 
-/// What the manifest says of a page.
+/// A page as the manifest describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageReference {
     /// Sequence of its first entry.
@@ -46,7 +46,7 @@ fn total(numbers: impl Iterator<Item = u64>) -> u64 {
 }
 
 impl Page {
-    /// What a manifest says of this page under the name `page`.
+    /// The description of this page in a manifest, under the name `page`.
     pub fn reference(&self, page: Ulid) -> PageReference {
         let parts = || self.entries.iter().flat_map(|entry| &entry.parts);
         PageReference {

@@ -3,7 +3,7 @@
 
 use crate::cursor::{Plan, Rule};
 
-/// What the planner needs to know of a stream's part of a segment.
+/// A stream's part of a segment, as the planner sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     /// Records in it.
@@ -30,7 +30,7 @@ pub struct Candidate {
     pub plan: Plan,
     /// Why these.
     pub ground: Ground,
-    /// Of all its parts together.
+    /// The total over all its parts.
     pub size: Size,
 }
 

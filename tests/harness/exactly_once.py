@@ -38,12 +38,12 @@ def wait_for_all(
     timeout: float = 120,
     runs: Sequence[str] = (),
 ) -> None:
-    """Waits until every acknowledged record is there; fails at once when a process in `alive`
-    ends."""
+    """Waits until every acknowledged record is there; fails at once when ClickHouse or a process in
+    `alive` ends."""
     wanted = set(acknowledged)
 
     def arrived() -> bool:
-        for process in alive:
+        for process in (clickhouse, *alive):
             process.must_run()
         missing = wanted - ids(clickhouse, database, runs).keys()
         if missing:

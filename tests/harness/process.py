@@ -144,7 +144,19 @@ class Process:
     def must_run(self) -> None:
         """Fails at once when the process has ended, instead of letting a wait run out."""
         if not self.running():
-            raise TimedOut(f"{self.name} has ended: {self.messages()[-1500:]}")
+            raise TimedOut(f"{self.name} {self._how_it_ended()}: {self.messages()[-1500:]}")
+
+    def ended_by(self, signal_number: int) -> bool:
+        """Whether the latest start has died of this signal, and nobody has waited for that yet."""
+        return self._child is not None and self._child.poll() == -signal_number
+
+    def _how_it_ended(self) -> str:
+        code = None if self._child is None else self._child.poll()
+        if code is None:
+            return "does not run"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"has ended with exit code {code}"
 
     def messages(self) -> str:
         """Everything written to stderr so far, over all starts."""

@@ -20,7 +20,8 @@ METRICS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
 
 class Senders:
     """Send requests of spans and of data points, each with an id of its own, once each and without
-    a retry, and remember what was acknowledged."""
+    a retry, and remember what was acknowledged. They stop at the end of a `with` block at the
+    latest: their threads would keep a failed run from ending."""
 
     RECORDS = 40
 
@@ -44,6 +45,12 @@ class Senders:
             if answer(self.address, payload, of)[0] == "OK":
                 self.acknowledged += ids
             time.sleep(self.pause)
+
+    def __enter__(self) -> Senders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
 
     def stop(self) -> list[str]:
         self._stop.set()

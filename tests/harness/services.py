@@ -269,6 +269,12 @@ class Consumer(Millpond):
         """Whether it is the owner of its cursor, not a process that stands by."""
         return self.metric("millpond_consumer_shards_owned") > 0
 
+    def knows_its_shards(self) -> bool:
+        """Whether it has found out how many shards there are and which of them it owns: ready, and
+        without these metrics, is a process that has just started."""
+        self.metric("millpond_consumer_shards_owned")
+        return self.metric("millpond_consumer_shards") > 0
+
     def fenced(self) -> float:
         """How often another owner has taken the cursor away from it."""
         return self.metric("millpond_consumer_fenced_total")

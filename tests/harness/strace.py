@@ -16,7 +16,7 @@ def available() -> bool:
 
 def kill_at(process: Process, call: str, when: int, patience: float) -> bool:
     """Kills the process at its `when`-th such call from now on, which fails. Returns False where
-    that call did not come in time; the process then goes on."""
+    that call did not come in time: the process may be running or dying then."""
     tracer = subprocess.Popen(
         [
             *("strace", "-f", "-qq", "-o", "/dev/null", "-p", str(process.pid)),

@@ -127,3 +127,19 @@ fn what_cannot_work_is_refused_with_a_sentence() {
         );
     }
 }
+
+#[test]
+fn a_crash_is_reported_on_stderr() {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    let data = tempfile::tempdir().unwrap();
+    for (name, number) in [("ABRT", 6), ("SEGV", 11)] {
+        let file = data.path().join(name);
+        let stderr = std::fs::File::create(&file).unwrap();
+        let server = Server::start_with(data.path(), &[], stderr.into());
+        server.signal(name);
+        assert_eq!(server.terminated().signal(), Some(number));
+        let said = std::fs::read_to_string(&file).unwrap();
+        assert!(said.contains(&format!("(SIG{name})")), "{said}");
+    }
+}

@@ -19,11 +19,17 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(data: &Path, flags: &[&str]) -> Server {
+        Server::start_with(data, flags, Stdio::inherit())
+    }
+
+    /// Starts it with its messages somewhere else than on the test's stderr.
+    pub(crate) fn start_with(data: &Path, flags: &[&str], stderr: Stdio) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_embedded-clickhouse"))
             .args(["--listen", "127.0.0.1:0", "--path"])
             .arg(data)
             .args(flags)
             .stdout(Stdio::piped())
+            .stderr(stderr)
             .spawn()
             .expect("the program starts");
         let mut line = String::new();

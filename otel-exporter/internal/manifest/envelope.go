@@ -14,7 +14,7 @@ const FormatVersion = 1
 
 const envelopeLen = 4 + 2 + 4
 
-// What can be wrong with an object; every error of a decoder is one of these.
+// Faults of an object. Every error of a decoder is one of these.
 var (
 	ErrShort    = errors.New("it is shorter than its envelope: it was cut off or is not Millpond's")
 	ErrMagic    = errors.New("it does not begin with its magic: it is not Millpond's or is damaged")

@@ -11,7 +11,7 @@ import (
 	"io"
 )
 
-// What a backend decides about a request; every other error decided nothing.
+// A backend's decisions about a request. Any other error leaves the outcome open.
 var (
 	// ErrAbsent means that there is no such object.
 	ErrAbsent = errors.New("there is no such object")

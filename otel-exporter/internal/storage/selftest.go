@@ -200,7 +200,7 @@ func (t *selfTest) patiently(ctx context.Context, ask func() error) error {
 	}
 }
 
-// cleanUp deletes the test's objects. What it leaves behind after an error harms nobody.
+// cleanUp deletes the test's objects. Objects that remain after an error do no harm.
 func (t *selfTest) cleanUp(ctx context.Context) {
 	keys, err := t.store.List(ctx, t.folder)
 	if err != nil {
