@@ -4,8 +4,8 @@ use crate::client::Error;
 use millpond_consumer::SinkError;
 
 /// Exceptions that somebody must mend before anything can be written: the table, the database, our rights, or the
-/// server's version.
-const SCHEMA: [(u32, &str); 24] = [
+/// server's version or configuration.
+const SCHEMA: [(u32, &str); 28] = [
     (8, "THERE_IS_NO_COLUMN"),
     (10, "NOT_FOUND_COLUMN_IN_BLOCK"),
     (16, "NO_SUCH_COLUMN_IN_TABLE"),
@@ -21,16 +21,27 @@ const SCHEMA: [(u32, &str); 24] = [
     (80, "INCORRECT_QUERY"),
     (81, "UNKNOWN_DATABASE"),
     (115, "UNKNOWN_SETTING"),
+    (139, "NO_ELEMENTS_IN_CONFIG"),
     (164, "READONLY"),
     (192, "UNKNOWN_USER"),
     (193, "WRONG_PASSWORD"),
+    (REPLICA_ALREADY_EXISTS, "REPLICA_ALREADY_EXISTS"),
     (291, "DATABASE_ACCESS_DENIED"),
+    (342, "METADATA_MISMATCH"),
     (344, "SUPPORT_IS_DISABLED"),
     (432, "UNKNOWN_CODEC"),
     (452, "SETTING_CONSTRAINT_VIOLATION"),
     (497, "ACCESS_DENIED"),
     (516, "AUTHENTICATION_FAILED"),
+    (701, "CLUSTER_DOESNT_EXIST"),
 ];
+
+/// Creating a replicated table fails with this when its path in Keeper already has a replica of this name.
+const REPLICA_ALREADY_EXISTS: u32 = 253;
+
+/// The causes of [`REPLICA_ALREADY_EXISTS`]: ClickHouse's own message names only the path.
+const SAME_REPLICA: &str = "another server has the same {replica} macro, or a dropped table left its replica in Keeper \
+                            (SYSTEM DROP REPLICA removes it)";
 
 /// Exceptions about the rows themselves, which will be the same the next time: constraints, and what a table computes of a row
 /// (`MATERIALIZED` and `DEFAULT` columns). They come before any of the rows is written. Not those that a body cut or changed
@@ -67,7 +78,10 @@ const VIEW: &str = "while pushing to view";
 /// KEEPER_EXCEPTION, connections, timeouts, proxies) or not: trying again under the same token does no harm,
 /// giving up would lose rows.
 pub(crate) fn classify(what: &str, error: &Error) -> SinkError {
-    let message = format!("{what}: {}", shown(error));
+    let mut message = format!("{what}: {}", shown(error));
+    if is_exception(error, REPLICA_ALREADY_EXISTS) {
+        message = format!("{what}: {SAME_REPLICA}: {}", shown(error));
+    }
     let among = |codes: &[(u32, &str)], code| codes.iter().any(|(known, _)| *known == code);
     match error {
         Error::Exception { code, .. } if among(&SCHEMA, *code) => SinkError::Schema(message),
