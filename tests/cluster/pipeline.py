@@ -24,9 +24,9 @@ CONSUMER = (
 
 
 class Pipeline(Site):
-    """A site whose ClickHouse is a cluster. Its table is on every node: one of this engine, or, with
-    `distributed`, a Distributed table over the cluster of this name, and one of the engine behind
-    it."""
+    """A site whose ClickHouse is a cluster. Every node has the table, with this engine. With
+    `distributed`, every node has a Distributed table over the cluster of this name, and a table
+    with this engine behind it."""
 
     def __init__(
         self,
@@ -53,11 +53,9 @@ class Pipeline(Site):
 
     def _make_distributed(self, node: Node) -> None:
         node.query(f"CREATE DATABASE {self.database}")
-        names = f"'{self.distributed}', '{self.local}', '{TABLE}'"
         key = f"cityHash64(Body, LogAttributes['{LOAD_ID}'])"
-        node.query(
-            f"CREATE TABLE {self.table} AS {self.local}.{TABLE} ENGINE = Distributed({names}, {key})"
-        )
+        engine = f"Distributed('{self.distributed}', '{self.local}', '{TABLE}', {key})"
+        node.query(f"CREATE TABLE {self.table} AS {self.local}.{TABLE} ENGINE = {engine}")
 
     @property
     def table(self) -> str:
@@ -100,6 +98,11 @@ class Pipeline(Site):
             lambda: sorted(self.bodies(node).elements()) == sorted(wanted),
         )
 
+    def until_written(self, consumer: Consumer, records: int) -> None:
+        """Waits until the consumer knows that so many records are in the table."""
+        written = "millpond_consumer_records_total"
+        eventually(f"{records} written", lambda: consumer.metric(written) >= records)
+
     def caught_up(self, node: Node) -> None:
         eventually(f"{node.name} has caught up", lambda: self._sync(node) or True)
 
@@ -110,12 +113,26 @@ class Pipeline(Site):
         """Rows in the table, as soon as the node can say."""
         node = node or self.cluster.nodes[0]
         sql = f"SELECT count() FROM {self.table}"
-        return eventually("a count", lambda: int(node.scalar(sql)) + 1, timeout=120) - 1
+
+        def count() -> int:
+            self.cluster.revive()
+            return int(node.scalar(sql)) + 1
+
+        return eventually("a count", count, timeout=120) - 1
+
+    def rows_of(self, node: Node) -> int:
+        """The rows that the node itself has."""
+        return int(node.scalar(f"SELECT count() FROM {self.local}.{TABLE}"))
 
     def rows_come_in(self, more: int, most: int) -> None:
         """Waits until there are so many rows more than now, or all that can come."""
         before = self.count()
-        eventually("rows", lambda: self.count() >= min(before + more, most))
+
+        def there() -> bool:
+            self.cluster.revive()
+            return self.count() >= min(before + more, most)
+
+        eventually("rows", there)
 
     def settled(self, load: Load, *consumers: Consumer) -> None:
         """Waits until everything has arrived, ends the consumers so that nothing can come later,
@@ -132,12 +149,12 @@ class Pipeline(Site):
         """Waits until the node has everything that was acknowledged."""
         wanted = set(load.acknowledged())
         sql = f"SELECT LogAttributes['{LOAD_ID}'] FROM {table or self.table}"
-        eventually(
-            "every acknowledged record",
-            lambda: not wanted - set(node.lines(sql)),
-            timeout=180,
-            interval=0.5,
-        )
+
+        def there() -> bool:
+            self.cluster.revive()
+            return not wanted - set(node.lines(sql))
+
+        eventually("every acknowledged record", there, timeout=180, interval=0.5)
 
     def assert_once(self, load: Load, *nodes: Node, table: str | None = None) -> None:
         """Every record that was acknowledged is there once, and no identity twice. Call it when

@@ -173,7 +173,11 @@ impl Server {
             self.all("asking for the engines behind a table", &sql).await;
         let reason = match engines {
             Ok(engines) if !engines.is_empty() && engines.iter().all(|engine| judge::keeps_rows(engine)) => {
-                return Ok(Ask::Behind(behind));
+                let replicated = engines.iter().any(|engine| judge::is_replicated(engine));
+                match if replicated { Some(1) } else { self.copies(cluster).await? } {
+                    Some(copies) => return Ok(Ask::Behind(behind, copies)),
+                    None => format!("the shards of cluster {cluster} have different numbers of replicas"),
+                }
             }
             Ok(engines) => format!("the tables behind it have engines {engines:?}"),
             Err(SinkError::Transient(reason)) => return Err(SinkError::Transient(reason)),
@@ -181,6 +185,22 @@ impl Server {
         };
         warn!("cannot ask table {path} which rows it has ({reason}): {tokens}");
         Ok(Ask::Never)
+    }
+
+    /// The number of servers of each shard to which a Distributed table writes a row itself (`internal_replication` is off). `None` if
+    /// the shards differ in it.
+    async fn copies(&self, cluster: &str) -> Result<Option<usize>, SinkError> {
+        let sql = format!(
+            "SELECT DISTINCT if(any(internal_replication) = 1, 1, uniqExact(host_address, port)) FROM system.clusters \
+             WHERE cluster = {} GROUP BY shard_num",
+            literal(cluster)
+        );
+        let copies: Vec<usize> = self.all("counting the replicas behind a table", &sql).await?;
+        Ok(match copies[..] {
+            [copies] => Some(copies),
+            [] => Some(1),
+            _ => None,
+        })
     }
 
     /// Finds a row policy that hides rows: the sink would send them again.
@@ -383,7 +403,7 @@ impl Server {
     /// Reports whether materialized views hang on a table, or on those behind it.
     pub(crate) async fn has_views(&self, table: Table, ask: &Ask) -> Result<bool, SinkError> {
         let (from, database, name) = match ask {
-            Ask::Behind(behind) => (
+            Ask::Behind(behind, _) => (
                 all_servers(&behind.cluster, "system", "tables"),
                 behind.database.as_str(),
                 behind.table.as_str(),
@@ -402,7 +422,7 @@ impl Server {
             of(database, name)
         );
         let behind: u64 = self.one("looking for views of a table", &sql).await?;
-        if behind > 0 || !matches!(ask, Ask::Behind(_)) {
+        if behind > 0 || !matches!(ask, Ask::Behind(..)) {
             return Ok(behind > 0);
         }
         let sql = format!(
