@@ -183,8 +183,8 @@ class Cluster:
             process.until_ready()
 
     def revive(self) -> None:
-        """Starts nodes that ended by themselves, as a supervisor does: this engine can crash when its
-        peer dies in the middle of a native INSERT."""
+        """Starts nodes that ended by themselves, as a supervisor does: this engine can crash when
+        its peer dies in the middle of a native INSERT."""
         for node in self.nodes:
             if not node.running():
                 node.kill()

@@ -73,7 +73,7 @@ const VIEW: &str = "while pushing to view";
 ///
 /// Everything else is transient, whether it is known to be (159 TIMEOUT_EXCEEDED, 202
 /// TOO_MANY_SIMULTANEOUS_QUERIES, 209 and 210 network, 236 ABORTED, 241 MEMORY_LIMIT_EXCEEDED, 242
-/// TABLE_IS_READ_ONLY, 243 NOT_ENOUGH_SPACE, 252 TOO_MANY_PARTS, 285 TOO_FEW_LIVE_REPLICAS, 319
+/// TABLE_IS_READ_ONLY, 243 NOT_ENOUGH_SPACE, 252 TOO_MANY_PARTS, 279 ALL_CONNECTION_TRIES_FAILED, 285 TOO_FEW_LIVE_REPLICAS, 319
 /// UNKNOWN_STATUS_OF_INSERT, 394 QUERY_WAS_CANCELLED, 425 SYSTEM_ERROR, 745 SERVER_OVERLOADED, 999
 /// KEEPER_EXCEPTION, connections, timeouts, proxies) or not: trying again under the same token does no harm,
 /// giving up would lose rows.
@@ -172,7 +172,10 @@ mod tests {
 
     #[test]
     fn what_can_pass_is_tried_again() {
-        for code in [33, 40, 159, 202, 210, 241, 242, 252, 285, 319, 394, 999, 12_345] {
+        for code in [
+            32, 33, 40, 159, 202, 209, 210, 236, 241, 242, 243, 252, 271, 279, 285, 319, 394, 425, 745, 999,
+            12_345,
+        ] {
             assert_eq!(kind(&exception(code)), "transient", "{code}");
         }
         let proxy = Error::Status {
@@ -190,6 +193,16 @@ mod tests {
         for (code, _) in SCHEMA {
             assert_eq!(kind(&exception(code)), "schema", "{code}");
         }
+    }
+
+    #[test]
+    fn a_replica_that_exists_already_is_explained() {
+        let error = classify("creating table t", &exception(REPLICA_ALREADY_EXISTS)).to_string();
+        for part in ["creating table t: another server", "SYSTEM DROP REPLICA", "Code: 253."] {
+            assert!(error.contains(part), "{error}");
+        }
+        let error = classify("creating table t", &exception(342)).to_string();
+        assert!(!error.contains("another server"), "{error}");
     }
 
     #[test]
