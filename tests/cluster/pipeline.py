@@ -98,6 +98,15 @@ class Pipeline(Site):
             lambda: sorted(self.bodies(node).elements()) == sorted(wanted),
         )
 
+    def until_everywhere(self, wanted: list[str]) -> None:
+        """Waits until each node itself has these bodies, and no others."""
+        table = f"{self.local}.{TABLE}"
+        for node in self.cluster.nodes:
+            eventually(
+                f"{wanted} on {node.name}",
+                lambda node=node: sorted(self.bodies(node, table).elements()) == wanted,
+            )
+
     def until_written(self, consumer: Consumer, records: int) -> None:
         """Waits until the consumer knows that so many records are in the table."""
         written = "millpond_consumer_records_total"

@@ -198,7 +198,11 @@ mod tests {
     #[test]
     fn a_replica_that_exists_already_is_explained() {
         let error = classify("creating table t", &exception(REPLICA_ALREADY_EXISTS)).to_string();
-        for part in ["creating table t: another server", "SYSTEM DROP REPLICA", "Code: 253."] {
+        for part in [
+            "creating table t: another server",
+            "SYSTEM DROP REPLICA",
+            "Code: 253.",
+        ] {
             assert!(error.contains(part), "{error}");
         }
         let error = classify("creating table t", &exception(342)).to_string();

@@ -208,7 +208,10 @@ pub(crate) fn compare(chunk: &Chunk, there: Vec<There>, copies: usize) -> Compar
     }
     let servers = |id: &RowId| {
         let records = found.get(&id.sequence);
-        records.and_then(|records| records.get(&id.record)).copied().unwrap_or(0)
+        records
+            .and_then(|records| records.get(&id.record))
+            .copied()
+            .unwrap_or(0)
     };
     let mut compared = Compared {
         lacks: Vec::new(),

@@ -174,7 +174,11 @@ impl Server {
         let reason = match engines {
             Ok(engines) if !engines.is_empty() && engines.iter().all(|engine| judge::keeps_rows(engine)) => {
                 let replicated = engines.iter().any(|engine| judge::is_replicated(engine));
-                match if replicated { Some(1) } else { self.copies(cluster).await? } {
+                match if replicated {
+                    Some(1)
+                } else {
+                    self.copies(cluster).await?
+                } {
                     Some(copies) => return Ok(Ask::Behind(behind, copies)),
                     None => format!("the shards of cluster {cluster} have different numbers of replicas"),
                 }
