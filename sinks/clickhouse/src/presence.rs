@@ -17,7 +17,7 @@ pub(crate) enum Ask {
     Replicas,
     /// The tables behind a Distributed table answer, on all servers of its cluster. A row is there if this many servers have it: more
     /// than one where the Distributed table itself writes to every replica of a shard.
-    Behind(Distributed, usize),
+    Behind(Box<Distributed>, usize),
     /// The table does not keep the identities of its rows.
     Never,
 }

@@ -173,13 +173,8 @@ impl Server {
             self.all("asking for the engines behind a table", &sql).await;
         let reason = match engines {
             Ok(engines) if !engines.is_empty() && engines.iter().all(|engine| judge::keeps_rows(engine)) => {
-                let replicated = engines.iter().any(|engine| judge::is_replicated(engine));
-                match if replicated {
-                    Some(1)
-                } else {
-                    self.copies(cluster).await?
-                } {
-                    Some(copies) => return Ok(Ask::Behind(behind, copies)),
+                match self.copies(cluster, &engines).await? {
+                    Some(copies) => return Ok(Ask::Behind(Box::new(behind), copies)),
                     None => format!("the shards of cluster {cluster} have different numbers of replicas"),
                 }
             }
@@ -191,20 +186,27 @@ impl Server {
         Ok(Ask::Never)
     }
 
-    /// The number of servers of each shard to which a Distributed table writes a row itself (`internal_replication` is off). `None` if
-    /// the shards differ in it.
-    async fn copies(&self, cluster: &str) -> Result<Option<usize>, SinkError> {
+    /// The number of servers of each shard to which a Distributed table writes a row itself: more than one where
+    /// `internal_replication` is off and the tables behind it do not replicate. `None` if the shards differ in it.
+    async fn copies(&self, cluster: &str, engines: &[String]) -> Result<Option<usize>, SinkError> {
+        if engines.iter().any(|engine| judge::is_replicated(engine)) {
+            return Ok(Some(1));
+        }
         let sql = format!(
             "SELECT DISTINCT if(any(internal_replication) = 1, 1, uniqExact(host_address, port)) FROM system.clusters \
              WHERE cluster = {} GROUP BY shard_num",
             literal(cluster)
         );
-        let copies: Vec<usize> = self.all("counting the replicas behind a table", &sql).await?;
-        Ok(match copies[..] {
-            [copies] => Some(copies),
-            [] => Some(1),
-            _ => None,
-        })
+        match self.all("counting the replicas behind a table", &sql).await {
+            Ok(copies) if copies.len() > 1 => Ok(None),
+            Ok(copies) => Ok(copies.first().copied().or(Some(1))),
+            // Older servers have no such column.
+            Err(SinkError::Schema(reason)) => {
+                warn!("assumes that the shards of cluster {cluster} replicate by themselves: {reason}");
+                Ok(Some(1))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Finds a row policy that hides rows: the sink would send them again.
