@@ -108,7 +108,8 @@ class Pipeline(Site):
             )
 
     def until_written(self, consumer: Consumer, records: int) -> None:
-        """Waits until the consumer knows that so many records are in the table."""
+        """Waits until the consumer knows that so many records are in the table. Nothing of them is
+        under way any more, and what fails next is about the next chunk."""
         written = "millpond_consumer_records_total"
         eventually(f"{records} written", lambda: consumer.metric(written) >= records)
 
