@@ -66,14 +66,17 @@ class Pipeline(Site):
         where = ("--no-create",) if self.distributed else ("--cluster", "main")
         return (*CONSUMER, *where, *flags)
 
-    def consume(
+    def consume_of(
         self, *flags: object, node: Node | None = None, name: str = "consumer", **settings: object
     ) -> Consumer:
-        """A consumer that writes to the node, the first one if none is given. Settings become
-        parameters of every request."""
+        """A consumer that writes to the node, the first one if none is given, and has not been
+        started. Settings become parameters of every request."""
         url = (node or self.cluster.nodes[0]).url
         self.clickhouse_url = f"{url}/?{urlencode(settings)}" if settings else url
-        return self.consumer(*self.flags(*flags), name=name)
+        return self.consumer_of(*self.flags(*flags), name=name)
+
+    def consume(self, *flags: object, **options: object) -> Consumer:
+        return self.consume_of(*flags, **options).up()
 
     def send(self, gateway, *bodies: str) -> None:
         """One request: one segment with these records."""

@@ -108,11 +108,13 @@ def test_999_faults_of_the_keeper_injected_by_clickhouse(pair, new_pipeline):
     for seed in range(1, 7):
         bodies.append(f"seed {seed}")
         pipeline.send(gateway, bodies[-1])
-        consumer = pipeline.consume(
+        consumer = pipeline.consume_of(
             name=f"consumer-{seed}",
             insert_keeper_fault_injection_probability=0.2,
             insert_keeper_fault_injection_seed=seed,
         )
+        # It is not ready while its first INSERT fails.
+        consumer.start()
         _fails_or_writes(pipeline, consumer, bodies[-1])
         consumer.kill()
         failed += "Code: 999." in consumer.messages()
