@@ -24,37 +24,59 @@ CONSUMER = (
 
 
 class Pipeline(Site):
-    """A site whose ClickHouse is a cluster. Its table is on every node."""
+    """A site whose ClickHouse is a cluster. Every node has the table, with this engine. With
+    `distributed`, every node has a Distributed table over the cluster of this name, and a table
+    with this engine behind it."""
 
     def __init__(
-        self, directory: Path, store: Minio, cluster: Cluster, engine: str = REPLICATED
+        self,
+        directory: Path,
+        store: Minio,
+        cluster: Cluster,
+        engine: str = REPLICATED,
+        distributed: str | None = None,
     ) -> None:
         super().__init__(directory, store, cluster.nodes[0])
-        self.cluster = cluster
+        self.cluster, self.distributed = cluster, distributed
+        # The database of the tables that have the rows.
+        self.local = f"{self.database}_local" if distributed else self.database
         for node in cluster.nodes:
             # A node's output is shown as the shared ClickHouse's is.
             self._seen.setdefault(node, len(node.messages()))
             self.make_table(node, engine)
+            if distributed:
+                self._make_distributed(node)
 
     def make_table(self, node: Node, engine: str = REPLICATED) -> None:
-        place = ("--clickhouse", node.url, "--database", self.database)
+        place = ("--clickhouse", node.url, "--database", self.local)
         self.command("tables", "create", *place, "--signals", "logs", "--engine", engine)
+
+    def _make_distributed(self, node: Node) -> None:
+        node.query(f"CREATE DATABASE {self.database}")
+        key = f"cityHash64(Body, LogAttributes['{LOAD_ID}'])"
+        engine = f"Distributed('{self.distributed}', '{self.local}', '{TABLE}', {key})"
+        node.query(f"CREATE TABLE {self.table} AS {self.local}.{TABLE} ENGINE = {engine}")
 
     @property
     def table(self) -> str:
         return f"{self.database}.{TABLE}"
 
     def flags(self, *flags: object) -> tuple[object, ...]:
-        return (*CONSUMER, "--cluster", "main", *flags)
+        # `--cluster` would send KILL QUERY ON CLUSTER, which this engine lacks.
+        where = ("--no-create",) if self.distributed else ("--cluster", "main")
+        return (*CONSUMER, *where, *flags)
 
-    def consume(
+    def consume_of(
         self, *flags: object, node: Node | None = None, name: str = "consumer", **settings: object
     ) -> Consumer:
-        """A consumer that writes to the node, the first one if none is given. Settings become
-        parameters of every request."""
+        """A consumer that writes to the node, the first one if none is given, and has not been
+        started. Settings become parameters of every request."""
         url = (node or self.cluster.nodes[0]).url
         self.clickhouse_url = f"{url}/?{urlencode(settings)}" if settings else url
-        return self.consumer(*self.flags(*flags), name=name)
+        return self.consumer_of(*self.flags(*flags), name=name)
+
+    def consume(self, *flags: object, **options: object) -> Consumer:
+        return self.consume_of(*flags, **options).up()
 
     def send(self, gateway, *bodies: str) -> None:
         """One request: one segment with these records."""
@@ -79,6 +101,21 @@ class Pipeline(Site):
             lambda: sorted(self.bodies(node).elements()) == sorted(wanted),
         )
 
+    def until_everywhere(self, wanted: list[str]) -> None:
+        """Waits until each node itself has these bodies, and no others."""
+        table = f"{self.local}.{TABLE}"
+        for node in self.cluster.nodes:
+            eventually(
+                f"{wanted} on {node.name}",
+                lambda node=node: sorted(self.bodies(node, table).elements()) == wanted,
+            )
+
+    def until_written(self, consumer: Consumer, records: int) -> None:
+        """Waits until the consumer knows that so many records are in the table. Nothing of them is
+        under way any more, and what fails next is about the next chunk."""
+        written = "millpond_consumer_records_total"
+        eventually(f"{records} written", lambda: consumer.metric(written) >= records)
+
     def caught_up(self, node: Node) -> None:
         eventually(f"{node.name} has caught up", lambda: self._sync(node) or True)
 
@@ -89,12 +126,26 @@ class Pipeline(Site):
         """Rows in the table, as soon as the node can say."""
         node = node or self.cluster.nodes[0]
         sql = f"SELECT count() FROM {self.table}"
-        return eventually("a count", lambda: int(node.scalar(sql)) + 1, timeout=120) - 1
+
+        def count() -> int:
+            self.cluster.revive()
+            return int(node.scalar(sql)) + 1
+
+        return eventually("a count", count, timeout=120) - 1
+
+    def rows_of(self, node: Node) -> int:
+        """The rows that the node itself has."""
+        return int(node.scalar(f"SELECT count() FROM {self.local}.{TABLE}"))
 
     def rows_come_in(self, more: int, most: int) -> None:
         """Waits until there are so many rows more than now, or all that can come."""
         before = self.count()
-        eventually("rows", lambda: self.count() >= min(before + more, most))
+
+        def there() -> bool:
+            self.cluster.revive()
+            return self.count() >= min(before + more, most)
+
+        eventually("rows", there)
 
     def settled(self, load: Load, *consumers: Consumer) -> None:
         """Waits until everything has arrived, ends the consumers so that nothing can come later,
@@ -102,20 +153,21 @@ class Pipeline(Site):
         self.wait_for(load, self.cluster.nodes[0])
         for consumer in consumers:
             consumer.terminate()
-        for node in self.cluster.nodes:
-            self.caught_up(node)
+        if not self.distributed:
+            for node in self.cluster.nodes:
+                self.caught_up(node)
         self.assert_once(load, *self.cluster.nodes)
 
     def wait_for(self, load: Load, node: Node, table: str | None = None) -> None:
         """Waits until the node has everything that was acknowledged."""
         wanted = set(load.acknowledged())
         sql = f"SELECT LogAttributes['{LOAD_ID}'] FROM {table or self.table}"
-        eventually(
-            "every acknowledged record",
-            lambda: not wanted - set(node.lines(sql)),
-            timeout=180,
-            interval=0.5,
-        )
+
+        def there() -> bool:
+            self.cluster.revive()
+            return not wanted - set(node.lines(sql))
+
+        eventually("every acknowledged record", there, timeout=180, interval=0.5)
 
     def assert_once(self, load: Load, *nodes: Node, table: str | None = None) -> None:
         """Every record that was acknowledged is there once, and no identity twice. Call it when

@@ -182,6 +182,14 @@ class Cluster:
         for process in self.processes:
             process.until_ready()
 
+    def revive(self) -> None:
+        """Starts nodes that ended by themselves, as a supervisor does: this engine can crash when
+        its peer dies in the middle of a native INSERT."""
+        for node in self.nodes:
+            if not node.running():
+                node.kill()
+                node.start()
+
     def everywhere(self, sql: str) -> None:
         """Runs a statement on every node: ON CLUSTER needs a worker that this engine lacks."""
         for node in self.nodes:

@@ -126,3 +126,22 @@ def test_views_have_every_row_at_least_once(pair, new_pipeline):
     for view in ("plain", "own"):
         found = set(pair.nodes[0].lines(f"SELECT Body FROM {pipeline.database}.{view}"))
         assert not set(load.acknowledged()) - found
+
+
+def test_three_replicas_and_takeovers_on_each_of_them(new_cluster, new_pipeline):
+    """A replica dies while a consumer writes to it, and the next consumer writes to another one."""
+    trio = new_cluster(shards=(3,))
+    pipeline = new_pipeline(trio)
+    gateway = pipeline.gateway("--linger", "20ms")
+    load = pipeline.loaded(gateway, RECORDS)
+    dice = random.Random(3)
+    for turn, node in enumerate(trio.nodes):
+        consumer = pipeline.consume(node=node, name=f"consumer-{turn}")
+        pipeline.rows_come_in(dice.randrange(100, 1000), RECORDS)
+        node.kill()
+        consumer.kill()
+        node.start()
+        node.until_ready()
+    last = pipeline.consume(node=trio.nodes[1], name="last")
+    assert load.wait(180) == 0
+    pipeline.settled(load, last)

@@ -4,8 +4,8 @@ use crate::client::Error;
 use millpond_consumer::SinkError;
 
 /// Exceptions that somebody must mend before anything can be written: the table, the database, our rights, or the
-/// server's version.
-const SCHEMA: [(u32, &str); 24] = [
+/// server's version or configuration.
+const SCHEMA: [(u32, &str); 28] = [
     (8, "THERE_IS_NO_COLUMN"),
     (10, "NOT_FOUND_COLUMN_IN_BLOCK"),
     (16, "NO_SUCH_COLUMN_IN_TABLE"),
@@ -21,16 +21,27 @@ const SCHEMA: [(u32, &str); 24] = [
     (80, "INCORRECT_QUERY"),
     (81, "UNKNOWN_DATABASE"),
     (115, "UNKNOWN_SETTING"),
+    (139, "NO_ELEMENTS_IN_CONFIG"),
     (164, "READONLY"),
     (192, "UNKNOWN_USER"),
     (193, "WRONG_PASSWORD"),
+    (REPLICA_ALREADY_EXISTS, "REPLICA_ALREADY_EXISTS"),
     (291, "DATABASE_ACCESS_DENIED"),
+    (342, "METADATA_MISMATCH"),
     (344, "SUPPORT_IS_DISABLED"),
     (432, "UNKNOWN_CODEC"),
     (452, "SETTING_CONSTRAINT_VIOLATION"),
     (497, "ACCESS_DENIED"),
     (516, "AUTHENTICATION_FAILED"),
+    (701, "CLUSTER_DOESNT_EXIST"),
 ];
+
+/// Creating a replicated table fails with this when its path in Keeper already has a replica of this name.
+const REPLICA_ALREADY_EXISTS: u32 = 253;
+
+/// The causes of [`REPLICA_ALREADY_EXISTS`]: ClickHouse's own message names only the path.
+const SAME_REPLICA: &str = "another server has the same {replica} macro, or a dropped table left its replica in Keeper \
+                            (SYSTEM DROP REPLICA removes it)";
 
 /// Exceptions about the rows themselves, which will be the same the next time: constraints, and what a table computes of a row
 /// (`MATERIALIZED` and `DEFAULT` columns). They come before any of the rows is written. Not those that a body cut or changed
@@ -62,12 +73,15 @@ const VIEW: &str = "while pushing to view";
 ///
 /// Everything else is transient, whether it is known to be (159 TIMEOUT_EXCEEDED, 202
 /// TOO_MANY_SIMULTANEOUS_QUERIES, 209 and 210 network, 236 ABORTED, 241 MEMORY_LIMIT_EXCEEDED, 242
-/// TABLE_IS_READ_ONLY, 243 NOT_ENOUGH_SPACE, 252 TOO_MANY_PARTS, 285 TOO_FEW_LIVE_REPLICAS, 319
+/// TABLE_IS_READ_ONLY, 243 NOT_ENOUGH_SPACE, 252 TOO_MANY_PARTS, 279 ALL_CONNECTION_TRIES_FAILED, 285 TOO_FEW_LIVE_REPLICAS, 319
 /// UNKNOWN_STATUS_OF_INSERT, 394 QUERY_WAS_CANCELLED, 425 SYSTEM_ERROR, 745 SERVER_OVERLOADED, 999
 /// KEEPER_EXCEPTION, connections, timeouts, proxies) or not: trying again under the same token does no harm,
 /// giving up would lose rows.
 pub(crate) fn classify(what: &str, error: &Error) -> SinkError {
-    let message = format!("{what}: {}", shown(error));
+    let mut message = format!("{what}: {}", shown(error));
+    if is_exception(error, REPLICA_ALREADY_EXISTS) {
+        message = format!("{what}: {SAME_REPLICA}: {}", shown(error));
+    }
     let among = |codes: &[(u32, &str)], code| codes.iter().any(|(known, _)| *known == code);
     match error {
         Error::Exception { code, .. } if among(&SCHEMA, *code) => SinkError::Schema(message),
@@ -158,7 +172,10 @@ mod tests {
 
     #[test]
     fn what_can_pass_is_tried_again() {
-        for code in [33, 40, 159, 202, 210, 241, 242, 252, 285, 319, 394, 999, 12_345] {
+        for code in [
+            32, 33, 40, 159, 202, 209, 210, 236, 241, 242, 243, 252, 271, 279, 285, 319, 394, 425, 745, 999,
+            12_345,
+        ] {
             assert_eq!(kind(&exception(code)), "transient", "{code}");
         }
         let proxy = Error::Status {
@@ -176,6 +193,20 @@ mod tests {
         for (code, _) in SCHEMA {
             assert_eq!(kind(&exception(code)), "schema", "{code}");
         }
+    }
+
+    #[test]
+    fn a_replica_that_exists_already_is_explained() {
+        let error = classify("creating table t", &exception(REPLICA_ALREADY_EXISTS)).to_string();
+        for part in [
+            "creating table t: another server",
+            "SYSTEM DROP REPLICA",
+            "Code: 253.",
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+        let error = classify("creating table t", &exception(342)).to_string();
+        assert!(!error.contains("another server"), "{error}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::schema::distributed::Distributed;
 use crate::schema::{RECORD, SEQUENCE, SOURCE, Table, identifier, literal};
 use millpond_consumer::{Chunk, RowId};
 use millpond_otlp::Signal;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 
 /// The strategy for a table: which servers answer, so that the answer covers every server that may have taken a row.
@@ -15,8 +15,9 @@ pub(crate) enum Ask {
     Here,
     /// A replica answers after it has caught up.
     Replicas,
-    /// The tables behind a Distributed table answer, on all servers of its cluster.
-    Behind(Distributed),
+    /// The tables behind a Distributed table answer, on all servers of its cluster. A row is there if this many servers have it: more
+    /// than one where the Distributed table itself writes to every replica of a shard.
+    Behind(Box<Distributed>, usize),
     /// The table does not keep the identities of its rows.
     Never,
 }
@@ -74,6 +75,16 @@ impl ReadFrom {
              SELECT {server} AS server, {SEQUENCE} AS sequence, {RECORD} AS record, count() AS times FROM {from} \
              WHERE {condition} GROUP BY server, sequence, record) GROUP BY sequence, record"
         )
+    }
+}
+
+impl Ask {
+    /// The number of servers that must have a row.
+    pub(crate) fn copies(&self) -> usize {
+        match self {
+            Ask::Behind(_, copies) => *copies,
+            Ask::Here | Ask::Replicas | Ask::Never => 1,
+        }
     }
 }
 
@@ -165,15 +176,17 @@ pub(crate) fn ticks(table: Table, chunk: &Chunk) -> Vec<i64> {
 /// A chunk compared with an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Compared {
-    /// The places of rows that no server has.
+    /// The places of rows that too few servers have.
     pub(crate) lacks: Vec<u64>,
+    /// Some of those rows are on a server. Only the first token keeps them from being stored there twice.
+    pub(crate) partial: bool,
     /// The number of surplus rows of each sequence.
     pub(crate) repeated: BTreeMap<u64, u64>,
 }
 
-/// Compares a chunk with what servers have.
-pub(crate) fn compare(chunk: &Chunk, there: Vec<There>) -> Compared {
-    let mut found: HashMap<u64, HashSet<u32>> = HashMap::new();
+/// Compares a chunk with what servers have. A row is there if `copies` of them have it.
+pub(crate) fn compare(chunk: &Chunk, there: Vec<There>, copies: usize) -> Compared {
+    let mut found: HashMap<u64, HashMap<u32, usize>> = HashMap::new();
     let mut repeated: BTreeMap<u64, u64> = BTreeMap::new();
     for There {
         sequence,
@@ -188,17 +201,31 @@ pub(crate) fn compare(chunk: &Chunk, there: Vec<There>) -> Compared {
             let most = repeated.entry(sequence).or_default();
             *most = (*most).max((all - records.len()) as u64);
         }
-        found.entry(sequence).or_default().extend(records);
+        let servers = found.entry(sequence).or_default();
+        for record in records {
+            *servers.entry(record).or_default() += 1;
+        }
     }
-    let is_there = |id: &RowId| {
+    let servers = |id: &RowId| {
         let records = found.get(&id.sequence);
-        records.is_some_and(|records| records.contains(&id.record))
+        records
+            .and_then(|records| records.get(&id.record))
+            .copied()
+            .unwrap_or(0)
     };
-    let lacks = chunk.ids().zip(0..).filter(|(id, _)| !is_there(id));
-    Compared {
-        lacks: lacks.map(|(_, row)| row).collect(),
+    let mut compared = Compared {
+        lacks: Vec::new(),
+        partial: false,
         repeated,
+    };
+    for (id, row) in chunk.ids().zip(0..) {
+        let servers = servers(&id);
+        if servers < copies {
+            compared.lacks.push(row);
+            compared.partial |= servers > 0;
+        }
     }
+    compared
 }
 
 #[cfg(test)]

@@ -173,7 +173,10 @@ impl Server {
             self.all("asking for the engines behind a table", &sql).await;
         let reason = match engines {
             Ok(engines) if !engines.is_empty() && engines.iter().all(|engine| judge::keeps_rows(engine)) => {
-                return Ok(Ask::Behind(behind));
+                match self.copies(cluster, &engines).await? {
+                    Some(copies) => return Ok(Ask::Behind(Box::new(behind), copies)),
+                    None => format!("the shards of cluster {cluster} have different numbers of replicas"),
+                }
             }
             Ok(engines) => format!("the tables behind it have engines {engines:?}"),
             Err(SinkError::Transient(reason)) => return Err(SinkError::Transient(reason)),
@@ -181,6 +184,29 @@ impl Server {
         };
         warn!("cannot ask table {path} which rows it has ({reason}): {tokens}");
         Ok(Ask::Never)
+    }
+
+    /// The number of servers of each shard to which a Distributed table writes a row itself: more than one where
+    /// `internal_replication` is off and the tables behind it do not replicate. `None` if the shards differ in it.
+    async fn copies(&self, cluster: &str, engines: &[String]) -> Result<Option<usize>, SinkError> {
+        if engines.iter().any(|engine| judge::is_replicated(engine)) {
+            return Ok(Some(1));
+        }
+        let sql = format!(
+            "SELECT DISTINCT if(any(internal_replication) = 1, 1, uniqExact(host_address, port)) FROM system.clusters \
+             WHERE cluster = {} GROUP BY shard_num",
+            literal(cluster)
+        );
+        match self.all("counting the replicas behind a table", &sql).await {
+            Ok(copies) if copies.len() > 1 => Ok(None),
+            Ok(copies) => Ok(copies.first().copied().or(Some(1))),
+            // Older servers have no such column.
+            Err(SinkError::Schema(reason)) => {
+                warn!("assumes that the shards of cluster {cluster} replicate by themselves: {reason}");
+                Ok(Some(1))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Finds a row policy that hides rows: the sink would send them again.
@@ -383,7 +409,7 @@ impl Server {
     /// Reports whether materialized views hang on a table, or on those behind it.
     pub(crate) async fn has_views(&self, table: Table, ask: &Ask) -> Result<bool, SinkError> {
         let (from, database, name) = match ask {
-            Ask::Behind(behind) => (
+            Ask::Behind(behind, _) => (
                 all_servers(&behind.cluster, "system", "tables"),
                 behind.database.as_str(),
                 behind.table.as_str(),
@@ -402,7 +428,7 @@ impl Server {
             of(database, name)
         );
         let behind: u64 = self.one("looking for views of a table", &sql).await?;
-        if behind > 0 || !matches!(ask, Ask::Behind(_)) {
+        if behind > 0 || !matches!(ask, Ask::Behind(..)) {
             return Ok(behind > 0);
         }
         let sql = format!(

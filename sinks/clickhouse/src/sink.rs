@@ -306,7 +306,8 @@ impl Sink for ClickHouse {
 
 impl ClickHouse {
     /// Returns the places of the rows that the chunk's table lacks, and whether this holds for all replicas. Leaves out rows that the
-    /// table's TTL removes.
+    /// table's TTL removes. A row that some replicas have and others lack is lacking, but not certainly: another token than the first
+    /// would store it again where it is.
     async fn lacks(
         &self,
         target: &Target,
@@ -317,7 +318,11 @@ impl ClickHouse {
         let times = ticks(*table, chunk).await;
         let span = Span::new(*table, chunk, &times);
         let (there, certain) = self.server.there(*table, &known.ask, source, &span).await?;
-        let Compared { mut lacks, repeated } = presence::compare(chunk, there);
+        let Compared {
+            mut lacks,
+            partial,
+            repeated,
+        } = presence::compare(chunk, there, known.ask.copies());
         for (sequence, rows) in repeated {
             let table = table.path(&self.server.config);
             error!("table {table} has {rows} surplus rows of sequence {sequence} of {source}");
@@ -327,7 +332,7 @@ impl ClickHouse {
             let expired = self.server.expired(ttl, lacks.iter().map(time).collect()).await?;
             lacks.retain(|row| !expired.contains(&time(row)));
         }
-        Ok((lacks, certain))
+        Ok((lacks, certain && !partial))
     }
 
     /// Turns a refusal into a fault of the schema where a view behind the table refused the rows, which the table has by then.

@@ -30,7 +30,7 @@ fn there(sequence: u64, records: &[u32]) -> There {
 #[test]
 fn what_no_server_has_is_lacking() {
     let chunk = chunk(&[(7, 5, 3), (7, 20, 1), (9, 0, 2)]);
-    let lacks = |answer: Vec<There>| compare(&chunk, answer);
+    let lacks = |answer: Vec<There>| compare(&chunk, answer, 1);
     assert_eq!(lacks(vec![]).lacks, [0, 1, 2, 3, 4, 5]);
     let compared = lacks(vec![there(7, &[4, 6, 20, 21]), there(8, &[0, 1]), there(9, &[1])]);
     assert_eq!(compared.lacks, [0, 2, 4]);
@@ -41,10 +41,25 @@ fn what_no_server_has_is_lacking() {
 }
 
 #[test]
+fn a_row_that_every_replica_must_have_is_lacking_until_they_do() {
+    let chunk = chunk(&[(7, 0, 2)]);
+    let of = |answer: Vec<There>| {
+        let Compared { lacks, partial, .. } = compare(&chunk, answer, 2);
+        (lacks, partial)
+    };
+    assert_eq!(of(vec![]), (vec![0, 1], false));
+    assert_eq!(of(vec![there(7, &[0, 1]), there(7, &[1])]), (vec![0], true));
+    // Twice on one server is not on two.
+    assert_eq!(of(vec![there(7, &[0, 0, 1]), there(7, &[1])]), (vec![0], true));
+    assert_eq!(of(vec![there(7, &[0, 1]), there(7, &[1, 0])]), (vec![], false));
+}
+
+#[test]
 fn rows_that_a_server_has_twice_are_counted() {
     let compared = compare(
         &chunk(&[(7, 0, 2)]),
         vec![there(7, &[0, 1, 1, 1, 0]), there(7, &[1, 1]), there(9, &[4, 4])],
+        1,
     );
     assert_eq!(compared.lacks, [0; 0]);
     assert_eq!(compared.repeated, BTreeMap::from([(7, 3), (9, 1)]));

@@ -45,7 +45,7 @@ impl Server {
         match ask {
             Ask::Here => self.identities(&here).await.map(|rows| (rows, true)),
             Ask::Replicas => self.of_replicas(table, here, question).await,
-            Ask::Behind(behind) => {
+            Ask::Behind(behind, _) => {
                 let from = ReadFrom::cluster(&behind.cluster, &behind.database, &behind.table);
                 self.identities(&question(&from)).await.map(|rows| (rows, true))
             }
