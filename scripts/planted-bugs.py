@@ -290,9 +290,7 @@ CATCHERS = {
         )
     ],
     "uncertain-later-round": [
-        known(
-            "no_later_round_acts_on_an_answer_that_is_not_certain", "a replica may have the rows"
-        )
+        known("no_later_round_acts_on_an_answer_that_is_not_certain", "a replica may have the rows")
     ],
     "later-round-unsettled": [
         known(

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 from cluster.keeper_proxy import KeeperProxy
-from harness import clickhouse
 from harness.process import free_port
-from harness.services import Service, http_get, tool
+from harness.services import ClickHouse, Service, tool
 
 HERE = Path(__file__).resolve().parent
 
@@ -40,7 +39,7 @@ class ZooKeeper(Service):
             return b"Mode: " in connection.makefile("rb").read()
 
 
-class Node(Service):
+class Node(ClickHouse):
     """One ClickHouse server of a cluster."""
 
     def __init__(self, directory: Path, number: int, shard: int) -> None:
@@ -49,7 +48,6 @@ class Node(Service):
         self.port, self.tcp_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.config = directory / f"node{number}.xml"
-        self.server_log = directory / f"node{number}.server.log"
         arguments = [
             sys.executable,
             HERE / "node.py",
@@ -92,18 +90,6 @@ class Node(Service):
 </clickhouse>
 """
         )
-
-    def ready(self) -> bool:
-        return http_get(f"{self.url}/ping")[0] == 200
-
-    def query(self, sql: str, **settings: object) -> bytes:
-        return clickhouse.query(self.url, sql, **settings)
-
-    def lines(self, sql: str) -> list[str]:
-        return clickhouse.lines(self.url, sql)
-
-    def scalar(self, sql: str) -> str:
-        return clickhouse.scalar(self.url, sql)
 
 
 class Cluster:

@@ -139,21 +139,10 @@ class Versitygw(Service):
         return http_get(f"{self.endpoint}/health")[0] == 200
 
 
-class EmbeddedClickHouse(Service):
-    """The ClickHouse engine behind its HTTP interface; the data outlive the process."""
+class ClickHouse(Service):
+    """A ClickHouse server, asked over HTTP at `url`."""
 
-    def __init__(self, directory: Path, name: str = "clickhouse") -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        super().__init__(
-            name,
-            [
-                program("embedded-clickhouse"),
-                *("--listen", f"127.0.0.1:{self.port}"),
-                *("--path", directory / f"{name}-data"),
-            ],
-            directory,
-        )
+    url: str
 
     def ready(self) -> bool:
         return http_get(f"{self.url}/ping")[0] == 200
@@ -169,6 +158,23 @@ class EmbeddedClickHouse(Service):
 
     def rows(self, sql: str) -> list[dict]:
         return clickhouse.rows(self.url, sql)
+
+
+class EmbeddedClickHouse(ClickHouse):
+    """The ClickHouse engine behind its HTTP interface; the data outlive the process."""
+
+    def __init__(self, directory: Path, name: str = "clickhouse") -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        super().__init__(
+            name,
+            [
+                program("embedded-clickhouse"),
+                *("--listen", f"127.0.0.1:{self.port}"),
+                *("--path", directory / f"{name}-data"),
+            ],
+            directory,
+        )
 
 
 class Buffer:
