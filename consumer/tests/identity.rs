@@ -466,14 +466,14 @@ async fn a_successor_asks_for_what_was_planned_before_although_it_sees_the_log_l
         ack_interval: Duration::from_secs(3_600),
         ..config("a")
     };
-    let first = start(&log.store, never_acknowledges, &table);
     // A new cursor asks for what was in the log before it.
-    eventually("it has its cursor", async || {
-        log.cursor("default").await.is_some()
-    })
-    .await;
+    log.commit(&[1]).await;
+    let earlier = start(&log.store, config("a"), &table);
+    acknowledged(&log, 1).await;
+    earlier.stop().await.unwrap();
+    let first = start(&log.store, never_acknowledges, &table);
     log.commit(&[3, 25]).await;
-    table.has(28).await;
+    table.has(29).await;
     first.crash().await;
     table.forget_tokens();
     let manifest = log.manifest().await.state;
@@ -486,7 +486,7 @@ async fn a_successor_asks_for_what_was_planned_before_although_it_sees_the_log_l
     .await;
     let swap = cas::swap(&log.store, &layout::manifest(0), None, manifest.stamped(1)).await;
     assert!(matches!(swap, Swap::Committed(_)));
-    acknowledged(&log, 2).await;
+    acknowledged(&log, 3).await;
     second.stop().await.unwrap();
     assert_eq!(table.rows(), log.rows(), "what was planned is not new");
 }
