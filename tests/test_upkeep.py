@@ -38,7 +38,7 @@ def test_a_backlog_in_pages_is_read_once_though_the_consumer_is_killed(site):
         [],
         [],
     )
-    nothing = {name: 0 for name in done}
+    nothing = {name: type(count)() for name, count in done.items()}
     assert site.answer("gc", "--gc-grace", "0s") == nothing
     site.check_manifest()
 

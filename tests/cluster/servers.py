@@ -82,7 +82,8 @@ class Node(ClickHouse):
 <background_distributed_schedule_pool_size>4</background_distributed_schedule_pool_size>
 <background_schedule_pool_size>32</background_schedule_pool_size>
 <database_atomic_delay_before_drop_table_sec>0</database_atomic_delay_before_drop_table_sec>
-<merge_tree><initialization_retry_period>1</initialization_retry_period></merge_tree>
+<merge_tree><initialization_retry_period>1</initialization_retry_period>
+<zookeeper_session_expiration_check_period>1</zookeeper_session_expiration_check_period></merge_tree>
 <users_config>{users}</users_config>
 <http_port>{self.port}</http_port><tcp_port>{self.tcp_port}</tcp_port>
 <listen_host>127.0.0.1</listen_host><listen_host>{self.interserver}</listen_host>
