@@ -7,7 +7,7 @@ use millpond_gateway::Connections;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::warn;
 
-/// As many as the process asks for, where the hard limit is higher or there is none.
+/// The soft limit that the process asks for, unless the hard limit is lower.
 const WANTED: u64 = 65_536;
 
 /// The store's connections, or its files: uploads, commits and their retries are far fewer.
@@ -37,7 +37,7 @@ pub(crate) fn raise() -> anyhow::Result<usize> {
 /// # Errors
 /// When the limit leaves no room for a useful number.
 pub(crate) fn connections(limit: usize, wanted: usize) -> anyhow::Result<usize> {
-    // What connections need beside their number.
+    // Descriptors that are not available to OTLP connections.
     let reserved = Connections::descriptors(0) + ADMIN_DESCRIPTORS + STORE + PROGRAM;
     let fit = limit.saturating_sub(reserved);
     anyhow::ensure!(

@@ -72,7 +72,7 @@ pub struct Collected {
     pub bytes: u64,
     /// Pages deleted.
     pub pages: u64,
-    /// The cursors that cannot be read, each by its key with the reason. Of their shards a round trims nothing but what retention drops.
+    /// The unreadable cursors, each as its key and the reason. A round trims their shards only by retention.
     pub unreadable_cursors: Vec<String>,
 }
 
@@ -123,7 +123,7 @@ struct Trim {
     needed: u64,
 }
 
-/// What the cursors of a shard say.
+/// The part of a shard's log that its consumers still need.
 #[derive(Debug, Default)]
 struct Needs {
     /// Some consumer needs everything from here on; none where there are no consumers.
@@ -132,8 +132,8 @@ struct Needs {
     unreadable: Vec<String>,
 }
 
-/// What consumers have read goes, and what is too old. A buffer that nobody reads keeps everything, and so does one with a cursor that
-/// nobody can read: its consumer may need all of it.
+/// Trims sequences that every consumer has read, and those that retention drops. Without consumers, or with an unreadable cursor whose
+/// consumer may need everything, only retention trims.
 fn trim(log: &Manifest, needs: &Needs, committed_before_ms: Option<u64>) -> Trim {
     let known = needs.from.filter(|_| needs.unreadable.is_empty());
     let needed = known.unwrap_or(log.first_sequence);

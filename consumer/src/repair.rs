@@ -1,5 +1,5 @@
 //! A repair: compares the rows of a range that a consumer has acknowledged with those that its sink has, and inserts what is
-//! missing. It is a consumer with a cursor of its own, `<name>.repair`, and so with tokens of its own, that ends at the end of
+//! missing. A repair is a consumer with a separate cursor, `<name>.repair`, and therefore separate tokens. It stops at the end of
 //! its range. The identities of the rows stay those of the consumer. It never sends a row without asking for it first.
 
 use crate::Config;

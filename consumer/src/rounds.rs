@@ -231,18 +231,21 @@ async fn ask(
     let source = id.source();
     let since = sender.may_send().await;
     let presence = sink.presence(&source, chunk).await?;
-    let lacks_any = matches!(&presence, Presence::Lacks { rows, .. } if !rows.is_empty());
-    if !(later && lacks_any) || planted::is(Bug::LaterRoundUnsettled) {
+    if !(later && lacks_any(&presence)) || planted::is(Bug::LaterRoundUnsettled) {
         return Ok((presence, since));
     }
     // The sink knows the previous round's token, but its rows may not be visible yet.
     end_others(sink, id).await?;
     let since = sender.may_send().await;
     let presence = sink.presence(&source, chunk).await?;
-    if matches!(&presence, Presence::Lacks { rows, .. } if !rows.is_empty()) {
+    if lacks_any(&presence) {
         sender.announce_later_round().await;
     }
     Ok((presence, since))
+}
+
+fn lacks_any(presence: &Presence) -> bool {
+    matches!(presence, Presence::Lacks { rows, .. } if !rows.is_empty())
 }
 
 /// Returns when no earlier request of the batch is under way. ClickHouse answers with success as soon as it knows a token, and the

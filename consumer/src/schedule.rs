@@ -91,7 +91,7 @@ impl Schedule {
         }
     }
 
-    /// This schedule, which plans nothing from a sequence on. What is planned there already is done.
+    /// Limits the schedule to sequences below `until`: it plans no further batches there, and finishes those already planned.
     #[must_use]
     pub fn until(self, until: Option<u64>) -> Self {
         Schedule { until, ..self }

@@ -208,7 +208,7 @@ pub struct RowId {
 }
 
 impl RowId {
-    /// The record that comes so many after this one in the same segment.
+    /// The record `records` places after this one in the same segment.
     fn after(self, records: u64) -> RowId {
         let records = u32::try_from(records).expect("a segment has under 2^32 records of a stream");
         RowId {
@@ -342,7 +342,7 @@ pub trait Sink: Send + Sync + 'static {
     /// Cuts rows out of a chunk by their places, ascending. They keep the chunk's number. CPU work.
     fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk;
 
-    /// The records with these numbers, in that order, each as a message of its own. CPU work.
+    /// Returns the records with these identities in the given order, each as a separate message. Runs on a CPU thread.
     fn records(&self, batch: &Batch, ids: &[RowId]) -> Result<Vec<Record>, SinkError>;
 
     /// Writes the rows of a chunk: one request, in one block, under one token. A success says that the sink knows the token, and

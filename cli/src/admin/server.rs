@@ -23,7 +23,7 @@ pub(crate) const CONNECTIONS_MAX: usize = 64;
 /// scraper whose connection was closed opens another.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a connection may have unread; its headers fit into it. 16 KiB: no request here has a body.
+/// Read buffer of a connection, in bytes. A request's headers must fit into it; no request here has a body.
 const BUFFER_BYTES: usize = 16 << 10;
 
 /// Header lines of one request. 64: browsers send about 20.
@@ -65,7 +65,7 @@ async fn answer(stream: TcpStream, router: Router, connection: &Connection) -> h
         let (seat, answer) = (seat.clone(), router.call(request));
         async move {
             let answer = answer.await;
-            // Who has had an answer is closed after those who only wait.
+            // At the limit, connections without an answer are closed before those that had one.
             seat.prove();
             drop(answering);
             answer

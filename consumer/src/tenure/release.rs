@@ -44,7 +44,7 @@ impl Tenure<'_> {
             }
             next.wait_for(&[]);
             let repaired = self.is_repaired();
-            if repaired || self.has_settled() {
+            if self.has_settled() {
                 next.settle();
             }
             // The store may be away for long.
