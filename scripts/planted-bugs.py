@@ -371,7 +371,7 @@ def run(programs, catcher, bug):
         if passed and "1 passed" not in said:
             passed, said = False, "there is no such test"
     except subprocess.TimeoutExpired:
-        passed, said = True, f"it was not done after {TIMEOUT_S} s"
+        passed, said = False, f"it was not done after {TIMEOUT_S} s"
     return passed, said, time.monotonic() - began
 
 
