@@ -40,7 +40,7 @@ def model(test, *invariants):
     return Catcher("simulation/tests/protocols.rs", test, says)
 
 
-PRODUCERS = "two_producers_and_a_collector"
+PRODUCERS = "two_producers_and_gc"
 OWNERS = "two_owners_of_a_cursor"
 RULES = "two_owners_with_different_rules"
 LEFT_BEHIND = "an_owner_that_leaves_batches_behind_a_hole"
@@ -51,8 +51,8 @@ STOOD_STILL = "a_machine_that_stood_still_begins_no_request_before_its_lease_is_
 FENCED_RULES = "a_fenced_owner_that_outlives_a_change_of_the_rule"
 
 
-def collecting(test, says):
-    return Catcher("consumer/tests/collector.rs", test, says)
+def gc(test, says):
+    return Catcher("consumer/tests/gc.rs", test, says)
 
 
 def consuming(test, says):
@@ -135,7 +135,7 @@ CATCHERS = {
         )
     ],
     "delete-before-trim": [
-        collecting("the_slowest_stream_of_the_slowest_consumer_is_what_counts", "live and gone")
+        gc("the_slowest_stream_of_the_slowest_consumer_is_what_counts", "live and gone")
     ],
     "fence-ignored": [model(OWNERS, "5")],
     "lease-ignored": [
@@ -151,12 +151,12 @@ CATCHERS = {
         paged("streams_at_different_positions_both_arrive", "never: all is there"),
     ],
     "position-not-written": [
-        collecting(
+        gc(
             "a_stream_of_which_nothing_is_acknowledged_yet_keeps_what_it_has",
             r"left: 1\s+right: 0",
         )
     ],
-    "rule-not-pinned": [model(RULES, "3: nothing is in the sink twice")],
+    "policy-not-pinned": [model(RULES, "3: nothing is in the sink twice")],
     "released-in-doubt": [model(LEFT_BEHIND, "3: ")],
     "withdrawn-in-doubt": [model(GIVEN_BACK_AHEAD, "3: nothing is in the sink twice")],
     "token-without-chunk": [

@@ -11,7 +11,7 @@ from harness.services import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "json.md").read_text()
 # What is in them is OTLP's, the settings', the price table's or names of the user's.
-OPEN = {"record", "rule", "planned", "load", "settings", "request_latency", "price", "errors"}
+OPEN = {"record", "policy", "planned", "load", "settings", "request_latency", "price", "errors"}
 
 
 def _documented(part: str) -> set[str]:

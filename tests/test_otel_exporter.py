@@ -192,7 +192,7 @@ def test_a_mistake_ends_the_collector_and_loses_nothing(
     """At its start if the store can be asked then, else when it can be."""
     site = own_site
     queue = _kept_in(site.directory / "queue")
-    wrong = site.millpond_collector_of("wrong", **queue, **settings)
+    wrong = site.millpond_gc_of("wrong", **queue, **settings)
     wrong.environment.update(environment)
     acknowledged = []
     if away:

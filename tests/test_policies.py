@@ -164,9 +164,9 @@ def test_a_consumer_that_collects_needs_both_policies(site, roles):
     flags = ("--gc-interval", "50ms", "--gc-grace", "0s")
     collecting = site.consumer_of(*flags, name="consumer-collecting")
     roles.started_as(collecting, user)
-    deleted = "millpond_collector_deleted_segments_total"
+    deleted = "millpond_gc_deleted_segments_total"
     eventually("segments to be deleted", lambda: collecting.metric(deleted) > 0)
-    assert collecting.metric("millpond_collector_failures_total") == 0
+    assert collecting.metric("millpond_gc_failures_total") == 0
     assert collecting.terminate() == 0
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
 

@@ -51,7 +51,7 @@ def test_garbage_is_collected_under_load_and_crashes(site):
     # A request without an answer is not sent again: the killed gateway may have committed it.
     load = site.load(gateway, "--rate", 3_000, "--retry-for", "0s", records=24_000)
     load.start()
-    deleted = "millpond_collector_deleted_segments_total"
+    deleted = "millpond_gc_deleted_segments_total"
     for _ in range(3):
         seen = consumer.metric(deleted)
         eventually(

@@ -10,7 +10,7 @@ use crate::table::{MakingArgs, TableArgs};
 use crate::telemetry::{Identity, Telemetry, TelemetryArgs};
 use crate::units::{Size, Time, address, at_least_one, pause, readable};
 use millpond_clickhouse::ClickHouse;
-use millpond_consumer::collector::Collector;
+use millpond_consumer::gc::GarbageCollector;
 use millpond_consumer::{Consumer, SinkError, StreamPattern};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -286,9 +286,9 @@ async fn consume(
     args.prices.register(&mut registry);
     let consumer = Consumer::new(store.clone(), args.consumer(), Arc::new(sink), &mut registry)?;
     let collecting = (!args.gc_interval.0.is_zero()).then(|| {
-        let config = args.gc.collector(args.gc_interval.0);
-        let collector = Collector::new(store.clone(), config, &mut registry);
-        tokio::spawn(collector.run(shutdown.clone()))
+        let config = args.gc.gc(args.gc_interval.0);
+        let gc = GarbageCollector::new(store.clone(), config, &mut registry);
+        tokio::spawn(gc.run(shutdown.clone()))
     });
     admin.show(registry);
     let status = consumer.status();

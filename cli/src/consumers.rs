@@ -251,7 +251,7 @@ async fn list(args: &StoreArgs, as_json: bool) -> anyhow::Result<()> {
             }
             all.push(json!({
                 "consumer": cursor.consumer, "shard": shard, "epoch": cursor.epoch, "ownership": owner,
-                "sink": cursor.rule.sink, "streams": streams, "skipped": cursor.skipped,
+                "sink": cursor.policy.sink, "streams": streams, "skipped": cursor.skipped,
             }));
         }
     }

@@ -132,12 +132,12 @@ impl Which {
             return Ok(self.letters.clone());
         };
         layout::check_consumer_name(consumer)?;
-        let found = letters(store, Some(consumer)).await?;
+        let found = find(store, Some(consumer)).await?;
         Ok(found.into_iter().map(|letter| letter.key).collect())
     }
 }
 
-/// Nothing else is shown, sent or deleted as a letter.
+/// Nothing else is shown, sent or deleted as a dead letter.
 fn check_name(letter: &str) -> anyhow::Result<()> {
     let mut words = letter.split('/');
     let is_name = words.next() == Some("shards")
@@ -153,7 +153,7 @@ fn check_name(letter: &str) -> anyhow::Result<()> {
 }
 
 /// The dead letters of all shards, in order.
-pub(crate) async fn letters(store: &Store, consumer: Option<&str>) -> anyhow::Result<Vec<Listed>> {
+pub(crate) async fn find(store: &Store, consumer: Option<&str>) -> anyhow::Result<Vec<Listed>> {
     let mut all = Vec::new();
     for shard in 0..buffer(store).await?.shards {
         all.extend(store.list(&layout::dead_letters(shard, consumer)).await?);
@@ -163,11 +163,11 @@ pub(crate) async fn letters(store: &Store, consumer: Option<&str>) -> anyhow::Re
 
 async fn list(store: &Store, consumer: Option<&str>, as_json: bool) -> anyhow::Result<ExitCode> {
     let (mut shown, mut damaged) = (Vec::new(), Vec::new());
-    let letters = letters(store, consumer).await?;
-    if letters.is_empty() && !as_json {
+    let dead_letters = find(store, consumer).await?;
+    if dead_letters.is_empty() && !as_json {
         say!("no dead letters")?;
     }
-    for Listed { key, .. } in letters {
+    for Listed { key, .. } in dead_letters {
         match cas::read::<DeadLetter>(store, &key).await {
             // It was replayed or removed meanwhile.
             Ok(None) => {}
@@ -222,11 +222,11 @@ async fn show(store: &Store, key: &str, payload: Option<PathBuf>, as_json: bool)
 async fn again(
     store: &Store,
     sink: &Arc<dyn Sink>,
-    letters: &[String],
+    dead_letters: &[String],
     as_json: bool,
 ) -> anyhow::Result<ExitCode> {
     let (mut rows, mut replayed, mut kept) = (0, Vec::new(), Vec::new());
-    for key in letters {
+    for key in dead_letters {
         match replay(store, sink, key).await {
             Ok(more) => {
                 rows += more;
@@ -261,8 +261,8 @@ async fn again(
     Ok(code)
 }
 
-async fn remove(store: &Store, letters: &[String]) -> anyhow::Result<()> {
-    for key in letters {
+async fn remove(store: &Store, dead_letters: &[String]) -> anyhow::Result<()> {
+    for key in dead_letters {
         if store.head(key).await?.is_none() {
             bail!("there is no dead letter {key}");
         }

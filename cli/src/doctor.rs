@@ -10,7 +10,7 @@ use crate::table::TableArgs;
 use crate::units::readable;
 use millpond_clickhouse::tables::{Report as Found, State, inspect};
 use millpond_clickhouse::{ClickHouse, keeps_identities};
-use millpond_consumer::Rule;
+use millpond_consumer::BatchingPolicy;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::StreamCursor;
 use millpond_manifest::manifest::TAIL_MAX;
@@ -132,12 +132,12 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     if !args.read_only {
         look_at_store(&store, &mut report).await;
     }
-    let mut rules = Vec::new();
+    let mut policies = Vec::new();
     match find_buffer(&store).await {
         Ok(Some(buffer)) => {
             report.ok(format!("buffer {}, shards: {}", buffer.id, buffer.shards));
             for shard in 0..buffer.shards {
-                look_at_shard(&store, &buffer, shard, &mut report, &mut rules).await?;
+                look_at_shard(&store, &buffer, shard, &mut report, &mut policies).await?;
                 look_at_letters(&store, shard, &mut report).await?;
             }
         }
@@ -146,7 +146,7 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         Err(error) => report.error(error.to_string(), "mend the store or the way to it"),
     }
     if let Some(url) = &args.clickhouse {
-        look_at_tables(args.table.at(url)?, &rules, &mut report).await;
+        look_at_tables(args.table.at(url)?, &policies, &mut report).await;
     }
     let compared = match args.rows {
         true => rows::look(&store, &args, &mut report).await?,
@@ -218,7 +218,7 @@ async fn look_at_store(store: &Store, report: &mut Report) {
     if let Err(error) = store.delete(&key).await {
         report.warning(
             format!("{error}"),
-            "the collector cannot delete either: grant it, or the buffer only grows",
+            "the garbage collector cannot delete either: grant it, or the buffer only grows",
         );
     }
 }
@@ -228,7 +228,7 @@ async fn look_at_shard(
     buffer: &Buffer,
     shard: u32,
     report: &mut Report,
-    rules: &mut Vec<Rule>,
+    policies: &mut Vec<BatchingPolicy>,
 ) -> anyhow::Result<()> {
     let checked = check_patiently(store, buffer, shard).await?;
     for broken in &checked.broken {
@@ -289,21 +289,21 @@ async fn look_at_shard(
     }
     for cursor in &cursors {
         look_at_consumer(cursor, &log, report);
-        rules.push(cursor.rule.clone());
+        policies.push(cursor.policy.clone());
     }
     Ok(())
 }
 
 async fn look_at_letters(store: &Store, shard: u32, report: &mut Report) -> anyhow::Result<()> {
-    let letters = store.list(&layout::dead_letters(shard, None)).await?;
+    let dead_letters = store.list(&layout::dead_letters(shard, None)).await?;
     let mut consumers: BTreeMap<&str, usize> = BTreeMap::new();
-    for letter in &letters {
+    for letter in &dead_letters {
         let consumer = letter.key.rsplit('/').nth(1).unwrap_or_default();
         *consumers.entry(consumer).or_default() += 1;
     }
-    for (consumer, letters) in consumers {
+    for (consumer, dead_letters) in consumers {
         report.warning(
-            format!("consumer {consumer} in shard {shard:04}: {letters} dead letters"),
+            format!("consumer {consumer} in shard {shard:04}: {dead_letters} dead letters"),
             "`millpond dead-letters list` says why; mend the table and `replay` them, or `remove` them: nobody else deletes them",
         );
     }
@@ -353,7 +353,11 @@ fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
 }
 
 /// Whether the tables fit, and remember tokens for long enough.
-async fn look_at_tables(config: millpond_clickhouse::Config, rules: &[Rule], report: &mut Report) {
+async fn look_at_tables(
+    config: millpond_clickhouse::Config,
+    policies: &[BatchingPolicy],
+    report: &mut Report,
+) {
     let database = config.database.clone();
     let config = millpond_clickhouse::Config {
         create: false,
@@ -395,14 +399,16 @@ async fn look_at_tables(config: millpond_clickhouse::Config, rules: &[Rule], rep
         Err(error) => return report.error(format!("database {database}: {error}"), waits),
     };
     report.ok(format!("the tables in database {database} fit"));
-    if rules.iter().any(|rule| !keeps_identities(&rule.sink)) {
+    if policies.iter().any(|policy| !keeps_identities(&policy.sink)) {
         report.warning(
             "a consumer writes with --columns none: each row is inserted exactly once only while ClickHouse remembers its token",
             "use --columns all for new tables, or keep the deduplication window large; such rows cannot be compared or repaired",
         );
     }
-    let warnings: std::collections::BTreeSet<String> =
-        rules.iter().flat_map(|rule| sink.window_warnings(rule)).collect();
+    let warnings: std::collections::BTreeSet<String> = policies
+        .iter()
+        .flat_map(|policy| sink.window_warnings(policy))
+        .collect();
     for warning in warnings {
         report.warning(
             warning,

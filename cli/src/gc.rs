@@ -1,11 +1,11 @@
-//! `millpond gc`: one round of the collector by hand, and the settings of the one that runs beside a consumer.
+//! `millpond gc`: one round of the garbage collector by hand, and the settings of the one that runs beside a consumer.
 
 use crate::inspect::buffer;
 use crate::output::say;
 use crate::store::StoreArgs;
 use crate::units::{Time, count, grouped, readable};
 use anyhow::bail;
-use millpond_consumer::collector::{Collected, Collector, CollectorConfig};
+use millpond_consumer::gc::{Collected, GarbageCollector, GcConfig};
 use prometheus_client::registry::Registry;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub(crate) struct GcSettings {
 }
 
 impl GcSettings {
-    pub(crate) fn collector(&self, interval: Duration) -> CollectorConfig {
+    pub(crate) fn gc(&self, interval: Duration) -> GcConfig {
         if self.gc_grace.0 < GRACE_SHORT {
             tracing::warn!(
                 "gc-grace is {}: nothing is lost by it, but a gateway whose commits take longer uploads again and again and \
@@ -40,7 +40,7 @@ impl GcSettings {
                 self.gc_grace
             );
         }
-        CollectorConfig {
+        GcConfig {
             interval,
             grace: self.gc_grace.0,
             max_age: (!self.retention_max_age.0.is_zero()).then_some(self.retention_max_age.0),
@@ -69,9 +69,9 @@ pub(crate) async fn run(args: GcArgs) -> anyhow::Result<()> {
     let store = args.store.open(false).await?;
     // Where there is none there is nothing to delete, for ever: a typing error in the URL.
     buffer(&store).await?;
-    let config = args.settings.collector(Duration::ZERO);
-    let mut collector = Collector::new(store, config, &mut Registry::default());
-    let done = collector.round(args.dry_run).await?;
+    let config = args.settings.gc(Duration::ZERO);
+    let mut gc = GarbageCollector::new(store, config, &mut Registry::default());
+    let done = gc.round(args.dry_run).await?;
     if args.json {
         say!("{}", serde_json::to_string(&done)?)?;
     } else {

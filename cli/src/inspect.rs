@@ -151,7 +151,7 @@ fn shard_json(log: &Log, bytes: usize, cursors: &[Cursor]) -> Value {
         .map(|(sequence, entry)| {
             let parts: Vec<Value> = entry.parts.iter().map(|p| json!({
             "stream": log.streams[p.stream as usize].name, "offset": p.offset, "length": p.length,
-            "raw_length": p.raw_length, "messages": p.messages, "records": p.records,
+            "raw_len": p.raw_len, "messages": p.messages, "records": p.records,
             "first_received_at_us": p.first_received_at_us, "last_received_at_us": p.last_received_at_us,
         })).collect();
             json!({
@@ -197,7 +197,7 @@ fn cursor_json(log: &Log, cursor: &Cursor) -> Value {
         .collect();
     json!({
         "consumer": cursor.consumer, "epoch": cursor.epoch, "ownership": ownership, "owner": owner,
-        "lease_expires_at_ms": lease, "rule": cursor.rule, "streams": streams,
+        "lease_expires_at_ms": lease, "policy": cursor.policy, "streams": streams,
     })
 }
 
@@ -226,7 +226,7 @@ fn print_shard(log: &Log, bytes: usize, cursors: &[Cursor]) -> anyhow::Result<()
                 part.records,
                 part.messages,
                 readable(part.length),
-                readable(part.raw_length),
+                readable(part.raw_len),
                 part.offset
             )?;
         }
@@ -293,7 +293,7 @@ async fn check(args: &ManifestArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// How often a shard is looked at while a collector trims it.
+/// How often a shard is looked at while a garbage collector trims it.
 const CHECKS_MAX: usize = 5;
 
 /// Something that is not as it must be.
@@ -451,13 +451,13 @@ fn segment_json(name: &str, size: usize, index: &Index, object: &Bytes) -> anyho
         for block in millpond_segment::blocks(&data, part.offset, &Limits::default()) {
             let block = block?;
             blocks.push(json!({
-                "offset": block.offset(), "length": block.encoded_len(), "raw_length": block.raw_len(),
+                "offset": block.offset(), "length": block.encoded_len(), "raw_len": block.raw_len(),
                 "messages": block.messages(), "compression": block.compression().name(),
             }));
         }
         streams.push(json!({
             "stream": part.stream, "encoding": part.encoding.name(), "offset": part.offset, "length": part.length,
-            "raw_length": part.raw_len, "messages": part.messages, "records": part.records,
+            "raw_len": part.raw_len, "messages": part.messages, "records": part.records,
             "first_received_at_us": part.first_received_at_us, "last_received_at_us": part.last_received_at_us,
             "blocks": blocks,
         }));

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use millpond_clickhouse::ClickHouse;
-use millpond_consumer::{Batch, BatchId, Chunk, Cut, Part, Presence, Rule, Sink};
+use millpond_consumer::{Batch, BatchId, BatchingPolicy, Chunk, Cut, Part, Presence, Sink};
 use millpond_manifest::Buffer;
 use millpond_segment::Encoding;
 use serde::Serialize;
@@ -108,7 +108,7 @@ pub(crate) async fn ask(
     id: BatchId,
     encoding: Encoding,
     part: Part,
-    rule: Rule,
+    policy: BatchingPolicy,
 ) -> anyhow::Result<Records> {
     let (source, cutter) = (id.source(), sink.clone());
     let batch = Batch {
@@ -118,7 +118,7 @@ pub(crate) async fn ask(
     };
     let cut = tokio::task::spawn_blocking(move || {
         let mut chunks: Vec<Chunk> = Vec::new();
-        let done = cutter.chunks(&batch, &rule, &mut |cut| {
+        let done = cutter.chunks(&batch, &policy, &mut |cut| {
             if let Cut::Chunk(chunk) = cut {
                 chunks.push(chunk);
             }

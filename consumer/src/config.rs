@@ -2,7 +2,7 @@
 
 use crate::repair::Repair;
 use crate::streams::StreamPattern;
-use millpond_manifest::{Rule, layout};
+use millpond_manifest::{BatchingPolicy, layout};
 use std::time::Duration;
 
 /// How a consumer works. The defaults suit one ClickHouse server and segments from a few gateways.
@@ -88,9 +88,9 @@ impl Config {
         }
     }
 
-    /// The rule that this configuration asks for.
-    pub(crate) fn rule(&self, sink: &str, schema_version: u32) -> Rule {
-        Rule {
+    /// The policy that this configuration asks for.
+    pub(crate) fn policy(&self, sink: &str, schema_version: u32) -> BatchingPolicy {
+        BatchingPolicy {
             batch_records: self.batch_records,
             batch_bytes: self.batch_bytes,
             chunk_rows: self.chunk_rows,

@@ -5,7 +5,7 @@ use crate::Environment;
 use crate::metrics::InStage;
 use crate::sink::{Batch, Cut, Sink, SinkError};
 use crate::trace::Step;
-use millpond_manifest::Rule;
+use millpond_manifest::BatchingPolicy;
 use prometheus_client::metrics::histogram::Histogram;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 pub(crate) struct Decode {
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) batch: Arc<Batch>,
-    pub(crate) rule: Rule,
+    pub(crate) policy: BatchingPolicy,
     /// The turn of a decoder, given back at the end.
     pub(crate) decoder: OwnedSemaphorePermit,
     pub(crate) queued: InStage,
@@ -57,14 +57,14 @@ impl Decode {
         let Decode {
             sink,
             batch,
-            rule,
+            policy,
             decoder: _turn,
             queued: _queued,
             seconds,
             step,
         } = self;
         let mut began = Instant::now();
-        let outcome = sink.chunks(&batch, &rule, &mut |cut| {
+        let outcome = sink.chunks(&batch, &policy, &mut |cut| {
             seconds.observe(began.elapsed().as_secs_f64());
             let more = emit(cut);
             // What it waited for the chunk to be taken is the writers' time.

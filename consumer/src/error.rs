@@ -91,8 +91,8 @@ pub enum ConsumeError {
     },
     /// So much of a batch is refused that something else than its rows must be wrong.
     #[error(
-        "more than {max} records of batch {batch} are refused, and so many dead letters a batch may have: {reason}. Mend the \
-         table, or allow more (--dead-letters-max), and start it again: it goes on where it was"
+        "more than {max} records of batch {batch} are refused, and so many dead dead_letters a batch may have: {reason}. Mend the \
+         table, or allow more (--dead-dead_letters-max), and start it again: it goes on where it was"
     )]
     TooManyRefused {
         /// The batch's identity.
@@ -153,7 +153,7 @@ pub enum ConsumeError {
 }
 
 impl From<millpond_manifest::cursor::Forbidden> for ConsumeError {
-    fn from(rule: millpond_manifest::cursor::Forbidden) -> Self {
-        Self::Forbidden(rule)
+    fn from(policy: millpond_manifest::cursor::Forbidden) -> Self {
+        Self::Forbidden(policy)
     }
 }

@@ -2,14 +2,14 @@
 //! parallel and out of order; what is acknowledged is contiguous. `design/consumer.md` tells the
 //! whole; the decisions are pure and live in `schedule`, the rest only carries.
 
-pub mod collector;
+mod bisect;
 mod config;
+mod dead_letters;
 mod decode;
 mod environment;
 mod error;
-mod isolate;
+pub mod gc;
 mod lease;
-mod letters;
 mod metrics;
 mod owner;
 mod repair;
@@ -27,7 +27,7 @@ mod work;
 pub use config::Config;
 pub use environment::{Environment, SystemEnvironment};
 pub use error::ConsumeError;
-pub use millpond_manifest::cursor::Rule;
+pub use millpond_manifest::cursor::BatchingPolicy;
 pub use millpond_manifest::piece;
 pub use repair::{Repair, Tally};
 #[doc(hidden)]
@@ -52,7 +52,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
-use work::{Memory, Workshop};
+use work::{BatchWorker, Memory};
 
 /// A named reader of a buffer that writes the streams of its settings that its sink accepts into that sink.
 pub struct Consumer {
@@ -75,7 +75,7 @@ impl Consumer {
     ) -> Result<Consumer, ConsumeError> {
         layout::check_reader_name(&config.consumer)?;
         config
-            .rule(sink.name(), sink.schema_version())
+            .policy(sink.name(), sink.schema_version())
             .check()
             .map_err(ConsumeError::Setting)?;
         let metrics = Metrics::register(registry, &config.consumer);
@@ -120,7 +120,7 @@ impl Consumer {
         self.metrics.shards.set(buffer.shards.into());
         info!(buffer = %buffer.id, shards = buffer.shards, consumer = self.config.consumer, sink = self.sink.name(), "consuming");
         let streams = self.streams(&buffer).await?;
-        let workshop = Arc::new(Workshop {
+        let worker = Arc::new(BatchWorker {
             store: self.store.clone(),
             sink: self.sink.clone(),
             streams,
@@ -142,7 +142,7 @@ impl Consumer {
                 repair: Repair::of(&self.config, shard).cloned(),
                 config: self.config.clone(),
                 claim: self.claim(&buffer, shard),
-                workshop: workshop.clone(),
+                worker: worker.clone(),
                 shutdown: shutdown.clone(),
             };
             shards.spawn(shard.run());
@@ -189,7 +189,7 @@ impl Consumer {
             cursor: self.config.cursor(),
             instance: self.config.instance.clone(),
             lease: self.config.lease,
-            rule: self.config.rule(self.sink.name(), self.sink.schema_version()),
+            policy: self.config.policy(self.sink.name(), self.sink.schema_version()),
             environment: self.environment.clone(),
             metrics: self.metrics.clone(),
             status: self.status.clone(),

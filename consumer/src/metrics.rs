@@ -4,7 +4,7 @@
 use crate::rounds::Found;
 use millpond_manifest::Lag;
 use millpond_manifest::cursor::Plan;
-use millpond_manifest::letter::Kind;
+use millpond_manifest::dead_letter::Kind;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

@@ -9,7 +9,7 @@ use crate::status::{Level, Status};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opening};
 use millpond_manifest::planted::{self, Bug};
-use millpond_manifest::{Cursor, Rule, layout};
+use millpond_manifest::{BatchingPolicy, Cursor, layout};
 use millpond_storage::{Backoff, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(crate) struct Claim {
     pub(crate) cursor: String,
     pub(crate) instance: String,
     pub(crate) lease: Duration,
-    pub(crate) rule: Rule,
+    pub(crate) policy: BatchingPolicy,
     pub(crate) environment: Arc<dyn Environment>,
     pub(crate) metrics: Metrics,
     pub(crate) status: Status,
@@ -105,10 +105,10 @@ impl Claim {
             let cursor = match &found {
                 Some(found) if !found.state.is_removed() => found.state.clone(),
                 _ if known && !planted::is(Bug::RemovalIgnored) => return Ok(Attempt::Removed),
-                Some(tombstone) => tombstone.state.begin_again(start, self.rule.clone()),
+                Some(tombstone) => tombstone.state.begin_again(start, self.policy.clone()),
                 None => {
-                    let (id, shard, rule) = (self.buffer_id, self.shard, self.rule.clone());
-                    Cursor::new(id, shard, &self.cursor, start, rule)
+                    let (id, shard, policy) = (self.buffer_id, self.shard, self.policy.clone());
+                    Cursor::new(id, shard, &self.cursor, start, policy)
                 }
             };
             self.check_buffer(&cursor)?;
@@ -122,7 +122,7 @@ impl Claim {
                 id: self.environment.random(),
                 now_ms: now_ms(&*self.environment),
                 lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
-                rule: &self.rule,
+                policy: &self.policy,
                 take_over,
             };
             let opened = match cursor.open(&opening) {
@@ -139,7 +139,7 @@ impl Claim {
                     opened.state.start, self.cursor
                 )));
             }
-            self.check_rule(&opened.state, opened.rule_pinned)?;
+            self.check_rule(&opened.state, opened.policy_pinned)?;
             let next = opened.state.stamped(self.environment.random());
             let ours = next.stamp;
             let version = found.map(|snapshot| snapshot.version);
@@ -157,7 +157,7 @@ impl Claim {
             };
             if let Some(durable) = durable {
                 self.status.goes_on(&self.what());
-                self.announce(&durable.state, opened.in_doubt, opened.rule_pinned);
+                self.announce(&durable.state, opened.in_doubt, opened.policy_pinned);
                 return Ok(Attempt::Opened(Box::new(Owned {
                     durable,
                     in_doubt: opened.in_doubt,
@@ -169,16 +169,16 @@ impl Claim {
         }
     }
 
-    fn announce(&self, cursor: &Cursor, in_doubt: bool, rule_pinned: bool) {
+    fn announce(&self, cursor: &Cursor, in_doubt: bool, policy_pinned: bool) {
         let (shard, consumer, epoch) = (self.shard, &self.consumer, cursor.epoch);
         info!(shard, consumer, epoch, in_doubt, "owns the cursor");
-        if rule_pinned {
+        if policy_pinned {
             warn!(
                 shard,
                 consumer,
                 "the batching settings differ from those pinned in the cursor ({:?}); the pinned ones stay in \
                  force until the consumer is next stopped cleanly",
-                cursor.rule
+                cursor.policy
             );
         }
     }
@@ -194,10 +194,10 @@ impl Claim {
         })
     }
 
-    /// A pinned rule can be followed unless it names another sink than ours: those rows cannot be
+    /// A pinned policy can be followed unless it names another sink than ours: those rows cannot be
     /// made again here.
     fn check_rule(&self, cursor: &Cursor, pinned: bool) -> Result<(), ConsumeError> {
-        let (theirs, ours) = (&cursor.rule, &self.rule);
+        let (theirs, ours) = (&cursor.policy, &self.policy);
         if !pinned || (theirs.sink == ours.sink && theirs.schema_version == ours.schema_version) {
             return Ok(());
         }

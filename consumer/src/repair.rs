@@ -108,7 +108,7 @@ impl Origin {
 
 impl Claim {
     /// Checks that the consumer has acknowledged a range and that the log has it. Checked before the repair's cursor is opened,
-    /// and again afterwards: from then on the collector keeps the range, and a reset of the consumer ends the repair.
+    /// and again afterwards: from then on the garbage collector keeps the range, and a reset of the consumer ends the repair.
     pub(crate) async fn origin(
         &self,
         range: &RangeInclusive<u64>,

@@ -4,9 +4,9 @@
 use crate::rounds::{self, Attempts, Failed, Unleased};
 use crate::sink::{Batch, BatchId, Cut, Part, Sink, SinkError};
 use millpond_manifest::cas::{self, ReadError};
-use millpond_manifest::letter::Kind;
+use millpond_manifest::dead_letter::Kind;
 use millpond_manifest::planted::{self, Bug};
-use millpond_manifest::{Buffer, Cursor, DeadLetter, Rule, layout};
+use millpond_manifest::{BatchingPolicy, Buffer, Cursor, DeadLetter, layout};
 use millpond_segment::{BlockBuilder, Compressor, Limits};
 use millpond_storage::Store;
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use thiserror::Error;
 use ulid::Ulid;
 use uuid::Uuid;
 
-/// Why a letter stays where it is.
+/// Why a dead letter stays where it is.
 #[derive(Debug, Error)]
 pub enum ReplayError {
     /// It is not there, or not any more.
     #[error("there is no such dead letter")]
     Gone,
-    /// The store did not answer, or the letter is damaged.
+    /// The store did not answer, or the dead letter is damaged.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The store did not delete the letter.
+    /// The store did not delete the dead letter.
     #[error("its rows are in the sink, but it could not be deleted: {0}")]
     Delete(millpond_storage::Error),
-    /// It is not the letter of its name: somebody has put it there, or moved it.
+    /// It is not the dead letter of its name: somebody has put it there, or moved it.
     #[error("it does not belong there: by its content it is {of}")]
     Misplaced {
         /// The name that follows from its content.
@@ -35,7 +35,7 @@ pub enum ReplayError {
     /// It is of another buffer.
     #[error("it is of the buffer {of}, and this is {here}")]
     OtherBuffer {
-        /// The letter's.
+        /// The dead letter's.
         of: Uuid,
         /// The store's.
         here: Uuid,
@@ -43,7 +43,7 @@ pub enum ReplayError {
     /// It was refused by another sink.
     #[error("it was refused by {refused}, and these settings name {named}")]
     OtherSink {
-        /// The letter's.
+        /// The dead letter's.
         refused: String,
         /// Ours.
         named: String,
@@ -64,7 +64,7 @@ pub enum ReplayError {
     Missing(u64),
 }
 
-/// Gets what a letter holds into the sink, and deletes the letter. Returns how many rows it gave.
+/// Gets what a dead letter holds into the sink, and deletes the dead letter. Returns how many rows it gave.
 pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u64, ReplayError> {
     let found = cas::read::<DeadLetter>(store, key).await?;
     let letter = found.ok_or(ReplayError::Gone)?.state;
@@ -99,7 +99,7 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
         }
         Some(Cut::Chunk(chunk)) => {
             rows = chunk.rows;
-            // A replay of this letter may have been interrupted.
+            // A replay of this dead letter may have been interrupted.
             sink.settle(&rounds::requests_of_batch(&batch.id), None).await?;
             match rounds::again(&Unleased, sink, &batch.id, &chunk, &mut Attempts::default()).await {
                 Ok(_) => {}
@@ -115,7 +115,7 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
     Ok(rows)
 }
 
-/// A letter is where its shard, consumer and content say, in its own buffer. Whoever can write letters for one consumer could
+/// A dead letter is where its shard, consumer and content say, in its own buffer. Whoever can write dead letters for one consumer could
 /// otherwise have an operator insert rows in the name of another.
 async fn check_place(store: &Store, key: &str, letter: &DeadLetter) -> Result<(), ReplayError> {
     let of = letter.key();
@@ -133,7 +133,7 @@ async fn check_place(store: &Store, key: &str, letter: &DeadLetter) -> Result<()
     Ok(())
 }
 
-/// A batch of the letter's message alone, under a token that no consumer's batch has.
+/// A batch of the dead letter's message alone, under a token that no consumer's batch has.
 fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
     let unreadable = |error: &dyn std::fmt::Display| ReplayError::Unreadable(error.to_string());
     let mut block = BlockBuilder::with_buffer(letter.received_at_us, Vec::new(), &Limits::default());
@@ -153,7 +153,7 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
         segment: Ulid::nil(),
         offset: 0,
         data: block.bytes,
-        raw_length: letter.payload.len() as u64,
+        raw_len: letter.payload.len() as u64,
         records: 0,
     };
     let DeadLetter {
@@ -194,9 +194,9 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
     })
 }
 
-/// A rule that leaves a message whole.
-fn one_chunk(letter: &DeadLetter) -> Rule {
-    Rule {
+/// A policy that leaves a message whole.
+fn one_chunk(letter: &DeadLetter) -> BatchingPolicy {
+    BatchingPolicy {
         batch_records: u64::MAX,
         batch_bytes: u64::MAX,
         chunk_rows: u64::MAX,

@@ -2,7 +2,7 @@
 //! nothing and waits for nothing. Public for the model check of the protocols, which walks through its decisions.
 
 use millpond_manifest::cursor::Plan;
-use millpond_manifest::plan::{Candidate, Ground, Size, candidates};
+use millpond_manifest::plan::{Candidate, PlanStatus, Size, candidates};
 use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Cursor, Log};
 use std::collections::{BTreeMap, BTreeSet};
@@ -163,7 +163,7 @@ impl Schedule {
         room: Room,
     ) -> Decision {
         let mut decision = Decision::default();
-        let limit = cursor.rule.max_in_flight as usize;
+        let limit = cursor.policy.max_in_flight as usize;
         let streams = streams(log, accepts);
         let settled = !streams
             .iter()
@@ -182,28 +182,28 @@ impl Schedule {
                     continue;
                 }
                 waiting += 1;
-                match candidate.ground {
-                    Ground::Planned if settled || self.doubt.contains(&key) => {
+                match candidate.status {
+                    PlanStatus::Planned if settled || self.doubt.contains(&key) => {
                         busy += 1;
                         decision.start.push(key);
                     }
-                    Ground::Full
+                    PlanStatus::Full
                         if calm
                             && planted::is(Bug::LargeNotPlanned)
-                            && cursor.rule.is_large(candidate.size) =>
+                            && cursor.policy.is_large(candidate.size) =>
                     {
                         decision.start.push(key);
                     }
-                    Ground::Full if calm => {
+                    PlanStatus::Full if calm => {
                         busy += 1;
                         decision.plans.push(key);
                     }
                     // More could still join it: it goes only when a writer would be idle otherwise.
-                    Ground::Open if calm && busy < room.writers => {
+                    PlanStatus::Open if calm && busy < room.writers => {
                         busy += 1;
                         decision.plans.push(key);
                     }
-                    ground => left_open |= ground != Ground::Planned,
+                    status => left_open |= status != PlanStatus::Planned,
                 }
             }
             decision.blocked |= (found.len() > limit || paged) && waiting == 0;
@@ -233,7 +233,7 @@ impl Schedule {
     fn acknowledge(&self, decision: &mut Decision, cursor: &Cursor, log: &Log, stream: &str, seen: &Seen) {
         let (finished, next) = self.finished_to(stream, seen);
         let moves = next > cursor.next(stream);
-        // A stream that is taken and has no position gets one: the collector keeps what comes after it.
+        // A stream that is taken and has no position gets one: the garbage collector keeps what comes after it.
         if moves || (!cursor.streams.contains_key(stream) && !planted::is(Bug::PositionNotWritten)) {
             decision.acknowledge.push((stream.to_owned(), next));
             // Over pages without a part of this stream, too: which pages are looked at follows the position.
@@ -260,7 +260,7 @@ impl Schedule {
 
     /// How far a stream is in the sink without a hole; the cursor may not say so yet.
     pub fn reached(&self, cursor: &Cursor, log: &Log, index: u32, stream: &str) -> u64 {
-        let seen = self.candidates(cursor, log, index, stream, cursor.rule.max_in_flight as usize);
+        let seen = self.candidates(cursor, log, index, stream, cursor.policy.max_in_flight as usize);
         let (_, next) = self.finished_to(stream, &seen);
         next.max(cursor.next(stream))
     }
@@ -292,12 +292,12 @@ impl Schedule {
                 sequence,
                 Size {
                     records: part.records,
-                    raw_bytes: part.raw_length,
+                    raw_bytes: part.raw_len,
                 },
             )
         });
         let parts = parts.take_while(|(sequence, _)| *sequence < log_end);
-        let mut found = candidates(&cursor.rule, cursor.planned(stream), parts, limit + 1);
+        let mut found = candidates(&cursor.policy, cursor.planned(stream), parts, limit + 1);
         let horizon = match planted::is(Bug::HorizonIgnored) {
             true => log_end,
             false => log.horizon(from).min(log_end),
@@ -306,7 +306,7 @@ impl Schedule {
         if end < log_end
             && let Some(last) = found.last()
             // A group that fills everything that is loaded is large enough.
-            && (last.plan.high >= end || (last.ground == Ground::Open && found.len() > 1))
+            && (last.plan.high >= end || (last.status == PlanStatus::Open && found.len() > 1))
         {
             end = last.plan.low;
             found.pop();

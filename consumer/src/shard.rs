@@ -10,7 +10,7 @@ use crate::rounds::{requests_of, requests_of_opening};
 use crate::sink::Settled;
 use crate::status::Level;
 use crate::tenure::{Known, Tenure, Term};
-use crate::work::{self, Workshop};
+use crate::work::{self, BatchWorker};
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::Snapshot;
 use millpond_manifest::planted::{self, Bug};
@@ -26,7 +26,7 @@ use tracing::{info, warn};
 pub(crate) struct Shard {
     pub(crate) config: Config,
     pub(crate) claim: Claim,
-    pub(crate) workshop: Arc<Workshop>,
+    pub(crate) worker: Arc<BatchWorker>,
     pub(crate) shutdown: CancellationToken,
     /// The sequences to repair. `None`: this is not a repair.
     pub(crate) repair: Option<RangeInclusive<u64>>,
@@ -40,7 +40,7 @@ impl Shard {
             let Some(owned) = self.stand_by(take_over, &mut known).await? else {
                 return Ok(());
             };
-            self.workshop.metrics.owned_shards.inc();
+            self.worker.metrics.owned_shards.inc();
             let term = async {
                 // Read after the epoch was won: it shows all that the predecessor can have seen.
                 let stopped = async {
@@ -60,7 +60,7 @@ impl Shard {
                 Tenure::begin(&self, *owned, log).serve().await
             }
             .await;
-            self.workshop.metrics.owned_shards.dec();
+            self.worker.metrics.owned_shards.dec();
             match term? {
                 Term::Released => return Ok(()),
                 // Whoever took it knows why; taking it back at once would be a tug of war.
@@ -123,7 +123,7 @@ impl Shard {
         let log = log.map(|log| &log.state);
         let takes = |name: &str| {
             let mut streams = log.into_iter().flat_map(|log| &log.streams);
-            streams.any(|stream| stream.name == name && self.workshop.takes(name, stream.encoding))
+            streams.any(|stream| stream.name == name && self.worker.takes(name, stream.encoding))
         };
         self.claim.origin(range, log, takes).await.map(Some)
     }
@@ -205,7 +205,7 @@ impl Shard {
             environment,
             ..
         } = self.claim.clone();
-        let (sink, own) = (self.workshop.sink.clone(), requests_of_opening(term.opening));
+        let (sink, own) = (self.worker.sink.clone(), requests_of_opening(term.opening));
         let all = requests_of(buffer_id, shard, &consumer);
         let what = format!("requests of earlier owners of shard {shard:04}");
         let settle = async move {
@@ -248,6 +248,6 @@ pub(crate) const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 /// The answer to the read of a page.
 pub(crate) enum PageRead {
     Page(Arc<Page>),
-    /// The collector deleted the page: this manifest begins after it.
+    /// The garbage collector deleted the page: this manifest begins after it.
     Trimmed(Box<Snapshot<Manifest>>),
 }

@@ -3,7 +3,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use millpond_manifest::cursor::Rule;
+use millpond_manifest::cursor::BatchingPolicy;
 use millpond_manifest::planted::{self, Bug};
 use millpond_segment::{Decompressor, Encoding, Limits, blocks};
 use std::fmt;
@@ -103,7 +103,7 @@ pub struct Part {
     /// The stream's blocks, compressed, as stored.
     pub data: Bytes,
     /// Uncompressed, in bytes.
-    pub raw_length: u64,
+    pub raw_len: u64,
     /// How many records the manifest says it has.
     pub records: u64,
 }
@@ -335,9 +335,14 @@ pub trait Sink: Send + Sync + 'static {
 
     /// Cuts a batch into chunks and gives each to `emit`, in order. CPU work, called on a blocking
     /// thread; `emit` blocks for backpressure and returns false to stop early (which is no error).
-    /// The chunks' boundaries and rows follow from the batch and the rule alone. An error means that the
+    /// The chunks' boundaries and rows follow from the batch and the policy alone. An error means that the
     /// batch is damaged.
-    fn chunks(&self, batch: &Batch, rule: &Rule, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError>;
+    fn chunks(
+        &self,
+        batch: &Batch,
+        policy: &BatchingPolicy,
+        emit: &mut dyn FnMut(Cut) -> bool,
+    ) -> Result<(), SinkError>;
 
     /// Cuts rows out of a chunk by their places, ascending. They keep the chunk's number. CPU work.
     fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk;

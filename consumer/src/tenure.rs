@@ -8,8 +8,8 @@ mod swaps;
 
 pub(crate) use log::Known;
 
+use crate::bisect::{Refusal, Refusals};
 use crate::error::ConsumeError;
-use crate::isolate::{Refusal, Refusals};
 use crate::lease::Lease;
 use crate::metrics::range;
 use crate::owner::{Outcome, Owned};
@@ -17,7 +17,7 @@ use crate::rounds::{LaterRound, LaterRounds};
 use crate::schedule::{Decision, Key, Mode, Room, Schedule};
 use crate::shard::Shard;
 use crate::trace::BatchTrace;
-use crate::work::{self, Workshop};
+use crate::work::{self, BatchWorker};
 use futures::future::{BoxFuture, OptionFuture};
 use log::{Loading, Reading};
 use millpond_manifest::cas::Snapshot;
@@ -230,9 +230,9 @@ impl<'a> Tenure<'a> {
             return Decision::default();
         };
         for stream in &log.log.streams {
-            let workshop = &self.shard.workshop;
-            if workshop.selects(&stream.name)
-                && !workshop.takes(&stream.name, stream.encoding)
+            let worker = &self.shard.worker;
+            if worker.selects(&stream.name)
+                && !worker.takes(&stream.name, stream.encoding)
                 && self.ignored.insert(stream.name.clone())
             {
                 let kept = if self.durable.state.streams.contains_key(&stream.name) {
@@ -251,7 +251,7 @@ impl<'a> Tenure<'a> {
         } else {
             Mode::Working
         };
-        let accepts = accepts(&self.shard.workshop, &log.log);
+        let accepts = accepts(&self.shard.worker, &log.log);
         let room = Room {
             writers: self.shard.config.writers,
             ahead: if self.one_by_one { PLANNED_AHEAD } else { 0 },
@@ -266,11 +266,11 @@ impl<'a> Tenure<'a> {
             return;
         };
         debug!(?job, "starts");
-        let workshop = self.shard.workshop.clone();
+        let worker = self.shard.worker.clone();
         self.schedule.started(key.clone());
         self.traces.insert(key.clone(), job.trace.clone());
-        self.work.spawn(async move { (key, workshop.work(job).await) });
-        self.shard.workshop.metrics.running.inc();
+        self.work.spawn(async move { (key, worker.work(job).await) });
+        self.shard.worker.metrics.running.inc();
     }
 
     fn finished(&mut self, key: &Key) {
@@ -280,33 +280,33 @@ impl<'a> Tenure<'a> {
             trace.finished();
         }
         self.finished_at = Instant::now();
-        self.shard.workshop.metrics.running.dec();
+        self.shard.worker.metrics.running.dec();
         self.shard
-            .workshop
+            .worker
             .metrics
             .held_bytes
-            .set(self.shard.workshop.memory.held().try_into().unwrap_or(i64::MAX));
+            .set(self.shard.worker.memory.held().try_into().unwrap_or(i64::MAX));
     }
 }
 
 /// The schedule after a takeover: batches that the predecessor may have sent come first.
 fn replay(shard: &Shard, cursor: &Cursor, log: &Log) -> Schedule {
-    let schedule = Schedule::in_doubt(cursor, log, &accepts(&shard.workshop, log));
+    let schedule = Schedule::in_doubt(cursor, log, &accepts(&shard.worker, log));
     let batches = schedule.doubtful();
     if batches > 0 {
         info!(
             shard = shard.claim.shard,
             batches, "replaying what the predecessor may have sent"
         );
-        shard.workshop.metrics.replayed_batches.inc_by(batches as u64);
+        shard.worker.metrics.replayed_batches.inc_by(batches as u64);
     }
     schedule
 }
 
-fn accepts<'a>(workshop: &'a Workshop, log: &'a Log) -> impl Fn(&str) -> bool + 'a {
+fn accepts<'a>(worker: &'a BatchWorker, log: &'a Log) -> impl Fn(&str) -> bool + 'a {
     |name| {
         log.streams
             .iter()
-            .any(|s| s.name == name && workshop.takes(name, s.encoding))
+            .any(|s| s.name == name && worker.takes(name, s.encoding))
     }
 }

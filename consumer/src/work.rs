@@ -1,12 +1,12 @@
 //! One batch's way: fetch its parts, have the sink cut them into chunks, write each chunk until the sink has it or has
 //! refused it. It never plans or acknowledges.
 
+use crate::bisect::{Bisection, Refusals};
+use crate::dead_letters::DeadLetterWriter;
 use crate::decode::{Decode, cpu};
 use crate::environment::{Environment, pause};
 use crate::error::ConsumeError;
-use crate::isolate::{Isolation, Refusals};
 use crate::lease::Lease;
-use crate::letters::Letters;
 use crate::metrics::{self, Metrics, Stage, label};
 use crate::repair::Tally;
 use crate::rounds::{self, Attempts, Failed, LaterRounds, Sender};
@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream;
-use millpond_manifest::Rule;
+use millpond_manifest::BatchingPolicy;
 use millpond_manifest::cursor::Refused;
 use millpond_manifest::planted::{self, Bug};
 use millpond_segment::Encoding;
@@ -32,7 +32,7 @@ use tokio::time::Instant;
 const PARTS_AT_A_TIME: usize = 16;
 
 /// What all batches of a process share.
-pub(crate) struct Workshop {
+pub(crate) struct BatchWorker {
     pub(crate) store: Store,
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) streams: Vec<StreamPattern>,
@@ -113,7 +113,7 @@ pub(crate) struct Job {
     /// Its parts still empty.
     pub(crate) batch: Batch,
     pub(crate) wanted: Vec<Wanted>,
-    pub(crate) rule: Rule,
+    pub(crate) policy: BatchingPolicy,
     /// A predecessor may have sent it.
     pub(crate) in_doubt: bool,
     /// What the cursor says that the sink refused of it.
@@ -129,12 +129,12 @@ impl Job {
     /// compressed copy), and the chunks that wait for or are in an INSERT.
     fn memory(&self) -> u64 {
         let fetched: u64 = self.wanted.iter().map(|w| w.length).sum();
-        let raw: u64 = self.wanted.iter().map(|w| w.part.raw_length).sum();
-        fetched + 2 * raw.saturating_mul(3).div_ceil(2).min(self.rule.chunk_bytes)
+        let raw: u64 = self.wanted.iter().map(|w| w.part.raw_len).sum();
+        fetched + 2 * raw.saturating_mul(3).div_ceil(2).min(self.policy.chunk_bytes)
     }
 }
 
-impl Workshop {
+impl BatchWorker {
     /// Whether this consumer was told to take this stream.
     pub(crate) fn selects(&self, stream: &str) -> bool {
         self.streams.iter().any(|pattern| pattern.matches(stream))
@@ -154,7 +154,7 @@ impl Workshop {
             .held_bytes
             .set(i64::try_from(self.memory.held()).unwrap_or(i64::MAX));
         if job.in_doubt && planted::is(Bug::RetryWithOtherChunks) {
-            job.rule.chunk_rows = job.rule.chunk_rows.div_ceil(2);
+            job.policy.chunk_rows = job.policy.chunk_rows.div_ceil(2);
         }
         let wanted = std::mem::take(&mut job.wanted);
         let trace = job.trace;
@@ -170,7 +170,7 @@ impl Workshop {
 
         let Job {
             batch,
-            rule,
+            policy,
             in_doubt,
             refused,
             refusals,
@@ -186,16 +186,19 @@ impl Workshop {
             queued: decoding,
             sink: self.sink.clone(),
             batch: batch.clone(),
-            rule,
+            policy,
             decoder,
         };
         let (mut cuts, decoding) = work.begin(&*self.environment);
-        let mut letters = Letters::new(&self, id.clone(), batch.encoding, self.dead_letters_max);
-        let isolation = Isolation::new(&self, batch, refusals, refused, trace, term);
+        let mut dead_letters =
+            DeadLetterWriter::new(&self, id.clone(), batch.encoding, self.dead_letters_max);
+        let bisection = Bisection::new(&self, batch, refusals, refused, trace, term);
         while let Some(cut) = cuts.recv().await {
             match cut {
-                Cut::Chunk(chunk) => isolation.write(chunk, in_doubt, &mut letters).await?,
-                Cut::Unreadable { id, message, reason } => letters.unreadable(id, message, reason).await?,
+                Cut::Chunk(chunk) => bisection.write(chunk, in_doubt, &mut dead_letters).await?,
+                Cut::Unreadable { id, message, reason } => {
+                    dead_letters.unreadable(id, message, reason).await?;
+                }
             }
         }
         match decoding.await {
@@ -262,7 +265,7 @@ impl Workshop {
         mut in_doubt: bool,
         step: &Step,
     ) -> Result<(), Undone> {
-        let sender = OfTerm { workshop: self, term };
+        let sender = OfTerm { worker: self, term };
         let mut attempts = Attempts::default();
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
         let _queued = self.metrics.enter(Stage::write);
@@ -325,7 +328,7 @@ impl Workshop {
 
 /// Sends in the name of a term.
 struct OfTerm<'a> {
-    workshop: &'a Workshop,
+    worker: &'a BatchWorker,
     term: &'a Term,
 }
 
@@ -354,7 +357,7 @@ impl Sender for OfTerm<'_> {
     }
 
     fn random(&self) -> u64 {
-        self.workshop.environment.random()
+        self.worker.environment.random()
     }
 
     fn sent_under_other_tokens(&self) -> bool {
@@ -362,7 +365,7 @@ impl Sender for OfTerm<'_> {
     }
 
     fn trusts_tokens(&self) -> bool {
-        self.workshop.repair.is_none()
+        self.worker.repair.is_none()
     }
 
     async fn announce_later_round(&self) {
@@ -373,7 +376,7 @@ impl Sender for OfTerm<'_> {
     }
 
     async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk {
-        cpu(&*self.workshop.environment, move || sink.some(&chunk, &rows)).await
+        cpu(&*self.worker.environment, move || sink.some(&chunk, &rows)).await
     }
 }
 

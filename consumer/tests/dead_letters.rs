@@ -3,10 +3,10 @@
 
 mod support;
 
-use millpond_consumer::collector::{Collector, CollectorConfig};
+use millpond_consumer::gc::{GarbageCollector, GcConfig};
 use millpond_consumer::replay::{ReplayError, replay};
 use millpond_consumer::{Config, ConsumeError, Sink, SinkError};
-use millpond_manifest::letter::Kind;
+use millpond_manifest::dead_letter::Kind;
 use millpond_manifest::{DeadLetter, cas};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{self, Faults, On, WriteFaults};
@@ -26,15 +26,15 @@ fn whole(instance: &str) -> Config {
     }
 }
 
-/// The rows of the letters.
+/// The rows of the dead letters.
 async fn dead(log: &Log) -> Vec<String> {
-    let letters = log.letters().await.into_values();
-    letters
+    let dead_letters = log.dead_letters().await.into_values();
+    dead_letters
         .map(|letter| String::from_utf8(letter.payload.to_vec()).unwrap())
         .collect()
 }
 
-/// Every row is in the table once, or in one letter.
+/// Every row is in the table once, or in one dead letter.
 async fn assert_delivered_or_dead(log: &Log, table: &Table, what: &str) {
     let mut rows = table.rows();
     for row in dead(log).await {
@@ -58,7 +58,7 @@ async fn what_is_refused_is_in_letters_and_the_rest_in_the_table() {
     assert_eq!(found, ["row-0", "row-22", "row-55", "row-7", "row-8"]);
     let cursor = log.cursor("default").await.unwrap();
     assert!(cursor.refused.is_empty(), "what is acknowledged is forgotten");
-    for (key, letter) in log.letters().await {
+    for (key, letter) in log.dead_letters().await {
         assert_eq!(letter.key(), key);
         assert_eq!(
             (
@@ -90,7 +90,7 @@ async fn messages_that_cannot_be_read_are_letters_as_they_are() {
     consumer.stop().await.unwrap();
     assert_delivered_or_dead(&log, &table, "once each").await;
     let kinds: BTreeMap<_, _> = log
-        .letters()
+        .dead_letters()
         .await
         .into_values()
         .map(|letter| (letter.payload.to_vec(), (letter.kind, letter.sequence)))
@@ -119,10 +119,13 @@ async fn a_replayed_message_is_not_taken_for_a_row_of_another_consumer() {
     other.stop().await.unwrap();
     table.cannot_read(&[5]);
     let consumer = start(&log.store, config("a"), &table);
-    eventually("the letter is there", async || log.letters().await.len() == 1).await;
+    eventually("the letter is there", async || {
+        log.dead_letters().await.len() == 1
+    })
+    .await;
     consumer.stop().await.unwrap();
     table.cannot_read(&[]);
-    let key = log.letters().await.into_keys().next().expect("the letter");
+    let key = log.dead_letters().await.into_keys().next().expect("the letter");
     assert_eq!(replay(&log.store, &sink(&table), &key).await.unwrap(), 1);
     assert_eq!(table.rows()["row-5"], 2, "each of two consumers has its row");
 }
@@ -136,11 +139,14 @@ async fn a_letter_is_replayed_once_however_often_it_is_tried() {
     table.forbid(&[4]);
     table.cannot_read(&[21]);
     let consumer = start(&log.store, config("a"), &table);
-    eventually("the letters are there", async || log.letters().await.len() == 2).await;
+    eventually("the letters are there", async || {
+        log.dead_letters().await.len() == 2
+    })
+    .await;
     consumer.stop().await.unwrap();
-    let letters = log.letters().await;
+    let dead_letters = log.dead_letters().await;
     let key_of = |kind| {
-        let mut found = letters.iter().filter(|(_, letter)| letter.kind == kind);
+        let mut found = dead_letters.iter().filter(|(_, letter)| letter.kind == kind);
         found.next().expect("it is there").0.clone()
     };
     let (refused, unreadable) = (key_of(Kind::Refused), key_of(Kind::Unreadable));
@@ -156,9 +162,9 @@ async fn a_letter_is_replayed_once_however_often_it_is_tried() {
     assert!(matches!(other, ReplayError::OtherSink { .. }), "{other}");
     let unread = replay(&log.store, &sink(&table), &unreadable).await.unwrap_err();
     assert!(matches!(unread, ReplayError::Unreadable(_)), "{unread}");
-    assert_eq!(log.letters().await, letters, "all of them stay");
+    assert_eq!(log.dead_letters().await, dead_letters, "all of them stay");
 
-    // The row lands, the answer is lost; then it is there, and the letter cannot be deleted.
+    // The row lands, the answer is lost; then it is there, and the dead letter cannot be deleted.
     table.forbid(&[]);
     table.fail_next(&[Fault::LandsUnreported]);
     let lost = replay(&log.store, &sink(&table), &refused).await.unwrap_err();
@@ -177,7 +183,7 @@ async fn a_letter_is_replayed_once_however_often_it_is_tried() {
     table.cannot_read(&[]);
     assert_eq!(replay(&log.store, &sink(&table), &unreadable).await.unwrap(), 1);
     assert_eq!(table.rows(), log.rows());
-    assert!(log.letters().await.is_empty());
+    assert!(log.dead_letters().await.is_empty());
 }
 
 /// Its consumer may send the row itself, after a reset.
@@ -190,13 +196,13 @@ async fn a_letter_is_not_replayed_before_its_batch_is_acknowledged() {
     let consumer = start(&log.store, config("a"), &table);
     acknowledged(&log, 1).await;
     consumer.stop().await.unwrap();
-    let key = log.letters().await.into_keys().next().expect("it is there");
+    let key = log.dead_letters().await.into_keys().next().expect("it is there");
     log.reset("default", 0).await;
     let early = replay(&log.store, &sink(&table), &key).await.unwrap_err();
     assert!(matches!(early, ReplayError::NotAcknowledged(0)), "{early}");
 }
 
-/// Whoever may write one consumer's letters could otherwise have an operator insert rows in the name of another.
+/// Whoever may write one consumer's dead letters could otherwise have an operator insert rows in the name of another.
 #[tokio::test]
 async fn a_letter_is_replayed_under_its_own_name_and_in_its_own_buffer_alone() {
     let mut log = Log::new(Store::memory()).await;
@@ -207,7 +213,7 @@ async fn a_letter_is_replayed_under_its_own_name_and_in_its_own_buffer_alone() {
     acknowledged(&log, 1).await;
     consumer.stop().await.unwrap();
     table.forbid(&[]);
-    let (key, letter) = log.letters().await.pop_first().expect("it is there");
+    let (key, letter) = log.dead_letters().await.pop_first().expect("it is there");
     let rows = table.rows();
 
     let of_another = key.replace("/default/", "/other/");
@@ -240,7 +246,7 @@ async fn a_letter_is_replayed_under_its_own_name_and_in_its_own_buffer_alone() {
 }
 
 #[tokio::test]
-async fn the_collector_leaves_letters_alone() {
+async fn gc_leaves_letters_alone() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3, 20]).await;
     let table = Table::open("table");
@@ -248,15 +254,15 @@ async fn the_collector_leaves_letters_alone() {
     let consumer = start(&log.store, config("a"), &table);
     acknowledged(&log, 2).await;
     consumer.stop().await.unwrap();
-    let letters = log.letters().await;
-    let nothing_is_young = CollectorConfig {
+    let dead_letters = log.dead_letters().await;
+    let nothing_is_young = GcConfig {
         interval: Duration::ZERO,
         grace: Duration::ZERO,
         max_age: None,
     };
-    let mut collector = Collector::new(log.store.clone(), nothing_is_young, &mut Registry::default());
-    assert_eq!(collector.round(false).await.unwrap().segments, 2);
-    assert_eq!((letters.len(), log.letters().await), (1, letters));
+    let mut gc = GarbageCollector::new(log.store.clone(), nothing_is_young, &mut Registry::default());
+    assert_eq!(gc.round(false).await.unwrap().segments, 2);
+    assert_eq!((dead_letters.len(), log.dead_letters().await), (1, dead_letters));
 }
 
 /// An outage in the midst of it is no refusal, and an answer that is lost is no second row.
@@ -290,7 +296,7 @@ async fn a_chunk_that_is_there_is_not_taken_apart() {
     acknowledged(&log, 1).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), log.rows());
-    assert!(log.letters().await.is_empty());
+    assert!(log.dead_letters().await.is_empty());
 }
 
 /// The story that the cursor knows refusals for: half of a chunk is in the table when its owner dies and the table is mended.
@@ -319,10 +325,10 @@ async fn a_successor_takes_apart_what_its_predecessor_began_to() {
     acknowledged(&log, 1).await;
     second.stop().await.unwrap();
     assert_delivered_or_dead(&log, &table, "once each").await;
-    assert!(log.letters().await.is_empty(), "it was mended in time");
+    assert!(log.dead_letters().await.is_empty(), "it was mended in time");
 }
 
-/// A row is refused for good once the cursor says so: its letter may be there.
+/// A row is refused for good once the cursor says so: its dead letter may be there.
 #[tokio::test]
 async fn a_row_whose_letter_may_be_written_is_not_sent_again() {
     let mut log = Log::new(Store::memory()).await;
@@ -330,12 +336,15 @@ async fn a_row_whose_letter_may_be_written_is_not_sent_again() {
     log.commit(&[1]).await;
     let table = Table::open("table");
     table.forbid(&[0]);
-    // The letter lands and the answer is lost, for as long as the first lives.
+    // The dead letter lands and the answer is lost, for as long as the first lives.
     for _ in 0..1_000 {
         network.once(On::Create, "", unreliable::Fault::LandsUnreported);
     }
     let first = start(&store, whole("a"), &table);
-    eventually("the letter is there", async || !log.letters().await.is_empty()).await;
+    eventually("the letter is there", async || {
+        !log.dead_letters().await.is_empty()
+    })
+    .await;
     first.crash().await;
     network.heal();
     table.forbid(&[]);

@@ -332,7 +332,7 @@ async fn has_all_but_the_first_three(log: &Log, consumer: Running, table: &Table
     );
 }
 
-/// A new stream has no position, so the owner reads it from the cursor's start on. The collector keeps nothing before the
+/// A new stream has no position, so the owner reads it from the cursor's start on. The garbage collector keeps nothing before the
 /// position of the other stream: the new one has no part there.
 #[tokio::test]
 async fn an_owner_with_an_old_manifest_goes_on_past_a_trimmed_page_that_only_a_new_stream_asks_for() {

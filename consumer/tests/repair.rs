@@ -2,9 +2,9 @@
 
 mod support;
 
-use millpond_consumer::collector::{Collector, CollectorConfig};
+use millpond_consumer::gc::{GarbageCollector, GcConfig};
 use millpond_consumer::schedule::{Mode, Room, Schedule};
-use millpond_consumer::{Config, ConsumeError, Consumer, Repair, Rule, Tally};
+use millpond_consumer::{BatchingPolicy, Config, ConsumeError, Consumer, Repair, Tally};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Cursor, layout};
 use millpond_storage::Store;
@@ -326,38 +326,38 @@ async fn dead_letters_are_counted_and_written_once() {
     let consumer = start(&log.store, config("a"), &table);
     acknowledged(&log, 1).await;
     consumer.stop().await.unwrap();
-    let letters = log.letters().await;
-    assert_eq!(letters.len(), 2);
+    let dead_letters = log.dead_letters().await;
+    assert_eq!(dead_letters.len(), 2);
     table.delete(7);
     assert_eq!(
         repair(&log, repair_of("r", 0..=0), &table).await.unwrap(),
         [5, 1, 2, 1]
     );
-    assert_eq!(log.letters().await, letters);
+    assert_eq!(log.dead_letters().await, dead_letters);
 }
 
 #[tokio::test]
-async fn the_collector_keeps_what_an_unfinished_repair_needs() {
+async fn gc_keeps_what_an_unfinished_repair_needs() {
     let (log, table) = read(&[8, 8, 8]).await;
     table.delete(9);
     table.fail_next(&[Fault::Down; 1_000]);
     let (running, _) = begin(&log.store, repair_of("r", 1..=1), &table);
     eventually("it has its cursor", async || log.cursor(REPAIR).await.is_some()).await;
     running.crash().await;
-    let config = CollectorConfig {
+    let config = GcConfig {
         interval: Duration::from_secs(3_600),
         grace: Duration::ZERO,
         max_age: None,
     };
-    let mut collector = Collector::new(log.store.clone(), config, &mut Registry::default());
-    collector.round(false).await.unwrap();
+    let mut gc = GarbageCollector::new(log.store.clone(), config, &mut Registry::default());
+    gc.round(false).await.unwrap();
     assert_eq!(log.manifest().await.state.first_sequence, 1);
     table.heal();
     assert_eq!(
         repair(&log, repair_of("r", 1..=1), &table).await.unwrap(),
         [7, 1, 0, 1]
     );
-    collector.round(false).await.unwrap();
+    gc.round(false).await.unwrap();
     assert_eq!(log.manifest().await.state.first_sequence, 3);
 }
 
@@ -412,7 +412,7 @@ async fn a_schedule_plans_nothing_from_its_end_on() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3; 6]).await;
     let manifest = log.manifest().await.state;
-    let rule = Rule {
+    let policy = BatchingPolicy {
         batch_records: 100,
         batch_bytes: 1 << 20,
         chunk_rows: 4,
@@ -422,7 +422,7 @@ async fn a_schedule_plans_nothing_from_its_end_on() {
         sink: "table".into(),
         schema_version: 1,
     };
-    let mut cursor = Cursor::new(manifest.buffer_id, 0, REPAIR, 1, rule);
+    let mut cursor = Cursor::new(manifest.buffer_id, 0, REPAIR, 1, policy);
     let log = millpond_manifest::Log::new(manifest);
     let accepts = |_: &str| true;
     let room = Room { writers: 2, ahead: 8 };

@@ -1,4 +1,4 @@
-//! How many requests Millpond makes, of which kind and what for: the code of producer, consumer and collector as arithmetic.
+//! How many requests Millpond makes, of which kind and what for: the code of producer, consumer and garbage collector as arithmetic.
 //!
 //! All rates are a second, over the whole buffer. It knows no prices.
 
@@ -6,7 +6,7 @@ use crate::rate::Load;
 use crate::{RequestLatency, Settings};
 use serde::{Deserialize, Serialize};
 
-/// Rounds of a collector begin up to a quarter of the interval early, drawn anew each time.
+/// Rounds of a garbage collector begin up to a quarter of the interval early, drawn anew each time.
 const ROUND_OF_INTERVAL: f64 = 0.875;
 /// Keys on a page of a listing.
 const LIST_PAGE: f64 = 1_000.0;
@@ -44,12 +44,12 @@ pub struct Activity {
     pub cursor_swaps: f64,
     /// GETs of processes that stand by.
     pub standby_reads: f64,
-    /// GETs of collectors.
-    pub collector_reads: f64,
-    /// LISTs of collectors.
-    pub collector_lists: f64,
-    /// PUTs of the manifest by collectors.
-    pub collector_swaps: f64,
+    /// GETs of garbage collectors.
+    pub gc_reads: f64,
+    /// LISTs of garbage collectors.
+    pub gc_lists: f64,
+    /// PUTs of the manifest by garbage collectors.
+    pub gc_swaps: f64,
     /// DELETEs; no store bills them.
     pub deletes: f64,
     /// Bytes to the store.
@@ -140,10 +140,9 @@ impl Activity {
             page_reads: consumers * pages * (1.0 - swaps.acknowledged),
             cursor_swaps: consumers * (active * swaps.rate + idle_swaps),
             standby_reads: standbys * shards * 2.0 / (STANDBY_SECONDS + 2.0 * request.get_seconds),
-            collector_reads: rounds.rate * (1.0 + shards * (2.0 + 2.0 * consumers))
-                + pages * rounds.processes,
-            collector_lists: rounds.rate * lists,
-            collector_swaps: rounds.rate * active,
+            gc_reads: rounds.rate * (1.0 + shards * (2.0 + 2.0 * consumers)) + pages * rounds.processes,
+            gc_lists: rounds.rate * lists,
+            gc_swaps: rounds.rate * active,
             deletes: if rounds.rate > 0.0 { segments + pages } else { 0.0 },
             bytes_written: 0.0,
             bytes_read: 0.0,
@@ -154,7 +153,7 @@ impl Activity {
                 compressed * (zones - 1.0) / zones
             },
         };
-        let manifests_written = activity.commits + activity.swaps_refused + activity.collector_swaps;
+        let manifests_written = activity.commits + activity.swaps_refused + activity.gc_swaps;
         let manifests_read =
             activity.commit_reads + consumers * active * swaps.news + 2.0 * rounds.rate * shards;
         activity.bytes_written = compressed + manifest * manifests_written;
@@ -170,14 +169,14 @@ impl Activity {
                 + self.swaps_refused
                 + self.pages
                 + self.cursor_swaps
-                + self.collector_swaps,
+                + self.gc_swaps,
             get: self.commit_reads
                 + self.polls
                 + self.part_reads
                 + self.page_reads
                 + self.standby_reads
-                + self.collector_reads,
-            list: self.collector_lists,
+                + self.gc_reads,
+            list: self.gc_lists,
             delete: self.deletes,
         }
     }
@@ -291,11 +290,11 @@ fn longer(mean: f64, spread: f64, limit: f64) -> f64 {
     }
 }
 
-/// Rounds of all collectors.
+/// Rounds of all garbage collectors.
 struct Rounds {
     /// A second.
     rate: f64,
-    /// Seconds from one to the next, of all collectors.
+    /// Seconds from one to the next, of all garbage collectors.
     interval: f64,
     /// Processes that collect: each remembers pages by itself.
     processes: f64,
@@ -359,7 +358,7 @@ mod tests {
     #[test]
     fn a_lone_producer_commits_with_one_put_and_no_get() {
         let found = activity(|s| s.gc_seconds = 0.0);
-        assert_eq!((found.deletes, found.collector_lists), (0.0, 0.0));
+        assert_eq!((found.deletes, found.gc_lists), (0.0, 0.0));
         assert_eq!(
             (found.commits, found.swaps_refused, found.commit_reads),
             (1.0, 0.0, 0.0)

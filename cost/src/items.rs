@@ -105,11 +105,11 @@ pub(crate) fn bill(
             ],
         ),
         group(
-            "collectors",
+            "garbage collection",
             vec![
-                list("listings", activity.collector_lists),
-                get("manifests, cursors and pages", activity.collector_reads),
-                put("trims", activity.collector_swaps),
+                list("listings", activity.gc_lists),
+                get("manifests, cursors and pages", activity.gc_reads),
+                put("trims", activity.gc_swaps),
                 delete("deletions", activity.deletes),
             ],
         ),

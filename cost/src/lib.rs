@@ -1,7 +1,7 @@
 //! What a buffer costs a month, from a load, settings and a price table.
 //!
 //! Pure arithmetic: it reads no file, no clock and no network. [`Activity`] says how many requests Millpond makes, as the code
-//! of producer, consumer and collector makes them; [`Prices`] turns that into dollars; [`Estimate`] says which term dominates
+//! of producer, consumer and garbage collector makes them; [`Prices`] turns that into dollars; [`Estimate`] says which term dominates
 //! and what would cut it. `design/cost.md` has the formulas and the sources.
 
 mod activity;

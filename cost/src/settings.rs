@@ -43,7 +43,7 @@ pub struct Settings {
     pub lease_seconds: f64,
     /// Batches of a consumer written at a time.
     pub writers: u32,
-    /// Between two rounds of a collector; 0: nobody collects.
+    /// Between two rounds of a garbage collector; 0: nobody collects.
     pub gc_seconds: f64,
     /// How old garbage must be before it is deleted.
     pub grace_seconds: f64,

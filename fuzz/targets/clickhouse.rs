@@ -1,11 +1,11 @@
 //! What the gateway accepts of any signal the sink can encode: a message that it could not would be a dead letter. A row
-//! for each record, chunks that keep to the rule, and the same ones whenever they are cut: tokens stand for them. And each
+//! for each record, chunks that keep to the policy, and the same ones whenever they are cut: tokens stand for them. And each
 //! record can be taken out, which a dead letter of it is.
 #![no_main]
 
 use bytes::Bytes;
 use millpond_clickhouse::{Columns, encode};
-use millpond_consumer::{Batch, BatchId, Chunk, Part, Rule};
+use millpond_consumer::{Batch, BatchId, BatchingPolicy, Chunk, Part};
 use millpond_otlp::{Signal, record_alone, validate};
 use millpond_segment::{BlockBuilder, Compressor, Encoding};
 use ulid::Ulid;
@@ -24,19 +24,19 @@ fn encoded(signal: Signal, data: &[u8], records: u64) {
     let records = 2 * records;
     let batch = batch(signal, data, records);
     for (chunk_rows, chunk_bytes, max_partitions_per_chunk) in [(100_000, 64 << 20, 50), (3, 1000, 1)] {
-        let rule = Rule {
+        let policy = BatchingPolicy {
             chunk_rows,
             chunk_bytes,
             max_partitions_per_chunk,
-            ..rule()
+            ..policy()
         };
-        let chunks = chunks(&batch, &rule);
+        let chunks = chunks(&batch, &policy);
         assert_eq!(chunks.iter().map(|chunk| chunk.rows).sum::<u64>(), records);
         for (place, chunk) in chunks.iter().enumerate() {
             assert_eq!(chunk.index as usize, place);
             assert!((1..=chunk_rows).contains(&chunk.rows));
         }
-        let again = self::chunks(&batch, &rule);
+        let again = self::chunks(&batch, &policy);
         let same = |one: &Chunk, other: &Chunk| {
             (one.table, one.rows) == (other.table, other.rows) && one.body == other.body
         };
@@ -58,9 +58,9 @@ fn taken_out(signal: Signal, data: &[u8], records: u64) {
     }
 }
 
-fn chunks(batch: &Batch, rule: &Rule) -> Vec<Chunk> {
+fn chunks(batch: &Batch, policy: &BatchingPolicy) -> Vec<Chunk> {
     let mut chunks = Vec::new();
-    encode(batch, rule, Columns::All, &mut |chunk| {
+    encode(batch, policy, Columns::All, &mut |chunk| {
         chunks.push(chunk);
         true
     })
@@ -84,7 +84,7 @@ fn batch(signal: Signal, message: &[u8], records: u64) -> Batch {
         segment: Ulid::nil(),
         offset: 6,
         data: Bytes::clone(&block.bytes),
-        raw_length: block.raw_len,
+        raw_len: block.raw_len,
         records,
     };
     Batch {
@@ -105,8 +105,8 @@ fn batch(signal: Signal, message: &[u8], records: u64) -> Batch {
     }
 }
 
-fn rule() -> Rule {
-    Rule {
+fn policy() -> BatchingPolicy {
+    BatchingPolicy {
         batch_records: 1,
         batch_bytes: 1,
         chunk_rows: 1,

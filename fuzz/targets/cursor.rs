@@ -15,7 +15,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             owner: "one",
             now_ms,
             lease_ms: 1000,
-            rule: &cursor.rule,
+            policy: &cursor.policy,
             take_over,
         };
         if let Ok(opened) = cursor.open(&opening) {
@@ -25,7 +25,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     }
     let tombstone = cursor.remove();
     objects::check(&tombstone);
-    objects::check(&tombstone.begin_again(3, cursor.rule.clone()));
+    objects::check(&tombstone.begin_again(3, cursor.policy.clone()));
     let streams: Vec<String> = cursor.streams.keys().cloned().chain(["new".into()]).collect();
     for stream in &streams {
         let next = cursor.next(stream);

@@ -53,7 +53,7 @@ fn segment(now_ms: u64) -> NewSegment {
             encoding: Encoding::Otlp,
             offset: 6,
             length: 50,
-            raw_length: u64::MAX,
+            raw_len: u64::MAX,
             messages: 3,
             records: u64::MAX,
             first_received_at_us: i64::MIN,

@@ -135,7 +135,7 @@ pub(crate) struct Entrance {
 
 /// What TLS holds, until dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct SeatedConnection {
     budget: Reservation,
     share: Reservation,
     _holding: Holding,
@@ -158,7 +158,7 @@ impl Entrance {
         mut stream: TcpStream,
         protocols: &[&[u8]],
         seat: &Seat,
-    ) -> Result<(Link, Option<Held>), Refused> {
+    ) -> Result<(Link, Option<SeatedConnection>), Refused> {
         stream.set_nodelay(true)?;
         let mut first = [0; 4];
         let heard = timeout(self.patience, stream.peek(&mut first))
@@ -197,13 +197,13 @@ impl Entrance {
             .map_err(|_| Refused::Slow)?
     }
 
-    async fn hold(&self, seat: &Seat) -> Result<Held, Refused> {
+    async fn hold(&self, seat: &Seat) -> Result<SeatedConnection, Refused> {
         let no_memory = |_| Refused::NoMemory;
         let connections = self.share.limit() / TLS_BYTES;
         let share = seat.press(Scarce::Tls, connections, self.share.reserve(HANDSHAKE_BYTES));
         let share = share.await.map_err(no_memory)?;
         let budget = self.budget.reserve(HANDSHAKE_BYTES).await.map_err(no_memory)?;
-        Ok(Held {
+        Ok(SeatedConnection {
             budget,
             share,
             _holding: seat.holding(Scarce::Tls),
@@ -211,8 +211,8 @@ impl Entrance {
     }
 }
 
-impl Held {
-    fn shrunk(mut self) -> Held {
+impl SeatedConnection {
+    fn shrunk(mut self) -> SeatedConnection {
         self.budget.shrink(TLS_BYTES);
         self.share.shrink(TLS_BYTES);
         self

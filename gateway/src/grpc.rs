@@ -12,8 +12,8 @@ use millpond_otlp::Signal;
 use prost::Message;
 use tonic::{Code, Status};
 
+use crate::decompress::Encoding;
 use crate::google_rpc;
-use crate::inflate::Encoding;
 use crate::metrics::Transport;
 use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;

@@ -17,9 +17,9 @@ use prost::Message;
 use serde_json::json;
 use tonic::Code;
 
+use crate::decompress::Encoding;
 use crate::google_rpc::{self, BadRequest, FieldViolation};
 use crate::grpc;
-use crate::inflate::Encoding;
 use crate::metrics::Transport;
 use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;

@@ -13,16 +13,15 @@
 //! message's prefix promises and lets a zstd frame choose a window of 128 MiB, neither of which a budget could bound.
 
 mod buffers;
-mod complaints;
 mod config;
 mod connection;
 mod connections;
+mod decompress;
 mod entrance;
 mod files;
 mod google_rpc;
 mod grpc;
 mod http;
-mod inflate;
 mod memory;
 mod message;
 mod metrics;
@@ -31,6 +30,7 @@ mod reply;
 mod request;
 mod security;
 mod server;
+mod throttled_warnings;
 mod tls;
 mod tokens;
 

@@ -36,7 +36,7 @@ impl Admission {
 
     /// Waits for the memory that one request needs at first. In the order of asking. While it waits, connections with half-sent
     /// requests are closed one by one.
-    pub(crate) async fn enter(&self, seat: Option<&Seat>) -> Result<Held, OverBudget> {
+    pub(crate) async fn enter(&self, seat: Option<&Seat>) -> Result<HeldMemory, OverBudget> {
         let bytes = ENTRY_BYTES.min(self.entry.limit());
         let entry = self.entry.reserve(bytes);
         let entry = match seat {
@@ -46,7 +46,7 @@ impl Admission {
             }
             None => entry.await?,
         };
-        Ok(Held {
+        Ok(HeldMemory {
             reservation: self.budget.reserve(bytes).await?,
             budget: self.budget.clone(),
             beside_message: self.beside_message,
@@ -57,14 +57,14 @@ impl Admission {
 
 /// The reservation of one request while it is read.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldMemory {
     budget: Budget,
     reservation: Reservation,
     beside_message: usize,
     entry: Option<Reservation>,
 }
 
-impl Held {
+impl HeldMemory {
     /// Waits until the message may take `bytes`. Does nothing when it may.
     pub(crate) async fn grow_to(&mut self, bytes: usize) -> Result<(), OverBudget> {
         let missing = (self.beside_message + bytes).saturating_sub(self.reservation.bytes());

@@ -12,8 +12,8 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::buffers::Buffers;
 use crate::connections::{Scarce, Seat};
-use crate::inflate::Encoding;
-use crate::memory::{Admission, Held};
+use crate::decompress::Encoding;
+use crate::memory::{Admission, HeldMemory};
 use crate::metrics::Transport;
 use crate::refusal::{Refusal, Why};
 use crate::request::{Envelope, Format};
@@ -71,7 +71,7 @@ pub(crate) async fn read<B>(
     buffers: &Buffers,
     admission: &Admission,
     seat: Option<&Seat>,
-) -> Result<(Message, Held), Refusal>
+) -> Result<(Message, HeldMemory), Refusal>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::error::Error,
@@ -231,7 +231,7 @@ where
         length: Option<usize>,
         mut message: Vec<u8>,
         growth: Growth,
-        held: &mut Held,
+        held: &mut HeldMemory,
     ) -> Result<Vec<u8>, Refusal> {
         let max = self.limits.max_message_bytes;
         loop {

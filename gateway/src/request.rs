@@ -18,17 +18,17 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::buffers::Buffers;
-use crate::complaints::Complaints;
 use crate::config::Config;
 use crate::connection::Peer;
 use crate::connections::Seat;
-use crate::inflate::{Encoding, Inflater, Progress, first_room};
-use crate::memory::{Admission, Held};
+use crate::decompress::{Decompressor, Encoding, Progress, first_room};
+use crate::memory::{Admission, HeldMemory};
 use crate::message::{self, Limits, Message};
 use crate::metrics::{InFlight, Metrics, Transport};
 use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;
 use crate::security::Security;
+use crate::throttled_warnings::ThrottledWarnings;
 use crate::tokens::Identity;
 use crate::{grpc, http};
 
@@ -53,10 +53,10 @@ pub(crate) struct Service {
     admission: Admission,
     buffers: Buffers,
     /// Decompressions at work. As many as cores: each holds a window beside what it has reserved.
-    inflaters: Semaphore,
+    decompressors: Semaphore,
     security: Arc<Security>,
     metrics: Arc<Metrics>,
-    complaints: Arc<Complaints>,
+    throttled_warnings: Arc<ThrottledWarnings>,
 }
 
 /// Who sends a request: whose records they are, and over which connection.
@@ -97,7 +97,7 @@ impl Service {
         config: &Config,
         security: Arc<Security>,
         metrics: Arc<Metrics>,
-        complaints: Arc<Complaints>,
+        throttled_warnings: Arc<ThrottledWarnings>,
     ) -> Service {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         // A compressed message is held twice for a moment; so a few of the longest always fit.
@@ -115,10 +115,10 @@ impl Service {
             max_requests,
             requests: Semaphore::new(max_requests),
             buffers: Buffers::new(memory_limit / IDLE_SHARE),
-            inflaters: Semaphore::new(cores),
+            decompressors: Semaphore::new(cores),
             security,
             metrics,
-            complaints,
+            throttled_warnings,
         }
     }
 
@@ -159,8 +159,11 @@ impl Service {
         let peer = head.extensions.get::<Peer>();
         let identity = self.security.authorize(&head.headers).map_err(|denied| {
             if let Some(peer) = peer {
-                self.complaints
-                    .warn("denied", peer.address, format_args!("request refused: {denied}"));
+                self.throttled_warnings.warn(
+                    "denied",
+                    peer.address,
+                    format_args!("request refused: {denied}"),
+                );
             }
             Refusal::new(Why::Denied(denied), denied)
         })?;
@@ -226,10 +229,10 @@ impl Service {
         signal: Signal,
         format: Format,
         mut message: Message,
-        held: &mut Held,
+        held: &mut HeldMemory,
     ) -> Result<Payload, Refusal> {
         if let Some(encoding) = message.encoding {
-            message = self.inflate(message, encoding, held).await?;
+            message = self.decompress(message, encoding, held).await?;
         }
         if format == Format::Json {
             message = self.protobuf_of_json(signal, message, held).await?;
@@ -238,25 +241,25 @@ impl Service {
         off_loop(bytes.len() > VALIDATE_INLINE_MAX, move || validate(signal, bytes)).await?
     }
 
-    async fn inflate(
+    async fn decompress(
         &self,
         message: Message,
         encoding: Encoding,
-        held: &mut Held,
+        held: &mut HeldMemory,
     ) -> Result<Message, Refusal> {
         let max = self.limits.max_message_bytes;
-        let Ok(Ok(_permit)) = timeout(self.limits.read_timeout, self.inflaters.acquire()).await else {
+        let Ok(Ok(_permit)) = timeout(self.limits.read_timeout, self.decompressors.acquire()).await else {
             return Err(Refusal::exhausted(
                 "too many compressed requests waiting for a core; retry",
             ));
         };
         let wire = message.bytes;
         let mut room = first_room(encoding, &wire, max);
-        let mut inflater = Inflater::new(encoding, wire)?;
+        let mut decompressor = Decompressor::new(encoding, wire)?;
         loop {
             held.grow_to(message.room + room).await?;
             let step = off_loop(true, move || {
-                inflater.step(room).map(|progress| (progress, inflater))
+                decompressor.step(room).map(|progress| (progress, decompressor))
             });
             let (progress, unfinished) = step.await??;
             if progress == Progress::Done {
@@ -268,7 +271,7 @@ impl Service {
                 let more = format_args!("more than {max}");
                 return Err(Refusal::too_large("decompressed", more, max));
             }
-            inflater = unfinished;
+            decompressor = unfinished;
             room = room.saturating_mul(2).min(max);
         }
     }
@@ -278,7 +281,7 @@ impl Service {
         &self,
         signal: Signal,
         message: Message,
-        held: &mut Held,
+        held: &mut HeldMemory,
     ) -> Result<Message, Refusal> {
         let max = self.limits.max_message_bytes;
         let mut room = message.bytes.len().min(max);

@@ -14,7 +14,6 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::complaints::Complaints;
 use crate::config::Config;
 use crate::connection::{self, Arrival, Tasks};
 use crate::connections::{Connections, Room};
@@ -22,6 +21,7 @@ use crate::entrance::{Entrance, H2, HTTP1, Refused};
 use crate::metrics::{Metrics, Transport};
 use crate::request::Service;
 use crate::security::Security;
+use crate::throttled_warnings::ThrottledWarnings;
 
 /// How long accepting pauses when the system refuses (out of file descriptors, usually): time for some to be closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -64,7 +64,7 @@ pub struct Gateway {
     metrics: Arc<Metrics>,
     service: Arc<Service>,
     entrance: Arc<Entrance>,
-    complaints: Arc<Complaints>,
+    throttled_warnings: Arc<ThrottledWarnings>,
     connections: Connections,
     tasks: Tasks,
 }
@@ -78,13 +78,13 @@ impl Gateway {
         registry: &mut Registry,
     ) -> Gateway {
         let metrics = Metrics::register(registry);
-        let complaints = Arc::<Complaints>::default();
+        let throttled_warnings = Arc::<ThrottledWarnings>::default();
         let service = Arc::new(Service::new(
             producer.clone(),
             &config,
             Arc::clone(&security),
             Arc::clone(&metrics),
-            Arc::clone(&complaints),
+            Arc::clone(&throttled_warnings),
         ));
         let entrance = Entrance::new(security, producer.budget(), config.handshake_timeout);
         let tasks = Tasks {
@@ -99,7 +99,7 @@ impl Gateway {
             metrics,
             service,
             entrance: Arc::new(entrance),
-            complaints,
+            throttled_warnings,
             tasks,
         }
     }
@@ -144,11 +144,11 @@ impl Gateway {
 
     fn accept(&self, stream: TcpStream, peer: SocketAddr, transport: Transport, room: Room) {
         let counted = Counted::new(&self.metrics, transport);
-        let (metrics, complaints) = (Arc::clone(&self.metrics), Arc::clone(&self.complaints));
+        let (metrics, throttled_warnings) = (Arc::clone(&self.metrics), Arc::clone(&self.throttled_warnings));
         let refuse = move |refused: &Refused| {
             metrics.refused(transport, refused);
             if refused.is_worth_a_look() {
-                complaints.warn(refused.name(), peer, format_args!("connection closed: {refused}"));
+                throttled_warnings.warn(refused.name(), peer, format_args!("connection closed: {refused}"));
             } else {
                 tracing::debug!(%peer, reason = %refused, "connection closed");
             }

@@ -23,7 +23,7 @@ const EPOCH_MAX: u64 = u64::MAX / 2;
 /// How batches are made, and what decides the bytes that are sent under a token. It is pinned while batches may be in
 /// doubt: a successor must cut the same batches into the same chunks.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Rule {
+pub struct BatchingPolicy {
     /// Records that a batch should have. A segment with half of it is a batch by itself.
     pub batch_records: u64,
     /// Raw bytes that a batch should have. A segment with half of it is a batch by itself.
@@ -42,7 +42,7 @@ pub struct Rule {
     pub schema_version: u32,
 }
 
-impl Rule {
+impl BatchingPolicy {
     /// Names the first setting that cannot be meant.
     pub fn check(&self) -> Result<(), String> {
         let limits = [
@@ -208,8 +208,8 @@ pub struct Cursor {
     /// Rows below this sequence may be in the sink under tokens that no plan names: the sink is asked before they are sent.
     /// [`SENT_UNKNOWN`] until the first owner has read the log.
     pub sent_below: u64,
-    /// The rule in force.
-    pub rule: Rule,
+    /// The batching policy in force.
+    pub policy: BatchingPolicy,
     /// Where a stream without a position of its own begins.
     pub start: u64,
     /// By stream.
@@ -233,8 +233,8 @@ pub struct Opening<'a> {
     pub now_ms: u64,
     /// How long the lease lasts without being renewed, in milliseconds.
     pub lease_ms: u64,
-    /// The rule as configured.
-    pub rule: &'a Rule,
+    /// The batching policy as configured.
+    pub policy: &'a BatchingPolicy,
     /// Take it from an owner whose lease still runs.
     pub take_over: bool,
 }
@@ -246,8 +246,8 @@ pub struct Opened {
     pub state: Cursor,
     /// The predecessor did not release it cleanly: what it planned may have been sent.
     pub in_doubt: bool,
-    /// The pinned rule stays in force although another is configured.
-    pub rule_pinned: bool,
+    /// The pinned policy stays in force although another is configured.
+    pub policy_pinned: bool,
 }
 
 /// Why a cursor cannot be opened now.
@@ -273,7 +273,7 @@ pub struct Forbidden {
 impl Cursor {
     /// The cursor of a consumer that has none: released, at `start`. An operator may have deleted an earlier cursor, so anything
     /// in the log may have been sent: see [`limit_sent`](Self::limit_sent).
-    pub fn new(buffer_id: Uuid, shard: u32, consumer: &str, start: u64, rule: Rule) -> Self {
+    pub fn new(buffer_id: Uuid, shard: u32, consumer: &str, start: u64, policy: BatchingPolicy) -> Self {
         Cursor {
             buffer_id,
             shard,
@@ -290,7 +290,7 @@ impl Cursor {
             } else {
                 SENT_UNKNOWN
             },
-            rule,
+            policy,
             start,
             streams: BTreeMap::new(),
             skipped: Vec::new(),
@@ -352,7 +352,7 @@ impl Cursor {
         batch.low < self.sent_below && !planted::is(Bug::ResetForgetsSent)
     }
 
-    /// Takes the cursor: a new epoch and a new owner. The configured rule comes into force only
+    /// Takes the cursor: a new epoch and a new owner. The configured policy comes into force only
     /// where nothing is in doubt.
     pub fn open(&self, opening: &Opening<'_>) -> Result<Opened, HeldByAnother> {
         let &Opening {
@@ -360,7 +360,7 @@ impl Cursor {
             id,
             now_ms,
             lease_ms,
-            rule,
+            policy,
             take_over,
         } = opening;
         if let Some(held) = self.held_at(now_ms)
@@ -385,14 +385,14 @@ impl Cursor {
             lease_expires_at_ms: now_ms.saturating_add(lease_ms),
         };
         state.waiting_for.clear();
-        let rule_pinned = in_doubt && *rule != state.rule;
-        if !in_doubt || planted::is(Bug::RuleNotPinned) {
-            state.rule = rule.clone();
+        let policy_pinned = in_doubt && *policy != state.policy;
+        if !in_doubt || planted::is(Bug::PolicyNotPinned) {
+            state.policy = policy.clone();
         }
         Ok(Opened {
             state,
             in_doubt,
-            rule_pinned,
+            policy_pinned,
         })
     }
 
@@ -538,13 +538,13 @@ impl Cursor {
         }
     }
 
-    /// A consumer begins again after a removal, at `start`, under this rule.
+    /// A consumer begins again after a removal, at `start`, under this policy.
     #[must_use]
-    pub fn begin_again(&self, start: u64, rule: Rule) -> Cursor {
+    pub fn begin_again(&self, start: u64, policy: BatchingPolicy) -> Cursor {
         Cursor {
             ownership: Ownership::Released,
             start,
-            rule,
+            policy,
             ..self.clone()
         }
     }
@@ -683,7 +683,7 @@ impl Cursor {
 
     /// Names the first rule of the format that this state breaks.
     pub fn check(&self) -> Result<(), String> {
-        self.rule.check()?;
+        self.policy.check()?;
         layout::check_consumer_name(&self.consumer).map_err(|error| error.to_string())?;
         let skipped = self.skipped.iter().map(|skip| &skip.stream);
         let refused = self.refused.iter().map(|refused| &refused.stream);
@@ -767,7 +767,7 @@ impl Object for Cursor {
             generation,
             unsettled,
             sent_below,
-            rule,
+            policy,
             start,
             streams,
             skipped,
@@ -795,7 +795,7 @@ impl Object for Cursor {
                 ownership: kind.into(),
                 owner,
                 lease_expires_at_ms,
-                rule: Some(encode_rule(rule)),
+                policy: Some(encode_policy(policy)),
                 start: *start,
                 streams: streams.iter().map(encode_stream).collect(),
                 skipped: skipped.iter().map(encode_skip).collect(),
@@ -826,7 +826,9 @@ impl Object for Cursor {
             },
             Err(_) => return Err(content(format!("unknown ownership {}", c.ownership))),
         };
-        let rule = c.rule.ok_or_else(|| content("it has no rule".into()))?;
+        let policy = c
+            .policy
+            .ok_or_else(|| content("it has no batching policy".into()))?;
         let mut streams = BTreeMap::new();
         for stream in c.streams {
             let planned = stream
@@ -860,7 +862,7 @@ impl Object for Cursor {
             generation: c.generation,
             unsettled: c.unsettled,
             sent_below: c.sent_below,
-            rule: decode_rule(rule),
+            policy: decode_policy(policy),
             start: c.start,
             streams,
             skipped: c.skipped.into_iter().map(decode_skip).collect(),
@@ -953,8 +955,8 @@ fn decode_refused(refused: proto::Refused) -> Refused {
     }
 }
 
-fn encode_rule(rule: &Rule) -> proto::Rule {
-    let Rule {
+fn encode_policy(policy: &BatchingPolicy) -> proto::BatchingPolicy {
+    let BatchingPolicy {
         batch_records,
         batch_bytes,
         chunk_rows,
@@ -963,8 +965,8 @@ fn encode_rule(rule: &Rule) -> proto::Rule {
         max_in_flight,
         sink,
         schema_version,
-    } = rule.clone();
-    proto::Rule {
+    } = policy.clone();
+    proto::BatchingPolicy {
         batch_records,
         batch_bytes,
         chunk_rows,
@@ -976,8 +978,8 @@ fn encode_rule(rule: &Rule) -> proto::Rule {
     }
 }
 
-fn decode_rule(rule: proto::Rule) -> Rule {
-    let proto::Rule {
+fn decode_policy(policy: proto::BatchingPolicy) -> BatchingPolicy {
+    let proto::BatchingPolicy {
         batch_records,
         batch_bytes,
         chunk_rows,
@@ -986,8 +988,8 @@ fn decode_rule(rule: proto::Rule) -> Rule {
         max_in_flight,
         sink,
         schema_version,
-    } = rule;
-    Rule {
+    } = policy;
+    BatchingPolicy {
         batch_records,
         batch_bytes,
         chunk_rows,

@@ -5,9 +5,9 @@
 pub mod buffer;
 pub mod cas;
 pub mod cursor;
+pub mod dead_letter;
 mod envelope;
 pub mod layout;
-pub mod letter;
 mod limits;
 pub mod log;
 pub mod manifest;
@@ -19,9 +19,9 @@ pub mod trace;
 
 pub use buffer::Buffer;
 pub use cas::{Object, ReadError, Snapshot, Stamp, Swap};
-pub use cursor::{Cursor, Rule};
+pub use cursor::{BatchingPolicy, Cursor};
+pub use dead_letter::DeadLetter;
 pub use envelope::FormatError;
-pub use letter::DeadLetter;
 pub use limits::Count;
 pub use log::{Lag, Log};
 pub use manifest::{Commit, CommitRefusal, Entry, Manifest, NewPart, NewSegment, Part, ProducerId};

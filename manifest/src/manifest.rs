@@ -70,7 +70,7 @@ pub struct Part {
     /// In the segment object, in bytes.
     pub length: u64,
     /// Uncompressed, in bytes.
-    pub raw_length: u64,
+    pub raw_len: u64,
     /// How many messages.
     pub messages: u64,
     /// How many records in those messages.
@@ -157,7 +157,7 @@ pub struct NewPart {
     /// In the segment object, in bytes.
     pub length: u64,
     /// Uncompressed, in bytes.
-    pub raw_length: u64,
+    pub raw_len: u64,
     /// How many messages.
     pub messages: u64,
     /// How many records.
@@ -428,7 +428,7 @@ impl Manifest {
         Some((sealed, next))
     }
 
-    /// Trims the log, as the collector does: it begins at `first_sequence` from now on (never earlier than it does now), and no
+    /// Trims the log, as the garbage collector does: it begins at `first_sequence` from now on (never earlier than it does now), and no
     /// segment or page named before `orphan_floor_ms` can join it any more. Pages of which nothing is left are dropped.
     /// Nothing may be deleted before this state is in force.
     #[must_use]
@@ -513,7 +513,7 @@ impl Manifest {
                 stream: index,
                 offset: part.offset,
                 length: part.length,
-                raw_length: part.raw_length,
+                raw_len: part.raw_len,
                 messages: part.messages,
                 records: part.records,
                 first_received_at_us: part.first_received_at_us,
@@ -752,7 +752,7 @@ pub(crate) fn encode_entry(entry: &Entry) -> proto::Entry {
             stream,
             offset,
             length,
-            raw_length,
+            raw_len,
             messages,
             records,
             first_received_at_us,
@@ -763,7 +763,7 @@ pub(crate) fn encode_entry(entry: &Entry) -> proto::Entry {
             stream,
             offset,
             length,
-            raw_length,
+            raw_len,
             messages,
             records,
             first_received_at_us,
@@ -795,7 +795,7 @@ pub(crate) fn decode_entry(object: &'static str, entry: &proto::Entry) -> Result
             stream: part.stream,
             offset: part.offset,
             length: part.length,
-            raw_length: part.raw_length,
+            raw_len: part.raw_len,
             messages: part.messages,
             records: part.records,
             first_received_at_us: part.first_received_at_us,

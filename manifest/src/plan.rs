@@ -1,7 +1,7 @@
 //! How a stream's committed segments become batches. Pure: two owners of one cursor that see the
-//! same rule, plans and log get the same batches.
+//! same policy, plans and log get the same batches.
 
-use crate::cursor::{Plan, Rule};
+use crate::cursor::{BatchingPolicy, Plan};
 
 /// A stream's part of a segment, as the planner sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Size {
 
 /// Why a batch has the boundaries it has. Only what is planned may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ground {
+pub enum PlanStatus {
     /// The cursor says so.
     Planned,
     /// A large segment, or small neighbours that are full or that a large segment follows: nothing can join it any more.
@@ -29,12 +29,12 @@ pub struct Candidate {
     /// Its sequences.
     pub plan: Plan,
     /// Why these.
-    pub ground: Ground,
+    pub status: PlanStatus,
     /// The total over all its parts.
     pub size: Size,
 }
 
-impl Rule {
+impl BatchingPolicy {
     /// Whether a part is a batch by itself: at least half of what a batch should have.
     pub fn is_large(&self, size: Size) -> bool {
         size.records.saturating_mul(2) >= self.batch_records
@@ -49,7 +49,7 @@ impl Rule {
 /// Cuts a stream's parts, from the acknowledged position on and in order, into batches. `planned` are
 /// the cursor's plans. At most `limit` candidates are returned.
 pub fn candidates(
-    rule: &Rule,
+    policy: &BatchingPolicy,
     planned: impl IntoIterator<Item = Plan>,
     parts: impl IntoIterator<Item = (u64, Size)>,
     limit: usize,
@@ -67,11 +67,11 @@ pub fn candidates(
                 Some(last) => last.size = add(last.size, size),
                 None => out.push(Candidate {
                     plan,
-                    ground: Ground::Planned,
+                    status: PlanStatus::Planned,
                     size,
                 }),
             }
-        } else if rule.is_large(size) {
+        } else if policy.is_large(size) {
             close(&mut out, &mut group_open);
             let plan = Plan {
                 low: sequence,
@@ -79,7 +79,7 @@ pub fn candidates(
             };
             out.push(Candidate {
                 plan,
-                ground: Ground::Full,
+                status: PlanStatus::Full,
                 size,
             });
         } else {
@@ -95,13 +95,13 @@ pub fn candidates(
                     };
                     out.push(Candidate {
                         plan,
-                        ground: Ground::Open,
+                        status: PlanStatus::Open,
                         size,
                     });
                     group_open = true;
                 }
             }
-            if out.last().is_some_and(|group| rule.is_full(group.size)) {
+            if out.last().is_some_and(|group| policy.is_full(group.size)) {
                 close(&mut out, &mut group_open);
             }
         }
@@ -117,7 +117,7 @@ fn close(out: &mut [Candidate], group_open: &mut bool) {
     if std::mem::take(group_open)
         && let Some(group) = out.last_mut()
     {
-        group.ground = Ground::Full;
+        group.status = PlanStatus::Full;
     }
 }
 

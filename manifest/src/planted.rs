@@ -44,7 +44,7 @@ bugs! {
     PageNotStored = "page-not-stored",
     /// The checksum of manifests, pages and cursors is not checked.
     ChecksumIgnored = "checksum-ignored",
-    /// The collector deletes what a manifest that is not in force yet does not refer to.
+    /// The garbage collector deletes what a manifest that is not in force yet does not refer to.
     DeleteBeforeTrim = "delete-before-trim",
     /// An owner goes on with a cursor that another one has opened.
     FenceIgnored = "fence-ignored",
@@ -52,7 +52,7 @@ bugs! {
     LeaseIgnored = "lease-ignored",
     /// Batches are sent before a durable cursor plans them.
     PlanAfterSink = "plan-after-sink",
-    /// Batches of one large segment are sent without a plan: the rule says that they are batches.
+    /// Batches of one large segment are sent without a plan: the policy says that they are batches.
     LargeNotPlanned = "large-not-planned",
     /// The position moves to the end of the last finished batch.
     AcknowledgeOverHole = "acknowledge-over-hole",
@@ -60,8 +60,8 @@ bugs! {
     HorizonIgnored = "horizon-ignored",
     /// The position of a stream of which nothing is acknowledged is not written.
     PositionNotWritten = "position-not-written",
-    /// An opening brings its own rule into force although the cursor was not released.
-    RuleNotPinned = "rule-not-pinned",
+    /// An opening brings its own policy into force although the cursor was not released.
+    PolicyNotPinned = "policy-not-pinned",
     /// A cursor with planned batches is released as if nothing were in doubt.
     ReleasedInDoubt = "released-in-doubt",
     /// An owner that goes takes back what its predecessor planned ahead, too.

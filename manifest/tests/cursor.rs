@@ -1,16 +1,16 @@
-//! The cursor's transitions, told as stories and as properties: who may own it, which rule is in
+//! The cursor's transitions, told as stories and as properties: who may own it, which policy is in
 //! force, what may be planned and acknowledged.
 
 use millpond_manifest::cas::Object;
 use millpond_manifest::cursor::{Opening, Ownership, PIECES_MAX, Plan, SENT_UNKNOWN, Skip};
 use millpond_manifest::piece;
-use millpond_manifest::plan::{Candidate, Ground, Size, candidates};
-use millpond_manifest::{Cursor, Rule};
+use millpond_manifest::plan::{Candidate, PlanStatus, Size, candidates};
+use millpond_manifest::{BatchingPolicy, Cursor};
 use proptest::prelude::*;
 use uuid::Uuid;
 
-fn rule() -> Rule {
-    Rule {
+fn policy() -> BatchingPolicy {
+    BatchingPolicy {
         batch_records: 100,
         batch_bytes: 1_000,
         chunk_rows: 100,
@@ -30,16 +30,16 @@ fn fresh() -> Cursor {
 }
 
 fn unlimited() -> Cursor {
-    Cursor::new(Uuid::from_u128(9), 0, "default", 0, rule())
+    Cursor::new(Uuid::from_u128(9), 0, "default", 0, policy())
 }
 
-fn opening<'a>(owner: &'a str, now_ms: u64, rule: &'a Rule) -> Opening<'a> {
+fn opening<'a>(owner: &'a str, now_ms: u64, policy: &'a BatchingPolicy) -> Opening<'a> {
     Opening {
         owner,
         id: 77,
         now_ms,
         lease_ms: 100,
-        rule,
+        policy,
         take_over: false,
     }
 }
@@ -50,40 +50,40 @@ fn plan(low: u64, high: u64) -> Plan {
 
 #[test]
 fn an_owner_holds_the_cursor_until_its_lease_runs_out() {
-    let rule = rule();
-    let held = fresh().open(&opening("a", 0, &rule)).unwrap();
+    let policy = policy();
+    let held = fresh().open(&opening("a", 0, &policy)).unwrap();
     assert_eq!((held.state.epoch, held.in_doubt), (1, false));
-    let refused = held.state.open(&opening("b", 99, &rule)).unwrap_err();
+    let refused = held.state.open(&opening("b", 99, &policy)).unwrap_err();
     assert_eq!((refused.owner.as_str(), refused.lease_expires_at_ms), ("a", 100));
 
-    let taken = held.state.open(&opening("b", 100, &rule)).unwrap();
+    let taken = held.state.open(&opening("b", 100, &policy)).unwrap();
     assert_eq!((taken.state.epoch, taken.in_doubt), (2, true));
     let forced = held
         .state
         .open(&Opening {
             take_over: true,
-            ..opening("b", 50, &rule)
+            ..opening("b", 50, &policy)
         })
         .unwrap();
     assert_eq!((forced.state.epoch, forced.in_doubt), (2, true));
-    let restarted = held.state.open(&opening("a", 50, &rule)).unwrap();
+    let restarted = held.state.open(&opening("a", 50, &policy)).unwrap();
     assert_eq!((restarted.state.epoch, restarted.in_doubt), (2, true));
 }
 
 #[test]
 fn the_rule_changes_only_where_nothing_is_in_doubt() {
     let (old, new) = (
-        rule(),
-        Rule {
+        policy(),
+        BatchingPolicy {
             chunk_rows: 7,
-            ..rule()
+            ..policy()
         },
     );
     let mut cursor = fresh().open(&opening("a", 0, &old)).unwrap().state;
 
     let crashed = cursor.open(&opening("b", 500, &new)).unwrap();
-    assert!(crashed.rule_pinned && crashed.in_doubt);
-    assert_eq!(crashed.state.rule, old);
+    assert!(crashed.policy_pinned && crashed.in_doubt);
+    assert_eq!(crashed.state.policy, old);
 
     cursor.plan("otlp.logs", plan(0, 3)).unwrap();
     cursor.release();
@@ -92,13 +92,13 @@ fn the_rule_changes_only_where_nothing_is_in_doubt() {
         Ownership::Abandoned,
         "a planned batch is in doubt"
     );
-    assert!(cursor.open(&opening("b", 0, &new)).unwrap().rule_pinned);
+    assert!(cursor.open(&opening("b", 0, &new)).unwrap().policy_pinned);
 
     cursor.acknowledge("otlp.logs", 4).unwrap();
     cursor.release();
     let clean = cursor.open(&opening("b", 0, &new)).unwrap();
-    assert!(!clean.rule_pinned && !clean.in_doubt);
-    assert_eq!(clean.state.rule, new);
+    assert!(!clean.policy_pinned && !clean.in_doubt);
+    assert_eq!(clean.state.policy, new);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_plan_is_never_unmade_and_never_cut() {
 
 #[test]
 fn a_cursor_reads_back_as_it_was_written() {
-    let mut cursor = fresh().open(&opening("host-1", 7, &rule())).unwrap().state;
+    let mut cursor = fresh().open(&opening("host-1", 7, &policy())).unwrap().state;
     cursor.plan("otlp.logs", plan(2, 5)).unwrap();
     cursor.acknowledge("otlp.traces", 11).unwrap();
     cursor.wait_for(&["the sink: it is away".to_owned()]);
@@ -165,19 +165,19 @@ fn small_neighbours_are_one_batch_and_large_segments_are_their_own() {
         (7, wide),
         (8, small),
     ];
-    let found: Vec<_> = candidates(&rule(), [], log, 100)
+    let found: Vec<_> = candidates(&policy(), [], log, 100)
         .iter()
-        .map(|c| (c.plan.low, c.plan.high, c.ground))
+        .map(|c| (c.plan.low, c.plan.high, c.status))
         .collect();
     assert_eq!(
         found,
         [
-            (0, 2, Ground::Full),
-            (3, 3, Ground::Full),
-            (5, 5, Ground::Full),
-            (6, 6, Ground::Full),
-            (7, 7, Ground::Full),
-            (8, 8, Ground::Open),
+            (0, 2, PlanStatus::Full),
+            (3, 3, PlanStatus::Full),
+            (5, 5, PlanStatus::Full),
+            (6, 6, PlanStatus::Full),
+            (7, 7, PlanStatus::Full),
+            (8, 8, PlanStatus::Open),
         ]
     );
 }
@@ -189,16 +189,16 @@ fn what_is_planned_is_kept_whatever_the_rule_would_say_now() {
         raw_bytes: 10,
     };
     let log = (0..6).map(|s| (s, small));
-    let found: Vec<_> = candidates(&rule(), [plan(0, 0), plan(1, 3)], log, 100)
+    let found: Vec<_> = candidates(&policy(), [plan(0, 0), plan(1, 3)], log, 100)
         .iter()
-        .map(|c| (c.plan.low, c.plan.high, c.ground, c.size.records))
+        .map(|c| (c.plan.low, c.plan.high, c.status, c.size.records))
         .collect();
     assert_eq!(
         found,
         [
-            (0, 0, Ground::Planned, 40),
-            (1, 3, Ground::Planned, 120),
-            (4, 5, Ground::Open, 80)
+            (0, 0, PlanStatus::Planned, 40),
+            (1, 3, PlanStatus::Planned, 120),
+            (4, 5, PlanStatus::Open, 80)
         ]
     );
 }
@@ -216,7 +216,7 @@ fn some_log() -> impl Strategy<Value = Vec<(u64, Size)>> {
 
 /// Plans as an owner makes them: some prefix of the candidates, at some length of the log.
 fn plans_made(log: &[(u64, Size)], seen: usize, wanted: usize) -> Vec<Plan> {
-    candidates(&rule(), [], log[..seen].iter().copied(), 1_000)
+    candidates(&policy(), [], log[..seen].iter().copied(), 1_000)
         .into_iter()
         .take(wanted)
         .map(|c| c.plan)
@@ -231,9 +231,9 @@ proptest! {
         log in some_log(), seen in any::<prop::sample::Index>(), wanted in 0_usize..20,
     ) {
         let seen = if log.is_empty() { 0 } else { seen.index(log.len()) };
-        let before: Vec<Candidate> = candidates(&rule(), [], log[..seen].iter().copied(), 1_000);
+        let before: Vec<Candidate> = candidates(&policy(), [], log[..seen].iter().copied(), 1_000);
         let plans = plans_made(&log, seen, wanted);
-        let after = candidates(&rule(), plans.clone(), log.iter().copied(), 1_000);
+        let after = candidates(&policy(), plans.clone(), log.iter().copied(), 1_000);
         for sent in before.iter().take(wanted) {
             prop_assert!(after.iter().any(|c| c.plan == sent.plan), "{sent:?} is gone from {after:?}");
         }
@@ -243,7 +243,7 @@ proptest! {
     fn batches_cover_the_log_once_and_in_order(log in some_log(), seen in any::<prop::sample::Index>(), wanted in 0_usize..20) {
         let seen = if log.is_empty() { 0 } else { seen.index(log.len()) };
         let plans = plans_made(&log, seen, wanted);
-        let found = candidates(&rule(), plans, log.iter().copied(), 1_000);
+        let found = candidates(&policy(), plans, log.iter().copied(), 1_000);
         let mut parts = log.iter();
         for candidate in &found {
             let mut records = 0;
@@ -255,13 +255,13 @@ proptest! {
         }
         prop_assert!(parts.next().is_none());
         prop_assert!(found.is_sorted_by(|a, b| a.plan.high < b.plan.low));
-        prop_assert!(found.iter().rev().skip(1).all(|c| c.ground != Ground::Open));
+        prop_assert!(found.iter().rev().skip(1).all(|c| c.status != PlanStatus::Open));
     }
 
     #[test]
     fn a_limit_gives_the_same_batches_but_fewer(log in some_log(), limit in 1_usize..10) {
-        let all = candidates(&rule(), [], log.iter().copied(), 1_000);
-        let few = candidates(&rule(), [], log.iter().copied(), limit);
+        let all = candidates(&policy(), [], log.iter().copied(), 1_000);
+        let few = candidates(&policy(), [], log.iter().copied(), limit);
         prop_assert_eq!(&all[..limit.min(all.len())], &few[..]);
     }
 
@@ -276,7 +276,7 @@ proptest! {
 
 #[test]
 fn what_an_owner_waits_for_is_bounded_and_ends_with_it() {
-    let mut cursor = fresh().open(&opening("a", 0, &rule())).unwrap().state;
+    let mut cursor = fresh().open(&opening("a", 0, &policy())).unwrap().state;
     let reasons: Vec<String> = (0..20).map(|n| format!("{n}{}", "ü".repeat(2_000))).collect();
     cursor.wait_for(&reasons);
     assert_eq!(cursor.waiting_for.len(), 8);
@@ -288,7 +288,7 @@ fn what_an_owner_waits_for_is_bounded_and_ends_with_it() {
     );
     assert!(
         cursor
-            .open(&opening("a", 1, &rule()))
+            .open(&opening("a", 1, &policy()))
             .unwrap()
             .state
             .waiting_for
@@ -301,7 +301,7 @@ fn what_an_owner_waits_for_is_bounded_and_ends_with_it() {
 
 fn golden() -> Cursor {
     let mut cursor = fresh()
-        .open(&opening("host-1", 1_700_000_000_000, &rule()))
+        .open(&opening("host-1", 1_700_000_000_000, &policy()))
         .unwrap()
         .state;
     cursor.acknowledge("otlp.logs", 3).unwrap();
@@ -363,7 +363,7 @@ fn a_new_cursor_takes_the_whole_log_for_sent() {
         cursor.may_have_sent(anywhere),
         "an earlier cursor may have been deleted"
     );
-    assert!(cursor.remove().begin_again(0, rule()).may_have_sent(anywhere));
+    assert!(cursor.remove().begin_again(0, policy()).may_have_sent(anywhere));
     cursor.limit_sent(20);
     assert!(cursor.may_have_sent(plan(19, 25)) && !cursor.may_have_sent(plan(20, 25)));
     cursor.limit_sent(30);
@@ -376,7 +376,7 @@ fn a_new_cursor_takes_the_whole_log_for_sent() {
 
 #[test]
 fn a_reset_reads_again_from_one_position_and_remembers_what_was_sent() {
-    let mut cursor = fresh().open(&opening("a", 0, &rule())).unwrap().state;
+    let mut cursor = fresh().open(&opening("a", 0, &policy())).unwrap().state;
     cursor.plan("s", Plan { low: 1, high: 4 }).expect("a plan");
     cursor.acknowledge("t", 9).expect("forward");
     let reset = cursor.reset(2);
@@ -400,11 +400,11 @@ fn a_reset_reads_again_from_one_position_and_remembers_what_was_sent() {
 /// Somebody deletes the cursor, and it is made again: its epochs begin at 1 again.
 #[test]
 fn an_opening_of_the_same_epoch_is_another_opening() {
-    let rule = rule();
-    let one = fresh().open(&opening("a", 0, &rule)).unwrap().state;
+    let policy = policy();
+    let one = fresh().open(&opening("a", 0, &policy)).unwrap().state;
     let other = Opening {
         id: 78,
-        ..opening("b", 0, &rule)
+        ..opening("b", 0, &policy)
     };
     let other = fresh().open(&other).unwrap().state;
     assert_eq!(one.epoch, other.epoch);
@@ -417,7 +417,7 @@ fn an_opening_of_the_same_epoch_is_another_opening() {
 #[test]
 fn requests_are_waited_for_after_every_change_by_an_operator() {
     let released = fresh();
-    let held = released.open(&opening("a", 0, &rule())).unwrap().state;
+    let held = released.open(&opening("a", 0, &policy())).unwrap().state;
     let mut abandoned = held.clone();
     abandoned.plan("s", plan(0, 3)).unwrap();
     abandoned.release();
@@ -425,8 +425,8 @@ fn requests_are_waited_for_after_every_change_by_an_operator() {
         for changed in [cursor.reset(0), cursor.remove()] {
             assert!(changed.unsettled);
             // Whatever comes then, until an owner says that it has waited.
-            let mut later = changed.reset(0).remove().begin_again(0, rule());
-            later = later.open(&opening("b", 0, &rule())).unwrap().state;
+            let mut later = changed.reset(0).remove().begin_again(0, policy());
+            later = later.open(&opening("b", 0, &policy())).unwrap().state;
             assert!(later.unsettled);
             later.settle();
             assert!(!later.unsettled);
@@ -436,7 +436,7 @@ fn requests_are_waited_for_after_every_change_by_an_operator() {
 
 #[test]
 fn the_longest_lease_of_those_who_may_send_is_known() {
-    let short = rule();
+    let short = policy();
     let held = fresh().open(&opening("a", 0, &short)).unwrap().state;
     assert_eq!(held.lease_ms, 100);
     let hurried = Opening {
@@ -460,14 +460,14 @@ fn the_longest_lease_of_those_who_may_send_is_known() {
 
 #[test]
 fn a_removed_consumer_leaves_what_protects_its_rows() {
-    let mut cursor = fresh().open(&opening("a", 0, &rule())).unwrap().state;
+    let mut cursor = fresh().open(&opening("a", 0, &policy())).unwrap().state;
     cursor.acknowledge("s", 9).expect("forward");
     let tombstone = cursor.remove();
     assert!(tombstone.is_removed() && !tombstone.is_of(&cursor));
     assert_eq!((tombstone.generation, tombstone.sent_below), (1, 9));
     assert_eq!(Cursor::decode(&tombstone.encode()), Ok(tombstone.clone()));
-    let again = tombstone.begin_again(4, rule());
-    let opened = again.open(&opening("b", 0, &rule())).unwrap();
+    let again = tombstone.begin_again(4, policy());
+    let opened = again.open(&opening("b", 0, &policy())).unwrap();
     assert!(!opened.in_doubt, "it plans nothing");
     let state = opened.state;
     assert_eq!((state.next("s"), state.sent_below, state.generation), (4, 9, 1));
@@ -477,7 +477,7 @@ fn a_removed_consumer_leaves_what_protects_its_rows() {
 /// A sink that does not take a stream for a while (an older program, say) must not cost what is in it.
 #[test]
 fn what_has_a_position_is_kept_and_what_has_none_is_not() {
-    let mut cursor = Cursor::new(Uuid::nil(), 0, "default", 5, rule());
+    let mut cursor = Cursor::new(Uuid::nil(), 0, "default", 5, policy());
     assert_eq!(cursor.needs(), 5, "it has seen nothing yet");
     cursor.acknowledge("s", 9).expect("forward");
     assert_eq!((cursor.needs(), cursor.next("t")), (9, 5));
@@ -556,7 +556,7 @@ fn refusals_that_cannot_be_are_forbidden() {
 /// The batch's chunks change, so its earlier tokens no longer mean the same rows.
 #[test]
 fn a_skip_within_a_planned_batch_fences_its_owner_and_changes_the_tokens() {
-    let mut cursor = fresh().open(&opening("a", 0, &rule())).unwrap().state;
+    let mut cursor = fresh().open(&opening("a", 0, &policy())).unwrap().state;
     let owned = cursor.clone();
     cursor.plan("s", plan(3, 5)).expect("a plan");
     cursor.refuse("s", plan(3, 5), &[0], "bad").expect("a chunk");

@@ -18,7 +18,7 @@ fn segment(time_ms: u64, random: u128) -> NewSegment {
         encoding: Encoding::Otlp,
         offset: 5,
         length: 90,
-        raw_length: 400,
+        raw_len: 400,
         messages: 2,
         records: 20,
         first_received_at_us: 1_000,

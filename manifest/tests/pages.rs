@@ -24,7 +24,7 @@ fn segment(time_ms: u64, random: u128) -> NewSegment {
         encoding: Encoding::Otlp,
         offset: 5,
         length: 90,
-        raw_length: 400,
+        raw_len: 400,
         messages: 2,
         records: 20,
         first_received_at_us: 1_000,
@@ -220,7 +220,7 @@ fn a_page_named_before_the_floor_is_never_referred_to() {
 }
 
 #[test]
-fn a_collector_moves_the_log_forward_only() {
+fn gc_moves_the_log_forward_only() {
     let mut shard = Shard::new();
     shard.commit(5);
     shard.seal(2);

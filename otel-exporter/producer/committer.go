@@ -190,7 +190,7 @@ func due(group []uploadedWork) time.Time {
 func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 	started := time.Now()
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
-	c.mistrust()
+	c.invalidate()
 	for len(group) > 0 {
 		// What an unresolved attempt named must not change, or its landing would be misread. Reading comes first: it may
 		// show that the attempt is lost.
@@ -214,8 +214,8 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 	}
 }
 
-// mistrust forgets a manifest that others have probably changed: to swap it would be in vain.
-func (c *committer) mistrust() {
+// invalidate forgets a manifest that others have probably changed: to swap it would be in vain.
+func (c *committer) invalidate() {
 	if c.readsFirst == 0 || !c.isKnown {
 		return
 	}

@@ -157,13 +157,13 @@ func (w *uploadedWork) describe() manifest.NewSegment {
 			Stream:   part.Stream,
 			Encoding: part.Encoding,
 			Part: manifest.Part{
-				Offset:    part.Offset,
-				Length:    part.Length,
-				RawLength: part.RawLen,
-				Messages:  part.Messages,
-				Records:   part.Records,
-				FirstUs:   part.FirstUs,
-				LastUs:    part.LastUs,
+				Offset:   part.Offset,
+				Length:   part.Length,
+				RawLen:   part.RawLen,
+				Messages: part.Messages,
+				Records:  part.Records,
+				FirstUs:  part.FirstUs,
+				LastUs:   part.LastUs,
 			},
 		})
 	}

@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use ulid::Ulid;
 use uuid::Uuid;
 
+use crate::commit_delay::CommitDelay;
 use crate::health::Stage;
-use crate::pace::Pace;
 use crate::segment::{UploadedWork, fail};
 use crate::streams::Streams;
 use crate::uploader::{Arrival, Upload};
@@ -107,7 +107,7 @@ pub(crate) struct Committer {
     unresolved: Option<Attempt>,
     next_number: u64,
     waiting: BTreeMap<u64, Arrival>,
-    pace: Pace,
+    commit_delay: CommitDelay,
 }
 
 /// What to do after an attempt.
@@ -123,7 +123,7 @@ impl Committer {
         buffer_id: Uuid,
         tail_max: usize,
         streams: Streams,
-        pace: Pace,
+        commit_delay: CommitDelay,
     ) -> Self {
         let producer = upload.environment.producer_id();
         Self {
@@ -141,7 +141,7 @@ impl Committer {
             unresolved: None,
             next_number: 0,
             waiting: BTreeMap::new(),
-            pace,
+            commit_delay,
         }
     }
 
@@ -162,7 +162,7 @@ impl Committer {
     }
 
     fn arrive(&mut self, arrival: Arrival) {
-        self.pace.arrived();
+        self.commit_delay.arrived();
         let number = match &arrival {
             Arrival::Uploaded(uploaded) => {
                 self.upload.metrics.segments_uncommitted.inc();
@@ -192,10 +192,10 @@ impl Committer {
     /// Lets segments that were full before their linger was over wait for others to share their commit, as long as
     /// that is worth it.
     async fn gather(&mut self, group: &mut Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
-        self.pace.begin();
+        self.commit_delay.begin();
         while group.len() < COMMIT_SEGMENTS_MAX
             && let Some(due) = group.iter().map(|uploaded| uploaded.commit_by).min()
-            && let Some(next_look) = self.pace.wait_until(due)
+            && let Some(next_look) = self.commit_delay.wait_until(due)
         {
             tokio::select! {
                 biased;
@@ -213,7 +213,7 @@ impl Committer {
     async fn commit(&mut self, mut group: Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
         let started = Instant::now();
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(3));
-        self.mistrust();
+        self.invalidate();
         while !group.is_empty() {
             // What an unresolved attempt named must not change, or its landing would be misread. Reading comes first: it
             // may show that the attempt is lost.
@@ -264,7 +264,7 @@ impl Committer {
     }
 
     /// Forgets a manifest that others have probably changed: to swap it would be in vain.
-    fn mistrust(&mut self) {
+    fn invalidate(&mut self) {
         if self.reads_first > 0
             && let Some(known) = self.known.take()
         {

@@ -10,6 +10,7 @@
 mod accumulator;
 mod append;
 mod budget;
+mod commit_delay;
 mod committer;
 mod config;
 mod encoder;
@@ -17,7 +18,6 @@ mod environment;
 mod flow;
 mod health;
 mod metrics;
-mod pace;
 mod producer;
 mod segment;
 mod streams;

@@ -14,12 +14,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::accumulator::{Accepted, Accumulator};
+use crate::commit_delay::CommitDelay;
 use crate::committer::Committer;
 use crate::encoder::Encoders;
 use crate::flow::Flow;
 use crate::health::Health;
 use crate::metrics::Metrics;
-use crate::pace::Pace;
 use crate::streams::Streams;
 use crate::uploader::{Upload, Uploaders};
 use crate::{Append, AppendError, Budget, Committed, Config, ConfigError, Environment, Readiness};
@@ -127,8 +127,14 @@ impl Producer {
             metrics: metrics_of_upload,
         };
         let flow = Flow::default();
-        let pace = Pace::new(flow.clone(), budget.clone());
-        let mut committer = Committer::new(upload.clone(), buffer.id, config.tail_max, streams.clone(), pace);
+        let commit_delay = CommitDelay::new(flow.clone(), budget.clone());
+        let mut committer = Committer::new(
+            upload.clone(),
+            buffer.id,
+            config.tail_max,
+            streams.clone(),
+            commit_delay,
+        );
         register(&mut committer, &upload, give_up_at).await?;
 
         let tasks = TaskTracker::new();

@@ -338,7 +338,7 @@ fn new_part(part: &StreamPart) -> NewPart {
         encoding: part.encoding,
         offset: part.offset,
         length: part.length,
-        raw_length: part.raw_len,
+        raw_len: part.raw_len,
         messages: part.messages,
         records: part.records,
         first_received_at_us: part.first_received_at_us,

@@ -284,14 +284,14 @@ async fn a_segment_below_the_orphan_floor_is_uploaded_again_above_it() {
     let producer = world.producer(config(), 1).await;
     let mut upload = world.controls.hold(On::Create, "");
     let floor_ms = 1_767_225_600_000 + 60_000;
-    let collector = async {
+    let gc = async {
         upload.arrived().await;
         world
             .change_manifest(|manifest| manifest.orphan_floor_ms = floor_ms)
             .await;
         upload.release();
     };
-    let (committed, ()) = tokio::join!(append(&producer, "a"), collector);
+    let (committed, ()) = tokio::join!(append(&producer, "a"), gc);
     committed.unwrap();
     assert_eq!(world.log().await, ["a"]);
     let entry = world.manifest().await.state.tail[0].clone();

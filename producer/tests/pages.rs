@@ -131,7 +131,7 @@ async fn two_producers_that_seal_at_once_lose_nothing() {
     assert_eq!(world.honest.list("shards/0000/pages").await.unwrap().len(), 3);
 }
 
-/// A collector may delete a page that no manifest refers to: it is replaced, and comes never into the log.
+/// A garbage collector may delete a page that no manifest refers to: it is replaced, and comes never into the log.
 #[tokio::test(start_paused = true)]
 async fn a_page_that_fell_below_the_orphan_floor_before_its_swap_is_replaced() {
     let floor_ms = START_MS + 60_000;
@@ -211,7 +211,7 @@ async fn random_faults_and_a_rising_floor_lose_nothing_and_double_nothing_across
                     append_until_acknowledged(producer, message).await;
                 }
             });
-        let collector = async {
+        let gc = async {
             for step in 1..=4 {
                 tokio::time::sleep(Duration::from_millis(700)).await;
                 let floor_ms = START_MS + step * 1_000;
@@ -222,7 +222,7 @@ async fn random_faults_and_a_rising_floor_lose_nothing_and_double_nothing_across
                     .await;
             }
         };
-        tokio::join!(join_all(clients), collector);
+        tokio::join!(join_all(clients), gc);
         world.controls.heal();
         world.controls.settled().await;
         let (log, state) = (world.log().await, world.manifest().await.state);

@@ -1,5 +1,5 @@
 //! A seeded simulation of a shard: clients, producers that are killed, stalled or drained at any moment, a
-//! network in which a write has each of its four outcomes, and a collector that raises the orphan floor and
+//! network in which a write has each of its four outcomes, and a garbage collector that raises the orphan floor and
 //! forgets producers. Whatever they do: what was acknowledged is in the log, once, where the answer said;
 //! what was certainly not appended is not; nothing is there twice; each client's messages are in order.
 //!
@@ -176,7 +176,7 @@ async fn place(
 }
 
 /// Raises the orphan floor as far as it may, deletes what is not in the log below it, and forgets producers.
-async fn collector(world: &World, start: Instant, mut rng: StdRng, seen: &Mutex<Seen>) {
+async fn gc(world: &World, start: Instant, mut rng: StdRng, seen: &Mutex<Seen>) {
     while start.elapsed() < DURATION {
         sleep(Duration::from_millis(rng.random_range(100..2_000))).await;
         let elapsed_ms = u64::try_from(start.elapsed().as_millis()).unwrap();
@@ -205,17 +205,17 @@ async fn collector(world: &World, start: Instant, mut rng: StdRng, seen: &Mutex<
 
 async fn run(seed: u64, seen: &Mutex<Seen>) {
     let world = World::new();
-    // The manifest is there before the collector.
+    // The manifest is there before the garbage collector.
     let first = world.producer(config(), seed).await;
     first.drain(Duration::from_secs(60)).await.unwrap();
     let (start, story) = (Instant::now(), Story::default());
     let mut rng = StdRng::seed_from_u64(seed);
-    let collector = collector(&world, start, StdRng::seed_from_u64(rng.random()), seen);
+    let gc = gc(&world, start, StdRng::seed_from_u64(rng.random()), seen);
     let places = (0..PLACES).map(|number| {
         let rng = StdRng::seed_from_u64(rng.random());
         place(&world, number.to_string(), start, rng, &story, seen)
     });
-    let (stalled, ()) = tokio::join!(join_all(places), collector);
+    let (stalled, ()) = tokio::join!(join_all(places), gc);
     for stalled in stalled.into_iter().flatten() {
         stalled.controls.heal();
         stalled.producer.drain(Duration::from_secs(600)).await.unwrap();

@@ -13,11 +13,11 @@ pub struct Bounds {
     pub ahead: u64,
     /// Batches in flight past the acknowledged position.
     pub max_in_flight: u32,
-    /// Whether the second owner is configured with another rule than the first.
+    /// Whether the second owner is configured with another policy than the first.
     pub rules_differ: bool,
     /// Steps of the clock.
     pub ticks: u8,
-    /// Rounds of the collector.
+    /// Rounds of the garbage collector.
     pub rounds: u8,
     /// Openings of the cursor.
     pub epochs: u8,
@@ -25,7 +25,7 @@ pub struct Bounds {
     pub producer_faults: u8,
     /// Swaps of owners whose outcome is not reported.
     pub owner_faults: u8,
-    /// Swaps of the collector whose outcome is not reported.
+    /// Swaps of the garbage collector whose outcome is not reported.
     pub collector_faults: u8,
     /// Crashes of producers.
     pub producer_crashes: u8,
@@ -75,7 +75,7 @@ impl Bounds {
         expiries: 0,
     };
 
-    /// Commits of two producers against each other and a collector, with sealing; nobody reads.
+    /// Commits of two producers against each other and a garbage collector, with sealing; nobody reads.
     pub fn commit() -> Bounds {
         Bounds {
             segments: vec![vec![1, 1], vec![1]],
@@ -146,7 +146,7 @@ impl Bounds {
         }
     }
 
-    /// Everybody at once: two producers, two owners and the collector.
+    /// Everybody at once: two producers, two owners and the garbage collector.
     pub fn whole() -> Bounds {
         Bounds {
             segments: vec![vec![1], vec![2]],

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 enum Command {
     /// Search every state of the protocols within a bound, or until a property is violated.
     Model(search::Search),
-    /// Run the real producers, consumers and collectors through seeds, until one breaks a promise.
+    /// Run the real producers, consumers and garbage collectors through seeds, until one breaks a promise.
     Run(simulate::Simulate),
 }
 

@@ -1,12 +1,12 @@
 //! The whole system as a `stateright` model.
 
 use crate::bounds::Bounds;
-use crate::collector::{self, Collector};
+use crate::gc::{self, GarbageCollector};
 use crate::owner::{self, Owner};
 use crate::producer::{self, Producer};
 use crate::properties;
 use crate::store::Store;
-use millpond_manifest::Rule;
+use millpond_manifest::BatchingPolicy;
 use millpond_manifest::cursor::Skip;
 use stateright::{Model, Property};
 
@@ -46,7 +46,7 @@ pub struct World {
     /// Those who read.
     pub owners: Vec<Owner>,
     /// The one that deletes.
-    pub collector: Collector,
+    pub gc: GarbageCollector,
     /// The time.
     pub clock: u8,
     /// What may still happen.
@@ -76,8 +76,8 @@ pub enum Action {
     Producer(usize, producer::Step),
     /// An owner's.
     Owner(usize, owner::Step),
-    /// The collector's.
-    Collector(collector::Step),
+    /// The garbage collector's.
+    Gc(gc::Step),
 }
 
 impl World {
@@ -99,10 +99,10 @@ fn skip(sequence: u64) -> Skip {
 }
 
 impl System {
-    /// An owner's rule as configured.
-    pub fn rule(&self, owner: usize) -> Rule {
+    /// An owner's policy as configured.
+    pub fn policy(&self, owner: usize) -> BatchingPolicy {
         let differs = self.bounds.rules_differ && owner > 0;
-        Rule {
+        BatchingPolicy {
             batch_records: if differs { 5 } else { 3 },
             batch_bytes: 1_000,
             chunk_rows: if differs { 1 } else { 1_000 },
@@ -128,7 +128,7 @@ impl Model for System {
             },
             producers: vec![Producer::default(); bounds.segments.len()],
             owners: vec![Owner::default(); bounds.owners],
-            collector: Collector::default(),
+            gc: GarbageCollector::default(),
             clock: 0,
             left: Left {
                 rounds: bounds.rounds,
@@ -185,8 +185,8 @@ impl Model for System {
             actions.extend(steps.into_iter().map(|step| Action::Owner(i, step)));
         }
         let mut steps = Vec::new();
-        world.collector.steps(world, &mut steps);
-        actions.extend(steps.into_iter().map(Action::Collector));
+        world.gc.steps(world, &mut steps);
+        actions.extend(steps.into_iter().map(Action::Gc));
     }
 
     fn next_state(&self, world: &World, action: Action) -> Option<World> {
@@ -216,7 +216,7 @@ impl Model for System {
             }
             Action::Producer(place, step) => Producer::step(place, step, self, &mut next)?,
             Action::Owner(place, step) => Owner::step(place, step, self, &mut next)?,
-            Action::Collector(step) => Collector::step(step, &mut next)?,
+            Action::Gc(step) => GarbageCollector::step(step, &mut next)?,
         }
         Some(next)
     }

@@ -7,7 +7,7 @@ use crate::sending::{Next, Sending};
 use crate::store::{Answer, Broken, Outcome, Store, Taken, Versioned, Write, outcomes};
 use millpond_consumer::schedule::{Decision, Mode, Room, Schedule};
 use millpond_manifest::cursor::{Forbidden, Opening, Ownership, Plan, Refused};
-use millpond_manifest::{Cursor, Log, Manifest, Rule};
+use millpond_manifest::{BatchingPolicy, Cursor, Log, Manifest};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -287,7 +287,7 @@ impl Owner {
                             steps.push(Step::Send(*plan, false));
                             steps.extend((world.left.poisons > 0).then_some(Step::Send(*plan, true)));
                         }
-                        Next::Letters => steps.push(Step::Bury(*plan)),
+                        Next::DeadLetters => steps.push(Step::Bury(*plan)),
                         Next::Refusal | Next::Nothing => {}
                     }
                 }
@@ -334,8 +334,8 @@ impl Owner {
             }
             (Step::Look, phase) => *phase = Phase::Opening(store.cursor.clone()),
             (Step::Open(outcome), Phase::Opening(seen)) => {
-                let rule = system.rule(place);
-                let (opened, in_doubt) = open(seen.as_ref(), place, &rule, nonce, store)?;
+                let policy = system.policy(place);
+                let (opened, in_doubt) = open(seen.as_ref(), place, &policy, nonce, store)?;
                 let next = Versioned::new(opened.stamped(nonce));
                 me.phase = match store.swap(Write::Cursor(next.clone()), outcome)? {
                     Answer::Committed => serving(next, in_doubt, ahead),
@@ -417,7 +417,7 @@ impl Tenure {
                     (Taken::Accepted, false) => sending.accepted(known),
                 })?;
             }
-            Step::Bury(plan) => store.letters.extend(self.change(plan, Sending::take_dead)?),
+            Step::Bury(plan) => store.dead_letters.extend(self.change(plan, Sending::take_dead)?),
             Step::Settle => self.settled = true,
             Step::Save(plan, outcome) => match self.save(plan)? {
                 Ok(next) => {
@@ -464,7 +464,7 @@ impl Tenure {
         // Rows of it may have been sent before this term.
         let inherited = self.schedule.is_in_doubt(&key) || self.durable.may_have_sent(plan);
         let known = self.durable.refused(STREAM, plan);
-        let sending = Sending::new(rows, self.durable.rule.chunk_rows, inherited, known);
+        let sending = Sending::new(rows, self.durable.policy.chunk_rows, inherited, known);
         self.schedule.started(key.clone());
         if sending.next() == Next::Nothing {
             self.schedule.finished(&key);
@@ -516,16 +516,16 @@ fn serving(durable: Versioned<Cursor>, in_doubt: bool, ahead: u64) -> Phase {
 fn open(
     seen: Option<&Versioned<Cursor>>,
     place: usize,
-    rule: &Rule,
+    policy: &BatchingPolicy,
     nonce: u64,
     store: &Store,
 ) -> Option<(Cursor, bool)> {
-    let fresh = || Cursor::new(Uuid::nil(), 0, "default", 0, rule.clone());
+    let fresh = || Cursor::new(Uuid::nil(), 0, "default", 0, policy.clone());
     let cursor = match seen {
         None => fresh(),
         Some(seen) if seen.is_removed() => {
             // Nobody has sent more than the tombstone says.
-            seen.begin_again(store.manifest.first_sequence, rule.clone())
+            seen.begin_again(store.manifest.first_sequence, policy.clone())
         }
         Some(seen) => (**seen).clone(),
     };
@@ -534,7 +534,7 @@ fn open(
         id: nonce + 1,
         now_ms: 0,
         lease_ms: 1,
-        rule,
+        policy,
         take_over: true,
     };
     let opened = cursor.open(&opening).ok()?;

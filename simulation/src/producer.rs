@@ -333,7 +333,7 @@ fn describe(work: Work, system: &System) -> NewSegment {
             encoding: Encoding::Otlp,
             offset: 0,
             length: records,
-            raw_length: records,
+            raw_len: records,
             messages: 1,
             records,
             first_received_at_us: 0,

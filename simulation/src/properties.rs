@@ -150,7 +150,7 @@ fn reached(bounds: &Bounds) -> Vec<Property<System>> {
         (
             !bounds.forbidden.is_empty(),
             Property::sometimes("a row is in a dead letter", |_, w: &World| {
-                !w.store.letters.is_empty()
+                !w.store.dead_letters.is_empty()
             }),
         ),
         (
@@ -227,11 +227,11 @@ fn nothing_skipped(World { store, .. }: &World) -> bool {
     let next = cursor.next(STREAM);
     let mut below = (0..next).zip(&store.history);
     below.all(|(sequence, segment)| {
-        taken.contains(segment) || store.letters.contains(segment) || cursor.is_skipped(STREAM, sequence)
+        taken.contains(segment) || store.dead_letters.contains(segment) || cursor.is_skipped(STREAM, sequence)
     }) && next <= store.history.len() as u64
 }
 
-/// After a reset or a removal, a repaired sink may take a row that has a letter.
+/// After a reset or a removal, a repaired sink may take a row that has a dead letter.
 fn letters_are_right(system: &System, World { store, .. }: &World) -> bool {
     let Bounds {
         forbidden,
@@ -240,6 +240,6 @@ fn letters_are_right(system: &System, World { store, .. }: &World) -> bool {
         ..
     } = &system.bounds;
     let begins_again = resets + removals > 0;
-    let mut letters = store.letters.iter();
-    letters.all(|row| forbidden.contains(&number(*row)) && (begins_again || !store.sink.contains(row)))
+    let mut dead_letters = store.dead_letters.iter();
+    dead_letters.all(|row| forbidden.contains(&number(*row)) && (begins_again || !store.sink.contains(row)))
 }

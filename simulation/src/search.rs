@@ -11,7 +11,7 @@ use std::time::Instant;
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Scope {
-    /// Producers and the collector.
+    /// Producers and the garbage collector.
     Commit,
     /// Producers that crash or are forgotten.
     Forgotten,
@@ -47,7 +47,7 @@ pub(crate) struct Search {
     /// Batches in flight.
     #[arg(long)]
     max_in_flight: Option<u32>,
-    /// Whether the second owner is configured with another rule.
+    /// Whether the second owner is configured with another policy.
     #[arg(long)]
     rules_differ: Option<bool>,
     /// Owners that want the cursor.
@@ -56,7 +56,7 @@ pub(crate) struct Search {
     /// Steps of the clock.
     #[arg(long)]
     ticks: Option<u8>,
-    /// Rounds of the collector.
+    /// Rounds of the garbage collector.
     #[arg(long)]
     rounds: Option<u8>,
     /// Openings of the cursor.
@@ -68,7 +68,7 @@ pub(crate) struct Search {
     /// Owners' swaps whose outcome is not reported.
     #[arg(long)]
     owner_faults: Option<u8>,
-    /// The collector's swaps whose outcome is not reported.
+    /// The garbage collector's swaps whose outcome is not reported.
     #[arg(long)]
     collector_faults: Option<u8>,
     /// Crashes of producers.

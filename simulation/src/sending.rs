@@ -1,5 +1,5 @@
 //! A batch on its way into the sink: chunk by chunk, each in rounds as in `consumer/src/rounds.rs`, and a chunk that the sink
-//! refuses piece by piece, as in `consumer/src/isolate.rs`. It knows neither the cursor nor the sink.
+//! refuses piece by piece, as in `consumer/src/bisect.rs`. It knows neither the cursor nor the sink.
 
 use millpond_manifest::cursor::Refused;
 use millpond_manifest::piece;
@@ -24,7 +24,7 @@ pub(crate) struct Sending {
     level: VecDeque<u32>,
     /// The pieces of this level that the sink refused. Their halves wait until the cursor has them.
     refused: Vec<u32>,
-    /// Rows that the sink refused alone, and that have no letter yet.
+    /// Rows that the sink refused alone, and that have no dead letter yet.
     dead: Vec<Ulid>,
     /// The sink is asked before the piece is sent.
     in_doubt: bool,
@@ -43,7 +43,7 @@ pub(crate) enum Next {
     /// Wait until the cursor has the refused pieces.
     Refusal,
     /// Write the dead letters.
-    Letters,
+    DeadLetters,
     /// Nothing: the batch is finished.
     Nothing,
 }
@@ -77,7 +77,7 @@ impl Sending {
             (false, ..) if self.in_doubt && self.lacks.is_none() => Next::Ask,
             (false, ..) => Next::Send,
             (true, false, _) => Next::Refusal,
-            (true, true, false) => Next::Letters,
+            (true, true, false) => Next::DeadLetters,
             (true, true, true) => Next::Nothing,
         }
     }
@@ -175,7 +175,7 @@ impl Sending {
         }
     }
 
-    /// The letters are written: returns the rows that they are of.
+    /// The dead letters are written: returns the rows that they are of.
     pub(crate) fn take_dead(&mut self, known: Option<&Refused>) -> Vec<Ulid> {
         let dead = std::mem::take(&mut self.dead);
         self.go_on(known);

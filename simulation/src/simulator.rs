@@ -1,13 +1,13 @@
-//! A seeded simulation of the real producers, consumers and collectors: on one thread, with tokio's mocked time, over a store
+//! A seeded simulation of the real producers, consumers and garbage collectors: on one thread, with tokio's mocked time, over a store
 //! in memory, a table, and a network that fails between them. Everything that is left to chance follows from the seed, so that
 //! a seed is a run, and a run can be looked at again.
 //!
 //! What must hold is checked as it happens, on every write that takes effect in the store and in the table ([`Oracle`]), and
 //! once more when nothing goes wrong any more.
 
-mod collectors;
 mod consumers;
 mod ending;
+mod gc;
 mod ledger;
 mod network;
 mod operators;

@@ -204,7 +204,7 @@ pub struct Store {
     /// Numbers of the segments whose rows the sink refuses.
     pub forbidden: BTreeSet<u8>,
     /// The rows with a dead letter.
-    pub letters: BTreeSet<Ulid>,
+    pub dead_letters: BTreeSet<Ulid>,
     /// Not in the store: the segment of every sequence ever committed.
     pub history: Vec<Ulid>,
     /// Not in the store: the first step that went wrong.
@@ -223,7 +223,7 @@ impl Store {
             sink: Vec::new(),
             tokens: BTreeSet::new(),
             forbidden: BTreeSet::new(),
-            letters: BTreeSet::new(),
+            dead_letters: BTreeSet::new(),
             history: Vec::new(),
             broken: None,
         }

@@ -27,7 +27,7 @@ fn holds(bounds: Bounds) {
     checker.assert_properties();
 }
 
-/// The owners are configured with different rules.
+/// The owners are configured with different policies.
 fn different_rules(bounds: Bounds) -> Bounds {
     Bounds {
         rules_differ: true,
@@ -36,7 +36,7 @@ fn different_rules(bounds: Bounds) -> Bounds {
 }
 
 #[test]
-fn two_producers_and_a_collector() {
+fn two_producers_and_gc() {
     holds(Bounds::commit());
 }
 
@@ -147,7 +147,7 @@ fn owners_that_plan_ahead() {
     });
 }
 
-/// They take back what they planned ahead, so that another rule can come into force.
+/// They take back what they planned ahead, so that another policy can come into force.
 #[test]
 fn owners_that_plan_ahead_and_give_the_cursor_back() {
     holds(Bounds {
@@ -172,7 +172,7 @@ fn an_owner_that_leaves_batches_behind_a_hole() {
 }
 
 /// An owner that was fenced and does not know it goes on while its successor gives the cursor back cleanly and a third
-/// one brings another rule into force.
+/// one brings another policy into force.
 #[test]
 fn a_fenced_owner_that_outlives_a_change_of_the_rule() {
     holds(Bounds {

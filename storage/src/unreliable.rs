@@ -7,7 +7,7 @@
 mod controls;
 mod latency;
 
-pub use controls::{Controls, Fault, Faults, Held, Injected, On, Outage, WriteFaults};
+pub use controls::{Controls, Fault, Faults, HeldRequest, Injected, On, Outage, WriteFaults};
 pub use latency::{LogNormal, S3Latency};
 
 use async_trait::async_trait;

@@ -81,7 +81,7 @@ class Site:
             Collector(self.directory, exporter, settings, name=name, extensions=extensions)
         ).up()
 
-    def millpond_collector_of(
+    def millpond_gc_of(
         self, name: str = "otelcol", extensions: dict | None = None, **settings: object
     ) -> MillpondCollector:
         """A Collector that appends to this test's buffer and has not been started."""
@@ -93,7 +93,7 @@ class Site:
         )
 
     def millpond_collector(self, *name: str, **settings: object) -> MillpondCollector:
-        return self.millpond_collector_of(*name, **settings).up()
+        return self.millpond_gc_of(*name, **settings).up()
 
     def check_manifest(self) -> None:
         """`millpond manifest check` finds nothing wrong with the buffer."""

@@ -3,7 +3,7 @@
 //!
 //! The commits are real producers', over a store in memory that counts bytes. The backlog is made with the pure
 //! functions of the manifest, with real pages in the store. It is held at its length: before each measurement the log is
-//! trimmed to its newest so many segments, as a collector trims it behind a consumer. Because a commit costs as much as
+//! trimmed to its newest so many segments, as a garbage collector trims it behind a consumer. Because a commit costs as much as
 //! the tail is long, every figure is an average over a whole cycle of [`TAIL_MAX`] commits, from one sealing to the
 //! next.
 
@@ -283,7 +283,7 @@ impl Reader {
     }
 }
 
-/// Everybody else: the producers that made the backlog, and the collector that holds it at its length.
+/// Everybody else: the producers that made the backlog, and the garbage collector that holds it at its length.
 struct Others {
     store: Store,
     backlog: u64,
@@ -371,7 +371,7 @@ fn segment(now_ms: u64, random: u128) -> NewSegment {
         encoding: Encoding::Otlp,
         offset: 32,
         length: 9_876_000,
-        raw_length: 53_500_000,
+        raw_len: 53_500_000,
         messages: 125,
         records: 125_000,
         first_received_at_us: received_at_us - 1_000_000,

@@ -9,7 +9,7 @@ use anyhow::{Context, bail, ensure};
 use millpond_clickhouse::keeps_identities;
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::cursor::{Ownership, Skip};
-use millpond_manifest::{Cursor, Log, Manifest, Rule, layout};
+use millpond_manifest::{BatchingPolicy, Cursor, Log, Manifest, layout};
 use millpond_storage::{Fetched, Store, Version};
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -29,13 +29,13 @@ impl Consent {
         let consumer = &hand.consumer;
         let lacking = changes
             .iter()
-            .find(|(.., cursor)| !keeps_identities(&cursor.rule.sink));
+            .find(|(.., cursor)| !keeps_identities(&cursor.policy.sink));
         if let Some((.., cursor)) = lacking {
             ensure!(
                 self.may_duplicate,
                 "{consumer} writes to {}, which does not keep the identities of rows: a reset inserts rows again whose tokens \
                  ClickHouse has forgotten; use --may-duplicate to accept that",
-                cursor.rule.sink
+                cursor.policy.sink
             );
         }
         if self.yes {
@@ -152,7 +152,7 @@ async fn removable(hand: &Hand, store: &Store) -> anyhow::Result<Vec<(u32, Found
 async fn from_scratch(store: &Store, shard: u32, consumer: &str) -> anyhow::Result<Cursor> {
     let buffer = inspect::buffer(store).await?;
     let usual = millpond_consumer::Config::default();
-    let rule = Rule {
+    let policy = BatchingPolicy {
         batch_records: usual.batch_records,
         batch_bytes: usual.batch_bytes,
         chunk_rows: usual.chunk_rows,
@@ -162,7 +162,7 @@ async fn from_scratch(store: &Store, shard: u32, consumer: &str) -> anyhow::Resu
         sink: String::new(),
         schema_version: 0,
     };
-    let mut cursor = Cursor::new(buffer.id, shard, consumer, 0, rule).remove();
+    let mut cursor = Cursor::new(buffer.id, shard, consumer, 0, policy).remove();
     cursor.unsettled = true;
     cursor.lease_ms = u64::try_from(usual.lease.as_millis())?;
     // Tokens of the lost cursor had a generation that nobody knows.

@@ -108,7 +108,7 @@ async fn add_log(store: &Store, shard: u32, from: u64, observed: &mut Observed) 
         observed.segments_in_log += 1;
         observed.bytes_in_log += entry.size;
         observed.parts_in_log += entry.parts.len() as u64;
-        observed.raw_bytes_in_log += entry.parts.iter().map(|part| part.raw_length).sum::<u64>();
+        observed.raw_bytes_in_log += entry.parts.iter().map(|part| part.raw_len).sum::<u64>();
     }
     observed.commits_in_log += commits.len() as u64;
     Ok(())

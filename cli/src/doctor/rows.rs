@@ -9,7 +9,7 @@ use anyhow::Context;
 use bytes::Bytes;
 use millpond_clickhouse::{ClickHouse, Columns};
 use millpond_consumer::{Part, Sink};
-use millpond_manifest::letter::Kind;
+use millpond_manifest::dead_letter::Kind;
 use millpond_manifest::manifest::{Entry, Part as Listed};
 use millpond_manifest::{Buffer, Cursor, DeadLetter, Log, Manifest, cas, layout};
 use millpond_storage::Store;
@@ -85,11 +85,11 @@ pub(super) async fn look(
             if !named || layout::repaired_by(&cursor.consumer).is_some() {
                 continue;
             }
-            if cursor.rule.sink != sink.name() {
+            if cursor.policy.sink != sink.name() {
                 report.warning(
                     format!(
                         "consumer {} in shard {shard:04} writes to {}, and these settings name {}: its rows are not compared",
-                        cursor.consumer, cursor.rule.sink, sink.name()
+                        cursor.consumer, cursor.policy.sink, sink.name()
                     ),
                     "give the consumer's table settings",
                 );
@@ -180,7 +180,7 @@ impl Look<'_> {
             segments_read: 0,
             sequences: Vec::new(),
         };
-        let letters = self.letters(stream).await?;
+        let dead_letters = self.letters(stream).await?;
         let mut low = from;
         while low < end {
             let high = (end - 1).min(low + COUNTED_AT_ONCE - 1);
@@ -197,8 +197,8 @@ impl Look<'_> {
                 if found.rows != part.records || found.distinct != part.records || unknown {
                     compared.segments_read += 1;
                     let none = BTreeSet::new();
-                    let letters = letters.get(&sequence).unwrap_or(&none);
-                    match self.part(stream, sequence, entry, part, letters).await {
+                    let dead_letters = dead_letters.get(&sequence).unwrap_or(&none);
+                    match self.part(stream, sequence, entry, part, dead_letters).await {
                         Ok(difference) => compared.add(difference),
                         Err(error) => report.error(
                             format!("consumer {consumer}: sequence {sequence} of {stream} cannot be compared: {error:#}"),
@@ -226,7 +226,7 @@ impl Look<'_> {
         sequence: u64,
         entry: &Entry,
         part: &Listed,
-        letters: &BTreeSet<u32>,
+        dead_letters: &BTreeSet<u32>,
     ) -> anyhow::Result<Difference> {
         let id = id(self.buffer, self.log.shard, stream, &self.cursor.consumer);
         let source = id.source();
@@ -244,17 +244,17 @@ impl Look<'_> {
             segment: entry.segment,
             offset: part.offset,
             data,
-            raw_length: part.raw_length,
+            raw_len: part.raw_len,
             records: part.records,
         };
         let encoding = self.log.streams[part.stream as usize].encoding;
-        let asked = ask(self.sink, id, encoding, fetched, self.cursor.rule.clone()).await;
+        let asked = ask(self.sink, id, encoding, fetched, self.cursor.policy.clone()).await;
         let records = match asked {
             // A segment that an operator skipped may be damaged.
             Err(_) if skipped => return Ok(Difference::default()),
             asked => asked?,
         };
-        let mut difference = Difference::new(sequence, &records, &table, letters);
+        let mut difference = Difference::new(sequence, &records, &table, dead_letters);
         if skipped {
             difference.missing.clear();
         }
@@ -263,7 +263,7 @@ impl Look<'_> {
 
     /// The records of a stream that have dead letters, by sequence.
     async fn letters(&self, stream: &str) -> anyhow::Result<BTreeMap<u64, BTreeSet<u32>>> {
-        let mut letters: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
+        let mut dead_letters: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
         let folder = layout::dead_letters(self.log.shard, Some(&self.cursor.consumer));
         for found in self.store.list(&folder).await? {
             let Some(letter) = cas::read::<DeadLetter>(self.store, &found.key).await? else {
@@ -271,10 +271,13 @@ impl Look<'_> {
             };
             let letter = letter.state;
             if letter.stream == stream && letter.kind == Kind::Refused {
-                letters.entry(letter.sequence).or_default().insert(letter.record);
+                dead_letters
+                    .entry(letter.sequence)
+                    .or_default()
+                    .insert(letter.record);
             }
         }
-        Ok(letters)
+        Ok(dead_letters)
     }
 }
 

@@ -202,10 +202,10 @@ impl Observer {
         now_ms: u64,
         at: Instant,
     ) -> anyhow::Result<Consumer> {
-        let letters = layout::dead_letters(log.shard, Some(&cursor.consumer));
-        let letters = self.store.list(&letters).await?;
+        let dead_letters = layout::dead_letters(log.shard, Some(&cursor.consumer));
+        let dead_letters = self.store.list(&dead_letters).await?;
         // Of many, the newest is the one with the highest batch.
-        let last_dead_letter = match letters.iter().map(|letter| &letter.key).max() {
+        let last_dead_letter = match dead_letters.iter().map(|letter| &letter.key).max() {
             Some(key) => match cas::read::<DeadLetter>(&self.store, key).await {
                 Ok(found) => found.map(|found| found.state),
                 Err(ReadError::Format { .. }) => None,
@@ -231,12 +231,12 @@ impl Observer {
             owner,
             lease_seconds: lease,
             epoch: cursor.epoch,
-            dead_letters: letters.len(),
+            dead_letters: dead_letters.len(),
             last_dead_letter: last_dead_letter.map(|letter| letter.reason),
             skipped: cursor.skipped.len(),
             streams,
             consumer: cursor.consumer,
-            sink: cursor.rule.sink,
+            sink: cursor.policy.sink,
             waiting_for: cursor.waiting_for,
         })
     }
@@ -317,7 +317,7 @@ impl Amount {
             amount.records = amount.records.saturating_add(part.records);
             amount.messages = amount.messages.saturating_add(part.messages);
             amount.stored_bytes = amount.stored_bytes.saturating_add(part.length);
-            amount.raw_bytes = amount.raw_bytes.saturating_add(part.raw_length);
+            amount.raw_bytes = amount.raw_bytes.saturating_add(part.raw_len);
         }
         amount
     }

@@ -43,7 +43,7 @@ impl Tenure<'_> {
                 segment: entry.segment,
                 offset: part.offset,
                 data: Bytes::new(),
-                raw_length: part.raw_length,
+                raw_len: part.raw_len,
                 records: part.records,
             },
         });
@@ -60,7 +60,7 @@ impl Tenure<'_> {
         Some(Job {
             wanted,
             batch,
-            rule: self.durable.state.rule.clone(),
+            policy: self.durable.state.policy.clone(),
             in_doubt,
             refused: self.durable.state.refused(stream, *plan).cloned(),
             refusals: self.refusals.clone(),
@@ -85,10 +85,10 @@ impl Tenure<'_> {
             consumer: claim.consumer.clone(),
             cursor: claim.cursor.clone(),
             generation: cursor.generation,
-            sink: cursor.rule.sink.clone(),
+            sink: cursor.policy.sink.clone(),
             low: plan.low,
             high: plan.high,
-            schema_version: cursor.rule.schema_version,
+            schema_version: cursor.policy.schema_version,
         }
     }
 }

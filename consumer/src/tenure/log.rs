@@ -78,7 +78,7 @@ impl Tenure<'_> {
                         None => Known::new(news),
                         Some(known) => {
                             let came = news.state.next_sequence.saturating_sub(known.log.next_sequence);
-                            // A collector's change brings no segments.
+                            // A garbage collector's change brings no segments.
                             if came > 0 {
                                 self.one_by_one = came == 1;
                             }
@@ -110,12 +110,12 @@ impl Tenure<'_> {
         if known.log.pages.is_empty() {
             return;
         }
-        let workshop = &self.shard.workshop;
+        let worker = &self.shard.worker;
         let accepted = known
             .log
             .streams
             .iter()
-            .filter(|s| workshop.takes(&s.name, s.encoding));
+            .filter(|s| worker.takes(&s.name, s.encoding));
         let mut wanted = Vec::new();
         for stream in accepted {
             let cursor = &self.durable.state;
@@ -170,10 +170,10 @@ impl Tenure<'_> {
         if std::mem::replace(&mut self.trimmed, log.first_sequence) == log.first_sequence {
             return;
         }
-        let (cursor, workshop) = (&self.durable.state, &self.shard.workshop);
+        let (cursor, worker) = (&self.durable.state, &self.shard.worker);
         for stream in &log.streams {
             let next = unread_from(cursor, &stream.name);
-            if next < log.first_sequence && workshop.takes(&stream.name, stream.encoding) {
+            if next < log.first_sequence && worker.takes(&stream.name, stream.encoding) {
                 // If a part of a planned batch is gone, the whole batch is.
                 let first = log.first_sequence.max(begins(cursor, log, &stream.name));
                 warn!(
@@ -186,18 +186,18 @@ impl Tenure<'_> {
     }
 
     fn show_backlog(&self) {
-        let Shard { claim, workshop, .. } = self.shard;
+        let Shard { claim, worker, .. } = self.shard;
         let now_ms = now_ms(&*claim.environment);
         self.for_each_stream(|log, index, stream| {
             let reached = self.schedule.reached(&self.durable.state, log, index, stream);
             let lag = log.lag(index, reached);
-            workshop.metrics.show_backlog(claim.shard, stream, &lag, now_ms);
+            worker.metrics.show_backlog(claim.shard, stream, &lag, now_ms);
         });
     }
 
     pub(super) fn forget_backlog(&self) {
-        let Shard { claim, workshop, .. } = self.shard;
-        self.for_each_stream(|_, _, stream| workshop.metrics.forget_backlog(claim.shard, stream));
+        let Shard { claim, worker, .. } = self.shard;
+        self.for_each_stream(|_, _, stream| worker.metrics.forget_backlog(claim.shard, stream));
     }
 
     /// Calls `each` for every stream that this consumer takes.
@@ -205,9 +205,9 @@ impl Tenure<'_> {
         let Some(Known { log, .. }) = &self.log else {
             return;
         };
-        let workshop = &self.shard.workshop;
+        let worker = &self.shard.worker;
         let streams = (0_u32..).zip(&log.streams);
-        for (index, stream) in streams.filter(|(_, s)| workshop.takes(&s.name, s.encoding)) {
+        for (index, stream) in streams.filter(|(_, s)| worker.takes(&s.name, s.encoding)) {
             each(log, index, &stream.name);
         }
     }
@@ -224,12 +224,12 @@ fn unread_from(cursor: &Cursor, stream: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::unread_from;
-    use millpond_manifest::{Cursor, Rule};
+    use millpond_manifest::{BatchingPolicy, Cursor};
     use uuid::Uuid;
 
     #[test]
     fn a_new_stream_begins_after_what_was_read_of_the_others() {
-        let rule = Rule {
+        let policy = BatchingPolicy {
             batch_records: 1,
             batch_bytes: 1,
             chunk_rows: 1,
@@ -239,7 +239,7 @@ mod tests {
             sink: String::new(),
             schema_version: 1,
         };
-        let mut cursor = Cursor::new(Uuid::nil(), 0, "default", 2, rule);
+        let mut cursor = Cursor::new(Uuid::nil(), 0, "default", 2, policy);
         assert_eq!(unread_from(&cursor, "new"), 2, "nothing is read yet");
         cursor.acknowledge("slow", 5).unwrap();
         cursor.acknowledge("old", 9).unwrap();

@@ -20,7 +20,7 @@ impl Tenure<'_> {
         let Some(Known { log, .. }) = self.log.as_ref().filter(|_| self.settling.is_none()) else {
             return false;
         };
-        let accepts = accepts(&self.shard.workshop, log);
+        let accepts = accepts(&self.shard.worker, log);
         self.schedule.running() == 0 && self.schedule.is_complete(&self.durable.state, log, &accepts)
     }
 
@@ -126,15 +126,15 @@ impl Tenure<'_> {
     fn repaired(&self) -> Term {
         let (shard, consumer) = (self.shard.claim.shard, &self.shard.claim.consumer);
         info!(shard, consumer, "the range is repaired");
-        if let Some(tally) = &self.shard.workshop.repair {
+        if let Some(tally) = &self.shard.worker.repair {
             tally.shard();
         }
         Term::Released
     }
 
     pub(super) fn fenced(&self, owner: &str, epoch: u64) -> Term {
-        let Shard { claim, workshop, .. } = self.shard;
-        workshop.metrics.fenced.inc();
+        let Shard { claim, worker, .. } = self.shard;
+        worker.metrics.fenced.inc();
         warn!(
             shard = claim.shard,
             consumer = claim.consumer,

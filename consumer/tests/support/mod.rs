@@ -7,8 +7,8 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
-    Attempt, Batch, Chunk, Config, ConsumeError, Consumer, Cut, Environment, Presence, Received, Record,
-    RowId, Rule, Settled, Sink, SinkError, SystemEnvironment,
+    Attempt, Batch, BatchingPolicy, Chunk, Config, ConsumeError, Consumer, Cut, Environment, Presence,
+    Received, Record, RowId, Settled, Sink, SinkError, SystemEnvironment,
 };
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Skip;
@@ -100,7 +100,7 @@ impl Log {
             encoding: p.encoding,
             offset: p.offset,
             length: p.length,
-            raw_length: p.raw_len,
+            raw_len: p.raw_len,
             messages: p.messages,
             records: p.records,
             first_received_at_us: p.first_received_at_us,
@@ -218,13 +218,13 @@ impl Log {
     }
 
     /// The dead letters, by key.
-    pub async fn letters(&self) -> BTreeMap<String, DeadLetter> {
-        let mut letters = BTreeMap::new();
+    pub async fn dead_letters(&self) -> BTreeMap<String, DeadLetter> {
+        let mut dead_letters = BTreeMap::new();
         for found in self.store.list(&layout::dead_letters(0, None)).await.unwrap() {
             let letter = cas::read::<DeadLetter>(&self.store, &found.key).await.unwrap();
-            letters.insert(found.key, letter.unwrap().state);
+            dead_letters.insert(found.key, letter.unwrap().state);
         }
-        letters
+        dead_letters
     }
 
     /// Every row committed so far, once.
@@ -472,7 +472,12 @@ impl Sink for Table {
         stream == STREAM || stream == OTHER
     }
 
-    fn chunks(&self, batch: &Batch, rule: &Rule, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError> {
+    fn chunks(
+        &self,
+        batch: &Batch,
+        policy: &BatchingPolicy,
+        emit: &mut dyn FnMut(Cut) -> bool,
+    ) -> Result<(), SinkError> {
         let (readable, unreadable) = self.messages(batch)?;
         for (id, message) in unreadable {
             let reason = "it is no row".into();
@@ -480,7 +485,7 @@ impl Sink for Table {
                 return Ok(());
             }
         }
-        for (index, rows) in (0..).zip(readable.chunks(usize::try_from(rule.chunk_rows).unwrap())) {
+        for (index, rows) in (0..).zip(readable.chunks(usize::try_from(policy.chunk_rows).unwrap())) {
             let received = rows.iter().map(|(id, _)| Received {
                 at_us: 1_000_000,
                 rows: 1,

@@ -139,7 +139,7 @@ func encodePart(part *Part) *manifestpb.Part {
 		Stream:            part.Stream,
 		Offset:            part.Offset,
 		Length:            part.Length,
-		RawLength:         part.RawLength,
+		RawLen:            part.RawLen,
 		Messages:          part.Messages,
 		Records:           part.Records,
 		FirstReceivedAtUs: part.FirstUs,
@@ -154,7 +154,7 @@ func decodePart(object string, message *manifestpb.Part) (Part, error) {
 		return Part{}, content(object, "received_span_us %d overflows", message.ReceivedSpanUs)
 	}
 	return Part{
-		message.Stream, message.Offset, message.Length, message.RawLength,
+		message.Stream, message.Offset, message.Length, message.RawLen,
 		message.Messages, message.Records, message.FirstReceivedAtUs, last,
 	}, nil
 }

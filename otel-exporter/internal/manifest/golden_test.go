@@ -54,7 +54,7 @@ func named(timeMs uint64, random uint64) ulid.ULID {
 
 func newSegment(timeMs uint64, random uint64) NewSegment {
 	return NewSegment{named(timeMs, random), 100, []NewPart{{"otlp.logs", segment.OTLP, Part{
-		Offset: 5, Length: 90, RawLength: 400, Messages: 2, Records: 20, FirstUs: 1_000, LastUs: 2_000,
+		Offset: 5, Length: 90, RawLen: 400, Messages: 2, Records: 20, FirstUs: 1_000, LastUs: 2_000,
 	}}}}
 }
 
@@ -109,8 +109,8 @@ func TestGoldenCursor(t *testing.T) {
 	if err := unwrap("cursor", "MPCR", logBytesMax, nil, goldenFile(t, "cursor-v1"), cursor); err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(cursor.BufferId, bufferID[:]) || cursor.Consumer == "" || cursor.Rule.GetBatchRecords() == 0 ||
-		cursor.Rule.GetSink() == "" || len(cursor.Streams) == 0 {
+	if !bytes.Equal(cursor.BufferId, bufferID[:]) || cursor.Consumer == "" || cursor.Policy.GetBatchRecords() == 0 ||
+		cursor.Policy.GetSink() == "" || len(cursor.Streams) == 0 {
 		t.Errorf("%v", cursor)
 	}
 	if unknown := cursor.ProtoReflect().GetUnknown(); len(unknown) > 0 {

@@ -48,7 +48,7 @@ type Stream struct {
 type Part struct {
 	Stream          uint32 // index into the manifest's streams
 	Offset, Length  uint64 // in the segment object, in bytes
-	RawLength       uint64 // uncompressed, in bytes
+	RawLen          uint64 // uncompressed, in bytes
 	Messages        uint64
 	Records         uint64
 	FirstUs, LastUs int64 // when its first and its last message were received, unix microseconds

@@ -66,7 +66,7 @@ impl World {
             .unwrap()
     }
 
-    /// Changes the manifest behind the producer's back, as a collector or another producer would.
+    /// Changes the manifest behind the producer's back, as a garbage collector or another producer would.
     pub(crate) async fn change_manifest(&self, mut change: impl FnMut(&mut Manifest)) {
         loop {
             let Snapshot {

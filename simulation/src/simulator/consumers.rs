@@ -72,7 +72,7 @@ pub(crate) async fn place(world: Arc<World>, consumer: usize, place: usize, mut 
                 } = &world.scenario;
                 let expected = match error {
                     // What an owner was about to read may be trimmed by retention, or since another owner that it does not
-                    // know of has read it, or it was moved back to what a collector was about to trim.
+                    // know of has read it, or it was moved back to what a garbage collector was about to trim.
                     ConsumeError::Trimmed { .. } => retention.is_some() || *owners > 1 || *operators,
                     ConsumeError::Removed { .. } => *operators,
                     _ => false,
@@ -104,7 +104,7 @@ pub(crate) fn start(
     take_over: bool,
     rng: &mut StdRng,
 ) -> Option<Owner> {
-    let rules = of(rng, &world.scenario.rules);
+    let policies = of(rng, &world.scenario.policies);
     let config = Config {
         consumer: consumer_name(consumer),
         instance: instance.to_owned(),
@@ -117,9 +117,9 @@ pub(crate) fn start(
         decoders: rng.random_range(1..=2),
         writers: rng.random_range(1..=3),
         drain_timeout: Duration::from_secs(2),
-        batch_records: rules.batch_records,
-        chunk_rows: rules.chunk_rows,
-        max_in_flight: rules.max_in_flight,
+        batch_records: policies.batch_records,
+        chunk_rows: policies.chunk_rows,
+        max_in_flight: policies.max_in_flight,
         dead_letters_max: 1_000,
         ..Config::default()
     };
@@ -129,7 +129,7 @@ pub(crate) fn start(
     };
     world.record.event(
         &process.name,
-        format_args!("starts as {instance}, {rules:?}, take over: {take_over}"),
+        format_args!("starts as {instance}, {policies:?}, take over: {take_over}"),
     );
     let started = Consumer::new(store, config, Arc::new(sink), &mut Registry::default());
     let owner = match started {

@@ -1,8 +1,8 @@
 //! The beginning of a run, in peace, and its end: when nothing goes wrong any more, all that is in the log gets into every
 //! table, and no garbage is left.
 
-use super::collectors::{collector, round};
 use super::consumers;
+use super::gc::{gc, round};
 use super::process::Process;
 use super::producers::{append_one, start};
 use super::record::{Event, Oracle};
@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 /// How long anything may take when nothing goes wrong. A table that cannot end requests makes each later round wait for them.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
-/// Every consumer is known before the first collector comes: what it has not read is kept from then on.
+/// Every consumer is known before the first garbage collector comes: what it has not read is kept from then on.
 pub(crate) async fn begin(world: &World, mut rng: StdRng) {
     let process = world.process("first".into(), &mut rng);
     let store = world.connect_well(&process);
@@ -46,8 +46,8 @@ pub(crate) async fn end(world: &World, mut rng: StdRng) {
     let ahead_ms = i64::try_from((world.scenario.jump_max * 100).as_millis()).unwrap_or(i64::MAX / 2);
     process.machine.jump(ahead_ms + 1_000_000);
     sleep(world.scenario.grace).await;
-    let mut collector = collector(world, &process, store);
-    round(world, &process, &mut collector).await;
+    let mut gc = gc(world, &process, store);
+    round(world, &process, &mut gc).await;
     if let Some(left) = world.witness.objects().first() {
         let detail = format!("{left} is left, which nobody needs");
         world.record.violated(Oracle::Liveness, detail);

@@ -16,11 +16,11 @@ pub(crate) type PartKey = (String, u64);
 pub(crate) struct Reader {
     /// `None`: there is none yet, or somebody has deleted it.
     pub(crate) cursor: Option<Cursor>,
-    /// What retention dropped before it was read, or a collector that had read the cursor before a reset.
+    /// What retention dropped before it was read, or a garbage collector that had read the cursor before a reset.
     pub(crate) missed: BTreeSet<PartKey>,
     /// The parts that it has acknowledged, whose rows must be in the table.
     pub(crate) acknowledged: BTreeSet<PartKey>,
-    /// A collector may have read the cursor before an operator moved it, and trim below this sequence.
+    /// A garbage collector may have read the cursor before an operator moved it, and trim below this sequence.
     pub(crate) stale_below: u64,
     /// The log began here when an operator last moved the cursor, or when it was made.
     pub(crate) gone_below: u64,
@@ -122,10 +122,10 @@ impl Reader {
                 }
             }
         }
-        if next.rule != before.rule {
+        if next.policy != before.policy {
             record.count(Event::RulesChanged);
             if !matches!(before.ownership, Ownership::Released | Ownership::Removed) {
-                return Err("another rule came into force while batches were in doubt".into());
+                return Err("another policy came into force while batches were in doubt".into());
             }
         }
         if taken && actor != OPERATOR {

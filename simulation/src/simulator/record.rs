@@ -65,7 +65,7 @@ pub enum Event {
     OwnersStalled,
     /// Collectors that were killed.
     CollectorsKilled,
-    /// Stalls of collectors.
+    /// Stalls of garbage collectors.
     CollectorsStalled,
     /// Cursors taken from an owner whose lease had run out.
     TakeoversByLease,

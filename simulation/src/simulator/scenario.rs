@@ -25,7 +25,7 @@ pub(crate) struct Scenario {
     pub(crate) consumers: usize,
     /// Owners at a time of each consumer.
     pub(crate) owners: usize,
-    pub(crate) collectors: usize,
+    pub(crate) gcs: usize,
     /// How long things go wrong.
     pub(crate) trouble: Duration,
     pub(crate) tail_max: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Scenario {
     pub(crate) retention: Option<Duration>,
     pub(crate) lease: Duration,
     /// Rules that owners are configured with: any of them, if there are several.
-    pub(crate) rules: Vec<Rules>,
+    pub(crate) policies: Vec<Rules>,
     /// One in so many owners takes the cursor by force; 0: none.
     pub(crate) forces: u32,
     pub(crate) request_timeout: Duration,
@@ -92,7 +92,7 @@ impl Scenario {
         let forces = of(rng, &[0, 2, 4]);
         let window = owners > 1 || !one_in(rng, 4);
         let certain = !one_in(rng, 5);
-        let rules = (0..of(rng, &[1, 3])).map(|_| Rules::draw(rng)).collect();
+        let policies = (0..of(rng, &[1, 3])).map(|_| Rules::draw(rng)).collect();
         Scenario {
             shards: of(rng, &[1, 1, 2]),
             streams: rng.random_range(1..=3),
@@ -102,13 +102,13 @@ impl Scenario {
             pause_max: of(rng, &[millis(300), millis(900), seconds(3)]),
             consumers: of(rng, &[1, 1, 2]),
             owners,
-            collectors: rng.random_range(1..=2),
+            gcs: rng.random_range(1..=2),
             trouble: seconds(rng.random_range(3..11)),
             tail_max: rng.random_range(1..=5),
             grace: of(rng, &[millis(500), seconds(3), seconds(60)]),
             retention: one_in(rng, 6).then(|| millis(rng.random_range(100..4_000))),
             lease: of(rng, &[seconds(1), seconds(3)]),
-            rules,
+            policies,
             forces,
             request_timeout: of(rng, &[millis(500), seconds(2), seconds(30)]),
             fault: of(rng, &[0.0, 0.02, 0.05, 0.12]),

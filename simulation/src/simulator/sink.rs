@@ -7,7 +7,7 @@ use super::table::{Fate, Insert, Row, Table, WAY_MAX};
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
-    Attempt, Batch, Chunk, Cut, Presence, Received, Record, RowId, Rule, Settled, Sink, SinkError,
+    Attempt, Batch, BatchingPolicy, Chunk, Cut, Presence, Received, Record, RowId, Settled, Sink, SinkError,
 };
 use millpond_segment::Encoding;
 use std::sync::Arc;
@@ -80,9 +80,14 @@ impl Sink for Connection {
         true
     }
 
-    fn chunks(&self, batch: &Batch, rule: &Rule, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError> {
+    fn chunks(
+        &self,
+        batch: &Batch,
+        policy: &BatchingPolicy,
+        emit: &mut dyn FnMut(Cut) -> bool,
+    ) -> Result<(), SinkError> {
         let (found, source) = (rows_of(batch)?, batch.id.source());
-        let size = usize::try_from(rule.chunk_rows).unwrap_or(usize::MAX);
+        let size = usize::try_from(policy.chunk_rows).unwrap_or(usize::MAX);
         for (index, rows) in (0..).zip(found.chunks(size)) {
             let received = rows.iter().map(|(id, row)| Received {
                 at_us: row.received_at_us,

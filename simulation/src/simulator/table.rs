@@ -138,7 +138,7 @@ impl Table {
         self.state().openings.insert(shard, opening);
     }
 
-    /// The first row of a part of a segment that is neither in the table nor in a letter.
+    /// The first row of a part of a segment that is neither in the table nor in a dead letter.
     pub(crate) fn misses(&self, shard: u32, stream: &str, sequence: u64) -> Option<String> {
         let part = self.ledger.rows_at(shard, stream, sequence);
         let state = self.state();

@@ -1,8 +1,8 @@
 //! One run: the store, the tables, the machines, and everybody who lives there until the trouble is over.
 
-use super::collectors;
 use super::consumers;
 use super::ending;
+use super::gc;
 use super::ledger::Ledger;
 use super::network::{Asked, Landing};
 use super::operators;
@@ -64,8 +64,8 @@ pub(crate) async fn live(seed: u64, record: Arc<Record>) {
             living.spawn(consumers::place(Arc::clone(&world), consumer, place, fork()));
         }
     }
-    for place in 0..world.scenario.collectors {
-        living.spawn(collectors::place(Arc::clone(&world), place, fork()));
+    for place in 0..world.scenario.gcs {
+        living.spawn(gc::place(Arc::clone(&world), place, fork()));
     }
     living.spawn(weather::clocks(Arc::clone(&world), fork()));
     living.spawn(weather::forgetting(Arc::clone(&world), fork()));

@@ -7,7 +7,7 @@
 
 use bytes::Bytes;
 use millpond_clickhouse::{Columns, Signal, encode};
-use millpond_consumer::{Batch, BatchId, Part, Rule};
+use millpond_consumer::{Batch, BatchId, BatchingPolicy, Part};
 use millpond_segment::{BlockBuilder, Compressor, Decompressor, Encoding, Limits};
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
@@ -50,7 +50,7 @@ fn main() {
         raw / records,
         blocks.iter().map(Bytes::len).sum::<usize>() / records
     );
-    // Batches of the default rule's size.
+    // Batches of the default policy's size.
     let batches: Vec<Batch> = blocks
         .chunks((100_000 * blocks.len() / records).max(1))
         .map(|blocks| batch(signal, blocks))
@@ -67,7 +67,7 @@ fn main() {
         let decompressed = cpu_seconds();
         let (mut rows, mut native, mut sent) = (0, 0, 0);
         for batch in &batches {
-            encode(batch, &rule(), Columns::All, &mut |chunk| {
+            encode(batch, &policy(), Columns::All, &mut |chunk| {
                 rows += chunk.rows;
                 native += chunk.raw_bytes;
                 sent += chunk.body.iter().map(Bytes::len).sum::<usize>() as u64;
@@ -373,7 +373,7 @@ fn batch(signal: Signal, blocks: &[Bytes]) -> Batch {
         segment: ulid::Ulid::nil(),
         offset: 0,
         data: blocks.concat().into(),
-        raw_length: 0,
+        raw_len: 0,
         records: 0,
     };
     Batch {
@@ -383,8 +383,8 @@ fn batch(signal: Signal, blocks: &[Bytes]) -> Batch {
     }
 }
 
-fn rule() -> Rule {
-    Rule {
+fn policy() -> BatchingPolicy {
+    BatchingPolicy {
         batch_records: 100_000,
         batch_bytes: 64 << 20,
         chunk_rows: 100_000,

@@ -1,4 +1,4 @@
-//! A batch's messages cut into chunks. Boundaries and rows follow from the batch and the rule alone; of the
+//! A batch's messages cut into chunks. Boundaries and rows follow from the batch and the policy alone; of the
 //! bytes, only `_millpond_inserted_at` knows the time.
 
 mod signals;
@@ -9,14 +9,14 @@ use crate::identities::NumberedRecord;
 use crate::native::{self, Column as _, Dictionary};
 use crate::rows::{Origin, Rows, TableColumns};
 use crate::schema::MILLPOND;
-use millpond_consumer::{Batch, Chunk, Cut, Part, Received, Record, RowId, Rule, SinkError};
+use millpond_consumer::{Batch, BatchingPolicy, Chunk, Cut, Part, Received, Record, RowId, SinkError};
 use millpond_otlp::{Malformed, Signal, record_alone, validate};
 use millpond_segment::{Decompressor, Limits, Message};
 use signals::{Logs, Metrics, Traces};
 use std::collections::BTreeMap;
 
 /// A server splits an insert at about 1,048,449 rows or 256 MiB in memory, and a split one has several identities
-/// under one token. Whatever the rule says, chunks stay clear of both.
+/// under one token. Whatever the policy says, chunks stay clear of both.
 const ROWS_MAX: u64 = 1_000_000;
 const BYTES_MAX: u64 = 128 << 20;
 
@@ -51,10 +51,10 @@ trait Waiting {
 }
 
 /// Cuts `batch` and gives each chunk to `emit`, until it returns false. A chunk ends with the row that fills it,
-/// so it may be larger than the rule's bytes by less than that row.
+/// so it may be larger than the policy's bytes by less than that row.
 pub(crate) fn cut(
     batch: &Batch,
-    rule: &Rule,
+    policy: &BatchingPolicy,
     columns: Columns,
     now_ms: i64,
     workspace: &mut Workspace,
@@ -69,9 +69,9 @@ pub(crate) fn cut(
     } = workspace;
     let mut cutter = Cutter {
         frames,
-        rows_max: usize::try_from(rule.chunk_rows.clamp(1, ROWS_MAX)).unwrap_or(usize::MAX),
-        bytes_max: usize::try_from(rule.chunk_bytes.min(BYTES_MAX)).unwrap_or(usize::MAX),
-        partitions_max: rule.max_partitions_per_chunk.max(1) as usize,
+        rows_max: usize::try_from(policy.chunk_rows.clamp(1, ROWS_MAX)).unwrap_or(usize::MAX),
+        bytes_max: usize::try_from(policy.chunk_bytes.min(BYTES_MAX)).unwrap_or(usize::MAX),
+        partitions_max: policy.max_partitions_per_chunk.max(1) as usize,
         columns,
         now_ms,
         source: batch.id.source(),

@@ -119,7 +119,7 @@ fn shown(error: &Error) -> String {
 }
 
 /// The text without what is in quotes, which ClickHouse writes around names and data: `'…'`, `"…"` and `` `…` ``, in which a
-/// backslash takes away the meaning of the next character. A quote that nobody closes hides the rest. An apostrophe after a letter
+/// backslash takes away the meaning of the next character. A quote that nobody closes hides the rest. An apostrophe after a dead letter
 /// (`doesn't`) opens nothing.
 pub(crate) fn outside_quotes(text: &str) -> String {
     let mut outside = String::with_capacity(text.len());

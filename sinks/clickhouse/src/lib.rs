@@ -31,7 +31,7 @@ pub use sink::{ClickHouse, SCHEMA_VERSION, keeps_identities};
 #[doc(hidden)]
 pub fn encode(
     batch: &millpond_consumer::Batch,
-    rule: &millpond_consumer::Rule,
+    policy: &millpond_consumer::BatchingPolicy,
     columns: Columns,
     emit: &mut dyn FnMut(millpond_consumer::Chunk) -> bool,
 ) -> Result<(), millpond_consumer::SinkError> {
@@ -41,7 +41,7 @@ pub fn encode(
         millpond_consumer::Cut::Chunk(chunk) => emit(chunk),
         millpond_consumer::Cut::Unreadable { .. } => true,
     };
-    chunks::cut(batch, rule, columns, 0, &mut workspace, &mut emit)
+    chunks::cut(batch, policy, columns, 0, &mut workspace, &mut emit)
 }
 
 /// Reads a server's answer in each form that the sink asks for, in pieces of `piece` bytes, and returns how many of the forms fit: for

@@ -12,7 +12,7 @@ use crate::schema::{self, Table};
 use crate::server::{Checked, Server};
 use async_trait::async_trait;
 use millpond_consumer::{
-    Attempt, Batch, Chunk, Cut, Presence, Record, RowId, Rule, Settled, Sink, SinkError,
+    Attempt, Batch, BatchingPolicy, Chunk, Cut, Presence, Record, RowId, Settled, Sink, SinkError,
 };
 use millpond_otlp::Signal;
 use millpond_segment::Encoding;
@@ -114,17 +114,17 @@ impl ClickHouse {
         })
     }
 
-    /// Which tables may forget a token too early under this rule, and what mends each. Tokens times partitions
+    /// Which tables may forget a token too early under this policy, and what mends each. Tokens times partitions
     /// can be in doubt at once: every batch in flight, at its target size.
-    pub fn window_warnings(&self, rule: &Rule) -> Vec<String> {
-        let chunks = rule
+    pub fn window_warnings(&self, policy: &BatchingPolicy) -> Vec<String> {
+        let chunks = policy
             .batch_records
-            .div_ceil(rule.chunk_rows.max(1))
-            .max(rule.batch_bytes.div_ceil(rule.chunk_bytes.max(1)))
+            .div_ceil(policy.chunk_rows.max(1))
+            .max(policy.batch_bytes.div_ceil(policy.chunk_bytes.max(1)))
             .max(1);
         let in_doubt = InDoubt {
-            chunks: chunks.saturating_mul(rule.max_in_flight.into()),
-            days: rule.max_partitions_per_chunk.into(),
+            chunks: chunks.saturating_mul(policy.max_in_flight.into()),
+            days: policy.max_partitions_per_chunk.into(),
         };
         let config = &self.server.config;
         let tables = self
@@ -213,16 +213,21 @@ impl Sink for ClickHouse {
             && signal.is_some_and(|signal| self.server.config.signals.contains(&signal))
     }
 
-    fn chunks(&self, batch: &Batch, rule: &Rule, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError> {
+    fn chunks(
+        &self,
+        batch: &Batch,
+        policy: &BatchingPolicy,
+        emit: &mut dyn FnMut(Cut) -> bool,
+    ) -> Result<(), SinkError> {
         self.warned.get_or_init(|| {
-            for warning in self.window_warnings(rule) {
+            for warning in self.window_warnings(policy) {
                 warn!("{warning}");
             }
         });
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = i64::try_from(now.as_millis()).unwrap_or(i64::MAX);
         let columns = self.server.config.columns;
-        self.with_workspace(|workspace| chunks::cut(batch, rule, columns, now_ms, workspace, emit))
+        self.with_workspace(|workspace| chunks::cut(batch, policy, columns, now_ms, workspace, emit))
     }
 
     fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk {

@@ -114,7 +114,7 @@ pub struct Controls(Arc<Shared>);
 
 /// A request that is held until it is released, or this is dropped.
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldRequest {
     arrived: watch::Receiver<bool>,
     gate: Arc<Semaphore>,
 }
@@ -169,7 +169,7 @@ impl Gate {
     }
 }
 
-impl Held {
+impl HeldRequest {
     /// Waits until the request has come. Never returns if none comes.
     pub async fn arrived(&mut self) {
         // The sender goes only after the request passed, which is to have arrived.
@@ -182,7 +182,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldRequest {
     fn drop(&mut self) {
         self.gate.close();
     }
@@ -230,13 +230,13 @@ impl Controls {
 
     /// The next such request waits, before it has any effect, until it is released.
     #[must_use = "dropping it releases the request"]
-    pub fn hold(&self, on: On, key_suffix: &str) -> Held {
+    pub fn hold(&self, on: On, key_suffix: &str) -> HeldRequest {
         self.gated(on, key_suffix, Fate::Held)
     }
 
     /// The next such write is reported as an error at once, and reaches the store when it is released.
     #[must_use = "dropping it releases the write"]
-    pub fn detain(&self, on: On, key_suffix: &str) -> Held {
+    pub fn detain(&self, on: On, key_suffix: &str) -> HeldRequest {
         self.gated(on, key_suffix, Fate::Detained)
     }
 
@@ -256,7 +256,7 @@ impl Controls {
         let _ = self.0.late.subscribe().wait_for(|late| *late == 0).await;
     }
 
-    fn gated(&self, on: On, key_suffix: &str, fate: impl FnOnce(Gate) -> Fate) -> Held {
+    fn gated(&self, on: On, key_suffix: &str, fate: impl FnOnce(Gate) -> Fate) -> HeldRequest {
         let gate = Arc::new(Semaphore::new(0));
         let (sender, arrived) = watch::channel(false);
         self.line(
@@ -267,7 +267,7 @@ impl Controls {
                 gate: Arc::clone(&gate),
             }),
         );
-        Held { arrived, gate }
+        HeldRequest { arrived, gate }
     }
 
     fn line(&self, on: On, key_suffix: &str, fate: Fate) {

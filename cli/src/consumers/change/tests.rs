@@ -14,8 +14,8 @@ fn hand(flags: &[&'static str]) -> Hand {
     Flags::parse_from(words.iter().chain(flags)).hand
 }
 
-fn rule(sink: &str) -> Rule {
-    Rule {
+fn policy(sink: &str) -> BatchingPolicy {
+    BatchingPolicy {
         batch_records: 1,
         batch_bytes: 1,
         chunk_rows: 1,
@@ -29,16 +29,16 @@ fn rule(sink: &str) -> Rule {
 
 /// A cursor of this name that was opened at a time (unix ms), for a minute.
 fn opened(name: &str, now_ms: u64) -> Cursor {
-    let rule = rule("clickhouse:otel.otel_logs");
+    let policy = policy("clickhouse:otel.otel_logs");
     let opening = Opening {
         owner: "somebody",
         id: 7,
         now_ms,
         lease_ms: 60_000,
-        rule: &rule,
+        policy: &policy,
         take_over: false,
     };
-    let cursor = Cursor::new(Default::default(), 0, name, 0, rule.clone());
+    let cursor = Cursor::new(Default::default(), 0, name, 0, policy.clone());
     cursor.open(&opening).expect("nobody holds it").state
 }
 
@@ -150,7 +150,7 @@ fn a_reset_without_identities_needs_more_than_a_yes() {
         may_duplicate: false,
     };
     let mut cursor = released("e2e");
-    cursor.rule = rule("clickhouse:otel.otel_logs;columns=none");
+    cursor.policy = policy("clickhouse:otel.otel_logs;columns=none");
     let changes = [(0, 3, cursor)];
     let refused = yes.ask(&hand(&[]), &changes).unwrap_err().to_string();
     assert!(refused.contains("--may-duplicate"), "{refused}");

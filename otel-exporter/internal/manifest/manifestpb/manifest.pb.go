@@ -78,7 +78,7 @@ type Ownership int32
 const (
 	Ownership_OWNERSHIP_RELEASED  Ownership = 0 // cleanly: nothing is in doubt
 	Ownership_OWNERSHIP_HELD      Ownership = 1
-	Ownership_OWNERSHIP_ABANDONED Ownership = 2 // given up with batches in doubt: free to take, the rule stays
+	Ownership_OWNERSHIP_ABANDONED Ownership = 2 // given up with batches in doubt: free to take, the batching policy stays
 	Ownership_OWNERSHIP_REMOVED   Ownership = 3 // an operator removed the consumer: only the fields that protect its rows are left
 )
 
@@ -285,7 +285,7 @@ type Part struct {
 	Stream            uint32                 `protobuf:"varint,1,opt,name=stream,proto3" json:"stream,omitempty"` // index into Manifest.streams
 	Offset            uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in the segment object
 	Length            uint64                 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"`
-	RawLength         uint64                 `protobuf:"varint,4,opt,name=raw_length,json=rawLength,proto3" json:"raw_length,omitempty"`
+	RawLen            uint64                 `protobuf:"varint,4,opt,name=raw_len,json=rawLen,proto3" json:"raw_len,omitempty"`
 	Messages          uint64                 `protobuf:"varint,5,opt,name=messages,proto3" json:"messages,omitempty"`
 	Records           uint64                 `protobuf:"varint,6,opt,name=records,proto3" json:"records,omitempty"`
 	FirstReceivedAtUs int64                  `protobuf:"zigzag64,7,opt,name=first_received_at_us,json=firstReceivedAtUs,proto3" json:"first_received_at_us,omitempty"` // unix
@@ -345,9 +345,9 @@ func (x *Part) GetLength() uint64 {
 	return 0
 }
 
-func (x *Part) GetRawLength() uint64 {
+func (x *Part) GetRawLen() uint64 {
 	if x != nil {
-		return x.RawLength
+		return x.RawLen
 	}
 	return 0
 }
@@ -803,7 +803,7 @@ func (x *Manifest) GetProducers() []*Producer {
 }
 
 // How batches are made and what decides the bytes under a token. Pinned while batches are in doubt.
-type Rule struct {
+type BatchingPolicy struct {
 	state                 protoimpl.MessageState `protogen:"open.v1"`
 	BatchRecords          uint64                 `protobuf:"varint,1,opt,name=batch_records,json=batchRecords,proto3" json:"batch_records,omitempty"`
 	BatchBytes            uint64                 `protobuf:"varint,2,opt,name=batch_bytes,json=batchBytes,proto3" json:"batch_bytes,omitempty"`
@@ -817,20 +817,20 @@ type Rule struct {
 	sizeCache             protoimpl.SizeCache
 }
 
-func (x *Rule) Reset() {
-	*x = Rule{}
+func (x *BatchingPolicy) Reset() {
+	*x = BatchingPolicy{}
 	mi := &file_manifest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Rule) String() string {
+func (x *BatchingPolicy) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Rule) ProtoMessage() {}
+func (*BatchingPolicy) ProtoMessage() {}
 
-func (x *Rule) ProtoReflect() protoreflect.Message {
+func (x *BatchingPolicy) ProtoReflect() protoreflect.Message {
 	mi := &file_manifest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -842,61 +842,61 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Rule.ProtoReflect.Descriptor instead.
-func (*Rule) Descriptor() ([]byte, []int) {
+// Deprecated: Use BatchingPolicy.ProtoReflect.Descriptor instead.
+func (*BatchingPolicy) Descriptor() ([]byte, []int) {
 	return file_manifest_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *Rule) GetBatchRecords() uint64 {
+func (x *BatchingPolicy) GetBatchRecords() uint64 {
 	if x != nil {
 		return x.BatchRecords
 	}
 	return 0
 }
 
-func (x *Rule) GetBatchBytes() uint64 {
+func (x *BatchingPolicy) GetBatchBytes() uint64 {
 	if x != nil {
 		return x.BatchBytes
 	}
 	return 0
 }
 
-func (x *Rule) GetChunkRows() uint64 {
+func (x *BatchingPolicy) GetChunkRows() uint64 {
 	if x != nil {
 		return x.ChunkRows
 	}
 	return 0
 }
 
-func (x *Rule) GetChunkBytes() uint64 {
+func (x *BatchingPolicy) GetChunkBytes() uint64 {
 	if x != nil {
 		return x.ChunkBytes
 	}
 	return 0
 }
 
-func (x *Rule) GetMaxPartitionsPerChunk() uint32 {
+func (x *BatchingPolicy) GetMaxPartitionsPerChunk() uint32 {
 	if x != nil {
 		return x.MaxPartitionsPerChunk
 	}
 	return 0
 }
 
-func (x *Rule) GetMaxInFlight() uint32 {
+func (x *BatchingPolicy) GetMaxInFlight() uint32 {
 	if x != nil {
 		return x.MaxInFlight
 	}
 	return 0
 }
 
-func (x *Rule) GetSink() string {
+func (x *BatchingPolicy) GetSink() string {
 	if x != nil {
 		return x.Sink
 	}
 	return ""
 }
 
-func (x *Rule) GetSchemaVersion() uint32 {
+func (x *BatchingPolicy) GetSchemaVersion() uint32 {
 	if x != nil {
 		return x.SchemaVersion
 	}
@@ -1172,7 +1172,7 @@ type Cursor struct {
 	Ownership        Ownership              `protobuf:"varint,7,opt,name=ownership,proto3,enum=millpond.v1.Ownership" json:"ownership,omitempty"`
 	Owner            string                 `protobuf:"bytes,8,opt,name=owner,proto3" json:"owner,omitempty"`
 	LeaseExpiresAtMs uint64                 `protobuf:"varint,9,opt,name=lease_expires_at_ms,json=leaseExpiresAtMs,proto3" json:"lease_expires_at_ms,omitempty"`
-	Rule             *Rule                  `protobuf:"bytes,10,opt,name=rule,proto3" json:"rule,omitempty"`
+	Policy           *BatchingPolicy        `protobuf:"bytes,10,opt,name=policy,proto3" json:"policy,omitempty"`
 	Start            uint64                 `protobuf:"varint,11,opt,name=start,proto3" json:"start,omitempty"` // where a stream without a cursor of its own begins
 	Streams          []*StreamCursor        `protobuf:"bytes,12,rep,name=streams,proto3" json:"streams,omitempty"`
 	Skipped          []*Skip                `protobuf:"bytes,13,rep,name=skipped,proto3" json:"skipped,omitempty"`
@@ -1280,9 +1280,9 @@ func (x *Cursor) GetLeaseExpiresAtMs() uint64 {
 	return 0
 }
 
-func (x *Cursor) GetRule() *Rule {
+func (x *Cursor) GetPolicy() *BatchingPolicy {
 	if x != nil {
-		return x.Rule
+		return x.Policy
 	}
 	return nil
 }
@@ -1516,13 +1516,12 @@ const file_manifest_proto_rawDesc = "" +
 	"\x06shards\x18\x02 \x01(\rR\x06shards\"O\n" +
 	"\x06Stream\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
-	"\bencoding\x18\x02 \x01(\x0e2\x15.millpond.v1.EncodingR\bencoding\"\xfe\x01\n" +
+	"\bencoding\x18\x02 \x01(\x0e2\x15.millpond.v1.EncodingR\bencoding\"\xf8\x01\n" +
 	"\x04Part\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\rR\x06stream\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
-	"\x06length\x18\x03 \x01(\x04R\x06length\x12\x1d\n" +
-	"\n" +
-	"raw_length\x18\x04 \x01(\x04R\trawLength\x12\x1a\n" +
+	"\x06length\x18\x03 \x01(\x04R\x06length\x12\x17\n" +
+	"\araw_len\x18\x04 \x01(\x04R\x06rawLen\x12\x1a\n" +
 	"\bmessages\x18\x05 \x01(\x04R\bmessages\x12\x18\n" +
 	"\arecords\x18\x06 \x01(\x04R\arecords\x12/\n" +
 	"\x14first_received_at_us\x18\a \x01(\x12R\x11firstReceivedAtUs\x12(\n" +
@@ -1563,8 +1562,8 @@ const file_manifest_proto_rawDesc = "" +
 	"\x05pages\x18\t \x03(\v2\x1a.millpond.v1.PageReferenceR\x05pages\x12&\n" +
 	"\x04tail\x18\n" +
 	" \x03(\v2\x12.millpond.v1.EntryR\x04tail\x123\n" +
-	"\tproducers\x18\v \x03(\v2\x15.millpond.v1.ProducerR\tproducers\"\xa4\x02\n" +
-	"\x04Rule\x12#\n" +
+	"\tproducers\x18\v \x03(\v2\x15.millpond.v1.ProducerR\tproducers\"\xae\x02\n" +
+	"\x0eBatchingPolicy\x12#\n" +
 	"\rbatch_records\x18\x01 \x01(\x04R\fbatchRecords\x12\x1f\n" +
 	"\vbatch_bytes\x18\x02 \x01(\x04R\n" +
 	"batchBytes\x12\x1d\n" +
@@ -1593,7 +1592,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\x03low\x18\x02 \x01(\x04R\x03low\x12\x12\n" +
 	"\x04high\x18\x03 \x01(\x04R\x04high\x12\x16\n" +
 	"\x06pieces\x18\x04 \x03(\rR\x06pieces\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xa7\x05\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xb5\x05\n" +
 	"\x06Cursor\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
@@ -1603,9 +1602,9 @@ const file_manifest_proto_rawDesc = "" +
 	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\x124\n" +
 	"\townership\x18\a \x01(\x0e2\x16.millpond.v1.OwnershipR\townership\x12\x14\n" +
 	"\x05owner\x18\b \x01(\tR\x05owner\x12-\n" +
-	"\x13lease_expires_at_ms\x18\t \x01(\x04R\x10leaseExpiresAtMs\x12%\n" +
-	"\x04rule\x18\n" +
-	" \x01(\v2\x11.millpond.v1.RuleR\x04rule\x12\x14\n" +
+	"\x13lease_expires_at_ms\x18\t \x01(\x04R\x10leaseExpiresAtMs\x123\n" +
+	"\x06policy\x18\n" +
+	" \x01(\v2\x1b.millpond.v1.BatchingPolicyR\x06policy\x12\x14\n" +
 	"\x05start\x18\v \x01(\x04R\x05start\x123\n" +
 	"\astreams\x18\f \x03(\v2\x19.millpond.v1.StreamCursorR\astreams\x12+\n" +
 	"\askipped\x18\r \x03(\v2\x11.millpond.v1.SkipR\askipped\x12.\n" +
@@ -1667,24 +1666,24 @@ func file_manifest_proto_rawDescGZIP() []byte {
 var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_manifest_proto_goTypes = []any{
-	(Encoding)(0),         // 0: millpond.v1.Encoding
-	(Ownership)(0),        // 1: millpond.v1.Ownership
-	(DeadLetterKind)(0),   // 2: millpond.v1.DeadLetterKind
-	(*Buffer)(nil),        // 3: millpond.v1.Buffer
-	(*Stream)(nil),        // 4: millpond.v1.Stream
-	(*Part)(nil),          // 5: millpond.v1.Part
-	(*Entry)(nil),         // 6: millpond.v1.Entry
-	(*Page)(nil),          // 7: millpond.v1.Page
-	(*PageReference)(nil), // 8: millpond.v1.PageReference
-	(*Producer)(nil),      // 9: millpond.v1.Producer
-	(*Manifest)(nil),      // 10: millpond.v1.Manifest
-	(*Rule)(nil),          // 11: millpond.v1.Rule
-	(*Plan)(nil),          // 12: millpond.v1.Plan
-	(*StreamCursor)(nil),  // 13: millpond.v1.StreamCursor
-	(*Skip)(nil),          // 14: millpond.v1.Skip
-	(*Refused)(nil),       // 15: millpond.v1.Refused
-	(*Cursor)(nil),        // 16: millpond.v1.Cursor
-	(*DeadLetter)(nil),    // 17: millpond.v1.DeadLetter
+	(Encoding)(0),          // 0: millpond.v1.Encoding
+	(Ownership)(0),         // 1: millpond.v1.Ownership
+	(DeadLetterKind)(0),    // 2: millpond.v1.DeadLetterKind
+	(*Buffer)(nil),         // 3: millpond.v1.Buffer
+	(*Stream)(nil),         // 4: millpond.v1.Stream
+	(*Part)(nil),           // 5: millpond.v1.Part
+	(*Entry)(nil),          // 6: millpond.v1.Entry
+	(*Page)(nil),           // 7: millpond.v1.Page
+	(*PageReference)(nil),  // 8: millpond.v1.PageReference
+	(*Producer)(nil),       // 9: millpond.v1.Producer
+	(*Manifest)(nil),       // 10: millpond.v1.Manifest
+	(*BatchingPolicy)(nil), // 11: millpond.v1.BatchingPolicy
+	(*Plan)(nil),           // 12: millpond.v1.Plan
+	(*StreamCursor)(nil),   // 13: millpond.v1.StreamCursor
+	(*Skip)(nil),           // 14: millpond.v1.Skip
+	(*Refused)(nil),        // 15: millpond.v1.Refused
+	(*Cursor)(nil),         // 16: millpond.v1.Cursor
+	(*DeadLetter)(nil),     // 17: millpond.v1.DeadLetter
 }
 var file_manifest_proto_depIdxs = []int32{
 	0,  // 0: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
@@ -1696,7 +1695,7 @@ var file_manifest_proto_depIdxs = []int32{
 	9,  // 6: millpond.v1.Manifest.producers:type_name -> millpond.v1.Producer
 	12, // 7: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
 	1,  // 8: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
-	11, // 9: millpond.v1.Cursor.rule:type_name -> millpond.v1.Rule
+	11, // 9: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
 	13, // 10: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
 	14, // 11: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
 	15, // 12: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused

@@ -104,7 +104,7 @@ fn batch_of(signal: Signal, messages: &[Vec<u8>], per_block: usize, per_part: us
             segment: ulid::Ulid::nil(),
             offset: 8,
             data: blocks.concat().into(),
-            raw_length: 0,
+            raw_len: 0,
             records: 0,
         })
         .collect();
@@ -127,8 +127,8 @@ fn batch_of(signal: Signal, messages: &[Vec<u8>], per_block: usize, per_part: us
     }
 }
 
-fn rule(chunk_rows: u64, chunk_bytes: u64, max_partitions_per_chunk: u32) -> Rule {
-    Rule {
+fn policy(chunk_rows: u64, chunk_bytes: u64, max_partitions_per_chunk: u32) -> BatchingPolicy {
+    BatchingPolicy {
         batch_records: 1_000_000,
         batch_bytes: 1 << 30,
         chunk_rows,
@@ -141,10 +141,10 @@ fn rule(chunk_rows: u64, chunk_bytes: u64, max_partitions_per_chunk: u32) -> Rul
 }
 
 /// The chunks of a batch that can be read.
-fn cut_all(batch: &Batch, rule: &Rule, columns: Columns) -> Vec<Chunk> {
+fn cut_all(batch: &Batch, policy: &BatchingPolicy, columns: Columns) -> Vec<Chunk> {
     let mut workspace = Workspace::new().unwrap();
     let mut chunks = Vec::new();
-    cut(batch, rule, columns, 1234, &mut workspace, &mut |cut| {
+    cut(batch, policy, columns, 1234, &mut workspace, &mut |cut| {
         let Cut::Chunk(chunk) = cut else { panic!("{cut:?}") };
         chunks.push(chunk);
         true
@@ -203,15 +203,15 @@ proptest! {
                 request(number, &times)
             })
             .collect();
-        let rule = rule(chunk_rows, chunk_bytes, partitions);
-        let whole = cut_all(&batch(&messages, messages.len(), 1), &rule, Columns::All);
-        let blocks = cut_all(&batch(&messages, per_block, messages.len()), &rule, Columns::All);
+        let policy = policy(chunk_rows, chunk_bytes, partitions);
+        let whole = cut_all(&batch(&messages, messages.len(), 1), &policy, Columns::All);
+        let blocks = cut_all(&batch(&messages, per_block, messages.len()), &policy, Columns::All);
         prop_assert_eq!(whole.len(), blocks.len());
         for (one, other) in whole.iter().zip(&blocks) {
             prop_assert_eq!(&one.body, &other.body);
             prop_assert_eq!(&one.received, &other.received);
         }
-        let split = cut_all(&batch(&messages, per_block, per_part), &rule, Columns::All);
+        let split = cut_all(&batch(&messages, per_block, per_part), &policy, Columns::All);
         prop_assert_eq!(whole.len(), split.len());
         for (index, (one, other)) in whole.iter().zip(&split).enumerate() {
             prop_assert_eq!(one.index as usize, index);
@@ -229,7 +229,7 @@ proptest! {
             let ids: Vec<RowId> = chunk.ids().collect();
             let found = records(&of_batch, &ids, &mut Workspace::new().unwrap()).unwrap();
             let alone: Vec<Vec<u8>> = found.iter().map(|record| record.payload.clone()).collect();
-            let rows = cut_all(&batch(&alone, alone.len(), 1), &self::rule(1 << 20, 1 << 27, 50), Columns::None);
+            let rows = cut_all(&batch(&alone, alone.len(), 1), &self::policy(1 << 20, 1 << 27, 50), Columns::None);
             prop_assert_eq!(bodies(&rows).concat(), bodies(std::slice::from_ref(chunk)).concat());
             let received: Vec<String> = found.iter().map(|record| record.received_at_us.to_string()).collect();
             let expected: Vec<String> = read(chunk).into_iter().map(|mut row| row.remove("_millpond_received_at").unwrap()).collect();
@@ -320,9 +320,9 @@ proptest! {
         partitions in 1u32..4,
     ) {
         let messages: Vec<_> = sizes.iter().enumerate().map(|(number, &points)| metrics(number, points)).collect();
-        let rule = rule(chunk_rows, chunk_bytes, partitions);
-        let whole = cut_all(&batch_of(Signal::Metrics, &messages, messages.len(), 1), &rule, Columns::All);
-        let split = cut_all(&batch_of(Signal::Metrics, &messages, per_block, per_part), &rule, Columns::All);
+        let policy = policy(chunk_rows, chunk_bytes, partitions);
+        let whole = cut_all(&batch_of(Signal::Metrics, &messages, messages.len(), 1), &policy, Columns::All);
+        let split = cut_all(&batch_of(Signal::Metrics, &messages, per_block, per_part), &policy, Columns::All);
         prop_assert_eq!(whole.len(), split.len());
         let mut rows = [0; 5];
         for (index, (one, other)) in whole.iter().zip(&split).enumerate() {
@@ -335,12 +335,12 @@ proptest! {
         // Each row knows its point, and alone it becomes the same row of the same table.
         let of_batch = batch_of(Signal::Metrics, &messages, per_block, per_part);
         let mut seen = BTreeSet::new();
-        for chunk in cut_all(&of_batch, &rule, Columns::None) {
+        for chunk in cut_all(&of_batch, &policy, Columns::None) {
             let ids: Vec<RowId> = chunk.ids().collect();
             let found = records(&of_batch, &ids, &mut Workspace::new().unwrap()).unwrap();
             let alone: Vec<Vec<u8>> = found.into_iter().map(|record| record.payload).collect();
             let alone = batch_of(Signal::Metrics, &alone, 1, 1);
-            let again = cut_all(&alone, &self::rule(1 << 20, 1 << 27, 50), Columns::None);
+            let again = cut_all(&alone, &self::policy(1 << 20, 1 << 27, 50), Columns::None);
             prop_assert_eq!(again.len(), 1);
             prop_assert_eq!(again[0].table, chunk.table);
             prop_assert_eq!(read(&again[0]), read(&chunk));
@@ -357,7 +357,7 @@ proptest! {
 fn the_largest_table_of_metrics_goes_first() {
     let chunks = |bytes| {
         let batch = batch_of(Signal::Metrics, &[metrics(0, [1, 50, 3, 0, 0])], 1, 1);
-        let chunks = cut_all(&batch, &rule(1000, bytes, 50), Columns::None);
+        let chunks = cut_all(&batch, &policy(1000, bytes, 50), Columns::None);
         chunks
             .iter()
             .map(|chunk| (chunk.table, chunk.rows))
@@ -386,7 +386,7 @@ fn id(sequence: u64, record: u32) -> RowId {
 #[test]
 fn a_chunk_ends_at_its_rows() {
     let messages = [request(0, &[1; 5]), request(1, &[1; 5])];
-    let chunks = cut_all(&batch(&messages, 1, 1), &rule(4, 1 << 20, 50), Columns::All);
+    let chunks = cut_all(&batch(&messages, 1, 1), &policy(4, 1 << 20, 50), Columns::All);
     assert_eq!(
         bodies(&chunks),
         [
@@ -415,7 +415,7 @@ fn a_chunk_ends_at_its_rows() {
 #[test]
 fn a_chunk_ends_with_the_row_that_fills_it() {
     let messages = [request(0, &[1; 9])];
-    let chunks = cut_all(&batch(&messages, 1, 1), &rule(1000, 1, 50), Columns::All);
+    let chunks = cut_all(&batch(&messages, 1, 1), &policy(1000, 1, 50), Columns::All);
     assert_eq!(chunks.len(), 9);
 }
 
@@ -423,7 +423,7 @@ fn a_chunk_ends_with_the_row_that_fills_it() {
 fn rows_over_many_partitions_are_split_by_partition() {
     let times: Vec<u64> = [3, 1, 2, 3, 1, 2, 0, 0].map(|day| day * DAY).to_vec();
     let messages = [request(0, &times)];
-    let chunks = cut_all(&batch(&messages, 1, 1), &rule(1000, 1 << 20, 2), Columns::All);
+    let chunks = cut_all(&batch(&messages, 1, 1), &policy(1000, 1 << 20, 2), Columns::All);
     let days: Vec<Vec<String>> = chunks
         .iter()
         .map(|chunk| {
@@ -443,8 +443,8 @@ fn rows_over_many_partitions_are_split_by_partition() {
         ]
     );
     // The maps and dictionaries of a part are those of its rows.
-    let whole = cut_all(&batch(&messages, 1, 1), &rule(1000, 1 << 20, 50), Columns::None);
-    let mut rows: Vec<_> = cut_all(&batch(&messages, 1, 1), &rule(1000, 1 << 20, 2), Columns::None)
+    let whole = cut_all(&batch(&messages, 1, 1), &policy(1000, 1 << 20, 50), Columns::None);
+    let mut rows: Vec<_> = cut_all(&batch(&messages, 1, 1), &policy(1000, 1 << 20, 2), Columns::None)
         .iter()
         .flat_map(read)
         .collect();
@@ -457,7 +457,7 @@ fn rows_over_many_partitions_are_split_by_partition() {
 #[test]
 fn our_columns_say_where_a_row_came_from() {
     let messages = [request(0, &[1]), request(1, &[1])];
-    let chunks = cut_all(&batch(&messages, 1, 1), &rule(1, 1 << 20, 50), Columns::All);
+    let chunks = cut_all(&batch(&messages, 1, 1), &policy(1, 1 << 20, 50), Columns::All);
     let row = &read(&chunks[1])[0];
     assert_eq!(row["_millpond_received_at"], "1");
     assert_eq!(row["_millpond_inserted_at"], "1234");
@@ -467,7 +467,7 @@ fn our_columns_say_where_a_row_came_from() {
     );
     assert_eq!(id_of(row), id(8, 0));
     assert_eq!(row.len(), 21);
-    let chunks = cut_all(&batch(&messages, 1, 1), &rule(1, 1 << 20, 50), Columns::None);
+    let chunks = cut_all(&batch(&messages, 1, 1), &policy(1, 1 << 20, 50), Columns::None);
     assert_eq!(read(&chunks[1])[0].len(), 16);
 }
 
@@ -479,7 +479,7 @@ fn it_stops_when_no_more_is_wanted() {
     let batch = batch(&messages, 1, 1);
     cut(
         &batch,
-        &rule(10, 1 << 20, 50),
+        &policy(10, 1 << 20, 50),
         Columns::All,
         0,
         &mut workspace,
@@ -494,7 +494,7 @@ fn it_stops_when_no_more_is_wanted() {
     let mut rows = 0;
     cut(
         &batch,
-        &rule(10, 1 << 20, 50),
+        &policy(10, 1 << 20, 50),
         Columns::All,
         0,
         &mut workspace,
@@ -513,7 +513,7 @@ fn some_rows_of_a_chunk_are_what_they_were() {
     let times: Vec<u64> = (0..9).map(|hour| NEW_YEAR + hour).collect();
     let messages = [request(0, &times), request(1, &times)];
     for columns in [Columns::All, Columns::None] {
-        let chunk = &cut_all(&batch(&messages, 1, 1), &rule(1000, 1 << 20, 50), columns)[0];
+        let chunk = &cut_all(&batch(&messages, 1, 1), &policy(1000, 1 << 20, 50), columns)[0];
         let whole = read(chunk);
         assert_eq!(whole.len(), 18);
         for rows in [
@@ -546,7 +546,7 @@ fn a_record_beyond_the_last_number_is_refused() {
         let (mut rows, mut unreadable) = (0, Vec::new());
         let cut = cut(
             &batch,
-            &rule(10, 1 << 20, 50),
+            &policy(10, 1 << 20, 50),
             Columns::All,
             0,
             &mut Workspace::new().unwrap(),
@@ -574,9 +574,9 @@ fn a_message_that_cannot_be_read_is_given_as_it_is_and_the_others_go_on() {
     let messages = [request(0, &[1]), vec![0x0a, 0x05], request(2, &[1])];
     let mut workspace = Workspace::new().unwrap();
     let (mut rows, mut unreadable) = (Vec::new(), Vec::new());
-    let rule = rule(10, 1 << 20, 50);
+    let policy = policy(10, 1 << 20, 50);
     let batch = batch(&messages, 2, 1);
-    cut(&batch, &rule, Columns::All, 0, &mut workspace, &mut |cut| {
+    cut(&batch, &policy, Columns::All, 0, &mut workspace, &mut |cut| {
         match cut {
             Cut::Chunk(chunk) => rows.push(chunk),
             Cut::Unreadable { id, message, reason } => unreadable.push((id, message, reason)),
@@ -614,8 +614,8 @@ fn what_is_damaged_is_named() {
     data[last] ^= 1;
     damaged.parts[0].data = data.into();
     let mut workspace = Workspace::new().unwrap();
-    let rule = rule(10, 1 << 20, 50);
-    let error = cut(&damaged, &rule, Columns::All, 0, &mut workspace, &mut |_| true).unwrap_err();
+    let policy = policy(10, 1 << 20, 50);
+    let error = cut(&damaged, &policy, Columns::All, 0, &mut workspace, &mut |_| true).unwrap_err();
     assert!(
         error
             .to_string()

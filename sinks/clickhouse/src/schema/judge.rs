@@ -160,7 +160,7 @@ pub(crate) struct Known {
     pub(crate) ttl: Option<RowTtl>,
 }
 
-/// What can be in doubt at once under a rule.
+/// What can be in doubt at once under a policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InDoubt {
     pub(crate) chunks: u64,

@@ -1,12 +1,12 @@
 //! Rows known by their identities: whatever was sent before and by whom, each is there once.
 
 use crate::support::{
-    DAY, NEW_YEAR, Server, at, batch, chunk, insert, open, record, request, rule, write, write_again,
+    DAY, NEW_YEAR, Server, at, batch, chunk, insert, open, policy, record, request, write, write_again,
 };
 use bytes::Bytes;
 use millpond_clickhouse::{ClickHouse, Config, NumberedRecord, RowCount, Signal};
 use millpond_consumer::{
-    Attempt, Batch, Chunk, Cut, Found, Part, Presence, RowId, Rule, Sink as _, SinkError,
+    Attempt, Batch, BatchingPolicy, Chunk, Cut, Found, Part, Presence, RowId, Sink as _, SinkError,
 };
 use millpond_segment::{BlockBuilder, Compressor, Limits};
 use std::collections::BTreeMap;
@@ -132,9 +132,12 @@ fn part(sequence: u64, data: Vec<u8>) -> Part {
 
 /// Cuts a batch into chunks of so many rows, until it is damaged.
 fn small_chunks(sink: &ClickHouse, batch: &Batch, chunk_rows: u64) -> Vec<Chunk> {
-    let rule = Rule { chunk_rows, ..rule() };
+    let policy = BatchingPolicy {
+        chunk_rows,
+        ..policy()
+    };
     let mut chunks = Vec::new();
-    let _ = sink.chunks(batch, &rule, &mut |cut| {
+    let _ = sink.chunks(batch, &policy, &mut |cut| {
         let Cut::Chunk(chunk) = cut else { panic!("{cut:?}") };
         chunks.push(chunk);
         true
@@ -281,7 +284,7 @@ async fn operators_can_count_rows_and_records() {
 
 fn small_chunks_and_unreadable(sink: &ClickHouse, batch: &Batch) -> Chunk {
     let mut chunks = Vec::new();
-    sink.chunks(batch, &rule(), &mut |cut| {
+    sink.chunks(batch, &policy(), &mut |cut| {
         if let Cut::Chunk(chunk) = cut {
             chunks.push(chunk);
         }

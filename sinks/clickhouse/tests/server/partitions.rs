@@ -1,7 +1,7 @@
 //! Tables of other partitions than a day, and of other people's making: a chunk that landed in part is completed, and what would
 //! break that is refused.
 
-use crate::support::{DAY, NEW_YEAR, Server, at, batch, chunk, open, rule, write, write_again};
+use crate::support::{DAY, NEW_YEAR, Server, at, batch, chunk, open, policy, write, write_again};
 use millpond_clickhouse::tables::{self, State};
 use millpond_clickhouse::{ClickHouse, Config, Signal};
 use millpond_consumer::SinkError;
@@ -97,7 +97,7 @@ async fn a_table_of_ours_remembers_tokens_of_all_its_partitions() {
         };
         let sink = open(config.clone()).await;
         assert_eq!(
-            sink.window_warnings(&rule()),
+            sink.window_warnings(&policy()),
             Vec::<String>::new(),
             "{partition_by}"
         );
@@ -107,7 +107,7 @@ async fn a_table_of_ours_remembers_tokens_of_all_its_partitions() {
                 .run(&format!("ALTER TABLE otel.{table} MODIFY SETTING {window}"))
                 .await;
         }
-        let warnings = ClickHouse::open(config).await.unwrap().window_warnings(&rule());
+        let warnings = ClickHouse::open(config).await.unwrap().window_warnings(&policy());
         assert_eq!(warnings.len(), 3, "{warnings:?}");
         for warning in warnings {
             assert!(
@@ -162,7 +162,7 @@ async fn a_partition_of_more_than_the_time_is_warned_of_and_mended_like_any() {
     server.run("CREATE DATABASE otel").await;
     server.run(&own(SECONDS, "(toDate(Seconds), ServiceName)")).await;
     let sink = open(logs(&server)).await;
-    let [warning] = sink.window_warnings(&rule()).try_into().unwrap();
+    let [warning] = sink.window_warnings(&policy()).try_into().unwrap();
     assert!(
         warning.contains(
             "is partitioned by (toDate(Seconds), ServiceName), which does not depend on the time alone"

@@ -164,7 +164,7 @@ async fn a_record_that_reads_like_a_view_is_refused_and_the_others_arrive() {
     }
 }
 
-/// Writes a refused row from its record alone, as a replayed letter is; twice.
+/// Writes a refused row from its record alone, as a replayed dead letter is; twice.
 async fn replay(sink: &Arc<ClickHouse>, signal: Signal, batch: &Batch, row: &Chunk) {
     let id = row.id(0).unwrap();
     let [record] = sink.records(batch, &[id]).unwrap().try_into().unwrap();

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use clickhouse::Client;
 use millpond_clickhouse::{ClickHouse, Config, Signal};
-use millpond_consumer::{Attempt, Batch, BatchId, Chunk, Cut, Found, Part, Rule, Sink, SinkError};
+use millpond_consumer::{Attempt, Batch, BatchId, BatchingPolicy, Chunk, Cut, Found, Part, Sink, SinkError};
 use millpond_segment::{BlockBuilder, Compressor, Encoding, Limits};
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};
@@ -227,7 +227,7 @@ pub(crate) fn batch_of(signal: Signal, low: u64, messages: &[Vec<u8>]) -> Batch 
         segment: ulid::Ulid::nil(),
         offset: 8,
         data: Bytes::from(blocks),
-        raw_length: 0,
+        raw_len: 0,
         records: 0,
     };
     let id = BatchId {
@@ -250,8 +250,8 @@ pub(crate) fn batch_of(signal: Signal, low: u64, messages: &[Vec<u8>]) -> Batch 
 }
 
 /// As the consumer's default.
-pub(crate) fn rule() -> Rule {
-    Rule {
+pub(crate) fn policy() -> BatchingPolicy {
+    BatchingPolicy {
         batch_records: 100_000,
         batch_bytes: 64 << 20,
         chunk_rows: 100_000,
@@ -299,7 +299,7 @@ pub(crate) fn chunks(sink: &ClickHouse, batch: &Batch) -> Vec<Chunk> {
         chunks.push(chunk);
         true
     };
-    sink.chunks(batch, &rule(), &mut keep).unwrap();
+    sink.chunks(batch, &policy(), &mut keep).unwrap();
     chunks
 }
 

@@ -1,6 +1,6 @@
 //! What `open` makes, and what it says of a table that is there.
 
-use crate::support::{Server, open, rule};
+use crate::support::{Server, open, policy};
 use millpond_clickhouse::tables::{self, Report, State};
 use millpond_clickhouse::{ClickHouse, Columns, Config, Indexes, Signal};
 use millpond_consumer::{Sink as _, SinkError};
@@ -128,23 +128,29 @@ async fn without_leave_to_create_nothing_is_made() {
 #[tokio::test]
 async fn a_window_that_is_too_small_is_warned_of_with_what_mends_it() {
     let server = Server::start();
-    assert_eq!(server.open().await.window_warnings(&rule()), Vec::<String>::new());
+    assert_eq!(
+        server.open().await.window_warnings(&policy()),
+        Vec::<String>::new()
+    );
     server
         .run("ALTER TABLE otel.otel_logs MODIFY SETTING non_replicated_deduplication_window = 799")
         .await;
-    let [warning] = server.open().await.window_warnings(&rule()).try_into().unwrap();
+    let [warning] = server.open().await.window_warnings(&policy()).try_into().unwrap();
     // 16 batches of one chunk over 50 partitions each.
     assert!(
         warning.contains("remembers 799 inserts where 800 can be in doubt"),
         "{warning}"
     );
     server.run(&warning[warning.find("ALTER").unwrap()..]).await;
-    assert_eq!(server.open().await.window_warnings(&rule()), Vec::<String>::new());
+    assert_eq!(
+        server.open().await.window_warnings(&policy()),
+        Vec::<String>::new()
+    );
     // A table of somebody else's has none at all.
     server
         .run("ALTER TABLE otel.otel_logs RESET SETTING non_replicated_deduplication_window")
         .await;
-    let [warning] = server.open().await.window_warnings(&rule()).try_into().unwrap();
+    let [warning] = server.open().await.window_warnings(&policy()).try_into().unwrap();
     assert!(warning.contains("remembers 0 inserts"), "{warning}");
 }
 
@@ -202,13 +208,16 @@ async fn the_traces_table_of_times_needs_a_window_of_its_own() {
     server
         .run("ALTER TABLE otel.otel_traces_trace_id_ts RESET SETTING non_replicated_deduplication_window")
         .await;
-    let [warning] = server.open().await.window_warnings(&rule()).try_into().unwrap();
+    let [warning] = server.open().await.window_warnings(&policy()).try_into().unwrap();
     assert!(
         warning.starts_with("table `otel`.`otel_traces_trace_id_ts` remembers 0 inserts"),
         "{warning}"
     );
     server.run(&warning[warning.find("ALTER").unwrap()..]).await;
-    assert_eq!(server.open().await.window_warnings(&rule()), Vec::<String>::new());
+    assert_eq!(
+        server.open().await.window_warnings(&policy()),
+        Vec::<String>::new()
+    );
 }
 
 #[tokio::test]

@@ -92,11 +92,11 @@ fn messages(signal: Signal) -> Vec<Vec<u8>> {
 }
 
 /// Maps the number of each row and unreadable message of a batch to its table and a name.
-fn numbered(signal: Signal, rule: &Rule) -> BTreeMap<RowId, String> {
+fn numbered(signal: Signal, policy: &BatchingPolicy) -> BTreeMap<RowId, String> {
     let batch = batch_of(signal, &messages(signal), 2, 2);
     let mut found = BTreeMap::new();
     let mut workspace = Workspace::new().unwrap();
-    cut(&batch, rule, Columns::All, 0, &mut workspace, &mut |cut| {
+    cut(&batch, policy, Columns::All, 0, &mut workspace, &mut |cut| {
         match cut {
             Cut::Unreadable { id, .. } => {
                 assert_eq!(found.insert(id, "unreadable".to_owned()), None);
@@ -130,9 +130,9 @@ fn numbered(signal: Signal, rule: &Rule) -> BTreeMap<RowId, String> {
 fn a_record_has_the_number_that_it_always_had() {
     let mut told = String::new();
     for signal in Signal::ALL {
-        let found = numbered(signal, &rule(1000, 1 << 20, 50));
+        let found = numbered(signal, &policy(1000, 1 << 20, 50));
         // The chunks' boundaries do not matter.
-        assert_eq!(found, numbered(signal, &rule(2, 1 << 20, 1)));
+        assert_eq!(found, numbered(signal, &policy(2, 1 << 20, 1)));
         writeln!(told, "{}", signal.stream()).unwrap();
         for (RowId { sequence, record }, what) in found {
             writeln!(told, "{sequence} {record} {what}").unwrap();

@@ -44,15 +44,15 @@ enum Decoder {
 }
 
 /// One message being decompressed.
-pub(crate) struct Inflater {
+pub(crate) struct Decompressor {
     decoder: Decoder,
     out: Vec<u8>,
     /// The byte that showed that there is more than the room.
     ahead: Option<u8>,
 }
 
-impl Inflater {
-    pub(crate) fn new(encoding: Encoding, wire: Bytes) -> Result<Inflater, Refusal> {
+impl Decompressor {
+    pub(crate) fn new(encoding: Encoding, wire: Bytes) -> Result<Decompressor, Refusal> {
         let decoder = match encoding {
             Encoding::Gzip => Decoder::Gzip(MultiGzDecoder::new(wire.reader())),
             Encoding::Zstd => {
@@ -64,7 +64,7 @@ impl Inflater {
                 Decoder::Zstd(Box::new(decoder))
             }
         };
-        Ok(Inflater {
+        Ok(Decompressor {
             decoder,
             out: Vec::new(),
             ahead: None,

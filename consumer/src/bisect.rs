@@ -2,13 +2,13 @@
 //! Those become dead letters; everything else goes in. Nobody sends the halves of a piece before the cursor says that it was
 //! refused: otherwise a successor could send it whole, to a table that has been mended meanwhile and has its halves.
 
+use crate::dead_letters::DeadLetterWriter;
 use crate::decode::cpu;
 use crate::error::ConsumeError;
-use crate::letters::Letters;
 use crate::rounds;
 use crate::sink::{Batch, BatchId, Chunk, RowId};
 use crate::trace::BatchTrace;
-use crate::work::{Term, Undone, Workshop};
+use crate::work::{BatchWorker, Term, Undone};
 use millpond_manifest::cursor::{Plan, Refused};
 use millpond_manifest::piece;
 use millpond_manifest::planted::{self, Bug};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
-/// A reason is kept in the cursor only until the letter is written.
+/// A reason is kept in the cursor only until the dead letter is written.
 const REASON_MAX: usize = 500;
 
 /// Pieces of a batch that the sink refused, for the owner of the cursor to write down.
@@ -33,8 +33,8 @@ pub(crate) struct Refusal {
 pub(crate) type Refusals = mpsc::UnboundedSender<Refusal>;
 
 /// What takes the chunks of one batch apart.
-pub(crate) struct Isolation<'w> {
-    workshop: &'w Workshop,
+pub(crate) struct Bisection<'w> {
+    worker: &'w BatchWorker,
     batch: Arc<Batch>,
     refusals: Refusals,
     /// What the cursor knows of the batch: a predecessor's work.
@@ -51,17 +51,17 @@ struct Piece {
     in_doubt: bool,
 }
 
-impl<'w> Isolation<'w> {
+impl<'w> Bisection<'w> {
     pub(crate) fn new(
-        workshop: &'w Workshop,
+        worker: &'w BatchWorker,
         batch: Arc<Batch>,
         refusals: Refusals,
         known: Option<Refused>,
         trace: BatchTrace,
         term: Term,
     ) -> Self {
-        Isolation {
-            workshop,
+        Bisection {
+            worker,
             batch,
             refusals,
             known,
@@ -75,11 +75,11 @@ impl<'w> Isolation<'w> {
         &self,
         chunk: Chunk,
         in_doubt: bool,
-        letters: &mut Letters<'_>,
+        dead_letters: &mut DeadLetterWriter<'_>,
     ) -> Result<(), ConsumeError> {
         match self.try_piece(chunk, in_doubt).await? {
             None => Ok(()),
-            Some(piece) => self.take_apart(piece, letters).await,
+            Some(piece) => self.take_apart(piece, dead_letters).await,
         }
     }
 
@@ -96,9 +96,7 @@ impl<'w> Isolation<'w> {
             }));
         }
         let step = self.trace.insert(self.id(), &chunk);
-        let written = self
-            .workshop
-            .write(&self.term, self.id(), &chunk, in_doubt, &step);
+        let written = self.worker.write(&self.term, self.id(), &chunk, in_doubt, &step);
         match written.await {
             Ok(()) => Ok(None),
             Err(Undone::Refused { reason, in_doubt }) => Ok(Some(Piece {
@@ -119,7 +117,11 @@ impl<'w> Isolation<'w> {
     }
 
     /// Level by level, so that however many rows are refused, the cursor is written once a level.
-    async fn take_apart(&self, whole: Piece, letters: &mut Letters<'_>) -> Result<(), ConsumeError> {
+    async fn take_apart(
+        &self,
+        whole: Piece,
+        dead_letters: &mut DeadLetterWriter<'_>,
+    ) -> Result<(), ConsumeError> {
         let Piece {
             chunk,
             reason,
@@ -132,17 +134,17 @@ impl<'w> Isolation<'w> {
                 reason: format!("chunk {number} with {rows} rows, too many to be taken apart: {reason}"),
             });
         }
-        letters.check(1, reason)?;
+        dead_letters.check(1, reason)?;
         warn!(batch = %self.id(), chunk = number, rows, "the sink refuses a chunk, which is taken apart: {reason}");
         if *in_doubt {
             // It would bring rows whole beside its halves, if somebody repaired the table meanwhile.
             let requests = rounds::requests_of_batch(self.id());
-            self.workshop.sink.end_requests(&requests).await;
+            self.worker.sink.end_requests(&requests).await;
         }
         let mut level = vec![whole];
         let mut rows_refused = Vec::new();
         while !level.is_empty() {
-            letters.check(rows_refused.len() + level.len(), &level[0].reason)?;
+            dead_letters.check(rows_refused.len() + level.len(), &level[0].reason)?;
             if !planted::is(Bug::HalvesBeforeRefusal) {
                 self.write_down(&level).await;
             }
@@ -161,7 +163,7 @@ impl<'w> Isolation<'w> {
         }
         let dead = rows_refused.len();
         if !planted::is(Bug::LetterForgotten) {
-            self.bury(rows_refused, letters).await?;
+            self.bury(rows_refused, dead_letters).await?;
         }
         info!(batch = %self.id(), chunk = number, rows, dead, "the chunk is in the sink, but for its dead letters");
         Ok(())
@@ -170,7 +172,7 @@ impl<'w> Isolation<'w> {
     async fn halves(&self, chunk: &Chunk) -> Vec<Chunk> {
         let middle = chunk.rows.div_ceil(2);
         let [first, second] = piece::halves(chunk.index);
-        let (sink, whole) = (self.workshop.sink.clone(), chunk.clone());
+        let (sink, whole) = (self.worker.sink.clone(), chunk.clone());
         let cut = move || {
             let half = |rows: std::ops::Range<u64>, index| Chunk {
                 index,
@@ -178,7 +180,7 @@ impl<'w> Isolation<'w> {
             };
             vec![half(0..middle, first), half(middle..whole.rows, second)]
         };
-        cpu(&*self.workshop.environment, cut).await
+        cpu(&*self.worker.environment, cut).await
     }
 
     /// Returns when the cursor has it.
@@ -210,18 +212,22 @@ impl<'w> Isolation<'w> {
         }
     }
 
-    /// Writes the letters of rows that the cursor says are refused.
-    async fn bury(&self, rows: Vec<Piece>, letters: &mut Letters<'_>) -> Result<(), ConsumeError> {
+    /// Writes the dead letters of rows that the cursor says are refused.
+    async fn bury(
+        &self,
+        rows: Vec<Piece>,
+        dead_letters: &mut DeadLetterWriter<'_>,
+    ) -> Result<(), ConsumeError> {
         let wanted: Vec<RowId> = rows.iter().filter_map(|row| row.chunk.id(0)).collect();
         let ids = wanted.clone();
-        let (sink, batch) = (self.workshop.sink.clone(), self.batch.clone());
-        let found = cpu(&*self.workshop.environment, move || sink.records(&batch, &wanted)).await;
+        let (sink, batch) = (self.worker.sink.clone(), self.batch.clone());
+        let found = cpu(&*self.worker.environment, move || sink.records(&batch, &wanted)).await;
         let records = found.map_err(|error| ConsumeError::Refused {
             batch: self.id().to_string(),
             reason: error.to_string(),
         })?;
         for ((row, id), record) in rows.into_iter().zip(ids).zip(records) {
-            letters.refused(id, record, row.reason).await?;
+            dead_letters.refused(id, record, row.reason).await?;
         }
         Ok(())
     }

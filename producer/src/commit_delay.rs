@@ -16,7 +16,7 @@ use crate::flow::Flow;
 const QUIET: Duration = Duration::from_millis(50);
 
 /// Looks at what comes down the pipeline while a group waits.
-pub(crate) struct Pace {
+pub(crate) struct CommitDelay {
     flow: Flow,
     budget: Budget,
     /// Segments that have come from the uploaders, or will never come.
@@ -26,7 +26,7 @@ pub(crate) struct Pace {
     next_look: Instant,
 }
 
-impl Pace {
+impl CommitDelay {
     pub(crate) fn new(flow: Flow, budget: Budget) -> Self {
         Self {
             flow,

@@ -1,12 +1,14 @@
-//! What a collector promises: it deletes what nobody needs any more, in the end all of it, and never what the log
-//! refers to, whatever the store, other collectors and stalled producers do.
+//! What a garbage collector promises: it deletes what nobody needs any more, in the end all of it, and never what the log
+//! refers to, whatever the store, other garbage collectors and stalled producers do.
 
 mod support;
 
 use futures::future::join_all;
-use millpond_consumer::collector::{CollectError, Collected, Collector, CollectorConfig};
+use millpond_consumer::gc::{CollectError, Collected, GarbageCollector, GcConfig};
 use millpond_consumer::{Environment, SystemEnvironment};
-use millpond_manifest::{Buffer, Cursor, Log as Pages, Manifest, Page, ReadError, Rule, Swap, cas, layout};
+use millpond_manifest::{
+    BatchingPolicy, Buffer, Cursor, Log as Pages, Manifest, Page, ReadError, Swap, cas, layout,
+};
 use millpond_producer::{Append, Config as ProducerConfig, Producer};
 use millpond_segment::Encoding;
 use millpond_storage::unreliable::{Fault, Faults, On, S3Latency, WriteFaults};
@@ -57,19 +59,19 @@ impl Environment for Clock {
     }
 }
 
-fn collector_of(store: &Store, clock: &Arc<Clock>, max_age: Option<Duration>) -> (Collector, Registry) {
-    let config = CollectorConfig {
+fn gc_of(store: &Store, clock: &Arc<Clock>, max_age: Option<Duration>) -> (GarbageCollector, Registry) {
+    let config = GcConfig {
         interval: Duration::from_secs(1),
         grace: GRACE,
         max_age,
     };
     let mut registry = Registry::default();
-    let collector = Collector::new(store.clone(), config, &mut registry).with_environment(clock.clone());
-    (collector, registry)
+    let gc = GarbageCollector::new(store.clone(), config, &mut registry).with_environment(clock.clone());
+    (gc, registry)
 }
 
-fn collector(store: &Store, clock: &Arc<Clock>) -> Collector {
-    collector_of(store, clock, None).0
+fn gc(store: &Store, clock: &Arc<Clock>) -> GarbageCollector {
+    gc_of(store, clock, None).0
 }
 
 fn counter(registry: &Registry, name: &str) -> u64 {
@@ -85,7 +87,7 @@ fn counter(registry: &Registry, name: &str) -> u64 {
 
 /// A consumer's position, as if it had read so far.
 async fn acknowledge(log: &Log, consumer: &str, stream: &str, next: u64) {
-    let rule = Rule {
+    let policy = BatchingPolicy {
         batch_records: 10,
         batch_bytes: 10,
         chunk_rows: 10,
@@ -99,7 +101,10 @@ async fn acknowledge(log: &Log, consumer: &str, stream: &str, next: u64) {
     let found = cas::read::<Cursor>(&log.store, &key).await.unwrap();
     let version = found.as_ref().map(|found| found.version.clone());
     let buffer = log.manifest().await.state.buffer_id;
-    let mut cursor = found.map_or_else(|| Cursor::new(buffer, 0, consumer, 0, rule), |found| found.state);
+    let mut cursor = found.map_or_else(
+        || Cursor::new(buffer, 0, consumer, 0, policy),
+        |found| found.state,
+    );
     cursor.acknowledge(stream, next).unwrap();
     let swapped = cas::swap(&log.store, &key, version.as_ref(), cursor.stamped(next)).await;
     assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
@@ -194,9 +199,9 @@ async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
     put(&store, &orphan).await;
 
     let clock = Clock::at(100_000);
-    let (mut collector, registry) = collector_of(&store, &clock, None);
+    let (mut gc, registry) = gc_of(&store, &clock, None);
     for dry in [true, false] {
-        let done = collector.round(dry).await.unwrap();
+        let done = gc.round(dry).await.unwrap();
         assert_eq!(
             (done.trimmed_sequences, done.unread_sequences),
             (6, 0),
@@ -221,15 +226,12 @@ async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
     assert_eq!((first(0).await, first(1).await), (0, 6));
     let mut text = String::new();
     encode(&mut text, &registry).unwrap();
-    assert!(
-        text.contains("millpond_collector_unreadable_cursors 2\n"),
-        "{text}"
-    );
+    assert!(text.contains("millpond_gc_unreadable_cursors 2\n"), "{text}");
     // No log refers to it, so that no consumer can need it.
     assert!(!keys(&store).await.contains(&orphan));
 
     // Retention holds for consumers that nobody can read as for others.
-    let (mut keeping, _) = collector_of(&store, &clock, Some(Duration::from_secs(50)));
+    let (mut keeping, _) = gc_of(&store, &clock, Some(Duration::from_secs(50)));
     let done = keeping.round(false).await.unwrap();
     assert_eq!(
         (done.trimmed_sequences, done.unread_sequences),
@@ -240,21 +242,18 @@ async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
     // Without these cursors nothing is in the way, and the metric says so.
     store.delete(&key).await.unwrap();
     store.delete(&layout::cursor(0, "short")).await.unwrap();
-    let done = collector.round(false).await.unwrap();
+    let done = gc.round(false).await.unwrap();
     assert!(done.unreadable_cursors.is_empty(), "{done:?}");
     let mut text = String::new();
     encode(&mut text, &registry).unwrap();
-    assert!(
-        text.contains("millpond_collector_unreadable_cursors 0\n"),
-        "{text}"
-    );
+    assert!(text.contains("millpond_gc_unreadable_cursors 0\n"), "{text}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_every_consumer_has_acknowledged_goes_and_nothing_else() {
     let log = eight().await;
     let clock = Clock::at(100_000);
-    let (mut collector, registry) = collector_of(&log.store, &clock, None);
+    let (mut gc, registry) = gc_of(&log.store, &clock, None);
     let foreign = [
         "shards/0000/segments/README".to_owned(),
         format!("shards/0000/segments/backup/{}", Ulid::from_parts(1, 1)),
@@ -277,15 +276,15 @@ async fn what_every_consumer_has_acknowledged_goes_and_nothing_else() {
     let before = keys(&log.store).await;
 
     // Nobody reads it: all of it may still be wanted.
-    assert_eq!(collector.round(false).await.unwrap(), Collected::default());
+    assert_eq!(gc.round(false).await.unwrap(), Collected::default());
     assert_eq!(keys(&log.store).await, before);
 
     acknowledge(&log, "one", STREAM, 8).await;
     acknowledge(&log, "two", STREAM, 4).await;
     let before = (keys(&log.store).await, log.manifest().await.version);
-    let would = collector.round(true).await.unwrap();
+    let would = gc.round(true).await.unwrap();
     assert_eq!((keys(&log.store).await, log.manifest().await.version), before);
-    let done = collector.round(false).await.unwrap();
+    let done = gc.round(false).await.unwrap();
     assert_eq!(would, done);
     assert_eq!((done.trimmed_sequences, done.unread_sequences), (4, 0));
     // Of the second page one segment is gone, and the page stays.
@@ -294,13 +293,13 @@ async fn what_every_consumer_has_acknowledged_goes_and_nothing_else() {
     assert_eq!(garbage(&log.store).await, foreign_data(&foreign));
     assert_eq!(live(&log.store).await.len(), 5);
     assert_eq!(
-        collector.round(false).await.unwrap(),
+        gc.round(false).await.unwrap(),
         Collected::default(),
         "nothing is left to do"
     );
 
     acknowledge(&log, "two", STREAM, 8).await;
-    let done = collector.round(false).await.unwrap();
+    let done = gc.round(false).await.unwrap();
     assert_eq!((done.segments, done.pages), (4, 1));
     assert!(live(&log.store).await.is_empty());
     assert_eq!(garbage(&log.store).await, foreign_data(&foreign));
@@ -311,7 +310,7 @@ async fn what_every_consumer_has_acknowledged_goes_and_nothing_else() {
         "deleted_pages",
         "failures",
     ]
-    .map(|name| counter(&registry, &format!("millpond_collector_{name}")));
+    .map(|name| counter(&registry, &format!("millpond_gc_{name}")));
     assert_eq!(counted, [8, 0, 8, 2, 0]);
     let there = keys(&log.store).await;
     assert!(foreign.iter().all(|key| there.contains(key)), "{there:?}");
@@ -331,10 +330,10 @@ async fn the_slowest_stream_of_the_slowest_consumer_is_what_counts() {
     log.commit_to(OTHER, &[1; 3]).await;
     acknowledge(&log, "one", OTHER, 0).await;
     acknowledge(&log, "one", STREAM, 6).await;
-    let mut collector = collector(&log.store, &Clock::at(100_000));
-    assert_eq!(collector.round(false).await.unwrap().trimmed_sequences, 0);
+    let mut gc = gc(&log.store, &Clock::at(100_000));
+    assert_eq!(gc.round(false).await.unwrap().trimmed_sequences, 0);
     acknowledge(&log, "one", OTHER, 4).await;
-    assert_eq!(collector.round(false).await.unwrap().trimmed_sequences, 4);
+    assert_eq!(gc.round(false).await.unwrap().trimmed_sequences, 4);
     assert_eq!(garbage(&log.store).await, BTreeSet::new());
 }
 
@@ -349,8 +348,8 @@ async fn a_stream_that_the_sink_does_not_take_keeps_nothing() {
     let consumer = support::start(&log.store, support::config("a"), &table);
     table.has(21).await;
     consumer.stop().await.unwrap();
-    let mut collector = collector(&log.store, &Clock::at(100_000));
-    assert_eq!(collector.round(false).await.unwrap().trimmed_sequences, 6);
+    let mut gc = gc(&log.store, &Clock::at(100_000));
+    assert_eq!(gc.round(false).await.unwrap().trimmed_sequences, 6);
     assert_eq!(garbage(&log.store).await, BTreeSet::new());
 }
 
@@ -377,13 +376,13 @@ async fn a_stream_of_which_nothing_is_acknowledged_yet_keeps_what_it_has() {
     .await;
     let cursor = log.cursor("default").await.unwrap();
     assert_eq!(cursor.planned(OTHER).count(), 0);
-    let mut collector = collector(&log.store, &Clock::at(100_000));
-    assert_eq!(collector.round(false).await.unwrap().trimmed_sequences, 0);
+    let mut gc = gc(&log.store, &Clock::at(100_000));
+    assert_eq!(gc.round(false).await.unwrap().trimmed_sequences, 0);
     held.release();
     table.has(41).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), log.rows());
-    assert_eq!(collector.round(false).await.unwrap().trimmed_sequences, 2);
+    assert_eq!(gc.round(false).await.unwrap().trimmed_sequences, 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -397,19 +396,19 @@ async fn orphans_are_deleted_when_they_are_older_than_the_grace() {
         put(&log.store, key).await;
     }
     let clock = Clock::at(15_000);
-    let mut collector = collector(&log.store, &clock);
+    let mut gc = gc(&log.store, &clock);
     // At the grace exactly, a commit of it is still allowed.
-    assert_eq!(collector.round(false).await.unwrap(), Collected::default());
+    assert_eq!(gc.round(false).await.unwrap(), Collected::default());
     clock.set(15_001);
-    let done = collector.round(false).await.unwrap();
+    let done = gc.round(false).await.unwrap();
     assert_eq!((done.segments, done.pages, done.bytes), (1, 1, 1));
     assert_eq!(garbage(&log.store).await, orphans[1].iter().cloned().collect());
     // A clock that goes back takes nothing back, and one that is far ahead does no harm to what is in the log.
     clock.set(0);
-    assert_eq!(collector.round(false).await.unwrap(), Collected::default());
+    assert_eq!(gc.round(false).await.unwrap(), Collected::default());
     assert_eq!(log.manifest().await.state.orphan_floor_ms, 5_001);
     clock.set(1 << 40);
-    let done = collector.round(false).await.unwrap();
+    let done = gc.round(false).await.unwrap();
     assert_eq!((done.segments, done.pages, done.trimmed_sequences), (1, 1, 0));
     assert_eq!(garbage(&log.store).await, BTreeSet::new());
     assert_eq!(live(&log.store).await.len(), 10);
@@ -426,14 +425,14 @@ async fn retention_drops_what_is_too_old_and_counts_what_nobody_had_read() {
     // Pages 0-1 at 1,000, 2-3 at 2,000, 4-5 at 3,000, and 6 in the tail.
     acknowledge(&log, "one", STREAM, 1).await;
     let clock = Clock::at(52_000);
-    let (mut collector, registry) = collector_of(&log.store, &clock, Some(Duration::from_secs(50)));
-    let done = collector.round(false).await.unwrap();
+    let (mut gc, registry) = gc_of(&log.store, &clock, Some(Duration::from_secs(50)));
+    let done = gc.round(false).await.unwrap();
     assert_eq!(
         (done.trimmed_sequences, done.unread_sequences, done.pages),
         (2, 1, 1)
     );
     clock.set(52_001);
-    let done = collector.round(false).await.unwrap();
+    let done = gc.round(false).await.unwrap();
     assert_eq!(
         (done.trimmed_sequences, done.unread_sequences, done.pages),
         (2, 2, 1)
@@ -441,7 +440,7 @@ async fn retention_drops_what_is_too_old_and_counts_what_nobody_had_read() {
     assert_eq!(live(&log.store).await.len(), 4);
     // The last page and the tail; and a log that is empty can be committed to.
     clock.set(60_000);
-    let done = collector.round(false).await.unwrap();
+    let done = gc.round(false).await.unwrap();
     assert_eq!(
         (done.trimmed_sequences, done.unread_sequences, done.segments),
         (3, 3, 3)
@@ -449,9 +448,9 @@ async fn retention_drops_what_is_too_old_and_counts_what_nobody_had_read() {
     assert_eq!(garbage(&log.store).await, BTreeSet::new());
     log.now_ms = 60_000;
     log.commit(&[1; 3]).await;
-    assert_eq!(collector.round(false).await.unwrap(), Collected::default());
+    assert_eq!(gc.round(false).await.unwrap(), Collected::default());
     assert_eq!(log.manifest().await.state.first_sequence, 7);
-    assert_eq!(counter(&registry, "millpond_collector_unread_sequences"), 6);
+    assert_eq!(counter(&registry, "millpond_gc_unread_sequences"), 6);
 }
 
 /// Its segment waits for its commit longer than the grace, and is deleted meanwhile.
@@ -493,7 +492,7 @@ async fn a_stalled_producer_uploads_again_what_was_deleted() {
         let collect = async {
             held.arrived().await;
             clock.set(1_100_000 + round * 100_000);
-            let done = collector(&store, &clock).round(false).await.unwrap();
+            let done = gc(&store, &clock).round(false).await.unwrap();
             assert_eq!((done.segments, done.pages), (1, u64::from(round == 2)));
             held.release();
         };
@@ -526,7 +525,7 @@ async fn a_page_that_cannot_be_trusted_stops_the_deletions() {
             log.store.put_if_absent(&key, vec![content]).await.unwrap();
         }
         let before = keys(&log.store).await;
-        let error = collector(&log.store, &Clock::at(100_000))
+        let error = gc(&log.store, &Clock::at(100_000))
             .round(false)
             .await
             .unwrap_err();
@@ -541,10 +540,7 @@ async fn a_page_that_cannot_be_trusted_stops_the_deletions() {
     }
     log.store.delete(&key).await.unwrap();
     log.store.put_if_absent(&key, vec![whole]).await.unwrap();
-    let done = collector(&log.store, &Clock::at(100_000))
-        .round(false)
-        .await
-        .unwrap();
+    let done = gc(&log.store, &Clock::at(100_000)).round(false).await.unwrap();
     assert_eq!((done.segments, done.pages), (2, 0));
     assert_eq!(garbage(&log.store).await, BTreeSet::new());
 }
@@ -557,7 +553,7 @@ async fn a_round_that_died_after_its_swap_is_finished_by_the_next() {
     for (on, at) in [(On::List, "segments"), (On::Delete, "")] {
         let (store, network) = log.store.behind(Faults::default());
         let mut held = network.hold(on, at);
-        let mut dies = collector(&store, &clock);
+        let mut dies = gc(&store, &clock);
         let task = tokio::spawn(async move { dies.round(false).await });
         held.arrived().await;
         task.abort();
@@ -565,12 +561,12 @@ async fn a_round_that_died_after_its_swap_is_finished_by_the_next() {
         assert_eq!(log.manifest().await.state.first_sequence, 5);
         assert!(!garbage(&log.store).await.is_empty());
     }
-    let done = collector(&log.store, &clock).round(false).await.unwrap();
+    let done = gc(&log.store, &clock).round(false).await.unwrap();
     assert_eq!(done.trimmed_sequences, 0);
     assert_eq!(garbage(&log.store).await, BTreeSet::new());
 }
 
-/// A page is gone since another collector had every right to delete it.
+/// A page is gone since another garbage collector had every right to delete it.
 #[tokio::test(start_paused = true)]
 async fn a_stalled_collector_is_not_misled_by_another() {
     let log = eight().await;
@@ -579,11 +575,11 @@ async fn a_stalled_collector_is_not_misled_by_another() {
     let clock = Clock::at(100_000);
     let (store, network) = log.store.behind(Faults::default());
     let mut held = network.hold(On::Get, &log.page_key(0).await);
-    let mut stalled = collector(&store, &clock);
+    let mut stalled = gc(&store, &clock);
     let other = async {
         held.arrived().await;
         acknowledge(&log, "one", STREAM, 4).await;
-        collector(&log.store, &clock).round(false).await.unwrap();
+        gc(&log.store, &clock).round(false).await.unwrap();
         held.release();
     };
     let (done, ()) = tokio::join!(stalled.round(false), other);
@@ -604,9 +600,9 @@ async fn a_swap_may_have_each_of_its_outcomes() {
         let (store, network) = log.store.behind(Faults::default());
         network.once(On::Update, "manifest", fault);
         let clock = Clock::at(100_000);
-        let mut collector = collector(&store, &clock);
+        let mut gc = gc(&store, &clock);
         // Whichever attempt it was that landed, nothing is deleted before it has.
-        while collector.round(false).await.is_err() {}
+        while gc.round(false).await.is_err() {}
         network.settled().await;
         assert_eq!(network.unused(), 0);
         assert_eq!(log.manifest().await.state.first_sequence, 5);
@@ -638,8 +634,8 @@ async fn several_collectors_with_a_bad_network_and_a_growing_log_leave_what_is_l
                     read_error: if seed % 2 == 0 { 0.1 } else { 0.0 },
                     latency: Some(S3Latency::default()),
                 });
-                let mut collector = collector(&store, &clock);
-                while let Err(error) = collector.round(false).await {
+                let mut gc = gc(&store, &clock);
+                while let Err(error) = gc.round(false).await {
                     let seen = garbage(&log.store).await;
                     assert!(
                         !matches!(error, CollectError::PageGone(_)),
@@ -661,7 +657,7 @@ async fn several_collectors_with_a_bad_network_and_a_growing_log_leave_what_is_l
             }
         }
         clock.set(1_000_000);
-        collector(&log.store, &clock).round(false).await.unwrap();
+        gc(&log.store, &clock).round(false).await.unwrap();
         assert_eq!(garbage(&log.store).await, BTreeSet::new(), "seed {seed}");
         let state = log.manifest().await.state;
         assert_eq!(state.first_sequence, 21 + seed % 4, "seed {seed}");
@@ -681,10 +677,7 @@ async fn a_damaged_cursor_keeps_everything() {
     acknowledge(&log, "two", STREAM, 8).await;
     overwrite(&log.store, &layout::cursor(0, "two"), "nonsense".into()).await;
     let before = keys(&log.store).await;
-    let done = collector(&log.store, &Clock::at(100_000))
-        .round(false)
-        .await
-        .unwrap();
+    let done = gc(&log.store, &Clock::at(100_000)).round(false).await.unwrap();
     let [unreadable] = &done.unreadable_cursors[..] else {
         panic!("{done:?}")
     };

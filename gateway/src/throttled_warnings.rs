@@ -12,7 +12,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 
 /// What was said of each kind.
 #[derive(Debug, Default)]
-pub(crate) struct Complaints {
+pub(crate) struct ThrottledWarnings {
     said: Mutex<HashMap<&'static str, Said>>,
 }
 
@@ -22,7 +22,7 @@ struct Said {
     not_said: u64,
 }
 
-impl Complaints {
+impl ThrottledWarnings {
     /// Warns of what this client did, unless a warning of the kind was just given. The kinds must be few.
     pub(crate) fn warn(&self, kind: &'static str, peer: SocketAddr, what: impl Display) {
         match self.how_many(kind, Instant::now()) {
@@ -51,8 +51,8 @@ mod tests {
 
     #[test]
     fn each_kind_is_said_once_a_minute_with_how_many_there_were() {
-        let (complaints, start) = (Complaints::default(), Instant::now());
-        let at = |kind, seconds| complaints.how_many(kind, start + Duration::from_secs(seconds));
+        let (throttled_warnings, start) = (ThrottledWarnings::default(), Instant::now());
+        let at = |kind, seconds| throttled_warnings.how_many(kind, start + Duration::from_secs(seconds));
         assert_eq!(
             [at("a", 0), at("a", 1), at("b", 1), at("a", 59)],
             [Some(0), None, Some(0), None]

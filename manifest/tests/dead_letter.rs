@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use millpond_manifest::cas::Object;
-use millpond_manifest::letter::Kind;
+use millpond_manifest::dead_letter::Kind;
 use millpond_manifest::{DeadLetter, FormatError};
 use millpond_segment::Encoding;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! The collector: the only one that deletes. A round moves the manifest's beginning and its orphan floor forward, and
+//! The garbage collector: the only one that deletes. A round moves the manifest's beginning and its orphan floor forward, and
 //! deletes after that, and only what that manifest can neither refer to nor ever will. It may stop anywhere, and many may
 //! run at once: the next round of any of them finishes.
 
@@ -19,9 +19,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use ulid::Ulid;
 
-/// How a collector goes about it.
+/// How a garbage collector goes about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CollectorConfig {
+pub struct GcConfig {
     /// How often it looks.
     pub interval: Duration,
     /// How old an object must be that no manifest refers to before it is deleted: a producer whose segment has waited
@@ -99,9 +99,9 @@ struct Metrics {
 }
 
 /// Collects a buffer's garbage.
-pub struct Collector {
+pub struct GarbageCollector {
     store: Store,
-    config: CollectorConfig,
+    config: GcConfig,
     environment: Arc<dyn Environment>,
     metrics: Metrics,
     /// What the pages that are referred to hold: they never change, so each is read once.
@@ -157,11 +157,11 @@ fn trim(log: &Manifest, needs: &Needs, committed_before_ms: Option<u64>) -> Trim
     }
 }
 
-impl Collector {
-    /// A collector whose metrics, `millpond_collector_…`, go to `registry`.
-    pub fn new(store: Store, config: CollectorConfig, registry: &mut Registry) -> Collector {
+impl GarbageCollector {
+    /// A garbage collector whose metrics, `millpond_gc_…`, go to `registry`.
+    pub fn new(store: Store, config: GcConfig, registry: &mut Registry) -> GarbageCollector {
         let metrics = Metrics::default();
-        let to = registry.sub_registry_with_prefix("millpond_collector");
+        let to = registry.sub_registry_with_prefix("millpond_gc");
         let counters = [
             (
                 "trimmed_sequences",
@@ -186,7 +186,7 @@ impl Collector {
             "Cursors that the last round could not read: the logs of their shards are not trimmed",
             metrics.unreadable_cursors.clone(),
         );
-        Collector {
+        GarbageCollector {
             store,
             config,
             environment: Arc::new(crate::SystemEnvironment),
@@ -205,7 +205,7 @@ impl Collector {
     /// A round every interval until `shutdown`. What fails is logged, counted and tried again.
     pub async fn run(mut self, shutdown: CancellationToken) {
         loop {
-            // Not all collectors at once: up to a quarter earlier.
+            // Not all garbage collectors at once: up to a quarter earlier.
             let early = self
                 .config
                 .interval
@@ -283,7 +283,7 @@ impl Collector {
             done.unreadable_cursors.clear();
             done.add(advanced);
             match self.garbage(&log).await {
-                // Another collector has gone on meanwhile, and deleted what it trimmed.
+                // Another garbage collector has gone on meanwhile, and deleted what it trimmed.
                 Err(CollectError::PageGone(key)) if !self.refers_to(shard, &key).await? => {}
                 garbage => break garbage?,
             }

@@ -4,7 +4,7 @@ use super::process::Process;
 use super::record::{Event, Oracle};
 use super::scenario::between;
 use super::world::World;
-use millpond_consumer::collector::{CollectError, Collector, CollectorConfig};
+use millpond_consumer::gc::{CollectError, GarbageCollector, GcConfig};
 use millpond_manifest::ReadError;
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
@@ -19,16 +19,16 @@ pub(crate) async fn place(world: Arc<World>, place: usize, mut rng: StdRng) {
         if world.is_over() {
             return;
         }
-        let process = world.process(format!("collector-{place}.{incarnation}"), &mut rng);
+        let process = world.process(format!("gc-{place}.{incarnation}"), &mut rng);
         let store = world.connect(&process, &mut rng);
-        let mut collector = collector(&world, &process, store);
+        let mut gc = gc(&world, &process, store);
         let rounds = {
             let (world, process) = (Arc::clone(&world), Arc::clone(&process));
             let mut rng = StdRng::seed_from_u64(rng.random());
             tokio::spawn(async move {
                 loop {
                     sleep(between(&mut rng, 100..1_500)).await;
-                    round(&world, &process, &mut collector).await;
+                    round(&world, &process, &mut gc).await;
                 }
             })
         };
@@ -39,18 +39,19 @@ pub(crate) async fn place(world: Arc<World>, place: usize, mut rng: StdRng) {
     }
 }
 
-pub(crate) fn collector(world: &World, process: &Arc<Process>, store: Store) -> Collector {
-    let config = CollectorConfig {
+pub(crate) fn gc(world: &World, process: &Arc<Process>, store: Store) -> GarbageCollector {
+    let config = GcConfig {
         interval: Duration::from_secs(1),
         grace: world.scenario.grace,
         max_age: world.scenario.retention,
     };
-    Collector::new(store, config, &mut Registry::default()).with_environment(Arc::clone(process) as Arc<_>)
+    GarbageCollector::new(store, config, &mut Registry::default())
+        .with_environment(Arc::clone(process) as Arc<_>)
 }
 
 /// One round. Whether it came to its end.
-pub(crate) async fn round(world: &World, process: &Process, collector: &mut Collector) -> bool {
-    let Ok(result) = timeout(Duration::from_secs(600), collector.round(false)).await else {
+pub(crate) async fn round(world: &World, process: &Process, gc: &mut GarbageCollector) -> bool {
+    let Ok(result) = timeout(Duration::from_secs(600), gc.round(false)).await else {
         let detail = format!("a round of {} has no end", process.name);
         world.record.violated(Oracle::Liveness, detail);
         return false;

@@ -5,18 +5,18 @@ use crate::error::ConsumeError;
 use crate::metrics::DeadLabel;
 use crate::sink::{BatchId, Record, RowId};
 use crate::status::Level;
-use crate::work::Workshop;
+use crate::work::BatchWorker;
 use bytes::Bytes;
 use millpond_manifest::cas::Object;
-use millpond_manifest::{DeadLetter, letter};
+use millpond_manifest::{DeadLetter, dead_letter};
 use millpond_segment::Encoding;
 use millpond_storage::{Backoff, Created};
 use std::time::Duration;
 use tracing::warn;
 
-/// The letters of a batch, counted.
-pub(crate) struct Letters<'w> {
-    workshop: &'w Workshop,
+/// The dead letters of a batch, counted.
+pub(crate) struct DeadLetterWriter<'w> {
+    worker: &'w BatchWorker,
     id: BatchId,
     encoding: Encoding,
     /// The most that a batch may have.
@@ -24,10 +24,10 @@ pub(crate) struct Letters<'w> {
     written: usize,
 }
 
-impl<'w> Letters<'w> {
-    pub(crate) fn new(workshop: &'w Workshop, id: BatchId, encoding: Encoding, max: usize) -> Self {
-        Letters {
-            workshop,
+impl<'w> DeadLetterWriter<'w> {
+    pub(crate) fn new(worker: &'w BatchWorker, id: BatchId, encoding: Encoding, max: usize) -> Self {
+        DeadLetterWriter {
+            worker,
             id,
             encoding,
             max,
@@ -54,7 +54,7 @@ impl<'w> Letters<'w> {
         record: Record,
         reason: String,
     ) -> Result<(), ConsumeError> {
-        self.write(letter::Kind::Refused, id, record, reason).await
+        self.write(dead_letter::Kind::Refused, id, record, reason).await
     }
 
     /// A message that cannot be read.
@@ -65,17 +65,18 @@ impl<'w> Letters<'w> {
         reason: String,
     ) -> Result<(), ConsumeError> {
         self.check(1, &reason)?;
-        self.write(letter::Kind::Unreadable, id, message, reason).await
+        self.write(dead_letter::Kind::Unreadable, id, message, reason)
+            .await
     }
 
     async fn write(
         &mut self,
-        kind: letter::Kind,
+        kind: dead_letter::Kind,
         id: RowId,
         record: Record,
         reason: String,
     ) -> Result<(), ConsumeError> {
-        let Workshop { environment, .. } = self.workshop;
+        let BatchWorker { environment, .. } = self.worker;
         let BatchId {
             buffer_id,
             shard,
@@ -104,12 +105,12 @@ impl<'w> Letters<'w> {
         let key = letter.key();
         let body = letter.encode();
         self.written += 1;
-        if let Some(tally) = &self.workshop.repair {
+        if let Some(tally) = &self.worker.repair {
             tally.dead_letter();
         }
         if self.put(&key, body).await == Created::New {
             let (stream, reason) = (letter.stream.clone(), kind.name());
-            self.workshop
+            self.worker
                 .metrics
                 .dead_letters
                 .get_or_create(&DeadLabel { stream, reason })
@@ -125,12 +126,12 @@ impl<'w> Letters<'w> {
 
     /// Writes it, unless a predecessor did.
     async fn put(&self, key: &str, body: Bytes) -> Created {
-        let Workshop {
+        let BatchWorker {
             store,
             status,
             environment,
             ..
-        } = self.workshop;
+        } = self.worker;
         let what = format!("writing {key}");
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
         loop {

@@ -1,4 +1,4 @@
-//! The collector: moves the log's beginning and the orphan floor, then deletes, as `consumer/src/collector.rs` does.
+//! The garbage collector: moves the log's beginning and the orphan floor, then deletes, as `consumer/src/gc.rs` does.
 
 use crate::model::World;
 use crate::store::{Answer, Outcome, Store, Versioned, Write, outcomes};
@@ -7,9 +7,9 @@ use millpond_manifest::planted::{self, Bug};
 use std::collections::BTreeSet;
 use ulid::Ulid;
 
-/// Where the collector is in its round.
+/// Where the garbage collector is in its round.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub enum Collector {
+pub enum GarbageCollector {
     /// Between rounds.
     #[default]
     Idle,
@@ -21,7 +21,7 @@ pub enum Collector {
     Deleting(Vec<Ulid>, Vec<Ulid>),
 }
 
-/// What the collector can do next.
+/// What the garbage collector can do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Reads the manifest and the cursor.
@@ -36,22 +36,22 @@ pub enum Step {
     Crash,
 }
 
-impl Collector {
+impl GarbageCollector {
     /// Adds the steps that are possible.
     pub fn steps(&self, world: &World, steps: &mut Vec<Step>) {
         match self {
-            Collector::Idle => {
+            GarbageCollector::Idle => {
                 if world.left.rounds > 0 {
                     steps.push(Step::Read);
                 }
                 return;
             }
-            Collector::Swapping(_) => {
+            GarbageCollector::Swapping(_) => {
                 let outcomes = outcomes(world.left.collector_faults);
                 steps.extend(outcomes.iter().map(|&outcome| Step::Swap(outcome)));
             }
-            Collector::InForce(_) => steps.push(Step::List),
-            Collector::Deleting(..) => steps.push(Step::Delete),
+            GarbageCollector::InForce(_) => steps.push(Step::List),
+            GarbageCollector::Deleting(..) => steps.push(Step::Delete),
         }
         steps.push(Step::Crash);
     }
@@ -60,13 +60,13 @@ impl Collector {
     pub fn step(step: Step, world: &mut World) -> Option<()> {
         let World {
             store,
-            collector,
+            gc,
             clock,
             left,
             ..
         } = world;
-        *collector = match (step, std::mem::take(collector)) {
-            (Step::Read, Collector::Idle) => {
+        *gc = match (step, std::mem::take(gc)) {
+            (Step::Read, GarbageCollector::Idle) => {
                 left.rounds -= 1;
                 let log = &store.manifest;
                 let needed = store
@@ -75,27 +75,27 @@ impl Collector {
                     .map_or(log.first_sequence, |cursor| cursor.needs());
                 let next = log.collect(needed, u64::from(*clock));
                 if next == **log {
-                    Collector::InForce(log.clone())
+                    GarbageCollector::InForce(log.clone())
                 } else if planted::is(Bug::DeleteBeforeTrim) {
-                    Collector::InForce(Versioned::new(next))
+                    GarbageCollector::InForce(Versioned::new(next))
                 } else {
-                    Collector::Swapping(Versioned::new(next.stamped(0)))
+                    GarbageCollector::Swapping(Versioned::new(next.stamped(0)))
                 }
             }
-            (Step::Swap(outcome), Collector::Swapping(next)) => {
+            (Step::Swap(outcome), GarbageCollector::Swapping(next)) => {
                 left.collector_faults -= u8::from(outcome != Outcome::Reported);
                 match store.swap(Write::Manifest(next.clone()), outcome)? {
-                    Answer::Committed => Collector::InForce(next),
-                    Answer::Mismatch | Answer::Unknown => Collector::Idle,
+                    Answer::Committed => GarbageCollector::InForce(next),
+                    Answer::Mismatch | Answer::Unknown => GarbageCollector::Idle,
                 }
             }
-            (Step::List, Collector::InForce(log)) => garbage(&log, store),
-            (Step::Delete, Collector::Deleting(segments, pages)) => {
+            (Step::List, GarbageCollector::InForce(log)) => garbage(&log, store),
+            (Step::Delete, GarbageCollector::Deleting(segments, pages)) => {
                 store.segments.retain(|name| !segments.contains(name));
                 store.pages.retain(|name, _| !pages.contains(name));
-                Collector::Idle
+                GarbageCollector::Idle
             }
-            (Step::Crash, _) => Collector::Idle,
+            (Step::Crash, _) => GarbageCollector::Idle,
             _ => return None,
         };
         Some(())
@@ -103,12 +103,12 @@ impl Collector {
 }
 
 /// What is named before the floor and not referred to.
-fn garbage(log: &Manifest, store: &Store) -> Collector {
+fn garbage(log: &Manifest, store: &Store) -> GarbageCollector {
     let mut live: BTreeSet<Ulid> = log.tail.iter().map(|entry| entry.segment).collect();
     for reference in &log.pages {
         let Some(found) = store.pages.get(&reference.page) else {
             // Nothing is deleted until it is back.
-            return Collector::Idle;
+            return GarbageCollector::Idle;
         };
         let gone = log.first_sequence.saturating_sub(reference.first);
         let kept = found
@@ -127,8 +127,8 @@ fn garbage(log: &Manifest, store: &Store) -> Collector {
     let pages = store.pages.keys().filter(|name| below(name) && !referred(name));
     let (segments, pages): (Vec<_>, Vec<_>) = (segments.copied().collect(), pages.copied().collect());
     if segments.is_empty() && pages.is_empty() {
-        Collector::Idle
+        GarbageCollector::Idle
     } else {
-        Collector::Deleting(segments, pages)
+        GarbageCollector::Deleting(segments, pages)
     }
 }

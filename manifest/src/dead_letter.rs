@@ -1,4 +1,4 @@
-//! Dead letters: what a sink will never take, as it stands in the buffer. A letter says what it is of, why it was refused,
+//! Dead letters: what a sink will never take, as it stands in the buffer. A dead letter says what it is of, why it was refused,
 //! and has the message itself. Written once, before the batch is acknowledged; its name follows from its content.
 
 use crate::cas::{Object, Stamp};
@@ -8,7 +8,7 @@ use millpond_segment::Encoding;
 use prost::Message as _;
 use uuid::Uuid;
 
-/// Why there is a letter.
+/// Why there is a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The sink refused the record.
@@ -47,7 +47,7 @@ pub struct DeadLetter {
     /// The record's number among those of the stream in that segment: with the sequence, the identity of its row. A message that
     /// cannot be read has one number.
     pub record: u32,
-    /// Why there is a letter.
+    /// Why there is a dead letter.
     pub kind: Kind,
     /// The format of the payload.
     pub encoding: Encoding,
@@ -57,13 +57,13 @@ pub struct DeadLetter {
     pub payload: Bytes,
     /// In the sink's words.
     pub reason: String,
-    /// When the letter was written, in unix milliseconds.
+    /// When the dead letter was written, in unix milliseconds.
     pub written_at_ms: u64,
 }
 
 impl DeadLetter {
-    /// Its key. It follows from everything but the reason and the time of writing, so that whoever writes the same letter
-    /// again finds it there, and different letters never meet.
+    /// Its key. It follows from everything but the reason and the time of writing, so that whoever writes the same dead letter
+    /// again finds it there, and different dead letters never meet.
     pub fn key(&self) -> String {
         let same = proto::DeadLetter {
             reason: String::new(),
@@ -126,7 +126,7 @@ impl DeadLetter {
         }
     }
 
-    /// Names the first rule of the format that this letter breaks.
+    /// Names the first rule of the format that this dead letter breaks.
     fn check(&self) -> Result<(), String> {
         layout::check_consumer_name(&self.consumer).map_err(|e| e.to_string())?;
         millpond_segment::check_stream_name(&self.stream).map_err(|e| e.to_string())?;
