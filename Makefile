@@ -41,14 +41,14 @@ bench: ## CPU, throughput, latency and memory, against their floors (5 minutes; 
 	exec target/release/bench $(BENCH_FLAGS)
 
 .PHONY: bench-exporter
-bench-exporter: ## CPU of the Collector's exporters: Millpond's, Kafka's, S3's (Java, Maven; MILLPOND_LOGHUB, BENCH_FLAGS)
+bench-exporter: ## CPU of the Collector's exporters: Millpond's, Kafka's, S3's (10 minutes; Java, Maven, MILLPOND_LOGHUB, BENCH_FLAGS)
 	@$(call tools,minio kafka)
 	mkdir -p target
 	(cd otel-exporter/internal/bench && go build -o "$(CURDIR)/target/bench-exporter" .)
 	exec target/bench-exporter $(BENCH_FLAGS)
 
 .PHONY: bench-growth
-bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a million segments
+bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a million segments (1 minute)
 	@cargo build --locked --release --bin growth
 	exec target/release/growth
 
@@ -104,7 +104,7 @@ test-seeds: ## 20,000 seeds of the simulation, others for each commit
 SEEDS ?= 0..20000
 
 .PHONY: simulate
-simulate: ## Many more seeds of the simulation than the tests run (SEEDS=0..20000)
+simulate: ## Seeds of the simulation (SEEDS=0..20000, which take 2 minutes)
 	@cargo build --locked --release -p millpond-simulation
 	exec target/release/millpond-simulation run --seeds $(SEEDS)
 
@@ -145,7 +145,7 @@ advisories: ## The crates against RustSec's advisories (deny.toml), where cargo-
 	scripts/advisories.sh
 
 .PHONY: soak
-soak: build ## The fault tests for longer (SOAK_MINUTES=60; MILLPOND_TEST_SEED for the schedule of an earlier run)
+soak: build ## The fault tests for an hour on each store (SOAK_MINUTES=60; MILLPOND_TEST_SEED repeats a schedule)
 	@$(call tools)
 	SOAK_MINUTES=$${SOAK_MINUTES:-60} "$$MILLPOND_PYTHON" -m pytest -s tests/test_faults.py -k survive_every
 

@@ -14,7 +14,7 @@ pub struct Bounds {
     /// Batches in flight past the acknowledged position.
     pub max_in_flight: u32,
     /// Whether the second owner is configured with another policy than the first.
-    pub rules_differ: bool,
+    pub policies_differ: bool,
     /// Steps of the clock.
     pub ticks: u8,
     /// Rounds of the garbage collector.
@@ -26,7 +26,7 @@ pub struct Bounds {
     /// Swaps of owners whose outcome is not reported.
     pub owner_faults: u8,
     /// Swaps of the garbage collector whose outcome is not reported.
-    pub collector_faults: u8,
+    pub gc_faults: u8,
     /// Crashes of producers.
     pub producer_crashes: u8,
     /// Crashes of owners.
@@ -56,13 +56,13 @@ impl Bounds {
         tail_max: 2,
         ahead: 0,
         max_in_flight: 2,
-        rules_differ: false,
+        policies_differ: false,
         ticks: 0,
         rounds: 0,
         epochs: 0,
         producer_faults: 0,
         owner_faults: 0,
-        collector_faults: 0,
+        gc_faults: 0,
         producer_crashes: 0,
         owner_crashes: 0,
         releases: 0,
@@ -83,7 +83,7 @@ impl Bounds {
             ticks: 1,
             rounds: 1,
             producer_faults: 1,
-            collector_faults: 1,
+            gc_faults: 1,
             ..Bounds::NOTHING
         }
     }
@@ -92,7 +92,7 @@ impl Bounds {
     pub fn forgotten() -> Bounds {
         Bounds {
             segments: vec![vec![1], vec![1]],
-            collector_faults: 0,
+            gc_faults: 0,
             producer_crashes: 1,
             expiries: 1,
             ..Bounds::commit()

@@ -47,7 +47,7 @@ impl GarbageCollector {
                 return;
             }
             GarbageCollector::Swapping(_) => {
-                let outcomes = outcomes(world.left.collector_faults);
+                let outcomes = outcomes(world.left.gc_faults);
                 steps.extend(outcomes.iter().map(|&outcome| Step::Swap(outcome)));
             }
             GarbageCollector::InForce(_) => steps.push(Step::List),
@@ -83,7 +83,7 @@ impl GarbageCollector {
                 }
             }
             (Step::Swap(outcome), GarbageCollector::Swapping(next)) => {
-                left.collector_faults -= u8::from(outcome != Outcome::Reported);
+                left.gc_faults -= u8::from(outcome != Outcome::Reported);
                 match store.swap(Write::Manifest(next.clone()), outcome)? {
                     Answer::Committed => GarbageCollector::InForce(next),
                     Answer::Mismatch | Answer::Unknown => GarbageCollector::Idle,

@@ -24,7 +24,7 @@ pub struct Left {
     pub rounds: u8,
     pub producer_faults: u8,
     pub owner_faults: u8,
-    pub collector_faults: u8,
+    pub gc_faults: u8,
     pub producer_crashes: u8,
     pub owner_crashes: u8,
     pub releases: u8,
@@ -101,7 +101,7 @@ fn skip(sequence: u64) -> Skip {
 impl System {
     /// An owner's policy as configured.
     pub fn policy(&self, owner: usize) -> BatchingPolicy {
-        let differs = self.bounds.rules_differ && owner > 0;
+        let differs = self.bounds.policies_differ && owner > 0;
         BatchingPolicy {
             batch_records: if differs { 5 } else { 3 },
             batch_bytes: 1_000,
@@ -134,7 +134,7 @@ impl Model for System {
                 rounds: bounds.rounds,
                 producer_faults: bounds.producer_faults,
                 owner_faults: bounds.owner_faults,
-                collector_faults: bounds.collector_faults,
+                gc_faults: bounds.gc_faults,
                 producer_crashes: bounds.producer_crashes,
                 owner_crashes: bounds.owner_crashes,
                 releases: bounds.releases,

@@ -49,7 +49,7 @@ pub(crate) struct Search {
     max_in_flight: Option<u32>,
     /// Whether the second owner is configured with another policy.
     #[arg(long)]
-    rules_differ: Option<bool>,
+    policies_differ: Option<bool>,
     /// Owners that want the cursor.
     #[arg(long)]
     owners: Option<usize>,
@@ -70,7 +70,7 @@ pub(crate) struct Search {
     owner_faults: Option<u8>,
     /// The garbage collector's swaps whose outcome is not reported.
     #[arg(long)]
-    collector_faults: Option<u8>,
+    gc_faults: Option<u8>,
     /// Crashes of producers.
     #[arg(long)]
     producer_crashes: Option<u8>,
@@ -123,7 +123,7 @@ impl Search {
         };
         Ok(Bounds {
             segments,
-            rules_differ: self.rules_differ.unwrap_or(from.rules_differ),
+            policies_differ: self.policies_differ.unwrap_or(from.policies_differ),
             owners: self.owners.unwrap_or(from.owners),
             tail_max: self.tail_max.unwrap_or(from.tail_max),
             ahead: self.ahead.unwrap_or(from.ahead),
@@ -133,7 +133,7 @@ impl Search {
             epochs: self.epochs.unwrap_or(from.epochs),
             producer_faults: self.producer_faults.unwrap_or(from.producer_faults),
             owner_faults: self.owner_faults.unwrap_or(from.owner_faults),
-            collector_faults: self.collector_faults.unwrap_or(from.collector_faults),
+            gc_faults: self.gc_faults.unwrap_or(from.gc_faults),
             producer_crashes: self.producer_crashes.unwrap_or(from.producer_crashes),
             owner_crashes: self.owner_crashes.unwrap_or(from.owner_crashes),
             releases: self.releases.unwrap_or(from.releases),

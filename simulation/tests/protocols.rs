@@ -30,7 +30,7 @@ fn holds(bounds: Bounds) {
 /// The owners are configured with different policies.
 fn different_rules(bounds: Bounds) -> Bounds {
     Bounds {
-        rules_differ: true,
+        policies_differ: true,
         ..bounds
     }
 }

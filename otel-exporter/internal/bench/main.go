@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 )
 
@@ -68,7 +69,11 @@ func compare(ctx context.Context) error {
 	if _, err := readBatches(*bodies); err != nil {
 		return err
 	}
-	servers, err := startServers(ctx)
+	chosen := func(c candidate) bool { return *only == "" || *only == c.name }
+	needsKafka := slices.ContainsFunc(candidates, func(c candidate) bool {
+		return chosen(c) && strings.HasPrefix(c.name, "kafka")
+	})
+	servers, err := startServers(ctx, needsKafka)
 	if err != nil {
 		return err
 	}
@@ -76,7 +81,7 @@ func compare(ctx context.Context) error {
 	results := make(map[string][]sample)
 	for repeat := range *repeats {
 		for number, candidate := range candidates {
-			if *only != "" && *only != candidate.name {
+			if !chosen(candidate) {
 				continue
 			}
 			place := place{servers.kafka, servers.s3, fmt.Sprintf("run-%d-%d", repeat, number)}

@@ -15,14 +15,13 @@ const RATE: u64 = 20_000;
 
 /// Not measured at first: the first segments, connections and inserts.
 const WARM_UP: Duration = Duration::from_secs(3);
-const MEASURED: Duration = Duration::from_secs(20);
+pub(crate) const MEASURED: Duration = Duration::from_secs(20);
+/// The load goes on for this long after the measurement, so that it is steady to the end.
+const LOAD_BEYOND: Duration = Duration::from_secs(1);
 
-/// Longer than both, so that the load is steady to the end of the measurement.
-const LOAD_FLAGS: [&str; 8] = [
+const LOAD_FLAGS: [&str; 6] = [
     "--rate",
     "20000",
-    "--duration",
-    "24s",
     "--records-per-request",
     "100",
     "--concurrency",
@@ -66,10 +65,10 @@ pub(crate) struct Latency {
     pub(crate) usd_per_month: f64,
 }
 
-pub(crate) async fn measure(bodies: Option<&Path>) -> anyhow::Result<Vec<Latency>> {
+pub(crate) async fn measure(bodies: Option<&Path>, measured: Duration) -> anyhow::Result<Vec<Latency>> {
     let mut all = Vec::new();
     for (linger, settings) in LINGERS {
-        let latency = run(bodies, linger, settings).await?;
+        let latency = run(bodies, measured, linger, settings).await?;
         println!(
             "latency, linger {linger}: p50 {:.0} ms, p99 {:.0} ms, ${:.0} a month",
             latency.p50_ms, latency.p99_ms, latency.usd_per_month
@@ -79,13 +78,19 @@ pub(crate) async fn measure(bodies: Option<&Path>) -> anyhow::Result<Vec<Latency
     Ok(all)
 }
 
-async fn run(bodies: Option<&Path>, linger: &'static str, settings: Settings) -> anyhow::Result<Latency> {
+async fn run(
+    bodies: Option<&Path>,
+    measured: Duration,
+    linger: &'static str,
+    settings: Settings,
+) -> anyhow::Result<Latency> {
     let stack = Stack::start(settings).await?;
-    let load = stack.load(bodies, &LOAD_FLAGS)?;
+    let duration = format!("{}s", (WARM_UP + measured + LOAD_BEYOND).as_secs());
+    let load = stack.load(bodies, &[&LOAD_FLAGS[..], &["--duration", &duration]].concat())?;
     sleep(WARM_UP).await;
     let began = Instant::now();
     let before = scrape(&stack).await?;
-    sleep(MEASURED).await;
+    sleep(measured).await;
     let seconds = began.elapsed().as_secs_f64();
     let after = scrape(&stack).await?;
 

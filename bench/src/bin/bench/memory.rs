@@ -19,19 +19,14 @@ const SETTINGS: Settings = Settings {
     consumer: &["--memory-limit", "256MiB", "--indexes", "bloom"],
 };
 
-/// The load goes on for the whole stall. More requests than the gateway has memory for.
-const LOAD_FLAGS: [&str; 6] = [
-    "--duration",
-    "17s",
-    "--records-per-request",
-    "1000",
-    "--concurrency",
-    "512",
-];
+/// More requests than the gateway has memory for.
+const LOAD_FLAGS: [&str; 4] = ["--records-per-request", "1000", "--concurrency", "512"];
+/// The load goes on for this long beside the whole stall.
+const LOAD_BEYOND: Duration = Duration::from_secs(2);
 const LOAD_PATIENCE: Duration = Duration::from_secs(120);
 
 /// ClickHouse stands still for this long, once some records have arrived.
-const STALL: Duration = Duration::from_secs(15);
+pub(crate) const STALL: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Memory {
@@ -46,13 +41,14 @@ pub(crate) struct Memory {
     pub(crate) consumer_limit: u64,
 }
 
-pub(crate) async fn measure(bodies: Option<&Path>) -> anyhow::Result<Memory> {
+pub(crate) async fn measure(bodies: Option<&Path>, stall: Duration) -> anyhow::Result<Memory> {
     let stack = Stack::start(SETTINGS).await?;
-    let load = stack.load(bodies, &LOAD_FLAGS)?;
+    let duration = format!("{}s", (stall + LOAD_BEYOND).as_secs());
+    let load = stack.load(bodies, &[&LOAD_FLAGS[..], &["--duration", &duration]].concat())?;
     stack.delivered(1).await?;
     stack.engine.signal(Signal::SIGSTOP)?;
     let stalled = Instant::now();
-    sleep(STALL).await;
+    sleep(stall).await;
     stack.engine.signal(Signal::SIGCONT)?;
     let stall_seconds = stalled.elapsed().as_secs_f64();
 

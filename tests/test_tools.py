@@ -1,0 +1,54 @@
+"""The tools that measure and search, in a short form: they work on a clean clone."""
+
+import json
+import os
+import subprocess
+
+from harness.services import BIN_DIR, REPOSITORY, tool
+
+
+def run(*command, cwd=None, env=None):
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_bench(tmp_path):
+    run(BIN_DIR / "bench", "--short", "--results", tmp_path)
+    [file] = tmp_path.iterdir()
+    results = json.loads(file.read_text())
+    assert (len(results["cost"]), len(results["latency"])) == (2, 2)
+    assert results["memory"]
+    assert results["floors"] == [], "a short run judges nothing"
+
+
+def test_bench_growth():
+    said = run(BIN_DIR / "growth", "--short").splitlines()
+    lines = [json.loads(line) for line in said if line.startswith("{")]
+    assert [line["backlog_segments"] for line in lines] == [0, 1_000]
+    for line in lines:
+        assert line["commit_bytes_written"] < line["contended_bytes_written"]
+
+
+def test_bench_exporter(tmp_path):
+    program = tmp_path / "bench-exporter"
+    run("go", "build", "-o", program, ".", cwd=REPOSITORY / "otel-exporter/internal/bench")
+    (tmp_path / "bodies.log").write_text("".join(f"line {n} of a log\n" for n in range(1000)))
+    only = "millpond, zstd level 1"
+    flags = ["-records", "2000", "-repeats", "1", "-only", only, "-bodies", tmp_path]
+    said = run(program, *flags, env={"MILLPOND_MINIO": tool("MILLPOND_MINIO")})
+    assert f"{only}, run 1:" in said
+
+
+def test_the_simulation():
+    run(BIN_DIR / "millpond-simulation", "run", "--seeds", "0..20")
+    run(BIN_DIR / "millpond-simulation", "model", "forgotten", "--ticks", "1")
