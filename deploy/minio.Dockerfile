@@ -1,4 +1,4 @@
-# MinIO for compose.yaml, from source: its makers publish no images any more, and the last ones have a fault in
+# MinIO for compose.yaml, from source: MinIO no longer publishes images, and the last ones have a bug in
 # conditional writes. The version is the one that Millpond's tests run against (scripts/install-minio.sh).
 FROM golang:1.26-bookworm AS build
 RUN --mount=type=cache,target=/go/pkg/mod \
@@ -8,7 +8,7 @@ RUN --mount=type=cache,target=/go/pkg/mod \
 
 FROM gcr.io/distroless/static-debian12:nonroot
 COPY --from=build /out/minio /usr/bin/minio
-# A new volume takes its owner from here.
+# A new volume inherits this owner.
 COPY --from=build --chown=65532:65532 /out/data /data
 USER 65532:65532
 EXPOSE 9000

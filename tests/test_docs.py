@@ -19,7 +19,7 @@ def _named() -> dict[str, set[str]]:
     for file in files:
         if file.is_file() and file.suffix in {".md", ".yaml", ".tpl", ".json"}:
             names = re.findall(
-                r"\bmillpond_(?:gateway|producer|consumer|collector|store)_[a-z_]+",
+                r"\bmillpond_(?:gateway|producer|consumer|gc|store)_[a-z_]+",
                 file.read_text(),
             )
             # `MILLPOND_LOG=millpond_consumer=debug` is a part of the program, and no metric.

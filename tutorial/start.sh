@@ -54,11 +54,11 @@ until answers "http://127.0.0.1:$minio_port/minio/health/ready" && answers "http
 done
 cat <<SAY
 
-MinIO and ClickHouse run, with their data in tutorial/data. Leave them running, and in another terminal, in this folder, say
+MinIO and ClickHouse are running, with their data in tutorial/data. Leave them running. In another terminal, in this folder, run
 
     source tutorial/env
 
-and go on with tutorial/README.md. Ctrl-C ends both; what is in tutorial/data stays until you delete it.
+and continue with tutorial/README.md. Ctrl-C stops both; tutorial/data stays until you delete it.
 SAY
 # Whichever ends first, by itself: then the other is of no use.
 wait -n "${running[@]}"

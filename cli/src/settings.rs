@@ -174,7 +174,7 @@ fn with_default(command: Command, path: &[&str], name: &str, default: &str) -> C
 pub(crate) fn print(command: &Command, only: Option<&str>) -> String {
     let mut out = String::from(
         "# Every setting, its default and why. A key at the top holds for both commands; what the consumer\n\
-         # is told, `doctor`, `gc`, `tables` and `dead-dead_letters replay` know too, and where the buffer is every\n\
+         # is told, `doctor`, `gc`, `tables` and `dead-letters replay` know too, and where the buffer is every\n\
          # command about one. A flag (--linger) goes before its variable (MILLPOND_LINGER), and that before\n\
          # this file.\n",
     );

@@ -9,7 +9,7 @@ pub(crate) fn long() -> String {
     format!(
         "{}\n\
          segments: format {SEGMENT_FORMAT}\n\
-         buffer, manifest, pages, cursors, dead dead_letters: format {MANIFEST_FORMAT}\n\
+         buffer, manifest, pages, cursors, dead letters: format {MANIFEST_FORMAT}\n\
          rows in ClickHouse: schema version {SCHEMA_VERSION}",
         env!("CARGO_PKG_VERSION")
     )

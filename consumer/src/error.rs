@@ -91,8 +91,8 @@ pub enum ConsumeError {
     },
     /// So much of a batch is refused that something else than its rows must be wrong.
     #[error(
-        "more than {max} records of batch {batch} are refused, and so many dead dead_letters a batch may have: {reason}. Mend the \
-         table, or allow more (--dead-dead_letters-max), and start it again: it goes on where it was"
+        "more than {max} records of batch {batch} are refused, the most that may become dead letters: {reason}. Fix the table, or \
+         raise --dead-letters-max, and start the consumer again: it continues where it was"
     )]
     TooManyRefused {
         /// The batch's identity.

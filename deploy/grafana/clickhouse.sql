@@ -1,6 +1,6 @@
--- How late records are, from the tables themselves: a view over Millpond's own columns, a row a minute of reception and source.
--- `_millpond_received_at` is when the gateway had the message, `_millpond_inserted_at` when the consumer made the INSERT.
--- Leave out the tables that you do not have. The database is the consumer's --database.
+-- Ingest latency from the tables: a view over Millpond's columns, with one row per minute of reception and source.
+-- `_millpond_received_at` is when the gateway received the message, `_millpond_inserted_at` when the consumer sent the INSERT.
+-- Remove the tables that you do not have. The database is the consumer's --database.
 CREATE VIEW IF NOT EXISTS otel.millpond_ingest_latency AS
 SELECT
     toStartOfMinute(received_at) AS minute,
