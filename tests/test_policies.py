@@ -37,7 +37,7 @@ class Roles:
         text = (_POLICIES / f"{name}.json").read_text()
         assert "my-bucket/telemetry/" in text
         text = text.replace("my-bucket/telemetry", f"{self.bucket}/{self.prefix}")
-        text = text.replace("my-bucket", self.bucket).replace("/main/", "/e2e/")
+        text = text.replace("my-bucket", self.bucket).replace("/default/", "/e2e/")
         return json.loads(text)
 
     def user(self, name: str, *policies: str) -> dict[str, str]:
