@@ -75,6 +75,11 @@ class Pipeline(Site):
         self.clickhouse_url = f"{url}/?{urlencode(settings)}" if settings else url
         return self.consumer_of(*self.flags(*flags), name=name)
 
+    def consume_at(self, *nodes: Node, name: str = "consumer") -> Consumer:
+        """A running consumer with the addresses of these nodes, in this order."""
+        self.clickhouse_url = ",".join(node.url for node in nodes)
+        return self.consumer(*self.flags(), name=name)
+
     def consume(self, *flags: object, **options: object) -> Consumer:
         return self.consume_of(*flags, **options).up()
 

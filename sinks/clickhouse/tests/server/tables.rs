@@ -292,7 +292,7 @@ async fn what_is_there_is_not_made_again() {
     server.open().await;
     let proxy = crate::support::Proxy::start(&server).await;
     let config = Config {
-        url: proxy.url.clone(),
+        urls: vec![proxy.url.clone()],
         ..server.config()
     };
     open(config.clone()).await;

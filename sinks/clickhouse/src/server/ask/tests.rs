@@ -68,15 +68,17 @@ fn read(stream: &mut std::net::TcpStream) -> String {
 async fn ask(cluster: Option<&str>, answer: impl Fn(&str) -> Answer + Send + 'static) -> (bool, Vec<String>) {
     let (url, seen) = stand_in(answer);
     let config = Config {
-        url,
+        urls: vec![url.clone()],
         cluster: cluster.map(str::to_owned),
         ..Config::default()
     };
-    let client = Client::new(&config, &config.url).unwrap();
+    let client = Client::new(&config, &url).unwrap();
     let server = Server {
         client: client.clone(),
         inserting: client,
         config,
+        url,
+        away: Mutex::default(),
     };
     let question = |from: &ReadFrom| from.numbers("1");
     let here = question(&ReadFrom::table("t"));
