@@ -113,7 +113,7 @@ fn other(ours: &Kind, theirs: &Kind) -> Option<String> {
                 )),
                 _ if uuid == their_uuid && uuid != NIL => None,
                 _ => Some(
-                    "cannot be shown to be one table: grant SELECT ON system.zookeeper to the user, or give one address".to_owned(),
+                    "cannot be shown to be one table: grant SELECT ON system.zookeeper to the user, create it ON CLUSTER, or give one address".to_owned(),
                 ),
             }
         }

@@ -148,4 +148,4 @@ impl Server {
 const ASKING: &str = "asking which rows a table has";
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -104,3 +104,71 @@ impl Server {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::ask::tests::{Answer, server_of, stand_in};
+    use super::*;
+    use crate::config::Config;
+    use crate::presence::Ask;
+    use crate::schema::partition::Partitioning;
+
+    /// What a stub says of a replica, whose `system.zookeeper` answers so.
+    async fn replica(keeper: impl Fn() -> Answer + Send + 'static) -> (Result<Tables, SinkError>, Server) {
+        let (url, _) = stand_in(move |request| {
+            let answers = [
+                ("timezone()", "[\"UTC\"]\n"),
+                ("system.tables", "[\"u\", [\"otel.v\"]]\n"),
+                ("system.replicas", "[\"/t/1\"]\n"),
+            ];
+            let found = answers.iter().find(|(about, _)| request.contains(about));
+            found.map_or_else(&keeper, |(_, rows)| Answer::Rows(rows))
+        });
+        let server = server_of(Config::default(), url);
+        let known = Known {
+            engine: "ReplicatedMergeTree".to_owned(),
+            engine_full: "ReplicatedMergeTree('/t/1', 'r')".to_owned(),
+            default_window: 0,
+            partitioning: Partitioning::Whole,
+            ask: Ask::Replicas,
+            ttl: None,
+        };
+        let named = Named {
+            path: "t".to_owned(),
+            name: "t".to_owned(),
+            known: &known,
+        };
+        (server.tables(&[named]).await, server)
+    }
+
+    fn made(tables: &Tables) -> Option<&str> {
+        match &tables.tables["t"].kind {
+            Kind::Replica { path, made, uuid } => {
+                assert_eq!((path.as_str(), uuid.as_str()), ("/t/1", "u"));
+                made.as_deref()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn keeper_says_when_it_made_the_path() {
+        let (tables, _) = replica(|| Answer::Rows("[\"5 1700000000\"]\n[\"id\"]\n")).await;
+        let tables = tables.unwrap();
+        assert_eq!(made(&tables), Some("5 1700000000 id"));
+        assert_eq!(tables.time_zone, "UTC");
+        assert_eq!(tables.tables["t"].views, ["otel.v"]);
+    }
+
+    #[tokio::test]
+    async fn a_right_that_is_missing_proves_nothing_and_a_keeper_that_is_away_is_waited_for() {
+        for silent in [|| Answer::Exception(497), || Answer::Empty] {
+            let (tables, server) = replica(silent).await;
+            assert_eq!(made(&tables.unwrap()), None);
+            assert_eq!(server.away(), None);
+        }
+        let (tables, server) = replica(|| Answer::Exception(999)).await;
+        assert!(matches!(tables, Err(SinkError::Transient(_))), "{tables:?}");
+        assert!(server.away().is_some());
+    }
+}
