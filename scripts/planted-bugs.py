@@ -308,6 +308,20 @@ CATCHERS = {
             "a shard still works on it",
         )
     ],
+    "settled-at-one-address": [
+        Catcher(
+            "sinks/clickhouse/tests/server/main.rs",
+            "addresses::requests_at_every_address_are_ended",
+            "the other address still works on it",
+        )
+    ],
+    "failover-within-attempt": [
+        Catcher(
+            "sinks/clickhouse/tests/server/main.rs",
+            "addresses::an_attempt_of_unknown_outcome_is_asked_for_and_not_repeated_at_the_next_address",
+            "the rows are there twice",
+        )
+    ],
     "lease-checked-once": [leased(STOOD_STILL, "somebody else may own the cursor")],
 }
 

@@ -6,7 +6,7 @@ use crate::gc::GcSettings;
 use crate::prices::PriceArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
-use crate::table::{MakingArgs, TableArgs};
+use crate::table::{ClickHouseArgs, MakingArgs, TableArgs};
 use crate::telemetry::{Identity, Telemetry, TelemetryArgs};
 use crate::units::{Size, Time, address, at_least_one, pause, readable};
 use millpond_clickhouse::ClickHouse;
@@ -48,9 +48,8 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) streams: Vec<StreamPattern>,
 
-    /// ClickHouse's HTTP interface, e.g. http://127.0.0.1:8123.
-    #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL")]
-    pub(crate) clickhouse: String,
+    #[command(flatten)]
+    pub(crate) clickhouse: ClickHouseArgs,
 
     #[command(flatten)]
     pub(crate) table: TableArgs,
@@ -249,7 +248,7 @@ impl ConsumeArgs {
     fn clickhouse(&self) -> anyhow::Result<millpond_clickhouse::Config> {
         Ok(millpond_clickhouse::Config {
             create: !self.no_create,
-            ..self.making.of(self.table.at(&self.clickhouse)?)
+            ..self.making.of(self.table.at(&self.clickhouse.clickhouse)?)
         })
     }
 }
@@ -284,6 +283,7 @@ async fn consume(
     let mut registry = Registry::default();
     store.register_metrics(&mut registry);
     args.prices.register(&mut registry);
+    sink.register_metrics(&mut registry);
     let consumer = Consumer::new(store.clone(), args.consumer(), Arc::new(sink), &mut registry)?;
     let collecting = (!args.gc_interval.0.is_zero()).then(|| {
         let config = args.gc.gc(args.gc_interval.0);
@@ -298,7 +298,7 @@ async fn consume(
         args.consumer,
         store.url(),
         args.table.database,
-        args.clickhouse,
+        args.clickhouse.clickhouse.join(", "),
         readable(args.memory_limit.0)
     );
     consumer.run(shutdown).await?;

@@ -3,7 +3,7 @@
 use crate::inspect::buffer;
 use crate::output::{inline, say};
 use crate::store::StoreArgs;
-use crate::table::TableArgs;
+use crate::table::{ClickHouseArgs, TableArgs};
 use anyhow::{Context, bail, ensure};
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::Sink;
@@ -51,9 +51,8 @@ pub(crate) enum DeadLettersCommand {
         store: StoreArgs,
         #[command(flatten)]
         which: Which,
-        /// ClickHouse's HTTP interface, e.g. http://127.0.0.1:8123.
-        #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL")]
-        clickhouse: String,
+        #[command(flatten)]
+        clickhouse: ClickHouseArgs,
         #[command(flatten)]
         table: Box<TableArgs>,
         /// Print one JSON object.
@@ -109,7 +108,7 @@ impl DeadLettersCommand {
                 let store = store.open(false).await?;
                 let config = millpond_clickhouse::Config {
                     create: false,
-                    ..table.at(&clickhouse)?
+                    ..table.at(&clickhouse.clickhouse)?
                 };
                 let sink: Arc<dyn Sink> = Arc::new(ClickHouse::open(config).await?);
                 again(&store, &sink, &which.names(&store).await?, json).await

@@ -1,5 +1,6 @@
 //! `millpond doctor`: what is wrong with a live buffer, or soon will be, and what to do about each finding.
 
+mod clickhouse;
 mod rows;
 
 use crate::clock::now_ms;
@@ -8,8 +9,6 @@ use crate::output::{inline, say};
 use crate::store::StoreArgs;
 use crate::table::TableArgs;
 use crate::units::readable;
-use millpond_clickhouse::tables::{Report as Found, State, inspect};
-use millpond_clickhouse::{ClickHouse, keeps_identities};
 use millpond_consumer::BatchingPolicy;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::StreamCursor;
@@ -36,9 +35,9 @@ const TAIL_SLACK: usize = 1_024;
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// ClickHouse's HTTP interface, to look at the tables too.
-    #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL")]
-    clickhouse: Option<String>,
+    /// ClickHouse's HTTP interface, to look at the tables too. Repeat it, or separate the URLs by commas, as for `consume`.
+    #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL", value_delimiter = ',')]
+    clickhouse: Vec<String>,
     #[command(flatten)]
     table: TableArgs,
     /// Compare the tables with the buffer, row by row: which rows are missing, duplicate or of no record. Reads only segments
@@ -145,8 +144,8 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         Err(ReadError::Format { key, wrong }) => report.error(format!("{key}: {wrong}"), wrong.remedy()),
         Err(error) => report.error(error.to_string(), "mend the store or the way to it"),
     }
-    if let Some(url) = &args.clickhouse {
-        look_at_tables(args.table.at(url)?, &policies, &mut report).await;
+    if !args.clickhouse.is_empty() {
+        clickhouse::look(args.table.at(&args.clickhouse)?, &policies, &mut report).await;
     }
     let compared = match args.rows {
         true => rows::look(&store, &args, &mut report).await?,
@@ -348,71 +347,6 @@ fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
                 cursor.skipped.len()
             ),
             "`millpond consumer list` names them with their reasons",
-        );
-    }
-}
-
-/// Whether the tables fit, and remember tokens for long enough.
-async fn look_at_tables(
-    config: millpond_clickhouse::Config,
-    policies: &[BatchingPolicy],
-    report: &mut Report,
-) {
-    let database = config.database.clone();
-    let config = millpond_clickhouse::Config {
-        create: false,
-        ..config
-    };
-    let waits = "a consumer with the same settings waits for the server, makes missing tables, and ends at one that does not fit";
-    let reports = match inspect(config.clone()).await {
-        Ok(reports) => reports,
-        Err(error) => return report.error(format!("database {database}: {error}"), waits),
-    };
-    let mut fit = true;
-    for Found { what, needed, state } in reports {
-        match state {
-            State::Created | State::Fits => {}
-            State::Missing if !needed => report.warning(
-                format!("there is no {what}, by which a trace's time is found"),
-                "`millpond tables create` makes it; what is in the traces' table already is not in it then",
-            ),
-            State::Missing => {
-                fit = false;
-                report.error(
-                    format!("there is no {what}"),
-                    "a consumer makes it (not with --no-create); `millpond tables create` does so now",
-                );
-            }
-            State::Unfit(faults) => {
-                fit = false;
-                for fault in faults {
-                    report.error(fault.what, fault.mend);
-                }
-            }
-        }
-    }
-    if !fit {
-        return;
-    }
-    let sink = match ClickHouse::open(config).await {
-        Ok(sink) => sink,
-        Err(error) => return report.error(format!("database {database}: {error}"), waits),
-    };
-    report.ok(format!("the tables in database {database} fit"));
-    if policies.iter().any(|policy| !keeps_identities(&policy.sink)) {
-        report.warning(
-            "a consumer writes with --columns none: each row is inserted exactly once only while ClickHouse remembers its token",
-            "use --columns all for new tables, or keep the deduplication window large; such rows cannot be compared or repaired",
-        );
-    }
-    let warnings: std::collections::BTreeSet<String> = policies
-        .iter()
-        .flat_map(|policy| sink.window_warnings(policy))
-        .collect();
-    for warning in warnings {
-        report.warning(
-            warning,
-            "with Millpond's own columns the consumer also asks the table for the rows of a batch in doubt, so that nothing depends on the window alone",
         );
     }
 }

@@ -71,13 +71,29 @@ fn file_named(arguments: &[OsString]) -> Option<PathBuf> {
 /// `[consume]` for that and what is like it. Where the buffer is, all commands about one know from any of them.
 fn apply(mut command: Command, text: &str) -> anyhow::Result<Command> {
     let settings = settings_file::parse(text, &COMMANDS).map_err(anyhow::Error::msg)?;
-    for Setting { table, key, value } in &settings {
+    for Setting {
+        table,
+        key,
+        value,
+        is_array,
+    } in &settings
+    {
         command = match table {
             Some(table) => set(command, &[table], key, value)?,
             None => set(command, &COMMANDS, key, value)?,
         };
+        if *is_array && !takes_list(&command, key) {
+            bail!("{key} is an array, and takes one value");
+        }
     }
     Ok(command)
+}
+
+/// Whether a setting of the services takes several values.
+fn takes_list(command: &Command, name: &str) -> bool {
+    let subs = COMMANDS.iter().filter_map(|sub| command.find_subcommand(sub));
+    let mut settings = subs.flat_map(Command::get_arguments);
+    settings.any(|arg| key(arg) == name && arg.get_value_delimiter().is_some())
 }
 
 /// Refuses a password among the arguments.
@@ -259,7 +275,34 @@ mod tests {
         assert!(error("lingr = \"1s\"").contains("unknown key lingr; did you mean linger?"));
         assert!(error("[consume]\nlinger = \"1s\"").contains("unknown key linger"));
         assert!(error("[gatway]\n").contains("unknown table [gatway]"));
-        assert!(error("linger = [1]").contains("must be a string"));
+        assert!(error("linger = [1]").contains("each value must be a string"));
+        assert!(error("linger = [\"1s\"]").contains("takes one value"));
+        assert!(error("clickhouse = []").contains("each value must be a string"));
+        assert!(error("clickhouse = [\"http://a,http://b\"]").contains("without a comma"));
+    }
+
+    #[test]
+    fn a_list_is_a_string_with_commas_or_an_array() {
+        let addresses = |file: &str, flags: &[&str]| {
+            let arguments = ["millpond", "consume", "--buffer", "memory:///"]
+                .iter()
+                .chain(flags);
+            let matches = apply(command(), file)
+                .unwrap()
+                .try_get_matches_from(arguments)
+                .unwrap();
+            let (_, sub) = matches.subcommand().unwrap();
+            let found = sub.get_many::<String>("clickhouse").unwrap();
+            found.cloned().collect::<Vec<_>>()
+        };
+        let both = ["http://a", "http://b"];
+        assert_eq!(
+            addresses("[consume]\nclickhouse = \"http://a,http://b\"", &[]),
+            both
+        );
+        assert_eq!(addresses("clickhouse = [\"http://a\", \"http://b\"]", &[]), both);
+        let flags = ["--clickhouse", "http://a", "--clickhouse", "http://b"];
+        assert_eq!(addresses("clickhouse = \"http://c\"", &flags), both);
     }
 
     #[test]
@@ -284,10 +327,7 @@ mod tests {
         for (broken, place) in [
             ("clickhouse_password = hunter2", "line 1, column 23"),
             ("\nclickhouse_password = \"hunter2", "line 2, column 31"),
-            (
-                "otlp_headers = [\"hunter2\"]",
-                "otlp_headers is of the type array",
-            ),
+            ("otlp_headers = [\"hunter2\", 2]", "otlp_headers is an array"),
             ("clickhouse_password = \"hunter2\" hunter2", "line 1, column 33"),
             (
                 "otlp_headers = { a = \"hunter2\" }",

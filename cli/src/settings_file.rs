@@ -11,9 +11,11 @@ pub(crate) struct Setting {
     pub(crate) key: String,
     /// Its value as a flag would have it.
     pub(crate) value: String,
+    /// The value is an array: of strings, with commas between them.
+    pub(crate) is_array: bool,
 }
 
-/// Takes a settings file apart: strings, numbers and booleans, at the top and in these tables.
+/// Takes a settings file apart: strings, numbers, booleans and arrays of strings, at the top and in these tables.
 ///
 /// # Errors
 /// The first thing that is wrong, with its line and column or its name. Never a value.
@@ -42,21 +44,36 @@ pub(crate) fn parse(text: &str, tables: &[&str]) -> Result<Vec<Setting>, String>
 }
 
 fn setting(table: Option<&String>, key: &str, value: &Value) -> Result<Setting, String> {
+    let is_array = value.is_array();
     let value = match value {
         Value::String(text) => text.clone(),
         Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => value.to_string(),
+        Value::Array(values) => strings(values)
+            .ok_or_else(|| format!("{key} is an array: each value must be a string without a comma"))?,
         other => {
             let found = other.type_str();
             return Err(format!(
-                "{key} is of the type {found}: it must be a string, a number, true or false"
+                "{key} is of the type {found}: it must be a string, a number, true, false or an array of strings"
             ));
         }
     };
     Ok(Setting {
         table: table.cloned(),
         key: key.to_owned(),
+        is_array,
         value,
     })
+}
+
+/// Strings as a flag takes them. `None` if there are none, or if a value is no string or has a comma.
+fn strings(values: &[Value]) -> Option<String> {
+    let strings: Option<Vec<&str>> = values
+        .iter()
+        .map(|value| value.as_str().filter(|text| !text.contains(',')))
+        .collect();
+    strings
+        .filter(|strings| !strings.is_empty())
+        .map(|strings| strings.join(","))
 }
 
 /// Where an offset is, from 1, in lines and bytes.

@@ -5,6 +5,21 @@ use anyhow::{Context, ensure};
 use millpond_clickhouse::{Columns, Engine, Indexes, PartitionBy, Signal};
 use std::path::PathBuf;
 
+/// Where ClickHouse is.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct ClickHouseArgs {
+    /// ClickHouse's HTTP interface, e.g. http://127.0.0.1:8123. Repeat it, or separate the URLs by commas, for several replicas of the
+    /// same tables: one is in use at a time, and the next one takes its place when it is away. Write a comma in a URL as %2C.
+    #[arg(
+        long,
+        env = "MILLPOND_CLICKHOUSE",
+        value_name = "URL",
+        value_delimiter = ',',
+        required = true
+    )]
+    pub(crate) clickhouse: Vec<String>,
+}
+
 /// Which tables, and who asks.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct TableArgs {
@@ -132,13 +147,13 @@ fn whole_seconds(text: &str) -> Result<Time, String> {
 }
 
 impl TableArgs {
-    /// The sink's settings for these tables of the server at `url`.
+    /// The sink's settings for these tables of the servers at `urls`.
     ///
     /// # Errors
     /// When the password's file cannot be read, or there is a password beside it.
-    pub(crate) fn at(&self, url: &str) -> anyhow::Result<millpond_clickhouse::Config> {
+    pub(crate) fn at(&self, urls: &[String]) -> anyhow::Result<millpond_clickhouse::Config> {
         Ok(millpond_clickhouse::Config {
-            url: url.to_owned(),
+            urls: urls.to_vec(),
             user: self.clickhouse_user.clone(),
             password: self.password()?,
             database: self.database.clone(),

@@ -1,7 +1,7 @@
 //! `millpond tables`: the tables by themselves, for those who make them before a consumer runs, or make them their own way.
 
 use crate::output::{inline, say, write};
-use crate::table::{MakingArgs, TableArgs};
+use crate::table::{ClickHouseArgs, MakingArgs, TableArgs};
 use millpond_clickhouse::tables::{Fault, Report, State, create, script};
 use serde_json::json;
 use std::process::ExitCode;
@@ -16,9 +16,8 @@ pub(crate) enum TablesCommand {
     },
     /// Make what is missing, and say of each whether it takes rows; exits 1 if one does not. Nothing that is there is changed.
     Create {
-        /// ClickHouse's HTTP interface, e.g. http://127.0.0.1:8123.
-        #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL")]
-        clickhouse: String,
+        #[command(flatten)]
+        clickhouse: ClickHouseArgs,
         #[command(flatten)]
         which: Box<WhichArgs>,
         /// Print one JSON object.
@@ -37,8 +36,8 @@ pub(crate) struct WhichArgs {
 }
 
 impl WhichArgs {
-    fn config(&self, url: &str) -> anyhow::Result<millpond_clickhouse::Config> {
-        Ok(self.making.of(self.table.at(url)?))
+    fn config(&self, urls: &[String]) -> anyhow::Result<millpond_clickhouse::Config> {
+        Ok(self.making.of(self.table.at(urls)?))
     }
 }
 
@@ -46,14 +45,14 @@ impl TablesCommand {
     pub(crate) async fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             TablesCommand::Print { which } => {
-                write(format_args!("{}", script(&which.config("")?)))?;
+                write(format_args!("{}", script(&which.config(&[])?)))?;
                 Ok(ExitCode::SUCCESS)
             }
             TablesCommand::Create {
                 clickhouse,
                 which,
                 json,
-            } => show(&create(which.config(&clickhouse)?).await?, json),
+            } => show(&create(which.config(&clickhouse.clickhouse)?).await?, json),
         }
     }
 }

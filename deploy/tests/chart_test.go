@@ -598,6 +598,8 @@ func TestValuesThatCannotBeMeantAreRefused(t *testing.T) {
 		{"telemetry", map[string]any{"endpoint": "collector:4317"}, "endpoint"},
 		{"consumer.name", "a/b", "name"},
 		{"consumer.clickhouse.url", "", "consumer.clickhouse.url"},
+		{"consumer.clickhouse.url", []any{}, "url"},
+		{"consumer.clickhouse.url", []any{"clickhouse:8123"}, "url"},
 		{"buffer", "", "s3://bucket/prefix"},
 		{"buffer", "/var/lib/millpond", "buffer"},
 		{"image.repository", "", "image.repository"},

@@ -134,6 +134,10 @@ bugs! {
     WholeChunkAgain = "whole-chunk-again",
     /// Requests that another server passes on are not ended with the one that began them.
     SettledByOwnId = "settled-by-own-id",
+    /// Requests at the address in use are ended, and those at other addresses go on.
+    SettledAtOneAddress = "settled-at-one-address",
+    /// A request that fails at one address is sent to another one within the same attempt, without a question.
+    FailoverWithinAttempt = "failover-within-attempt",
     /// An owner looks at its lease once a batch.
     LeaseCheckedOnce = "lease-checked-once",
 }

@@ -51,6 +51,16 @@ class Pipeline(Site):
         place = ("--clickhouse", node.url, "--database", self.local)
         self.command("tables", "create", *place, "--signals", "logs", "--engine", engine)
 
+    def share_uuid(self) -> None:
+        """Makes the replicas of all nodes but the first again, with the first one's UUID, as ON
+        CLUSTER does. This engine lacks system.zookeeper, so only the UUID shows one table."""
+        first, *others = self.cluster.nodes
+        shown = "show_table_uuid_in_table_create_query_if_not_nil = 1"
+        lines = first.query(f"SHOW CREATE TABLE {self.table} FORMAT TSVRaw SETTINGS {shown}")
+        for node in others:
+            node.query(f"DROP TABLE {self.table} SYNC")
+            node.query(lines.decode())
+
     def _make_distributed(self, node: Node) -> None:
         node.query(f"CREATE DATABASE {self.database}")
         key = f"cityHash64(Body, LogAttributes['{LOAD_ID}'])"
@@ -74,6 +84,11 @@ class Pipeline(Site):
         url = (node or self.cluster.nodes[0]).url
         self.clickhouse_url = f"{url}/?{urlencode(settings)}" if settings else url
         return self.consumer_of(*self.flags(*flags), name=name)
+
+    def consume_at(self, *nodes: Node, name: str = "consumer") -> Consumer:
+        """A running consumer with the addresses of these nodes, in this order."""
+        self.clickhouse_url = ",".join(node.url for node in nodes)
+        return self.consumer(*self.flags(), name=name)
 
     def consume(self, *flags: object, **options: object) -> Consumer:
         return self.consume_of(*flags, **options).up()

@@ -5,7 +5,7 @@ use crate::inspect::{buffer, cursor};
 use crate::output::say;
 use crate::shutdown;
 use crate::store::StoreArgs;
-use crate::table::TableArgs;
+use crate::table::{ClickHouseArgs, TableArgs};
 use crate::units::count;
 use anyhow::{Context, bail, ensure};
 use millpond_clickhouse::{ClickHouse, Columns};
@@ -38,9 +38,8 @@ pub(crate) struct RepairArgs {
     /// Repair only this stream. May be given more than once, and may end with *.
     #[arg(long = "stream", value_name = "NAME")]
     streams: Vec<StreamPattern>,
-    /// ClickHouse's HTTP interface, e.g. http://127.0.0.1:8123.
-    #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL")]
-    clickhouse: String,
+    #[command(flatten)]
+    clickhouse: ClickHouseArgs,
     #[command(flatten)]
     table: TableArgs,
     /// Print one JSON object.
@@ -61,7 +60,7 @@ pub(super) async fn run(args: RepairArgs) -> anyhow::Result<ExitCode> {
     let shards = ranges.len() as u64;
     let config = millpond_clickhouse::Config {
         create: false,
-        ..args.table.at(&args.clickhouse)?
+        ..args.table.at(&args.clickhouse.clickhouse)?
     };
     let sink = ClickHouse::open(config).await?;
     args.check_identities(&store, &sink, &ranges).await?;

@@ -50,9 +50,6 @@ pub(super) async fn look(
     report: &mut Report,
 ) -> anyhow::Result<Vec<Compared>> {
     let mut all = Vec::new();
-    let Some(url) = &args.clickhouse else {
-        return Ok(all);
-    };
     if args.table.columns == Columns::None {
         report.error(
             "with --columns none the tables do not keep the identities of rows: they cannot be compared with the buffer",
@@ -62,7 +59,7 @@ pub(super) async fn look(
     }
     let config = millpond_clickhouse::Config {
         create: false,
-        ..args.table.at(url)?
+        ..args.table.at(&args.clickhouse)?
     };
     let sink = match ClickHouse::open(config).await {
         Ok(sink) => Arc::new(sink),

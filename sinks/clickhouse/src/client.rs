@@ -14,6 +14,9 @@ use thiserror::Error;
 /// A server closes an idle connection after 3 seconds by default (`keep_alive_timeout`).
 const IDLE: Duration = Duration::from_secs(2);
 
+/// A server that is away may not even refuse a connection.
+const CONNECT: Duration = Duration::from_secs(10);
+
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// A failed request.
@@ -110,6 +113,7 @@ impl Client {
             .referer(false)
             .pool_idle_timeout(IDLE)
             .tcp_keepalive(TCP_KEEPALIVE)
+            .connect_timeout(CONNECT)
             .build()
             .map_err(|error| Error::Settings(format!("no HTTP client can be made: {error}")))?;
         let url =

@@ -9,8 +9,9 @@ use millpond_otlp::Signal;
 /// Where rows go, and into what kind of table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// ClickHouse's HTTP interface. Default `http://127.0.0.1:8123`. Its parameters are settings of every request.
-    pub url: String,
+    /// ClickHouse's HTTP interface, on one or several replicas of the tables. The sink uses one at a time, the first one first. Default
+    /// `http://127.0.0.1:8123`. The parameters of a URL are settings of every request to it.
+    pub urls: Vec<String>,
     /// The user. Default: none given, which is the server's `default`.
     pub user: Option<String>,
     /// The user's password. Default: none.
@@ -59,7 +60,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            url: "http://127.0.0.1:8123".to_owned(),
+            urls: vec!["http://127.0.0.1:8123".to_owned()],
             user: None,
             password: None,
             database: "otel".to_owned(),
@@ -89,6 +90,11 @@ impl Config {
     pub(crate) fn tables(&self) -> Vec<Table> {
         let taken = |table: &Table| self.signals.contains(&table.signal());
         Table::ALL.into_iter().filter(taken).collect()
+    }
+
+    /// Whether rows may go to more than one address.
+    pub(crate) fn has_several_urls(&self) -> bool {
+        self.urls.len() > 1
     }
 
     pub(crate) fn ttl_seconds_of(&self, signal: Signal) -> u64 {

@@ -91,6 +91,27 @@ pub(crate) fn classify(what: &str, error: &Error) -> SinkError {
     }
 }
 
+/// Exceptions of a server that another replica may not have: it stops, is full or overloaded, or has lost Keeper.
+const AWAY: [(u32, &str); 7] = [
+    (225, "NO_ZOOKEEPER"),
+    (236, "ABORTED"),
+    (242, "TABLE_IS_READ_ONLY"),
+    (243, "NOT_ENOUGH_SPACE"),
+    (319, "UNKNOWN_STATUS_OF_INSERT"),
+    (745, "SERVER_OVERLOADED"),
+    (999, "KEEPER_EXCEPTION"),
+];
+
+/// Reports whether the failure is the server's, so that another replica may do better.
+pub(crate) fn is_away(error: &Error) -> bool {
+    match error {
+        Error::Network(_) | Error::Timeout(_) => true,
+        Error::Status { status, .. } => *status >= 500,
+        Error::Exception { code, .. } => AWAY.iter().any(|(away, _)| away == code),
+        Error::Settings(_) | Error::Answer(_) => false,
+    }
+}
+
 /// Reports whether the server answered with this exception.
 pub(crate) fn is_exception(error: &Error, wanted: u32) -> bool {
     matches!(error, Error::Exception { code, .. } if *code == wanted)
@@ -186,6 +207,31 @@ mod tests {
         assert_eq!(kind(&Error::Timeout(Duration::from_secs(1))), "transient");
         assert_eq!(kind(&Error::Network("connection refused".into())), "transient");
         assert_eq!(kind(&Error::Answer(AnswerError::TooLarge(1))), "transient");
+    }
+
+    #[test]
+    fn a_server_that_is_away_is_told_from_one_that_refuses() {
+        let status = |status| Error::Status {
+            status,
+            text: String::new(),
+        };
+        for (code, _) in AWAY {
+            assert!(is_away(&exception(code)), "{code}");
+            assert_eq!(kind(&exception(code)), "transient", "{code}");
+        }
+        for error in [
+            Error::Network("connection refused".into()),
+            Error::Timeout(Duration::from_secs(1)),
+            status(502),
+            status(503),
+        ] {
+            assert!(is_away(&error), "{error}");
+        }
+        for code in [60, 252, 285, 394, 469, 516] {
+            assert!(!is_away(&exception(code)), "{code}");
+        }
+        assert!(!is_away(&status(404)));
+        assert!(!is_away(&Error::Answer(AnswerError::TooLarge(1))));
     }
 
     #[test]

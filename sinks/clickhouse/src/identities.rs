@@ -1,9 +1,10 @@
 //! Row identities for operators: those that a table has, and those that the log gives.
 
 use crate::chunks;
+use crate::node::{Node, Target};
 use crate::presence::Ask;
 use crate::schema::Table;
-use crate::sink::{ClickHouse, Target};
+use crate::sink::ClickHouse;
 use millpond_consumer::{Batch, RowId, SinkError};
 use millpond_otlp::Signal;
 use std::collections::BTreeMap;
@@ -42,8 +43,9 @@ impl ClickHouse {
         sequences: RangeInclusive<u64>,
     ) -> Result<BTreeMap<u64, RowCount>, SinkError> {
         let mut counts: BTreeMap<u64, RowCount> = BTreeMap::new();
-        for (table, ask) in self.tables_of(stream) {
-            for found in self.server.counts(table, ask, source, &sequences).await? {
+        let node = self.addresses.node().await;
+        for (table, ask) in node.tables_of(stream) {
+            for found in node.server.counts(table, ask, source, &sequences).await? {
                 let count = counts.entry(found.sequence).or_default();
                 count.rows += found.rows;
                 count.distinct += found.distinct;
@@ -59,8 +61,9 @@ impl ClickHouse {
     /// As [`counts`](Self::counts).
     pub async fn numbers(&self, source: &str, stream: &str, sequence: u64) -> Result<Vec<u32>, SinkError> {
         let mut numbers = Vec::new();
-        for (table, ask) in self.tables_of(stream) {
-            for found in self.server.numbers(table, ask, source, sequence).await? {
+        let node = self.addresses.node().await;
+        for (table, ask) in node.tables_of(stream) {
+            for found in node.server.numbers(table, ask, source, sequence).await? {
                 numbers.extend((0..found.times).map(|_| found.record));
             }
         }
@@ -81,14 +84,17 @@ impl ClickHouse {
     /// # Errors
     /// Those of a request.
     pub async fn has_rows_without_identity(&self, source: &str, stream: &str) -> Result<bool, SinkError> {
-        for (table, ask) in self.tables_of(stream) {
-            if *ask != Ask::Never && self.server.has_rows_without_identity(table, source).await? {
+        let node = self.addresses.node().await;
+        for (table, ask) in node.tables_of(stream) {
+            if *ask != Ask::Never && node.server.has_rows_without_identity(table, source).await? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
+}
 
+impl Node {
     fn tables_of(&self, stream: &str) -> impl Iterator<Item = (Table, &Ask)> {
         let signal = Signal::of_stream(stream);
         let of_signal = move |target: &&Target| signal == Some(target.table.signal());

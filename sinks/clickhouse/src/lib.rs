@@ -4,6 +4,7 @@
 //! A batch becomes chunks, a chunk one Native block, sent as one INSERT with one deduplication token. Nothing
 //! here retries: the consumer does, with the same bytes.
 
+mod addresses;
 mod answer;
 mod chunks;
 mod client;
@@ -12,9 +13,11 @@ mod failure;
 mod frame;
 mod identities;
 mod native;
+mod node;
 mod presence;
 mod recovery;
 mod rows;
+mod same;
 mod schema;
 mod server;
 mod settings;

@@ -33,7 +33,7 @@ pub(crate) struct There {
 }
 
 /// The server that a row comes from, in SQL.
-const SERVER: &str = "concat(hostName(), ':', toString(tcpPort()))";
+pub(crate) const SERVER: &str = "concat(hostName(), ':', toString(tcpPort()))";
 
 /// A table expression in SQL.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,12 +2,13 @@
 
 mod ask;
 mod counts;
+mod same;
 mod settle;
 mod ttl;
 
 use crate::client::{Client, Error};
 use crate::config::{Columns, Config};
-use crate::failure::classify;
+use crate::failure::{classify, is_away};
 use crate::presence::{Ask, all_servers};
 use crate::schema::ddl::Object;
 use crate::schema::distributed::Distributed;
@@ -16,7 +17,9 @@ use crate::schema::partition::{Partitioning, Sources, Terms};
 use crate::schema::{self, Table, literal};
 use crate::settings::{self, Clients};
 use millpond_consumer::SinkError;
+pub(crate) use same::Named;
 use serde::de::DeserializeOwned;
+use std::sync::{Mutex, PoisonError};
 use tracing::warn;
 pub(crate) use ttl::RowTtl;
 
@@ -26,6 +29,10 @@ pub(crate) struct Server {
     /// For INSERTs of chunks.
     pub(crate) inserting: Client,
     pub(crate) config: Config,
+    /// Its address without parameters.
+    pub(crate) url: String,
+    /// Why it should not be used, since the last time that it was checked.
+    away: Mutex<Option<String>>,
 }
 
 #[derive(serde::Deserialize)]
@@ -44,14 +51,34 @@ pub(crate) enum Checked {
 }
 
 impl Server {
-    /// Connects to the server that the settings name.
-    pub(crate) async fn connect(mut config: Config) -> Result<Self, SinkError> {
-        let Clients { asking, inserting } = settings::connect(&mut config).await?;
+    /// Connects to the server at an address.
+    pub(crate) async fn connect(config: Config, url: &str) -> Result<Self, SinkError> {
+        let (url, Clients { asking, inserting }) = settings::connect(&config, url).await?;
         Ok(Server {
             client: asking,
             inserting,
             config,
+            url,
+            away: Mutex::default(),
         })
+    }
+
+    /// Why another server should be used instead of this one.
+    pub(crate) fn away(&self) -> Option<String> {
+        let away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        away.clone()
+    }
+
+    /// It answers.
+    pub(crate) fn is_back(&self) {
+        *self.away.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Keeps a failure that another server may not have.
+    pub(crate) fn note(&self, error: &Error) {
+        if is_away(error) {
+            *self.away.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+        }
     }
 
     pub(crate) async fn version(&self) -> Result<(u32, u32), SinkError> {
@@ -61,8 +88,32 @@ impl Server {
             (Some(major), Some(minor)) => Ok((major, minor)),
             _ => Err(SinkError::Schema(format!(
                 "{} answers version {version:?}, which is none of ClickHouse's",
-                self.config.url
+                self.url
             ))),
+        }
+    }
+
+    /// The server's clock.
+    pub(crate) async fn now_ms(&self) -> Result<i64, SinkError> {
+        let sql = "SELECT toUnixTimestamp64Milli(now64(3))";
+        self.one("asking for the time", sql).await
+    }
+
+    /// Returns the version of a server that answers and that can write.
+    pub(crate) async fn answers(&self) -> Result<(u32, u32), SinkError> {
+        let version = self.version().await?;
+        let sql = format!(
+            "SELECT count() FROM system.replicas WHERE is_readonly AND database = {}",
+            literal(&self.config.database)
+        );
+        match self.one::<u64>("asking for read-only tables", &sql).await {
+            // Nothing follows from a right that is missing.
+            Ok(0) | Err(SinkError::Schema(_)) => Ok(version),
+            Ok(_) => Err(SinkError::Transient(format!(
+                "{}: tables are read-only",
+                self.url
+            ))),
+            Err(error) => Err(error),
         }
     }
 
@@ -439,7 +490,7 @@ impl Server {
         Ok(before > 0)
     }
 
-    fn about_table(&self, column: &str, table: &str) -> String {
+    pub(super) fn about_table(&self, column: &str, table: &str) -> String {
         format!(
             "database = {} AND {column} = {}",
             literal(&self.config.database),
@@ -453,7 +504,7 @@ impl Server {
     }
 
     /// Asks for the values of one column.
-    async fn all<T: DeserializeOwned>(&self, what: &str, sql: &str) -> Result<Vec<T>, SinkError> {
+    pub(super) async fn all<T: DeserializeOwned>(&self, what: &str, sql: &str) -> Result<Vec<T>, SinkError> {
         self.failing(what, self.client.values(sql).await)
     }
 
@@ -463,7 +514,8 @@ impl Server {
 
     /// A failed question refuses no rows.
     fn failed(&self, what: &str, error: &Error) -> SinkError {
-        match classify(&format!("{what} at {}", self.config.url), error) {
+        self.note(error);
+        match classify(&format!("{what} at {}", self.url), error) {
             SinkError::Refused(reason) => SinkError::Schema(reason),
             error => error,
         }

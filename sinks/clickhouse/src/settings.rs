@@ -83,17 +83,21 @@ pub(crate) struct Clients {
     pub(crate) inserting: Client,
 }
 
-/// Makes the clients of the server that the settings name, and asks it which settings it knows. Moves the URL's parameters into the
-/// clients, so that every request carries them.
-pub(crate) async fn connect(config: &mut Config) -> Result<Clients, SinkError> {
-    let Address { url, settings } = take_apart(&config.url)?;
-    config.url.clone_from(&url);
+/// Makes a client that carries the parameters of the URL in every request. Sends nothing. Also returns the URL without parameters.
+pub(crate) fn client(config: &Config, url: &str) -> Result<(String, Client), SinkError> {
+    let Address { url, settings } = take_apart(url)?;
     let at_server = |error| classify(&format!("connecting to {url}"), &error);
     let client = Client::new(config, &url).map_err(at_server)?;
     let client = settings
         .into_iter()
         .fold(client, |client, (name, value)| client.with_setting(name, value));
-    let known = known(&client, config).await?;
+    Ok((url, client))
+}
+
+/// Makes the clients of the server at `url`, and asks it which settings it knows. Also returns the URL without parameters.
+pub(crate) async fn connect(config: &Config, url: &str) -> Result<(String, Clients), SinkError> {
+    let (url, client) = client(config, url)?;
+    let known = known(&client, &url).await?;
     let is_known =
         |(name, _): &(&str, &str)| *name == "wait_end_of_query" || known.iter().any(|known| known == name);
     let question = QUESTION_WHERE_KNOWN.into_iter().filter(is_known);
@@ -108,10 +112,8 @@ pub(crate) async fn connect(config: &mut Config) -> Result<Clients, SinkError> {
     let inserting = with(client.clone(), &mut { insert })
         .with_setting("max_execution_time", config.timeout_seconds.to_string())
         .with_setting("decompress", "1");
-    Ok(Clients {
-        asking: with(client, &mut { question }),
-        inserting,
-    })
+    let asking = with(client, &mut { question });
+    Ok((url, Clients { asking, inserting }))
 }
 
 /// Settings of a profile that could hide the answer to the first question.
@@ -125,7 +127,7 @@ const FIRST_QUESTION: [(&str, &str); 4] = [
 const UNKNOWN_SETTING: u32 = 115;
 
 /// Asks which of the settings above the server knows.
-async fn known(client: &Client, config: &Config) -> Result<Vec<String>, SinkError> {
+async fn known(client: &Client, url: &str) -> Result<Vec<String>, SinkError> {
     let ours = INSERT_WHERE_KNOWN.iter().chain(&QUESTION_WHERE_KNOWN);
     let names: Vec<String> = ours.map(|(name, _)| literal(name)).collect();
     let sql = format!(
@@ -143,7 +145,7 @@ async fn known(client: &Client, config: &Config) -> Result<Vec<String>, SinkErro
         Err(error) if is_exception(&error, UNKNOWN_SETTING) => ask(&[]).await,
         answer => answer,
     };
-    answer.map_err(|error| classify(&format!("asking for the settings at {}", config.url), &error))
+    answer.map_err(|error| classify(&format!("asking for the settings at {url}"), &error))
 }
 
 /// Splits a URL. Refuses what the client would report in a way that nobody understands, or would log.

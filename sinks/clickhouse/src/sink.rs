@@ -1,26 +1,29 @@
 //! The sink itself: checked tables, and requests to the server. One attempt each.
 
+use crate::addresses::Addresses;
 use crate::chunks::{self, Workspace};
-use crate::client::Error;
+use crate::client::{Client, Error};
 use crate::config::{Columns, Config};
 use crate::failure::{classify, names_a_view};
+use crate::node::{Node, Target};
 use crate::presence::{self, Ask, Compared, Span};
 use crate::recovery;
-use crate::schema::ddl::Object;
-use crate::schema::judge::{InDoubt, Known};
+use crate::schema::judge::InDoubt;
 use crate::schema::{self, Table};
-use crate::server::{Checked, Server};
 use async_trait::async_trait;
 use millpond_consumer::{
     Attempt, Batch, BatchingPolicy, Chunk, Cut, Presence, Record, RowId, Settled, Sink, SinkError,
 };
+use millpond_manifest::planted::{self, Bug};
 use millpond_otlp::Signal;
 use millpond_segment::Encoding;
+use prometheus_client::registry::Registry;
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tracing::{error, info, warn};
+use tracing::{error, warn};
 
 /// The version of the mapping from messages to rows and chunks. Changed with either.
 pub const SCHEMA_VERSION: u32 = 2;
@@ -28,90 +31,41 @@ pub const SCHEMA_VERSION: u32 = 2;
 /// ClickHouse as a [`Sink`].
 pub struct ClickHouse {
     name: String,
-    pub(crate) server: Server,
-    pub(crate) tables: Vec<Target>,
-    /// The traces' table of times, where there is one.
-    lookup: Option<Known>,
+    config: Config,
+    pub(crate) addresses: Addresses,
     warned: OnceLock<()>,
     workspaces: Mutex<Vec<Workspace>>,
-}
-
-/// A table that is written to.
-pub(crate) struct Target {
-    pub(crate) table: Table,
-    insert: String,
-    pub(crate) known: Known,
-    /// It had all rows of a chunk that was sent to it.
-    proved: AtomicBool,
 }
 
 impl fmt::Debug for ClickHouse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClickHouse")
             .field("name", &self.name)
-            .field("url", &self.server.config.url)
+            .field("url", &self.addresses.in_use().server.url)
             .finish_non_exhaustive()
     }
 }
 
 impl ClickHouse {
-    /// Connects, creates what is missing (if the settings say so), and checks the tables of the signals that are taken.
+    /// Connects to all addresses, creates what is missing (if the settings say so), and checks the tables of the signals that are taken.
+    /// One address that answers is enough.
     ///
     /// # Errors
-    /// `Schema` when a table does not fit, naming each column at fault with what mends it, or when the server
-    /// does not let us in; `Transient` when it cannot be reached or cannot answer now.
+    /// `Schema` when a table does not fit, naming each column at fault with what mends it, when the server does not let us in, or when
+    /// the addresses do not have the same tables; `Transient` when no server can be reached or can answer now.
     pub async fn open(config: Config) -> Result<Self, SinkError> {
-        let server = Server::connect(config).await?;
-        let version = server.version().await?;
-        let wanted = server.config.tables();
-        if server.config.create {
-            let objects = Object::all(&wanted);
-            let there = server.existing(&objects).await?;
-            let missing: Vec<Object> = objects
-                .into_iter()
-                .filter(|object| !there.contains(object))
-                .collect();
-            server.create(&missing, version).await?;
-        }
-        let mut tables = Vec::with_capacity(wanted.len());
-        let mut faults = Vec::new();
-        for &table in &wanted {
-            match server.check(table).await? {
-                Checked::Fits(known) => tables.push(Target {
-                    table,
-                    insert: schema::insert(&server.config, table),
-                    known,
-                    proved: AtomicBool::new(false),
-                }),
-                Checked::Missing => faults.push(format!(
-                    "there is no table {}: make it (`millpond tables create`, or of your own as `millpond tables print` \
-                     has it)",
-                    table.path(&server.config)
-                )),
-                Checked::Unfit(found) => faults.extend(found.iter().map(ToString::to_string)),
-            }
-        }
-        let mut lookup = None;
-        if wanted.contains(&Table::Traces) {
-            match server.check_lookup().await? {
-                Checked::Fits(known) => lookup = Some(known),
-                Checked::Missing => {}
-                Checked::Unfit(found) => faults.extend(found.iter().map(ToString::to_string)),
-            }
-        }
-        if !faults.is_empty() {
-            return Err(SinkError::Schema(faults.join("; ")));
-        }
-        let names: Vec<String> = wanted.iter().map(|table| table.path(&server.config)).collect();
-        info!(tables = %names.join(", "), server = %format!("{}.{}", version.0, version.1), "the tables fit");
         Ok(Self {
-            name: name(&server.config),
-            server,
-            tables,
-            lookup,
+            name: name(&config),
+            addresses: Addresses::open(config.clone()).await?,
+            config,
             warned: OnceLock::new(),
             workspaces: Mutex::default(),
         })
+    }
+
+    /// Registers which address is in use, and how often it changed.
+    pub fn register_metrics(&self, registry: &mut Registry) {
+        self.addresses.register_metrics(registry);
     }
 
     /// Which tables may forget a token too early under this policy, and what mends each. Tokens times partitions
@@ -126,31 +80,20 @@ impl ClickHouse {
             chunks: chunks.saturating_mul(policy.max_in_flight.into()),
             days: policy.max_partitions_per_chunk.into(),
         };
-        let config = &self.server.config;
-        let tables = self
-            .tables
-            .iter()
-            .map(|target| (target.table.path(config), &target.known));
-        let lookup = self
-            .lookup
-            .iter()
-            .map(|known| (schema::lookup_path(config), known));
-        tables
-            .chain(lookup)
-            .filter_map(|(path, known)| known.window_warning(config, &path, in_doubt))
-            .collect()
-    }
-
-    fn asks(&self) -> Vec<&Ask> {
-        self.tables.iter().map(|target| &target.known.ask).collect()
-    }
-
-    fn target(&self, chunk: &Chunk) -> Result<&Target, SinkError> {
-        let found = self
-            .tables
-            .iter()
-            .find(|target| target.table.number() == chunk.table);
-        found.ok_or_else(|| SinkError::Schema(format!("there is no table number {}", chunk.table)))
+        let config = &self.config;
+        let mut warnings = BTreeSet::new();
+        // Replicas of a table may have different windows.
+        for node in self.addresses.checked() {
+            let tables = node.tables.iter();
+            let tables = tables.map(|target| (target.table.path(config), &target.known));
+            let lookup = node
+                .lookup
+                .iter()
+                .map(|known| (schema::lookup_path(config), known));
+            let tables = tables.chain(lookup);
+            warnings.extend(tables.filter_map(|(path, known)| known.window_warning(config, &path, in_doubt)));
+        }
+        warnings.into_iter().collect()
     }
 
     pub(crate) fn with_workspace<T>(
@@ -209,8 +152,7 @@ impl Sink for ClickHouse {
 
     fn accepts(&self, stream: &str, encoding: Encoding) -> bool {
         let signal = Signal::of_stream(stream);
-        encoding == Encoding::Otlp
-            && signal.is_some_and(|signal| self.server.config.signals.contains(&signal))
+        encoding == Encoding::Otlp && signal.is_some_and(|signal| self.config.signals.contains(&signal))
     }
 
     fn chunks(
@@ -226,7 +168,7 @@ impl Sink for ClickHouse {
         });
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = i64::try_from(now.as_millis()).unwrap_or(i64::MAX);
-        let columns = self.server.config.columns;
+        let columns = self.config.columns;
         self.with_workspace(|workspace| chunks::cut(batch, policy, columns, now_ms, workspace, emit))
     }
 
@@ -256,60 +198,87 @@ impl Sink for ClickHouse {
             query_id,
             first,
         } = attempt;
-        let target = self.target(chunk)?;
-        let config = &self.server.config;
-        let client = self.server.inserting.clone();
+        let node = self.addresses.node().await;
+        let target = node.target(chunk)?;
+        let client = node.server.inserting.clone();
         let client = client
             .with_setting("insert_deduplication_token", token)
             .with_setting("query_id", query_id);
         if let Err(error) = client.insert(&target.insert, &chunk.body).await {
-            let (table, rows) = (target.table.path(config), chunk.rows);
-            let failed = classify(&format!("inserting {rows} rows into {table} as {token}"), &error);
-            return Err(self.refused_by_table(target, chunk, &error, failed).await);
+            node.server.note(&error);
+            if planted::is(Bug::FailoverWithinAttempt) && node.server.away().is_some() {
+                let other = self.addresses.node().await.server.inserting.clone();
+                let other = other
+                    .with_setting("insert_deduplication_token", token)
+                    .with_setting("query_id", query_id);
+                if other.insert(&target.insert, &chunk.body).await.is_ok() {
+                    return Ok(());
+                }
+            }
+            let (table, rows, url) = (target.table.path(&self.config), chunk.rows, &node.server.url);
+            let failed = classify(
+                &format!("inserting {rows} rows into {table} as {token} at {url}"),
+                &error,
+            );
+            return Err(node.refused_by_table(target, chunk, &error, failed).await);
         }
         if *first && !target.proved.load(Ordering::Relaxed) {
-            self.prove(target, token, chunk).await?;
+            node.prove(target, token, chunk).await?;
         }
         Ok(())
     }
 
     async fn presence(&self, source: &str, chunk: &Chunk) -> Result<Presence, SinkError> {
-        let target = self.target(chunk)?;
+        let node = self.addresses.node().await;
+        let target = node.target(chunk)?;
         if target.known.ask == Ask::Never {
             return Ok(Presence::Unknown);
         }
-        let (rows, certain) = self.lacks(target, source, chunk).await?;
+        let (rows, certain) = node.lacks(target, source, chunk).await?;
         Ok(Presence::Lacks { rows, certain })
     }
 
     async fn complete(&self, source: &str, chunk: &Chunk) -> Result<(), SinkError> {
-        let target = self.target(chunk)?;
-        if target.table != Table::Traces || self.lookup.is_none() || target.known.ask == Ask::Never {
+        let node = self.addresses.node().await;
+        let target = node.target(chunk)?;
+        if target.table != Table::Traces || node.lookup.is_none() || target.known.ask == Ask::Never {
             return Ok(());
         }
         let span = Span::new(target.table, chunk, &ticks(target.table, chunk).await);
-        self.server.complete_lookup(source, &span).await
+        node.server.complete_lookup(source, &span).await
     }
 
     fn attempt_max(&self) -> Duration {
-        Duration::from_secs(self.server.config.timeout_seconds)
+        Duration::from_secs(self.config.timeout_seconds)
     }
 
     async fn end_requests(&self, of: &str) {
-        let asks = self.asks();
+        let node = self.addresses.node().await;
+        let asks = node.asks();
         // A statement for a cluster waits for every server of it.
-        if asks.iter().all(|ask| **ask == Ask::Here) && self.server.config.cluster.is_none() {
+        if asks.iter().all(|ask| **ask == Ask::Here) && self.config.cluster.is_none() {
             // Where they cannot be ended now, the table's window has to do.
-            let _ = self.server.settle(&asks, of, None).await;
+            let _ = node.server.settle(&asks, of, None, &[]).await;
         }
     }
 
     async fn settle(&self, of: &str, spared: Option<&str>) -> Result<Settled, SinkError> {
-        self.server.settle(&self.asks(), of, spared).await
+        let node = self.addresses.node().await;
+        let others = self.addresses.others(&node.server.url);
+        let others: Vec<&Client> = others.map(|address| &address.client).collect();
+        node.server.settle(&node.asks(), of, spared, &others).await
     }
 }
 
-impl ClickHouse {
+impl Node {
+    fn target(&self, chunk: &Chunk) -> Result<&Target, SinkError> {
+        let found = self
+            .tables
+            .iter()
+            .find(|target| target.table.number() == chunk.table);
+        found.ok_or_else(|| SinkError::Schema(format!("there is no table number {}", chunk.table)))
+    }
+
     /// Returns the places of the rows that the chunk's table lacks, and whether this holds for all replicas. Leaves out rows that the
     /// table's TTL removes. A row that some replicas have and others lack is lacking, but not certainly: another token than the first
     /// would store it again where it is.

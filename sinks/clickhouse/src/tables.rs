@@ -1,11 +1,14 @@
 //! The tables by themselves: their DDL in print, made on a server, or looked at there.
 
 use crate::config::{Config, Indexes};
+use crate::node::{self, Node, Target};
+use crate::presence::Ask;
 use crate::schema::ddl::{Object, TEXT_INDEXES};
 pub use crate::schema::judge::Fault;
 use crate::server::{Checked, Server};
 use millpond_consumer::SinkError;
 use std::fmt::Write as _;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Of a database, a table or a view: how it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,38 +53,113 @@ pub fn script(config: &Config) -> String {
     script
 }
 
-/// Makes what is missing (on a cluster, on whichever of its servers), and looks at everything.
+/// Makes what is missing at each address (on a cluster, on whichever of its servers), and looks at everything.
 ///
 /// # Errors
-/// `Transient` when the server cannot be reached or cannot answer now, `Schema` when it does not let us in or does not take the DDL.
+/// `Transient` when a server cannot be reached or cannot answer now, `Schema` when it does not let us in or does not take the DDL, or
+/// when the tables would not be replicas of each other.
 pub async fn create(config: Config) -> Result<Vec<Report>, SinkError> {
-    let server = Server::connect(config).await?;
-    let version = server.version().await?;
-    let objects = Object::all(&server.config.tables());
-    let there = server.existing(&objects).await?;
-    let missing = objects
-        .iter()
-        .copied()
-        .filter(|object| server.config.cluster.is_some() || !there.contains(object));
-    server.create(&missing.collect::<Vec<_>>(), version).await?;
-    let mut reports = look_at_all(&server, &objects).await?;
-    for (report, object) in reports.iter_mut().zip(&objects) {
-        if !there.contains(object) && report.state == State::Fits {
-            report.state = State::Created;
+    let mut reports = Vec::new();
+    for url in &config.urls {
+        let server = Server::connect(config.clone(), url).await?;
+        let version = server.version().await?;
+        let objects = Object::all(&config.tables());
+        let there = server.existing(&objects).await?;
+        let missing: Vec<Object> = objects
+            .iter()
+            .copied()
+            .filter(|object| config.cluster.is_some() || !there.contains(object))
+            .collect();
+        node::check_replicates(&server, &missing)?;
+        server.create(&missing, version).await?;
+        let mut here = look_at_all(&server, &objects).await?;
+        for (report, object) in here.iter_mut().zip(&objects) {
+            if !there.contains(object) && report.state == State::Fits {
+                report.state = State::Created;
+            }
         }
+        if config.has_several_urls() {
+            for report in &mut here {
+                report.what = format!("{} at {}", report.what, server.url);
+            }
+        }
+        reports.extend(here);
     }
     Ok(reports)
 }
 
-/// Looks at everything; makes nothing.
+/// Looks at everything at the first address; makes nothing.
 ///
 /// # Errors
 /// As [`create`].
 pub async fn inspect(config: Config) -> Result<Vec<Report>, SinkError> {
-    let server = Server::connect(config).await?;
+    let url = config.urls.first().cloned().unwrap_or_default();
+    let server = Server::connect(config, &url).await?;
     server.version().await?;
     let objects = Object::all(&server.config.tables());
     look_at_all(&server, &objects).await
+}
+
+/// A server whose tables fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Its address without parameters.
+    pub url: String,
+    /// Its version.
+    pub version: (u32, u32),
+    /// How far its clock is ahead of this machine's, in milliseconds.
+    pub clock_ms: i64,
+    /// Why it is not certain which rows a table has, for each table of which it is not.
+    pub uncertain: Vec<String>,
+}
+
+/// The longest that a replica may take to catch up before that is worth a word.
+const CAUGHT_UP: Duration = Duration::from_secs(10);
+
+/// Looks at the server at the first address, whose tables must be there and fit.
+///
+/// # Errors
+/// As [`create`].
+pub async fn look(config: Config) -> Result<Seen, SinkError> {
+    let url = config.urls.first().cloned().unwrap_or_default();
+    let Node {
+        server,
+        version,
+        tables,
+        ..
+    } = Node::open(&config, &url, false).await?;
+    let before = SystemTime::now();
+    let theirs = server.now_ms().await?;
+    let half = before.elapsed().unwrap_or_default() / 2;
+    let ours = (before + half).duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut uncertain = Vec::new();
+    for Target { table, known, .. } in tables {
+        if known.ask == Ask::Never {
+            continue;
+        }
+        let path = table.path(&config);
+        match tokio::time::timeout(CAUGHT_UP, server.is_certain(table, &known.ask)).await {
+            Ok(certain) => {
+                if !certain? {
+                    uncertain.push(format!(
+                        "it is not certain which rows the replica of {path} at {} lacks",
+                        server.url
+                    ));
+                }
+            }
+            Err(_) => uncertain.push(format!(
+                "the replica of {path} at {} has not caught up within {} s",
+                server.url,
+                CAUGHT_UP.as_secs()
+            )),
+        }
+    }
+    Ok(Seen {
+        url: server.url.clone(),
+        version,
+        clock_ms: theirs - i64::try_from(ours.as_millis()).unwrap_or(i64::MAX),
+        uncertain,
+    })
 }
 
 async fn look_at_all(server: &Server, objects: &[Object]) -> Result<Vec<Report>, SinkError> {

@@ -31,6 +31,14 @@ impl Server {
             .await
     }
 
+    /// Reports whether an answer about a table's rows would be certain.
+    pub(crate) async fn is_certain(&self, table: Table, ask: &Ask) -> Result<bool, SinkError> {
+        let nothing = "SELECT 1 LIMIT 0".to_owned();
+        let question = |_: &ReadFrom| nothing.clone();
+        let answer = self.asked::<(u8,)>(table, ask, nothing.clone(), &question).await;
+        answer.map(|(_, certain)| certain)
+    }
+
     /// Asks by a strategy: `here` is the question to one server, `question` builds the one to several.
     pub(super) async fn asked<T>(
         &self,
@@ -140,4 +148,4 @@ impl Server {
 const ASKING: &str = "asking which rows a table has";
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -37,7 +37,7 @@ async fn row_policies_that_hide_rows_are_found() {
     let server = Server::start();
     let proxy = Proxy::start(&server).await;
     let config = Config {
-        url: proxy.url.clone(),
+        urls: vec![proxy.url.clone()],
         signals: vec![Signal::Logs],
         ..server.config()
     };

@@ -105,7 +105,7 @@ async fn answers(answer: Option<String>) -> String {
 
 async fn open(url: String, timeout_seconds: u64) -> SinkError {
     let config = Config {
-        url,
+        urls: vec![url],
         timeout_seconds,
         ..Config::default()
     };

@@ -18,7 +18,10 @@ const SLOW: &str = "ALTER TABLE otel.otel_logs ADD COLUMN slow UInt8 MATERIALIZE
 
 fn slow(server: &Server, timeout_seconds: u64) -> Config {
     Config {
-        url: format!("{}/?function_sleep_max_microseconds_per_block=0", server.url),
+        urls: vec![format!(
+            "{}/?function_sleep_max_microseconds_per_block=0",
+            server.url
+        )],
         timeout_seconds,
         ..logs(server)
     }

@@ -1,6 +1,7 @@
 //! The sink against the real engine: libchdb (`scripts/install-libchdb.sh`), which Python loads, with ClickHouse's own HTTP interface.
 //! Each test has a server of its own.
 
+mod addresses;
 mod ddl;
 mod engines;
 mod failures;

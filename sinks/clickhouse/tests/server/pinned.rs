@@ -7,7 +7,7 @@ use millpond_consumer::{Found, Sink as _, SinkError};
 /// A sink whose every request has these settings.
 fn with(server: &Server, settings: &str) -> Config {
     Config {
-        url: format!("{}/?{settings}", server.url),
+        urls: vec![format!("{}/?{settings}", server.url)],
         signals: vec![Signal::Logs],
         ..server.config()
     }
@@ -20,10 +20,10 @@ async fn parameters_of_the_url_are_in_every_request_and_pinned_ones_win() {
     let server = Server::start();
     let proxy = Proxy::start(&server).await;
     let config = Config {
-        url: format!(
+        urls: vec![format!(
             "{}/?max_threads=3&log_comment=a%26b&async_insert=1&limit=7",
             proxy.url
-        ),
+        )],
         ..server.config()
     };
     let sink = open(config).await;

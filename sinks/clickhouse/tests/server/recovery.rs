@@ -102,7 +102,7 @@ async fn an_answer_that_is_lost_costs_nothing() {
     forgetful(&server).await;
     let proxy = Proxy::start(&server).await;
     let config = Config {
-        url: proxy.url.clone(),
+        urls: vec![proxy.url.clone()],
         ..server.config()
     };
     let sink = open(config).await;

@@ -312,7 +312,7 @@ async fn traces_times_are_completed_over_all_shards_at_once() {
     let server = Server::start();
     let proxy = Proxy::start(&server).await;
     let config = Config {
-        url: proxy.url.clone(),
+        urls: vec![proxy.url.clone()],
         ..server.config()
     };
     let sink = open(config).await;

@@ -19,10 +19,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 /// A ClickHouse over a folder, which ends with the test: the engine as a library, which has ClickHouse's own HTTP interface behind the
-/// arguments of `clickhouse-local`. The clusters `pair`, of one shard, and `shards`, of two, are the server itself.
+/// arguments of `clickhouse-local`. The clusters `pair`, of one shard, and `shards`, of two, are the server itself; `far` is one server,
+/// itself or another.
 pub(crate) struct Server {
     child: Child,
     pub(crate) url: String,
+    tcp: u16,
     _data: Arc<TempDir>,
 }
 
@@ -42,20 +44,31 @@ impl Server {
         Self::over(Arc::new(tempfile::tempdir().unwrap()))
     }
 
+    /// One whose cluster `far` is another server.
+    pub(crate) fn beside(other: &Server) -> Self {
+        Self::of(Arc::new(tempfile::tempdir().unwrap()), Some(other.tcp))
+    }
+
     /// Over data that outlive it.
     pub(crate) fn over(data: Arc<TempDir>) -> Self {
+        Self::of(data, None)
+    }
+
+    fn of(data: Arc<TempDir>, far: Option<u16>) -> Self {
         // Another test must not take the ports before the server listens.
         static STARTING: Mutex<()> = Mutex::new(());
         let _starting = STARTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let [http, tcp] = free_ports();
-        let replica = |host: &str| format!("<replica><host>{host}</host><port>{tcp}</port></replica>");
-        let (one, other) = (replica("127.0.0.1"), replica("localhost"));
+        let replica =
+            |host: &str, port: u16| format!("<replica><host>{host}</host><port>{port}</port></replica>");
+        let (one, other) = (replica("127.0.0.1", tcp), replica("localhost", tcp));
+        let far = replica("127.0.0.1", far.unwrap_or(tcp));
         let config = data.path().join("config.xml");
         let text = format!(
             "<clickhouse><logger><level>none</level></logger>\
              <background_distributed_schedule_pool_size>2</background_distributed_schedule_pool_size>\
              <tcp_port>{tcp}</tcp_port><http_port>{http}</http_port><listen_host>127.0.0.1</listen_host>\
-             <remote_servers><pair><shard>{one}</shard></pair>\
+             <remote_servers><pair><shard>{one}</shard></pair><far><shard>{far}</shard></far>\
              <shards><shard>{one}</shard><shard>{other}</shard></shards></remote_servers></clickhouse>"
         );
         std::fs::write(&config, text).unwrap();
@@ -75,6 +88,7 @@ impl Server {
         Self {
             child,
             url: format!("http://127.0.0.1:{http}"),
+            tcp,
             _data: data,
         }
     }
@@ -82,7 +96,7 @@ impl Server {
     /// The settings of a sink on this server.
     pub(crate) fn config(&self) -> Config {
         Config {
-            url: self.url.clone(),
+            urls: vec![self.url.clone()],
             ..Config::default()
         }
     }

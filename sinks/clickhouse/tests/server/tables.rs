@@ -116,8 +116,11 @@ async fn without_leave_to_create_nothing_is_made() {
     let error = ClickHouse::open(config).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "there is no table `otel`.`otel_logs`: make it (`millpond tables create`, or of your own as `millpond tables \
-         print` has it)"
+        format!(
+            "there is no table `otel`.`otel_logs` at {}: make it (`millpond tables create`, or of your own as `millpond \
+             tables print` has it)",
+            server.url
+        )
     );
     let databases = server
         .ask("SELECT count() FROM system.databases WHERE name = 'otel'")
@@ -292,7 +295,7 @@ async fn what_is_there_is_not_made_again() {
     server.open().await;
     let proxy = crate::support::Proxy::start(&server).await;
     let config = Config {
-        url: proxy.url.clone(),
+        urls: vec![proxy.url.clone()],
         ..server.config()
     };
     open(config.clone()).await;

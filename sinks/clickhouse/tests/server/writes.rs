@@ -72,7 +72,7 @@ async fn a_request_pins_what_makes_one_block_under_one_token() {
     let server = Server::start();
     let proxy = Proxy::start(&server).await;
     let config = Config {
-        url: proxy.url.clone(),
+        urls: vec![proxy.url.clone()],
         ..server.config()
     };
     let sink = open(config).await;

@@ -8,16 +8,20 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 
 /// An answer of the stub.
-enum Answer {
+pub(in crate::server) enum Answer {
     /// No rows.
     Empty,
+    /// These, as JSON.
+    Rows(&'static str),
     Exception(u32),
 }
 
-use Answer::{Empty, Exception};
+use Answer::{Empty, Exception, Rows};
 
 /// Starts a stub. Returns its URL and the requests that it sees.
-fn stand_in(answer: impl Fn(&str) -> Answer + Send + 'static) -> (String, Arc<Mutex<Vec<String>>>) {
+pub(in crate::server) fn stand_in(
+    answer: impl Fn(&str) -> Answer + Send + 'static,
+) -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -28,6 +32,7 @@ fn stand_in(answer: impl Fn(&str) -> Answer + Send + 'static) -> (String, Arc<Mu
             let request = read(&mut stream);
             let (status, body) = match answer(&request) {
                 Empty => ("200 OK", Vec::new()),
+                Rows(rows) => ("200 OK", rows.as_bytes().to_vec()),
                 Exception(code) => {
                     let text = format!("Code: {code}. DB::Exception: no. (NO) (version 26.7)");
                     ("500 Internal Server Error", text.into_bytes())
@@ -64,20 +69,26 @@ fn read(stream: &mut std::net::TcpStream) -> String {
     }
 }
 
+pub(in crate::server) fn server_of(config: Config, url: String) -> Server {
+    let client = Client::new(&config, &url).unwrap();
+    Server {
+        client: client.clone(),
+        inserting: client,
+        config,
+        url,
+        away: Mutex::default(),
+    }
+}
+
 /// Asks replicas. Returns whether the answer is certain, and all requests.
 async fn ask(cluster: Option<&str>, answer: impl Fn(&str) -> Answer + Send + 'static) -> (bool, Vec<String>) {
     let (url, seen) = stand_in(answer);
     let config = Config {
-        url,
+        urls: vec![url.clone()],
         cluster: cluster.map(str::to_owned),
         ..Config::default()
     };
-    let client = Client::new(&config, &config.url).unwrap();
-    let server = Server {
-        client: client.clone(),
-        inserting: client,
-        config,
-    };
+    let server = server_of(config, url);
     let question = |from: &ReadFrom| from.numbers("1");
     let here = question(&ReadFrom::table("t"));
     let asked = server.asked::<There>(Table::Logs, &Ask::Replicas, here, &question);

@@ -1,0 +1,216 @@
+//! Several addresses. A Distributed table stands for replicas here: every server writes to the one that has the rows.
+//! `tests/cluster/test_addresses.py` has real replicas.
+
+use crate::support::{NEW_YEAR, Proxy, Server, at, batch, chunk, open, write, write_again};
+use millpond_clickhouse::{ClickHouse, Config, Signal};
+use millpond_consumer::{Batch, Found, Settled, Sink as _, SinkError};
+use prometheus_client::registry::Registry;
+
+fn logs(urls: &[&str]) -> Config {
+    Config {
+        urls: urls.iter().map(|&url| url.to_owned()).collect(),
+        signals: vec![Signal::Logs],
+        timeout_seconds: 20,
+        ..Config::default()
+    }
+}
+
+/// The table `everywhere` of servers that pass its rows on.
+fn everywhere(urls: &[&str]) -> Config {
+    Config {
+        logs_table: "everywhere".to_owned(),
+        create: false,
+        ..logs(urls)
+    }
+}
+
+async fn distribute(server: &Server, cluster: &str) {
+    open(logs(&[&server.url])).await;
+    server
+        .run(&format!(
+            "CREATE TABLE otel.everywhere AS otel.otel_logs ENGINE = Distributed('{cluster}', 'otel', 'otel_logs')"
+        ))
+        .await;
+}
+
+/// A server that has the rows, and one that passes them on to it.
+async fn two() -> (Server, Server) {
+    let near = Server::start();
+    let far = Server::beside(&near);
+    distribute(&near, "far").await;
+    distribute(&far, "far").await;
+    (near, far)
+}
+
+fn six_rows(sink: &ClickHouse, low: u64) -> Batch {
+    let mut batch = batch(low, &[at([NEW_YEAR; 6])]);
+    batch.id.sink = sink.name().to_owned();
+    batch
+}
+
+const COUNT: &str = "SELECT count() FROM otel.otel_logs";
+
+async fn refused(config: Config) -> String {
+    match ClickHouse::open(config).await {
+        Err(SinkError::Schema(reason)) => reason,
+        opened => panic!("{opened:?}"),
+    }
+}
+
+#[tokio::test]
+async fn tables_that_do_not_replicate_have_one_address() {
+    let (one, other) = (Server::start(), Server::start());
+    let both = [&*one.url, &*other.url];
+    let error = refused(logs(&both)).await;
+    assert!(error.contains("a separate table at each address"), "{error}");
+    for server in [&one, &other] {
+        let made = server
+            .ask("SELECT count() FROM system.tables WHERE database = 'otel'")
+            .await;
+        assert_eq!(made, "0", "it made a table before it refused");
+        open(logs(&[&server.url])).await;
+    }
+    for urls in [&both[..], &[&one.url, "http://127.0.0.1:1"]] {
+        let error = refused(logs(urls)).await;
+        let said = format!("at {} has engine MergeTree, which does not replicate", one.url);
+        assert!(error.contains(&said), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn addresses_that_lead_to_other_shards_are_refused() {
+    let (one, other) = (Server::start(), Server::start());
+    for server in [&one, &other] {
+        distribute(server, "pair").await;
+    }
+    let error = refused(everywhere(&[&one.url, &other.url])).await;
+    assert!(error.contains("sees different shards in cluster pair"), "{error}");
+    assert!(error.contains(&one.url) && error.contains(&other.url), "{error}");
+}
+
+#[tokio::test]
+async fn the_next_address_takes_the_place_of_one_that_is_away() {
+    let (near, mut far) = two().await;
+    let sink = open(everywhere(&["http://127.0.0.1:1", &far.url, &near.url])).await;
+    let mut registry = Registry::default();
+    sink.register_metrics(&mut registry);
+    let shown = || {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text
+    };
+    let in_use = |url: &str| format!("millpond_clickhouse_address_in_use{{address=\"{url}\"}} 1\n");
+    let first = six_rows(&sink, 1);
+    write(&sink, &first.id, &chunk(&sink, &first)).await.unwrap();
+    assert!(shown().contains(&in_use(&far.url)), "{}", shown());
+    assert!(
+        shown().contains("millpond_clickhouse_failovers_total 0\n"),
+        "{}",
+        shown()
+    );
+
+    far.kill();
+    let second = six_rows(&sink, 2);
+    let error = write(&sink, &second.id, &chunk(&sink, &second))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, SinkError::Transient(_)), "{error}");
+    assert!(error.to_string().contains(&far.url), "{error}");
+    let found = write_again(&sink, &second.id, &chunk(&sink, &second))
+        .await
+        .unwrap();
+    assert_eq!(found, Found::Nothing);
+    assert_eq!(near.ask(COUNT).await, "12");
+    assert!(shown().contains(&in_use(&near.url)), "{}", shown());
+    assert!(!shown().contains(&in_use(&far.url)), "{}", shown());
+    assert!(
+        shown().contains("millpond_clickhouse_failovers_total 1\n"),
+        "{}",
+        shown()
+    );
+}
+
+/// The table remembers no tokens: a repetition would be stored.
+#[tokio::test]
+async fn an_attempt_of_unknown_outcome_is_asked_for_and_not_repeated_at_the_next_address() {
+    let server = Server::start();
+    distribute(&server, "pair").await;
+    server
+        .run("ALTER TABLE otel.otel_logs MODIFY SETTING non_replicated_deduplication_window = 0")
+        .await;
+    let proxy = Proxy::start(&server).await;
+    let sink = open(everywhere(&[&proxy.url, &server.url])).await;
+    let batch = six_rows(&sink, 1);
+    let chunk = chunk(&sink, &batch);
+    *proxy.cut.lock().unwrap() = true;
+    let sent = write(&sink, &batch.id, &chunk).await;
+    assert_eq!(server.ask(COUNT).await, "6", "the rows are there twice");
+    assert!(matches!(sent, Err(SinkError::Transient(_))), "{sent:?}");
+    assert_eq!(write_again(&sink, &batch.id, &chunk).await.unwrap(), Found::All);
+    assert_eq!(server.ask(COUNT).await, "6");
+}
+
+/// An address that nobody could check at the start is checked before it is used.
+#[tokio::test]
+async fn an_address_with_other_tables_never_takes_over() {
+    let (mut one, other) = (Server::start(), Server::start());
+    for server in [&one, &other] {
+        distribute(server, "pair").await;
+    }
+    let proxy = Proxy::start(&other).await;
+    *proxy.cut.lock().unwrap() = true;
+    let sink = open(everywhere(&[&one.url, &proxy.url])).await;
+    *proxy.cut.lock().unwrap() = false;
+    one.kill();
+    let batch = six_rows(&sink, 1);
+    for _ in 0..3 {
+        let error = write_again(&sink, &batch.id, &chunk(&sink, &batch))
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains(&one.url), "{error}");
+    }
+    assert!(
+        proxy.requests().contains("system.clusters"),
+        "nobody looked at it"
+    );
+    assert_eq!(other.ask(COUNT).await, "0");
+}
+
+/// The cluster names one of the servers: only its address shows what runs on the other one.
+#[tokio::test]
+async fn requests_at_every_address_are_ended() {
+    let (near, mut far) = two().await;
+    let config = Config {
+        cluster: Some("far".to_owned()),
+        ..everywhere(&[&near.url, &far.url])
+    };
+    let sink = open(config).await;
+    let id = "millpond/7/0/test/one/1";
+    let client = clickhouse::Client::default().with_url(&far.url);
+    let slow = client
+        .query_raw("SELECT sleepEachRow(1) FROM numbers(600) SETTINGS max_block_size = 1 FORMAT Null")
+        .with_setting("query_id", id)
+        .with_setting("function_sleep_max_microseconds_per_block", "0");
+    let slow = tokio::spawn(async move { slow.execute().await });
+    let running = format!("SELECT count() FROM system.processes WHERE query_id = '{id}'");
+    while far.ask(&running).await != "1" {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert_eq!(
+        sink.settle("millpond/7/0/test/", None).await.unwrap(),
+        Settled::Ended
+    );
+    assert_eq!(
+        far.ask(&running).await,
+        "0",
+        "the other address still works on it"
+    );
+    slow.await.unwrap().unwrap_err();
+
+    far.kill();
+    assert_eq!(
+        sink.settle("millpond/7/0/test/", None).await.unwrap(),
+        Settled::Waits,
+        "nobody knows what runs there"
+    );
+}
