@@ -180,7 +180,7 @@ def test_a_collector_starts_without_its_store_and_commits_when_it_is_there(own_s
 @pytest.mark.parametrize(
     ("settings", "environment", "reason"),
     [
-        ({"create_bucket": False}, {}, "there is no such bucket; make it, or set create_bucket"),
+        ({"create_bucket": False}, {}, "there is no such bucket; create it, or set create_bucket"),
         ({}, {"AWS_SECRET_ACCESS_KEY": "another"}, "403 SignatureDoesNotMatch"),
     ],
     ids=["no bucket", "wrong credentials"],
