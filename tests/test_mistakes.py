@@ -133,7 +133,7 @@ def test_files_of_tls_that_cannot_be_used_are_named(site):
         ),
         (
             ("--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", key),
-            f"--tls-client-ca {key}: there is no certificate in it",
+            f"--tls-client-ca {key}: it contains no certificate",
         ),
     ):
         assert expected in _millpond(site, "gateway", *site.buffer.flags, *flags, *_addresses())

@@ -160,7 +160,7 @@ def test_a_hangup_takes_over_new_files_and_refuses_broken_ones(site):
     gateway.send(1)
     eventually("the refusal", lambda: _reloaded(gateway, "failure"))
     assert gateway.metric("millpond_gateway_reload_failing") == 1
-    assert f"--tls-cert {certificate}: there is no certificate in it" in gateway.messages()
+    assert f"--tls-cert {certificate}: it contains no certificate" in gateway.messages()
     loads.append(site.load(gateway, "--tls-ca", old.file, records=500, name="load-still"))
     loads[1].run()
 
