@@ -382,7 +382,7 @@ def test_imported_prices_are_those_that_count(site):
     file.write_text("[[storage]]\nprovider = 1\n")
     refused = site.command("cost", *load, "--prices", file, code=1)
     assert "prices.toml" in refused.messages()
-    assert "no offer file" in site.command("cost", "prices", "import", file, code=1).messages()
+    assert "not an offer file" in site.command("cost", "prices", "import", file, code=1).messages()
 
 
 def test_a_sweep_is_a_table_and_a_chart(site):
