@@ -1,5 +1,4 @@
-//! How much memory gateway and consumer have resident at most, with small limits, while as much is sent as goes and
-//! ClickHouse stands still in the middle of it.
+//! The peak memory of gateway and consumer with small limits, under maximum load, while ClickHouse is stopped halfway.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,7 +18,7 @@ const SETTINGS: Settings = Settings {
     consumer: &["--memory-limit", "256MiB", "--indexes", "bloom"],
 };
 
-/// The load goes on for the whole stall. More requests than the gateway has memory for.
+/// The load lasts for the whole stall, with more requests than the gateway has memory for.
 const LOAD_FLAGS: [&str; 6] = [
     "--duration",
     "17s",
@@ -30,16 +29,16 @@ const LOAD_FLAGS: [&str; 6] = [
 ];
 const LOAD_PATIENCE: Duration = Duration::from_secs(120);
 
-/// ClickHouse stands still for this long, once some records have arrived.
+/// ClickHouse is stopped for this long, once some records have arrived.
 const STALL: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Memory {
     pub(crate) records: u64,
-    /// Attempts after the first: the gateway refuses while it has no memory.
+    /// Retries: the gateway refuses requests while it has no memory.
     pub(crate) retries: u64,
     pub(crate) stall_seconds: f64,
-    /// Peak of what was resident (VmHWM), in bytes.
+    /// Peak resident memory (VmHWM) in bytes.
     pub(crate) gateway: u64,
     pub(crate) gateway_limit: u64,
     pub(crate) consumer: u64,
