@@ -192,6 +192,7 @@ impl<'a> RawBlock<'a> {
 pub struct Message<'a> {
     /// Receive time, unix microseconds.
     pub received_at_us: i64,
+    /// The bytes of the message.
     pub payload: &'a [u8],
 }
 
