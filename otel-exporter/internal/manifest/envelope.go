@@ -50,7 +50,7 @@ func wrap(magic string, message proto.Message) ([]byte, error) {
 // unwrap checks the envelope and the number of repeated fields before protobuf decodes the content.
 func unwrap(object, magic string, bytesMax int, counts []count, bytes []byte, message proto.Message) error {
 	if len(bytes) > bytesMax {
-		return fmt.Errorf("%s of %d bytes, more than the %d that one may have: %w", object, len(bytes), bytesMax, ErrTooLarge)
+		return fmt.Errorf("%s of %d bytes, more than the maximum of %d: %w", object, len(bytes), bytesMax, ErrTooLarge)
 	}
 	if len(bytes) < envelopeLen {
 		return fmt.Errorf("%s of %d bytes: %w", object, len(bytes), ErrShort)
