@@ -1,5 +1,5 @@
-"""What people get wrong: each ends with a non-zero exit code and one sentence that says what to
-change; nothing hangs and nothing prints a backtrace."""
+"""Common mistakes: each ends with a non-zero exit code and one sentence with the remedy; nothing
+hangs and nothing prints a backtrace."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from harness.services import CREDENTIALS, Buffer, program, with_defaults
 
 
 def _millpond(site, *argv: object, environment: dict | None = None) -> str:
-    """Runs a command that must fail and returns what it said."""
+    """Runs a command that must fail and returns its messages."""
     process = site.add(
         Process(
             "millpond",
@@ -216,7 +216,7 @@ def test_a_table_that_does_not_fit_names_the_column(site, change, expected):
     site.gateway()
     site.consumer().terminate()
     table = f"{site.database}.otel_logs"
-    # The exporter's table has an index over the body, which holds on to it.
+    # The exporter's table has an index on the body, which prevents the change.
     for index in site.clickhouse.lines(
         "SELECT name FROM system.data_skipping_indices"
         f" WHERE database = '{site.database}' AND expr LIKE '%Body%'"
@@ -247,7 +247,7 @@ def test_commands_on_a_buffer_that_is_not_there_say_so(site):
         ("gateway", ("--compression-level", "99"), "1..=22"),
         ("gateway", ("--request-timeout", "0s"), "more than nothing"),
         ("gateway", ("--price-put", "-1"), "0 or more"),
-        # It would ask the store, which is paid by the request, as fast as it can.
+        # It would poll the store, which bills each request, without a pause.
         ("consume", ("--poll-interval", "0s"), "more than nothing"),
         ("consume", ("--ack-interval", "0s"), "more than nothing"),
         ("consume", ("--lease", "10ms"), "1s or more"),
