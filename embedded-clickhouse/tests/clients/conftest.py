@@ -38,7 +38,7 @@ def _die_with_parent() -> None:
 
 
 class Answer:
-    """"""A response to a raw request.""""""
+    """A response to a raw request."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self.status = response.status
@@ -78,7 +78,7 @@ class Server:
         method: str = "POST",
         **parameters: object,
     ) -> Answer:
-        """"""One request on a new connection.""""""
+        """One request on a new connection."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
         with contextlib.closing(connection):
             target = "/?" + urllib.parse.urlencode(parameters)
@@ -120,7 +120,7 @@ def database(server: Server) -> str:
 
 @pytest.fixture(params=[False, "lz4", "zstd", "gzip"])
 def client(request, server: Server, database: str):
-    """"""clickhouse-connect with each compression that it reads and writes (except brotli).""""""
+    """clickhouse-connect with each compression that it reads and writes (except brotli)."""
     client = clickhouse_connect.get_client(
         host=server.host,
         port=server.port,

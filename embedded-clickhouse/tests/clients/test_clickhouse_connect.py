@@ -1,5 +1,4 @@
-""""""The unmodified clickhouse-connect, with every compression that it shares with the
-server.""""""
+"""The unmodified clickhouse-connect, with every compression that it shares with the server."""
 
 from __future__ import annotations
 
