@@ -1,5 +1,5 @@
-"""One embedded ClickHouse for all tests here, on a free port with a temporary folder; every test has
-its own database. At the end the server must shut down cleanly.
+"""One embedded ClickHouse for all tests here, on a free port with a temporary folder; every test
+has its own database. At the end the server must shut down cleanly.
 
 The program is target/debug/embedded-clickhouse or the value of MILLPOND_EMBEDDED_CLICKHOUSE.
 """
