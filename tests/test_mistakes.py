@@ -145,7 +145,7 @@ def test_a_mistake_in_the_tokens_file_names_its_line_and_no_token(site):
     for text, expected in (
         (f'[[token]]\nname = "agents"\ntokn = "{secret}"\n', "line 3: an unknown key"),
         (f'[[token]]\nname = "agents"\ntoken = "{secret}\n', "line 3: "),
-        ("", "there is no [[token]] in it"),
+        ("", "it has no [[token]]"),
     ):
         file.write_text(text)
         flags = ("--tokens", file, *_addresses())

@@ -217,7 +217,7 @@ def test_a_partition_by_the_time_of_insertion_is_refused(site):
     ("flag", "value", "said"),
     [
         ("--engine", "ReplacingMergeTree", "another engine yourself"),
-        ("--engine", "ReplicatedMergeTree('/all', '{replica}')", "have {table} or {uuid}"),
+        ("--engine", "ReplicatedMergeTree('/all', '{replica}')", "use {table} or {uuid}"),
         ("--partition-by", "week", "toMonday({time})"),
         ("--indexes", "many", "use exporter, bloom, text or none"),
     ],

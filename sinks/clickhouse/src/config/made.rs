@@ -153,7 +153,7 @@ mod tests {
             ("ReplicatedMergeTree('/a/{table}'", "closing bracket"),
             (
                 "ReplicatedMergeTree('/a/{shard}', '{replica}')",
-                "have {table} or {uuid}",
+                "use {table} or {uuid}",
             ),
         ] {
             let error = text.parse::<Engine>().unwrap_err();
