@@ -35,7 +35,7 @@ const WINDOW_MIN: u32 = 65_535;
 const WINDOW_SHARE: usize = 16;
 
 /// The answer to an HTTP/1 client at the OTLP/gRPC port.
-const HTTP1_ANSWER: &str = "this port speaks OTLP/gRPC, which needs HTTP/2; OTLP/HTTP has a port of its own (--listen-http, 4318 by default)\n";
+const HTTP1_ANSWER: &str = "this port speaks OTLP/gRPC, which needs HTTP/2; OTLP/HTTP uses another port (--listen-http, 4318 by default)\n";
 
 /// The smallest read buffer that hyper allows an HTTP/1 connection.
 const HTTP1_BUFFER_MIN: usize = 8 << 10;

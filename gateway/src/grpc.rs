@@ -167,7 +167,7 @@ fn not_grpc<B>(request: &Request<B>) -> Option<Response<Reply>> {
     } else if !is_grpc(request.headers()) {
         (
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "this port speaks OTLP/gRPC: content-type must be application/grpc; OTLP/HTTP has a port of its own (--listen-http, 4318 by default)\n",
+            "this port speaks OTLP/gRPC: content-type must be application/grpc; OTLP/HTTP uses another port (--listen-http, 4318 by default)\n",
         )
     } else {
         return None;
@@ -180,7 +180,7 @@ fn not_grpc<B>(request: &Request<B>) -> Option<Response<Reply>> {
 /// The answer to gRPC on another port.
 pub(crate) fn elsewhere() -> Response<Reply> {
     Status::unimplemented(
-        "this port speaks OTLP/HTTP; OTLP/gRPC has a port of its own (--listen, 4317 by default)",
+        "this port speaks OTLP/HTTP; OTLP/gRPC uses another port (--listen, 4317 by default)",
     )
     .into_http()
 }

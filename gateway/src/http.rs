@@ -32,7 +32,7 @@ const ENCODINGS: &str = "gzip, zstd, identity";
 const WELCOME: &str = "This is a Millpond gateway's port for OTLP/HTTP.\n\
     POST /v1/logs, /v1/traces or /v1/metrics; content-type application/x-protobuf or application/json; \
     content-encoding gzip or zstd, or none.\n\
-    OTLP/gRPC has a port of its own (--listen), and so have /healthz, /readyz and /metrics (--admin).\n";
+    OTLP/gRPC uses another port (--listen), as do /healthz, /readyz and /metrics (--admin).\n";
 
 /// Answers one request.
 pub(crate) async fn answer<B>(service: &Service, request: Request<B>) -> Response<Reply>
