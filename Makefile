@@ -1,5 +1,5 @@
-# What people run here. Everything else is cargo, go and pytest as usual; the tools that the tests
-# need beside them are pinned and installed into a cache outside the tree by scripts/tools.sh.
+# Common commands. Everything else is plain cargo, go and pytest. scripts/tools.sh installs the pinned tools
+# for the tests into a cache outside the tree.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -7,19 +7,19 @@ SHELL := bash
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
-# Sets the variables (MILLPOND_MINIO, …) of the named tools, or of all; installs what is missing.
+# Sets the variables (MILLPOND_MINIO, …) of the named tools, or of all. Installs missing tools.
 tools = tools=$$(scripts/tools.sh $(1)); eval "$$tools"
-# One line that says what comes next; .ci/run's output is read by its headers.
+# A line that names the next section, for readers of .ci/run's output.
 section = printf '\n=== %s ===\n' "$(1)"
 
 CLIENTS := embedded-clickhouse/tests/clients
 
 .PHONY: help
-help: ## This list
+help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## The whole pipeline on this machine (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFER=minio, KEEP=1)
+demo: ## Run the whole pipeline on this machine (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFER=minio, KEEP=1)
 	@$(call tools,libchdb)
 	if [[ $${DEMO_BUFFER:-} == minio ]]; then
 	    $(call tools,minio)
@@ -28,14 +28,14 @@ demo: ## The whole pipeline on this machine (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFE
 	exec target/release/millpond demo
 
 .PHONY: tutorial
-tutorial: ## The store and the ClickHouse of tutorial/README.md, until they are stopped
+tutorial: ## Run the store and the ClickHouse of tutorial/README.md until interrupted
 	@$(call tools,minio libchdb)
-	# MILLPOND_BIN_DIR: programs that are built already.
+	# MILLPOND_BIN_DIR: a folder of programs that are already built.
 	[[ -n $${MILLPOND_BIN_DIR:-} ]] || cargo build --locked --bin millpond --bin embedded-clickhouse
 	exec tutorial/start.sh
 
 .PHONY: bench
-bench: ## CPU, throughput, latency and memory, against their floors (5 minutes; MILLPOND_LOGHUB, BENCH_FLAGS)
+bench: ## CPU, throughput, latency and memory, compared with the required bounds (5 minutes; MILLPOND_LOGHUB, BENCH_FLAGS)
 	@$(call tools,libchdb)
 	cargo build --locked --release --bin millpond --bin embedded-clickhouse --bin bench
 	exec target/release/bench $(BENCH_FLAGS)
@@ -53,10 +53,10 @@ bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a mil
 	exec target/release/growth
 
 .PHONY: test
-test: test-rust planted-bugs test-seeds fuzz test-go test-clients test-deploy test-processes test-cluster ## Every test (installs MinIO, a Collector, chDB, … into the cache first)
+test: test-rust planted-bugs test-seeds fuzz test-go test-clients test-deploy test-processes test-cluster ## Run every test (installs MinIO, a Collector, chDB, … into the cache first)
 
 .PHONY: collector
-collector: ## A Collector with Millpond's exporter (otel-exporter/builder.yaml); prints its path
+collector: ## Build a Collector with Millpond's exporter (otel-exporter/builder.yaml) and print its path
 	@scripts/install-otelcol.sh
 
 .PHONY: tools
@@ -66,7 +66,7 @@ tools: ## Install the pinned tools and print their variables
 .PHONY: build
 build:
 	@$(call section,cargo build)
-	# The tests too: their features differ from the programs' own, and so one build does for both.
+	# Builds the tests too: their features differ from the programs', and one build serves both.
 	cargo build --locked --workspace --all-targets
 
 .PHONY: test-rust
@@ -77,12 +77,12 @@ test-rust: build ## Unit, property and integration tests of the crates
 	cargo test --locked --workspace
 
 .PHONY: planted-bugs
-planted-bugs: ## Each rule of the protocols taken away in turn (BUGS="fence-ignored …"): a test must find out
+planted-bugs: ## Remove each rule of the protocols in turn (BUGS="fence-ignored …"): a test must fail
 	@$(call section,planted bugs)
 	python3 scripts/planted-bugs.py $(BUGS)
 
 .PHONY: fuzz
-fuzz: build ## Everything that decodes, fuzzed (FUZZ_RUNS inputs a target, or FUZZ_SECONDS; TARGETS="manifest …")
+fuzz: build ## Fuzz all decoders (FUZZ_RUNS inputs per target, or FUZZ_SECONDS; TARGETS="manifest …")
 	@$(call section,fuzz)
 	scripts/fuzz.sh $(TARGETS)
 
@@ -92,9 +92,9 @@ test-go: ## The Go producer and the Collector's exporter, with the race detector
 	$(call section,go test)
 	cd otel-exporter && go test -race ./...
 
-# Each commit has seeds of its own: where they begin follows from its hash. Without git, always the same.
+# Each commit has different seeds, derived from its hash. Without git they are always the same.
 .PHONY: test-seeds
-test-seeds: ## 20,000 seeds of the simulation, others for each commit
+test-seeds: ## Run 20,000 seeds of the simulation, different ones for each commit
 	@$(call section,seeds of this commit)
 	commit=$$(git rev-parse --verify --quiet HEAD || echo 0000000)
 	first=$$(( 16#$${commit:0:7} * 100 ))
@@ -104,7 +104,7 @@ test-seeds: ## 20,000 seeds of the simulation, others for each commit
 SEEDS ?= 0..20000
 
 .PHONY: simulate
-simulate: ## Seeds of the simulation (SEEDS=0..20000, which take 2 minutes)
+simulate: ## Run seeds of the simulation (SEEDS=0..20000, which take 2 minutes)
 	@cargo build --locked --release -p millpond-simulation
 	exec target/release/millpond-simulation run --seeds $(SEEDS)
 
@@ -117,9 +117,9 @@ test-clients: build ## Public ClickHouse clients against the embedded ClickHouse
 	"$$MILLPOND_PYTHON" -m pytest $(CLIENTS)
 
 .PHONY: test-deploy
-test-deploy: build ## The files in deploy/, against the program and the code of their readers (Helm, Compose, BuildKit, …)
+test-deploy: build ## The files in deploy/, checked against the program and their consumers' code (Helm, Compose, BuildKit, …)
 	@$(call section,deployment)
-	# Its cache does not see files outside of the module, which are all that is tested.
+	# Go's cache does not see files outside the module, which are all that this tests.
 	cd deploy/tests && go test -count=1 ./...
 
 .PHONY: test-processes
@@ -129,7 +129,7 @@ test-processes: build ## The whole pipeline as processes: MinIO, Collector, gate
 	"$$MILLPOND_PYTHON" -m pytest tests --ignore tests/cluster
 
 .PHONY: test-cluster
-test-cluster: build ## A real ClickHouse cluster: replicas, ZooKeeper, faults (Java 17, Maven; without them it says so)
+test-cluster: build ## A real ClickHouse cluster: replicas, ZooKeeper, faults (Java 17, Maven; skipped with a notice without them)
 	@$(call section,cluster tests)
 	if ! command -v java >/dev/null || ! command -v mvn >/dev/null; then
 	    echo "NOT TESTED: the cluster tests need Java 17 and Maven"
@@ -140,12 +140,12 @@ test-cluster: build ## A real ClickHouse cluster: replicas, ZooKeeper, faults (J
 	"$$MILLPOND_PYTHON" -m pytest tests/cluster
 
 .PHONY: advisories
-advisories: ## The crates against RustSec's advisories (deny.toml), where cargo-deny and its database are at hand
+advisories: ## Check the crates against RustSec's advisories (deny.toml), if cargo-deny and its database are available
 	@$(call section,advisories)
 	scripts/advisories.sh
 
 .PHONY: soak
-soak: build ## The fault tests for an hour on each store (SOAK_MINUTES=60; MILLPOND_TEST_SEED repeats a schedule)
+soak: build ## Run the fault tests for an hour on each store (SOAK_MINUTES=60; MILLPOND_TEST_SEED repeats a schedule)
 	@$(call tools)
 	SOAK_MINUTES=$${SOAK_MINUTES:-60} "$$MILLPOND_PYTHON" -m pytest -s tests/test_faults.py -k survive_every
 
@@ -159,7 +159,7 @@ lint: ## Formatting and lints of Rust, Go, shell and Python
 	(cd $(CLIENTS)/go && go vet ./...)
 	(cd otel-exporter && go vet ./...)
 	(cd deploy/tests && go vet ./...)
-	# What is generated from the .proto files is what they say; `go generate` writes it.
+	# The code generated from the .proto files is current; `go generate` rewrites it.
 	(cd otel-exporter/internal/generate && go vet . && go run . -check)
 	(cd otel-exporter/internal/bench && go vet .)
 	(cd tests/prometheus && go vet .)

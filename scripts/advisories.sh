@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Checks the crates against RustSec's advisories by deny.toml, where cargo-deny and the database are at hand. Where they are not, says
-# that nothing was checked and succeeds: a machine without the internet must still be able to test.
+# Checks the crates against RustSec's advisories with deny.toml, if cargo-deny and the database are available. If not,
+# it reports that nothing was checked, and succeeds: a machine without the internet must still be able to test.
 #
-#   MILLPOND_ADVISORIES=required    not to have checked is an error (for releases)
-#   CARGO_NET_OFFLINE=true          use the database as it is, and fetch nothing
+#   MILLPOND_ADVISORIES=required    fail if nothing can be checked (for releases)
+#   CARGO_NET_OFFLINE=true          use the local database, and fetch nothing
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs every fuzz target (fuzz/targets) over its seeds with libFuzzer, on a stable compiler:
 #
-#   scripts/fuzz.sh [TARGET…]      all of them, or those named, like otlp-logs
+#   scripts/fuzz.sh [TARGET…]      all targets, or the named ones, like otlp-logs
 #
-#   FUZZ_RUNS      inputs for each target
-#   FUZZ_SECONDS   instead: how long each target runs
+#   FUZZ_RUNS      inputs per target
+#   FUZZ_SECONDS   time per target, instead of FUZZ_RUNS
 #
-# What it finds worth keeping is in target/fuzz/TARGET and is where the next run begins. An input that breaks a property
-# is kept in target/fuzz/found; run the target's program with that file to see it again.
+# The corpus is in target/fuzz/TARGET, and the next run continues with it. Inputs that break a property are in
+# target/fuzz/found; run the target's program with such a file to reproduce the failure.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -30,7 +30,7 @@ if [[ $# == 0 ]]; then
     mapfile -t targets < <(printf '%s\n' "${!seeds[@]}" | sort)
 fi
 
-# The whole workspace is named, and examples, so that dependencies have the features that `make build` gave them.
+# Names the whole workspace and its examples, so that dependencies have the same features as in `make build`.
 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/rustc-with-coverage.sh \
     cargo build --locked --workspace --example 'fuzz-*'
 mkdir -p target/fuzz/found
@@ -51,7 +51,7 @@ for target in "${targets[@]}"; do
         grep -v '^#' "$log" | tail -n 60 >&2
         exit 1
     fi
-    # A target that sees no coverage tries bytes at random.
+    # A target without coverage feedback tries random bytes.
     if ! grep -q 'DONE *cov: ' "$log"; then
         printf 'fuzz.sh: %s was built without coverage\n' "$target" >&2
         exit 1

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the OpenTelemetry Collector that the tests use (tests/collector/builder.yaml) with the
-# pinned Collector builder, into the cache, and prints the program's path, last, on stdout. Does
-# nothing when this very manifest has been built before.
+# Builds the tests' OpenTelemetry Collector (tests/collector/builder.yaml) with the pinned Collector builder
+# into the cache, and prints the program's path as the last line of stdout. Skips the build if this manifest
+# was built before.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/lib.sh"

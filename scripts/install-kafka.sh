@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Fetches the pinned Kafka broker (otel-exporter/internal/bench/kafka/pom.xml) with Maven into the cache and prints the path of
-# the folder of its jars, last, on stdout. Does nothing when it is there already. Only `make bench-exporter` needs it.
+# Downloads the pinned Kafka broker (otel-exporter/internal/bench/kafka/pom.xml) with Maven into the cache,
+# and prints the folder of its jars as the last line of stdout. Skips the download if it exists. Only `make
+# bench-exporter` needs it.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/lib.sh"

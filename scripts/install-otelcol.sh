@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Builds a Collector with Millpond's exporter (otel-exporter/builder.yaml) with the pinned Collector builder, into the
-# cache, and prints the program's path, last, on stdout. Does nothing when this very exporter has been built before.
+# Builds a Collector with Millpond's exporter (otel-exporter/builder.yaml) with the pinned Collector builder
+# into the cache, and prints the program's path as the last line of stdout. Skips the build if these sources
+# were built before.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/lib.sh"
 
 exporter=$(cd "$here/../otel-exporter" && pwd)
-# What the program is made of: everything in the folder but its tests and the benchmark.
+# The program's sources: everything in the folder except its tests and the benchmark.
 mapfile -t sources < <(find "$exporter" -path '*/internal/bench' -prune -o -type f \( -name '*.go' -o -name 'go.*' -o -name builder.yaml \) ! -name '*_test.go' -print | sort)
 directory=$cache/otelcol-millpond/$collector_version-$(fingerprint "${sources[@]}")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds tests/prometheus (Prometheus' scraper and query engine, for the tests) into the cache and prints the program's path,
-# last, on stdout. Does nothing when it is there already.
+# Builds tests/prometheus (Prometheus' scraper and query engine, for the tests) into the cache, and prints the
+# program's path as the last line of stdout. Skips the build if it exists.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with the pinned packages of tests/requirements.txt in the cache and
-# prints the path of its python, last, on stdout. Does nothing when it is there already.
+# Creates a virtual environment with the pinned packages of tests/requirements.txt in the cache, and prints
+# the path of its python as the last line of stdout. Does nothing else if it exists.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/lib.sh"
@@ -12,8 +12,8 @@ environment=$cache/python/$python-$(fingerprint "$requirements")
 
 if [[ ! -x $environment/bin/python ]]; then
     say "installing $(basename "$requirements") for Python $python"
-    # A virtual environment cannot be moved, so it is built under a name of its own and only the
-    # link to it is put in place by a rename.
+    # A virtual environment cannot be moved: build it under a unique name, and put the link to it in place
+    # with a rename.
     mkdir -p "$cache/python"
     built=$(mktemp -d "$environment.XXXXXX")
     trap '[[ $(readlink "$environment") == "$built" ]] || rm -rf "$built"' EXIT

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the pinned toxiproxy, a TCP proxy whose faults are switched over HTTP (go_tool in lib.sh).
+# Installs the pinned toxiproxy, a TCP proxy with faults controlled over HTTP (go_tool in lib.sh).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

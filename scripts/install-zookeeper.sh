@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches the pinned ZooKeeper (tests/cluster/pom.xml) with Maven into the cache and prints the path of the folder of its jars,
-# last, on stdout. Does nothing when it is there already. Only `make test-cluster` needs it.
+# Downloads the pinned ZooKeeper (tests/cluster/pom.xml) with Maven into the cache, and prints the folder of
+# its jars as the last line of stdout. Skips the download if it exists. Only `make test-cluster` needs it.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/lib.sh"

@@ -1,33 +1,33 @@
-# Shared by the install scripts (sourced, not run): where the pinned tools live, and how one gets
-# there atomically. Nothing is ever installed into the tree, and a half-finished install is never
-# mistaken for a finished one: everything is built beside its place and renamed into it.
+# Functions for the install scripts (sourced, not run): the location of the pinned tools, and atomic
+# installation. Nothing is installed into the tree. Each tool is built beside its destination and renamed into
+# place, so an unfinished install never looks finished.
 
 cache=${MILLPOND_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/millpond}
 
-# say MESSAGE: progress, on stderr; stdout belongs to the resulting path.
+# say MESSAGE: prints progress on stderr; stdout is for the resulting path.
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
 
-# need PROGRAM WHY: stops with a sentence when a toolchain is missing.
+# need PROGRAM REMEDY: stops with a sentence if a toolchain is missing.
 need() { command -v "$1" >/dev/null || { say "$1 is not on the PATH: $2"; exit 1; }; }
 
 # fingerprint FILE…: 12 hex digits that change with the files, for the names of versioned directories.
 fingerprint() { cat "$@" | sha256sum | cut -c1-12; }
 
-# stage DIRECTORY: sets $staging to a fresh directory beside DIRECTORY, removed when the script ends.
+# stage DIRECTORY: sets $staging to a new directory beside DIRECTORY, removed when the script ends.
 stage() {
     mkdir -p "$(dirname "$1")"
     staging=$(mktemp -d "$1.XXXXXX")
     trap 'rm -rf "$staging"' EXIT
 }
 
-# place DIRECTORY: renames $staging to DIRECTORY. When another run got there first, its result stands.
+# place DIRECTORY: renames $staging to DIRECTORY. If another run was faster, its result stands.
 place() {
     chmod 755 "$staging"
     mv -T "$staging" "$1" 2>/dev/null || [[ -d $1 ]] || { say "cannot move $staging to $1"; exit 1; }
 }
 
-# go_tool NAME VERSION PACKAGE: installs a pinned Go program into the cache, as NAME, and prints its path, last, on
-# stdout. Does nothing when it is there already.
+# go_tool NAME VERSION PACKAGE: installs a pinned Go program into the cache as NAME, and prints its path as
+# the last line of stdout. Skips the build if it exists.
 go_tool() {
     local name=$1 version=$2 package=$3
     local directory=$cache/bin/$name-$version
@@ -43,8 +43,8 @@ go_tool() {
     echo "$directory/$name"
 }
 
-# npm_packages NAME FOLDER: installs the packages that a folder of the project pins into the cache, and prints the path of
-# their node_modules, last, on stdout. Does nothing when they are there already.
+# npm_packages NAME FOLDER: installs the packages that a folder of the project pins into the cache, and prints
+# the path of their node_modules as the last line of stdout. Skips the install if they exist.
 npm_packages() {
     local name=$1 packages
     packages=$(cd "$(dirname "${BASH_SOURCE[0]}")/../$2" && pwd)
@@ -56,14 +56,14 @@ npm_packages() {
         say "installing the packages of $2"
         stage "$directory"
         cp "$packages/package.json" "$packages/package-lock.json" "$staging"
-        # No script of a package is run.
+        # Runs no script of any package.
         (cd "$staging" && npm ci --ignore-scripts --no-audit --no-fund >&2)
         place "$directory"
     fi
     echo "$directory/node_modules"
 }
 
-# The versions that build together are those of this release of the Collector.
+# The versions in this release of the Collector build together.
 collector_version=v0.161.0
 
 # collector_builder: installs the pinned Collector builder and prints the program's path.
@@ -81,8 +81,8 @@ collector_builder() {
     echo "$directory/builder"
 }
 
-# build_collector BUILDER NAME: builds the Collector of $staging/builder.yaml, whose dist.name is NAME and whose
-# dist.output_path is ./source, and leaves only the program there.
+# build_collector BUILDER NAME: builds the Collector of $staging/builder.yaml, with dist.name NAME and
+# dist.output_path ./source, and keeps only the program.
 build_collector() {
     # The builder writes its Go module and the program into the working directory's dist.output_path.
     if ! (cd "$staging" && "$1" --skip-strict-versioning --config builder.yaml) >"$staging/build.log" 2>&1; then

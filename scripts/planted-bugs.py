@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Plants each bug of manifest/src/planted.rs in turn and shows that a test finds it.
 
-All bugs are in one build; MILLPOND_PLANTED_BUG chooses one. A bug is caught by the first of its
-tests that fails with what is expected of it: an invariant, and not just any failure. Exits with 1
-if a bug survives, if a test fails with no bug planted, or if a bug has no test here.
+All bugs are in one build; MILLPOND_PLANTED_BUG selects one. The first of its tests that fails with
+the expected invariant, and not just with any failure, catches the bug. Exits with 1 if a bug
+survives, if a test fails without a planted bug, or if a bug has no test here.
 
     scripts/planted-bugs.py [BUG…]
 """
@@ -24,7 +24,7 @@ TIMEOUT_S = 180
 
 
 class Catcher(NamedTuple):
-    """A test, and what its failure says."""
+    """A test, and a pattern for its failure."""
 
     source: str
     test: str
@@ -76,7 +76,7 @@ def refusing(test, says):
 
 
 def simulated(says):
-    """Some of the seeds that every run of the tests goes through."""
+    """Some of the seeds that every test run covers."""
     test = "whatever_happens_every_promise_is_kept"
     return Catcher("simulation/tests/simulator.rs", test, rf"seed \d+ violates {says}")
 
@@ -327,7 +327,7 @@ CATCHERS = {
 
 
 def build(bugs):
-    """The tests that catch these, with every bug compiled in: their executables by source."""
+    """The tests that catch these bugs, with every bug compiled in: their executables by source."""
     sources = {Path(catcher.source) for bug in bugs for catcher in CATCHERS[bug]}
     # A folder of tests is one program, named after the folder.
     programs = [source for source in sources if "tests" in source.parts]
@@ -360,12 +360,12 @@ def build(bugs):
 
 
 def run(programs, catcher, bug):
-    """Whether the test passed, what it said, and how long that took."""
+    """Whether the test passed, its output, and its duration."""
     environment = {
         **os.environ,
         "MILLPOND_PLANTED_BUG": bug,
         "RUST_BACKTRACE": "0",
-        # What fails on purpose is not to be remembered.
+        # Intended failures must not be remembered.
         "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1",
     }
     began = time.monotonic()
@@ -390,7 +390,7 @@ def run(programs, catcher, bug):
 
 
 def catch(programs, bug):
-    """The line of the table for a bug, and whether it was caught."""
+    """The bug's line in the table, and whether it was caught."""
     missed = []
     for catcher in CATCHERS[bug]:
         passed, said, seconds = run(programs, catcher, bug)

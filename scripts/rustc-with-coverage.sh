@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What `make fuzz` gives cargo as RUSTC_WORKSPACE_WRAPPER: compiles the crates that decode, and the targets, with the
-# coverage that guides libFuzzer, with every check on. The flags are those of cargo-fuzz but for the sanitizers,
-# which need a nightly compiler. Everything else is compiled as ever, so that `make build` has most of it.
+# The RUSTC_WORKSPACE_WRAPPER of `make fuzz`: compiles the decoding crates and the targets with libFuzzer's coverage
+# and with every check on. The flags are cargo-fuzz's without the sanitizers, which need a nightly compiler.
+# Everything else is compiled as usual, so `make build` has most of it already.
 set -euo pipefail
 
 case " $* " in

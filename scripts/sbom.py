@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Prints a bill of materials (CycloneDX 1.6, JSON) of what is shipped:
+"""Prints a bill of materials (CycloneDX 1.6, JSON) of the shipped software:
 
     eval "$(scripts/tools.sh python)"
     "$MILLPOND_PYTHON" scripts/sbom.py millpond   # the program: cargo's lock file
     "$MILLPOND_PYTHON" scripts/sbom.py exporter   # the Collector's exporter: its Go modules
 
-It has what is linked or runs during the build on Linux x86-64, and neither what only tests need nor
-what a Collector brings beside the exporter. With SOURCE_DATE_EPOCH set, the same tree gives the
-same bytes.
+It lists everything that is linked or runs during the build on Linux x86-64, without dependencies of
+tests or of the rest of the Collector. With SOURCE_DATE_EPOCH set, the same tree gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def output(folder: Path, *command: str) -> str:
 def component(
     kind: ComponentType, purl: PackageURL, licence: str | None, version: str | None
 ) -> Component:
-    # `A/B` is how crates wrote `A OR B` before 2018.
+    # Crates from before 2018 write `A/B` for `A OR B`.
     expression = re.sub(r" */ *", " OR ", licence) if licence else None
     return Component(
         type=kind,
@@ -54,7 +54,7 @@ def component(
 
 
 def crates() -> tuple[Component, dict[Component, list[Component]]]:
-    """The program's crate, and each crate with those that it needs."""
+    """The program's crate, and each crate with its dependencies."""
     command = ("cargo", "metadata", "--locked", "--format-version=1", "--filter-platform", PLATFORM)
     metadata = json.loads(output(ROOT, *command))
     packages = {package["id"]: package for package in metadata["packages"]}
@@ -87,7 +87,8 @@ def crates() -> tuple[Component, dict[Component, list[Component]]]:
 
 
 def modules() -> tuple[Component, dict[Component, list[Component]]]:
-    """The exporter's Go module, and those that it links. Which of them needs which is not said."""
+    """The exporter's Go module and the modules that it links, without the dependencies between
+    them."""
     folder = ROOT / "otel-exporter"
     listed = output(folder, "go", "list", "-deps", "-json=Module", EXPORTER)
     decoder, at, found = json.JSONDecoder(), 0, {}

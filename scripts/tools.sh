@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs every pinned tool that the tests and the demo use and prints shell `export` lines for
-# them on stdout, to be used as:  eval "$(scripts/tools.sh)"
+# Installs every pinned tool of the tests and the demo, and prints shell `export` lines for them on
+# stdout:  eval "$(scripts/tools.sh)"
 #
-# With names as arguments, only those:  scripts/tools.sh minio libchdb
-# A variable that is set already is left alone, so that a tool of one's own can be used instead.
+# To install only some of them:  scripts/tools.sh minio libchdb
+# A variable that is already set stays unchanged, so you can use your own build of a tool.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 

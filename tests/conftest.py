@@ -47,7 +47,7 @@ def site(request, tmp_path: Path, shared_minio: Minio, shared_clickhouse: Embedd
 def module_site(
     request, tmp_path_factory, shared_minio: Minio, shared_clickhouse: EmbeddedClickHouse
 ):
-    """A site that all tests of one file look at."""
+    """A site that all tests of one file share."""
     site = Site(tmp_path_factory.mktemp("site"), shared_minio, shared_clickhouse)
     request.node.site = site
     yield site
@@ -56,7 +56,7 @@ def module_site(
 
 @pytest.fixture(scope="module")
 def new_site(tmp_path_factory, shared_minio: Minio, shared_clickhouse: EmbeddedClickHouse):
-    """Makes sites on the shared services that live as long as the tests of one file."""
+    """Creates sites on the shared services that live as long as the tests of one file."""
     sites: list[Site] = []
 
     def make() -> Site:
@@ -71,8 +71,8 @@ def new_site(tmp_path_factory, shared_minio: Minio, shared_clickhouse: EmbeddedC
 
 @pytest.fixture
 def own_site(request, tmp_path: Path):
-    """A site whose store and ClickHouse are the test's own, to be killed as it likes. The store is
-    MinIO unless the test is parametrized with another."""
+    """A site with its own store and ClickHouse, which the test may kill. The store is MinIO unless
+    the test is parametrized with another."""
     store = getattr(request, "param", Minio)(tmp_path)
     clickhouse = EmbeddedClickHouse(tmp_path)
     site = Site(tmp_path, store, clickhouse)

@@ -1,8 +1,8 @@
-"""A real Collector as an agent in front of a gateway, as people run one on every node: restarted
-and killed under load, with each exporter that it has for a gateway and as those can compress.
+"""A real Collector as an agent in front of a gateway, as on every node in production: restarted and
+killed under load, with each of its exporters for a gateway and their compressions.
 
-What the gateway acknowledged is there once. What an agent keeps and sends again may be there again,
-as a whole request: OTLP requests have no identity, so no receiver can tell.
+A record that the gateway acknowledged occurs once. A request that an agent keeps and sends again
+may occur again as a whole: OTLP requests have no identity, so no receiver can tell.
 """
 
 import os
@@ -21,7 +21,7 @@ PER_REQUEST = 100
 
 
 def _dice() -> random.Random:
-    """Its seed is printed with a failure; MILLPOND_TEST_SEED runs the same schedule again."""
+    """A failure prints its seed; MILLPOND_TEST_SEED runs the same schedule again."""
     seed = int(os.environ.get("MILLPOND_TEST_SEED", random.randrange(2**32)))
     print(f"MILLPOND_TEST_SEED={seed}")
     return random.Random(seed)
@@ -44,7 +44,7 @@ def _came_compressed(gateway) -> bool:
 def test_an_agent_that_answers_with_the_gateways_answer_adds_nothing(
     own_site, exporter, compression
 ):
-    """Without a queue and without retries it is a proxy: exactly once, whatever is killed."""
+    """Without queue and retries the agent is a proxy: exactly once, whatever is killed."""
     site, dice = own_site, _dice()
     gateway, consumer = site.gateway(), site.consumer()
     direct = {"sending_queue": {"enabled": False}, "retry_on_failure": {"enabled": False}}
@@ -64,7 +64,7 @@ def test_an_agent_that_answers_with_the_gateways_answer_adds_nothing(
     load = site.load(agent, "--rate", 500, "--retry-for", "0s", records=1_000_000_000)
     load.start()
     for process, signal_number in faults:
-        # Each fault meets an agent that records are going through.
+        # Each fault hits an agent with records in flight.
         known = len(load.acknowledged())
         eventually("more to be acknowledged", lambda known=known: len(load.acknowledged()) > known)
         time.sleep(dice.uniform(0, 0.5))
@@ -82,9 +82,8 @@ def test_an_agent_that_answers_with_the_gateways_answer_adds_nothing(
 
 
 def test_an_agent_with_its_queue_on_disk_loses_nothing(own_site):
-    """What the agent has answered for is committed by it or by the one after it. A request that was
-    on its way at a kill, the agent's or the gateway's, may be there again: at most one for each of
-    the queue's consumers."""
+    """The agent, or its successor, commits everything it has acknowledged. A request in flight when
+    the agent or the gateway is killed may be duplicated: at most one per consumer of the queue."""
     site, dice, consumers = own_site, _dice(), 4
     gateway, consumer = site.gateway(), site.consumer()
     queue = site.directory / "queue"
@@ -120,12 +119,12 @@ def test_an_agent_with_its_queue_on_disk_loses_nothing(own_site):
         assert process.terminate() == 0
     found = ids(site.clickhouse, site.database)
     assert not set(acknowledged) - found.keys()
-    # Of each request, how often each of its records is there.
+    # For each request, the number of occurrences of each record.
     requests: dict[int, Counter[int]] = {}
     for name, count in found.items():
         requests.setdefault(int(name.rsplit("-", 1)[1]) // PER_REQUEST, Counter())[count] += 1
     torn = {number: counts for number, counts in requests.items() if len(counts) > 1}
-    assert not torn, f"requests of which some records are there more often than others: {torn}"
+    assert not torn, f"requests with records that occur more often than others: {torn}"
     again = sum(count - 1 for counts in requests.values() for count in counts)
-    assert again <= len(faults) * consumers, f"{again} requests are there again"
+    assert again <= len(faults) * consumers, f"{again} requests are duplicated"
     site.check_manifest()

@@ -1,4 +1,4 @@
-"""Bad input to a gateway's port: it answers with an error or closes the connection, and goes on
+"""Invalid input at a gateway's port: it answers with an error or closes the connection, and keeps
 serving everyone else."""
 
 import errno
@@ -18,7 +18,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
-    """An HTTP/2 frame; `length` lies about the payload's."""
+    """An HTTP/2 frame; `length` overrides the payload's length."""
     claimed = len(payload) if length is None else length
     return struct.pack(">I", claimed)[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
@@ -52,7 +52,7 @@ RAW = {
 def gateway(site):
     gateway = site.gateway("--linger", "20ms")
     yield gateway
-    # Whatever a test sent: it still serves, and ends as it should.
+    # After any input it still serves, and shuts down cleanly.
     export(gateway.address, GOOD)
     assert gateway.terminate() == 0
     assert "panicked" not in gateway.messages()
@@ -68,9 +68,9 @@ def test_bytes_that_are_no_grpc(gateway, raw):
             while connection.recv(65_536):
                 pass
         except ConnectionError:
-            pass  # cut off in the middle of it: fine
+            pass  # closed in the middle: fine
         except OSError as failure:
-            # Cut off before the shutdown, which then finds no connection to shut down.
+            # Closed before the shutdown, which then finds no connection.
             if failure.errno != errno.ENOTCONN:
                 raise
     gateway.must_run()
@@ -106,7 +106,7 @@ def test_every_truncation_is_refused_or_is_a_request_of_its_own(gateway):
 
 
 def test_nesting_without_end_is_refused(gateway):
-    # Arrays in arrays, 10,000 deep, as the body of a record: built from the inside out.
+    # Arrays nested 10,000 deep as the body of a record, built from the inside out.
     value = b"\x0a\x01x"
     for _ in range(10_000):
         array = b"\x0a" + _varint(len(value)) + value
@@ -121,7 +121,7 @@ def test_a_message_over_the_limit_is_refused_and_says_the_limit(site):
     gateway = site.gateway("--max-message-bytes", "1MiB")
     big = request(record("big", body="x" * 2_000_000)).SerializeToString()
     error = refusal(gateway.address, big)
-    # Not RESOURCE_EXHAUSTED: no retry would ever do.
+    # Not RESOURCE_EXHAUSTED: no retry could succeed.
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "the limit is 1048576" in error.details()
     export(gateway.address, GOOD)

@@ -1,5 +1,5 @@
-"""More than one consumer: two processes on one cursor (one is fenced and stands by), and consumers
-with names of their own (each gets everything)."""
+"""More than one consumer: two processes on one cursor (one is fenced and becomes a standby), and
+consumers with different names (each gets everything)."""
 
 import signal
 
@@ -8,7 +8,7 @@ from harness.process import eventually
 
 
 def _more_rows(site, load) -> None:
-    """Waits until rows arrive, unless the load has ended before."""
+    """Waits until rows arrive, unless the load ends first."""
     seen = rows_of(site.clickhouse, site.database)
     eventually(
         "more rows",
@@ -39,7 +39,7 @@ def test_a_takeover_fences_the_living_owner_which_stands_by(site):
     assert second.owns()
     _more_rows(site, load)
 
-    # The one that stands by goes on when the owner leaves.
+    # The standby takes over when the owner leaves.
     assert second.terminate() == 0
     eventually("the first to own the cursor again", first.owns)
     _finish(site, load, first)
@@ -100,14 +100,14 @@ def test_a_script_can_wait_for_a_consumer(site):
     assert "millpond consumer list" in said
 
     waiting = site.begun("consumer", "wait", "e2e", *site.buffer.flags)
-    # Which a typing error would be for ever.
-    eventually("it to be said", lambda: "has never run: waiting for it" in waiting.messages())
+    # A typo would wait forever.
+    eventually("the log line", lambda: "has never run: waiting for it" in waiting.messages())
     consumer = site.consumer("--ack-interval", "50ms")
     assert waiting.wait() == 0
     assert waiting.stdout() == "e2e has read all 5000 records\n"
     rows = site.clickhouse.scalar(f"SELECT count() FROM {site.database}.otel_logs")
     assert rows == "5000"
-    # What is not there yet when it is asked is not waited for.
+    # Records must be in the buffer at the start of the wait to count.
     assert consumer.terminate() == 0
     site.millpond("consumer", "wait", "e2e")
     site.load(gateway, records=1_000, name="load-behind").run()

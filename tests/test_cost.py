@@ -1,9 +1,9 @@
-"""`millpond cost`: its model against the requests that real processes make, by kind; and the
-command as people use it.
+"""`millpond cost`: compares its model with the requests of real processes by kind, and tests the
+command itself.
 
-No time decides a comparison. Counters are read twice while a load runs, and the model is asked
-about what happened in between: the bytes that were stored, how long it was from segment to segment,
-how long requests to the store took. A slow machine makes fewer requests, and the model is told why.
+No comparison depends on the time. Counters are read twice during a load, and the model gets the
+facts of that span: the stored bytes, the intervals between segments, the duration of requests to
+the store. A slow machine makes fewer requests, and the model knows why.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pytest
 from harness.process import Process, eventually
 from harness.services import REPOSITORY, Millpond, tool
 
-# Collectors here go their rounds every two seconds, so that how long a round takes counts, and a
-# round is not made of mean requests on a machine that is busy with others.
+# Collectors here run every two seconds, so the duration of a round matters, and on a busy machine a
+# round's requests are not average ones.
 WITHIN = {"put": 0.10, "get": 0.10, "list": 0.20}
 SEGMENTS = "millpond_producer_segments_total"
 COMMITS = "millpond_producer_commit_attempts_total"
@@ -29,27 +29,27 @@ OFFER = REPOSITORY / "cost" / "testdata" / "offer.json"
 
 @dataclass(frozen=True)
 class Configuration:
-    """How the pipeline is run, and what the model is told of that. Intervals are long: what a busy
-    machine adds to each is small beside them."""
+    """The settings of the pipeline, and what the model is told about it. Intervals are long, so
+    that the delays of a busy machine are small in comparison."""
 
     name: str
-    # Of each gateway.
+    # One per gateway.
     lingers: tuple[str, ...]
-    # As gateways and consumers call them, and the model.
+    # Settings by flag for gateways and consumers, and for the model.
     gateway: dict[str, object] = field(default_factory=dict)
     consumer: dict[str, object] = field(default_factory=dict)
     model: dict[str, object] = field(default_factory=dict)
     consumers: int = 1
-    # Requests a second of each load, and how many segments are waited for.
+    # Requests per second of each load, and the number of segments to wait for.
     requests: int = 20
     segments: int = 30
-    # Segments close by their size, and how many there are is the model's to say. Elsewhere it is
-    # told: between two is the linger, and the time that the machine took for the next message.
+    # Segments close by size, and the model predicts their number. Otherwise the model is told:
+    # their interval is the linger plus the machine's delay until the next message.
     by_size: bool = False
-    # And those that are full long before their linger share commits. How many is told, too: a
-    # machine that stops for a moment looks like a load that has ended, and what waits is committed.
+    # Segments that fill long before their linger ends share commits. The number of commits is told
+    # to the model too: a machine that pauses looks like a load that has ended, which commits early.
     shared: bool = False
-    # A second stream beside the logs.
+    # A second stream in addition to logs.
     metrics: bool = False
 
 
@@ -67,7 +67,7 @@ CONFIGURATIONS = [
             "--block-bytes": "2KiB",
         },
         model={"--segment": "128KiB", "--segment-raw": "16MiB"},
-        # A segment takes what comes while its last block is compressed: it must fill for seconds.
+        # A segment accepts messages while its last block is compressed: it must fill for seconds.
         requests=40,
         segments=20,
         by_size=True,
@@ -86,7 +86,7 @@ CONFIGURATIONS = [
         by_size=True,
         shared=True,
     ),
-    # Not the same linger: their phases drift, as the model takes them to.
+    # Different lingers: their phases drift, as the model assumes.
     Configuration(
         "two producers of one shard",
         ("2s", "1900ms"),
@@ -109,8 +109,8 @@ CONFIGURATIONS = [
     ),
 ]
 
-# Some are not the program's own: no plan must wait for a slow ClickHouse, and collectors would come
-# once in five minutes.
+# Not the program's defaults: no plan may wait for a slow ClickHouse, and collectors would run only
+# every five minutes.
 CONSUMER = {
     "--poll-interval": "500ms",
     "--ack-interval": "20s",
@@ -136,7 +136,7 @@ class Reading:
         )
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of a metric over the processes and the labels that are not given."""
+        """The sum of a metric over the processes and unspecified labels."""
         found = 0.0
         for line in "\n".join(self.gateways + self.consumers).splitlines():
             sample = re.fullmatch(r"([a-z_]+)(\{.*\})? (\S+)", line)
@@ -148,7 +148,7 @@ class Reading:
 
 
 class Between:
-    """What happened between two readings."""
+    """The differences between two readings."""
 
     def __init__(self, before: Reading, after: Reading) -> None:
         self.before, self.after = before, after
@@ -164,7 +164,7 @@ class Between:
         return self(SEGMENTS) / self(COMMITS, outcome="committed")
 
     def requests(self) -> dict[str, float]:
-        """A second, by kind, whatever their outcome: so they are billed."""
+        """Requests per second by kind, whatever their outcome, as on the bill."""
         kinds = {"put": ("put",), "get": ("get", "head"), "list": ("list",)}
         return {
             name: sum(self("millpond_store_requests_total", kind=kind) for kind in of)
@@ -208,14 +208,14 @@ class Pipeline:
         for consumer in self.consumers:
             consumer.up()
         for n, gateway in enumerate(self.gateways):
-            # A request waits for its commit: so many may wait that the load never does.
+            # Requests wait for their commits: this concurrency keeps the load from stalling.
             load = (
                 *("--rate", 5 * configuration.requests, "--records-per-request", 5),
                 *("--concurrency", 4_096),
             )
             self.site.load(gateway, *load, records=100_000_000, name=f"load-{n}").start()
         if configuration.metrics:
-            # Four, each sending again as soon as it is answered: each segment has some.
+            # Four clients that each send again after every answer: each segment has some.
             generator = [
                 *(tool("MILLPOND_TELEMETRYGEN"), "metrics"),
                 *("--otlp-endpoint", self.gateways[0].address, "--otlp-insecure"),
@@ -235,7 +235,7 @@ class Pipeline:
 
 @pytest.fixture(scope="module")
 def measured(new_site) -> dict[str, tuple[Pipeline, Between]]:
-    """All configurations at once, since most of their time is waiting."""
+    """All configurations at once, since they mostly wait."""
     pipelines = [Pipeline(new_site(), configuration) for configuration in CONFIGURATIONS]
     for pipeline in pipelines:
         pipeline.start()
@@ -261,7 +261,7 @@ def measured(new_site) -> dict[str, tuple[Pipeline, Between]]:
 
 
 def predicted(pipeline: Pipeline, between: Between) -> dict[str, float]:
-    """What the model says of the same time."""
+    """The model's prediction for the same time."""
     configuration = pipeline.configuration
     stored = between("millpond_producer_stored_bytes_total")
     raw = between("millpond_producer_raw_bytes_total")
@@ -334,7 +334,7 @@ def test_a_live_buffer_is_priced_by_what_is_in_it(site):
     text = site.millpond("cost", "--since", "1h").stdout()
     assert f"counted: {len(entries)} segments" in text
     assert "~ the model's" in text
-    # What no object tells is not made up.
+    # Quantities that no object shows are not invented.
     assert "p99" not in text
     assert "--linger from" not in text
 
@@ -373,7 +373,7 @@ def test_imported_prices_are_those_that_count(site):
     assert dear["price"]["put_usd_per_1000"] == 10 * usual["price"]["put_usd_per_1000"]
     assert dear["price"]["source"].startswith("AWS offer file AmazonS3")
     assert dear["total_usd_per_month"] > 5 * usual["total_usd_per_month"]
-    # What is printed is a file for --prices again.
+    # The output is again a file for --prices.
     whole = site.command("cost", "prices", "print", "--prices", file)
     file.write_text(whole.stdout())
     again = site.parsed(site.command("cost", *load, "--prices", file))
@@ -382,7 +382,7 @@ def test_imported_prices_are_those_that_count(site):
     file.write_text("[[storage]]\nprovider = 1\n")
     refused = site.command("cost", *load, "--prices", file, code=1)
     assert "prices.toml" in refused.messages()
-    assert "no offer file" in site.command("cost", "prices", "import", file, code=1).messages()
+    assert "not an offer file" in site.command("cost", "prices", "import", file, code=1).messages()
 
 
 def test_a_sweep_is_a_table_and_a_chart(site):

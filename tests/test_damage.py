@@ -1,5 +1,5 @@
-"""A bit that flips on the disk: it is found by a checksum, named, and stops only what it must. Over
-`file://`, since a real store notices by itself."""
+"""A bit flips on the disk: a checksum detects it, an error names it, and only what depends on it
+stops. Over `file://`, since a real store would detect it itself."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ RECORDS = 2_000
 
 
 def _flip(file: Path, at: float = 0.5) -> None:
-    """Flips a bit at this fraction of the file."""
+    """Flips a bit at this position of the file, given as a fraction."""
     data = bytearray(file.read_bytes())
     data[int(at * (len(data) - 1))] ^= 4
     file.write_bytes(data)
@@ -49,19 +49,19 @@ def damaged(site, written):
 
 
 def _stops(site, *words: str, **options: str) -> str:
-    """A consumer that nothing has read under this name ends and says these words."""
+    """Asserts that a new consumer fails with these words."""
     consumer = site.consumer_of("--gc-interval", "0s", **options)
     consumer.start()
     assert consumer.wait() == 1
     for word in words:
         assert word in consumer.messages()
-    # Once, not once for each layer that it comes through.
+    # Once, not once per layer.
     assert consumer.messages().splitlines()[-1].count("CRC32C") <= 1
     return consumer.messages()
 
 
 def _accepts(site) -> None:
-    """A gateway takes requests and commits them."""
+    """Asserts that a gateway takes requests and commits them."""
     gateway = site.gateway("--linger", "20ms", "--tail-max", 3)
     export(gateway.address, GOOD)
     assert gateway.terminate() == 0
@@ -106,18 +106,18 @@ def test_a_page_stops_who_has_not_read_it_and_nobody_else(site, damaged):
     named = (f"shards/0000/pages/{file.name}: page is damaged", "CRC32C", "millpond consumer reset")
     _stops(site, *named, consumer="other")
     _doctor(site, f"{file.name}: page is damaged")
-    # Nothing is deleted on the word of a log that cannot be read.
+    # Nothing is deleted based on an unreadable log.
     before = sorted(folder.rglob("*"))
     site.millpond("gc", "--gc-grace", "0s", code=1)
     assert sorted(folder.rglob("*")) == before
 
-    # Gateways need no pages, nor does a consumer that is past this one.
+    # Gateways need no pages, nor does a consumer that has passed this one.
     _accepts(site)
     reader = site.consumer("--gc-interval", "0s", name="reader")
     eventually("the new record", lambda: rows_of(site.clickhouse, site.database) == 1)
     assert reader.terminate() == 0
 
-    # Without a backup: on behind it. The one that has ended by itself may still hold its lease.
+    # Without a backup: continue after it. The consumer that has ended may still hold its lease.
     behind = page["last"] + 1
     site.millpond("consumer", "reset", "other", "--to", behind, "--force", "--yes")
     other = f"{site.database}_other"
@@ -140,7 +140,7 @@ def test_a_cursor_stops_its_consumer_and_no_other(site, damaged):
     )
     _stops(site, *named)
     _doctor(site, "consumers/e2e/cursor: cursor is damaged")
-    # What this consumer still needs cannot be known, so that nothing is deleted.
+    # It is unknown what this consumer still needs, so nothing is deleted.
     assert "is damaged" in site.millpond("gc", "--gc-grace", "0s", code=1).messages()
 
     _accepts(site)
@@ -181,7 +181,7 @@ def test_a_block_of_a_segment_is_named_with_its_place(site, damaged):
     ids=["header", "index", "footer"],
 )
 def test_what_frames_a_segment_stops_nobody(site, damaged, at, says):
-    """A consumer reads the blocks, whose places are in the manifest."""
+    """A consumer reads the blocks, whose positions are in the manifest."""
     folder, shard, acknowledged = damaged
     file = folder / "shards/0000/segments" / shard["entries"][4]["segment"]
     size = file.stat().st_size

@@ -1,10 +1,10 @@
-"""What people look at these tables with works unchanged: queries of the shapes that HyperDX
-(ClickStack), Grafana's ClickHouse plugin in its OpenTelemetry mode, and the clickhouseexporter's
-own documentation have, asked of tables that Millpond has filled and of tables that the exporter
-has filled with the same telemetry. The answers must be the same.
+"""Tools for these tables work unchanged: queries in the form of HyperDX (ClickStack), Grafana's
+ClickHouse plugin in its OpenTelemetry mode, and the clickhouseexporter's documentation. They run on
+tables filled by Millpond and on tables filled by the exporter with the same telemetry. The answers
+must be the same.
 
-Jaeger's ClickHouse storage is not among them: it has tables of a schema of its own (`spans`, …),
-which its own collector fills.
+Jaeger's ClickHouse storage is not among them: it has its own schema (`spans`, …), which its own
+collector fills.
 """
 
 import pytest
@@ -21,7 +21,7 @@ TABLES = (
     "otel_metrics_summary",
 )
 
-# The middle half of it, in the ways that the tools say so.
+# The middle half, in the forms that the tools use.
 FROM_MS = shop.START // 10**6 + 600_000
 TO_MS = shop.END // 10**6 - 600_000
 IN_MS = f"fromUnixTimestamp64Milli({FROM_MS}) AND {{}} <= fromUnixTimestamp64Milli({TO_MS})"
@@ -30,7 +30,7 @@ POINTS_DURING = "TimeUnix >= " + IN_MS.format("TimeUnix")
 
 TRACE = shop.trace_id(22).hex()
 
-# The tool and what it shows -> the query, for a database.
+# Maps the tool and its view to the query, with a placeholder for the database.
 QUERIES = {
     "hyperdx: search": """
         SELECT Timestamp, ServiceName, SeverityText, Body, TraceId, SpanId, LogAttributes

@@ -1,5 +1,5 @@
-"""Records that a table refuses for good: the rest arrives, they are listed and shown, and are
-replayed once the table is mended, each once."""
+"""Records that a table permanently refuses: the rest arrives, they are listed and shown, and are
+replayed once the table is fixed, each once."""
 
 from collections import Counter
 
@@ -55,7 +55,7 @@ def _acknowledged(site, consumer) -> bool:
 def test_refused_records_are_letters_that_can_be_replayed(site):
     gateway = site.gateway()
     consumer = site.consumer("--ack-interval", "50ms")
-    eventually("it to own its cursor", consumer.owns)
+    eventually("the consumer to own its cursor", consumer.owns)
     _forbid(site, "startsWith(Body, 'bad')")
     good = [f"good {number:03}" for number in range(200)]
     mixed = [*good[:70], "bad one", *good[70:150], "bad two", *good[150:]]
@@ -71,7 +71,7 @@ def test_refused_records_are_letters_that_can_be_replayed(site):
         assert "VIOLATED_CONSTRAINT" in letter["reason"]
         assert letter["consumer"] == "e2e"
         assert letter["sink"] == f"clickhouse:{site.database}.otel_logs"
-    # What a letter holds is a request of one record, with its resource and its scope.
+    # A letter holds a request with one record, including its resource and scope.
     payload = site.directory / "payload"
     for letter in letters:
         shown = site.answer("dead-letters", "show", letter["letter"], "--payload", payload)
@@ -107,7 +107,7 @@ def test_refused_records_are_letters_that_can_be_replayed(site):
     assert consumer.terminate() == 0
 
 
-# Each table, with the column that has a case's name.
+# Each table with the column for a case's name.
 _TABLES = {
     "otel_logs": "LogAttributes",
     "otel_traces": "SpanAttributes",
@@ -138,7 +138,7 @@ def _held(site, letter: dict):
 def test_refused_rows_of_every_table_are_replayed_into_it_alone(site):
     gateway = site.gateway()
     consumer = site.consumer("--ack-interval", "50ms")
-    eventually("it to own its cursor", consumer.owns)
+    eventually("the consumer to own its cursor", consumer.owns)
     for table, of in _TABLES.items():
         site.clickhouse.query(
             f"ALTER TABLE {site.database}.{table} ADD CONSTRAINT tidy CHECK {of}['case'] != 'bad'"
@@ -184,7 +184,7 @@ def test_a_letter_replayed_twice_is_one_row(site):
     site.buffer = Buffer(folder.as_uri())
     gateway = site.gateway()
     consumer = site.consumer("--ack-interval", "50ms")
-    eventually("it to own its cursor", consumer.owns)
+    eventually("the consumer to own its cursor", consumer.owns)
     _forbid(site, "Body = 'bad'")
     _send(gateway, "good", "bad")
     eventually("all to be acknowledged", lambda: _acknowledged(site, consumer))
@@ -194,7 +194,7 @@ def test_a_letter_replayed_twice_is_one_row(site):
     kept = file.read_bytes()
     _mend(site)
     site.answer("dead-letters", "replay", letter["letter"], *_table(site))
-    # As if the letter had not been deleted, and the table had forgotten the token.
+    # Simulates a letter that was not deleted, and a table that has forgotten the token.
     site.clickhouse.query(
         f"ALTER TABLE {site.database}.otel_logs "
         "MODIFY SETTING non_replicated_deduplication_window = 0"
@@ -211,7 +211,7 @@ def test_a_consumer_killed_in_the_midst_of_it_leaves_every_record_in_one_place(s
     gateway = site.gateway("--linger", "20ms")
     flags = ("--ack-interval", "50ms", "--batch-records", 100, "--chunk-rows", 60)
     consumer = site.consumer(*flags, "--instance", "one")
-    eventually("it to own its cursor", consumer.owns)
+    eventually("the consumer to own its cursor", consumer.owns)
     _forbid(site, "endsWith(Body, 'bad')")
     bodies = [f"{n:03} {'bad' if n % 60 == 7 else 'good'}" for n in range(240)]
     for start in range(0, 240, 20):
@@ -239,7 +239,7 @@ def test_a_consumer_killed_in_the_midst_of_it_leaves_every_record_in_one_place(s
 def test_a_table_that_refuses_everything_ends_the_consumer_and_mended_lets_it_go_on(site):
     gateway = site.gateway()
     first = site.consumer("--dead-letters-max", 10, name="consumer-stopped")
-    eventually("it to own its cursor", first.owns)
+    eventually("the consumer to own its cursor", first.owns)
     _forbid(site, "1")
     bodies = [f"{number:03}" for number in range(100)]
     _send(gateway, *bodies)

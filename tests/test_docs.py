@@ -1,4 +1,4 @@
-"""What the pages for operators and the files in deploy/ say of metrics, against those of a run."""
+"""Metrics in the operators' pages and in deploy/ match those of a run."""
 
 import re
 
@@ -8,7 +8,7 @@ from harness.otlp import export
 from harness.process import eventually
 from harness.services import REPOSITORY
 
-# A metric of histograms has further names.
+# A histogram has further names.
 _SUFFIX = re.compile(r"_(bucket|sum|count)$")
 
 
@@ -22,7 +22,7 @@ def _named() -> dict[str, set[str]]:
                 r"\bmillpond_(?:gateway|producer|consumer|gc|store)_[a-z_]+",
                 file.read_text(),
             )
-            # `MILLPOND_LOG=millpond_consumer=debug` is a part of the program, and no metric.
+            # `MILLPOND_LOG=millpond_consumer=debug` names a crate, not a metric.
             named[str(file.relative_to(REPOSITORY))] = set(names)
     return named
 
@@ -30,7 +30,7 @@ def _named() -> dict[str, set[str]]:
 def test_every_metric_that_operators_are_told_of_is_there(site):
     gateway = site.gateway()
     consumer = site.consumer("--ack-interval", "50ms")
-    eventually("it to own its cursor", consumer.owns)
+    eventually("the consumer to own its cursor", consumer.owns)
     site.clickhouse.query(
         f"ALTER TABLE {site.database}.otel_logs ADD CONSTRAINT tidy CHECK Body != 'bad'"
     )
@@ -38,7 +38,7 @@ def test_every_metric_that_operators_are_told_of_is_there(site):
     load = site.load(gateway, records=500)
     load.run()
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, gateway, consumer)
-    # A metric with labels is there from its first use on.
+    # A metric with labels exists from its first use on.
     shown = {
         line.split("{")[0].split(" ")[0]
         for text in (gateway.metrics(), consumer.metrics())

@@ -1,11 +1,11 @@
-"""`millpond doctor`: a healthy buffer has no findings; each trouble is named with what to do."""
+"""`millpond doctor`: a healthy buffer has no findings; each problem is named with its remedy."""
 
 from harness.exactly_once import wait_for_all
 from harness.services import Buffer
 
 
 def _findings(site, *flags: object, code: int = 0) -> dict[str, list[str]]:
-    """What doctor found, by severity."""
+    """The doctor's findings, by severity."""
     found: dict[str, list[str]] = {"ok": [], "warning": [], "error": []}
     process = site.millpond("doctor", *flags, "--json", code=code)
     for finding in site.parsed(process)["findings"]:
@@ -20,7 +20,7 @@ def test_a_healthy_buffer_has_no_findings(site):
     load.run()
     consumer = site.consumer("--lease", "60s")
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
-    # Until the cursor says so, too.
+    # Until the cursor has the acknowledgement too.
     site.millpond("consumer", "wait", "e2e")
     table = ("--clickhouse", site.clickhouse.url, "--database", site.database)
     found = _findings(site, *table)

@@ -1,10 +1,10 @@
-"""Everything that can be killed is killed, at random points, while records flow. What Millpond
-promises: an acknowledged record is in ClickHouse exactly once.
+"""Kills everything that can be killed, at random points, while records flow. Millpond's promise: an
+acknowledged record is in ClickHouse exactly once.
 
-The load generator sends each request once and never retries: a gateway that is killed between the
-commit and the answer leaves a committed request that its client knows nothing of, and a client that
-sends it again makes a second append. OTLP requests have no identity, so no receiver can tell. So
-an unacknowledged record may be there or not, but never twice.
+The load generator sends each request once and never retries. A gateway that is killed between the
+commit and the answer leaves a committed request without an answer, and a retry would append it
+again. OTLP requests have no identity, so no receiver can tell. So an unacknowledged record may or
+may not arrive, but never twice.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from harness.services import Buffer, Millpond, Minio, Versitygw
 
 
 def _seed() -> int:
-    """Printed with a failure; MILLPOND_TEST_SEED runs the same schedule again."""
+    """A failure prints it; MILLPOND_TEST_SEED runs the same schedule again."""
     seed = int(os.environ.get("MILLPOND_TEST_SEED", random.randrange(2**32)))
     print(f"MILLPOND_TEST_SEED={seed}")
     return seed
@@ -31,9 +31,10 @@ def _seed() -> int:
 
 @pytest.mark.parametrize("own_site", [Minio, Versitygw], indirect=True)
 def test_acknowledged_records_survive_every_fault(own_site):
-    """Two gateways and two consumers of one name, garbage collected as it arises, while the network
-    fails and processes die. Logs, spans and data points, into tables whose deduplication windows
-    change from round to round. One round of faults; SOAK_MINUTES for as many as fit in that time.
+    """Two gateways and two consumers of one name, with constant garbage collection, while the
+    network fails and processes die. Logs, spans and data points go into tables whose deduplication
+    windows change from round to round. Runs one round of faults, or as many as fit into
+    SOAK_MINUTES.
     """
     site = own_site
     dice = random.Random(_seed())
@@ -45,8 +46,8 @@ def test_acknowledged_records_survive_every_fault(own_site):
     site.buffer = Buffer(site.buffer.url, store.url)
     site.clickhouse_url = clickhouse.url
     gateways = [site.gateway("--tail-max", 32, name=f"gateway-{n}") for n in "ab"]
-    # Grace and lease are not so short that a slow machine makes no headway: gateways would upload
-    # again and again, consumers take the cursor from one another.
+    # Grace and lease long enough for progress on a slow machine: otherwise gateways would upload
+    # again and again, and consumers would take the cursor from one another.
     flags = ("--gc-interval", "1s", "--gc-grace", "60s", "--lease", "15s")
     consumers = [site.consumer(*flags, "--instance", n, name=f"consumer-{n}") for n in "ab"]
     faults = Faults(
@@ -73,7 +74,7 @@ def test_acknowledged_records_survive_every_fault(own_site):
             for _ in range(faults.steps_in_a_round):
                 faults.step()
             others += senders.stop()
-        # What was sent has been answered, one way or the other, when it ends.
+        # When a load ends, every request has an answer or an error.
         for load in loads:
             load.terminate(180)
         faults.until_all_are_ready()
@@ -91,18 +92,18 @@ def test_acknowledged_records_survive_every_fault(own_site):
         assert_exactly_once(acknowledged, site.clickhouse, site.database, runs=runs)
 
     assert [process.terminate() for process in (*gateways, *consumers)] == [0] * 4
-    # Nothing can arrive any more: the last round, and that no row of any is there twice.
+    # Nothing can arrive anymore: check the last round, and that no row of any round occurs twice.
     assert_exactly_once(acknowledged, site.clickhouse, site.database, runs=runs)
     assert_no_row_twice(site.clickhouse, site.database)
     there = found(site)
     assert not set(others) - there.keys()
     doubled = {name: count for name, count in there.items() if count > 1}
-    assert not doubled, f"{len(doubled)} spans and points are there more than once: {min(doubled)}"
+    assert not doubled, f"{len(doubled)} spans and points occur more than once: {min(doubled)}"
     print(f"{len(others)} spans and points compared")
     site.check_manifest()
 
 
-# How many tokens the tables remember in each round: as created, few, and none.
+# Number of tokens that the tables remember in each round: the default, few, and none.
 WINDOWS = [10_000, 64, 0]
 
 
@@ -127,7 +128,7 @@ def _wait_for_others(site, acknowledged: list[str], consumers: list[Millpond]) -
 
 
 def test_what_landed_and_was_not_reported_is_there_once(own_site):
-    """The store and ClickHouse do what they are told and their answers are cut off."""
+    """The store and ClickHouse execute requests, but their answers are cut off."""
     site = own_site
     proxy = site.add(Toxiproxy(site.directory)).up()
     store, clickhouse = (
@@ -142,9 +143,10 @@ def test_what_landed_and_was_not_reported_is_there_once(own_site):
     load.start()
 
     def until_counted(link: Link, process: Millpond, metric: str) -> None:
-        """Cuts answers off until the process has counted one more that it missed."""
+        """Cuts answers off until the process has counted one more lost answer."""
         before = process.metric(metric)
-        # The first answers on a connection are heard, a later one not: an upload's or a commit's.
+        # The first answers on a connection pass and a later one does not: an upload's or a
+        # commit's.
         bytes_heard = itertools.cycle(range(100, 2_000, 150))
 
         def counted() -> bool:
@@ -168,7 +170,7 @@ def test_what_landed_and_was_not_reported_is_there_once(own_site):
 
 
 def test_a_store_that_is_away_is_waited_for(own_site):
-    """An outage of the store holds requests back; what was accepted is committed afterwards."""
+    """An outage of the store holds requests back; accepted ones are committed afterwards."""
     site = own_site
     gateway, consumer = site.gateway(), site.consumer()
     site.store.kill()

@@ -1,9 +1,8 @@
 """Field fidelity: corpora of odd logs, traces and metrics arrive in ClickHouse exactly as the
-Collector's clickhouseexporter would have written them, column by column; and the tables are the
-exporter's tables.
+Collector's clickhouseexporter would write them, column by column, in the exporter's tables.
 
 The same requests go (a) through a real Collector with the clickhouseexporter into one database, and
-(b) through Millpond into another. Where Millpond deliberately differs, DIFFERENCES says why.
+(b) through Millpond into another. DIFFERENCES explains where Millpond deliberately differs.
 """
 
 import pytest
@@ -24,7 +23,7 @@ TABLES = {
     **{f"otel_metrics_{kind}": "metrics" for kind in METRIC_KINDS},
 }
 
-# Where the attribute `case` may be.
+# The columns that may have the attribute `case`.
 CASE_COLUMNS = (
     "LogAttributes",
     "SpanAttributes",
@@ -33,13 +32,13 @@ CASE_COLUMNS = (
     "ResourceAttributes",
 )
 
-# How many cases of a table the reference must hold for a comparison to show anything.
+# Minimum number of cases in the reference for a meaningful comparison.
 CASES_MIN = {"logs": 200, "traces": 150, "metrics": 90}
 
 LOOKUP = "otel_traces_trace_id_ts"
 
-# Table and case -> column -> why it differs from the exporter. A difference that is no longer one
-# fails.
+# Table and case -> column -> the reason for a difference from the exporter. An obsolete entry fails
+# the test.
 DIFFERENCES: dict[tuple[str, str], dict[str, str]] = {}
 
 _IDS = (
@@ -48,7 +47,7 @@ _IDS = (
 )
 _CODES = "both refuse it; INVALID_ARGUMENT says that a retry is useless, INTERNAL does not"
 
-# Signal and case -> why Millpond answers otherwise than the Collector's receiver.
+# Signal and case -> the reason why Millpond answers differently from the Collector's receiver.
 ANSWERS: dict[tuple[str, str], str] = {
     ("logs", "trace id of 4 bytes"): _IDS,
     ("logs", "span id of 9 bytes"): _IDS,
@@ -74,7 +73,7 @@ class Corpora(Both):
         super().__init__(site, CORPORA, TABLES)
 
     def rows(self, database: str, table: str, columns: list[str]) -> dict[str, list[dict]]:
-        """Rows by case, those of one case in an order of their own content."""
+        """Rows by case; those of one case are ordered by their content."""
         names = ", ".join(f"`{name}`" for name in columns)
         by_case: dict[str, list[dict]] = {}
         for row in self.clickhouse.rows(f"SELECT {names} FROM {database}.{table}"):
@@ -133,8 +132,8 @@ def test_the_view_of_the_traces_times_is_the_exporters(both):
 
 
 def test_every_traces_time_is_the_exporters(both):
-    """The exporter adds a row for each request, Millpond one for each chunk. Millpond has traces
-    more: of requests that the Collector refuses."""
+    """The exporter adds a row for each request, Millpond one for each chunk. Millpond has more
+    traces: those in requests that the Collector refuses."""
 
     def times(database: str) -> dict[str, tuple[str, str]]:
         rows = both.clickhouse.rows(
@@ -165,7 +164,7 @@ def test_every_column_of_every_record_is_the_exporters(both, table):
     ours = both.rows(both.millpond, table, columns)
     same_answer = [name for name in CORPORA[signal] if (signal, name) not in ANSWERS]
     problems, explained = [], set()
-    assert len(reference) > CASES_MIN[signal], "too few cases for this to show anything"
+    assert len(reference) > CASES_MIN[signal], "too few cases for a meaningful comparison"
     for name in ["", *same_answer]:
         theirs, mine = reference.get(name, []), ours.get(name, [])
         if len(theirs) != len(mine):

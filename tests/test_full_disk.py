@@ -1,5 +1,5 @@
-"""A buffer on a disk that is full: requests wait or are refused, nothing that was acknowledged is
-lost, and all goes on when there is room."""
+"""A buffer on a full disk: requests wait or are refused, no acknowledged record is lost, and
+everything continues once there is space."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_a_full_disk_is_waited_for(site):
         disk.fill()
         eventually("the gateway to say that it waits", lambda: not gateway.ready())
         gateway.must_run()
-        # Once they are killed in the middle of it, else they go on by themselves.
+        # In one round the processes are killed, in the others they recover by themselves.
         if round_number == 1:
             consumer.kill()
             gateway.kill()

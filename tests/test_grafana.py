@@ -1,6 +1,6 @@
-"""What deploy/grafana/ asks for is there: every query of the dashboard and of the alerting rules,
-evaluated by Prometheus' own engine over what it scraped from a gateway and a consumer at work; and
-the view in ClickHouse."""
+"""The queries in deploy/grafana/ find data: Prometheus' own engine evaluates every query of the
+dashboard and the alerting rules on scrapes of a working gateway and consumer. The view in
+ClickHouse works too."""
 
 import json
 import re
@@ -16,19 +16,19 @@ from harness.process import eventually
 from harness.services import REPOSITORY, tool
 
 GRAFANA = REPOSITORY / "deploy" / "grafana"
-# What finds nothing as long as all is well.
+# Queries that find nothing while everything works.
 ONLY_IN_TROUBLE = ('outcome=~"transient',)
 
 
 def _dashboard_queries() -> list[str]:
     panels = json.loads((GRAFANA / "dashboard.json").read_text())["panels"]
     queries = [target["expr"] for panel in panels for target in panel.get("targets", [])]
-    # As Grafana fills them in.
+    # As Grafana expands them.
     return [query.replace("$__rate_interval", "1m").replace("$job", ".*") for query in queries]
 
 
 def _ask(targets: dict[str, str], queries: list[str]) -> list[dict]:
-    """The answers to the queries, and after them to the expressions of the rules."""
+    """The results of the queries, followed by those of the rules' expressions."""
     flags = [word for job, at in targets.items() for word in ("-target", f"{job}={at}")]
     asked = subprocess.run(
         [tool("MILLPOND_PROMETHEUS"), *flags, "-rules", GRAFANA / "alerts.yaml"],
@@ -47,7 +47,7 @@ def _names_in(query: str) -> set[str]:
 
 
 def _known(*processes) -> set[str]:
-    """The names of their metrics, as the samples have them."""
+    """The names of the processes' metrics, as in the samples."""
     lines = [line for process in processes for line in process.metrics().splitlines()]
     return {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}
 
@@ -61,7 +61,7 @@ def test_every_query_finds_what_it_asks_for(own_site):
     targets = {"gateway": gateway.admin, "consumer": consumer.admin}
     queries = _dashboard_queries()
     assert len(queries) > 40
-    # Gauges of a stream or a shard are there when the process has seen some of it.
+    # Gauges of a stream or shard appear once the process has seen it.
     wanted = set().union(*map(_names_in, queries))
 
     def all_there() -> bool:
@@ -76,13 +76,13 @@ def test_every_query_finds_what_it_asks_for(own_site):
     for answer in answers:
         assert "error" not in answer, answer
         if "alert" in answer:
-            # All is well.
+            # No alert fires.
             assert answer["series"] == 0, answer
         elif not any(trouble in answer["query"] for trouble in ONLY_IN_TROUBLE):
             assert answer["series"] > 0, f"nothing is found by {answer['query']}"
     alerts = [answer["query"] for answer in answers if "alert" in answer]
     assert len(alerts) > 8
-    # A rule that finds nothing must not be one that can find nothing: what it asks of is there.
+    # A silent rule must be able to fire: its metrics exist.
     known = _known(gateway, consumer)
     for query in (*queries, *alerts):
         assert _names_in(query) <= known, query
@@ -92,22 +92,22 @@ def test_an_alert_finds_its_trouble(own_site):
     site = own_site
     gateway = site.gateway()
     consumer = site.consumer("--ack-interval", "50ms")
-    eventually("it to own its cursor", consumer.owns)
+    eventually("the consumer to own its cursor", consumer.owns)
     assert consumer.terminate() == 0
     standby = site.consumer("--lease", "60s", name="consumer-first")
-    eventually("it to own its cursor", standby.owns)
+    eventually("the consumer to own its cursor", standby.owns)
     waiting = site.consumer(name="consumer-second")
     eventually("it to know its shards", waiting.knows_its_shards)
     answers = _ask({"gateway": gateway.admin, "consumer": waiting.admin}, [])
     found = {answer["alert"] for answer in answers if answer["series"]}
     assert found == {"MillpondNobodyConsumes"}
-    # A consumer of another name that is at work does not hide it.
+    # A working consumer of another name does not hide it.
     other = site.consumer(name="consumer-other", consumer="other")
-    eventually("it to own its cursor", other.owns)
+    eventually("the consumer to own its cursor", other.owns)
     answers = _ask({"one": waiting.admin, "consumer": other.admin}, [])
     found = {answer["alert"] for answer in answers if answer["series"]}
     assert found == {"MillpondNobodyConsumes"}
-    # And one that is not there at all is missed, too.
+    # A missing consumer fires an alert, too.
     answers = _ask({"gateway": gateway.admin}, [])
     found = {answer["alert"] for answer in answers if answer["series"]}
     assert found == {"MillpondConsumerGone"}

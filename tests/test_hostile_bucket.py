@@ -1,5 +1,6 @@
-"""What somebody with a consumer's key puts into the bucket: it fills no memory, stops nobody else,
-and tells a terminal nothing. Over `file://`, where a cursor is a file."""
+"""Objects that somebody with a consumer's key puts into the bucket: they exhaust no memory, stop
+nobody else, and send no control characters to a terminal. Over `file://`, where a cursor is a
+file."""
 
 import re
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from harness.services import Buffer, program
 
-# C0 but for line ends, DEL, C1, marks and overrides of the writing direction.
+# C0 except line ends, DEL, C1, marks and overrides of the writing direction.
 UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 ENVELOPE = 10
 
@@ -28,7 +29,7 @@ def _crc32c(data: bytes) -> int:
 
 
 def _append(cursor: Path, fields: bytes) -> None:
-    """Adds fields to a cursor, with the right checksum."""
+    """Adds fields to a cursor, with a valid checksum."""
     old = cursor.read_bytes()
     body = old[ENVELOPE:] + fields
     crc = _crc32c(old[4:6] + body).to_bytes(4, "little")
@@ -66,7 +67,7 @@ print(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
 
 
 def _peak_mib(site, *command: object, code: int) -> tuple[int, str]:
-    """Runs a command; the most memory that it had, and what it said."""
+    """Runs a command and returns its peak memory and its output."""
     said = site.directory / "said"
     with said.open("wb") as file:
         words = [str(word) for word in (program("millpond"), *command, *site.buffer.flags)]
@@ -80,7 +81,7 @@ def _peak_mib(site, *command: object, code: int) -> tuple[int, str]:
 
 
 def test_a_cursor_that_is_a_bomb_costs_no_memory_and_keeps_only_its_shard(site, cursor):
-    # Four million parts to leave out, all of them empty: 264 MiB if they were decoded.
+    # Four million empty parts to leave out, which would take 264 MiB decoded.
     _append(cursor, bytes([13 << 3 | 2, 0]) * 4_000_000)
     for command in (("gc", "--gc-grace", "0s"), ("status",), ("doctor", "--read-only")):
         peak, said = _peak_mib(site, *command, code=1)
@@ -91,7 +92,7 @@ def test_a_cursor_that_is_a_bomb_costs_no_memory_and_keeps_only_its_shard(site, 
     [why] = done["unreadable_cursors"]
     assert why.startswith("shards/0000/consumers/e2e/cursor: "), why
     assert done["trimmed_sequences"] == 0
-    # The way on.
+    # The remedy.
     site.millpond("consumer", "remove", "e2e", "--force")
     site.millpond("gc")
 

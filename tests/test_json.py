@@ -1,4 +1,4 @@
-"""docs/json.md has every field that a command prints with `--json`, in the command's own part."""
+"""docs/json.md documents every field of the commands' `--json` output, under each command."""
 
 import re
 
@@ -10,7 +10,7 @@ from harness.process import eventually
 from harness.services import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "json.md").read_text()
-# What is in them is OTLP's, the settings', the price table's or names of the user's.
+# The content of these belongs to OTLP, the settings, the price table or the user.
 OPEN = {"record", "policy", "planned", "load", "settings", "request_latency", "price", "errors"}
 
 
@@ -30,11 +30,11 @@ def _fields(value) -> set[str]:
 
 @pytest.fixture(scope="module")
 def used(module_site):
-    """A buffer with pages, a consumer that left something out, and a dead letter."""
+    """A buffer with pages, a consumer that skipped something, and a dead letter."""
     site = module_site
     gateway = site.gateway("--linger", "20ms", "--tail-max", 2)
     consumer = site.consumer("--gc-interval", "0s", "--ack-interval", "50ms")
-    eventually("it to own its cursor", consumer.owns)
+    eventually("the consumer to own its cursor", consumer.owns)
     table = f"{site.database}.otel_logs"
     site.clickhouse.query(f"ALTER TABLE {table} ADD CONSTRAINT tidy CHECK Body != 'bad'")
     for body in ("one", "bad", "two", "three", "four"):

@@ -1,5 +1,5 @@
-"""The main path, with nothing going wrong: OTLP logs through a gateway, MinIO and a consumer into
-ClickHouse, sent by Millpond's load generator, by telemetrygen and through a real Collector."""
+"""The main path without faults: OTLP logs through a gateway, MinIO and a consumer into ClickHouse,
+sent by Millpond's load generator, by telemetrygen and through a real Collector."""
 
 from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
 from harness.process import eventually

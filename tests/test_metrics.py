@@ -1,4 +1,4 @@
-"""What the consumer's metrics say while it cannot go on, and who says it."""
+"""The metrics of a consumer that cannot make progress, and the process that reports them."""
 
 from harness.exactly_once import wait_for_all
 from harness.process import eventually
@@ -20,7 +20,7 @@ def test_the_owner_shows_what_it_has_before_it(own_site):
     site = own_site
     gateway = site.gateway("--linger", "20ms")
     owner = site.consumer("--ack-interval", "50ms", name="consumer-owner")
-    eventually("it to own its cursor", owner.owns)
+    eventually("the consumer to own its cursor", owner.owns)
     standby = site.consumer(name="consumer-standby")
     load = site.load(gateway, records=1_000)
     load.run()

@@ -1,5 +1,5 @@
-"""What people get wrong: each ends with a non-zero exit code and one sentence that says what to
-change; nothing hangs and nothing prints a backtrace."""
+"""Common mistakes: each ends with a non-zero exit code and one sentence with the remedy; nothing
+hangs and nothing prints a backtrace."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from harness.services import CREDENTIALS, Buffer, program, with_defaults
 
 
 def _millpond(site, *argv: object, environment: dict | None = None) -> str:
-    """Runs a command that must fail and returns what it said."""
+    """Runs a command that must fail and returns its messages."""
     process = site.add(
         Process(
             "millpond",
@@ -133,7 +133,7 @@ def test_files_of_tls_that_cannot_be_used_are_named(site):
         ),
         (
             ("--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", key),
-            f"--tls-client-ca {key}: there is no certificate in it",
+            f"--tls-client-ca {key}: it contains no certificate",
         ),
     ):
         assert expected in _millpond(site, "gateway", *site.buffer.flags, *flags, *_addresses())
@@ -145,7 +145,7 @@ def test_a_mistake_in_the_tokens_file_names_its_line_and_no_token(site):
     for text, expected in (
         (f'[[token]]\nname = "agents"\ntokn = "{secret}"\n', "line 3: an unknown key"),
         (f'[[token]]\nname = "agents"\ntoken = "{secret}\n', "line 3: "),
-        ("", "there is no [[token]] in it"),
+        ("", "it has no [[token]]"),
     ):
         file.write_text(text)
         flags = ("--tokens", file, *_addresses())
@@ -216,7 +216,7 @@ def test_a_table_that_does_not_fit_names_the_column(site, change, expected):
     site.gateway()
     site.consumer().terminate()
     table = f"{site.database}.otel_logs"
-    # The exporter's table has an index over the body, which holds on to it.
+    # The exporter's table has an index on the body, which prevents the change.
     for index in site.clickhouse.lines(
         "SELECT name FROM system.data_skipping_indices"
         f" WHERE database = '{site.database}' AND expr LIKE '%Body%'"
@@ -247,7 +247,7 @@ def test_commands_on_a_buffer_that_is_not_there_say_so(site):
         ("gateway", ("--compression-level", "99"), "1..=22"),
         ("gateway", ("--request-timeout", "0s"), "more than nothing"),
         ("gateway", ("--price-put", "-1"), "0 or more"),
-        # It would ask the store, which is paid by the request, as fast as it can.
+        # It would poll the store, which bills each request, without a pause.
         ("consume", ("--poll-interval", "0s"), "more than nothing"),
         ("consume", ("--ack-interval", "0s"), "more than nothing"),
         ("consume", ("--lease", "10ms"), "1s or more"),

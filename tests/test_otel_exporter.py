@@ -1,6 +1,6 @@
-"""The Collector's exporter `millpond` (otel-exporter/), which is a producer in Go: what a client of
-the Collector is told has been taken is in ClickHouse exactly once, beside gateways on the same
-buffer and whatever is killed."""
+"""The Collector's exporter `millpond` (otel-exporter/), a producer in Go: ClickHouse has everything
+that the Collector acknowledged exactly once, next to gateways on the same buffer and whatever is
+killed."""
 
 import os
 import random
@@ -17,7 +17,7 @@ from harness.services import REPOSITORY, MillpondCollector, telemetrygen
 
 
 def _dice() -> random.Random:
-    """Its seed is printed with a failure; MILLPOND_TEST_SEED runs the same schedule again."""
+    """A failure prints its seed; MILLPOND_TEST_SEED runs the same schedule again."""
     seed = int(os.environ.get("MILLPOND_TEST_SEED", random.randrange(2**32)))
     print(f"MILLPOND_TEST_SEED={seed}")
     return random.Random(seed)
@@ -38,7 +38,7 @@ def test_every_acknowledged_record_is_in_clickhouse_once(site):
 
 
 def test_a_stopping_collector_commits_what_its_queue_has(site):
-    """With a queue the client is answered before the commit; a stop loses nothing of it."""
+    """With a queue the Collector answers before the commit; a stop loses nothing of the queue."""
     collector = site.millpond_collector(
         sending_queue={"enabled": True, "num_consumers": 20}, linger="1s"
     )
@@ -52,10 +52,10 @@ def test_a_stopping_collector_commits_what_its_queue_has(site):
 
 
 def test_producers_of_both_languages_share_a_buffer_whatever_is_killed(own_site):
-    """A gateway (Rust) and a Collector (Go) commit to one manifest. Neither client retries, so what
-    was not acknowledged may be there or not, but never twice: OTLP requests have no identity."""
+    """A gateway (Rust) and a Collector (Go) commit to one manifest. Neither client retries, so
+    unacknowledged records may occur, but never twice: OTLP requests have no identity."""
     site, dice = own_site, _dice()
-    # Full tails are sealed all the time, by both.
+    # Both seal full tails all the time.
     gateway = site.gateway("--tail-max", 20)
     collector = site.millpond_collector(tail_max=20)
     consumer = site.consumer()
@@ -86,7 +86,7 @@ def test_producers_of_both_languages_share_a_buffer_whatever_is_killed(own_site)
     for load in loads:
         load.wait(180)
         print(f"{load.name}: {len(load.acknowledged())} of 20000 acknowledged")
-    # Whatever pace the faults left them: both are well afterwards.
+    # Both recover from the faults.
     for producer in (gateway, collector):
         loads.append(site.load(producer, records=2_000, name=f"load-{producer.name}-after"))
         loads[-1].run()
@@ -101,9 +101,8 @@ def test_producers_of_both_languages_share_a_buffer_whatever_is_killed(own_site)
 
 
 def test_a_persistent_queue_survives_the_kill_of_its_collector(own_site):
-    """What the queue has taken is committed by the next Collector. Of a request that was committed
-    and not yet taken from the queue at the kill it makes a second append: at most one for each of
-    the queue's consumers."""
+    """The next Collector commits what the queue has taken. A request that was committed but still
+    in the queue at the kill is appended again: at most one per consumer of the queue."""
     site, kills, consumers, per_request = own_site, 2, 4, 100
     queue = site.directory / "queue"
     queue.mkdir()
@@ -133,7 +132,7 @@ def test_a_persistent_queue_survives_the_kill_of_its_collector(own_site):
     assert consumer.terminate() == 0
     found = ids(site.clickhouse, site.database)
     doubled = sum(count - 1 for count in found.values())
-    assert doubled <= kills * consumers * per_request, f"{doubled} records are there again"
+    assert doubled <= kills * consumers * per_request, f"{doubled} records are duplicated"
     site.check_manifest()
 
 
@@ -150,10 +149,10 @@ def _kept_in(directory: Path) -> dict:
 def test_a_collector_starts_without_its_store_and_commits_when_it_is_there(own_site):
     site = own_site
     site.store.kill()
-    # One answers from its queue, the other with the commit: neither fails a record.
+    # One answers from its queue, the other with the commit: neither loses a record.
     queued = site.millpond_collector("queued", sending_queue={"enabled": True})
     direct = site.millpond_collector("direct")
-    # A request waits for its answer for as long as it may be retried.
+    # A request waits for its answer as long as it may be retried.
     patient = ("--retry-for", "300s")
     before = site.load(queued, *patient, records=2_000, name="load-queued")
     before.run()
@@ -161,7 +160,7 @@ def test_a_collector_starts_without_its_store_and_commits_when_it_is_there(own_s
     waiting = site.load(direct, *patient, records=2_000, name="load-direct")
     waiting.start()
     for collector in (queued, direct):
-        eventually("the reason", lambda log=collector.messages: "waits for the store" in log())
+        eventually("the reason", lambda log=collector.messages: "is waiting for the store" in log())
         collector.must_run()
     site.store.up()
     assert waiting.wait(300) == 0
@@ -180,7 +179,7 @@ def test_a_collector_starts_without_its_store_and_commits_when_it_is_there(own_s
 @pytest.mark.parametrize(
     ("settings", "environment", "reason"),
     [
-        ({"create_bucket": False}, {}, "there is no such bucket; make it, or set create_bucket"),
+        ({"create_bucket": False}, {}, "there is no such bucket; create it, or set create_bucket"),
         ({}, {"AWS_SECRET_ACCESS_KEY": "another"}, "403 SignatureDoesNotMatch"),
     ],
     ids=["no bucket", "wrong credentials"],
@@ -189,7 +188,7 @@ def test_a_collector_starts_without_its_store_and_commits_when_it_is_there(own_s
 def test_a_mistake_ends_the_collector_and_loses_nothing(
     own_site, settings, environment, reason, away
 ):
-    """At its start if the store can be asked then, else when it can be."""
+    """At the start if the store is reachable then, otherwise once it is."""
     site = own_site
     queue = _kept_in(site.directory / "queue")
     wrong = site.millpond_gc_of("wrong", **queue, **settings)
@@ -208,7 +207,7 @@ def test_a_mistake_ends_the_collector_and_loses_nothing(
         wrong.start()
     assert wrong.wait() == 1
     assert reason in wrong.messages()
-    # Mended, it sends what its queue has.
+    # With the mistake fixed, it sends the content of its queue.
     mended = site.millpond_collector("mended", **queue)
     consumer = site.consumer()
     wait_for_all(acknowledged, site.clickhouse, site.database, mended, consumer)
@@ -221,7 +220,7 @@ def test_the_configuration_of_the_readme_works(site, tmp_path):
     readme = (REPOSITORY / "otel-exporter" / "README.md").read_text()
     (configuration,) = re.findall(r"```yaml\n(receivers:.*?)```", readme, re.DOTALL)
     collector = site.add(MillpondCollector(tmp_path, "millpond", {}, name="readme"))
-    # What a reader has to set: the bucket, and here an endpoint, a port and a bucket to be made.
+    # The reader's changes: the bucket, and here an endpoint, a port and creating the bucket.
     for written, here in {
         "s3://my-bucket/telemetry": f"{site.buffer.url}\n    create_bucket: true",
         "0.0.0.0:4317": collector.address,
@@ -229,7 +228,7 @@ def test_the_configuration_of_the_readme_works(site, tmp_path):
     }.items():
         assert configuration.count(written) == 1, written
         configuration = configuration.replace(written, here)
-    # It ends in the section `service`. Its own metrics would need a port of their own.
+    # The file ends in the section `service`. The Collector's own metrics would need another port.
     configuration += "  telemetry: { metrics: { level: none } }\n"
     (tmp_path / "readme.yaml").write_text(configuration)
     collector.environment["AWS_ENDPOINT_URL"] = site.buffer.endpoint

@@ -1,5 +1,5 @@
-"""OTLP/HTTP on the whole way: sent by telemetrygen, by a Collector in every encoding and
-compression, and as JSON that must arrive as protobuf does."""
+"""OTLP/HTTP end to end: sent by telemetrygen, by a Collector in every encoding and compression, and
+as JSON that must arrive like protobuf."""
 
 import json
 import re
@@ -33,7 +33,7 @@ TABLES = (
     ),
 )
 
-# What telemetrygen sends of each signal, the table that it arrives in, and how many rows.
+# telemetrygen's command for each signal, the table, and the number of rows.
 GENERATED = (
     ("logs", ("--logs", 200), "otel_logs", 200),
     ("traces", ("--child-spans", 3, "--traces", 50), "otel_traces", 200),
@@ -80,15 +80,16 @@ def test_a_collector_sends_in_every_encoding_and_compression(site):
 
 
 def _cases() -> list[tuple[str, bytes]]:
-    """The corpora's requests in the one form that protobuf itself writes them in."""
+    """The corpora's requests in protobuf's canonical form."""
     found = []
     for signal, corpus in (("logs", LOGS), ("traces", TRACES), ("metrics", METRICS)):
         for payload in corpus.requests().values():
             try:
                 request = REQUESTS[signal].FromString(payload)
             except DecodeError:
-                continue  # Not protobuf, or not UTF-8: JSON cannot say it.
-            # Nor these, among which are known fields with the wrong wire type.
+                continue  # Not protobuf, or not UTF-8: JSON cannot represent it.
+            # JSON cannot represent unknown fields either, including known ones with the wrong wire
+            # type.
             request.DiscardUnknownFields()
             found.append((signal, request.SerializeToString()))
     return found

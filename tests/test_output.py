@@ -1,4 +1,4 @@
-"""Standard output that nobody reads any more, or that is full: no command panics about it."""
+"""Standard output that nobody reads anymore, or that is full: no command panics."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import pytest
 
 from harness.services import CREDENTIALS, Buffer, program
 
-# On the buffer; those that only end when they are stopped end when nobody reads them.
+# Commands on the buffer; those that run forever end once nobody reads their output.
 ON_A_BUFFER = (
     ("status",),
     ("status", "--json"),
@@ -31,7 +31,7 @@ ALONE = (
 
 @pytest.fixture(scope="module")
 def read_once(module_site):
-    """A buffer with records, and a consumer that was there."""
+    """A buffer with records and a former consumer."""
     site = module_site
     site.buffer = Buffer((site.directory / "buffer").as_uri())
     gateway = site.gateway("--linger", "20ms")
@@ -43,7 +43,7 @@ def read_once(module_site):
 
 
 def _ends(site, command: tuple[str, ...], stdout: int) -> tuple[int, str]:
-    """With which code a command ends, and what it says, when its output goes there."""
+    """The exit code and messages of a command with this standard output."""
     buffer = site.buffer.flags if command in ON_A_BUFFER else []
     done = subprocess.run(
         [str(word) for word in (program("millpond"), *command, *buffer)],

@@ -1,4 +1,4 @@
-"""The status page in a real browser: what it shows of a gateway and of a consumer at work."""
+"""The status page in a real browser, for a working gateway and consumer."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from harness.services import REPOSITORY, tool
 
 
 def _look(site, of, until: str) -> dict:
-    """What a browser sees of the page once its text matches `until`."""
+    """The browser's view of the page once its text matches `until`."""
     name = f"browser-{of.name}"
     screenshot = site.directory / f"{name}.png"
     script = REPOSITORY / "tests" / "browser" / "look.mjs"
@@ -27,7 +27,7 @@ def _look(site, of, until: str) -> dict:
     assert seen["found"], f"no {until!r} in: {seen['text']}"
     assert seen["errors"] == []
     assert screenshot.stat().st_size > 10_000
-    # Nothing comes from anywhere else.
+    # All requests go to the page's own server.
     assert all(request.startswith(url) for request in seen["requests"]), seen["requests"]
     return seen
 
@@ -54,7 +54,7 @@ def test_the_page_shows_the_pipeline_at_work(own_site):
 
     site.clickhouse.kill()
     eventually("it to wait", lambda: not consumer.ready())
-    # The first reason may be that an INSERT under way was cut off; then it is this one.
+    # The first reason may be an interrupted INSERT; then it becomes this one.
     refused = r"waiting[^]*writing to the sink[^]*Connection refused[^]*WARN"
     _look(site, consumer, refused)
     load.kill()

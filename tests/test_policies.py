@@ -1,5 +1,5 @@
-"""The policies in deploy/iam, each attached to a user of a real MinIO who has nothing else: what
-each is for works, and what is not its business is refused."""
+"""The policies in deploy/iam, each attached to a user of a real MinIO without further rights:
+everything that a role needs works, and everything else is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _POLICIES = REPOSITORY / "deploy" / "iam"
 
 @dataclass
 class Roles:
-    """Users of the site's store, one for each part, and one for a consumer that collects too."""
+    """Users of the site's store, one for each role, and one for a consumer that also collects."""
 
     site: object
     bucket: str
@@ -41,7 +41,7 @@ class Roles:
         return json.loads(text)
 
     def user(self, name: str, *policies: str) -> dict[str, str]:
-        """Makes a user with these policies; returns its credentials as variables."""
+        """Creates a user with these policies; returns its credentials as variables."""
         user = f"{self.bucket}-{name}"
         secret = f"secret of {user}"
         self.admin.user_add(user, secret)
@@ -87,13 +87,14 @@ def roles(site) -> Iterator[Roles]:
 
 
 def _filled(roles: Roles, consumer_user: dict[str, str], *consumer_flags: object):
-    """Records through a gateway with pages, one of them refused, as users with the policies."""
+    """Sends records through a gateway with pages, one of them refused, as users with the
+    policies."""
     site = roles.site
     gateway = site.gateway_of("--tail-max", 3, "--linger", "20ms")
     roles.started_as(gateway, roles.user("gateway", "gateway"))
     consumer = site.consumer_of("--ack-interval", "50ms", *consumer_flags)
     roles.started_as(consumer, consumer_user)
-    eventually("it to own its cursor", consumer.owns)
+    eventually("the consumer to own its cursor", consumer.owns)
     site.clickhouse.query(
         f"ALTER TABLE {site.database}.otel_logs ADD CONSTRAINT tidy CHECK Body != 'bad'"
     )
@@ -133,11 +134,12 @@ def test_each_part_works_with_its_policy_and_nothing_else(site, roles):
     roles.command(operator, "status")
     roles.command(operator, "consumer", "reset", "e2e", "--to", "latest", "--yes")
     roles.command(operator, "consumer", "remove", "e2e")
-    # With everything away, a consumer of the same rights begins anew: nothing there is no refusal.
+    # After everything is deleted, a consumer with the same rights starts again: a missing object is
+    # not a denied one.
     again = site.consumer_of("--gc-interval", "0s", name="consumer-again")
     roles.started_as(again, consumer_user)
-    eventually("it to own its cursor", again.owns)
-    # The doctor of a pod, which has its consumer's rights.
+    eventually("the consumer to own its cursor", again.owns)
+    # The doctor in a pod, with its consumer's rights.
     found = json.loads(roles.command(consumer_user, "doctor", "--read-only", "--json"))
     assert found["worst"] != "error", found
 
@@ -160,7 +162,8 @@ def test_a_consumer_that_collects_needs_both_policies(site, roles):
     gateway, consumer, load = _filled(roles, user, "--gc-interval", "0s")
     assert gateway.terminate() == 0
     assert consumer.terminate() == 0
-    # Without a grace it would take what a slow gateway is about to commit: so it collects now.
+    # Without a grace period it would collect what a slow gateway is about to commit: so it collects
+    # now.
     flags = ("--gc-interval", "50ms", "--gc-grace", "0s")
     collecting = site.consumer_of(*flags, name="consumer-collecting")
     roles.started_as(collecting, user)
@@ -171,7 +174,7 @@ def test_a_consumer_that_collects_needs_both_policies(site, roles):
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
 
 
-# What each may do with an object of each kind, in a buffer that has one of each: r(ead), w(rite),
+# Each role's rights on an object of each kind, in a buffer that has one of each: r(ead), w(rite),
 # d(elete). Everything else is refused.
 _KINDS = {
     "buffer": "buffer",
@@ -241,7 +244,7 @@ def _put(client: Client, bucket: str, key: str) -> None:
 
 
 def _rights(client: Client, bucket: str, key: str) -> str:
-    """What a client may do with an object that is there; the last thing is to delete it."""
+    """A client's rights on an existing object; deleting comes last."""
     rights = "r" if _allowed(client.get_object, bucket, key) else ""
     rights += "w" if _allowed(_put, client, bucket, key) else ""
     return rights + ("d" if _allowed(client.remove_object, bucket, key) else "")
@@ -266,6 +269,6 @@ def test_what_is_not_a_parts_business_is_refused(roles):
         assert _rights(client, elsewhere, f"{roles.prefix}/buffer") == ""
         assert not _allowed(client.bucket_exists, elsewhere)
         assert not _allowed(client.remove_bucket, roles.bucket)
-        # What is not there is said to be not there.
+        # A missing object is reported as missing.
         with pytest.raises(S3Error, match="NoSuchKey"):
             client.get_object(roles.bucket, f"{roles.prefix}/shards/0001/manifest")

@@ -1,4 +1,4 @@
-"""What a release says of itself: its versions, and its bills of materials."""
+"""A release's version output and bills of materials."""
 
 import json
 import os

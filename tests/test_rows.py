@@ -1,5 +1,5 @@
-"""Rows by their identities: a ClickHouse that knows a token and lacks its rows, and what
-`millpond doctor --rows` and `millpond consumer repair` make of deleted and doubled rows."""
+"""Rows by their identities: a ClickHouse that knows a token but lacks its rows, and the reaction of
+`millpond doctor --rows` and `millpond consumer repair` to deleted and duplicated rows."""
 
 import shutil
 import signal
@@ -14,7 +14,7 @@ from harness.process import Process, eventually
 from harness.services import Buffer
 
 CONSUMER = ("--ack-interval", "50ms", "--gc-interval", "0s", "--signals", "logs")
-# The engine of the tests cannot end INSERTs: they are waited for.
+# The engine of the tests cannot end INSERTs: consumers wait for them.
 CONSUMER += ("--insert-timeout", "2s")
 
 
@@ -38,7 +38,7 @@ def _delete(site, condition: str) -> None:
 
 
 def _compared(site, *flags: object, code: int = 0) -> tuple[dict, list[str]]:
-    """What `doctor --rows` says of the one stream, and its errors."""
+    """The result of `doctor --rows` for the one stream, and its errors."""
     process = site.millpond("doctor", "--rows", *_table(site), *flags, "--json", code=code)
     answer = site.parsed(process)
     [compared] = answer["rows"]
@@ -46,7 +46,7 @@ def _compared(site, *flags: object, code: int = 0) -> tuple[dict, list[str]]:
 
 
 def _sent(site, requests: int = 5, records: int = 20, *flags: object):
-    """That many requests in the table, each a segment of its own, and the consumer."""
+    """Sends this many requests, each in a separate segment; returns the consumer."""
     site.buffer = Buffer((site.directory / "buffer").as_uri())
     gateway = site.gateway("--linger", "1ms")
     consumer = site.consumer(*CONSUMER, *flags)
@@ -61,7 +61,7 @@ def _sent(site, requests: int = 5, records: int = 20, *flags: object):
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not there")
 def test_a_server_killed_between_a_token_and_its_rows_loses_nothing(own_site):
-    """The server writes a token down, and dies before it renames the part."""
+    """The server writes a token, and dies before it renames the part."""
     site = own_site
     gateway, consumer = site.gateway("--linger", "20ms"), site.consumer(*CONSUMER)
     _send(gateway, "first")
@@ -115,7 +115,7 @@ def test_deleted_and_doubled_rows_are_found_and_deleted_ones_come_back_once(site
     assert (compared["records"], compared["rows"], errors) == (100, 100, [])
     assert (compared["segments_read"], compared["sequences"]) == (0, [])
 
-    # Sequences and records are those of the requests, one a segment.
+    # Sequences and records match the requests, one per segment.
     _delete(site, "Body IN ('1-3', '1-4', '3-0', '4-1')")
     table = f"{site.database}.otel_logs"
     site.clickhouse.query(f"INSERT INTO {table} SELECT * FROM {table} WHERE Body = '2-5'")
@@ -123,7 +123,7 @@ def test_deleted_and_doubled_rows_are_found_and_deleted_ones_come_back_once(site
         f"INSERT INTO {table} SELECT * REPLACE (99 AS _millpond_record, 'who' AS Body)"
         f" FROM (SELECT * FROM {table} WHERE Body = '4-0')"
     )
-    # Sequence 4 has as many rows as records: one that no record has, and one too few.
+    # Sequence 4 has as many rows as records: one row has no record, and one record has no row.
     compared, errors = _compared(site, code=1)
     assert (compared["missing"], compared["duplicate"], compared["unknown"]) == (4, 1, 1)
     assert compared["segments_read"] == 4
@@ -150,7 +150,7 @@ def test_deleted_and_doubled_rows_are_found_and_deleted_ones_come_back_once(site
     done = site.answer(*repair, *_table(site))
     assert (done["rows_found"], done["rows_inserted"]) == (80, 0)
     assert _bodies(site) == everything + Counter(["2-5", "who"])
-    # What the repair was told of is no consumer any more.
+    # The cursor of the repair is no consumer anymore.
     [listed] = site.answer("consumer", "list")["consumers"]
     assert listed["consumer"] == "e2e"
     consumer.must_run()
@@ -182,7 +182,7 @@ def test_a_repair_that_is_killed_goes_on(site):
     running = site.begun(*repair, *site.buffer.flags)
     eventually("some rows", lambda: _bodies(site) or not running.running())
     running.kill()
-    # Its lease runs out first.
+    # Its lease expires first.
     done = site.answer(*repair)
     assert done["complete"]
     assert _bodies(site) == everything

@@ -12,7 +12,7 @@ from harness.services import send_with_sdk
 
 MS = 1_000_000
 
-# The Python SDK has no exporter of JSON.
+# The Python SDK has no JSON exporter.
 EXPORTERS = [
     ("python", "grpc"),
     ("python", "http/protobuf"),
@@ -34,7 +34,7 @@ SDK_NAMES = {"python": "python", "js": "nodejs"}
 
 
 class Way:
-    """A gateway and a consumer that all tests of this file use; each has a service of its own."""
+    """A gateway and a consumer for all tests of this file; each test has its own service name."""
 
     def __init__(self, site) -> None:
         self.site = site

@@ -1,5 +1,5 @@
-"""TLS, client certificates and bearer tokens on the whole way: real clients, tenants with streams
-of their own, and certificates and tokens that change while records flow."""
+"""TLS, client certificates and bearer tokens end to end: real clients, tenants with separate
+streams, and certificates and tokens that change while records flow."""
 
 import hashlib
 import http.server
@@ -19,8 +19,8 @@ GLOBEX = "globex-0123456789abcdef0123456789abcdef"
 
 
 def _tokens(site, *entries: tuple[str, str, str | None]):
-    """The tokens file, written anew: each with a name, a token and perhaps a prefix. The file holds
-    digests alone."""
+    """Writes the tokens file: each entry has a name, a token and optionally a prefix. The file
+    contains only digests."""
     text = "# Who may send.\n"
     for name, token, prefix in entries:
         digest = hashlib.sha256(token.encode()).hexdigest()
@@ -32,7 +32,7 @@ def _tokens(site, *entries: tuple[str, str, str | None]):
 
 
 def _assert_silent(*processes) -> None:
-    """No log says a token."""
+    """Asserts that no log contains a token."""
     for process in processes:
         for token in (AGENTS, ACME, GLOBEX):
             assert token not in process.messages()
@@ -81,7 +81,7 @@ def test_real_clients_with_certificates_and_tokens(site):
     for process in (collector, gateway, consumer):
         assert process.terminate() == 0
     assert_exactly_once(acknowledged, site.clickhouse, site.database, [run])
-    # Rows tell which streams they came through.
+    # Rows show the streams that they came through.
     by_stream = site.clickhouse.rows(
         "SELECT splitByChar('/', _millpond_source)[3] AS stream, toUInt32(count()) AS rows"
         f" FROM {site.database}.otel_logs GROUP BY stream ORDER BY stream"
@@ -160,7 +160,7 @@ def test_a_hangup_takes_over_new_files_and_refuses_broken_ones(site):
     gateway.send(1)
     eventually("the refusal", lambda: _reloaded(gateway, "failure"))
     assert gateway.metric("millpond_gateway_reload_failing") == 1
-    assert f"--tls-cert {certificate}: there is no certificate in it" in gateway.messages()
+    assert f"--tls-cert {certificate}: it contains no certificate" in gateway.messages()
     loads.append(site.load(gateway, "--tls-ca", old.file, records=500, name="load-still"))
     loads[1].run()
 
@@ -176,7 +176,7 @@ def test_a_hangup_takes_over_new_files_and_refuses_broken_ones(site):
     stranger.start()
     assert stranger.wait() == 1
 
-    # The connection from before goes on as if nothing had been.
+    # The old connection continues undisturbed.
     before = len(loads[0].acknowledged())
     eventually("more over the old connection", lambda: goes_on(before))
     loads[0].terminate()
@@ -190,7 +190,7 @@ def test_a_hangup_takes_over_new_files_and_refuses_broken_ones(site):
 
 
 def test_a_mounted_secret_that_is_swapped_is_seen_without_a_signal(site):
-    """As Kubernetes does it: files are links through `..data`, and that link is renamed over."""
+    """Like Kubernetes: files are links through `..data`, and a rename replaces that link."""
     tokens = site.directory / "mounted"
     tokens.mkdir()
 
@@ -217,7 +217,7 @@ def test_a_tokens_file_that_is_written_in_halves_locks_nobody_out(site):
     entries = [("agents", AGENTS, None), ("acme", ACME, "acme"), ("globex", GLOBEX, "globex")]
     file = _tokens(site, *entries)
     whole = "count = 3\n" + file.read_text()
-    # Each piece but the last ends where a [[token]] does: by itself it is a file that makes sense.
+    # Each piece but the last ends at the end of a [[token]], so it is a valid file by itself.
     ends = [at for at in range(len(whole)) if whole.startswith("[[token]]", at)][1:]
     file.write_text(whole)
     gateway = site.gateway("--tokens", file, "--reload-interval", "0s")
@@ -243,7 +243,7 @@ def test_a_tokens_file_that_is_written_in_halves_locks_nobody_out(site):
     eventually("the whole file", lambda: gateway.metric("millpond_gateway_reload_failing") == 0)
     lets_all_in("whole")
 
-    # Without a count a shorter file is taken over, and said.
+    # Without a count, a shorter file is applied with a warning.
     file.write_text(whole[whole.index("[[token]]") : ends[0]])
     gateway.send(1)
     eventually("the shorter file", lambda: _reloaded(gateway, "success"))
@@ -278,7 +278,7 @@ def test_a_password_in_a_file_is_what_clickhouse_is_told(site):
     told = []
 
     class Refuses(http.server.BaseHTTPRequestHandler):
-        """It writes down who asks, and refuses."""
+        """Records who asks, and refuses."""
 
         def do_POST(self):  # noqa: N802 - as http.server wants it
             told.append(self.headers)

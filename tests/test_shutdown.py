@@ -1,4 +1,4 @@
-"""SIGTERM drains: what was accepted is committed, what was written is acknowledged, the cursor is
+"""SIGTERM drains: accepted records are committed, written ones acknowledged, the cursor is
 released, and the exit code is 0."""
 
 import signal
@@ -30,7 +30,7 @@ def test_a_consumer_acknowledges_and_releases_its_cursor(site):
     gateway = site.gateway()
     load = site.load(gateway, "--rate", 5_000, records=15_000)
     load.start()
-    # A lease that nobody can wait for: the second consumer starts only if the first released it.
+    # With such a long lease the second consumer starts only if the first has released the cursor.
     for number in range(3):
         consumer = site.consumer(
             "--lease", "10m", "--instance", f"i{number}", name=f"consumer-{number}"
@@ -50,7 +50,7 @@ def test_a_consumer_acknowledges_and_releases_its_cursor(site):
 
 
 def test_a_consumer_whose_store_is_away_ends_all_the_same(own_site):
-    """What it could not acknowledge is done again by the next one; nobody waits for ever."""
+    """The next consumer redoes what it could not acknowledge; nobody waits forever."""
     site = own_site
     gateway = site.gateway()
     consumer = site.consumer("--drain-timeout", "1s", "--lease", "3s")

@@ -1,5 +1,5 @@
-"""Traces and metrics on the whole way, beside logs: sent by telemetrygen, and by senders that write
-down what was acknowledged while everything behind them is killed."""
+"""Traces and metrics end to end, next to logs: sent by telemetrygen, and by senders that record
+acknowledgements while everything behind them is killed."""
 
 import os
 import random
@@ -62,13 +62,13 @@ def test_telemetrygen_sends_every_signal(site):
 
 
 def _origins(site, name: str) -> list[dict]:
-    """Which batches and chunks the rows with this id came in."""
+    """The batches and chunks of the rows with this id."""
     rows = rows_with_ids(site, "_millpond_sequence", "_millpond_record", "_millpond_received_at")
     return site.clickhouse.rows(f"SELECT * FROM ({rows}) WHERE id = '{name}'")
 
 
 def test_acknowledged_spans_and_points_survive_every_kill(own_site):
-    """As `test_faults` has it for logs; a batch of metrics goes into five tables, and a view of the
+    """As in `test_faults` for logs; a batch of metrics goes into five tables, and a view of the
     spans' table into a sixth."""
     site = own_site
     seed = int(os.environ.get("MILLPOND_TEST_SEED", random.randrange(2**32)))

@@ -1,5 +1,5 @@
-"""Thousands of connections that say nothing, or half of something, on every port: clients that mean
-it are answered all the same, and the gateway keeps its memory and its file descriptors."""
+"""Thousands of connections on every port that send nothing, or half a message: real clients still
+get answers, and the gateway limits its memory and file descriptors."""
 
 import contextlib
 import http.client
@@ -20,19 +20,19 @@ JSON = b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"body":{"stringValue":"g
 MANY = 3_000
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-# None of these is closed within the time that the tests take: the gateway waits for 50 and 75 s.
+# None of these closes during the tests: the gateway waits for 50 and 75 s.
 GRPC = (PREFACE, PREFACE + b"\x00\x01\x00\x01\x04\x00\x00\x00\x01\x82")
 HEAD = b"POST /v1/logs HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n"
 HALF_A_BODY = HEAD + b"content-length: 1000\r\n\r\n" + JSON
 HTTP = (HEAD, HEAD, HEAD, HALF_A_BODY)
 ADMIN = (b"", b"GET /metrics HTTP/1.1\r\nhost: gateway\r\n")
-# Half of a record of TLS's handshake.
+# Half of a TLS handshake record.
 TLS = (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
 
 
 @pytest.fixture
 def crowd():
-    """Opens connections to an address, each of which says one of these and then nothing more."""
+    """Opens connections to an address, each of which sends one of these and then stays silent."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with contextlib.ExitStack() as opened:
@@ -47,7 +47,7 @@ def crowd():
             came = []
             for number in range(count):
                 slow = socket.create_connection((host, int(port)), timeout=PATIENCE)
-                # It may have been closed again by now.
+                # It may be closed already.
                 with contextlib.suppress(OSError):
                     if tls is not None:
                         slow = tls.wrap_socket(slow, server_hostname=host)
@@ -87,7 +87,7 @@ def test_good_clients_are_answered_beside_3000_slow_connections_on_each_port(sit
         (gateway.admin, ADMIN),
     ):
         crowd(address, says)
-        # HTTP first: the gRPC client tries again until slow connections have timed out.
+        # HTTP first: the gRPC client retries until slow connections have timed out.
         assert _post(gateway.http_address) == 200
         export(gateway.address, GOOD)
         assert http_get(f"http://{gateway.admin}/readyz")[0] == 200
@@ -97,7 +97,7 @@ def test_good_clients_are_answered_beside_3000_slow_connections_on_each_port(sit
     assert sum(float(line.rsplit(" ", 1)[1]) for line in refused if "evicted" in line) > 1_000
     assert "connection closed: another connection needed its place" in gateway.messages()
 
-    # Its connection is the oldest of all, and was kept.
+    # Its connection is the oldest of all, and stayed open.
     count = len(before.acknowledged())
     eventually("more of the client from before", lambda: len(before.acknowledged()) > count)
     before.terminate()
@@ -124,7 +124,7 @@ def test_good_clients_are_answered_beside_slow_handshakes_and_slow_tls_connectio
 
 
 def test_bodies_that_are_half_sent_do_not_take_the_memory_of_others(site, crowd):
-    """Each of them reserves memory before the gateway knows that the rest does not come."""
+    """Each reserves memory before the gateway knows that the rest never comes."""
     gateway = site.gateway("--memory-limit", "64MiB")
     crowd(gateway.http_address, (HALF_A_BODY,), 500)
     assert _post(gateway.http_address) == 200

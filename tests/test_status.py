@@ -1,4 +1,5 @@
-"""`millpond status`: what is in a buffer and how far its consumers are, from the bucket alone."""
+"""`millpond status`: the content of a buffer and the progress of its consumers, from the bucket
+alone."""
 
 import json
 
@@ -73,18 +74,18 @@ def test_what_a_consumer_waits_for_is_seen_in_the_bucket(own_site):
         return _consumer(site)["waiting_for"]
 
     eventually(
-        "the outage to be written down", lambda: any("writing to the sink" in why for why in said())
+        "the outage to be recorded", lambda: any("writing to the sink" in why for why in said())
     )
     assert "waits for: " in site.millpond("status").stdout()
     site.clickhouse.up()
-    eventually("it to be forgotten", lambda: said() == [] and _behind(site) == [0])
+    eventually("the outage to be cleared", lambda: said() == [] and _behind(site) == [0])
     assert consumer.terminate() == 0
 
 
 def test_a_consumer_that_ended_says_why_and_leaves_no_lease(site):
     gateway = site.gateway()
     first = site.consumer("--dead-letters-max", 0, "--lease", "600s", name="consumer-first")
-    eventually("it to own its cursor", first.owns)
+    eventually("the consumer to own its cursor", first.owns)
     table = f"{site.database}.otel_logs"
     site.clickhouse.query(f"ALTER TABLE {table} ADD CONSTRAINT tidy CHECK Body != 'bad'")
     export(gateway.address, request(record("refused", body="bad")).SerializeToString())
@@ -115,7 +116,7 @@ def test_watching_gives_rates(site):
 
     def rates() -> list[float | None]:
         watching.must_run()
-        # The last line may not be whole yet.
+        # The last line may be incomplete.
         looks = [json.loads(line) for line in watching.stdout().split("\n")[:-1]]
         consumers = [look["shards"][0]["consumers"][0] for look in looks]
         return [consumer["streams"][0]["records_per_second"] for consumer in consumers]
@@ -169,7 +170,7 @@ def test_who_watches_sees_an_outage_end(own_site):
 
     eventually("a look", looks)
     site.store.kill()
-    eventually("the outage to be said", lambda: "trying again" in watching.messages())
+    eventually("the outage to be logged", lambda: "trying again" in watching.messages())
     assert "Connection refused" in watching.messages()
     before = looks()
     site.store.up()

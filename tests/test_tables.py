@@ -1,5 +1,5 @@
-"""`millpond tables`, and tables of other kinds than the usual: their DDL printed, edited and run by
-somebody, or made by the command; and rows that go into them once each, whatever happens."""
+"""`millpond tables` and unusual tables: DDL that is printed, edited and run by somebody, or created
+by the command; each row arrives once, whatever happens."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def _statements(script: str) -> list[str]:
 
 
 def _run(site, script: str) -> None:
-    """As `clickhouse client --multiquery` does."""
+    """Runs a script like `clickhouse client --multiquery`."""
     for sql in _statements(script):
         site.clickhouse.query(sql)
 
@@ -48,7 +48,7 @@ def _tables(site) -> list[str]:
 
 
 def _create(site, *flags: object, code: int = 0) -> dict[str, dict]:
-    """What `tables create` says of each."""
+    """The report of `tables create` for each object."""
     where = ("--clickhouse", site.clickhouse.url, "--database", site.database)
     process = site.command("tables", "create", *where, *flags, "--json", code=code)
     said = json.loads(process.stdout())
@@ -73,7 +73,7 @@ def test_what_is_printed_is_what_a_consumer_needs(site):
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
     assert consumer.terminate() == 0
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
-    # And once more it changes nothing.
+    # A second run changes nothing.
     _run(site, script)
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
 
@@ -85,7 +85,7 @@ def test_only_the_tables_of_what_is_asked_for_are_printed(site):
 
 
 def test_the_consumers_settings_are_those_of_its_tables(site):
-    """The file that the consumer has is enough to print its tables."""
+    """The consumer's file suffices to print its tables."""
     settings = site.directory / "millpond.toml"
     settings.write_text(
         f'[consume]\ndatabase = "{site.database}"\nsignals = "logs"\nlogs_table = "events"\n'
@@ -153,8 +153,8 @@ def test_doctor_names_what_the_tables_lack(site):
     assert "by which a trace's time is found" in warning
 
 
-# What somebody may make of the printed DDL of logs: a column computed of the time, by which it is
-# partitioned and sorted; more columns, with defaults and without; and another window.
+# A plausible edit of the printed DDL for logs: a column computed from the time, which is the
+# partition and sorting key; more columns, with defaults and without; and another window.
 def _edited(script: str, partition_by: str) -> str:
     head, tail = script.split("\n)\nENGINE")
     more = [
@@ -179,7 +179,7 @@ def test_a_table_of_ones_own_gets_every_record_once_through_kills(own_site, part
     load = site.load(gateway, "--concurrency", 4, records=20_000)
     load.start()
     for victim, rows in ((consumer, 1), (site.clickhouse, 5_000), (consumer, 10_000)):
-        # Whatever it is in the middle of.
+        # Whatever it is doing at that moment.
         eventually(
             f"{rows} rows",
             lambda rows=rows: rows_of(site.clickhouse, site.database) >= rows,
@@ -216,8 +216,8 @@ def test_a_partition_by_the_time_of_insertion_is_refused(site):
 @pytest.mark.parametrize(
     ("flag", "value", "said"),
     [
-        ("--engine", "ReplacingMergeTree", "of your own making"),
-        ("--engine", "ReplicatedMergeTree('/all', '{replica}')", "have {table} or {uuid}"),
+        ("--engine", "ReplacingMergeTree", "another engine yourself"),
+        ("--engine", "ReplicatedMergeTree('/all', '{replica}')", "use {table} or {uuid}"),
         ("--partition-by", "week", "toMonday({time})"),
         ("--indexes", "many", "use exporter, bloom, text or none"),
     ],
@@ -227,8 +227,8 @@ def test_a_setting_that_cannot_be_is_refused(site, flag, value, said):
 
 
 class Recorder:
-    """A ClickHouse server with a cluster, as far as DDL goes: remembers each statement that begins
-    with CREATE, and passes everything else on."""
+    """A ClickHouse server with a cluster, as far as DDL goes: records each statement that begins
+    with CREATE, and forwards everything else."""
 
     def __init__(self, url: str) -> None:
         recorder = self
@@ -274,8 +274,8 @@ class Recorder:
 
 
 def _shape(site, sql: str) -> tuple[str, dict[str, str]]:
-    """What a statement makes, and how, but for columns and settings; as the engine's own parser
-    writes it."""
+    """The object that a statement creates, without columns and settings, formatted by the engine's
+    own parser."""
     quoted = sql.replace("\\", "\\\\").replace("'", "\\'")
     [row] = site.clickhouse.rows(f"SELECT formatQuery('{quoted}') AS sql")
     text = row["sql"]
@@ -293,7 +293,7 @@ def _shape(site, sql: str) -> tuple[str, dict[str, str]]:
     ],
 )
 def test_on_a_cluster_the_ddl_is_the_exporters(site, engine, parameters):
-    """The engine that we have has no clusters: what both would send to one is compared."""
+    """Our engine has no clusters: compares the statements that both would send to one."""
     recorder = Recorder(site.clickhouse.url)
     site.collector(
         "clickhouse",
@@ -314,6 +314,6 @@ def test_on_a_cluster_the_ddl_is_the_exporters(site, engine, parameters):
     assert len(theirs) == 1 + len(TABLES)
     for clauses in theirs.values():
         if "ENGINE =" in clauses:
-            # The same engine; only the exporter writes brackets where nothing is in them.
+            # The same engine; only the exporter writes empty brackets.
             clauses["ENGINE ="] = clauses["ENGINE ="].removesuffix("()")
     assert ours == theirs

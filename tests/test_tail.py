@@ -1,4 +1,4 @@
-"""`millpond tail`: the records of a buffer as they are committed."""
+"""`millpond tail`: shows the records of a buffer as they are committed."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def _send(gateway, signal: str, made) -> None:
 
 
 def _shown(site, *flags: object) -> list[dict]:
-    """The objects of a tail up to what is there now."""
+    """The output of a tail up to the current end."""
     tail = site.millpond("tail", "--no-follow", "--json", *flags)
     return [json.loads(line) for line in tail.stdout().splitlines()]
 
@@ -72,7 +72,7 @@ def test_what_is_committed_later_is_shown_when_it_comes(site):
     gateway = site.gateway("--linger", "20ms")
     _send(gateway, "logs", request(record("before", body="before")))
     tail = site.begun("tail", *site.buffer.flags, "--poll-interval", "50ms", "--from", "latest")
-    # Where it begins is seen only by what it shows.
+    # Only its output reveals where it begins.
     sent = []
 
     def shown() -> list[str]:
@@ -95,7 +95,7 @@ def test_an_outage_of_the_store_leaves_nothing_out(own_site):
     tail = site.begun("tail", *site.buffer.flags, *ALL, "--poll-interval", "50ms")
     eventually("what was there", lambda: len(tail.stdout().splitlines()) == 1)
     site.store.kill()
-    eventually("the outage to be said", lambda: "trying again" in tail.messages())
+    eventually("the outage to be logged", lambda: "trying again" in tail.messages())
     site.store.up()
     _send(gateway, "logs", request(record("after", body="after")))
     eventually("what came since", lambda: len(tail.stdout().splitlines()) == 2)

@@ -1,4 +1,4 @@
-"""What gateways and consumers tell of themselves over OTLP, when asked: the metrics of /metrics."""
+"""Optional OTLP export of the gateways' and consumers' own metrics, as in /metrics."""
 
 import json
 import socket
@@ -16,7 +16,7 @@ SERVICES = {"gateway": "millpond-gateway", "consumer": "millpond-consumer"}
 
 @pytest.fixture
 def receiver(site) -> Collector:
-    """A Collector that writes what it is sent to a file; not started."""
+    """A Collector, not started, that writes everything it receives to a file."""
     file = {"path": str(site.directory / "pushed.json"), "flush_interval": "50ms"}
     return site.add(Collector(site.directory, "file", file, name="receiver"))
 
@@ -35,12 +35,12 @@ def _as_dict(scrape: str) -> dict:
 
 
 def _total(found: dict, name: str) -> float:
-    """Over all labels."""
+    """The sum over all labels."""
     return sum(value for (key, _), value in found.items() if key == name)
 
 
 def _own(found: dict) -> dict:
-    """Without what changes with every push."""
+    """The metrics without those that change with every push."""
     return {key: value for key, value in found.items() if "_telemetry_" not in key[0]}
 
 
@@ -59,7 +59,7 @@ def test_what_is_pushed_is_what_metrics_shows(site, receiver, pushed):
         service = SERVICES[process.name]
         text = process.metrics()
         before, seen = _as_dict(text), len(pushed.metrics(service))
-        # The second one began after the scrape.
+        # The second push began after the scrape.
         eventually("two pushes", lambda s=service, n=seen: len(pushed.metrics(s)) >= n + 2)
         push = pushed.metrics(service)[seen + 1]
         after = _as_dict(process.metrics())
@@ -70,14 +70,14 @@ def test_what_is_pushed_is_what_metrics_shows(site, receiver, pushed):
                 assert before[key] <= value <= after[key], key
         told = {metric["name"]: metric["description"] for metric in push}
         assert {name: help_texts(text)[name] for name in told} == told
-    # The gateway is at rest, so that there is one right value of everything.
+    # The gateway is idle, so every metric has one right value.
     at_rest = _own(_as_dict(gateway.metrics()))
     assert _total(at_rest, "millpond_gateway_records_total") == 1_000
     assert _own(comparable(samples(pushed.metrics("millpond-gateway")[-1]))) == at_rest
 
 
 def test_the_last_push_has_what_the_last_second_did(site, receiver, pushed):
-    """With an interval of an hour, what arrives is the push at the stop."""
+    """With an interval of an hour, only the push at the stop arrives."""
     receiver.up()
     flags = ["--otlp-endpoint", f"http://{receiver.http_address}", "--otlp-interval", "1h"]
     gateway = site.gateway(*flags)
@@ -136,8 +136,8 @@ def test_an_endpoint_that_is_away_is_said_once_and_counted(site, receiver, pushe
     assert said("cannot be pushed to") == 1
     receiver.up()
     eventually("a push", lambda: pushed.metrics("millpond-gateway"))
-    eventually("it to be said", lambda: said("are pushed to") == 2)
-    # The values are cumulative: nothing of before is missing.
+    eventually("the log line", lambda: said("are pushed to") == 2)
+    # The values are cumulative: earlier ones are included.
     sent = samples(pushed.metrics("millpond-gateway")[-1])
     assert _total(sent, "millpond_gateway_records_total") == 500
     receiver.kill()
@@ -190,8 +190,8 @@ def test_a_clusters_variables_for_another_protocol_end_nothing(site):
 
 
 def test_millpond_observed_by_millpond(site, tmp_path: Path):
-    """As docs/telemetry.md has it: a consumer, and the gateway itself, push to the gateway; what
-    they say of themselves is in the tables that they fill. A token goes along as a header."""
+    """As in docs/telemetry.md: a consumer, and the gateway itself, push to the gateway; their
+    metrics are in the tables that they fill. A token goes along as a header."""
     tokens = tmp_path / "tokens.toml"
     tokens.write_text('[[token]]\nname = "ops"\ntoken = "secret-of-the-operators"\n')
     gateway = site.gateway_of("--tokens", tokens)
@@ -216,7 +216,7 @@ def test_millpond_observed_by_millpond(site, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["gateway", "consumer"])
 def test_a_log_in_json_is_an_object_a_line_to_the_end(site, name):
-    """Its last words too."""
+    """The last lines too."""
     flags = ("--log-format", "json")
     gateway = site.gateway(*flags)
     process = gateway if name == "gateway" else site.consumer(*flags)

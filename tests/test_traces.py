@@ -1,4 +1,4 @@
-"""The traces of Millpond's own work: what gateway and consumer do with a segment is one trace."""
+"""The traces of Millpond's own work: gateway and consumer share one trace per segment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF_CONSUMER = {"process otlp.logs", "fetch"}
 
 
 class Receiver:
-    """A Collector that writes the spans that it is sent to a file."""
+    """A Collector that writes received spans to a file."""
 
     def __init__(self, site) -> None:
         self.pushed = Pushed(site.directory / "pushed.json")
@@ -25,7 +25,7 @@ class Receiver:
         self.collector = site.add(Collector(site.directory, "file", file, name="receiver")).up()
 
     def traced(self, process, ratio: float = 1):
-        """The process, which was not started, with its traces to here."""
+        """The process, not started, with its traces exported to here."""
         endpoint = f"http://{self.collector.http_address}"
         process.argv += ["--otlp-endpoint", endpoint, "--otlp-traces", str(ratio)]
         process.environment["OTEL_BSP_SCHEDULE_DELAY"] = "100"
@@ -45,7 +45,7 @@ def receiver(site) -> Receiver:
 
 
 def _all_of(spans: list[dict], segments: int) -> bool:
-    """Whether they are all there, of so many segments that were acknowledged."""
+    """Whether all spans of this many acknowledged segments have arrived."""
     batches = {span["spanId"] for span in spans if span["name"] == "batch otlp.logs"}
     settled = {span["parentSpanId"] for span in _named(spans, "acknowledge")}
     processed = _named(spans, "process otlp.logs")
@@ -83,7 +83,7 @@ def test_what_both_processes_do_with_a_segment_is_one_trace(site, receiver):
         assert upload["attributes"]["aws.s3.bucket"] == site.buffer.url.split("/")[2]
         assert upload["attributes"]["aws.s3.key"].endswith(origin["attributes"]["millpond.segment"])
         assert commit["attributes"]["aws.s3.key"] == "buffer/shards/0000/manifest"
-        # The batch is in this trace, or linked with the part that is.
+        # The batch is in this trace, or linked to the part that is.
         (process,) = _named(of, "process otlp.logs")
         assert process["attributes"]["messaging.consumer.group.name"] == "e2e"
         batch = _named(of, "batch otlp.logs")
@@ -93,7 +93,7 @@ def test_what_both_processes_do_with_a_segment_is_one_trace(site, receiver):
         below = [s["name"] for s in spans if s.get("parentSpanId") == linked[0]["spanId"]]
         assert {"decode", f"INSERT {site.database}", "acknowledge"} <= set(below)
     assert records == 2_000
-    # The INSERT says by which token ClickHouse knows it.
+    # The INSERT names its ClickHouse deduplication token.
     insert = _named(spans, f"INSERT {site.database}")[0]
     assert insert["attributes"]["millpond.token"].startswith("millpond/2/")
     assert insert["attributes"]["db.system.name"] == "clickhouse"
@@ -106,12 +106,12 @@ def test_both_processes_take_the_same_segments(site, receiver):
     load = site.load(gateway, "--rate", 1_000, records=1_000)
     load.run()
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
-    # What they have not pushed yet, they push at their end.
+    # They push the rest when they end.
     assert [gateway.terminate(), consumer.terminate()] == [0, 0]
     dumped = site.millpond("manifest", "dump").stdout()
     all_of = {trace_of(name) for name in re.findall(r"\b[0-9A-HJKMNP-TV-Z]{26}\b", dumped)}
     assert all_of
-    # By the 56 bits that end the id.
+    # By the last 56 bits of the id.
     right = {trace for trace in all_of if int(trace[-14:], 16) >= 1 << 55}
 
     def taken(name: str) -> set[str]:
@@ -122,7 +122,7 @@ def test_both_processes_take_the_same_segments(site, receiver):
 
 
 def test_what_went_wrong_is_in_the_trace(own_site):
-    """A store and a ClickHouse that are away: each attempt is an event of the span that waits."""
+    """With store and ClickHouse unreachable, each attempt is an event of the waiting span."""
     site = own_site
     receiver = Receiver(site)
     gateway = receiver.traced(site.gateway_of("--request-timeout", "1s"))
@@ -158,8 +158,8 @@ def test_what_went_wrong_is_in_the_trace(own_site):
 
 
 def test_a_gateway_that_traces_itself_makes_a_segment_a_push_and_no_more(site):
-    """What it pushes is a segment, which it traces: one request for all segments between two
-    pushes, so it goes on at the pace of the pushes and does not grow."""
+    """Its pushes become a segment, which it traces: one request for all segments between two
+    pushes, so the rate follows the pushes and does not grow."""
     gateway = site.gateway_of("--linger", "1ms", "--otlp-traces", "1", "--otlp-interval", "1h")
     gateway.argv += ["--otlp-endpoint", f"http://{gateway.http_address}"]
     gateway.environment["OTEL_BSP_SCHEDULE_DELAY"] = "20"
@@ -176,7 +176,7 @@ def test_a_gateway_that_traces_itself_makes_a_segment_a_push_and_no_more(site):
 
     eventually("many pushes", lambda: pushes() >= 20)
     segments = gateway.metric("millpond_producer_segments_total")
-    # The load's, and one for each push: also for the one that is under way.
+    # The load's segments, and one for each push, including the one in flight.
     assert segments <= 1 + pushes() + 1
     assert gateway.metric("millpond_telemetry_spans_dropped_total") == 0
     assert gateway.terminate() == 0

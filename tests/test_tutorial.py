@@ -1,5 +1,5 @@
-"""The tutorial does what it says: every `sh` block of every chapter is run, in order and in one
-shell, and where a `text` block follows, that is what the commands said (`…`: anything)."""
+"""The tutorial works: runs every `sh` block of every chapter in order in one shell, and compares
+the output with a following `text` block (`…`: anything)."""
 
 import re
 import shutil
@@ -34,7 +34,7 @@ def _steps(chapter: str) -> list[Step]:
 
 
 def _as_pattern(expected: str) -> str:
-    """A line that is `…` alone is any number of lines; elsewhere it is a part of one."""
+    """A line with only `…` matches any number of lines; elsewhere `…` matches part of a line."""
     lines = [
         r"(?:.*\n)*?" if line == "…" else r"[^\n]*".join(map(re.escape, line.split("…"))) + "\n"
         for line in expected.splitlines()
@@ -43,7 +43,7 @@ def _as_pattern(expected: str) -> str:
 
 
 def _clone(directory: Path) -> Path:
-    """The project as somebody has it who begins: without what an earlier tutorial has left."""
+    """A beginner's clone of the project, without leftovers of an earlier tutorial."""
     clone = directory / "millpond"
     clone.mkdir()
     for found in REPOSITORY.iterdir():
@@ -55,7 +55,7 @@ def _clone(directory: Path) -> Path:
 
 
 def _script(steps: list[Step], logs: Path) -> str:
-    # Whatever ends it, nothing that it has started is left behind.
+    # Whatever ends it, nothing that it started stays behind.
     lines = [
         "set -eu -o pipefail",
         "trap exit TERM",
@@ -87,7 +87,7 @@ def test_the_tutorial_does_what_it_says(site, tmp_path):
     try:
         _follow(site, clone, tmp_path, environment, servers)
     finally:
-        # With what it has started itself.
+        # Includes the processes that it started.
         if servers.running():
             servers.terminate()
 
@@ -104,7 +104,7 @@ def _follow(site, clone: Path, tmp_path: Path, environment: dict, servers: Proce
     assert sum(step.says is not None for step in steps) > 8
     script = tmp_path / "script"
     script.write_text(_script(steps, tmp_path))
-    # Where the tutorial is followed, its folder is the current one.
+    # The tutorial assumes that its folder is the current one.
     shell = ["env", "-C", clone, "bash", script]
     follower = site.add(Process("follower", shell, tmp_path, environment))
     follower.start()

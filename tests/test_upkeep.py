@@ -1,4 +1,4 @@
-"""A log that grows, is sealed, read across its pages and collected; and an operator's hand on the
+"""A log that grows, is sealed, read across its pages and collected; and operators' changes to
 consumers."""
 
 from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
@@ -25,7 +25,7 @@ def test_a_backlog_in_pages_is_read_once_though_the_consumer_is_killed(site):
     assert second.terminate() == 0
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
 
-    # All of it is read, and nothing is younger than no grace at all.
+    # Everything is read, and a grace of zero covers everything.
     would = site.answer("gc", "--gc-grace", "0s", "--dry-run")
     assert would["trimmed_sequences"] == shard["next_sequence"]
     site.check_manifest()
@@ -63,10 +63,10 @@ def test_garbage_is_collected_under_load_and_crashes(site):
         gateway.up()
         consumer.up()
     load.wait()
-    # How many were sent while no gateway was there depends on the machine.
+    # The number sent while no gateway ran depends on the machine.
     assert len(load.acknowledged()) >= 1_000
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
-    # What the killed gateway left uncommitted goes too.
+    # Uncommitted leftovers of the killed gateway go too.
     site.check_manifest()
     assert consumer.terminate() == 0
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
@@ -80,14 +80,14 @@ def test_retention_drops_what_nobody_read_and_says_so(site):
     gateway = site.gateway()
     site.load(gateway, records=1_000).run()
     consumer = site.consumer("--gc-interval", "0s", name="consumer-before")
-    eventually("it to own its cursor", consumer.owns)
+    eventually("the consumer to own its cursor", consumer.owns)
     assert consumer.terminate() == 0
     site.load(gateway, records=1_000, name="load-unread").run()
     done = site.answer("gc", "--retention-max-age", "1ms", "--gc-grace", "0s")
     assert done["unread_sequences"] > 0
     load = site.load(gateway, records=1_000, name="load-after")
     load.run()
-    # It goes on from where the log begins now.
+    # It continues where the log begins now.
     consumer = site.consumer("--gc-interval", "0s")
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
     assert "were trimmed before this consumer had read them" in consumer.messages()
@@ -98,7 +98,7 @@ def test_a_consumer_is_listed_reset_and_removed(site):
     gateway = site.gateway()
     load = site.load(gateway, records=5_000)
     load.run()
-    # A lease that outlasts whatever the machine does.
+    # A lease longer than any delay of the machine.
     consumer = site.consumer("--gc-interval", "0s", "--lease", "60s")
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
 
@@ -150,7 +150,7 @@ def test_a_reset_by_force_fences_the_owner(site):
 
 
 def test_a_segment_that_cannot_be_read_is_named_and_left_out_when_told_so(site):
-    # Not in MinIO, which would notice by itself.
+    # Not in MinIO, which would detect it itself.
     folder = site.directory / "buffer"
     site.buffer = Buffer(folder.as_uri())
     gateway = site.gateway("--linger", "20ms")

@@ -1,14 +1,14 @@
-//! Questions to ClickHouse over its HTTP interface.
+//! Queries over ClickHouse's HTTP interface.
 
 use anyhow::{Context, bail};
 
-/// The attribute that every record of the load has a value of its own in.
+/// The attribute with a unique value for every record of the load.
 pub const UNIQUE: &str = "millpond.load.id";
 
-/// What the server at `url` answers to `sql`, as text.
+/// Returns the answer of the server at `url` to `sql`, as text.
 ///
 /// # Errors
-/// When there is no answer, or it is a refusal.
+/// There is no answer, or it is an error.
 pub async fn query(url: &str, sql: &str) -> anyhow::Result<String> {
     let answer = reqwest::Client::new().post(url).body(sql.to_owned()).send().await;
     let answer = answer.with_context(|| format!("no answer from ClickHouse at {url}"))?;

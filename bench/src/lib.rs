@@ -1,5 +1,5 @@
-//! What the program and the benchmarks share: the load generator, child processes and their metrics, questions to
-//! ClickHouse, free ports.
+//! Code that the program and the benchmarks share: the load generator, child processes and their metrics, ClickHouse
+//! queries, free ports.
 
 pub mod clickhouse;
 pub mod load;

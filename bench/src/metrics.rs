@@ -1,5 +1,4 @@
-//! What the processes say of themselves on `/metrics`: sums of counters, quantiles of histograms, and the difference of
-//! two readings of either.
+//! Reads the processes' `/metrics`: sums of counters, quantiles of histograms, and differences between two readings.
 
 use std::net::SocketAddr;
 
@@ -11,10 +10,10 @@ use serde::Serialize;
 pub struct Scrape(String);
 
 impl Scrape {
-    /// Reads the metrics of the process with this admin address.
+    /// Reads the metrics at this admin address.
     ///
     /// # Errors
-    /// When nobody answers there.
+    /// There is no answer.
     pub async fn of(admin: SocketAddr) -> anyhow::Result<Scrape> {
         let url = format!("http://{admin}/metrics");
         let answer = reqwest::get(&url)
@@ -23,7 +22,7 @@ impl Scrape {
         Ok(Scrape(answer.text().await?))
     }
 
-    /// The samples of a metric: their labels, as written, and their values.
+    /// The samples of a metric: labels as text, and values.
     fn samples<'a>(&'a self, metric: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
         self.0.lines().filter_map(move |line| {
             let rest = line.strip_prefix(metric)?;
@@ -35,13 +34,13 @@ impl Scrape {
         })
     }
 
-    /// The sum of a metric's samples whose labels contain `label`.
+    /// The sum of a metric's samples with `label` in their labels.
     pub fn sum(&self, metric: &str, label: &str) -> f64 {
         let samples = self.samples(metric).filter(|(labels, _)| labels.contains(label));
         samples.map(|(_, value)| value).sum()
     }
 
-    /// A histogram, over all its labels.
+    /// A histogram summed over all its labels.
     pub fn histogram(&self, name: &str) -> Histogram {
         let mut buckets: Vec<(f64, f64)> = Vec::new();
         for (labels, count) in self.samples(&format!("{name}_bucket")) {
@@ -49,7 +48,7 @@ impl Scrape {
                 .split("le=\"")
                 .nth(1)
                 .and_then(|rest| rest.split('"').next());
-            // "+Inf" parses as a number, too.
+            // "+Inf" also parses as a number.
             let Some(bound) = bound.and_then(|bound| bound.parse::<f64>().ok()) else {
                 continue;
             };
@@ -62,7 +61,7 @@ impl Scrape {
         Histogram { buckets }
     }
 
-    /// Requests to the store, as they are billed.
+    /// Requests to the store by billing category.
     pub fn requests(&self) -> Requests {
         let of = |kind| self.sum("millpond_store_requests_total", &format!("kind=\"{kind}\""));
         Requests {
@@ -81,7 +80,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// What came after `before`.
+    /// The observations since `before`.
     #[must_use]
     pub fn since(&self, before: &Histogram) -> Histogram {
         let count_before = |bound: f64| {
@@ -96,7 +95,7 @@ impl Histogram {
         }
     }
 
-    /// Observations.
+    /// Number of observations.
     pub fn count(&self) -> f64 {
         self.buckets.last().map_or(0.0, |(_, count)| *count)
     }
@@ -116,21 +115,21 @@ impl Histogram {
     }
 }
 
-/// Requests to the store by price; S3 bills HEAD as GET, and DELETE not at all.
+/// Requests to the store by billing category; S3 bills HEAD as GET, and DELETE not at all.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Requests {
-    /// PUT, with conditions or without.
+    /// PUT, conditional or not.
     pub put: f64,
     /// GET and HEAD.
     pub get: f64,
-    /// LIST, one a page.
+    /// LIST, one per page.
     pub list: f64,
     /// DELETE.
     pub delete: f64,
 }
 
 impl Requests {
-    /// A second, from two readings.
+    /// Requests per second between two readings.
     #[must_use]
     pub fn per_second(self, before: Requests, seconds: f64) -> Requests {
         let rate = |now: f64, before: f64| (now - before) / seconds;
@@ -142,7 +141,7 @@ impl Requests {
         }
     }
 
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn plus(self, other: Requests) -> Requests {
         Requests {
@@ -153,7 +152,7 @@ impl Requests {
         }
     }
 
-    /// What a month of so many requests a second costs on S3 in us-east-1, requests alone.
+    /// The monthly price of this request rate on S3 in us-east-1, without storage.
     ///
     /// # Panics
     /// Never: the built-in table has that price.

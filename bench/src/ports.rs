@@ -3,13 +3,13 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 
-/// Addresses of this machine that were free a moment ago, no two the same.
+/// Distinct local addresses that were free a moment ago.
 ///
 /// # Errors
-/// When the system has no port left.
+/// The system has no free port.
 pub fn free_addresses<const N: usize>() -> io::Result<[SocketAddr; N]> {
     let mut addresses = [SocketAddr::from(([127, 0, 0, 1], 0)); N];
-    // All are held until all are known, so that no two are the same.
+    // Hold all of them until the last one is known, so that no two are equal.
     let mut held = Vec::new();
     for address in &mut addresses {
         let listener = TcpListener::bind(*address)?;

@@ -1,5 +1,5 @@
-//! Child processes: started with a log of their own, watched through `/proc`, and gone when this program is, however it
-//! ends (short of SIGKILL). It knows nothing of what they are.
+//! Child processes, each with a log file, monitored through `/proc`. They end with this program, however it ends
+//! (except by SIGKILL).
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,16 +15,16 @@ use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-/// How long a child may take to be ready, or to end once it was asked to.
+/// Time limit for a child to become ready, or to end after a request.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// `/proc`'s clock ticks a second: Linux promises 100 to user space on every architecture that it still supports.
+/// Clock ticks per second in `/proc`: Linux guarantees 100 to user space on every supported architecture.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The children that are alive, for the one way out on which nothing is dropped.
+/// Live children, for the one kind of exit that drops nothing.
 static ALIVE: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// A panic aborts a released program without dropping anything: then this kills the children.
+/// A panic aborts a released program without dropping anything: this hook then kills the children.
 pub fn kill_on_panic() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -35,7 +35,7 @@ pub fn kill_on_panic() {
     }));
 }
 
-/// A child process. It is killed when this is dropped.
+/// A child process. Dropping it kills the process.
 pub struct Process {
     name: &'static str,
     child: Child,
@@ -44,7 +44,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program; what it prints goes to `<directory>/<name>.log`, in a directory that is made.
+    /// Starts a program with its output in `<directory>/<name>.log`. Creates the directory.
     pub fn start(name: &'static str, mut command: Command, directory: &Path) -> anyhow::Result<Process> {
         fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
         let log = directory.join(format!("{name}.log"));
@@ -54,7 +54,7 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file)
-            // A terminal's Ctrl-C is for this program.
+            // Ctrl-C in a terminal is for this program only.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -70,7 +70,7 @@ impl Process {
         })
     }
 
-    /// Waits until `url` answers 200, or says why it never will.
+    /// Waits until `url` answers 200, or fails once that is impossible.
     pub async fn ready(&mut self, url: &str) -> anyhow::Result<()> {
         let answers = async {
             loop {
@@ -101,16 +101,16 @@ impl Process {
     pub fn cpu_seconds(&self) -> anyhow::Result<f64> {
         let path = format!("/proc/{}/stat", self.pid);
         let stat = fs::read_to_string(&path).with_context(|| format!("{} is gone ({path})", self.name))?;
-        // The second field, the name in brackets, may hold blanks; utime and stime are the 14th and 15th.
+        // The second field, the name in brackets, may contain spaces; utime and stime are the 14th and 15th.
         let ticks = stat.rsplit_once(") ").and_then(|(_, rest)| {
             let mut fields = rest.split(' ').skip(11).map(str::parse::<f64>);
             Some(fields.next()?.ok()? + fields.next()?.ok()?)
         });
-        let ticks = ticks.with_context(|| format!("{path} is not as proc(5) says: {stat:?}"))?;
+        let ticks = ticks.with_context(|| format!("{path} does not match proc(5): {stat:?}"))?;
         Ok(ticks / TICKS_PER_SECOND)
     }
 
-    /// The most memory that it had resident until now, in bytes.
+    /// Peak resident memory in bytes.
     pub fn peak_memory(&self) -> anyhow::Result<u64> {
         let path = format!("/proc/{}/status", self.pid);
         let status = fs::read_to_string(&path).with_context(|| format!("{} is gone ({path})", self.name))?;
@@ -122,14 +122,14 @@ impl Process {
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        // Once its end was seen, the number may be another's.
+        // After the child has ended, another process may have its id.
         self.child
             .id()
             .with_context(|| format!("{} has ended", self.name))?;
         kill(self.pid, signal).with_context(|| format!("cannot send {signal} to {}", self.name))
     }
 
-    /// Waits for its end, at most `patience`, and returns what it printed.
+    /// Waits up to `patience` for the child to end, and returns its output.
     pub async fn output(mut self, patience: Duration) -> anyhow::Result<String> {
         match timeout(patience, self.child.wait()).await {
             Ok(status) => {
@@ -148,7 +148,7 @@ impl Process {
         }
     }
 
-    /// Waits for its end, which is a failure whenever it comes.
+    /// Waits for the child to end, which is always a failure.
     pub async fn watch(&mut self) -> anyhow::Error {
         match self.child.wait().await {
             Ok(status) => self.ended(status),
@@ -156,7 +156,7 @@ impl Process {
         }
     }
 
-    /// SIGTERM, and an error when that does not end it cleanly.
+    /// Sends SIGTERM, and fails unless the child ends cleanly.
     pub async fn stop(self) -> anyhow::Result<()> {
         if self.child.id().is_some() {
             self.signal(Signal::SIGTERM)?;
@@ -181,7 +181,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The child itself is killed by its own drop.
+        // The child's own drop kills it.
         alive(|alive| alive.retain(|pid| *pid != self.pid));
     }
 }
@@ -190,7 +190,7 @@ fn alive(change: impl FnOnce(&mut Vec<Pid>)) {
     change(&mut ALIVE.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
-/// User and system time of all children that have ended, in seconds.
+/// User and system time of all ended children, in seconds.
 pub fn ended_cpu_seconds() -> anyhow::Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
     let us = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();

@@ -1,4 +1,4 @@
-//! The load generator against a real gateway: what it says was acknowledged is what is in the log.
+//! The load generator against a real gateway: its acknowledged records match the log.
 
 mod support;
 
@@ -30,7 +30,7 @@ fn ids(records: u64) -> Vec<String> {
     (0..records).map(|number| id("run", number)).collect()
 }
 
-/// The ids of the file of acknowledged ones.
+/// The ids in the file of acknowledged ones.
 fn acknowledged(file: &std::path::Path) -> BTreeSet<String> {
     let mut ids = BTreeSet::new();
     for line in std::fs::read_to_string(file).expect("the file").lines() {
@@ -41,7 +41,7 @@ fn acknowledged(file: &std::path::Path) -> BTreeSet<String> {
         let first: u64 = first.parse().expect("a number");
         let count: u64 = count.parse().expect("a number");
         for number in first..first + count {
-            assert!(ids.insert(id(run, number)), "{number} is there twice");
+            assert!(ids.insert(id(run, number)), "{number} occurs twice");
         }
     }
     ids
@@ -54,7 +54,7 @@ async fn every_record_arrives_once_under_an_id_of_its_own_whichever_worker_sent_
     let file = folder.path().join("acknowledged");
     let report = run(LoadConfig {
         records: Some(2_050),
-        // On two connections.
+        // Two connections.
         concurrency: 70,
         acknowledged_file: Some(file.clone()),
         ..config(world.address)
@@ -159,7 +159,7 @@ async fn a_rate_and_a_duration_bound_what_is_sent() {
         ..config(world.address)
     })
     .await;
-    // Due at 0, 100, … 400 ms. A machine that is busy sends fewer, none sends more.
+    // Due at 0, 100, … 400 ms. A busy machine sends fewer, never more.
     assert!((1..=5).contains(&report.requests), "{report:?}");
     assert_eq!(report.records_acknowledged, report.records_sent);
 }

@@ -1,36 +1,36 @@
-//! How many requests Millpond makes, of which kind and what for: the code of producer, consumer and garbage collector as arithmetic.
+//! The request rates of Millpond by kind and purpose: producer, consumer and garbage collector as arithmetic.
 //!
-//! All rates are a second, over the whole buffer. It knows no prices.
+//! All rates are per second over the whole buffer. This module knows no prices.
 
 use crate::rate::Load;
 use crate::{RequestLatency, Settings};
 use serde::{Deserialize, Serialize};
 
-/// Rounds of a garbage collector begin up to a quarter of the interval early, drawn anew each time.
+/// A round of garbage collection begins up to a quarter of the interval early, at random.
 const ROUND_OF_INTERVAL: f64 = 0.875;
 /// Keys on a page of a listing.
 const LIST_PAGE: f64 = 1_000.0;
-/// Bytes of a manifest without entries, and of an entry with one stream, and of another stream's part.
+/// Size in bytes of a manifest without entries, of an entry with one stream, and of each further stream's part.
 const MANIFEST_BYTES: f64 = 268.0;
 const ENTRY_BYTES: f64 = 64.0;
 const PART_BYTES: f64 = 30.0;
-/// Once a producer has met another, so many more of its commits read the manifest first.
+/// After meeting another producer, a producer reads the manifest first for this many commits.
 const READS_FIRST: f64 = 12.0;
-/// While segments come one at a time, so many are planned before they are committed.
+/// While segments arrive one at a time, a plan covers this many in advance.
 const PLANNED_AHEAD: f64 = 8.0;
-/// A process that stands by looks again after a second.
+/// A standby process checks every second.
 const STANDBY_SECONDS: f64 = 1.0;
 
-/// Requests a second by what they are for, and bytes.
+/// Requests per second by purpose, and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Activity {
     /// PUTs of segments.
     pub segments: f64,
     /// PUTs of the manifest that took effect.
     pub commits: f64,
-    /// PUTs of the manifest that were refused (412): somebody else had changed it. They are billed.
+    /// PUTs of the manifest that were refused (412) because another process had changed it. They are billed.
     pub swaps_refused: f64,
-    /// GETs of the manifest after those.
+    /// GETs of the manifest after a refusal.
     pub commit_reads: f64,
     /// PUTs of pages.
     pub pages: f64,
@@ -42,7 +42,7 @@ pub struct Activity {
     pub page_reads: f64,
     /// PUTs of cursors: plans, acknowledgements, renewals.
     pub cursor_swaps: f64,
-    /// GETs of processes that stand by.
+    /// GETs by standby processes.
     pub standby_reads: f64,
     /// GETs of garbage collectors.
     pub gc_reads: f64,
@@ -56,13 +56,13 @@ pub struct Activity {
     pub bytes_written: f64,
     /// Bytes from the store.
     pub bytes_read: f64,
-    /// Bytes kept on average.
+    /// Average number of bytes stored.
     pub bytes_stored: f64,
     /// Bytes from clients to gateways in another zone.
     pub bytes_across_zones: f64,
 }
 
-/// Requests a second by what is billed alike.
+/// Requests per second by billing category.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct PerSecond {
     /// PUT, conditional or not, refused or not.
@@ -75,7 +75,7 @@ pub struct PerSecond {
     pub delete: f64,
 }
 
-/// Commits in one shard, and what they take.
+/// Commits in one shard and their requests.
 struct Commits {
     landed: f64,
     refused: f64,
@@ -83,15 +83,15 @@ struct Commits {
 }
 
 impl Activity {
-    /// What a load makes of these settings.
+    /// The activity for a load with these settings.
     pub fn of(load: &Load, settings: &Settings, request: RequestLatency) -> Activity {
         let segments = f64::from(settings.producers) / settings.fill_seconds(load);
         let commits = segments / settings.segments_per_commit(load, request);
         Activity::with_segments(load, settings, request, segments, commits)
     }
 
-    /// The same with so many segments and commits a second, as they were seen, say. One manifest may not take so many
-    /// commits.
+    /// The same with given rates of segments and commits, for example observed ones. One manifest may not sustain that
+    /// many commits.
     pub fn with_segments(
         load: &Load,
         settings: &Settings,
@@ -114,13 +114,13 @@ impl Activity {
         let consumers = f64::from(settings.consumers);
         let standbys = consumers * f64::from(settings.standbys);
 
-        // A round's swap makes the version stale that a lone producer knows, who then takes it for a while that others
-        // commit; those who share a shard read first anyway.
+        // The swap of a round makes the version stale that a lone producer knows. The producer then assumes for a while
+        // that others commit. Producers that share a shard read first anyway.
         let lone = 2.0 - sharing.min(2.0);
         let wary = (rounds.rate * READS_FIRST / commits.landed).min(1.0);
         let wary_reads = commits.landed * active * wary * lone;
         let stale = rounds.rate * active * (1.0 - wary) * lone;
-        // Consumers twice, segments and pages once.
+        // Consumers are listed twice, segments and pages once.
         let listed = |keys: f64| active * (keys / active / LIST_PAGE + 0.5).max(1.0) + shards - active;
         let lists = 2.0 * shards + listed(segments * lifetime) + listed(pages * lifetime);
 
@@ -161,7 +161,7 @@ impl Activity {
         activity
     }
 
-    /// By what is billed alike.
+    /// The same by billing category.
     pub fn per_second(&self) -> PerSecond {
         PerSecond {
             put: self.segments
@@ -183,19 +183,19 @@ impl Activity {
 }
 
 impl Commits {
-    /// `sharing` producers of one shard that would commit so often together.
+    /// `sharing` producers of one shard that together make this many commits per second.
     fn of(sharing: f64, commits: f64, request: RequestLatency) -> Commits {
         let RequestLatency {
             put_seconds: put,
             get_seconds: get,
         } = request;
-        // Alone, a producer knows the manifest from its own last commit. With others it reads it first, and meanwhile they
-        // may commit.
+        // A lone producer knows the manifest from its last commit. Otherwise it reads the manifest first, and others
+        // may commit meanwhile.
         let shared = (sharing - 1.0).min(1.0);
         let window = put + get * shared;
         let landed = commits.min(1.0 / window);
         let others = landed * (sharing - 1.0) / sharing;
-        // The store reads and swaps in the middle of the two requests: what is in between is half of each.
+        // The store processes a request halfway through it: between a read and a swap lies half of each.
         let attempts = (others * window / 2.0).exp();
         Commits {
             landed,
@@ -208,14 +208,14 @@ impl Commits {
 /// The swaps of one consumer's cursor in one shard.
 struct CursorSwaps {
     rate: f64,
-    /// Polls that find something new, a second.
+    /// Polls per second that find something new.
     news: f64,
-    /// How often everything is acknowledged before there is news.
+    /// Acknowledgements of everything before there is news, per second.
     acknowledged: f64,
 }
 
 impl CursorSwaps {
-    /// News comes from `sharing` producers with `each` commits a second, looked for `polls` times a second. `alone` is how
+    /// News comes from `sharing` producers with `each` commits per second, at `polls` polls per second. `alone` is how
     /// often it is one segment.
     fn of(
         settings: &Settings,
@@ -225,23 +225,23 @@ impl CursorSwaps {
         sharing: f64,
         alone: f64,
     ) -> CursorSwaps {
-        // Producers are regular and know nothing of each other.
+        // Producers are regular and independent.
         let unseen = 1.0 - (each / polls).min(1.0);
         let news = polls * (1.0 - unseen.powf(sharing));
-        // What is done is acknowledged with any other swap, or after the interval, or when nothing has been done for a third
-        // of it. A renewal of the lease acknowledges too. Between two polls that find a producer's commits lies its
-        // period, give or take a poll.
+        // Completed work is acknowledged with any other swap, after the interval, or after a third of it without
+        // further completions. A lease renewal acknowledges too. The time between two polls that find a producer's
+        // commits is its period, plus or minus a poll interval.
         let renewal = settings.lease_seconds / 3.0;
         let rest = settings.ack_seconds / 3.0;
         let period = (1.0 / each).max(1.0 / polls);
         let jitter = (1.0 / polls).min(1.0 / each);
         let before_news =
             |after: f64| longer(period, jitter, after) * (1.0 - (after * each).min(1.0)).powf(sharing - 1.0);
-        // While nothing comes: whole renewals, in the mean half of one fewer than would fit.
+        // Idle time: whole renewals, on average half of one fewer than would fit.
         let renewals = |after: f64| news * ((1.0 / news - after) / renewal - 0.5).max(0.0);
 
-        // One segment at a time is planned ahead: swaps acknowledge, and plan what will come until the next. Where several
-        // came at last, one plans nothing ahead, and another swap must.
+        // Segments that arrive one at a time are planned in advance: a swap acknowledges, and plans the segments up to
+        // the next swap. After several at once, a poll plans nothing in advance and needs another swap.
         let interval = settings.ack_seconds.min(renewal) + request.put_seconds;
         let after = rest.min(renewal) + request.put_seconds;
         let rests = before_news(after);
@@ -251,8 +251,8 @@ impl CursorSwaps {
             news,
             acknowledged: rests + (1.0 - rests) * (1.0 / (news * interval)).min(1.0),
         };
-        // Of several, a writer that is idle gets what has come. With more streams than writers, the others' plans come one by
-        // one.
+        // If several arrive, an idle writer takes what has come. With more streams than writers, the plans of the
+        // others follow one by one.
         let waiting = f64::from(settings.streams.saturating_sub(settings.writers));
         let acknowledged = before_news(after);
         let together = CursorSwaps {
@@ -268,19 +268,20 @@ impl CursorSwaps {
     }
 }
 
-/// How often a poll that finds news finds one segment: such are planned ahead. Each of the producers that share a shard
-/// commits so often, `per_commit` segments at a time.
+/// How often a poll with news finds a single segment, which can be planned in advance. Each producer of the shard makes
+/// `each` commits per second with `per_commit` segments.
 pub(crate) fn alone(polls: f64, each: f64, sharing: f64, per_commit: f64) -> f64 {
     if per_commit > 1.0 {
         return 0.0;
     }
     let unseen = 1.0 - (each / polls).min(1.0);
-    // One that commits more often than it is looked for is found with two now and then.
+    // A producer that commits more often than the poll interval is sometimes found with two commits.
     let once = (2.0 - each / polls).clamp(0.0, 1.0);
     once * unseen.powf(sharing - 1.0)
 }
 
-/// How probable it is that a time of `mean`, give or take the difference of two draws from `spread`, is longer than `limit`.
+/// The probability that a time with this `mean`, plus or minus the difference of two draws from `spread`, exceeds
+/// `limit`.
 fn longer(mean: f64, spread: f64, limit: f64) -> f64 {
     let x = ((limit - mean) / spread).clamp(-1.0, 1.0);
     if x < 0.0 {
@@ -290,13 +291,13 @@ fn longer(mean: f64, spread: f64, limit: f64) -> f64 {
     }
 }
 
-/// Rounds of all garbage collectors.
+/// The rounds of all garbage collectors.
 struct Rounds {
-    /// A second.
+    /// Rounds per second.
     rate: f64,
-    /// Seconds from one to the next, of all garbage collectors.
+    /// Seconds between rounds over all garbage collectors.
     interval: f64,
-    /// Processes that collect: each remembers pages by itself.
+    /// Processes that collect: each keeps its own cache of pages.
     processes: f64,
 }
 
@@ -311,7 +312,7 @@ impl Rounds {
                 processes: 0.0,
             };
         }
-        // One request after another: twice manifest, listing and cursors, the swap, two listings, deletions.
+        // Requests run in sequence: manifest, listing and cursors twice, the swap, two listings, deletions.
         let requests = 1.0 + f64::from(settings.shards) * (7.0 + 2.0 * consumers);
         let round = requests * request.get_seconds + f64::from(settings.shards) * request.put_seconds;
         let each = ROUND_OF_INTERVAL * settings.gc_seconds + round;
@@ -369,7 +370,7 @@ mod tests {
     fn producers_that_share_a_shard_read_before_they_swap() {
         let found = activity(|s| s.producers = 2);
         assert_eq!(found.segments, 2.0);
-        // Now and then another is faster after the reading.
+        // Occasionally another producer is faster after the read.
         let attempts = 2.0 * (0.105_f64 / 2.0).exp();
         assert!(
             (found.commit_reads - attempts).abs() < 0.001,
@@ -436,21 +437,21 @@ mod tests {
         assert_eq!(segments(1e3, 5.0), 1.0);
         assert_eq!(segments(16.0 * crate::MIB, 5.0), 1.0);
         assert_eq!(segments(32.0 * crate::MIB, 5.0), 2.0);
-        // What compresses very well reaches the raw limit first.
+        // Highly compressible data reaches the raw limit first.
         assert_eq!(segments(32.0 * crate::MIB, 16.0), 4.0);
     }
 
     #[test]
     fn segments_that_come_alone_are_planned_ahead() {
-        // A swap every five seconds.
+        // One swap every five seconds.
         near(activity(|s| s.linger_seconds = 0.8).cursor_swaps, 1.0 / 5.07);
-        // One for eight segments.
+        // One swap for eight segments.
         near(activity(|s| s.linger_seconds = 0.3).cursor_swaps, 1.0 / 2.4);
-        // One for each, when nothing is done for a third of the ack interval.
+        // One swap per segment, after a third of the ack interval without completions.
         near(activity(|s| s.linger_seconds = 4.0).cursor_swaps, 0.25);
-        // A minute without news: an acknowledgement, and a renewal every five seconds.
+        // A minute without news: one acknowledgement, and a renewal every five seconds.
         near(activity(|s| s.linger_seconds = 60.0).cursor_swaps, 12.0 / 60.0);
-        // Ten a second come together: a plan for each poll that finds some.
+        // Ten per second arrive together: one plan for each poll with news.
         near(activity(|s| s.producers = 10).cursor_swaps, 3.4);
     }
 }

@@ -1,4 +1,4 @@
-//! Which setting to turn: each by one step, and what that saves.
+//! Savings from single settings, each changed by one step.
 
 use crate::estimate::Inputs;
 use crate::settings::{bytes, time};
@@ -6,33 +6,33 @@ use crate::sweep::Knob;
 use crate::{Latency, NetworkPath, Settings};
 use serde::{Deserialize, Serialize};
 
-/// A setting, one step further.
+/// One step of a setting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// As its flag is called.
+    /// The name of its flag.
     pub knob: String,
-    /// Its value now.
+    /// Its current value.
     pub from: String,
-    /// Its value then.
+    /// Its next value.
     pub to: String,
-    /// What that saves.
+    /// The saving.
     pub saves_usd_per_month: f64,
-    /// The total then.
+    /// The new total.
     pub then_usd_per_month: f64,
-    /// The latency then.
+    /// The new latency.
     pub then_latency: Latency,
 }
 
-/// What would cut the cost.
+/// Ways to cut the cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Advice {
-    /// The step that saves most; `None` when none saves a hundredth.
+    /// The step with the largest saving; `None` if no step saves at least 1 %.
     pub change: Option<Change>,
-    /// The other steps that save something, the largest saving first.
+    /// The other steps with a saving, largest first.
     pub others: Vec<Change>,
 }
 
-/// A saving of less than this share is none.
+/// The minimum saving, as a share of the total.
 const WORTH: f64 = 0.01;
 
 impl Advice {
@@ -44,7 +44,7 @@ impl Advice {
     }
 }
 
-/// Tries each knob's next step; those that cannot be meant, or break the latency target, are no advice.
+/// Tries the next step of each knob. Steps that are invalid or break the latency target are not suggested.
 pub(crate) fn advise(inputs: &Inputs<'_>, total: f64) -> Advice {
     let mut changes: Vec<Change> = steps(inputs.settings)
         .into_iter()
@@ -122,7 +122,7 @@ fn steps(settings: &Settings) -> Vec<Step> {
         ));
     }
     if settings.producers > settings.shards {
-        // Producers that share a shard swap its manifest in vain.
+        // Producers that share a shard waste swaps on each other's commits.
         let more = settings.shards.saturating_mul(2).min(settings.producers);
         steps.push(step(
             "--shards",
@@ -147,10 +147,10 @@ fn steps(settings: &Settings) -> Vec<Step> {
 }
 
 impl Knob {
-    /// Whose larger values are cheaper.
+    /// Knobs whose larger values are cheaper.
     const DOUBLED: [Knob; 4] = [Knob::Linger, Knob::Segment, Knob::Poll, Knob::Ack];
 
-    /// For people.
+    /// Formats a value for people.
     pub(crate) fn show(self, value: f64) -> String {
         match self {
             Knob::Segment => bytes(value),

@@ -1,4 +1,4 @@
-//! A sweep as a picture: dollars a month against the latency that one in a hundred records exceeds, as SVG.
+//! Draws a sweep as SVG: dollars per month against the 99th percentile of the latency.
 
 use crate::CostError;
 use crate::settings::time;
@@ -13,7 +13,7 @@ const SIZE: (u32, u32) = (960, 560);
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(34, 40, 49);
 const GRID: RGBColor = RGBColor(224, 228, 233);
-/// Told apart by people who do not see all colours (Okabe and Ito's, without yellow).
+/// Distinguishable with colour blindness (Okabe and Ito's palette without yellow).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -23,19 +23,19 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(230, 159, 0),
     RGBColor(90, 90, 90),
 ];
-/// Past this ratio of the largest to the smallest, an axis is logarithmic.
+/// Above this ratio of largest to smallest value, an axis is logarithmic.
 const LOGARITHMIC: f64 = 12.0;
 
-/// Labels nearer to each other, in pixels, would be on top of each other.
+/// Labels closer than this many pixels would overlap.
 const LABEL: (i32, i32) = (84, 15);
 
-/// A point of a line: seconds, dollars, and what is written at it.
+/// A point of a line: seconds, dollars, and its label.
 type Mark = (f64, f64, String);
 
-/// Draws a sweep. One line for each combination of what is not the linger (or the first axis).
+/// Draws a sweep, with one line for each combination of the axes other than the linger (or the first axis).
 ///
 /// # Errors
-/// When no combination can be priced.
+/// No combination can be priced.
 pub fn chart(sweep: &Sweep, title: &str) -> Result<String, CostError> {
     let along = sweep
         .axes
@@ -77,7 +77,7 @@ pub fn chart(sweep: &Sweep, title: &str) -> Result<String, CostError> {
     let mut lines: Vec<(String, Vec<Mark>)> = lines.into_values().collect();
     for (_, marks) in &mut lines {
         marks.sort_by(|a, b| a.0.total_cmp(&b.0));
-        // Past some linger it makes no difference: segments are full before.
+        // Above some linger it makes no difference: segments fill up first.
         marks.dedup_by(|next, kept| {
             let same = (next.0, next.1) == (kept.0, kept.1);
             if same && !kept.2.ends_with('+') {
@@ -91,7 +91,7 @@ pub fn chart(sweep: &Sweep, title: &str) -> Result<String, CostError> {
     let ys = bounds(all().map(|mark| mark.1));
     let (Some(xs), Some(ys)) = (xs, ys) else {
         return Err(CostError::Sweep(
-            "there is nothing to draw: every combination is refused".to_owned(),
+            "nothing to draw: every combination is refused".to_owned(),
         ));
     };
     let along = sweep.axes[along].knob.name();
@@ -107,10 +107,10 @@ pub fn chart(sweep: &Sweep, title: &str) -> Result<String, CostError> {
         (false, true) => draw(title, along, &lines, flat(xs), log(ys)),
         (false, false) => draw(title, along, &lines, flat(xs), flat(ys)),
     };
-    picture.map_err(|error| CostError::Sweep(format!("the chart cannot be drawn: {error}")))
+    picture.map_err(|error| CostError::Sweep(format!("cannot draw the chart: {error}")))
 }
 
-/// 0.1, 0.2, 0.5, 1, 2, 5, … as far as they are in a range.
+/// 0.1, 0.2, 0.5, 1, 2, 5, … within a range.
 fn one_two_five(range: Range<f64>) -> Vec<f64> {
     let steps = (-6..12).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)));
     steps.filter(|step| range.contains(step)).collect()

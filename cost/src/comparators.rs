@@ -1,4 +1,4 @@
-//! What others take for the same load, by their public prices, with everything that is assumed. All in us-east-1.
+//! The cost of alternatives for the same load, by their public prices, with all assumptions. All in us-east-1.
 
 use crate::estimate::VCPU_USD_PER_HOUR;
 use crate::rate::Load;
@@ -6,20 +6,20 @@ use crate::settings::time;
 use crate::{GIB, MIB, MONTH_HOURS, MONTH_SECONDS, Settings};
 use serde::{Deserialize, Serialize};
 
-/// One way to carry the same load.
+/// One alternative for the same load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Comparator {
-    /// Whose, and how it is run.
+    /// The product, and how it is run.
     pub name: String,
-    /// What it takes.
+    /// Its cost.
     pub usd_per_month: f64,
-    /// Where the prices are from, and of when.
+    /// The source and date of its prices.
     pub prices: String,
-    /// Everything that was assumed.
+    /// All assumptions.
     pub assumptions: Vec<String>,
 }
 
-/// Request rates that somebody published, at a load.
+/// Published request rates at a given load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PublishedRates {
     /// Compressed bytes a second.
@@ -28,11 +28,11 @@ pub struct PublishedRates {
     pub puts: f64,
     /// GETs a second.
     pub gets: f64,
-    /// What is stored, in dollars a month.
+    /// Storage in dollars per month.
     pub storage_usd_per_month: f64,
 }
 
-/// OpenData Buffer's, for which it claims about $180 a month.
+/// OpenData Buffer's rates, for which it claims about $180 per month.
 pub const OPENDATA_PUBLISHED: PublishedRates = PublishedRates {
     bytes_per_second: 137.5e6,
     puts: 12.5,
@@ -40,24 +40,24 @@ pub const OPENDATA_PUBLISHED: PublishedRates = PublishedRates {
     storage_usd_per_month: 2.65,
 };
 
-/// S3 in us-east-1, as everywhere on this page.
+/// S3 in us-east-1, as for all alternatives.
 const PUT_USD: f64 = 0.005 / 1_000.0;
 const GET_USD: f64 = 0.0004 / 1_000.0;
 const S3_GIB_MONTH: f64 = 0.023;
 const ACROSS_ZONES_GIB: f64 = 0.02;
 const GP3_GIB_MONTH: f64 = 0.08;
 
-/// Brokers keep at least so much: what they have for the day that the database is away, they hold every day.
+/// Minimum retention of brokers: the disk space for a day of database downtime is there every day.
 const BROKER_RETENTION_MIN: f64 = 86_400.0;
 
 impl PublishedRates {
-    /// What a month at these rates costs on S3 in us-east-1.
+    /// The monthly cost of these rates on S3 in us-east-1.
     pub fn usd_per_month(&self) -> f64 {
         (self.puts * PUT_USD + self.gets * GET_USD) * MONTH_SECONDS + self.storage_usd_per_month
     }
 }
 
-/// All of them for a load.
+/// All alternatives for a load.
 pub fn comparators(load: &Load, settings: &Settings) -> Vec<Comparator> {
     let retention = settings.retention_seconds.max(BROKER_RETENTION_MIN);
     let kafka = |tiered, follower| kafka(load, settings, retention, tiered, follower);
@@ -75,7 +75,7 @@ pub fn comparators(load: &Load, settings: &Settings) -> Vec<Comparator> {
 
 fn opendata(load: &Load, settings: &Settings) -> Comparator {
     let published = OPENDATA_PUBLISHED;
-    // Data objects a second of the published load at the settings that it is taken to be for, and of this one at its own.
+    // Data objects per second: of the published load at its assumed settings, and of this load at its own.
     let objects = |load: &Load, settings: &Settings| {
         let rate = load.compressed_bytes_per_second;
         (f64::from(settings.producers) / settings.linger_seconds).max(rate / settings.segment_bytes)
@@ -107,7 +107,7 @@ fn opendata(load: &Load, settings: &Settings) -> Comparator {
 fn kafka(load: &Load, settings: &Settings, retention: f64, tiered: bool, follower: bool) -> Comparator {
     const REPLICAS: f64 = 3.0;
     const DISK_FILL: f64 = 0.5;
-    /// Three brokers of four cores.
+    /// Three brokers with four cores each.
     const VCPUS_STEP: f64 = 12.0;
     const LOCAL_SECONDS: f64 = 3_600.0;
     let mib = load.compressed_bytes_per_second / MIB;
@@ -221,7 +221,7 @@ fn warpstream(load: &Load) -> Comparator {
     }
 }
 
-/// Bytes a second, and of a unit of PUT, that Kinesis means.
+/// Bytes per second of a shard, and of a PUT unit, as Kinesis defines them.
 const SHARD_BYTES: f64 = 1e6;
 const PUT_UNIT_BYTES: f64 = 25e3;
 

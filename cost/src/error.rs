@@ -1,81 +1,81 @@
-//! What is wrong with a question, and what to ask instead.
+//! Errors of a cost question, with a remedy.
 
 use thiserror::Error;
 
 /// Why there is no estimate.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum CostError {
-    /// A text that is no rate.
-    #[error("{0:?} is no throughput: write 50GB/day, 20MB/s, 30MiB/s, 1.1Gbps or 200Mbps")]
+    /// A text that is not a throughput.
+    #[error("{0:?} is not a throughput: write 50GB/day, 20MB/s, 30MiB/s, 1.1Gbps or 200Mbps")]
     Rate(String),
-    /// A unit that may be either.
+    /// A unit that may be bits or bytes.
     #[error("{0:?} may be bits or bytes: write 50MB/s or 50GB/day for bytes, 50Mbps or 50Gbit/day for bits")]
     BitsOrBytes(String),
-    /// A number that cannot be meant.
+    /// A setting with an invalid value.
     #[error("{name} is {found}: {rule}")]
     Setting {
-        /// The setting, as its flag is called.
+        /// The setting's flag.
         name: &'static str,
-        /// What was given.
+        /// The given value.
         found: String,
-        /// What it must be.
+        /// The rule for it.
         rule: String,
     },
-    /// Two settings that cannot both be.
+    /// Two settings that contradict each other.
     #[error("{0}")]
     Contradiction(String),
-    /// No settings reach the latency that was asked for.
+    /// No settings reach the requested latency.
     #[error(
         "a p99 of {wanted} is out of reach: with no linger at all it is {least} (requests to this store, and a poll every {poll}); ask for \
          more, or give a shorter --poll-interval, a faster store (--provider s3-express) or smaller segments"
     )]
     Latency {
-        /// What was asked for.
+        /// The requested latency.
         wanted: String,
-        /// What there is.
+        /// The lowest possible latency.
         least: String,
         /// The interval between polls.
         poll: String,
     },
-    /// A provider that is not in the table.
+    /// A provider without prices.
     #[error("there are no prices of provider {wanted:?}{}; there are {known}. Others: `--prices FILE` (`millpond cost prices print` shows how)", nearest(.near))]
     Provider {
-        /// What was asked for.
+        /// The requested provider.
         wanted: String,
         /// The nearest name.
         near: Option<String>,
-        /// All of them.
+        /// All providers.
         known: String,
     },
-    /// A region that is not in the table.
+    /// A region without prices.
     #[error("there are no prices of {provider} in {wanted:?}{}; there are {known}. Others: `millpond cost prices import` a saved AWS offer file, and --prices", nearest(.near))]
     Region {
-        /// Whose region.
+        /// The provider.
         provider: String,
-        /// What was asked for.
+        /// The requested region.
         wanted: String,
         /// The nearest name.
         near: Option<String>,
-        /// All of them.
+        /// All regions.
         known: String,
     },
-    /// A price of the network that is not in the table.
+    /// A missing network price.
     #[error(
         "the price table has no {what} of provider {provider}: give it in a [[network]] entry of a file for --prices (`millpond cost prices print` shows how)"
     )]
     Network {
-        /// Whose.
+        /// The provider.
         provider: String,
-        /// Which price.
+        /// The missing price.
         what: &'static str,
     },
-    /// A price file that cannot be read.
+    /// An unreadable price file.
     #[error("{0}")]
     Prices(String),
-    /// An offer file that cannot be read.
+    /// An unreadable offer file.
     #[error("{0}")]
     Offer(String),
-    /// A sweep that cannot be meant.
+    /// An invalid sweep.
     #[error("{0}")]
     Sweep(String),
 }

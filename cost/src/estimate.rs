@@ -1,4 +1,4 @@
-//! The answer: the bill, what dominates it, what would cut it, and what others would take for the same load.
+//! The estimate: the bill, its largest item, possible savings, and alternatives for the same load.
 
 use crate::activity::{Activity, PerSecond};
 use crate::advice::{Advice, advise};
@@ -13,95 +13,95 @@ use crate::{CostError, Latency, MONTH_HOURS, NetworkPath, Prices, RequestLatency
 use chrono::NaiveDate;
 use serde::{Deserialize, Serialize};
 
-/// A question.
+/// The inputs of an estimate.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
-    /// What comes in.
+    /// The incoming load.
     pub load: Load,
-    /// How Millpond is run.
+    /// The settings of Millpond.
     pub settings: &'a Settings,
-    /// How long the store takes.
+    /// The latency of the store.
     pub request: RequestLatency,
     /// The price table.
     pub prices: &'a Prices,
-    /// Whose store.
+    /// The provider of the store.
     pub provider: &'a str,
-    /// Where it is; `None`: the provider's first region in the table.
+    /// The region; `None` means the provider's first one in the table.
     pub region: Option<&'a str>,
-    /// The latency that must be kept, for 99 of 100 records.
+    /// The latency target for 99 of 100 records.
     pub target_seconds: Option<f64>,
-    /// The day, to tell how old prices are.
+    /// The date, to determine the age of prices.
     pub today: NaiveDate,
 }
 
-/// The largest item.
+/// The largest item of the bill.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Dominant {
-    /// The group it is in.
+    /// Its group.
     pub group: String,
     /// Its name.
     pub item: String,
-    /// What it costs.
+    /// Its cost.
     pub usd_per_month: f64,
-    /// Of the total, 0 to 1.
+    /// Its share of the total, 0 to 1.
     pub share: f64,
 }
 
-/// CPU of gateways and consumers, which is not in the total.
+/// CPU of gateways and consumers, not included in the total.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Compute {
-    /// Cores that are busy on average.
+    /// Average number of busy cores.
     pub vcpus_busy: f64,
-    /// At $0.0535 a vCPU-hour, half of them idle.
+    /// At $0.0535 per vCPU-hour and 50 % utilization.
     pub usd_per_month: f64,
     /// Always false.
     pub in_total: bool,
 }
 
-/// What a buffer costs a month.
+/// The monthly cost of a buffer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// Requests, storage and traffic; not CPU.
+    /// Requests, storage and traffic, without CPU.
     pub total_usd_per_month: f64,
-    /// For each GiB as it is stored.
+    /// Per stored GiB.
     pub usd_per_gib: f64,
-    /// For each GiB before compression.
+    /// Per GiB before compression.
     pub usd_per_gib_raw: f64,
     /// The bill.
     pub items: Vec<Group>,
-    /// Its largest line; `None` when nothing costs anything.
+    /// Its largest item; `None` if the total is zero.
     pub dominant: Option<Dominant>,
-    /// What would cut it.
+    /// Possible savings.
     pub advice: Advice,
-    /// What others take for the same load.
+    /// Alternatives for the same load.
     pub comparators: Vec<Comparator>,
-    /// From a gateway's acceptance to a row.
+    /// From acceptance by a gateway to a row.
     pub latency: Latency,
-    /// By what is billed alike.
+    /// By billing category.
     pub requests_per_second: PerSecond,
-    /// What the requests are for.
+    /// The purposes of the requests.
     pub activity: Activity,
-    /// What was assumed to come in.
+    /// The assumed load.
     pub load: Load,
-    /// How Millpond was assumed to be run.
+    /// The assumed settings.
     pub settings: Settings,
-    /// What a request was assumed to take.
+    /// The assumed request latency.
     pub request_latency: RequestLatency,
-    /// CPU, which is not in the total.
+    /// CPU, not included in the total.
     pub compute: Compute,
-    /// The prices that were used.
+    /// The prices used.
     pub price: StoragePrice,
-    /// Old prices, and settings that work and are not wise.
+    /// Old prices, and settings that work but are unwise.
     pub warnings: Vec<String>,
 }
 
-/// CPU-seconds of gateway and consumer for a million records of 428 raw bytes (`design/performance.md`, bloom indexes).
+/// CPU-seconds of gateway and consumer per million records of 428 raw bytes (`design/performance.md`, bloom indexes).
 const CPU_SECONDS_PER_RAW_BYTE: [f64; 2] = [1.37 / 428e6, 1.66 / 428e6];
 pub(crate) const VCPU_USD_PER_HOUR: f64 = 0.0535;
-/// Of bought cores, so much is busy.
+/// Average utilization of the cores.
 const BUSY: f64 = 0.5;
 
-/// Everything that follows from settings alone.
+/// Everything that depends on the settings alone.
 pub(crate) struct Priced {
     pub(crate) activity: Activity,
     pub(crate) latency: Latency,
@@ -110,15 +110,15 @@ pub(crate) struct Priced {
 }
 
 impl Inputs<'_> {
-    /// The price of the store that is asked for.
+    /// The prices of the requested store.
     ///
     /// # Errors
-    /// When it is not in the table.
+    /// The table does not have them.
     pub fn price(&self) -> Result<&StoragePrice, CostError> {
         self.prices.storage(self.provider, self.region)
     }
 
-    /// The same load with other settings.
+    /// Prices the same load with other settings.
     pub(crate) fn priced(&self, settings: &Settings) -> Result<Priced, CostError> {
         settings.check(&self.load, self.request)?;
         let activity = Activity::of(&self.load, settings, self.request);
@@ -142,21 +142,21 @@ impl Inputs<'_> {
 }
 
 impl Estimate {
-    /// What a load would cost.
+    /// Estimates the cost of a load.
     ///
     /// # Errors
-    /// When the settings cannot be meant, or a price is not in the table.
+    /// The settings are invalid, or the table lacks a price.
     pub fn of(inputs: &Inputs<'_>) -> Result<Estimate, CostError> {
         let priced = inputs.priced(inputs.settings)?;
         let advice = advise(inputs, priced.total);
         Estimate::finished(inputs, priced, advice)
     }
 
-    /// What a live buffer's load costs, if it goes on like that. The load of `inputs` is the observed one's to say, and so are
-    /// producers, consumers, shards and streams.
+    /// Estimates the cost of a live buffer if its load continues. The observation replaces the load of `inputs`, and
+    /// the number of producers, consumers, shards and streams.
     ///
     /// # Errors
-    /// As [`Estimate::of`]; and when nothing was seen.
+    /// As [`Estimate::of`], or nothing was observed.
     pub fn of_live(inputs: &Inputs<'_>, observed: &Observed) -> Result<Estimate, CostError> {
         let (load, settings, activity) = live(observed, inputs)?;
         let inputs = Inputs {
@@ -166,7 +166,7 @@ impl Estimate {
         };
         let priced = inputs.bill(&settings, activity, |name| observed.basis(name))?;
         let model = inputs.priced(&settings);
-        // What a knob saves is a difference between two runs of the model.
+        // A knob's saving is the difference between two runs of the model.
         let advice = model.map_or_else(|_| Advice::none(), |model| advise(&inputs, model.total));
         Estimate::finished(&inputs, priced, advice)
     }

@@ -1,42 +1,42 @@
-//! The bill: groups of items, each with its monthly quantity, unit and cost.
+//! The bill: groups of items, each with monthly quantity, unit and cost.
 
 use crate::activity::Activity;
 use crate::{CostError, GIB, MONTH_HOURS, MONTH_SECONDS, NetworkPath, Prices, Settings, StoragePrice};
 use serde::{Deserialize, Serialize};
 
-/// Where a quantity is from.
+/// The source of a quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Basis {
-    /// The model's, for a load that was described.
+    /// From the model, for a described load.
     Predicted,
-    /// Found in a live buffer.
+    /// Counted in a live buffer.
     Counted,
-    /// The model's, from what was counted in a live buffer.
+    /// From the model, based on counts in a live buffer.
     Estimated,
 }
 
 /// A line of the bill.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Item {
-    /// What it is for.
+    /// Its purpose.
     pub name: String,
-    /// So many a month.
+    /// Quantity per month.
     pub quantity_per_month: f64,
-    /// Of these: `PUT`, `GET`, `LIST`, `DELETE`, `GiB`, `GiB-month`, `hour`, `month`.
+    /// Unit: `PUT`, `GET`, `LIST`, `DELETE`, `GiB`, `GiB-month`, `hour`, `month`.
     pub unit: String,
-    /// What one costs.
+    /// Price per unit.
     pub usd_per_unit: f64,
-    /// What they cost.
+    /// Monthly cost.
     pub usd_per_month: f64,
-    /// Where the quantity is from.
+    /// Source of the quantity.
     pub basis: Basis,
 }
 
-/// Lines that belong together.
+/// A group of related items.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Group {
-    /// Who makes them.
+    /// The component that causes them.
     pub name: String,
     /// The sum.
     pub usd_per_month: f64,
@@ -44,7 +44,7 @@ pub struct Group {
     pub items: Vec<Item>,
 }
 
-/// The bill of what goes on, at a store's prices.
+/// The bill for this activity at a store's prices.
 pub(crate) fn bill(
     activity: &Activity,
     settings: &Settings,

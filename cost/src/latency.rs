@@ -1,4 +1,4 @@
-//! How long a record takes from a gateway to a row, by the same settings that decide the cost.
+//! The time of a record from gateway to row, for the settings that determine the cost.
 
 use crate::activity::alone;
 use crate::rate::Load;
@@ -6,7 +6,7 @@ use crate::settings::{CONNECTION_BYTES, Settings, time};
 use crate::{CostError, StoragePrice};
 use serde::{Deserialize, Serialize};
 
-/// How long a request to the store takes in the mean, without its body.
+/// Mean duration of a request to the store, without its body.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RequestLatency {
     /// A PUT, conditional or not.
@@ -16,7 +16,7 @@ pub struct RequestLatency {
 }
 
 impl Default for RequestLatency {
-    /// S3 Standard's means, of the distributions that `make bench` draws from.
+    /// The means for S3 Standard, from the distributions that `make bench` uses.
     fn default() -> RequestLatency {
         RequestLatency {
             put_seconds: 0.070,
@@ -26,7 +26,7 @@ impl Default for RequestLatency {
 }
 
 impl RequestLatency {
-    /// Those of a store, where the table says so.
+    /// A store's latency, if the table has it.
     pub fn of(price: &StoragePrice) -> RequestLatency {
         let standard = RequestLatency::default();
         let seconds = |ms: Option<f64>, standard: f64| ms.map_or(standard, |ms| ms / 1_000.0);
@@ -46,15 +46,15 @@ pub struct Latency {
     pub p99_seconds: f64,
 }
 
-/// An INSERT's time without rows, and raw bytes a second that it takes: fitted to `design/performance.md`.
+/// An INSERT's time without rows, and its throughput in raw bytes per second, fitted to `design/performance.md`.
 const INSERT_SECONDS: f64 = 0.028;
 pub(crate) const INSERT_BYTES: f64 = 47.5e6;
 
-/// A PUT at its p99 takes so many times its mean longer.
+/// At its p99, a PUT takes this many times its mean longer.
 const TAIL_PUTS: f64 = 2.6;
 
 impl Latency {
-    /// Of a load with these settings.
+    /// The latency of a load with these settings.
     pub fn of(load: &Load, settings: &Settings, request: RequestLatency) -> Latency {
         let RequestLatency {
             put_seconds: put,
@@ -66,10 +66,10 @@ impl Latency {
         let transfer = segment / CONNECTION_BYTES;
         let poll = settings.poll_seconds + get;
         let planned_ahead = alone(1.0 / poll, 1.0 / (fill * together), settings.sharing(), together);
-        // Upload, commit, and a plan where it was not made before; then the parts.
+        // Upload, commit, and a plan unless it was made in advance; then the parts.
         let requests = (3.0 - planned_ahead) * put + get + 2.0 * transfer;
         let insert = INSERT_SECONDS + segment * load.ratio / INSERT_BYTES;
-        // What is committed together waits for it together, and then for the writers.
+        // Segments that are committed together wait for it together, and then for the writers.
         let wait = fill * together + insert * (together / f64::from(settings.writers) - 1.0).max(0.0);
         Latency {
             p50_seconds: wait / 2.0 + poll / 2.0 + requests + insert,
@@ -78,7 +78,7 @@ impl Latency {
     }
 }
 
-/// The longest linger with which 99 of 100 records take `target_seconds` at most.
+/// The longest linger with which 99 of 100 records take at most `target_seconds`.
 pub fn linger_for(
     target_seconds: f64,
     load: &Load,
@@ -92,7 +92,7 @@ pub fn linger_for(
         };
         Latency::of(load, &settings, request).p99_seconds
     };
-    // A millisecond is the shortest that a linger is worth.
+    // A linger below one millisecond is pointless.
     let (mut low, mut high) = (0.001, target_seconds.max(0.001));
     let least = p99(low);
     if !(target_seconds.is_finite() && least <= target_seconds) {
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use crate::Rate;
 
-    /// 20,000 records a second of 428 raw bytes and 79 stored, as `design/performance.md` measured it.
+    /// 20,000 records per second with 428 raw and 79 stored bytes each, as measured in `design/performance.md`.
     fn measured(linger_seconds: f64) -> Latency {
         let load = Load::compressed(Rate(20_000.0 * 79.0), 428.0 / 79.0);
         let settings = Settings {

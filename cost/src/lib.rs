@@ -1,8 +1,8 @@
-//! What a buffer costs a month, from a load, settings and a price table.
+//! The monthly cost of a buffer from a load, settings and a price table.
 //!
-//! Pure arithmetic: it reads no file, no clock and no network. [`Activity`] says how many requests Millpond makes, as the code
-//! of producer, consumer and garbage collector makes them; [`Prices`] turns that into dollars; [`Estimate`] says which term dominates
-//! and what would cut it. `design/cost.md` has the formulas and the sources.
+//! Pure arithmetic: this crate reads no file, clock or network. [`Activity`] models the request rates of producer,
+//! consumer and garbage collector, [`Prices`] turns them into dollars, and [`Estimate`] finds the dominant item and
+//! possible savings. `design/cost.md` has the formulas and sources.
 
 mod activity;
 mod advice;
@@ -34,13 +34,13 @@ pub use rate::{Load, Rate};
 pub use settings::{NetworkPath, Settings, bytes as readable_bytes, time as readable_seconds};
 pub use sweep::{Axis, Knob, Point, Sweep, sweep};
 
-/// Seconds of the month that prices are for: 730 hours.
+/// Seconds in the month of price lists: 730 hours.
 pub const MONTH_SECONDS: f64 = 2_628_000.0;
 
 /// Hours of that month.
 pub const MONTH_HOURS: f64 = 730.0;
 
-/// Bytes of a GiB, which is what price lists call a GB.
+/// Bytes in a GiB, which price lists call a GB.
 pub const GIB: f64 = 1_073_741_824.0;
 
 /// Bytes of a MiB.

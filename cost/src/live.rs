@@ -1,4 +1,4 @@
-//! What a live buffer did, as the model takes it: what was counted stands, the rest is the model's from that.
+//! The activity of a live buffer in the model's terms: counts where available, the model for the rest.
 
 use crate::activity::Activity;
 use crate::estimate::Inputs;
@@ -7,39 +7,39 @@ use crate::rate::{Load, Rate};
 use crate::{CostError, Settings};
 use serde::{Deserialize, Serialize};
 
-/// What was found in a buffer for a span of time.
+/// Counts from a buffer over a span of time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
-    /// Seconds that it covers.
+    /// Length of the span in seconds.
     pub seconds: f64,
-    /// Segments named in that time.
+    /// Segments with names from the span.
     pub segments: u64,
-    /// Their bytes.
+    /// Bytes of those segments.
     pub bytes: u64,
-    /// Pages named in that time.
+    /// Pages with names from the span.
     pub pages: u64,
-    /// Bytes of all segments that are in the store now.
+    /// Bytes of all segments currently in the store.
     pub bytes_kept: u64,
     /// Shards of the buffer.
     pub shards: u32,
-    /// Producers that committed in that time.
+    /// Producers that committed in the span.
     pub producers: u32,
     /// Consumers with a cursor.
     pub consumers: u32,
-    /// Of the segments that are still in the log: how many.
+    /// Number of segments that are still in the log.
     pub segments_in_log: u64,
-    /// In how many commits they came.
+    /// Number of their commits.
     pub commits_in_log: u64,
-    /// How many parts they have: a stream's share of a segment.
+    /// Number of their parts (a stream's share of a segment).
     pub parts_in_log: u64,
     /// Their bytes before compression.
     pub raw_bytes_in_log: u64,
-    /// Their bytes.
+    /// Their stored bytes.
     pub bytes_in_log: u64,
 }
 
 impl Observed {
-    /// Where the quantity of a line of the bill is from.
+    /// The source of an item's quantity.
     pub(crate) fn basis(&self, item: &str) -> Basis {
         match item {
             "segments" | "pages" | "segments kept" => Basis::Counted,
@@ -48,10 +48,10 @@ impl Observed {
     }
 }
 
-/// The load, the settings and the activity of what was observed. Intervals that no object shows are those of the inputs.
+/// The load, settings and activity of an observation. Intervals that no object reveals come from the inputs.
 ///
 /// # Errors
-/// When nothing was written in that time.
+/// Nothing was written in the span.
 pub(crate) fn live(
     observed: &Observed,
     inputs: &Inputs<'_>,
@@ -90,7 +90,7 @@ pub(crate) fn live(
     )]
     let streams = parts.round().max(1.0) as u32;
     let settings = Settings {
-        // What closed them is not written anywhere: as if it was the linger.
+        // No object records why a segment closed: assume the linger.
         linger_seconds: f64::from(producers) / rate,
         shards,
         producers,

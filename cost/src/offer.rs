@@ -1,5 +1,5 @@
-//! AWS's offer file (the price list's bulk form), as far as buckets need it: `products[sku].attributes.usagetype` joined to
-//! `terms.OnDemand[sku].*.priceDimensions.*`.
+//! Parses AWS's offer file (the bulk price list), as far as buckets need it: `products[sku].attributes.usagetype`
+//! joined to `terms.OnDemand[sku].*.priceDimensions.*`.
 
 use crate::{CostError, Prices, StoragePrice};
 use chrono::NaiveDate;
@@ -30,7 +30,7 @@ struct Attributes {
     usagetype: String,
     #[serde(default)]
     region_code: String,
-    /// `General Purpose` for S3 Standard; only storage has it.
+    /// `General Purpose` for S3 Standard; only storage has this attribute.
     #[serde(default)]
     storage_class: Option<String>,
 }
@@ -55,28 +55,28 @@ struct Dimension {
     price_per_unit: BTreeMap<String, String>,
 }
 
-/// What an offer file holds.
+/// The content of an offer file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Imported {
-    /// The regions of which it says all that is needed.
+    /// Regions with complete prices.
     pub prices: Prices,
-    /// Regions of which it does not, and what is missing.
+    /// Regions with missing prices, and what is missing.
     pub incomplete: Vec<String>,
 }
 
 const SERVICE: &str = "AmazonS3";
 
-/// The three prices of S3 Standard, by their usage types.
+/// The usage types of S3 Standard's three prices.
 const PUTS: &str = "Requests-Tier1";
 const GETS: &str = "Requests-Tier2";
 const STORAGE: &str = "TimedStorage-ByteHrs";
 
-/// Reads S3 Standard's prices, region by region, from an offer file.
+/// Reads S3 Standard's prices per region from an offer file.
 ///
 /// # Errors
-/// When it is no offer file of S3, or has no region with all three prices.
+/// It is not an offer file of S3, or no region has all three prices.
 pub fn import(text: &str) -> Result<Imported, CostError> {
-    let wrong = |what: String| CostError::Offer(format!("it is no offer file of {SERVICE}: {what}"));
+    let wrong = |what: String| CostError::Offer(format!("it is not an offer file of {SERVICE}: {what}"));
     let offer: Offer = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
     if offer.offer_code != SERVICE {
         return Err(wrong(format!(
@@ -147,12 +147,13 @@ pub fn import(text: &str) -> Result<Imported, CostError> {
     Ok(imported)
 }
 
-/// Ten decimals are what AWS gives: the rest is the multiplication's.
+/// AWS gives ten decimals; the multiplication adds the rest.
 fn thousand(price: f64) -> f64 {
     (price * 1e13).round() / 1e10
 }
 
-/// Which of the three a product is. `EUC1-Requests-Tier1` is one, `EUC1-Requests-GLACIER-Tier1` is another thing.
+/// Which of the three prices a product is. `EUC1-Requests-Tier1` is one; `EUC1-Requests-GLACIER-Tier1` is something
+/// else.
 fn kind(attributes: &Attributes) -> Option<&'static str> {
     if attributes.servicecode != SERVICE {
         return None;
@@ -176,7 +177,7 @@ fn kind(attributes: &Attributes) -> Option<&'static str> {
     (kind != STORAGE || standard).then_some(kind)
 }
 
-/// The price on demand from the first unit on.
+/// The on-demand price of the first tier.
 fn first_price(terms: &Terms, sku: &str) -> Result<Option<f64>, String> {
     let Some(of_sku) = terms.on_demand.get(sku) else {
         return Ok(None);
@@ -220,7 +221,7 @@ mod tests {
             (0.0054, 0.00043, 0.0245)
         );
         let virginia = prices.storage("s3", Some("us-east-1")).unwrap();
-        // Not the price of Glacier's requests, of the second tier of storage, or of Standard-IA.
+        // Excludes Glacier requests, the second storage tier and Standard-IA.
         assert_eq!(
             (
                 virginia.put_usd_per_1000,
@@ -241,7 +242,7 @@ mod tests {
     fn what_is_no_offer_file_is_refused_with_the_reason() {
         let error = |text: &str| import(text).unwrap_err().to_string();
         assert!(error("{}").contains("offerCode"));
-        assert!(error("nothing").contains("no offer file"));
+        assert!(error("nothing").contains("not an offer file"));
         let other = FILE.replace("\"offerCode\": \"AmazonS3\"", "\"offerCode\": \"AmazonEC2\"");
         assert!(error(&other).contains("pricing.us-east-1.amazonaws.com"));
         let undated = FILE.replace("2025-10-28T", "yesterday T");

@@ -1,72 +1,72 @@
-//! The price table: read from TOML, laid over the built-in one, asked by provider and region.
+//! The price table: parsed from TOML, merged over the built-in one, and queried by provider and region.
 
 use crate::CostError;
 use chrono::NaiveDate;
 use serde::{Deserialize, Serialize};
 
-/// Prices older than this are warned of, in days.
+/// Prices older than this many days cause a warning.
 const OLD_DAYS: i64 = 90;
 
 const BUILT_IN: &str = include_str!("../prices.toml");
 
-/// What an object store charges.
+/// The prices of an object store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoragePrice {
-    /// As in `s3`, `gcs`.
+    /// For example `s3` or `gcs`.
     pub provider: String,
-    /// As in `us-east-1`.
+    /// For example `us-east-1`.
     pub region: String,
-    /// A thousand PUTs or LISTs.
+    /// Per 1,000 PUTs or LISTs.
     pub put_usd_per_1000: f64,
-    /// A thousand GETs or HEADs.
+    /// Per 1,000 GETs or HEADs.
     pub get_usd_per_1000: f64,
-    /// A GiB kept for a month.
+    /// Per GiB stored for a month.
     pub storage_usd_per_gib_month: f64,
-    /// A GiB written.
+    /// Per GiB written.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub upload_usd_per_gib: f64,
-    /// A GiB read.
+    /// Per GiB read.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub download_usd_per_gib: f64,
-    /// Whatever is done with it: nodes.
+    /// Fixed monthly cost: nodes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub fixed_usd_per_month: f64,
-    /// How long a PUT takes, in milliseconds, if not as S3 Standard's.
+    /// Duration of a PUT in milliseconds, if it differs from S3 Standard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub put_latency_ms: Option<f64>,
-    /// How long a GET takes, in milliseconds, if not as S3 Standard's.
+    /// Duration of a GET in milliseconds, if it differs from S3 Standard.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub get_latency_ms: Option<f64>,
-    /// When it was the price.
+    /// Date of the price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub date: Option<NaiveDate>,
-    /// Who says so.
+    /// Source of the price.
     pub source: String,
 }
 
-/// What a cloud charges for traffic. What is not known is not there.
+/// A cloud's prices for traffic. Unknown prices are absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkPrice {
-    /// Whose stores are in that cloud.
+    /// The providers whose stores are in that cloud.
     pub providers: Vec<String>,
-    /// A GiB from one zone to another, both sides together.
+    /// Per GiB between zones, both directions together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cross_zone_usd_per_gib: Option<f64>,
-    /// A NAT gateway, an hour.
+    /// Per hour of a NAT gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nat_usd_per_hour: Option<f64>,
-    /// A GiB through a NAT gateway.
+    /// Per GiB through a NAT gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nat_usd_per_gib: Option<f64>,
-    /// A GiB to the internet.
+    /// Per GiB to the internet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress_usd_per_gib: Option<f64>,
-    /// When it was the price.
+    /// Date of the price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub date: Option<NaiveDate>,
-    /// Who says so.
+    /// Source of the price.
     pub source: String,
 }
 
@@ -74,31 +74,31 @@ fn is_zero(price: &f64) -> bool {
     *price == 0.0
 }
 
-/// All prices; of two network entries for the same, the first one holds.
+/// All prices. The first of several network entries for the same provider wins.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prices {
-    /// Of stores.
+    /// Prices of stores.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub storage: Vec<StoragePrice>,
-    /// Of networks.
+    /// Prices of networks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub network: Vec<NetworkPrice>,
 }
 
 impl Prices {
-    /// The table that the program comes with.
+    /// The built-in table.
     ///
     /// # Panics
-    /// Never: a test reads it.
+    /// Never: a test parses it.
     pub fn built_in() -> Prices {
         Prices::parse(BUILT_IN).expect("the built-in table is well-formed")
     }
 
-    /// Reads a table in TOML.
+    /// Parses a table in TOML.
     ///
     /// # Errors
-    /// When it is none, saying where; when a price is negative.
+    /// The text is invalid, with the position, or a price is negative.
     pub fn parse(text: &str) -> Result<Prices, CostError> {
         let prices: Prices = toml::from_str(text).map_err(|error| CostError::Prices(error.to_string()))?;
         for entry in &prices.storage {
@@ -141,15 +141,15 @@ impl Prices {
         Ok(prices)
     }
 
-    /// The table as TOML, as [`Prices::parse`] reads it.
+    /// The table as TOML for [`Prices::parse`].
     ///
     /// # Panics
-    /// Never: all of its fields have a form in TOML.
+    /// Never: every field has a TOML form.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("every field has a form in TOML")
     }
 
-    /// Lays this table over another: what both have is as it is here, in the other's place.
+    /// Merges this table over another: entries in both keep the other's position and take this table's values.
     #[must_use]
     pub fn over(self, below: Prices) -> Prices {
         let Prices { storage, network } = self;
@@ -167,10 +167,10 @@ impl Prices {
         all
     }
 
-    /// The price of a store. Without a region, the provider's first.
+    /// The prices of a store, by default in the provider's first region.
     ///
     /// # Errors
-    /// When it is not in the table, with the nearest name and all of them.
+    /// The table does not have it. The error lists all names and the nearest one.
     pub fn storage(&self, provider: &str, region: Option<&str>) -> Result<&StoragePrice, CostError> {
         let of_provider = || self.storage.iter().filter(|entry| entry.provider == provider);
         let Some(first) = of_provider().next() else {
@@ -191,10 +191,10 @@ impl Prices {
         })
     }
 
-    /// One of the prices of traffic in a provider's cloud, and the entry that has it.
+    /// One traffic price of a provider's cloud, and its entry.
     ///
     /// # Errors
-    /// When no entry has it.
+    /// No entry has it.
     pub(crate) fn network(
         &self,
         provider: &str,
@@ -213,7 +213,7 @@ impl Prices {
     }
 }
 
-/// The nearest of the names, if it is near, and all of them.
+/// The nearest name, if it is close, and all names.
 fn named<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> (Option<String>, String) {
     let mut all: Vec<&str> = Vec::new();
     for name in names {
@@ -229,7 +229,7 @@ fn named<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> (Option<Stri
     (near, all.join(", "))
 }
 
-/// What to say of a price's age on a day, if anything.
+/// A warning about the age of a price, if it needs one.
 pub(crate) fn age_warning(what: &str, date: Option<NaiveDate>, today: NaiveDate) -> Option<String> {
     let remedy = "check them, and give new ones with --prices (`millpond cost prices import` reads a saved AWS offer file)";
     let Some(date) = date else {

@@ -1,13 +1,13 @@
-//! How much comes in: as people write it, and as the model takes it.
+//! The incoming load: parsing and units.
 
 use crate::CostError;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// Bytes a second, written as `50GB/day`, `20MB/s`, `30MiB/s`, `1.1Gbps`.
+/// Bytes per second, written as `50GB/day`, `20MB/s`, `30MiB/s`, `1.1Gbps`.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct Rate(
-    /// Bytes a second.
+    /// Bytes per second.
     pub f64,
 );
 
@@ -22,7 +22,7 @@ impl FromStr for Rate {
     }
 }
 
-/// What is before the `B` or the `b`.
+/// Prefixes of `B` and `b`.
 const PREFIXES: [(&str, f64); 10] = [
     ("", 1.0),
     ("k", 1e3),
@@ -49,10 +49,10 @@ const TIMES: [(&str, f64); 11] = [
     ("month", crate::MONTH_SECONDS),
 ];
 
-/// Bytes a second; `None` where it is no rate.
+/// Bytes per second; `None` if the text is not a rate.
 ///
-/// The case of the `b` tells bits from bytes: `MB/s` and `MBps` are bytes, `Mbps` and `Mbit/s` bits. All in lower case, `mb/s`
-/// is bytes and `mbps` bits, as people mean it.
+/// The case of the `b` distinguishes bits from bytes: `MB/s` and `MBps` are bytes, `Mbps` and `Mbit/s` bits. In lower
+/// case, `mb/s` is bytes and `mbps` bits, as in common usage.
 fn parse(text: &str) -> Result<Option<f64>, CostError> {
     let text: String = text.split_whitespace().collect();
     let Some(number_ends) = text.find(|c: char| !(c.is_ascii_digit() || c == '.')) else {
@@ -89,17 +89,17 @@ fn parse(text: &str) -> Result<Option<f64>, CostError> {
     Ok(rate())
 }
 
-/// What producers are given.
+/// The load of the producers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Load {
-    /// Bytes a second as they are stored.
+    /// Stored bytes per second.
     pub compressed_bytes_per_second: f64,
-    /// Raw bytes for each stored one.
+    /// Raw bytes per stored byte.
     pub ratio: f64,
 }
 
 impl Load {
-    /// A load of so many compressed bytes a second.
+    /// A load given in compressed bytes per second.
     pub fn compressed(rate: Rate, ratio: f64) -> Load {
         Load {
             compressed_bytes_per_second: rate.0,
@@ -107,7 +107,7 @@ impl Load {
         }
     }
 
-    /// A load of so many raw bytes a second.
+    /// A load given in raw bytes per second.
     pub fn raw(rate: Rate, ratio: f64) -> Load {
         Load {
             compressed_bytes_per_second: rate.0 / ratio,
@@ -115,12 +115,12 @@ impl Load {
         }
     }
 
-    /// Bytes a second before compression.
+    /// Bytes per second before compression.
     pub fn raw_bytes_per_second(&self) -> f64 {
         self.compressed_bytes_per_second * self.ratio
     }
 
-    /// GiB a month as they are stored.
+    /// Stored GiB per month.
     pub fn gib_per_month(&self) -> f64 {
         self.compressed_bytes_per_second * crate::MONTH_SECONDS / crate::GIB
     }

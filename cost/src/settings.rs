@@ -1,61 +1,61 @@
-//! How Millpond is run, as far as it decides the cost, and what cannot be meant.
+//! The settings of Millpond that determine the cost, and their validation.
 
 use crate::rate::Load;
 use crate::{CostError, MIB, RequestLatency};
 use serde::{Deserialize, Serialize};
 
-/// The way from gateways and consumers to the bucket.
+/// The network path from gateways and consumers to the bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NetworkPath {
-    /// In the bucket's region, through a gateway endpoint or the like: free.
+    /// In the bucket's region, through a gateway endpoint or similar: free.
     Endpoint,
-    /// In the bucket's region, through a NAT gateway: paid by the byte, both ways.
+    /// In the bucket's region, through a NAT gateway: charged per byte in both directions.
     Nat,
-    /// From outside of the cloud: what is read pays egress.
+    /// From outside the cloud: reads pay egress.
     Internet,
 }
 
-/// What decides requests, bytes and their way. Times are seconds.
+/// Settings that determine requests, bytes and their path. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// How long after its first message a segment closes.
+    /// Time from a segment's first message until it closes.
     pub linger_seconds: f64,
-    /// Compressed bytes at which it closes before that.
+    /// Compressed size at which a segment closes earlier.
     pub segment_bytes: f64,
-    /// Raw bytes at which it does.
+    /// Raw size at which a segment closes earlier.
     pub segment_raw_bytes: f64,
     /// Gateways, or Collectors with the exporter.
     pub producers: u32,
     /// Shards of the buffer.
     pub shards: u32,
-    /// Named consumers, each reading everything.
+    /// Named consumers; each reads everything.
     pub consumers: u32,
-    /// Processes that stand by, for each consumer.
+    /// Standby processes per consumer.
     pub standbys: u32,
-    /// Streams that a segment carries.
+    /// Streams per segment.
     pub streams: u32,
-    /// Between two polls of the manifest.
+    /// Interval between polls of the manifest.
     pub poll_seconds: f64,
-    /// Between two acknowledgements when nothing is planned.
+    /// Interval between acknowledgements without plans.
     pub ack_seconds: f64,
-    /// A cursor's lease, renewed three times within it.
+    /// Lease of a cursor, renewed three times per lease.
     pub lease_seconds: f64,
-    /// Batches of a consumer written at a time.
+    /// Batches that a consumer writes concurrently.
     pub writers: u32,
-    /// Between two rounds of a garbage collector; 0: nobody collects.
+    /// Interval between rounds of a garbage collector; 0: no garbage collection.
     pub gc_seconds: f64,
-    /// How old garbage must be before it is deleted.
+    /// Minimum age of garbage before deletion.
     pub grace_seconds: f64,
-    /// How long bytes wait for the slowest consumer.
+    /// Time that data waits for the slowest consumer.
     pub retention_seconds: f64,
-    /// Entries of the manifest at which they are sealed into a page.
+    /// Manifest entries at which the tail is sealed into a page.
     pub tail_max: u32,
-    /// Availability zones that clients are spread over.
+    /// Availability zones of the clients.
     pub zones: u32,
-    /// Clients send to a gateway of their own zone.
+    /// Clients send to a gateway in their own zone.
     pub zone_aware: bool,
-    /// The way to the bucket.
+    /// Network path to the bucket.
     pub path: NetworkPath,
     /// A gateway's memory.
     pub memory_bytes: f64,
@@ -89,27 +89,27 @@ impl Default for Settings {
     }
 }
 
-/// Bytes a second that one upload gets from the store.
+/// Throughput of one upload in bytes per second.
 pub(crate) const CONNECTION_BYTES: f64 = 80e6;
 
-/// Segments in one commit at most.
+/// Maximum segments in one commit.
 const COMMIT_SEGMENTS_MAX: f64 = 512.0;
 
-/// Of a gateway's memory, what requests, blocks and segments may take.
+/// The share of a gateway's memory for requests, blocks and segments.
 const BUDGET: f64 = 0.8;
 
 impl Settings {
-    /// Shards that somebody writes to: a producer has one.
+    /// Shards with at least one producer: each producer has one.
     pub(crate) fn active_shards(&self) -> f64 {
         f64::from(self.shards.min(self.producers))
     }
 
-    /// Producers of each of those.
+    /// Producers per active shard.
     pub(crate) fn sharing(&self) -> f64 {
         f64::from(self.producers) / self.active_shards()
     }
 
-    /// Segments close after so long, whichever limit is first.
+    /// Time until a segment closes, at whichever limit comes first.
     pub(crate) fn fill_seconds(&self, load: &Load) -> f64 {
         let each = load.compressed_bytes_per_second / f64::from(self.producers);
         let by_size = self.segment_bytes / each;
@@ -117,18 +117,18 @@ impl Settings {
         self.linger_seconds.min(by_size).min(by_raw)
     }
 
-    /// Segments that share a commit: those that are full before their linger is over wait for each other as long as it
-    /// lasts, or until three quarters of the memory for them are held.
+    /// Segments that share a commit: full segments wait for each other until their linger ends, or until they hold
+    /// three quarters of their memory.
     pub(crate) fn segments_per_commit(&self, load: &Load, request: RequestLatency) -> f64 {
         let each = load.compressed_bytes_per_second / f64::from(self.producers);
         let fill = self.fill_seconds(load);
         let waiting = 0.75 * BUDGET * self.memory_bytes - self.held_bytes(load, request);
         let most = (1.0 + waiting / (each * fill)).clamp(1.0, COMMIT_SEGMENTS_MAX);
-        // A hair more than whole is whole.
+        // Tolerate rounding just below a whole number.
         (self.linger_seconds / fill + 1e-9).min(most).floor()
     }
 
-    /// What a producer holds: what fills, what is being uploaded, what waits for its commit.
+    /// Memory of a producer: filling, uploading and waiting segments.
     fn held_bytes(&self, load: &Load, latency: RequestLatency) -> f64 {
         let each = load.compressed_bytes_per_second / f64::from(self.producers);
         let fill = self.fill_seconds(load);
@@ -136,13 +136,13 @@ impl Settings {
         each * (fill + upload + latency.put_seconds)
     }
 
-    /// Refuses what cannot be meant, saying what to do.
+    /// Rejects invalid settings with a remedy.
     pub fn check(&self, load: &Load, latency: RequestLatency) -> Result<(), CostError> {
         let positive = [
             (
                 "--linger",
                 self.linger_seconds,
-                "it must be longer than nothing, like 250ms or 1s",
+                "it must be above zero, like 250ms or 1s",
             ),
             (
                 "--segment",
@@ -157,18 +157,14 @@ impl Settings {
             (
                 "--poll-interval",
                 self.poll_seconds,
-                "it must be longer than nothing, like 250ms",
+                "it must be above zero, like 250ms",
             ),
             (
                 "--ack-interval",
                 self.ack_seconds,
-                "it must be longer than nothing, like 1s",
+                "it must be above zero, like 1s",
             ),
-            (
-                "--lease",
-                self.lease_seconds,
-                "it must be longer than nothing, like 15s",
-            ),
+            ("--lease", self.lease_seconds, "it must be above zero, like 15s"),
             (
                 "--memory-limit",
                 self.memory_bytes,
@@ -177,17 +173,17 @@ impl Settings {
             (
                 "--put-latency",
                 latency.put_seconds,
-                "it must be longer than nothing, like 60ms",
+                "it must be above zero, like 60ms",
             ),
             (
                 "--get-latency",
                 latency.get_seconds,
-                "it must be longer than nothing, like 25ms",
+                "it must be above zero, like 25ms",
             ),
             (
                 "--throughput",
                 load.compressed_bytes_per_second,
-                "it must be more than nothing",
+                "it must be above zero",
             ),
         ];
         let refuse = |name, found: String, rule: &str| {
@@ -255,7 +251,7 @@ impl Settings {
     }
 }
 
-/// For people: `16 MiB`.
+/// Formats bytes for people: `16 MiB`.
 pub fn bytes(bytes: f64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let (mut value, mut unit) = (bytes, 0);
@@ -266,7 +262,7 @@ pub fn bytes(bytes: f64) -> String {
     format!("{} {}", short(value), units[unit])
 }
 
-/// For people: `250 ms`, `1.5 s`, `2 h`.
+/// Formats a time for people: `250 ms`, `1.5 s`, `2 h`.
 pub fn time(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => format!("{} ms", short(s * 1_000.0)),
@@ -277,7 +273,7 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// Three digits or so, without zeroes at the end.
+/// About three digits, without trailing zeros.
 fn short(value: f64) -> String {
     let places = if value < 10.0 {
         2

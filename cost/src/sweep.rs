@@ -1,10 +1,10 @@
-//! The same load at many settings: every combination of the values of some knobs.
+//! The same load at many settings: all combinations of the values of some knobs.
 
 use crate::estimate::Inputs;
 use crate::{CostError, Latency, Settings};
 use serde::{Deserialize, Serialize};
 
-/// A setting that can be swept over.
+/// A setting that a sweep can vary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Knob {
@@ -61,7 +61,7 @@ impl Knob {
         }
     }
 
-    /// Sets it. A number of producers that is none becomes 0, which the check of settings refuses.
+    /// Sets the knob. An invalid number of producers becomes 0, which the settings' check rejects.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -78,10 +78,10 @@ impl Knob {
     }
 }
 
-/// A knob and the values to try.
+/// A knob and its values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Axis {
-    /// Which knob.
+    /// The knob.
     pub knob: Knob,
     /// Its values: seconds, bytes or a number.
     pub values: Vec<f64>,
@@ -92,38 +92,39 @@ pub struct Axis {
 pub struct Point {
     /// The knobs' values, in the axes' order.
     pub values: Vec<f64>,
-    /// The same, for people.
+    /// The same, formatted for people.
     pub shown: Vec<String>,
-    /// What it costs; `None` when it is refused.
+    /// The cost; `None` if the combination is refused.
     pub usd_per_month: Option<f64>,
-    /// From a gateway's acceptance to a row.
+    /// From acceptance by a gateway to a row.
     pub latency: Option<Latency>,
-    /// PUTs and LISTs a second.
+    /// PUTs and LISTs per second.
     pub puts_per_second: Option<f64>,
-    /// GETs a second.
+    /// GETs per second.
     pub gets_per_second: Option<f64>,
-    /// Why it is refused.
+    /// The reason for a refusal.
     pub refused: Option<String>,
 }
 
 /// All combinations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sweep {
-    /// What was swept over.
+    /// The axes of the sweep.
     pub axes: Vec<Axis>,
-    /// Every combination, the last axis running fastest.
+    /// All combinations; the last axis varies fastest.
     pub points: Vec<Point>,
-    /// The cheapest point's place; of equals the first.
+    /// Index of the cheapest point, the first one of equals.
     pub cheapest: Option<usize>,
 }
 
-/// The most combinations.
+/// Maximum number of combinations.
 const POINTS_MAX: usize = 2_000;
 
 /// Prices every combination.
 ///
 /// # Errors
-/// When there is no axis, one twice, one without values, or too many combinations; when a price is not in the table.
+/// There is no axis, an axis occurs twice or has no values, there are too many combinations, or the table lacks a
+/// price.
 pub fn sweep(inputs: &Inputs<'_>, axes: &[Axis]) -> Result<Sweep, CostError> {
     let wrong = |what: String| Err(CostError::Sweep(what));
     if axes.is_empty() {
@@ -145,7 +146,7 @@ pub fn sweep(inputs: &Inputs<'_>, axes: &[Axis]) -> Result<Sweep, CostError> {
     let Some(count) = count.filter(|count| *count <= POINTS_MAX) else {
         return wrong(format!("more than {POINTS_MAX} combinations: give fewer values"));
     };
-    // A price that is not there is missing everywhere.
+    // A missing price is missing for every combination.
     inputs.price()?;
     let points: Vec<Point> = (0..count).map(|number| point(inputs, axes, number)).collect();
     let priced = points

@@ -1,5 +1,5 @@
-//! What holds of every estimate: more load and more producers cost more, the lines add up, the advice is what a sweep finds,
-//! and the JSON is the estimate.
+//! Properties of every estimate: more load and more producers cost more, the items add up, the advice matches a sweep,
+//! and the JSON matches the estimate.
 
 use millpond_cost::{
     Activity, Axis, CostError, Estimate, Inputs, Knob, Load, NetworkPath, Observed, Prices, Rate,
@@ -66,9 +66,9 @@ fn with<T>(load: Load, settings: &Settings, ask: impl FnOnce(Inputs<'_>) -> T) -
     })
 }
 
-/// The total without what is not monotone: more segments may share fewer commits; a cursor's acknowledgements ride on its
-/// plans, so that more news may take fewer swaps, and commits that are less regular are found by fewer polls. (Nor are the
-/// bytes of what polls find.)
+/// The total without the parts that are not monotone. More segments may share fewer commits. A cursor's
+/// acknowledgements share swaps with its plans, so more news may need fewer swaps, and fewer polls find less regular
+/// commits. (The bytes of polls are not monotone either.)
 fn without_swaps(load: Load, settings: &Settings) -> f64 {
     let settings = Settings {
         path: NetworkPath::Endpoint,
@@ -106,7 +106,7 @@ proptest! {
         prop_assert_eq!(dominant.usd_per_month, most);
         prop_assert!(close(estimate.usd_per_gib * load.gib_per_month(), groups));
         prop_assert!(close(estimate.usd_per_gib_raw * load.ratio, estimate.usd_per_gib));
-        // Requests of the lines are those of the summary.
+        // The requests of the items match the summary.
         let month = |unit: &str| -> f64 {
             let of = estimate.items.iter().flat_map(|group| &group.items).filter(|item| item.unit == unit);
             of.map(|item| item.quantity_per_month).sum()
@@ -159,7 +159,7 @@ proptest! {
             best = best.min(found.points[found.cheapest.expect("one is cheapest")].usd_per_month.expect("a price"));
         }
         let then = estimate.advice.change.as_ref().map_or(estimate.total_usd_per_month, |change| change.then_usd_per_month);
-        // Other knobs may save more; none of these saves more than the advice, but for what is not worth a word.
+        // Other knobs may save more; none of these saves noticeably more than the advice.
         prop_assert!(then <= best * 1.0101, "{then} and {best}: {:?}", estimate.advice);
         if let Some(change) = &estimate.advice.change {
             prop_assert!(close(change.saves_usd_per_month, estimate.total_usd_per_month - change.then_usd_per_month));
@@ -191,7 +191,7 @@ proptest! {
     }
 }
 
-/// The published load with our own settings: what we take for it, beside the published $180.
+/// The published load with our settings: our cost next to the published $180.
 #[test]
 fn at_the_published_load_we_take_fewer_puts_for_less() {
     let estimate = estimate(
@@ -204,7 +204,7 @@ fn at_the_published_load_we_take_fewer_puts_for_less() {
         cursor_swaps,
         ..
     } = estimate.activity;
-    // They have 12.5. Six segments share a commit, and a plan.
+    // They report 12.5. Six segments share a commit and a plan.
     assert!((segments - 8.196).abs() < 0.001, "{segments}");
     assert!((segments / commits - 6.0).abs() < 0.001, "{commits}");
     assert!((cursor_swaps / commits - 1.0).abs() < 0.001, "{cursor_swaps}");

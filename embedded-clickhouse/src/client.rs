@@ -1,4 +1,4 @@
-//! Just enough of an HTTP client for this program to ask its own server.
+//! A minimal HTTP client for this program to query its own server.
 
 use std::net::SocketAddr;
 
@@ -8,10 +8,10 @@ use tokio::net::TcpStream;
 
 use crate::config::USER;
 
-/// The longest answer that is read, in bytes.
+/// Maximum answer length in bytes.
 const ANSWER_MAX: u64 = 1 << 16;
 
-/// Asks the server as [`USER`].
+/// Queries the server as [`USER`].
 pub(crate) struct Client {
     address: SocketAddr,
     password: String,
@@ -30,7 +30,7 @@ impl Client {
         }
     }
 
-    /// Runs a statement and returns its result. An exception of ClickHouse is an error.
+    /// Runs a statement and returns its result. A ClickHouse exception is an error.
     pub(crate) async fn query(&self, sql: &str) -> Result<String> {
         let mut stream = TcpStream::connect(self.address).await?;
         let request = format!(

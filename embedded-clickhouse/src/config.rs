@@ -1,4 +1,4 @@
-//! The configuration that ClickHouse starts with: files in the data folder, written anew at each start.
+//! ClickHouse's configuration: files in the data folder, rewritten at each start.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// The user that this program logs in as. Nobody else knows its password.
+/// The user that this program logs in as. Only this program knows its password.
 pub(crate) const USER: &str = "embedded_clickhouse";
 
-/// What the engine's statements need: to listen, and to read the pipe that keeps it running.
+/// Privileges of the engine's statements: to listen, and to read the pipe that keeps it running.
 const GRANTS: &str = "<grants><query>GRANT SYSTEM LISTEN ON *.*</query><query>GRANT CREATE TEMPORARY TABLE ON *.*</query>\
     <query>GRANT READ ON FILE</query></grants>";
 
-/// What was written.
+/// The result of [`write`].
 pub(crate) struct Config {
     /// The main file. ClickHouse merges `config.d` beside it.
     pub(crate) file: PathBuf,
     /// The password of [`USER`].
     pub(crate) password: String,
-    /// A random name, also the macro `embedded_instance`: tells this server from any other on its port.
+    /// A random name, also the macro `embedded_instance`: it distinguishes this server from any other on its port.
     pub(crate) instance: String,
 }
 
@@ -67,7 +67,7 @@ impl Config {
     }
 }
 
-/// The server's settings. The engine as a library starts without the pools that the last two size.
+/// The server's settings. As a library, the engine starts without the pools that the last two settings size.
 fn server(ip: IpAddr, http: u16, tcp: Option<u16>, users: &Path, instance: &str) -> String {
     let users = escape(&users.to_string_lossy());
     let tcp = tcp.map_or_else(String::new, |port| format!("<tcp_port>{port}</tcp_port>"));
@@ -85,8 +85,8 @@ fn server(ip: IpAddr, http: u16, tcp: Option<u16>, users: &Path, instance: &str)
     )
 }
 
-/// `default` without a password, and this program's own user. The engine itself logs in as `default` from the loopback address,
-/// so that user must exist even where `others` replace it: then it has only the rights that the engine needs.
+/// `default` without a password, and this program's own user. The engine logs in as `default` from the loopback
+/// address, so that user must exist even if `others` replace it: then it has only the privileges that the engine needs.
 fn access(ip: IpAddr, others: bool, password: &str) -> String {
     let local = "<ip>::1</ip><ip>127.0.0.1</ip>";
     let anywhere = "<ip>::/0</ip>";

@@ -1,8 +1,8 @@
-//! The call into libchdb, and the only `unsafe` of this program: a library that is loaded at run time cannot be called
-//! otherwise, and only a signal handler can report that it aborts the process.
+//! The call into libchdb, and the only `unsafe` of this program: loading a library at run time requires it, and only a
+//! signal handler can report that the library aborts the process.
 //!
-//! `chdb_query_cmdline` is `clickhouse local`. It opens ClickHouse's servers when a statement says so, and closes them after the
-//! last statement. That one reads a pipe, so the engine ends when the pipe is closed.
+//! `chdb_query_cmdline` is `clickhouse local`. Its statements open ClickHouse's servers, which close after the last
+//! statement. That statement reads a pipe, so closing the pipe ends the engine.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -20,12 +20,12 @@ type QueryCommandLine = unsafe extern "C" fn(c_int, *mut *mut c_char) -> *mut c_
 /// ClickHouse in this process.
 pub(crate) struct Engine {
     ended: Option<oneshot::Receiver<()>>,
-    /// Open while ClickHouse is to run.
+    /// Closing this pipe stops ClickHouse.
     running: Option<PipeWriter>,
 }
 
 impl Engine {
-    /// Starts ClickHouse in a thread of its own. It reports errors on stderr.
+    /// Starts ClickHouse in a new thread. It reports errors on stderr.
     ///
     /// # Errors
     /// The library cannot be loaded.
@@ -40,7 +40,7 @@ impl Engine {
         if tcp {
             listen += "SYSTEM START LISTEN TCP; ";
         }
-        // Last: whoever finds HTTP open finds everything open.
+        // HTTP comes last: once it is open, everything is open.
         listen += "SYSTEM START LISTEN HTTP; ";
         let (pipe, running) = std::io::pipe()?;
         let wait = format!(
@@ -71,8 +71,8 @@ impl Engine {
                 let mut pointers: Vec<*mut c_char> =
                     arguments.iter().map(|one| one.as_ptr().cast_mut()).collect();
                 let count = c_int::try_from(pointers.len()).unwrap_or(c_int::MAX);
-                // SAFETY: argc and argv as for main(); the strings outlive the call. The result is never read, and so need not be
-                // freed before the process ends.
+                // SAFETY: argc and argv follow main()'s convention; the strings outlive the call. The result is never
+                // read, so the end of the process may free it.
                 unsafe { run(count, pointers.as_mut_ptr()) };
                 drop(pipe);
                 let _ = end.send(());
@@ -83,7 +83,7 @@ impl Engine {
         })
     }
 
-    /// Returns when ClickHouse has ended, which closes its servers and its tables.
+    /// Waits until ClickHouse has ended, closing its servers and tables.
     pub(crate) async fn ended(&mut self) {
         if let Some(ended) = &mut self.ended {
             let _ = ended.await;
@@ -91,16 +91,16 @@ impl Engine {
         }
     }
 
-    /// Lets ClickHouse end. Queries that are still running are cancelled.
+    /// Stops ClickHouse. This cancels running queries.
     pub(crate) fn stop(&mut self) {
         self.running = None;
     }
 }
 
-/// Loads the library for the life of the process and leaves the process' signals to this program.
+/// Loads the library for the life of the process, and leaves signal handling to this program.
 fn load(libchdb: &Path) -> Result<QueryCommandLine> {
     // SAFETY: loading runs the library's initialisers; the user named the file, or the install script verified it. The
-    // declarations are those of `chdb.h` 26.7, and a missing symbol is an error. The library is never unloaded, because its
+    // declarations match `chdb.h` 26.7, and a missing symbol is an error. The library is never unloaded, because its
     // threads run until the process ends.
     unsafe {
         let library = libloading::Library::new(libchdb)
@@ -115,7 +115,7 @@ fn load(libchdb: &Path) -> Result<QueryCommandLine> {
     }
 }
 
-/// The signals of a crash, and what is written to stderr before the process dies of them.
+/// Crash signals, and the messages written to stderr before the process dies from them.
 const CRASHES: [(c_int, &[u8]); 5] = [
     (
         libc::SIGABRT,
@@ -139,18 +139,18 @@ const CRASHES: [(c_int, &[u8]); 5] = [
     ),
 ];
 
-/// How long a crash waits for ClickHouse's logging thread, in seconds.
+/// Time for ClickHouse's logging thread to finish after a crash, in seconds.
 const LOG_S: libc::c_uint = 1;
 
-/// Whether there is a log to wait for.
+/// Whether a log is configured.
 static LOGS: AtomicBool = AtomicBool::new(false);
 
-/// Reports on stderr that ClickHouse crashes. The process still dies of the signal.
+/// Reports a crash of ClickHouse on stderr. The process still dies from the signal.
 fn report_crashes(logs: bool) {
     LOGS.store(logs, Ordering::Relaxed);
     for (signal, _) in CRASHES {
-        // SAFETY: the handler only makes async-signal-safe calls. SA_RESETHAND restores the default action before it runs, so the
-        // signal is deadly when it returns.
+        // SAFETY: the handler only makes async-signal-safe calls. SA_RESETHAND restores the default action before it
+        // runs, so the signal is fatal when it returns.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = crashes as extern "C" fn(c_int) as libc::sighandler_t;
@@ -163,8 +163,8 @@ fn report_crashes(logs: bool) {
 extern "C" fn crashes(signal: c_int) {
     for (other, message) in CRASHES {
         if other == signal {
-            // SAFETY: write(2), sleep(3) and raise(3) are async-signal-safe, and the message outlives the call. The signal is
-            // delivered again when this returns, which matters where another process has sent it.
+            // SAFETY: write(2), sleep(3) and raise(3) are async-signal-safe, and the message outlives the call. Raising
+            // the signal again matters if another process sent it.
             unsafe {
                 libc::write(libc::STDERR_FILENO, message.as_ptr().cast(), message.len());
                 if LOGS.load(Ordering::Relaxed) {

@@ -1,5 +1,5 @@
-//! `embedded-clickhouse`: ClickHouse's own HTTP and native servers out of libchdb, its engine as a library. For the quick
-//! start and for tests, on machines where no ClickHouse server can be installed.
+//! `embedded-clickhouse`: ClickHouse's HTTP and native servers from libchdb, its engine as a library. For the quick
+//! start and for tests, on machines without a ClickHouse server.
 
 mod client;
 mod config;
@@ -24,22 +24,23 @@ use engine::Engine;
 /// The version of libchdb that scripts/install-libchdb.sh installs.
 const LIBCHDB_VERSION: &str = "26.7.3-stable.1";
 
-/// How long queries that are running at a shutdown may take to finish.
+/// Time for running queries to finish at shutdown.
 const DRAIN: Duration = Duration::from_secs(30);
 
-/// How long ClickHouse may take to close its tables after that.
+/// Time for ClickHouse to close its tables after that.
 const CLOSE: Duration = Duration::from_secs(30);
 
-/// How long the servers may take until they answer. A folder with many parts takes a while to load.
+/// Time for the servers to start answering. A folder with many parts takes a while to load.
 const START: Duration = Duration::from_secs(120);
 
-/// How often a server is asked whether it has started or finished.
+/// Interval of checks whether a server has started or finished.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Another process can take a free port between its choice and its use. After this many losses something else is wrong.
+/// Another process can take a free port between its choice and its use. After this many collisions the cause is
+/// something else.
 const PORT_ATTEMPTS: u32 = 10;
 
-/// Counts them, across `exec`.
+/// Counts the attempts across `exec`.
 const PORT_ATTEMPT: &str = "MILLPOND_EMBEDDED_PORT_ATTEMPT";
 
 /// ClickHouse's own HTTP and native servers, for the quick start and for tests.
@@ -48,7 +49,7 @@ const PORT_ATTEMPT: &str = "MILLPOND_EMBEDDED_PORT_ATTEMPT";
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Flags {
-    /// Address of the HTTP interface; port 0 takes a free one.
+    /// Address of the HTTP interface; port 0 chooses a free one.
     #[arg(
         long,
         env = "MILLPOND_EMBEDDED_LISTEN",
@@ -57,7 +58,7 @@ struct Flags {
     )]
     listen: SocketAddr,
 
-    /// Port of the native protocol on the same address; 0 takes a free one [default: no native protocol].
+    /// Port of the native protocol on the same address; 0 chooses a free one [default: no native protocol].
     #[arg(long, env = "MILLPOND_EMBEDDED_TCP_PORT", value_name = "PORT")]
     tcp_port: Option<u16>,
 
@@ -69,11 +70,12 @@ struct Flags {
     #[arg(long, env = "MILLPOND_EMBEDDED_PATH", value_name = "DIR")]
     path: PathBuf,
 
-    /// XML file with users and profiles, as in users.d of a ClickHouse server. The user `default` then has no right to any table.
+    /// XML file with users and profiles, as in users.d of a ClickHouse server. The user `default` then has no
+    /// privileges on tables.
     #[arg(long, env = "MILLPOND_EMBEDDED_USERS", value_name = "FILE")]
     users: Option<PathBuf>,
 
-    /// XML file with server settings, merged into the default ones as a file in config.d is.
+    /// XML file with server settings, merged into the defaults like a file in config.d.
     #[arg(long, env = "MILLPOND_EMBEDDED_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -81,7 +83,7 @@ struct Flags {
     #[arg(long, env = "MILLPOND_EMBEDDED_LOG", value_name = "FILE")]
     log: Option<PathBuf>,
 
-    /// The engine [default: where scripts/install-libchdb.sh puts it].
+    /// The engine [default: the install location of scripts/install-libchdb.sh].
     #[arg(long, env = "MILLPOND_LIBCHDB", value_name = "FILE")]
     libchdb: Option<PathBuf>,
 }
@@ -150,7 +152,7 @@ fn run(flags: &Flags) -> Result<()> {
     })
 }
 
-/// Tells the reader of stdout where the servers listen. If nobody reads it, they serve all the same.
+/// Prints the addresses of the servers to stdout. Nobody needs to read it.
 fn announce(ip: IpAddr, http: u16, tcp: Option<u16>) {
     let mut stdout = std::io::stdout();
     let _ = writeln!(stdout, "listening on http://{}", SocketAddr::new(ip, http));
@@ -160,7 +162,7 @@ fn announce(ip: IpAddr, http: u16, tcp: Option<u16>) {
     let _ = stdout.flush();
 }
 
-/// Waits until this process' own server answers: another one could have taken the port.
+/// Waits until this process's own server answers: another one could have taken the port.
 async fn until_started(client: &Client, config: &Config) -> Result<()> {
     let asked = Instant::now();
     loop {
@@ -174,7 +176,8 @@ async fn until_started(client: &Client, config: &Config) -> Result<()> {
     }
 }
 
-/// Why ClickHouse ended while it started. If somebody else took a port that was free before, starts again with another one.
+/// The reason why ClickHouse ended while starting. If another process took a port that was free before, starts again
+/// with another one.
 fn not_started(flags: &Flags, ports: [Option<u16>; 2]) -> anyhow::Error {
     let ip = flags.listen.ip();
     let taken = ports.iter().flatten().any(|taken| port(ip, *taken).is_err());
@@ -195,7 +198,7 @@ fn not_started(flags: &Flags, ports: [Option<u16>; 2]) -> anyhow::Error {
     anyhow::Error::from(failed).context("cannot start again with another port")
 }
 
-/// Lets the queries finish that run now, and closes the tables.
+/// Waits for running queries, then closes the tables.
 async fn stop(client: &Client, engine: &mut Engine) -> Result<()> {
     let asked = Instant::now();
     while asked.elapsed() < DRAIN {
@@ -217,7 +220,7 @@ async fn stop(client: &Client, engine: &mut Engine) -> Result<()> {
     Ok(())
 }
 
-/// This port, or a free one if it is 0.
+/// This port, or a free one for 0.
 fn port(ip: IpAddr, wanted: u16) -> Result<u16> {
     let address = SocketAddr::new(ip, wanted);
     let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
@@ -240,7 +243,7 @@ fn lock(path: &Path) -> Result<File> {
     }
 }
 
-/// Where libchdb is. The error says how to install it.
+/// The path of libchdb. The error says how to install it.
 fn libchdb(named: Option<&Path>) -> Result<PathBuf> {
     let file = match named {
         Some(file) => file.to_owned(),
@@ -257,7 +260,7 @@ fn libchdb(named: Option<&Path>) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// The cache that the install scripts use.
+/// The cache folder of the install scripts.
 fn cache() -> Result<PathBuf> {
     let variable = |name: &str| {
         std::env::var_os(name)

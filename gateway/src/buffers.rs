@@ -1,18 +1,18 @@
-//! Buffers of long messages, used again: a new one costs a page fault for every 4 KiB, as much CPU as compressing a
-//! third of it. It never keeps more than its limit, and never hands out more room than a message asked for, rounded up.
+//! Reuses buffers of long messages: a new buffer costs a page fault per 4 KiB, as much CPU as compressing a third of
+//! it. The pool never keeps more than its limit, and never hands out more room than a message asked for, rounded up.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-/// Shorter messages are the allocator's: it keeps what they free at hand.
+/// The allocator serves shorter messages: it keeps freed blocks of that size at hand.
 const POOLED_MIN: usize = 128 << 10;
 
-/// Room is rounded up to this, so that messages of about one length use the same buffers.
+/// Room is rounded up to this, so that messages of similar length share buffers.
 const STEP: usize = 64 << 10;
 
-/// The buffers that are idle. Clones share them.
+/// The idle buffers. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Buffers {
     idle: Arc<Mutex<Idle>>,
@@ -20,7 +20,7 @@ pub(crate) struct Buffers {
 
 #[derive(Debug)]
 struct Idle {
-    /// The one used last at the end.
+    /// Most recently used last.
     buffers: VecDeque<Vec<u8>>,
     bytes: usize,
     bytes_max: usize,
@@ -38,7 +38,7 @@ impl Buffers {
         }
     }
 
-    /// The room that a message of this length should be given.
+    /// The room to allocate for a message of this length.
     pub(crate) fn room(length: usize) -> usize {
         if length < POOLED_MIN {
             length
@@ -47,7 +47,7 @@ impl Buffers {
         }
     }
 
-    /// An idle buffer with exactly this room.
+    /// Takes an idle buffer with exactly this room.
     pub(crate) fn take(&self, room: usize) -> Option<Vec<u8>> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let place = idle
@@ -58,7 +58,7 @@ impl Buffers {
         idle.buffers.remove(place)
     }
 
-    /// The message in `buffer`; when the last reference to it is gone, the buffer is idle.
+    /// Wraps the message in `buffer`. Dropping the last reference makes the buffer idle.
     pub(crate) fn lend(&self, buffer: Vec<u8>) -> Bytes {
         if buffer.capacity() < POOLED_MIN || buffer.capacity() != Self::room(buffer.capacity()) {
             return buffer.into();
@@ -73,7 +73,7 @@ impl Buffers {
         idle.bytes += buffer.capacity();
         idle.buffers.push_back(buffer);
         while idle.bytes > idle.bytes_max {
-            // The one that nobody wanted for longest.
+            // The one that has been idle for longest.
             let Some(unused) = idle.buffers.pop_front() else {
                 break;
             };
@@ -119,7 +119,7 @@ mod tests {
         drop(bytes);
         assert_eq!(buffers.take(room), None, "the clone still needs it");
         drop(clone);
-        assert_eq!(buffers.take(Buffers::room(200_000)), None, "of another size");
+        assert_eq!(buffers.take(Buffers::room(200_000)), None, "has another size");
         let again = buffers.take(room).expect("idle");
         assert_eq!((again.len(), again.capacity()), (0, room));
         assert_eq!(buffers.take(room), None);

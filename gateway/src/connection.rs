@@ -1,5 +1,5 @@
-//! One connection that has passed the entrance: does the peer speak HTTP/2, how far may it send ahead, and HTTP itself
-//! (hyper). It never looks into a request.
+//! Serves one connection that has passed the entrance: detects HTTP/2, sets its window, and runs HTTP (hyper). It never
+//! looks into a request.
 
 use std::io::{self, Cursor};
 use std::net::SocketAddr;
@@ -25,22 +25,22 @@ use crate::entrance::{HTTP1_METHODS, Link, Refused};
 use crate::metrics::Transport;
 use crate::request::Service;
 
-/// What an HTTP/2 client sends first (RFC 9113, 3.4).
+/// The first bytes of an HTTP/2 client (RFC 9113, 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// The smallest connection window that HTTP/2 knows (RFC 9113, 6.9.2).
+/// The smallest connection window in HTTP/2 (RFC 9113, 6.9.2).
 const WINDOW_MIN: u32 = 65_535;
 
-/// The first connection may send ahead by this part of the memory budget at most.
+/// The first connection's window is at most this fraction of the memory budget.
 const WINDOW_SHARE: usize = 16;
 
-/// What a client of HTTP/1 is told at the port for OTLP/gRPC.
-const HTTP1_ANSWER: &str = "this port speaks OTLP/gRPC, which needs HTTP/2; OTLP/HTTP has a port of its own (--listen-http, 4318 by default)\n";
+/// The answer to an HTTP/1 client at the OTLP/gRPC port.
+const HTTP1_ANSWER: &str = "this port speaks OTLP/gRPC, which needs HTTP/2; OTLP/HTTP uses another port (--listen-http, 4318 by default)\n";
 
-/// The smallest buffer that hyper lets an HTTP/1 connection have.
+/// The smallest read buffer that hyper allows an HTTP/1 connection.
 const HTTP1_BUFFER_MIN: usize = 8 << 10;
 
-/// Where the tasks of connections and requests run, so that they can be waited for and ended.
+/// Tracks the tasks of connections and requests, to wait for them and to end them.
 #[derive(Debug, Clone)]
 pub(crate) struct Tasks {
     pub(crate) tracker: TaskTracker,
@@ -70,7 +70,7 @@ where
     }
 }
 
-/// Where a request comes from: every request has it among its extensions.
+/// The origin of a request, stored in its extensions.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
@@ -83,7 +83,7 @@ pub(crate) struct Arrival {
     pub(crate) peer: SocketAddr,
     pub(crate) seat: Seat,
     pub(crate) transport: Transport,
-    /// How many are open with it.
+    /// The number of open connections, including this one.
     pub(crate) nth: usize,
 }
 
@@ -146,8 +146,8 @@ fn http2(config: &Config, window: u32, tasks: &Tasks) -> http2::Builder<Tasks> {
     builder
 }
 
-/// An HTTP/1 connection has one request at a time, and holds no more of it unread than its buffer twice: less than the
-/// least window of HTTP/2, so that nothing is reserved.
+/// An HTTP/1 connection has one request at a time and buffers at most twice its buffer size unread. That is less than
+/// the minimum window of HTTP/2, so nothing is reserved.
 fn http1(config: &Config) -> http1::Builder {
     let header_bytes = config.max_header_bytes as usize;
     let mut builder = http1::Builder::new();
@@ -159,7 +159,7 @@ fn http1(config: &Config) -> http1::Builder {
     builder
 }
 
-/// Waits for the connection's end. When the gateway drains it is told to finish its requests.
+/// Waits for the connection's end. When the gateway drains, tells the connection to finish its requests.
 async fn until_closed<C>(connection: C, finish: fn(Pin<&mut C>), tasks: &Tasks) -> hyper::Result<()>
 where
     C: Future<Output = hyper::Result<()>>,
@@ -174,7 +174,7 @@ where
     }
 }
 
-/// A connection's first bytes: HTTP/2's preface, or all that came up to the first byte which differs from it.
+/// A connection's first bytes: HTTP/2's preface, or everything up to the first byte that differs from it.
 struct Opening {
     bytes: Vec<u8>,
 }
@@ -198,7 +198,7 @@ async fn opening(stream: &mut (impl AsyncRead + Unpin)) -> Result<Opening, Refus
     Ok(Opening { bytes })
 }
 
-/// Tells a client of HTTP/1 where it is.
+/// Tells an HTTP/1 client which port it has reached.
 async fn not_http2(stream: &mut (impl AsyncWrite + Unpin), opening: &Opening) -> io::Result<Refused> {
     if HTTP1_METHODS
         .iter()
@@ -213,8 +213,8 @@ async fn not_http2(stream: &mut (impl AsyncWrite + Unpin), opening: &Opening) ->
     Ok(Refused::NotHttp2)
 }
 
-/// How far the `nth` connection may send ahead of what is read, and the reservation for it. When memory is short that is
-/// the protocol's minimum, which cannot be refused and is not reserved.
+/// The window of the `nth` connection and its reservation. When memory is short this is the protocol's minimum, which
+/// cannot be refused and is not reserved.
 fn window(first: u32, nth: usize, budget: &Budget) -> (u32, Option<Reservation>) {
     let part = u32::try_from(budget.limit() / WINDOW_SHARE).unwrap_or(u32::MAX);
     let share = first.min(part) / u32::try_from(nth.max(1)).unwrap_or(u32::MAX);

@@ -1,5 +1,5 @@
-//! The open connections of a server, with a limit. When it is reached, a new connection takes the place of the slowest one that is
-//! idle or has sent half a request. It never closes a connection whose request is complete and not yet answered.
+//! Limits the open connections of a server. At the limit, a new connection replaces the slowest one that is idle or has
+//! sent half a request. A connection with a complete, unanswered request is never closed.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,13 +13,13 @@ use tokio_util::sync::CancellationToken;
 /// Connections that were told to close may keep their descriptors for a moment. Accepting pauses when this many do.
 const LEAVING_MAX: usize = 64;
 
-/// One of this many connections may be one that has not proven itself, however many have.
+/// Unproven connections may take at most one in this many places.
 const NEWCOMERS_SHARE: usize = 4;
 
-/// How those who wait for scarce memory take it from others.
+/// How connections that wait for scarce memory take it from others.
 #[derive(Debug, Clone, Copy)]
 struct Pressure {
-    /// One connection is closed for each of these that somebody waits.
+    /// One connection is closed per interval of waiting.
     interval: Duration,
     /// A connection that has held memory for less than this keeps it.
     held_min: Duration,
@@ -44,7 +44,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Numbers connections and what they do, in order.
+    /// Orders connections and their progress.
     clock: u64,
     open: HashMap<u64, Entry>,
 }
@@ -52,36 +52,36 @@ struct Table {
 #[derive(Debug)]
 struct Entry {
     standing: Standing,
-    /// What it holds of each kind of memory.
+    /// How much of each kind of memory it holds.
     holds: [Holds; 2],
     closing: CancellationToken,
 }
 
-/// How often a connection holds memory of a kind, and since when.
+/// How many times a connection holds a kind of memory, and since when.
 #[derive(Debug, Clone, Copy, Default)]
 struct Holds {
     count: usize,
     since: Option<Instant>,
 }
 
-/// What decides which connection is closed.
+/// Decides which connection to close.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Standing {
     source: IpAddr,
-    /// It has authenticated, or finished a request where nobody needs to.
+    /// It has authenticated, or finished a request where no authentication is required.
     proven: bool,
-    /// Requests that are complete and not yet answered.
+    /// Complete requests without an answer.
     answering: usize,
-    /// When it last made progress: it connected, completed a request or was answered. Only the order counts.
+    /// Its last progress: connecting, completing a request or receiving an answer. Only the order counts.
     progress: u64,
 }
 
-/// Memory that connections compete for, beside their places.
+/// Memory that connections compete for, in addition to their places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scarce {
     /// TLS's buffers.
     Tls,
-    /// Requests that are being read.
+    /// Requests in the process of being read.
     Reading,
 }
 
@@ -100,14 +100,14 @@ pub struct Connection {
     _room: Room,
 }
 
-/// A handle to one of the open connections, which says what that does. It does not keep it open.
+/// A handle to an open connection, which records what the connection does. It does not keep the connection open.
 #[derive(Debug, Clone)]
 pub struct Seat {
     shared: Arc<Shared>,
     id: u64,
 }
 
-/// A complete request that is being answered, until dropped.
+/// A complete request without an answer, until dropped.
 #[derive(Debug)]
 pub struct Answering(Seat);
 
@@ -119,12 +119,12 @@ pub(crate) struct Holding {
 }
 
 impl Connections {
-    /// How many descriptors `limit` connections need, those included that are being closed.
+    /// The number of descriptors that `limit` connections need, including those being closed.
     pub const fn descriptors(limit: usize) -> usize {
         limit + LEAVING_MAX
     }
 
-    /// Room for at most `limit` connections at a time; at least one.
+    /// Room for at most `limit` connections, but at least one.
     pub fn new(limit: usize) -> Connections {
         Connections::with(limit, PRESSURE)
     }
@@ -139,7 +139,8 @@ impl Connections {
         }))
     }
 
-    /// Waits until one more connection may be accepted: not at the limit, but while closed ones still have their descriptors.
+    /// Waits until another connection may be accepted. It does not wait at the limit, only while closed connections
+    /// still have their descriptors.
     ///
     /// # Panics
     /// Never: the semaphore is not closed.
@@ -150,8 +151,8 @@ impl Connections {
         }
     }
 
-    /// Takes a connection in, and closes another one if there are as many as may be. `None` when all of those are at work: then
-    /// the new one is to be closed.
+    /// Admits a connection, and closes another one at the limit. Returns `None` if all others have complete requests:
+    /// the caller must then close the new one.
     pub fn admit(&self, from: IpAddr, room: Room) -> Option<Connection> {
         let mut table = self.0.table();
         if table.open.len() >= self.0.limit {
@@ -206,7 +207,7 @@ impl Table {
             .collect()
     }
 
-    /// Those that have held this for a while.
+    /// Connections that have held this memory for a while.
     fn holders(&self, what: Scarce, held_min: Duration) -> Vec<(u64, Standing)> {
         let held_long = |entry: &Entry| {
             entry.holds[what as usize]
@@ -225,17 +226,17 @@ impl Table {
 }
 
 impl Connection {
-    /// How many were open with it when it came.
+    /// The number of open connections when it arrived, including itself.
     pub(crate) fn nth(&self) -> usize {
         self.nth
     }
 
-    /// The handle for those who serve it.
+    /// The handle for the tasks that serve it.
     pub fn seat(&self) -> Seat {
         self.seat.clone()
     }
 
-    /// Runs what serves the connection. `None` when it was closed to make room for another one.
+    /// Runs the future that serves the connection. Returns `None` if another connection took its place.
     pub async fn until_closed<F: Future>(&self, served: F) -> Option<F::Output> {
         self.closing.run_until_cancelled(served).await
     }
@@ -256,13 +257,13 @@ impl Seat {
         }
     }
 
-    /// The connection has authenticated or, where nobody needs to, had a request answered. Three quarters of all places are
-    /// kept for such connections.
+    /// Marks the connection as proven: it has authenticated or, where no authentication is required, got an answer.
+    /// Three quarters of the places are reserved for such connections.
     pub fn prove(&self) {
         self.change(|entry, _| entry.standing.proven = true);
     }
 
-    /// A request is complete: the connection is not closed before it is answered.
+    /// Marks a request as complete: the connection stays open until its answer.
     pub fn answering(&self) -> Answering {
         self.change(|entry, now| {
             entry.standing.answering += 1;
@@ -271,7 +272,7 @@ impl Seat {
         Answering(self.clone())
     }
 
-    /// The connection holds scarce memory from now on.
+    /// Records that the connection holds scarce memory from now on.
     pub(crate) fn holding(&self, what: Scarce) -> Holding {
         self.change(|entry, _| {
             let holds = &mut entry.holds[what as usize];
@@ -284,8 +285,8 @@ impl Seat {
         }
     }
 
-    /// Waits for scarce memory, and closes the slowest of its holders every now and then meanwhile. `limit` is how many
-    /// connections the memory is for.
+    /// Waits for scarce memory, and meanwhile closes the slowest of its holders at intervals. `limit` is the number of
+    /// connections that the memory is for.
     pub(crate) async fn press<F: Future>(&self, what: Scarce, limit: usize, reserving: F) -> F::Output {
         let mut reserving = std::pin::pin!(reserving);
         loop {
@@ -324,10 +325,10 @@ impl Drop for Holding {
     }
 }
 
-/// Which of the connections is closed so that another one has its place. `None`: none may be.
+/// Chooses the connection to close for another one, or `None` if none may be closed.
 ///
-/// Those that have proven themselves keep three quarters of `limit`. Of the others it is the one of the most crowded address that has made
-/// no progress for the longest time.
+/// Proven connections keep three quarters of `limit`. Among the others the choice is the connection without progress
+/// for longest, of the address with the most connections.
 fn choose(limit: usize, open: Vec<(u64, Standing)>) -> Option<u64> {
     let proven = open.iter().filter(|(_, standing)| standing.proven).count();
     let mut crowds = HashMap::<IpAddr, usize>::new();
@@ -351,7 +352,7 @@ fn choose(limit: usize, open: Vec<(u64, Standing)>) -> Option<u64> {
     chosen.map(|(id, _)| id)
 }
 
-/// The address that connections are counted by: an IPv6 host has all of its /64.
+/// The address by which connections are counted: an IPv6 host owns its whole /64.
 fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -440,7 +441,7 @@ mod tests {
         let mut busy = vec![at_work(proven(1)); 7];
         busy.push(newcomer(0));
         assert_eq!(chosen(8, &busy), Some(7));
-        // Newcomers at work do not cost a proven one its place.
+        // Busy newcomers do not cost a proven connection its place.
         assert_eq!(chosen(2, &[proven(1), at_work(newcomer(2))]), None);
     }
 

@@ -1,5 +1,5 @@
-//! Decompresses request messages, as much at a time as is reserved from the budget: what a message turns out to hold
-//! is never allocated beyond the reservation, nor beyond the limit. It never trusts a length that a message claims.
+//! Decompresses request messages in steps that fit their reservation: output never exceeds the reservation or the
+//! limit. It never trusts the length that a message claims.
 
 use std::io::{self, Read};
 
@@ -9,17 +9,17 @@ use flate2::bufread::MultiGzDecoder;
 
 use crate::refusal::Refusal;
 
-/// The largest window of a zstd frame: 8 MiB, which RFC 8878 asks every decoder to support and no encoder to exceed
-/// without agreement. A decoder holds that much beside its output, so few may be at work at once.
+/// The largest zstd window: 8 MiB. RFC 8878 asks every decoder to support it, and encoders not to exceed it without
+/// agreement. A decoder holds that much beside its output, so only a few may run at once.
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
-/// The first guess of the ratio when a message does not say its length: OTLP compresses by 5 to 10.
+/// The first guess of the ratio for a message without a length: OTLP compresses by 5 to 10.
 const RATIO_GUESS: usize = 8;
 
-/// The highest ratio that a claimed length is believed; more is allocated as it comes.
+/// The highest ratio at which a claimed length is credible. Beyond it, memory is allocated step by step.
 const RATIO_CREDIBLE: usize = 32;
 
-/// The least to reserve for a decompressed message.
+/// The minimum reservation for a decompressed message.
 const ROOM_MIN: usize = 4 << 10;
 
 /// How a request's messages are compressed.
@@ -29,12 +29,12 @@ pub(crate) enum Encoding {
     Zstd,
 }
 
-/// How far one step came.
+/// The result of one step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// The message is complete.
     Done,
-    /// The room is used up, and there is more.
+    /// The room is full, and there is more output.
     MoreRoom,
 }
 
@@ -47,7 +47,7 @@ enum Decoder {
 pub(crate) struct Decompressor {
     decoder: Decoder,
     out: Vec<u8>,
-    /// The byte that showed that there is more than the room.
+    /// The byte that showed that the output exceeds the room.
     ahead: Option<u8>,
 }
 
@@ -71,7 +71,7 @@ impl Decompressor {
         })
     }
 
-    /// Goes on until the message is complete or `room` bytes are there. CPU work: for a blocking thread.
+    /// Decompresses until the message is complete or has `room` bytes. CPU work: run it on a blocking thread.
     pub(crate) fn step(&mut self, room: usize) -> Result<Progress, Refusal> {
         self.out.reserve_exact(room.saturating_sub(self.out.len()));
         self.out.extend(self.ahead.take());
@@ -109,7 +109,7 @@ impl Decompressor {
     }
 }
 
-/// How much to reserve at first: what the message says it holds, when that is credible.
+/// The first reservation: the length that the message claims, if that is credible.
 pub(crate) fn first_room(encoding: Encoding, wire: &[u8], max: usize) -> usize {
     let claimed = match encoding {
         Encoding::Gzip => wire.last_chunk().map(|size| u64::from(u32::from_le_bytes(*size))),

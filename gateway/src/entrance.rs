@@ -1,5 +1,5 @@
-//! What every connection passes first, whatever it speaks afterwards: is it TLS where it should be and only there, memory
-//! for TLS, the handshake. A client that says nothing holds nothing.
+//! The entrance of every connection, whatever it speaks afterwards: checks for TLS, reserves memory for it and does the
+//! handshake. A silent client holds no memory.
 
 use std::io;
 use std::sync::Arc;
@@ -16,57 +16,57 @@ use tokio_util::either::Either;
 use crate::connections::{Holding, Scarce, Seat};
 use crate::security::Security;
 
-/// A connection that may speak: in clear, or through TLS.
+/// A connection ready to speak, in plaintext or through TLS.
 pub(crate) type Link = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
-/// HTTP/2 and HTTP/1.1, as ALPN names them.
+/// HTTP/2 and HTTP/1.1 by their ALPN names.
 pub(crate) const H2: &[u8] = b"h2";
 pub(crate) const HTTP1: &[u8] = b"http/1.1";
 
-/// The first byte of a TLS connection: a record of the handshake (RFC 8446, 5.1).
+/// The first byte of a TLS connection: a handshake record (RFC 8446, 5.1).
 const TLS_HANDSHAKE: u8 = 22;
 
-/// What a handshake may take: rustls gathers messages of up to 64 KiB, and keeps the client's certificates.
+/// Maximum memory of a handshake: rustls collects messages of up to 64 KiB and keeps the client's certificates.
 const HANDSHAKE_BYTES: usize = 128 << 10;
 
-/// What TLS takes afterwards: a record as it came and one as it was meant, what is to be sent, the keys.
+/// Memory of TLS after the handshake: an encrypted and a decrypted record, the send buffer, the keys.
 const TLS_BYTES: usize = 48 << 10;
 
-/// What is to be sent waits in TLS's buffer up to this: answers are short.
+/// Limit of TLS's send buffer: answers are short.
 const SEND_BUFFER_BYTES: usize = 8 << 10;
 
-/// TLS may take this part of the memory budget: idle connections leave the rest to requests.
+/// TLS may take this fraction of the memory budget: idle connections leave the rest to requests.
 const TLS_SHARE: usize = 4;
 
 pub(crate) const HTTP1_METHODS: [&[u8]; 5] = [b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI"];
 const HTTP1_ANSWER: &[u8] = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: text/plain\r\ncontent-length: 35\r\n\r\nthis port speaks TLS: use https://\n";
 
-/// Why a connection was closed before a request could be read.
+/// Why a connection was closed before its first request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refused {
-    #[error("there are as many connections as there may be, and all are at work")]
+    #[error("the connection limit is reached, and all connections are busy")]
     TooMany,
     #[error(
         "another connection needed its place or its memory, and it was the slowest without a complete request"
     )]
     Evicted,
-    #[error("it said nothing, or did not finish TLS's handshake, in time")]
+    #[error("the client sent nothing, or did not finish the TLS handshake, in time")]
     Slow,
-    #[error("it does not speak HTTP/2")]
+    #[error("the client does not speak HTTP/2")]
     NotHttp2,
     #[error(
-        "it speaks TLS, and this port does not: give the gateway --tls-cert and --tls-key, or the client http:// (`insecure`)"
+        "the client speaks TLS, and this port does not: give the gateway --tls-cert and --tls-key, or the client http:// (`insecure`)"
     )]
     Tls,
-    #[error("it speaks in clear, and this port needs TLS: give the client https:// (no `insecure`)")]
+    #[error("the client speaks plaintext, and this port needs TLS: give the client https:// (no `insecure`)")]
     Clear,
-    #[error("its certificate was refused: {0}")]
+    #[error("the client's certificate was refused: {0}")]
     Certificate(String),
     #[error(
-        "it ended TLS's handshake: {0}; does it trust the CA of --tls-cert, and ask for a name that is in the certificate?"
+        "the client ended the TLS handshake: {0}; does it trust the CA of --tls-cert, and ask for a name in the certificate?"
     )]
     Distrust(String),
-    #[error("TLS's handshake failed: {0}")]
+    #[error("the TLS handshake failed: {0}")]
     Handshake(String),
     #[error("no memory for another TLS connection: raise the memory limit")]
     NoMemory,
@@ -75,7 +75,7 @@ pub(crate) enum Refused {
 }
 
 impl Refused {
-    /// All names.
+    /// All metric labels.
     pub(crate) const NAMES: [&str; 11] = [
         "too_many",
         "evicted",
@@ -90,7 +90,7 @@ impl Refused {
         "io",
     ];
 
-    /// As in metrics.
+    /// The label in metrics.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Refused::TooMany => "too_many",
@@ -107,7 +107,7 @@ impl Refused {
         }
     }
 
-    /// Whether somebody should mend a client or the gateway; otherwise it is what a port on a network sees every day.
+    /// Whether somebody should fix a client or the gateway. The other causes occur daily on any network port.
     pub(crate) fn is_worth_a_look(&self) -> bool {
         match self {
             Refused::Slow | Refused::NotHttp2 | Refused::Io(_) => false,
@@ -123,17 +123,17 @@ impl Refused {
     }
 }
 
-/// The entrance of all of a gateway's ports.
+/// The entrance of all ports of a gateway.
 #[derive(Debug)]
 pub(crate) struct Entrance {
     security: Arc<Security>,
     budget: Budget,
-    /// What TLS may take of it.
+    /// The share of the budget for TLS.
     share: Budget,
     patience: Duration,
 }
 
-/// What TLS holds, until dropped.
+/// Memory that TLS holds, until dropped.
 #[derive(Debug)]
 pub(crate) struct SeatedConnection {
     budget: Reservation,
@@ -142,7 +142,7 @@ pub(crate) struct SeatedConnection {
 }
 
 impl Entrance {
-    /// A connection has `patience` twice: for its first byte, and for TLS's handshake.
+    /// A connection has `patience` for its first byte, and again for the TLS handshake.
     pub(crate) fn new(security: Arc<Security>, budget: &Budget, patience: Duration) -> Entrance {
         Entrance {
             security,
@@ -152,7 +152,7 @@ impl Entrance {
         }
     }
 
-    /// Takes a connection to where it may speak one of these protocols, as ALPN names them, and holds the memory for that.
+    /// Admits a connection to one of these protocols, by ALPN name, and reserves its memory.
     pub(crate) async fn enter(
         &self,
         mut stream: TcpStream,
@@ -225,7 +225,9 @@ fn refusal(error: io::Error) -> Refused {
         .and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {
         None => Refused::Io(error),
-        Some(rustls::Error::NoCertificatesPresented) => Refused::Certificate("it sent none".to_owned()),
+        Some(rustls::Error::NoCertificatesPresented) => {
+            Refused::Certificate("the client sent none".to_owned())
+        }
         Some(rustls::Error::InvalidCertificate(reason)) => Refused::Certificate(reason.to_string()),
         Some(rustls::Error::AlertReceived(alert)) => Refused::Distrust(format!("{alert:?}")),
         Some(other) => Refused::Handshake(other.to_string()),

@@ -1,5 +1,5 @@
-//! Files that are read again while the gateway runs: what they said last holds until they say something else that can be
-//! used. They are polled, not watched: Kubernetes swaps a link two levels up, which inotify does not show.
+//! Rereads files while the gateway runs. Their last usable content stays in force until they have new usable content.
+//! Polling, not inotify: Kubernetes swaps a link two levels up, which inotify does not report.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use sha2::{Digest, Sha256};
 
-/// The longest file: a bundle of CAs is 250 KB.
+/// Maximum file length: a bundle of CAs has 250 KB.
 const LENGTH_MAX: u64 = 1 << 20;
 
-/// How often files are read until two readings agree. They are more than one, and somebody may be swapping them.
+/// Maximum number of readings until two agree: somebody may be replacing several files.
 const READINGS: usize = 4;
 
 /// What is wrong with a file.
@@ -24,7 +24,7 @@ pub struct FileError {
     reason: String,
 }
 
-/// Files that make sense together only, each with the setting that names it.
+/// A set of files that belong together, each with the setting that names it.
 #[derive(Debug, Clone)]
 pub(crate) struct Files(Vec<(&'static str, PathBuf)>);
 
@@ -46,7 +46,7 @@ impl Files {
         self.0[place].1.display()
     }
 
-    /// All of them as they were at one moment: two readings in a row must agree.
+    /// Reads all files at one moment: two readings in a row must agree.
     fn read(&self) -> Result<Vec<Vec<u8>>, FileError> {
         let mut contents = self.read_each()?;
         let mut changing = 0;
@@ -58,7 +58,7 @@ impl Files {
             }
             contents = again;
         }
-        Err(self.fault(changing, "it changes while it is read"))
+        Err(self.fault(changing, "it changes during the read"))
     }
 
     fn read_each(&self) -> Result<Vec<Vec<u8>>, FileError> {
@@ -80,22 +80,22 @@ fn unreadable(error: &io::Error) -> String {
     format!("cannot be read: {error}")
 }
 
-/// What a look at the files brought.
+/// The result of a look at the files.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// What they say is in force, and was before.
+    /// Their content is in force, as before.
     Same,
-    /// They are again what is in force, after something that could not be used.
+    /// They again have the content that is in force, after an unusable one.
     Back,
-    /// What they say is in force from now on.
+    /// Their new content is in force from now on.
     New,
-    /// They still are what was refused before.
+    /// They still have the content that was refused before.
     StillRefused,
-    /// They cannot be used; what they said before stays in force.
+    /// They are unusable; the previous content stays in force.
     Refused(FileError),
 }
 
-/// What files say, as long as that can be used.
+/// The last usable content of a set of files.
 #[derive(Debug)]
 pub(crate) struct Watched<T> {
     files: Files,
@@ -104,7 +104,7 @@ pub(crate) struct Watched<T> {
     seen: Mutex<Seen>,
 }
 
-/// Of contents only their digest: they are secrets.
+/// Holds only the digest of the content: the files are secrets.
 #[derive(Debug)]
 struct Seen {
     in_force: [u8; 32],
@@ -129,12 +129,12 @@ impl<T> Watched<T> {
         })
     }
 
-    /// What is in force.
+    /// The content in force.
     pub(crate) fn current(&self) -> Arc<T> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Looks whether the files say something else. Blocks on the disk.
+    /// Checks the files for new content. Blocks on the disk.
     pub(crate) fn look(&self) -> Look {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let contents = match self.files.read() {
@@ -188,7 +188,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::Path;
 
-    /// Two numbers, which must be the same.
+    /// Parses two numbers, which must be equal.
     fn pair(files: &Files, contents: &[Vec<u8>]) -> Result<u32, FileError> {
         let number = |place: usize| {
             let text = String::from_utf8_lossy(&contents[place]);
@@ -274,7 +274,7 @@ mod tests {
         let files = Files::new(vec![("--one", directory.path().join("one")), ("--other", random)]);
         let error = Watched::load(files, pair).unwrap_err().to_string();
         assert!(
-            error.starts_with("--other ") && error.ends_with("it changes while it is read"),
+            error.starts_with("--other ") && error.ends_with("it changes during the read"),
             "{error}"
         );
     }

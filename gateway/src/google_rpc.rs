@@ -1,4 +1,4 @@
-//! The parts of google/rpc/status.proto and error_details.proto that OTLP's answers are made of.
+//! The parts of google/rpc/status.proto and error_details.proto that OTLP's answers use.
 
 pub(crate) const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 pub(crate) const BAD_REQUEST: &str = "type.googleapis.com/google.rpc.BadRequest";

@@ -1,6 +1,5 @@
-//! The envelope of OTLP/gRPC: which method, how compressed, and the answer as a gRPC status. A client retries
-//! UNAVAILABLE, and RESOURCE_EXHAUSTED only with RetryInfo (OTLP specification, "Failures"); it drops the data on
-//! INVALID_ARGUMENT.
+//! The envelope of OTLP/gRPC: method, compression, and the answer as a gRPC status. A client retries UNAVAILABLE, and
+//! RESOURCE_EXHAUSTED only with RetryInfo (OTLP specification, "Failures"); it drops the data on INVALID_ARGUMENT.
 
 use std::time::Duration;
 
@@ -168,7 +167,7 @@ fn not_grpc<B>(request: &Request<B>) -> Option<Response<Reply>> {
     } else if !is_grpc(request.headers()) {
         (
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "this port speaks OTLP/gRPC: content-type must be application/grpc; OTLP/HTTP has a port of its own (--listen-http, 4318 by default)\n",
+            "this port speaks OTLP/gRPC: content-type must be application/grpc; OTLP/HTTP uses another port (--listen-http, 4318 by default)\n",
         )
     } else {
         return None;
@@ -178,10 +177,10 @@ fn not_grpc<B>(request: &Request<B>) -> Option<Response<Reply>> {
     Some(response)
 }
 
-/// The answer to gRPC where it is not spoken.
+/// The answer to gRPC on another port.
 pub(crate) fn elsewhere() -> Response<Reply> {
     Status::unimplemented(
-        "this port speaks OTLP/HTTP; OTLP/gRPC has a port of its own (--listen, 4317 by default)",
+        "this port speaks OTLP/HTTP; OTLP/gRPC uses another port (--listen, 4317 by default)",
     )
     .into_http()
 }

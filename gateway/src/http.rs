@@ -1,6 +1,6 @@
-//! The envelope of OTLP/HTTP: which path, which form, how compressed, and the answer as the OTLP specification has it
-//! ("OTLP/HTTP Response"): an Export…ServiceResponse or a google.rpc.Status in the form of the request. A client retries
-//! 429, 502, 503 and 504, and drops the data on anything else.
+//! The envelope of OTLP/HTTP: path, format, compression, and the answer of the OTLP specification ("OTLP/HTTP
+//! Response"): an Export…ServiceResponse or a google.rpc.Status in the format of the request. A client retries 429,
+//! 502, 503 and 504, and drops the data on anything else.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ const ENCODINGS: &str = "gzip, zstd, identity";
 const WELCOME: &str = "This is a Millpond gateway's port for OTLP/HTTP.\n\
     POST /v1/logs, /v1/traces or /v1/metrics; content-type application/x-protobuf or application/json; \
     content-encoding gzip or zstd, or none.\n\
-    OTLP/gRPC has a port of its own (--listen), and so have /healthz, /readyz and /metrics (--admin).\n";
+    OTLP/gRPC uses another port (--listen), as do /healthz, /readyz and /metrics (--admin).\n";
 
 /// Answers one request.
 pub(crate) async fn answer<B>(service: &Service, request: Request<B>) -> Response<Reply>
@@ -62,8 +62,8 @@ where
             *response
         }
     };
-    // A client of HTTP/1 that is still sending would see its connection reset and never read the answer. One that
-    // waits for leave to send is not given it.
+    // An HTTP/1 client that is still sending would see a reset and never read the answer. A client that waits for `100
+    // Continue` does not get it.
     if head.version < Version::HTTP_2 && !head.headers.contains_key(EXPECT) {
         service.discard(&mut body).await;
     }
@@ -79,10 +79,10 @@ fn path(signal: Signal) -> &'static str {
     }
 }
 
-/// What is to be exported, and the form it is in; or the answer to what is no export.
+/// The signal and format of an export, or the answer to any other request.
 fn target(head: &Parts, signal: Option<Signal>) -> Result<(Signal, Format), Box<Response<Reply>>> {
     let format = format(&head.headers);
-    // People read these, so JSON unless it was protobuf that was sent.
+    // People read these answers, so use JSON unless the request was protobuf.
     let refuse =
         |status, code, message: &str| failure(status, format.unwrap_or(Format::Json), code, message, None);
     if grpc::is_grpc(&head.headers) {
@@ -207,9 +207,9 @@ fn refused(format: Format, refusal: &Refusal, retry_after: Duration) -> Response
         Why::UnknownEncoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         Why::Exhausted => StatusCode::TOO_MANY_REQUESTS,
         Why::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        // 408 would fit, but OTLP's clients do not retry it.
+        // 408 would fit, but OTLP clients do not retry it.
         Why::TooSlow => StatusCode::GATEWAY_TIMEOUT,
-        // Nobody hears it.
+        // The client has left and never sees it.
         Why::Cancelled => StatusCode::BAD_REQUEST,
     };
     let field = match &refusal.why {
@@ -233,12 +233,12 @@ fn refused(format: Format, refusal: &Refusal, retry_after: Duration) -> Response
     response
 }
 
-/// In whole seconds, as the header has it, and not too soon.
+/// Rounds up to whole seconds, the unit of the header.
 fn seconds(retry_after: Duration) -> u64 {
     retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0)
 }
 
-/// A Status in this form. With the field whose bytes are wrong it has a BadRequest ("Bad Data").
+/// A Status in this format. An invalid field is named in a BadRequest ("Bad Data").
 fn failure(
     status: StatusCode,
     format: Format,

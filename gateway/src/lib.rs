@@ -1,16 +1,16 @@
-//! OTLP/gRPC and OTLP/HTTP in front of a producer: logs, traces and metrics, each into a stream of its own.
+//! OTLP/gRPC and OTLP/HTTP in front of a producer: logs, traces and metrics, each in a separate stream.
 //!
-//! It does not decode OTLP. A request is read within limits and the memory budget, decompressed within both, checked by
-//! one walk over its wire structure, and appended as it is; JSON becomes protobuf first. It answers success only when the
-//! records are committed. What a client should retry is answered UNAVAILABLE, DEADLINE_EXCEEDED or, with RetryInfo,
-//! RESOURCE_EXHAUSTED (503, 504 or 429); what it should not is INVALID_ARGUMENT (400 or 413).
-//! Where the gateway has a tokens file, a request without one of its tokens is UNAUTHENTICATED (401) before a byte of it is
-//! read; where it has a certificate, connections are TLS and nothing else.
+//! The gateway does not decode OTLP. It reads a request within limits and the memory budget, decompresses it within
+//! both, validates it with one walk over its wire structure, and appends it unchanged; JSON becomes protobuf first. It
+//! reports success only once the records are committed. Errors that a client should retry are UNAVAILABLE,
+//! DEADLINE_EXCEEDED or, with RetryInfo, RESOURCE_EXHAUSTED (503, 504 or 429). Errors that it should not retry are
+//! INVALID_ARGUMENT (400 or 413). With a tokens file, a request without a valid token is UNAUTHENTICATED (401) before
+//! the gateway reads a byte of it. With a certificate, the gateway accepts only TLS connections.
 //!
-//! There is one way for all requests (`request`), and an envelope for each protocol (`grpc`, `http`).
+//! All requests take one path (`request`), with an envelope for each protocol (`grpc`, `http`).
 //!
-//! gRPC's framing and decompression are done here, on hyper, rather than by tonic, which (0.14) allocates what a
-//! message's prefix promises and lets a zstd frame choose a window of 128 MiB, neither of which a budget could bound.
+//! The gateway does gRPC's framing and decompression itself, on hyper. tonic (0.14) allocates the length in a message's
+//! prefix and lets a zstd frame choose a window of 128 MiB; a budget could bound neither.
 
 mod buffers;
 mod config;

@@ -1,31 +1,31 @@
-//! What requests hold of the process's memory budget. It never lets bytes be held that are not reserved, and never lets
-//! requests that are still being read fill the budget, where each would wait for the others.
+//! The requests' share of the memory budget. No request holds bytes without a reservation, and requests that are still
+//! being read can never fill the budget and wait for each other.
 
 use millpond_producer::{Budget, OverBudget, Reservation};
 
 use crate::connections::{Scarce, Seat};
 
-/// Requests that are still being read get in while they hold no more than this part of the budget at their entry: the
-/// rest is left for what they turn out to need.
+/// Requests that are still being read may hold at most this fraction of the budget when they enter. The rest is for
+/// what they turn out to need.
 const ENTRY_SHARE: usize = 2;
 
-/// What a request reserves before anything of it is read: its own bytes, a frame, and a message of a usual length.
+/// The reservation of a request at its entry: its own bytes, a frame, and a message of typical length.
 const ENTRY_BYTES: usize = 256 << 10;
 
-/// What a request takes beside its message until it is answered: its task and its HTTP/2 stream.
+/// Memory of a request beside its message until the answer: its task and its HTTP/2 stream.
 const REQUEST_BYTES: usize = 12 << 10;
 
-/// The door to the budget. Clones share it.
+/// Controls access to the budget. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Admission {
     budget: Budget,
     entry: Budget,
-    /// A frame is taken from HTTP/2's window as a whole, before it is known what is in it.
+    /// A frame leaves HTTP/2's window as a whole, before its content is known.
     beside_message: usize,
 }
 
 impl Admission {
-    /// For requests whose frames are at most `frame_bytes` long.
+    /// Admits requests with frames of at most `frame_bytes`.
     pub(crate) fn new(budget: &Budget, frame_bytes: usize) -> Admission {
         Admission {
             entry: budget.part(ENTRY_SHARE),
@@ -34,8 +34,8 @@ impl Admission {
         }
     }
 
-    /// Waits for the memory that one request needs at first. In the order of asking. While it waits, connections with half-sent
-    /// requests are closed one by one.
+    /// Waits, in order of arrival, for the memory that a request needs at its entry. Meanwhile, connections with
+    /// half-sent requests are closed one by one.
     pub(crate) async fn enter(&self, seat: Option<&Seat>) -> Result<HeldMemory, OverBudget> {
         let bytes = ENTRY_BYTES.min(self.entry.limit());
         let entry = self.entry.reserve(bytes);
@@ -65,7 +65,7 @@ pub(crate) struct HeldMemory {
 }
 
 impl HeldMemory {
-    /// Waits until the message may take `bytes`. Does nothing when it may.
+    /// Waits until the reservation covers `bytes` of the message.
     pub(crate) async fn grow_to(&mut self, bytes: usize) -> Result<(), OverBudget> {
         let missing = (self.beside_message + bytes).saturating_sub(self.reservation.bytes());
         if missing > 0 {
@@ -74,13 +74,13 @@ impl HeldMemory {
         Ok(())
     }
 
-    /// The request needs no more than `bytes` for its message: what is over goes back, and another request may enter.
+    /// Shrinks the reservation to `bytes` for the message. The rest goes back, and another request may enter.
     pub(crate) fn settle(&mut self, bytes: usize) {
         self.reservation.shrink(self.beside_message + bytes);
         self.entry = None;
     }
 
-    /// The message's reservation, to go on with the bytes, and the request's own, for as long as it lasts.
+    /// Splits the reservation: the message's goes with its bytes, the request's stays until the answer.
     pub(crate) fn divide(mut self) -> (Reservation, Reservation) {
         let own = self.reservation.split(REQUEST_BYTES);
         (self.reservation, own)
@@ -100,7 +100,7 @@ mod tests {
         (budget, admission)
     }
 
-    /// With all of the budget given away at the entry they would wait for each other until they are refused.
+    /// If entry could take the whole budget, requests would wait for each other until the gateway refuses them.
     #[tokio::test(start_paused = true)]
     async fn requests_that_are_being_read_leave_room_to_be_finished() {
         let (budget, admission) = admission();

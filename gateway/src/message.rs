@@ -1,5 +1,5 @@
-//! Reads the one message of a request from an HTTP body: in gRPC the five-byte prefix and the bytes it promises, in
-//! OTLP/HTTP all of it. Every byte is reserved from the budget before it is kept. It never decompresses.
+//! Reads the one message of a request from an HTTP body: in gRPC the five-byte prefix and the announced bytes, in
+//! OTLP/HTTP the whole body. Every byte is reserved from the budget before it is kept. It never decompresses.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -18,21 +18,21 @@ use crate::metrics::Transport;
 use crate::refusal::{Refusal, Why};
 use crate::request::{Envelope, Format};
 
-/// A message is reserved and allocated in steps, this one first and then doubling, so that a prefix which promises
-/// much costs little until the bytes come. A usual request needs one.
+/// Reservation and allocation grow in steps, this one first and then doubling: a prefix that announces much costs
+/// little until the bytes arrive. A typical request needs one step.
 const FIRST_STEP: usize = 1 << 20;
 
-/// The first step of a body that does not say how long it is, which is usually a short one.
+/// The first step of a body without a length, which is usually short.
 const UNKNOWN_STEP: usize = 128 << 10;
 
-/// A refused body is taken to its end, so that its client can read the answer, if it is no longer than this many of the
-/// longest messages.
+/// The gateway reads a refused body to its end, so that the client can read the answer, if it has at most this many
+/// maximum messages.
 const DISCARD_MESSAGES: usize = 4;
 
-/// Of a gRPC message: one byte that says whether it is compressed, four of its length.
+/// The prefix of a gRPC message: one byte for compression, four for the length.
 const PREFIX: usize = 5;
 
-/// The limits that reading keeps.
+/// Limits on reading.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) max_message_bytes: usize,
@@ -40,18 +40,18 @@ pub(crate) struct Limits {
     pub(crate) retry_after: Duration,
 }
 
-/// A message as it came.
+/// A message as received.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) bytes: Bytes,
-    /// What it takes of memory.
+    /// Its allocated size.
     pub(crate) room: usize,
-    /// How it is compressed, where it is.
+    /// Its compression, if any.
     pub(crate) encoding: Option<Encoding>,
 }
 
 impl Message {
-    /// One that is not compressed.
+    /// An uncompressed message.
     pub(crate) fn plain(bytes: Bytes, room: usize) -> Message {
         Message {
             bytes,
@@ -61,9 +61,8 @@ impl Message {
     }
 }
 
-/// Reads the message and the end of the body after it. Nothing is taken from the connection before there is memory for
-/// it, so a client that has to wait is held back by HTTP/2 or TCP. The reservation is for the room that the message
-/// takes.
+/// Reads the message and the end of the body after it. Bytes leave the connection only once there is memory for them,
+/// so HTTP/2 or TCP holds back a waiting client. The reservation covers the message's room.
 pub(crate) async fn read<B>(
     body: &mut B,
     envelope: Envelope,
@@ -128,8 +127,7 @@ where
     ))
 }
 
-/// Takes a body to its end and keeps nothing of it. It gives up after the read timeout, and after a few of the longest
-/// messages.
+/// Reads a body to its end and discards it. Gives up after the read timeout, or after a few maximum messages.
 pub(crate) async fn discard<B>(body: &mut B, limits: &Limits)
 where
     B: Body<Data = Bytes> + Unpin,
@@ -144,7 +142,7 @@ where
             left -= length;
         }
     };
-    // What it did not take is reset with the connection.
+    // Closing the connection resets the rest.
     let _ = timeout(limits.read_timeout, to_the_end).await;
 }
 
@@ -172,11 +170,11 @@ fn truncated_prefix(have: usize) -> Refusal {
 /// How a message's buffer grows.
 struct Growth {
     first_step: usize,
-    /// What it may take at most.
+    /// Its upper limit.
     room: usize,
 }
 
-/// The body's data frames, under one deadline for all of them.
+/// The body's data frames, with one deadline for all of them.
 struct Frames<'a, B> {
     body: &'a mut B,
     timeout: Pin<Box<Sleep>>,
@@ -198,7 +196,7 @@ where
         }
     }
 
-    /// gRPC's prefix: what came after it, whether the message is compressed, and its length.
+    /// Reads gRPC's prefix: the bytes after it, whether the message is compressed, and its length.
     async fn prefix(&mut self) -> Result<(Bytes, bool, usize), Refusal> {
         let mut prefix = [0; PREFIX];
         let mut have = 0;
@@ -224,7 +222,8 @@ where
         Ok((data, compressed, to_usize(u32::from_be_bytes(length).into())))
     }
 
-    /// The message, `data` first, in `message`, and the end of the body. Without a length it is all of the body.
+    /// Reads the message, starting with `data`, into `message`, up to the end of the body. Without a length the message
+    /// is the whole body.
     async fn message(
         &mut self,
         mut data: Bytes,
@@ -272,7 +271,7 @@ where
         }
     }
 
-    /// The next data; `None` at the end. Trailers are passed over.
+    /// The next data, or `None` at the end. Skips trailers.
     async fn next(&mut self) -> Result<Option<Bytes>, Refusal> {
         loop {
             let frame = poll_fn(|cx| Pin::new(&mut *self.body).poll_frame(cx));
@@ -304,7 +303,7 @@ where
         }
     }
 
-    /// Waits for memory. The client's time stands still meanwhile.
+    /// Waits for memory, with the client's deadline paused.
     async fn waiting<T>(
         &mut self,
         memory: impl Future<Output = Result<T, OverBudget>>,
@@ -338,7 +337,7 @@ mod tests {
         format: Format::Protobuf,
     };
 
-    /// One frame with an empty message, and how often it was asked for.
+    /// A body with one frame of an empty message that counts how often it is polled.
     struct Asked<'a>(&'a mut usize);
 
     impl Body for Asked<'_> {
@@ -355,7 +354,7 @@ mod tests {
         }
     }
 
-    /// What it took would be in memory, in no budget, and once for every request that waits.
+    /// Polled bytes would be in memory but in no budget, once per waiting request.
     #[tokio::test(start_paused = true)]
     async fn a_request_that_waits_for_memory_takes_nothing_from_its_connection() {
         let budget = Budget::new(1 << 20, Duration::from_secs(10));

@@ -1,4 +1,4 @@
-//! The gateway's metrics, `millpond_gateway_*`. They never influence what it does.
+//! The gateway's metrics, `millpond_gateway_*`. They never influence its behaviour.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use tonic::Code;
 
 use crate::entrance::Refused;
 
-/// What a connection and its requests came by.
+/// The protocol of a connection and its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transport {
     /// OTLP/gRPC.
@@ -40,7 +40,7 @@ struct By {
     transport: &'static str,
 }
 
-/// What was sent.
+/// The signal of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Of {
     transport: &'static str,
@@ -56,7 +56,7 @@ impl Of {
     }
 }
 
-/// The signal is `none` where a method or path was no signal's.
+/// The signal is `none` for an unknown method or path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
     transport: &'static str,
@@ -98,7 +98,7 @@ impl Metrics {
         let registry = registry.sub_registry_with_prefix("millpond_gateway");
         registry.register(
             "requests",
-            "Requests by transport, signal and the gRPC code of their answer, or what it would be",
+            "Requests by transport, signal and the gRPC code of their answer, or its equivalent",
             metrics.requests.clone(),
         );
         registry.register(
@@ -119,23 +119,23 @@ impl Metrics {
         );
         registry.register_with_unit(
             "received",
-            "Bytes of request messages as they came, compressed or not",
+            "Bytes of request messages as received, compressed or not",
             Unit::Bytes,
             metrics.received_bytes.clone(),
         );
         registry.register_with_unit(
             "raw",
-            "Bytes of request messages as they are kept: decompressed, and protobuf where JSON came",
+            "Bytes of request messages as stored: decompressed, with JSON converted to protobuf",
             Unit::Bytes,
             metrics.raw_bytes.clone(),
         );
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register(
             "connections_refused",
-            "Connections closed by the gateway, by what was wrong",
+            "Connections closed by the gateway, by reason",
             metrics.connections_refused.clone(),
         );
-        // A signal that never came is 0, not absent.
+        // A signal without requests is 0, not absent.
         for transport in Transport::ALL {
             for signal in Signal::ALL {
                 metrics.received(transport, signal, 0);
@@ -155,43 +155,43 @@ impl Metrics {
         Arc::new(metrics)
     }
 
-    /// A message of this many bytes came, compressed or not.
+    /// Counts the bytes of a received message, compressed or not.
     pub(crate) fn received(&self, transport: Transport, signal: Signal, bytes: usize) {
         let of = Of::new(transport, signal);
         self.received_bytes.get_or_create(&of).inc_by(bytes as u64);
     }
 
-    /// This many bytes were in it.
+    /// Counts the bytes of a decompressed message.
     pub(crate) fn opened(&self, transport: Transport, signal: Signal, bytes: usize) {
         self.raw_bytes
             .get_or_create(&Of::new(transport, signal))
             .inc_by(bytes as u64);
     }
 
-    /// Its records are committed.
+    /// Counts committed records.
     pub(crate) fn committed(&self, transport: Transport, signal: Signal, records: u64) {
         self.records
             .get_or_create(&Of::new(transport, signal))
             .inc_by(records);
     }
 
-    /// A connection is open.
+    /// Counts an open connection.
     pub(crate) fn connected(&self, transport: Transport) {
         self.connections.get_or_create(&transport.label()).inc();
     }
 
-    /// It is open no longer.
+    /// Counts a closed connection.
     pub(crate) fn disconnected(&self, transport: Transport) {
         self.connections.get_or_create(&transport.label()).dec();
     }
 
-    /// A connection was closed before a request could be read.
+    /// Counts a connection that was closed before its first request.
     pub(crate) fn refused(&self, transport: Transport, refused: &Refused) {
         let closed = closed(transport, refused.name());
         self.connections_refused.get_or_create(&closed).inc();
     }
 
-    /// A request's headers came.
+    /// Starts counting a request at its headers.
     pub(crate) fn begin(self: &Arc<Self>, transport: Transport, signal: Option<Signal>) -> InFlight {
         self.in_flight.get_or_create(&transport.label()).inc();
         InFlight {
@@ -204,7 +204,8 @@ impl Metrics {
     }
 }
 
-/// One request from its headers to its answer. Dropped without an outcome it counts as cancelled: the client went away.
+/// One request from its headers to its answer. Dropped without an outcome it counts as cancelled: the client
+/// disconnected.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     metrics: Arc<Metrics>,

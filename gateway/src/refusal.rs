@@ -1,5 +1,5 @@
-//! Why a request is not accepted, whatever envelope it came in. Each envelope says it in its own words, which make OTLP
-//! clients do the right thing: retry, or drop the data.
+//! Why a request is refused, in any envelope. Each envelope translates the reason into the code that makes OTLP clients
+//! do the right thing: retry, or drop the data.
 
 use std::fmt::Display;
 
@@ -9,7 +9,7 @@ use tonic::Code;
 
 use crate::tokens::Denied;
 
-/// Why a request is not accepted.
+/// A refused request.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) why: Why,
@@ -17,26 +17,26 @@ pub(crate) struct Refusal {
     pub(crate) message: String,
 }
 
-/// What the client should make of it.
+/// The reason, which determines what the client should do.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// It has no valid token: it must not retry with the same.
+    /// The token is missing or invalid: the client must not retry with the same one.
     Denied(Denied),
-    /// Its bytes are wrong, in this field if there is one, and would be again: it must not retry.
+    /// The bytes are invalid, in this field if given: the client must not retry.
     Invalid { field: Option<String> },
-    /// Its message is longer than allowed, and would be again.
+    /// The message is longer than allowed: the client must not retry.
     TooLarge,
-    /// A compressed gRPC message in a request that does not say how it is compressed.
+    /// A compressed gRPC message in a request without `grpc-encoding`.
     NoEncoding,
-    /// A compression that the gateway does not have.
+    /// An unsupported compression.
     UnknownEncoding,
-    /// No room at the moment: it should retry after a pause.
+    /// No memory at the moment: the client should retry after a pause.
     Exhausted,
-    /// The gateway cannot commit now: it should retry.
+    /// The gateway cannot commit now: the client should retry.
     Unavailable,
-    /// It was too slow to send its request.
+    /// The client sent its request too slowly.
     TooSlow,
-    /// It went away.
+    /// The client disconnected.
     Cancelled,
 }
 
@@ -46,17 +46,17 @@ impl Refusal {
         Refusal { why, message }
     }
 
-    /// The bytes are wrong.
+    /// The bytes are invalid.
     pub(crate) fn invalid(what: impl Display) -> Refusal {
         Refusal::new(Why::Invalid { field: None }, what)
     }
 
-    /// The bytes of this field are wrong.
+    /// The bytes of this field are invalid.
     pub(crate) fn invalid_field(field: String, what: impl Display) -> Refusal {
         Refusal::new(Why::Invalid { field: Some(field) }, what)
     }
 
-    /// The message is longer than `limit`, in this form.
+    /// The message is longer than `limit` in this form.
     pub(crate) fn too_large(form: &str, length: impl Display, limit: usize) -> Refusal {
         Refusal::new(
             Why::TooLarge,
@@ -66,24 +66,24 @@ impl Refusal {
         )
     }
 
-    /// There was no room.
+    /// No memory is free.
     pub(crate) fn exhausted(what: impl Display) -> Refusal {
         Refusal::new(Why::Exhausted, what)
     }
 
-    /// The thread that worked on the request ended.
+    /// The worker thread of the request ended.
     pub(crate) fn stopping(error: &JoinError) -> Refusal {
         Refusal::new(Why::Unavailable, format_args!("the gateway is stopping: {error}"))
     }
 
-    /// Its code in gRPC, which is also what metrics call it.
+    /// The gRPC code, which metrics use too.
     pub(crate) fn code(&self) -> Code {
         match self.why {
             Why::Denied(_) => Code::Unauthenticated,
-            // Not RESOURCE_EXHAUSTED for what is too large, as gRPC libraries have it, nor tonic's OUT_OF_RANGE: some OTLP
-            // clients retry those, and the same bytes can never be accepted.
+            // Neither RESOURCE_EXHAUSTED for a message that is too large, as in gRPC libraries, nor tonic's
+            // OUT_OF_RANGE: some OTLP clients retry those, and these bytes can never be accepted.
             Why::Invalid { .. } | Why::TooLarge => Code::InvalidArgument,
-            // The gRPC specification's ("Compression", test cases).
+            // From the gRPC specification ("Compression", test cases).
             Why::NoEncoding => Code::Internal,
             Why::UnknownEncoding => Code::Unimplemented,
             Why::Exhausted => Code::ResourceExhausted,

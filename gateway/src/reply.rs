@@ -1,4 +1,4 @@
-//! The body of an answer, in either envelope. It never decides what is answered.
+//! The body of an answer, in either envelope. It never decides on the answer.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -15,11 +15,11 @@ const EMPTY_MESSAGE: &[u8] = &[0, 0, 0, 0, 0];
 /// The body of an answer.
 #[derive(Debug, Default)]
 pub(crate) enum Reply {
-    /// gRPC's success: the empty message is next, then the trailers.
+    /// gRPC's success: the empty message, then the trailers.
     Message,
     /// Only the trailers of gRPC's success are left.
     Trailers,
-    /// All of a body without trailers.
+    /// A whole body without trailers.
     Whole(Bytes),
     /// Nothing is left.
     #[default]

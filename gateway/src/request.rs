@@ -1,5 +1,5 @@
-//! One request, whatever its envelope: whose is it, read it, decompress it, make protobuf of JSON, validate it, append it, and only
-//! then say success. It never decodes OTLP, and never answers success before the producer has committed.
+//! Handles one request in any envelope: authorizes, reads, decompresses, converts JSON to protobuf, validates and
+//! appends it. It never decodes OTLP, and never reports success before the producer has committed.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -32,19 +32,19 @@ use crate::throttled_warnings::ThrottledWarnings;
 use crate::tokens::Identity;
 use crate::{grpc, http};
 
-/// A longer message is validated on a blocking thread: 1 MiB takes about a millisecond.
+/// Longer messages are validated on a blocking thread: 1 MiB takes about a millisecond.
 const VALIDATE_INLINE_MAX: usize = 1 << 20;
 
-/// Longer JSON becomes protobuf on a blocking thread: reading it takes about ten times as long as validating.
+/// Longer JSON is converted on a blocking thread: reading it takes about ten times as long as validating.
 const TRANSCODE_INLINE_MAX: usize = 128 << 10;
 
-/// No message may be longer than this part of the memory budget.
+/// A message may take at most this fraction of the memory budget.
 const MESSAGE_SHARE: usize = 4;
 
-/// Idle buffers of messages may take this part of the memory budget, beside it.
+/// Idle message buffers may take this fraction of the memory budget, in addition to it.
 const IDLE_SHARE: usize = 32;
 
-/// What all requests of a gateway share.
+/// State shared by all requests of a gateway.
 pub(crate) struct Service {
     producer: Producer,
     limits: Limits,
@@ -52,40 +52,40 @@ pub(crate) struct Service {
     requests: Semaphore,
     admission: Admission,
     buffers: Buffers,
-    /// Decompressions at work. As many as cores: each holds a window beside what it has reserved.
+    /// Limits concurrent decompressions to the number of cores: each holds a window beside its reservation.
     decompressors: Semaphore,
     security: Arc<Security>,
     metrics: Arc<Metrics>,
     throttled_warnings: Arc<ThrottledWarnings>,
 }
 
-/// Who sends a request: whose records they are, and over which connection.
+/// The sender of a request: the owner of its records, and its connection.
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) identity: Identity,
-    /// None in tests of requests without a connection.
+    /// `None` in tests of requests without a connection.
     pub(crate) seat: Option<Seat>,
 }
 
-/// What a request comes in.
+/// The encoding of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Envelope {
     pub(crate) transport: Transport,
-    /// How its message is compressed, where it is.
+    /// The compression of its message, if any.
     pub(crate) encoding: Option<Encoding>,
     pub(crate) format: Format,
 }
 
-/// The form of a message.
+/// The format of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// As protobuf defines it.
+    /// Binary protobuf.
     Protobuf,
     /// OTLP/JSON.
     Json,
 }
 
-/// What a request held, once it is read.
+/// The content of a request.
 struct Payload {
     bytes: Bytes,
     records: u64,
@@ -100,7 +100,7 @@ impl Service {
         throttled_warnings: Arc<ThrottledWarnings>,
     ) -> Service {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        // A compressed message is held twice for a moment; so a few of the longest always fit.
+        // A compressed message is briefly in memory twice, so a few maximum messages always fit.
         let memory_limit = producer.budget().limit();
         let max_message_bytes = config.max_message_bytes.min(memory_limit / MESSAGE_SHARE);
         let max_requests = config.max_requests.clamp(1, Semaphore::MAX_PERMITS);
@@ -122,17 +122,17 @@ impl Service {
         }
     }
 
-    /// How many requests are being read or waiting for their commit.
+    /// The number of requests being read or waiting for their commit.
     pub(crate) fn in_flight(&self) -> usize {
         self.max_requests - self.requests.available_permits()
     }
 
-    /// What a client that should come back is told to wait.
+    /// The delay to ask of a client that should retry.
     pub(crate) fn retry_after(&self) -> Duration {
         self.limits.retry_after
     }
 
-    /// A request begins, for the metrics.
+    /// Starts counting a request.
     pub(crate) fn begin(&self, transport: Transport, signal: Option<Signal>) -> InFlight {
         self.metrics.begin(transport, signal)
     }
@@ -153,8 +153,8 @@ impl Service {
         })
     }
 
-    /// Whose request this is, by its head alone: to be asked before anything of it is read or reserved for it.
-    /// A token proves the connection.
+    /// Authorizes a request by its headers alone, before anything of it is read or reserved. A valid token proves the
+    /// connection.
     pub(crate) fn authorize(&self, head: &Parts) -> Result<Caller, Refusal> {
         let peer = head.extensions.get::<Peer>();
         let identity = self.security.authorize(&head.headers).map_err(|denied| {
@@ -174,7 +174,7 @@ impl Service {
         Ok(Caller { identity, seat })
     }
 
-    /// Takes a request all the way. Success is that all of it is committed.
+    /// Takes a request all the way. Success means that all of it is committed.
     pub(crate) async fn export<B>(
         &self,
         signal: Signal,
@@ -215,7 +215,7 @@ impl Service {
         Ok(())
     }
 
-    /// Takes the rest of a refused request's body from its connection, and keeps none of it.
+    /// Reads and discards the rest of a refused request's body.
     pub(crate) async fn discard<B>(&self, body: &mut B)
     where
         B: Body<Data = Bytes> + Unpin,
@@ -223,7 +223,7 @@ impl Service {
         message::discard(body, &self.limits).await;
     }
 
-    /// Decompresses a message, makes protobuf of it, and validates that. `held` is at least the payload's length.
+    /// Decompresses a message, converts it to protobuf and validates it. `held` is at least the payload's length.
     async fn open(
         &self,
         signal: Signal,
@@ -276,7 +276,7 @@ impl Service {
         }
     }
 
-    /// Protobuf takes less room than JSON but for odd requests, which are read again with more.
+    /// Protobuf takes less room than JSON except for unusual requests, which are read again with more.
     async fn protobuf_of_json(
         &self,
         signal: Signal,
@@ -324,7 +324,7 @@ impl Service {
             payload: payload.bytes,
             records: payload.records,
             received_at_us,
-            // More than it needs, by a frame: the producer gives that back.
+            // One frame more than needed: the producer gives it back.
             reservation,
         };
         match self.producer.append(append).await {
@@ -348,7 +348,7 @@ fn validate(signal: Signal, bytes: Bytes) -> Result<Payload, Refusal> {
     }
 }
 
-/// Does CPU work: here, or on a blocking thread when it is `long`.
+/// Does CPU work, on a blocking thread if it is `long`.
 async fn off_loop<T, F>(long: bool, work: F) -> Result<T, Refusal>
 where
     T: Send + 'static,

@@ -1,5 +1,5 @@
-//! Who may connect and who may send: TLS and bearer tokens, out of files that are read again. Both transports ask here and
-//! nowhere else; without files everybody may do everything.
+//! Controls who may connect and send: TLS and bearer tokens from files that are reread. Both transports check here and
+//! nowhere else. Without files, everybody may do everything.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -21,19 +21,19 @@ use crate::tokens::{Denied, Identity, Tokens};
 
 const TOKENS: &str = "--tokens";
 
-/// Names of tokens in one warning.
+/// Maximum number of token names in one warning.
 const NAMES_SHOWN: usize = 10;
 
-/// Where the secrets are. Nothing is asked for that has no file.
+/// Locations of the secrets. A check without a file is off.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SecurityFiles {
-    /// With them, connections are TLS and nothing else.
+    /// If set, all connections must use TLS.
     pub tls: Option<TlsFiles>,
-    /// With it, requests need a bearer token that is in it (`design/security.md` has its form).
+    /// If set, requests need a bearer token from this file (format: `design/security.md`).
     pub tokens: Option<PathBuf>,
 }
 
-/// Why a listener must not be opened as it was asked for.
+/// Why a listener must not open as configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{address} can be reached by others, who could read and change what is sent: give --tls-cert and --tls-key, or listen on \
@@ -43,10 +43,10 @@ pub struct Exposed {
     address: SocketAddr,
 }
 
-/// Whether telemetry may be accepted at this address: in clear on this machine alone, or where it is insisted on.
+/// Checks whether telemetry may be accepted at this address: plaintext is allowed only on loopback, or with `insecure`.
 ///
 /// # Errors
-/// [`Exposed`], which says the ways out.
+/// [`Exposed`], which lists the options.
 pub fn check_exposure(address: SocketAddr, tls: bool, insecure: bool) -> Result<(), Exposed> {
     if tls || insecure || address.ip().to_canonical().is_loopback() {
         Ok(())
@@ -55,14 +55,14 @@ pub fn check_exposure(address: SocketAddr, tls: bool, insecure: bool) -> Result<
     }
 }
 
-/// What is in force.
+/// The certificates and tokens in force.
 #[derive(Debug)]
 pub struct Security {
     tls: Option<Watched<Tls>>,
     tokens: Option<Watched<Tokens>>,
     anybody: Identity,
     metrics: Metrics,
-    /// The certificate whose time was found fault with, by when it ends: that is said once.
+    /// The expiry time of the certificate last warned about, so that each one is reported once.
     out_of_date: Mutex<Option<SystemTime>>,
 }
 
@@ -112,10 +112,10 @@ impl Security {
         }
     }
 
-    /// What the files say now. Its metrics are registered, of what there is.
+    /// Loads the files and registers the metrics of what they configure.
     ///
     /// # Errors
-    /// When a file cannot be read or used: which, by its setting, and what is wrong with it.
+    /// A file cannot be read or used. The error names its setting and the problem.
     pub fn load(files: &SecurityFiles, registry: &mut Registry) -> Result<Arc<Security>, FileError> {
         let tls = files
             .tls
@@ -146,7 +146,7 @@ impl Security {
         if self.tls.is_some() {
             registry.register_with_unit(
                 "tls_certificate_expiry",
-                "When the server's certificate ends, in Unix time",
+                "Expiry of the server's certificate, in Unix time",
                 Unit::Seconds,
                 expiry.clone(),
             );
@@ -154,7 +154,7 @@ impl Security {
         if self.tokens.is_some() {
             registry.register(
                 "requests_denied",
-                "Requests without a valid token, by what was wrong",
+                "Requests without a valid token, by reason",
                 denied.clone(),
             );
             registry.register(
@@ -175,12 +175,12 @@ impl Security {
         if self.is_watching() {
             registry.register(
                 "reloads",
-                "Changed files that were read again while running: taken over, or refused",
+                "Changed files reread while running: applied, or refused",
                 reloads.clone(),
             );
             registry.register(
                 "reload_failing",
-                "1 while the files cannot be used, and what they said before is in force",
+                "1 while the files are unusable and their previous content is in force",
                 failing.clone(),
             );
         }
@@ -191,12 +191,12 @@ impl Security {
         tls.into_iter().chain(self.tokens.is_some().then_some("tokens"))
     }
 
-    /// Whether there are files to be read again.
+    /// Whether there are files to reread.
     pub fn is_watching(&self) -> bool {
         self.tls.is_some() || self.tokens.is_some()
     }
 
-    /// What is asked of clients, in words.
+    /// A description of what clients need.
     pub fn describe(&self) -> String {
         let transport = self
             .tls
@@ -211,11 +211,11 @@ impl Security {
         }
     }
 
-    /// Reads the files again, and takes over what they say if that can be used. New connections and requests are held to
-    /// it; connections that are open stay. When it was asked for, it is also said that nothing has changed.
+    /// Rereads the files and applies them if they are usable, to new connections and requests; open connections stay.
+    /// If `asked`, also logs that nothing has changed.
     pub async fn reload(self: &Arc<Self>, asked: bool) {
         let security = Arc::clone(self);
-        // A panic in there is a bug, and is reported by its thread: the next look is as good.
+        // A panic there is a bug, which its thread reports: the next look will do.
         let _ = spawn_blocking(move || security.look(asked)).await;
     }
 
@@ -241,10 +241,10 @@ impl Security {
         };
         let failing = self.metrics.failing.get_or_create_owned(&Of { files });
         match look {
-            Look::Same if asked => tracing::info!("{files}: the files are as they were"),
+            Look::Same if asked => tracing::info!("{files}: the files are unchanged"),
             Look::Same => {}
             Look::Back => {
-                tracing::info!("{files}: the files are again what is in force");
+                tracing::info!("{files}: the files match what is in force again");
                 failing.set(0);
             }
             Look::New => {
@@ -254,12 +254,12 @@ impl Security {
             }
             Look::StillRefused if asked => {
                 tracing::error!(
-                    "{files}: the files are as they were when they were refused; what was in force stays so"
+                    "{files}: the files are unchanged since they were refused; the previous content stays in force"
                 );
             }
             Look::StillRefused => {}
             Look::Refused(error) => {
-                tracing::error!("{error}; what was in force stays so");
+                tracing::error!("{error}; the previous content stays in force");
                 count("failure");
                 failing.set(1);
             }
@@ -280,8 +280,8 @@ impl Security {
         }
     }
 
-    /// Takes the metrics of tokens that are gone away: names of ever new tokens would fill the memory. A file that has become
-    /// shorter may be half of one, which is worth a warning.
+    /// Removes the metrics of removed tokens: ever new names would fill the memory. Warns about removals, because a
+    /// shorter file may be half-written.
     fn forget(&self, before: &Tokens, now: &Tokens) {
         let named: HashSet<&str> = now.names().collect();
         let gone: Vec<&str> = before.names().filter(|name| !named.contains(name)).collect();
@@ -318,22 +318,22 @@ impl Security {
         *said = of;
     }
 
-    /// Whether a client that has finished TLS's handshake has shown a certificate.
+    /// Whether a finished TLS handshake implies a client certificate.
     pub(crate) fn asks_for_certificates(&self) -> bool {
         self.tls().is_some_and(|tls| tls.client_certificates)
     }
 
-    /// Whether clients authenticate in some way.
+    /// Whether clients authenticate in any way.
     pub(crate) fn identifies(&self) -> bool {
         self.tokens.is_some() || self.asks_for_certificates()
     }
 
-    /// The TLS that new connections are served with; none when they are in clear.
+    /// The TLS configuration of new connections; `None` for plaintext.
     pub(crate) fn tls(&self) -> Option<Arc<Tls>> {
         self.tls.as_ref().map(Watched::current)
     }
 
-    /// Whose request this is, by its headers.
+    /// Authorizes a request by its headers.
     pub(crate) fn authorize(&self, headers: &HeaderMap) -> Result<Identity, Denied> {
         let Some(tokens) = &self.tokens else {
             return Ok(self.anybody.clone());
@@ -344,7 +344,7 @@ impl Security {
         })
     }
 
-    /// These records of its are committed.
+    /// Counts committed records of this identity.
     pub(crate) fn committed(&self, identity: &Identity, records: u64) {
         if let Some(name) = identity.token() {
             self.metrics.records.get_or_create(&token(name)).inc_by(records);
@@ -352,10 +352,10 @@ impl Security {
     }
 }
 
-/// How many tokens are in the text of a tokens file (`design/security.md` has its form).
+/// Counts the tokens in the text of a tokens file (format: `design/security.md`).
 ///
 /// # Errors
-/// The first thing that is wrong with it, by its line. Never a piece of the text.
+/// The first problem, by line. It never quotes the text.
 pub fn count_tokens(text: &[u8]) -> Result<usize, String> {
     Tokens::parse(text).map(|tokens| tokens.len())
 }

@@ -1,6 +1,6 @@
-//! The listeners: take connections, close the slowest one when there is no room for another, and drain them when told to stop. They
-//! never refuse one in clear for want of memory: requests are what is refused, where a reason can be given. TLS needs memory
-//! before it can say anything.
+//! The listeners: accept connections, close the slowest one when there is no room for another, and drain them on
+//! shutdown. They never refuse a plaintext connection for lack of memory: the gateway refuses requests instead, where
+//! it can give a reason. TLS needs memory before it can answer at all.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,32 +23,32 @@ use crate::request::Service;
 use crate::security::Security;
 use crate::throttled_warnings::ThrottledWarnings;
 
-/// How long accepting pauses when the system refuses (out of file descriptors, usually): time for some to be closed.
+/// Pause of accepting when the system refuses (usually out of file descriptors), to let connections close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long clients get to take their last answers and close, once all requests are answered.
+/// Time for clients to read their last answers and close, once all requests are answered.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// How often a drain looks whether requests are still in flight.
+/// Interval at which a drain checks for requests in flight.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
 
-/// Why a gateway stopped other than by a clean drain.
+/// Why a gateway stopped without a clean drain.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A listener's socket is unusable.
     #[error("listening for OTLP: {0}")]
     Listener(#[source] io::Error),
-    /// The drain timeout passed. The requests were not acknowledged: their clients will send them again.
+    /// The drain timeout passed. The remaining requests got no answer: their clients will send them again.
     #[error("{requests} requests still in flight after {} s of draining; their clients will retry", after.as_secs_f32())]
     DrainTimeout {
-        /// How many requests were cut off.
+        /// The number of interrupted requests.
         requests: usize,
         /// The drain timeout.
         after: Duration,
     },
 }
 
-/// Where clients connect.
+/// The sockets for clients.
 #[derive(Debug)]
 pub struct Listeners {
     /// For OTLP/gRPC: HTTP/2.
@@ -70,7 +70,7 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// A gateway that is not yet serving. Its metrics, `millpond_gateway_*`, are registered at once.
+    /// Creates a gateway that does not serve yet. Registers its metrics, `millpond_gateway_*`, at once.
     pub fn new(
         producer: Producer,
         config: Config,
@@ -104,11 +104,11 @@ impl Gateway {
         }
     }
 
-    /// Serves until `shutdown`, then stops accepting and finishes the requests in flight. The producer is left open:
-    /// drain it afterwards. Dropping the future cuts everything off.
+    /// Serves until `shutdown`, then stops accepting and finishes the requests in flight. It leaves the producer open:
+    /// drain it afterwards. Dropping the future interrupts all requests.
     ///
     /// # Errors
-    /// [`Error::Listener`] when a socket is unusable; [`Error::DrainTimeout`] when requests had to be cut off.
+    /// [`Error::Listener`] if a socket is unusable; [`Error::DrainTimeout`] if requests were interrupted.
     pub async fn serve(self, listeners: Listeners, shutdown: CancellationToken) -> Result<(), Error> {
         let _kill = self.tasks.kill.clone().drop_guard();
         let Listeners { grpc, http } = listeners;
@@ -135,7 +135,7 @@ impl Gateway {
             match accepted {
                 Ok((stream, peer, room)) => self.accept(stream, peer, transport, room),
                 Err(error) => {
-                    tracing::warn!(%error, "accepting a connection");
+                    tracing::warn!(%error, "cannot accept a connection");
                     sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -188,7 +188,7 @@ impl Gateway {
     }
 
     /// Waits until all requests are answered and all connections closed. Connections get [`GOODBYE`] after the last
-    /// answer, so that a client which does not close its side holds up nothing.
+    /// answer, so that a client that does not close its side does not delay the shutdown.
     async fn drain(&self) -> Result<(), Error> {
         self.tasks.drain.cancel();
         self.tasks.tracker.close();

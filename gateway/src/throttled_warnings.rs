@@ -1,4 +1,4 @@
-//! Warnings of what clients do wrong, of each kind at most one a minute: who is set up wrongly tries again and again.
+//! Warnings about clients' mistakes, at most one per kind and minute: a misconfigured client retries again and again.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// What was said of each kind.
+/// Past warnings by kind.
 #[derive(Debug, Default)]
 pub(crate) struct ThrottledWarnings {
     said: Mutex<HashMap<&'static str, Said>>,
@@ -23,16 +23,16 @@ struct Said {
 }
 
 impl ThrottledWarnings {
-    /// Warns of what this client did, unless a warning of the kind was just given. The kinds must be few.
+    /// Warns about this client, unless a warning of the kind was just logged. The kinds must be few.
     pub(crate) fn warn(&self, kind: &'static str, peer: SocketAddr, what: impl Display) {
         match self.how_many(kind, Instant::now()) {
             None => tracing::debug!(%peer, "{what}"),
             Some(0) => tracing::warn!(%peer, "{what}"),
-            Some(more) => tracing::warn!(%peer, "{what} ({more} more of the kind since it was last said)"),
+            Some(more) => tracing::warn!(%peer, "{what} ({more} more of this kind since the last warning)"),
         }
     }
 
-    /// How many were not said since the last one that was; none when this one should not be either.
+    /// The number of suppressed warnings since the last one, or `None` to suppress this one too.
     fn how_many(&self, kind: &'static str, now: Instant) -> Option<u64> {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         let before = said.get_mut(kind).filter(|said| now - said.at < PAUSE);

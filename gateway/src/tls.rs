@@ -1,5 +1,5 @@
-//! TLS as the files say it: certificate, key and the CA of clients, out of PEM into rustls's configuration. It never reads
-//! a file itself, and nothing of a key is ever in an error.
+//! Parses certificate, key and client CA from PEM into rustls's configuration. It never reads a file, and no error
+//! contains any part of a key.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use x509_cert::der::Decode;
 
 use crate::files::{FileError, Files};
 
-/// Where TLS's certificate, key and CA are. All in PEM.
+/// Paths of TLS's certificate, key and CA, all in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate, then those of the CAs between it and the root.
+    /// The server's certificate, followed by intermediate CAs.
     pub certificate: PathBuf,
-    /// Its key.
+    /// The certificate's private key.
     pub key: PathBuf,
-    /// The CAs of clients. With it a client must show a certificate of one of them (mTLS).
+    /// The CAs of clients. If set, a client must present a certificate from one of them (mTLS).
     pub client_ca: Option<PathBuf>,
 }
 
@@ -38,12 +38,12 @@ impl TlsFiles {
     }
 }
 
-/// What new connections are served with.
+/// The TLS configuration of new connections.
 #[derive(Debug)]
 pub(crate) struct Tls {
-    /// Without ALPN: what a port speaks is the port's.
+    /// Without ALPN: each port sets its protocols.
     config: ServerConfig,
-    /// Whether clients must show a certificate.
+    /// Whether clients must present a certificate.
     pub(crate) client_certificates: bool,
     pub(crate) valid_from: SystemTime,
     pub(crate) valid_until: SystemTime,
@@ -60,7 +60,7 @@ impl Tls {
                 "a section BEGIN PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY, without a passphrase";
             fault(
                 1,
-                format!("there is no readable private key in it: it must have {wanted}"),
+                format!("it contains no readable private key: it must have {wanted}"),
             )
         })?;
         let provider = Arc::new(aws_lc_rs::default_provider());
@@ -94,7 +94,8 @@ impl Tls {
                 ),
                 error => fault(1, error.to_string()),
             })?;
-        // Connections live long, so that resuming saves nothing; a session would outlive the CA that let it in, and takes memory.
+        // Connections live long, so resumption saves nothing. A session would outlive the CA that let it in, and takes
+        // memory.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Tls {
@@ -105,14 +106,14 @@ impl Tls {
         })
     }
 
-    /// For a port that speaks these protocols, as ALPN names them.
+    /// The configuration of a port that speaks these protocols, by ALPN name.
     pub(crate) fn config(&self, protocols: &[&[u8]]) -> Arc<ServerConfig> {
         let mut config = self.config.clone();
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         Arc::new(config)
     }
 
-    /// What is wrong with the certificate's time; nothing as a rule.
+    /// Why the certificate is expired or not yet valid; usually `None`.
     pub(crate) fn out_of_date(&self, now: SystemTime) -> Option<String> {
         let seconds =
             |late: SystemTime, early: SystemTime| late.duration_since(early).unwrap_or_default().as_secs();
@@ -134,7 +135,7 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
         .collect::<Result<_, _>>()
         .map_err(|error| format!("it is not PEM: {error}"))?;
     if chain.is_empty() {
-        return Err("there is no certificate in it: it must have a section BEGIN CERTIFICATE".to_owned());
+        return Err("it contains no certificate: it must have a section BEGIN CERTIFICATE".to_owned());
     }
     Ok(chain)
 }

@@ -1,5 +1,5 @@
-//! Bearer tokens: the file that lists them, and whose request it is by its headers. Neither a token nor a piece of the
-//! file is ever in an error or a log: they name lines, and tokens by their names.
+//! Bearer tokens: parses the file that lists them and authorizes requests by their headers. No error or log contains a
+//! token or quotes the file: they name lines, and tokens by name.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -13,31 +13,31 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Tokens in one file: each is compared with each request's.
+/// Maximum number of tokens in a file: each request's token is compared with all of them.
 const TOKENS_MAX: usize = 1_000;
 
-/// Different prefixes in one file. Each makes three streams, and a shard has room for 1,024, for ever.
+/// Maximum number of prefixes in a file. Each creates three streams, permanently, and a shard has room for 1,024.
 const PREFIXES_MAX: usize = 300;
 
-/// A stream's name has 100 characters at most, and `.otlp.metrics` takes 13.
+/// A stream's name has at most 100 characters, and `.otlp.metrics` takes 13.
 const PREFIX_LEN_MAX: usize = 87;
 
 const NAME_LEN_MAX: usize = 64;
 
-/// Shorter is no secret: `openssl rand -hex 32` gives 64.
+/// A shorter token is no secret: `openssl rand -hex 32` gives 64 characters.
 const TOKEN_LEN_MIN: usize = 16;
 
 /// Far below the limit of a request's headers.
 const TOKEN_LEN_MAX: usize = 4_096;
 
-/// The key at the top that says how many tokens a whole file has.
+/// The top-level key with the number of tokens in a complete file.
 const COUNT: &str = "count";
 
 const KEYS: &str = "a [[token]] has name, token or sha256, and prefix if it should";
 
 type Sha256Digest = [u8; 32];
 
-/// Whose request it is, and so where its records go. Clones share it.
+/// The sender of a request, which determines where its records go. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity(Arc<Known>);
 
@@ -49,7 +49,7 @@ struct Known {
 }
 
 impl Identity {
-    /// Of every request, where no tokens are asked for.
+    /// The identity of every request if tokens are off.
     pub(crate) fn anybody() -> Identity {
         Identity::new(None, None)
     }
@@ -65,32 +65,32 @@ impl Identity {
         }))
     }
 
-    /// The name of its token; none where no tokens are asked for.
+    /// The name of its token; `None` if tokens are off.
     pub(crate) fn token(&self) -> Option<&str> {
         self.0.token.as_deref()
     }
 
-    /// The stream that its requests of this signal go to.
+    /// The stream for its requests of this signal.
     pub(crate) fn stream(&self, signal: Signal) -> Arc<str> {
         Arc::clone(&self.0.streams[signal as usize])
     }
 }
 
-/// Why a request is not let in. Its words go to the client.
+/// Why a request is not authorized. The client sees this text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Denied {
     #[error("no bearer token: send the header `authorization: Bearer TOKEN`")]
     Missing,
-    #[error("the header `authorization` must be there once, as `Bearer TOKEN`")]
+    #[error("the header `authorization` must occur once, as `Bearer TOKEN`")]
     Malformed,
-    #[error("the bearer token is none that this gateway knows")]
+    #[error("the gateway does not know this bearer token")]
     Unknown,
 }
 
 impl Denied {
     pub(crate) const ALL: [Denied; 3] = [Denied::Missing, Denied::Malformed, Denied::Unknown];
 
-    /// What HTTP's header `www-authenticate` says (RFC 6750, 3).
+    /// The value of HTTP's `www-authenticate` header (RFC 6750, 3).
     pub(crate) fn challenge(self) -> &'static str {
         match self {
             Denied::Missing => "Bearer",
@@ -99,7 +99,7 @@ impl Denied {
         }
     }
 
-    /// As in metrics.
+    /// The label in metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Denied::Missing => "missing",
@@ -109,7 +109,7 @@ impl Denied {
     }
 }
 
-/// The tokens that are in force.
+/// The tokens in force.
 #[derive(Debug)]
 pub(crate) struct Tokens {
     entries: Vec<Entry>,
@@ -122,12 +122,12 @@ struct Entry {
 }
 
 impl Tokens {
-    /// Reads the text of a tokens file (`design/security.md` has its form).
+    /// Parses a tokens file (format: `design/security.md`).
     pub(crate) fn parse(text: &[u8]) -> Result<Tokens, String> {
         let Ok(text) = std::str::from_utf8(text) else {
             return Err("it is not UTF-8 text".to_owned());
         };
-        // The parser's own display quotes the line.
+        // The parser's own message quotes the line.
         let parsed = DeTable::parse(text).map_err(|error| at(text, error.span(), error.message()))?;
         let mut entries = Vec::new();
         let mut count = None;
@@ -141,7 +141,7 @@ impl Tokens {
                 return Err(at(
                     text,
                     Some(key.span()),
-                    "there is nothing but count and [[token]] in this file",
+                    "only count and [[token]] are allowed in this file",
                 ));
             };
             for table in tables {
@@ -167,7 +167,7 @@ impl Tokens {
         self.entries.iter().filter_map(|entry| entry.identity.token())
     }
 
-    /// Whose request this is. It takes as long for one token as for another.
+    /// Authorizes a request. The comparison takes the same time for every token.
     pub(crate) fn authorize(&self, headers: &HeaderMap) -> Result<Identity, Denied> {
         let presented: Sha256Digest = Sha256::digest(bearer(headers)?).into();
         let mut found = u64::MAX;
@@ -215,7 +215,7 @@ fn number(text: &str, value: &Spanned<DeValue<'_>>) -> Result<usize, String> {
         })
 }
 
-/// An entry, and where in the text it begins.
+/// An entry and its position in the text.
 struct Found {
     digest: Sha256Digest,
     name: String,
@@ -233,7 +233,7 @@ fn entry(text: &str, table: &Spanned<DeValue<'_>>) -> Result<Found, String> {
     for (key, value) in fields {
         let fail = |what: &str| Err(at(text, Some(value.span()), what));
         let Some(value) = value.get_ref().as_str() else {
-            return fail(&format!("a value that is no string; {KEYS}"));
+            return fail(&format!("a value that is not a string; {KEYS}"));
         };
         match &key.get_ref()[..] {
             "name" if !(1..=NAME_LEN_MAX).contains(&value.len()) || !value.bytes().all(in_a_name) => {
@@ -246,7 +246,7 @@ fn entry(text: &str, table: &Spanned<DeValue<'_>>) -> Result<Found, String> {
                 );
             }
             "prefix" => prefix = Some(value.to_owned()),
-            "token" | "sha256" if digest.is_some() => return fail("token and sha256 both: give one of them"),
+            "token" | "sha256" if digest.is_some() => return fail("both token and sha256: give one of them"),
             "token" => match of_token(value) {
                 Ok(of_token) => digest = Some(of_token),
                 Err(why) => return fail(why),
@@ -274,14 +274,14 @@ fn entry(text: &str, table: &Spanned<DeValue<'_>>) -> Result<Found, String> {
     }
 }
 
-/// Holds the entries to what they must be together.
+/// Checks the rules between entries.
 fn check(text: &str, found: Vec<Found>) -> Result<Tokens, String> {
     if found.is_empty() {
-        return Err("there is no [[token]] in it, so that nobody could send".to_owned());
+        return Err("it has no [[token]], so nobody could send".to_owned());
     }
     if found.len() > TOKENS_MAX {
         return Err(format!(
-            "it has {} tokens, and may have {TOKENS_MAX}",
+            "it has {} tokens, more than the maximum of {TOKENS_MAX}",
             found.len()
         ));
     }
@@ -306,7 +306,7 @@ fn check(text: &str, found: Vec<Found>) -> Result<Tokens, String> {
     }
     if prefixes.len() > PREFIXES_MAX {
         return Err(format!(
-            "it has {} different prefixes, and may have {PREFIXES_MAX}",
+            "it has {} different prefixes, more than the maximum of {PREFIXES_MAX}",
             prefixes.len()
         ));
     }
@@ -317,7 +317,7 @@ fn in_a_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._-".contains(&byte)
 }
 
-/// No dot: so `acme.*` are the streams of `acme` alone. Not `otlp`: `otlp.*` are those without a prefix.
+/// No dot: then `acme.*` belongs to `acme` alone. Not `otlp`: `otlp.*` are the streams without a prefix.
 fn is_prefix(text: &str) -> bool {
     (1..=PREFIX_LEN_MAX).contains(&text.len())
         && text.bytes().all(|byte| in_a_name(byte) && byte != b'.')
@@ -332,7 +332,7 @@ fn of_token(token: &str) -> Result<Sha256Digest, &'static str> {
     // RFC 6750, 2.1, b64token.
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte);
     if !token.bytes().all(allowed) {
-        return Err("token may only have the characters a-z A-Z 0-9 - . _ ~ + / =");
+        return Err("token may contain only the characters a-z A-Z 0-9 - . _ ~ + / =");
     }
     Ok(Sha256::digest(token).into())
 }
@@ -431,7 +431,7 @@ mod tests {
             &right[..right.len() - 1],
             &format!("{right}="),
             &format!("{right}, {right}"),
-            // A digest is no token.
+            // A digest is not a valid token.
             &format!("Bearer {}", hex(Sha256::digest(SECRET).into())),
         ] {
             assert_eq!(denied(&[unknown]), Denied::Unknown, "{unknown}");
@@ -455,7 +455,7 @@ mod tests {
             ),
             (
                 &format!("[[tokens]]\nname = \"{SECRET}\"\n"),
-                "line 4: there is nothing but count",
+                "line 4: only count and [[token]] are allowed",
             ),
             (&format!("[token]\nname = \"{SECRET}\"\n"), "line 4: "),
             (
@@ -464,11 +464,11 @@ mod tests {
             ),
             (
                 &format!("[[token]]\nname = [\"{SECRET}\"]\n"),
-                "line 5: a value that is no string",
+                "line 5: a value that is not a string",
             ),
             (
                 &format!("[[token]]\nname = \"a\"\n\ntoken = \"{SECRET} \"\n"),
-                "line 7: token may only have",
+                "line 7: token may contain only",
             ),
             (
                 &format!("[[token]]\ntoken = \"{SECRET}-\"\n"),
@@ -492,7 +492,7 @@ mod tests {
                     "[[token]]\nname = \"a\"\nsha256 = \"{:064}\"\ntoken = \"{SECRET}-\"\n",
                     0
                 ),
-                "line 7: token and sha256 both",
+                "line 7: both token and sha256",
             ),
             (
                 &format!("[[token]]\nname = \"b\"\ntoken = \"{SECRET}\"\n"),

@@ -1,5 +1,5 @@
-//! Wrong bytes, too many bytes, too few: each gets an error that says what is wrong, nothing hangs, and no memory is
-//! kept.
+//! Malformed, oversized and truncated input: each gets an error that explains the problem, nothing hangs, and no memory
+//! is kept.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().expect("memory")
 }
 
-/// As a client writes it that does not know the length beforehand.
+/// Compresses like a client that does not know the length in advance.
 fn zstd(bytes: &[u8], window_log: u32) -> Vec<u8> {
     let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).expect("an encoder");
     encoder.window_log(window_log).expect("a window");
@@ -145,7 +145,7 @@ async fn a_prefix_that_promises_gigabytes_costs_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bombs_are_refused_within_the_budget() {
-    // 256 MiB against a budget of 16.
+    // 256 MiB against a budget of 16 MiB.
     let zeros = vec![0; 256 << 20];
     let gateway = start(producer_config(), Config::default()).await;
     for (headers, bomb) in [(GZIP, gzip(&zeros)), (ZSTD, zstd(&zeros, 20))] {
@@ -217,7 +217,7 @@ async fn what_does_not_speak_http2_is_closed() {
         let mut stream = TcpStream::connect(gateway.address).await.expect("a connection");
         stream.write_all(bytes).await.expect("written");
         let mut answer = Vec::new();
-        // Closed, or reset because it had not read everything.
+        // Closed, or reset with unread data.
         let _ = timeout(PATIENCE, stream.read_to_end(&mut answer))
             .await
             .expect("an end");

@@ -1,5 +1,5 @@
-//! What a client is told, and when: success only after the commit, and otherwise the code that makes it do the right
-//! thing.
+//! The answer to a client and its timing: success only after the commit, and otherwise the code that makes it do the
+//! right thing.
 
 mod common;
 
@@ -95,7 +95,7 @@ async fn every_signal_has_its_service_its_stream_and_its_count() {
             .export(metrics)
             .await
             .expect("success");
-        // Nothing to append, and a success all the same.
+        // A request with nothing to append succeeds too.
         TraceServiceClient::new(gateway.channel())
             .send_compressed(CompressionEncoding::Zstd)
             .export(ExportTraceServiceRequest::default())
@@ -132,7 +132,7 @@ async fn every_signal_has_its_service_its_stream_and_its_count() {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_service_refuses_what_is_not_its_own() {
     let gateway = start(producer_config(), Config::default()).await;
-    // Field 6 of a span is a number and of a log record text.
+    // Field 6 is a number in a span and text in a log record.
     let record = |field: u8| [0x0a, 6, 0x12, 4, 0x12, 2, field, 0].to_vec();
     let body = || Pieces::of(framed(false, &record(0x30)));
     for (path, expected) in [
@@ -245,7 +245,7 @@ async fn no_records_is_success_without_an_append() {
     }
 }
 
-/// As google/rpc/error_details.proto has them.
+/// From google/rpc/error_details.proto.
 #[derive(Clone, PartialEq, Message)]
 struct RpcStatus {
     #[prost(int32, tag = "1")]
@@ -380,7 +380,7 @@ async fn what_is_not_export_is_unimplemented_or_not_grpc() {
         status.metadata().get("grpc-accept-encoding").expect("a header"),
         "identity,gzip,zstd"
     );
-    // Not kept: an answer that is not read to its end keeps its connection open, which holds memory.
+    // Drop the answer: an answer that is not read to its end keeps its connection open, which holds memory.
     let status = gateway
         .send_to(EXPORT, "application/json", &[], body())
         .await

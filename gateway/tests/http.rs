@@ -1,4 +1,4 @@
-//! OTLP/HTTP over real connections: what is accepted, what is answered, and what is told to whom is wrong here.
+//! OTLP/HTTP over real connections: accepted requests, answers, and errors for clients at the wrong port.
 
 mod common;
 

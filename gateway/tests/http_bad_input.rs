@@ -1,5 +1,5 @@
-//! OTLP/HTTP: wrong bytes, too many bytes, too few. Each gets the error that the specification has for it, nothing
-//! hangs, and no memory is kept.
+//! OTLP/HTTP with malformed, oversized and truncated input. Each gets the error of the specification, nothing hangs,
+//! and no memory is kept.
 
 mod common;
 
@@ -81,7 +81,7 @@ async fn compressed_bytes_that_are_cut_or_wrong_are_400() {
     gateway.assert_well().await;
 }
 
-/// A record whose body has no escapes, so that JSON and protobuf can be as long as one another.
+/// A record whose body has no escapes, so that its JSON and protobuf forms can have the same length.
 fn json_of(length: usize) -> Vec<u8> {
     let json = format!(
         r#"{{"resourceLogs":[{{"scopeLogs":[{{"logRecords":[{{"body":{{"stringValue":"{}"}}}}]}}]}}]}}"#,
@@ -156,8 +156,8 @@ async fn json_that_is_longer_as_protobuf_is_taken_or_413() {
     }
 }
 
-/// For a while there are both forms of a message, and each is paid for. What is free here is enough for one, so that
-/// nothing comes to know that the JSON does not end.
+/// Both forms of a message are briefly in memory, each with a reservation. The free memory suffices for one, so the
+/// gateway never finds out that the JSON does not end.
 #[tokio::test(flavor = "multi_thread")]
 async fn json_and_its_protobuf_are_both_drawn_from_the_budget() {
     let gateway = start(producer_config(), Config::default()).await;
@@ -189,8 +189,8 @@ async fn bombs_are_refused_within_the_budget() {
     gateway.assert_well().await;
 }
 
-/// Such a client is blocked by what is not read, and reset when the connection is closed before it is: it would take
-/// the refusal for an outage, and send the same bytes again and again.
+/// The unread body blocks such a client, and closing the connection resets it. It would mistake the refusal for an
+/// outage and send the same bytes again and again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_sends_all_before_it_reads_gets_its_answer() {
     let config = Config {
@@ -245,7 +245,7 @@ async fn a_client_that_waits_for_leave_to_send_is_refused_at_once() {
     gateway.assert_well().await;
 }
 
-/// A retry may be faster, and of OTLP's retryable codes this is the one for a deadline.
+/// A retry may be faster, and 504 is OTLP's retryable code for a deadline.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_stalls_in_mid_body_is_504() {
     let config = Config {
@@ -317,7 +317,7 @@ async fn headers_over_the_limit_are_431() {
         .await
         .expect("a connection");
     let mut head = String::from("POST /v1/logs HTTP/1.1\r\nhost: x\r\nauthorization: ");
-    // No more than the limit, so that nothing is unread when the connection is closed.
+    // Stay at the limit, so that no data is unread when the connection closes.
     head.extend(std::iter::repeat_n('x', (16 << 10) - head.len()));
     stream.write_all(head.as_bytes()).await.expect("written");
     let mut answer = Vec::new();

@@ -1,4 +1,4 @@
-//! TLS: who gets a connection and who does not, what is said of it, and certificates that change while it runs.
+//! TLS: which clients get a connection, the errors of the others, and certificate changes at run time.
 
 mod common;
 
@@ -66,7 +66,7 @@ async fn gateway(files: &SecurityFiles) -> Running {
     secured(producer_config(), Config::default(), files).await
 }
 
-/// A client that trusts `ca`, on a connection of its own.
+/// A client that trusts `ca`, on a new connection.
 fn client(gateway: &Running, ca: &Ca, identity: Option<&Leaf>) -> LogsServiceClient<Channel> {
     let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca.pem()));
     if let Some(leaf) = identity {
@@ -93,7 +93,7 @@ async fn fails(mut client: LogsServiceClient<Channel>) {
         .expect_err("no connection");
 }
 
-/// Waits until at least so many connections were refused for this reason: a client may try again by itself.
+/// Waits for at least this many connections refused for this reason: a client may retry by itself.
 async fn until_refused(gateway: &Running, reason: &str, connections: u64) {
     let counted = async {
         while refused(gateway, reason) < connections {
@@ -122,7 +122,7 @@ async fn until_nothing_is_held(gateway: &Running) {
     timeout(PATIENCE, nothing).await.expect("all memory given back");
 }
 
-/// What the gateway says until it closes the connection.
+/// Reads until the gateway closes the connection.
 async fn read_all(stream: &mut (impl AsyncReadExt + Unpin)) -> Vec<u8> {
     let mut answer = Vec::new();
     let _ = timeout(PATIENCE, stream.read_to_end(&mut answer))
@@ -138,7 +138,7 @@ async fn who_trusts_the_certificate_is_served_over_tls_and_nobody_in_clear() {
     let gateway = gateway(&place.files(None)).await;
     let mut trusting = client(&gateway, &ca, None);
     succeeds(&mut trusting).await;
-    // A certificate that nobody asked for does no harm.
+    // An unrequested client certificate is harmless.
     succeeds(&mut client(&gateway, &ca, Some(&other.client()))).await;
     fails(client(&gateway, &other, None)).await;
     until_refused(&gateway, "distrust", 1).await;
@@ -156,7 +156,7 @@ async fn with_a_ca_of_clients_a_client_needs_a_certificate_of_it_that_is_valid()
     let gateway = gateway(&place.files(Some(&clients))).await;
     succeeds(&mut client(&gateway, &ca, Some(&clients.client()))).await;
     let expired = clients.expired(ExtendedKeyUsagePurpose::ClientAuth);
-    // A certificate for servers is none for clients.
+    // A server certificate is not valid for clients.
     for identity in [
         None,
         Some(other.client()),
@@ -207,7 +207,7 @@ async fn a_handshake_that_stalls_is_closed_and_gives_its_memory_back() {
         ..Config::default()
     };
     let gateway = secured(producer_config(), config, &place.files(None)).await;
-    // Nothing; the first half of a record's head; the head of a record of 16 KiB.
+    // Nothing; half of a record header; the header of a 16 KiB record.
     let stalls = [&b""[..], &[22, 3], &[22, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc]];
     for (slow, begun) in (1..).zip(stalls) {
         let mut stream = TcpStream::connect(gateway.address).await.expect("a connection");
@@ -279,7 +279,7 @@ async fn tls_takes_memory_from_the_budget_and_is_refused_when_there_is_none() {
     let ca = Ca::new("ours");
     let place = Place::new(&ca.server());
     let config = Config {
-        // HTTP/2's minimum, which is in no budget: what is held is TLS's.
+        // HTTP/2's minimum, which is in no budget: only TLS holds memory.
         connection_window_bytes: 65_535,
         ..Config::default()
     };
@@ -288,7 +288,7 @@ async fn tls_takes_memory_from_the_budget_and_is_refused_when_there_is_none() {
     let mut first = client(&gateway, &ca, None);
     succeeds(&mut first).await;
     let for_the_connection = async {
-        // What a request held goes back after its answer.
+        // The request's memory is released after its answer.
         while budget.held() != 48 << 10 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -304,7 +304,7 @@ async fn tls_takes_memory_from_the_budget_and_is_refused_when_there_is_none() {
     fails(client(&gateway, &ca, None)).await;
     until_refused(&gateway, "no_memory", 1).await;
     drop(rest);
-    // The connection that was there has lived through it.
+    // The first connection has survived.
     succeeds(&mut first).await;
     succeeds(&mut client(&gateway, &ca, None)).await;
     drop(first);
@@ -326,12 +326,12 @@ async fn a_new_certificate_is_for_new_connections_and_the_old_ones_live_on() {
     gateway.security.reload(false).await;
     succeeds(&mut client(&gateway, &new, None)).await;
     fails(client(&gateway, &old, None)).await;
-    // It trusts the old one alone, and so could not have connected again.
+    // It trusts only the old CA, so it could not have reconnected.
     succeeds(&mut before).await;
     assert_metrics(&gateway, [1, 0, 0], UNTIL);
 }
 
-/// Reloads that succeeded, those that failed, whether the last one did; and the certificate's end.
+/// Reloads that succeeded, reloads that failed, whether the last one failed, and the certificate's expiry.
 fn assert_metrics(gateway: &Running, [success, failure, failing]: [u32; 3], until: u64) {
     let text = gateway.metrics();
     for line in [
@@ -416,7 +416,7 @@ fn a_file_that_cannot_be_used_is_named_with_what_is_wrong_and_no_key_is_shown() 
         ("cert.pem", None, "--tls-cert"),
         ("key.pem", None, "--tls-key"),
         ("client-ca.pem", None, "--tls-client-ca"),
-        ("cert.pem", Some(&leaf.key), "there is no certificate in it"),
+        ("cert.pem", Some(&leaf.key), "it contains no certificate"),
         (
             "cert.pem",
             Some(&other.server().certificate),
@@ -425,13 +425,13 @@ fn a_file_that_cannot_be_used_is_named_with_what_is_wrong_and_no_key_is_shown() 
         (
             "key.pem",
             Some(&leaf.certificate),
-            "there is no readable private key in it",
+            "it contains no readable private key",
         ),
-        ("key.pem", Some(&cut), "there is no readable private key in it"),
+        ("key.pem", Some(&cut), "it contains no readable private key"),
         (
             "key.pem",
             Some(&leaf.key.replace("BEGIN", "BEGUN")),
-            "there is no readable private key in it",
+            "it contains no readable private key",
         ),
         (
             "key.pem",
@@ -441,7 +441,7 @@ fn a_file_that_cannot_be_used_is_named_with_what_is_wrong_and_no_key_is_shown() 
         (
             "client-ca.pem",
             Some(&"CA".to_owned()),
-            "there is no certificate in it",
+            "it contains no certificate",
         ),
     ] {
         let place = Place::new(&leaf);

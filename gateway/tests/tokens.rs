@@ -1,4 +1,4 @@
-//! Bearer tokens: whose requests are let in, where their records go, and tokens that change while it runs.
+//! Bearer tokens: which requests are authorized, where their records go, and token changes at run time.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn entry(name: &str, token: &str, rest: &str) -> String {
     format!("[[token]]\nname = \"{name}\"\ntoken = \"{token}\"\n{rest}\n")
 }
 
-/// A gateway, and its tokens file in a directory that lives as long.
+/// A gateway and its tokens file, in a directory that lives as long.
 async fn gateway(tokens: &str) -> (Running, PathBuf, TempDir) {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("tokens.toml");
@@ -68,11 +68,11 @@ async fn a_request_needs_one_token_of_the_file() {
     }
     for (wrong, reason) in [
         (&[][..], "no bearer token"),
-        (&[&bearer(ACME)[..]], "none that this gateway knows"),
-        (&[&right[..right.len() - 1]], "none that this gateway knows"),
-        (&[&right, &right], "must be there once"),
-        (&[AGENTS], "must be there once"),
-        (&[&format!("Basic {AGENTS}")], "must be there once"),
+        (&[&bearer(ACME)[..]], "does not know this bearer token"),
+        (&[&right[..right.len() - 1]], "does not know this bearer token"),
+        (&[&right, &right], "must occur once"),
+        (&[AGENTS], "must occur once"),
+        (&[&format!("Basic {AGENTS}")], "must occur once"),
     ] {
         let (code, said) = code(&gateway, wrong).await;
         assert_eq!(code, Code::Unauthenticated, "{wrong:?}");
@@ -89,7 +89,7 @@ async fn a_request_needs_one_token_of_the_file() {
     }
 }
 
-/// Neither waits for the body, which never ends, nor for memory, of which there is none.
+/// The answer waits neither for the body, which never ends, nor for memory, which is exhausted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_a_token_is_refused_before_anything_is_read_or_reserved() {
     let (gateway, _, _directory) = gateway(&entry("agents", AGENTS, "")).await;
@@ -102,7 +102,7 @@ async fn a_request_without_a_token_is_refused_before_anything_is_read_or_reserve
     let status = gateway.send(&[("authorization", &right)], endless()).await;
     assert_eq!(status.code(), Code::ResourceExhausted);
     drop(everything);
-    // What is not there is no business of a stranger's.
+    // Strangers do not learn which methods exist.
     let unknown = gateway.send_to("/nothing", "application/grpc", &[], body()).await;
     assert_eq!(common::grpc_status(unknown).await.code(), Code::Unauthenticated);
 }
@@ -115,7 +115,7 @@ async fn has_stream(gateway: &Running, name: &str) -> bool {
         .await
         .expect("the store answers")
         .expect("a manifest");
-    // In Protobuf a text follows its length; without it, a name would be found in a longer one.
+    // In protobuf a string follows its length. Without the length, the search would match a prefix of a longer name.
     let length = u8::try_from(name.len()).expect("a short name");
     let wanted = [&[length], name.as_bytes()].concat();
     manifest.bytes.windows(wanted.len()).any(|bytes| bytes == wanted)
@@ -144,15 +144,11 @@ async fn over_http_a_refusal_is_401_with_a_challenge() {
     let right = bearer(ACME);
     for (authorization, challenge, reason) in [
         (None, "Bearer", "no bearer token"),
-        (
-            Some(ACME),
-            "Bearer error=\"invalid_request\"",
-            "must be there once",
-        ),
+        (Some(ACME), "Bearer error=\"invalid_request\"", "must occur once"),
         (
             Some("Bearer none"),
             "Bearer error=\"invalid_token\"",
-            "none that this gateway knows",
+            "does not know this bearer token",
         ),
     ] {
         let headers: Vec<_> = authorization

@@ -1,17 +1,17 @@
-//! The object `buffer`: which buffer this is and how many shards it has. Written once.
+//! The object `buffer`: the buffer's identity and number of shards. It is written once.
 
 use crate::cas::{Object, Stamp};
 use crate::{FormatError, envelope, proto};
 use bytes::Bytes;
 use uuid::Uuid;
 
-/// The most shards that a buffer can have: keys carry four digits.
+/// Maximum number of shards in a buffer: keys have four digits.
 pub const SHARDS_MAX: u32 = 10_000;
 
 /// The content of the object `buffer`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Buffer {
-    /// Part of every batch's identity: a buffer made anew at the same URL is another buffer.
+    /// Part of every batch's identity: a buffer created again at the same URL gets a new id.
     pub id: Uuid,
     /// At least one.
     pub shards: u32,
@@ -51,7 +51,7 @@ impl Object for Buffer {
     }
 
     fn stamp(&self) -> Stamp {
-        // It is never replaced, so it needs nothing to tell two writes of it apart but its id.
+        // The object is never replaced, so its id suffices to distinguish two writes of it.
         let (version, nonce) = self.id.as_u64_pair();
         Stamp { version, nonce }
     }

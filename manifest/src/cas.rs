@@ -1,40 +1,40 @@
-//! The one seam through which the manifest, the cursors and the buffer object are read and
-//! swapped. It makes one attempt and tells its outcome in three words; retrying is the callers'.
+//! The one place that reads and swaps the manifest, the cursors and the buffer object. It makes one attempt with one of
+//! three outcomes; retries are up to the callers.
 
 use crate::{Count, FormatError};
 use bytes::Bytes;
 use millpond_storage::{Cas, Created, Fetched, Store, Version, Versioned};
 use thiserror::Error;
 
-/// What tells two states of one object apart even where their ETags are equal: an ETag can be
-/// derived from the content alone, so every state carries a counter and its writer's nonce.
+/// Distinguishes two states of an object even if their ETags are equal. An ETag may depend on the content alone, so
+/// every state carries a counter and its writer's nonce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
     /// Counts the states of the object.
     pub version: u64,
-    /// Drawn at random for each write.
+    /// A random number drawn for each write.
     pub nonce: u64,
 }
 
 /// A compare-and-set object.
 pub trait Object: Sized {
-    /// For errors, e.g. "manifest".
+    /// The name for errors, e.g. "manifest".
     const NAME: &'static str;
     /// The envelope's first bytes.
     const MAGIC: [u8; 4];
-    /// The most bytes that are read: more than any that Millpond writes.
+    /// Maximum bytes to read: more than Millpond ever writes.
     const BYTES_MAX: u64;
-    /// The most of everything that the object repeats. Checked before anything is allocated for it.
+    /// Limits on the object's repeated fields, checked before any allocation for them.
     const COUNTS: &'static [Count] = &[];
     /// The object's bytes, envelope included.
     fn encode(&self) -> Bytes;
-    /// Reads and checks the object's bytes.
+    /// Parses and checks the object's bytes.
     fn decode(bytes: &[u8]) -> Result<Self, FormatError>;
-    /// Which state this is.
+    /// The stamp of this state.
     fn stamp(&self) -> Stamp;
 }
 
-/// A state as it was read or as it was committed, and what a swap must name to replace it.
+/// A state as read or committed, with the version that a swap must name to replace it.
 #[derive(Debug, Clone)]
 pub struct Snapshot<T> {
     /// The state.
@@ -50,25 +50,25 @@ pub struct Snapshot<T> {
 pub enum Swap<T> {
     /// The new state is in force.
     Committed(Snapshot<T>),
-    /// The store refused the write: another state is in force than the one named. A proxy that repeats requests may have
-    /// written ours with a first copy, so read again and compare.
+    /// The store refused the write: another state is in force. A proxy that repeats requests may have written ours with
+    /// a first copy, so read again and compare.
     Mismatch,
-    /// It may have landed, it may yet land. Read again and compare.
+    /// The write may have landed, or may still land. Read again and compare.
     Unknown(millpond_storage::Error),
 }
 
-/// An object that could not be read.
+/// An object could not be read.
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// The store did not answer, or refused.
     #[error(transparent)]
     Store(#[from] millpond_storage::Error),
-    /// The store answered with something that is not the object.
+    /// The store returned something other than the expected object.
     #[error("{key}: {wrong}: {}", .wrong.remedy())]
     Format {
-        /// The object's key below the buffer's URL.
+        /// The object's key, relative to the buffer's URL.
         key: String,
-        /// The fault. The text above contains it, so it is not a `source`, which would be printed twice.
+        /// The fault. The error text contains it, so it is not a `source`, which would print it twice.
         wrong: FormatError,
     },
 }
@@ -85,11 +85,11 @@ fn open<T: Object>(key: &str, found: &Versioned) -> Result<Snapshot<T>, ReadErro
     })
 }
 
-/// Reads an object; `None` where there is none.
+/// Reads an object, or returns `None` if it does not exist.
 pub async fn read<T: Object>(store: &Store, key: &str) -> Result<Option<Snapshot<T>>, ReadError> {
     Ok(match get::<T>(store, key, None).await? {
         Reread::Changed(found) => Some(found),
-        // Nothing was known, so "unchanged" can only be a confused store's way to say nothing.
+        // No version was known, so "unchanged" can only come from a faulty store, for an absent object.
         Reread::Absent | Reread::Unchanged => None,
     })
 }
@@ -115,7 +115,7 @@ async fn get<T: Object>(store: &Store, key: &str, known: Option<&Version>) -> Re
 /// The result of a conditional read.
 #[derive(Debug)]
 pub enum Reread<T> {
-    /// Still the state that was known; no body was sent.
+    /// The object still has the known state; no body was sent.
     Unchanged,
     /// Another state.
     Changed(Snapshot<T>),
@@ -123,7 +123,7 @@ pub enum Reread<T> {
     Absent,
 }
 
-/// Reads an object unless it is still the known one.
+/// Reads an object unless it still has the known version.
 pub async fn read_if_changed<T: Object>(
     store: &Store,
     key: &str,
@@ -132,10 +132,10 @@ pub async fn read_if_changed<T: Object>(
     get(store, key, Some(known)).await
 }
 
-/// Replaces the state that `expected` names (`None`: there must be none) by `next`.
+/// Replaces the expected state (`None`: the object does not exist) with `next`.
 ///
 /// # Panics
-/// In debug builds, when what was encoded does not read back as the same state: writing it would lose data.
+/// In debug builds, if the encoded bytes do not decode to the same state: writing them would lose data.
 pub async fn swap<T: Object>(store: &Store, key: &str, expected: Option<&Version>, next: T) -> Swap<T> {
     let body = next.encode();
     debug_assert_eq!(
@@ -155,7 +155,7 @@ pub async fn swap<T: Object>(store: &Store, key: &str, expected: Option<&Version
     }
 }
 
-/// Writes an object that is written once, or reads the one that is already there.
+/// Writes an object that is written once, or reads the existing one.
 pub async fn create_once<T: Object>(store: &Store, key: &str, object: T) -> Result<T, ReadError> {
     loop {
         match store.put_if_absent(key, vec![object.encode()]).await? {
@@ -164,7 +164,7 @@ pub async fn create_once<T: Object>(store: &Store, key: &str, object: T) -> Resu
                 if let Some(found) = read(store, key).await? {
                     return Ok(found.state);
                 }
-                // It was deleted between the two requests; write it after all.
+                // Somebody deleted it between the two requests: write it after all.
             }
         }
     }

@@ -1,6 +1,5 @@
-//! The cursor of one consumer in one shard, and its pure transitions: open, plan, acknowledge,
-//! renew, release. It never reads a clock or touches a store; it refuses every step that would
-//! break invariants 3 to 5 of the protocol.
+//! The cursor of one consumer in one shard, and its pure transitions: open, plan, acknowledge, renew, release. It never
+//! reads a clock or touches a store, and refuses every step that would break invariants 3 to 5 of the protocol.
 
 use crate::cas::{Object, Stamp};
 use crate::manifest::STREAMS_MAX;
@@ -11,30 +10,30 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use thiserror::Error;
 use uuid::Uuid;
 
-/// The most batches of a stream that may be planned and not acknowledged.
+/// Maximum planned and unacknowledged batches of a stream.
 pub const PLANS_MAX: usize = 4_096;
 
-/// The most batches of all streams that may be planned and not acknowledged: 256 for each of as many streams as there may be.
+/// Maximum planned and unacknowledged batches of all streams: 256 for each of the maximum number of streams.
 pub const ALL_PLANS_MAX: usize = 256 * STREAMS_MAX;
 
-/// The highest epoch that is believed: nobody opens a cursor that often.
+/// The highest credible epoch: nobody opens a cursor that often.
 const EPOCH_MAX: u64 = u64::MAX / 2;
 
-/// How batches are made, and what decides the bytes that are sent under a token. It is pinned while batches may be in
-/// doubt: a successor must cut the same batches into the same chunks.
+/// Decides how batches are formed and which bytes are sent under a token. It is pinned while batches may be in doubt: a
+/// successor must cut the same batches into the same chunks.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct BatchingPolicy {
-    /// Records that a batch should have. A segment with half of it is a batch by itself.
+    /// Target number of records in a batch. A segment with half of it is a batch by itself.
     pub batch_records: u64,
-    /// Raw bytes that a batch should have. A segment with half of it is a batch by itself.
+    /// Target raw bytes of a batch. A segment with half of it is a batch by itself.
     pub batch_bytes: u64,
-    /// The most rows in a chunk.
+    /// Maximum rows in a chunk.
     pub chunk_rows: u64,
-    /// The most bytes in a chunk, uncompressed in the sink's format.
+    /// Maximum bytes in a chunk, uncompressed in the sink's format.
     pub chunk_bytes: u64,
-    /// The most partitions of the sink's table that a chunk's rows may fall in.
+    /// Maximum partitions of the sink's table in a chunk's rows.
     pub max_partitions_per_chunk: u32,
-    /// How many batches of a stream may be in flight past the acknowledged position.
+    /// Maximum batches of a stream in flight past the acknowledged position.
     pub max_in_flight: u32,
     /// The sink's name, part of every batch's identity.
     pub sink: String,
@@ -43,7 +42,7 @@ pub struct BatchingPolicy {
 }
 
 impl BatchingPolicy {
-    /// Names the first setting that cannot be meant.
+    /// Returns an error for the first invalid setting.
     pub fn check(&self) -> Result<(), String> {
         let limits = [
             ("batch_records", self.batch_records),
@@ -69,52 +68,51 @@ pub struct Plan {
     pub high: u64,
 }
 
-/// Where a consumer is in one stream.
+/// A consumer's position in one stream.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 pub struct StreamCursor {
-    /// Everything below is acknowledged.
+    /// Everything below this sequence is acknowledged.
     pub next: u64,
-    /// Batches whose boundaries are decided, in order: no other may be sent.
+    /// Planned batches in order: only these may be sent.
     pub planned: VecDeque<Plan>,
 }
 
 /// [`Cursor::sent_below`] of a new cursor: an earlier one may have been deleted, so any row may have been sent.
 pub const SENT_UNKNOWN: u64 = u64::MAX;
 
-/// The most parts that a cursor remembers to leave out.
+/// Maximum skipped parts that a cursor remembers.
 pub const SKIPS_MAX: usize = 1_000;
 
-/// A stream's part of a segment that an operator said to leave out, because it cannot be read.
+/// A stream's part of a segment that an operator skips because it cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Skip {
-    /// Which stream.
+    /// The stream.
     pub stream: String,
-    /// Which sequence.
+    /// The sequence.
     pub sequence: u64,
-    /// When it was said, unix ms.
+    /// Time of the request, unix ms.
     pub at_ms: u64,
-    /// Why, in the operator's words.
+    /// The operator's reason.
     pub reason: String,
 }
 
-/// The most batches with something refused that are read of a cursor.
+/// Maximum batches with refusals in a cursor.
 const REFUSED_MAX: usize = 16 * STREAMS_MAX;
 
-/// The most pieces of one batch that a cursor remembers as refused.
+/// Maximum refused pieces of one batch in a cursor.
 pub const PIECES_MAX: usize = 1_000;
 
-/// What the sink refused of a batch. As long as the batch is not acknowledged, nobody sends any of it as it was refused:
-/// its halves may be in the sink already.
+/// The sink's refusals of a batch. Until the batch is acknowledged, nobody sends any refused part in the same form
+/// again: its halves may already be in the sink.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Refused {
-    /// Which stream.
+    /// The stream.
     pub stream: String,
-    /// Which batch.
+    /// The batch.
     pub batch: Plan,
-    /// Numbers ([`crate::piece`]) of the smallest pieces that are known to be refused. What they were cut from was refused,
-    /// too, and is not among them.
+    /// Numbers ([`crate::piece`]) of the smallest refused pieces. Their ancestors were refused too, and are not listed.
     pub pieces: BTreeSet<u32>,
-    /// The sink's error for the last of them, shortened.
+    /// The sink's error for the latest of them, shortened.
     pub reason: String,
 }
 
@@ -135,7 +133,7 @@ impl Refused {
         }
     }
 
-    /// Names the first rule of the format that this breaks.
+    /// Names the first rule of the format that this refusal breaks.
     fn check(&self, next: u64) -> Result<(), String> {
         let Refused { stream, batch, .. } = self;
         let Plan { low, high } = *batch;
@@ -159,94 +157,95 @@ impl Refused {
     }
 }
 
-/// The most reasons for waiting that a cursor holds, and characters of each.
+/// Maximum number of reasons for waiting in a cursor, and characters of each.
 const WAITS_MAX: (usize, usize) = (8, 1_000);
 
-/// Whose the cursor is.
+/// The owner of the cursor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ownership {
-    /// Nobody's, and nothing is in doubt.
+    /// Nobody owns it, and nothing is in doubt.
     Released,
-    /// An owner's until the lease has run out.
+    /// An owner holds it until the lease expires.
     Held {
         /// The owner's name.
         owner: String,
         /// Unix ms.
         lease_expires_at_ms: u64,
     },
-    /// Nobody's, but batches may be in doubt.
+    /// Nobody owns it, but batches may be in doubt.
     Abandoned,
-    /// Nobody's: an operator removed the consumer. The cursor stays as a tombstone, so that an owner that still lives learns
-    /// of it and a consumer of the same name does not take rows in the sink for rows never sent.
+    /// An operator removed the consumer. The cursor stays as a tombstone. It informs an owner that still runs, and
+    /// keeps a consumer of the same name from treating rows in the sink as never sent.
     Removed,
 }
 
 /// The state of a consumer in one shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cursor {
-    /// Which buffer this is part of.
+    /// The buffer of this cursor.
     pub buffer_id: Uuid,
-    /// Which shard.
+    /// The shard.
     pub shard: u32,
-    /// Whose cursor.
+    /// The consumer.
     pub consumer: String,
-    /// Tells states apart.
+    /// Distinguishes states.
     pub stamp: Stamp,
-    /// Counts the openings. For people: [`Cursor::opening`] is what fences.
+    /// Counts the openings, for people: [`Cursor::opening`] is the fence.
     pub epoch: u64,
-    /// The random id of the newest opening: an owner acts only while this is the id of its own.
+    /// The random id of the newest opening: an owner acts only while this is its own.
     pub opening: u64,
-    /// Whose it is.
+    /// The current ownership.
     pub ownership: Ownership,
-    /// The longest lease of any owner since the last clean release, in milliseconds: how long one that was fenced may go on
-    /// sending.
+    /// The longest lease of any owner since the last clean release, in milliseconds. A fenced owner may continue
+    /// sending for that long.
     pub lease_ms: u64,
-    /// Counts the changes that let rows go out in other chunks than before: resets, skips, removals. Part of every token.
+    /// Counts the changes after which rows may be sent in different chunks: resets, skips, removals. Part of every
+    /// token.
     pub generation: u64,
-    /// Requests of an earlier generation may still be under way to the sink. Nothing is sent until they have ended.
+    /// Requests of an earlier generation may still be in flight to the sink. Nothing is sent until they have ended.
     pub unsettled: bool,
-    /// Rows below this sequence may be in the sink under tokens that no plan names: the sink is asked before they are sent.
-    /// [`SENT_UNKNOWN`] until the first owner has read the log.
+    /// Rows below this sequence may be in the sink under tokens that no plan names, so the sink is asked before they
+    /// are sent. [`SENT_UNKNOWN`] until the first owner has read the log.
     pub sent_below: u64,
     /// The batching policy in force.
     pub policy: BatchingPolicy,
-    /// Where a stream without a position of its own begins.
+    /// The start of streams without a position.
     pub start: u64,
-    /// By stream.
+    /// Positions by stream.
     pub streams: BTreeMap<String, StreamCursor>,
-    /// The skipped ranges, in the order of the requests. Kept as a record.
+    /// The skipped parts in the order of the requests, kept as a record.
     pub skipped: Vec<Skip>,
-    /// What the sink refused of batches that are not acknowledged; one entry a batch.
+    /// The sink's refusals in unacknowledged batches, one entry per batch.
     pub refused: Vec<Refused>,
-    /// The reason why its owner waited when it wrote this, in words. For people: no decision reads it.
+    /// The owner's reasons for waiting when it wrote this, for people: no decision depends on them.
     pub waiting_for: Vec<String>,
 }
 
-/// The process that wants to open a cursor, and how.
+/// A request to open a cursor.
 #[derive(Debug, Clone)]
 pub struct Opening<'a> {
-    /// The name of the owner to be.
+    /// The name of the new owner.
     pub owner: &'a str,
     /// The random id of this opening.
     pub id: u64,
     /// Unix ms.
     pub now_ms: u64,
-    /// How long the lease lasts without being renewed, in milliseconds.
+    /// Duration of the lease without renewal, in milliseconds.
     pub lease_ms: u64,
-    /// The batching policy as configured.
+    /// The configured batching policy.
     pub policy: &'a BatchingPolicy,
-    /// Take it from an owner whose lease still runs.
+    /// Take the cursor even if its owner's lease still runs.
     pub take_over: bool,
 }
 
-/// A cursor that was opened.
+/// An opened cursor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opened {
     /// The state to swap in, not yet stamped.
     pub state: Cursor,
-    /// The predecessor did not release it cleanly: what it planned may have been sent.
+    /// The predecessor did not release it cleanly: its planned batches may have been sent.
     pub in_doubt: bool,
-    /// The pinned policy stays in force although another is configured.
+    /// The pinned policy stays in force although another one is configured.
     pub policy_pinned: bool,
 }
 
@@ -260,19 +259,19 @@ pub struct HeldByAnother {
     pub lease_expires_at_ms: u64,
 }
 
-/// A step that the protocol forbids: the caller's own bookkeeping is wrong.
+/// A step that the protocol forbids: the caller has a bug.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("stream {stream}: {reason}")]
 pub struct Forbidden {
-    /// Which stream.
+    /// The stream.
     pub stream: String,
-    /// The request and the reason why it cannot be met.
+    /// The request and why it is impossible.
     pub reason: String,
 }
 
 impl Cursor {
-    /// The cursor of a consumer that has none: released, at `start`. An operator may have deleted an earlier cursor, so anything
-    /// in the log may have been sent: see [`limit_sent`](Self::limit_sent).
+    /// A new cursor: released, at `start`. An operator may have deleted an earlier one, so anything in the log may have
+    /// been sent: see [`limit_sent`](Self::limit_sent).
     pub fn new(buffer_id: Uuid, shard: u32, consumer: &str, start: u64, policy: BatchingPolicy) -> Self {
         Cursor {
             buffer_id,
@@ -299,7 +298,7 @@ impl Cursor {
         }
     }
 
-    /// The state after this one, told apart from every other by its counter and `nonce`.
+    /// The next state, distinguished from every other by its counter and `nonce`.
     #[must_use]
     pub fn stamped(mut self, nonce: u64) -> Self {
         self.stamp = Stamp {
@@ -314,7 +313,7 @@ impl Cursor {
         self.streams.get(stream).map_or(self.start, |s| s.next)
     }
 
-    /// The batches of the stream whose boundaries are written down.
+    /// The stream's planned batches.
     pub fn planned(&self, stream: &str) -> impl Iterator<Item = Plan> {
         self.streams
             .get(stream)
@@ -322,7 +321,7 @@ impl Cursor {
             .flat_map(|s| s.planned.iter().copied())
     }
 
-    /// Whose the cursor is at this time (unix ms), if the owner's lease still runs.
+    /// The owner at this time (unix ms), if its lease still runs.
     pub fn held_at(&self, now_ms: u64) -> Option<HeldByAnother> {
         match &self.ownership {
             Ownership::Held {
@@ -336,7 +335,7 @@ impl Cursor {
         }
     }
 
-    /// Whether this state is of the same opening as `own`: an owner that finds another is fenced.
+    /// Whether this state belongs to the same opening as `own`: an owner that finds another one is fenced.
     pub fn is_of(&self, own: &Cursor) -> bool {
         let same_epoch = self.epoch == own.epoch && planted::is(Bug::EpochFences);
         self.opening == own.opening || same_epoch || planted::is(Bug::FenceIgnored)
@@ -347,13 +346,12 @@ impl Cursor {
         self.ownership == Ownership::Removed
     }
 
-    /// Whether an attempt to send this batch may not be the first, apart from what its own generation has done.
+    /// Whether somebody may have tried to send this batch before, not counting the current generation.
     pub fn may_have_sent(&self, batch: Plan) -> bool {
         batch.low < self.sent_below && !planted::is(Bug::ResetForgetsSent)
     }
 
-    /// Takes the cursor: a new epoch and a new owner. The configured policy comes into force only
-    /// where nothing is in doubt.
+    /// Takes the cursor with a new epoch and owner. The configured policy comes into force only if nothing is in doubt.
     pub fn open(&self, opening: &Opening<'_>) -> Result<Opened, HeldByAnother> {
         let &Opening {
             owner,
@@ -373,7 +371,7 @@ impl Cursor {
         let mut state = self.clone();
         state.epoch += 1;
         state.opening = id;
-        // An owner that was fenced may have a longer one than its successor, and it sends until that has run out. After a clean
+        // A fenced owner may have a longer lease than its successor, and sends until that expires. After a clean
         // release its tokens are known.
         state.lease_ms = if (in_doubt || self.unsettled) && !planted::is(Bug::LongestLeaseForgotten) {
             self.lease_ms.max(lease_ms)
@@ -396,8 +394,8 @@ impl Cursor {
         })
     }
 
-    /// Writes down the boundaries of a batch. It may be sent when the state that says so is in force, and not before:
-    /// so a successor knows exactly what anybody before it may have sent, or may still be sending.
+    /// Records the boundaries of a batch. It may be sent only once the state with this plan is in force: then a
+    /// successor knows exactly what its predecessors may have sent, or may still be sending.
     pub fn plan(&mut self, stream: &str, plan: Plan) -> Result<(), Forbidden> {
         let start = self.start;
         let planned: usize = self.streams.values().map(|cursor| cursor.planned.len()).sum();
@@ -429,14 +427,14 @@ impl Cursor {
         })
     }
 
-    /// Takes a plan back that nobody has sent anything of, nor can: its owner made it and did not begin with it.
+    /// Withdraws a plan that nobody has begun to send, nor can.
     pub fn withdraw(&mut self, stream: &str, plan: Plan) {
         if let Some(cursor) = self.streams.get_mut(stream) {
             cursor.planned.retain(|planned| *planned != plan);
         }
     }
 
-    /// Everything of the stream below `next` is in the sink.
+    /// Acknowledges that everything of the stream below `next` is in the sink.
     pub fn acknowledge(&mut self, stream: &str, next: u64) -> Result<(), Forbidden> {
         let start = self.start;
         let cursor = self.stream(stream, start);
@@ -464,7 +462,7 @@ impl Cursor {
         Ok(())
     }
 
-    /// Writes down that the sink refused these pieces of a batch that is not acknowledged. Only then may their halves be sent.
+    /// Records that the sink refused these pieces of an unacknowledged batch. Only then may their halves be sent.
     pub fn refuse(
         &mut self,
         stream: &str,
@@ -501,16 +499,15 @@ impl Cursor {
         Ok(())
     }
 
-    /// The known refusals of a batch by the sink.
+    /// The known refusals of a batch.
     pub fn refused(&self, stream: &str, batch: Plan) -> Option<&Refused> {
         self.refused
             .iter()
             .find(|refused| refused.stream == stream && refused.batch == batch)
     }
 
-    /// Everything from `position` on is to be read again, and nothing before it: of every stream, those that come later
-    /// included. Plans are forgotten, and an owner that still lives is fenced. What was sent stays in the sink: the next owner
-    /// asks for it before it sends.
+    /// Rereads every stream from `position` on, and nothing before it, including later streams. Drops all plans, and
+    /// fences a running owner. Rows in the sink stay: the next owner asks for them before it sends.
     #[must_use]
     pub fn reset(&self, position: u64) -> Cursor {
         Cursor {
@@ -523,8 +520,8 @@ impl Cursor {
         }
     }
 
-    /// The consumer is forgotten, and an owner that still lives is fenced and ends. The tombstone keeps what protects the rows
-    /// in the sink from a consumer of the same name.
+    /// Removes the consumer, and fences and ends a running owner. The tombstone keeps what protects the rows in the
+    /// sink from a consumer of the same name.
     #[must_use]
     pub fn remove(&self) -> Cursor {
         Cursor {
@@ -538,7 +535,7 @@ impl Cursor {
         }
     }
 
-    /// A consumer begins again after a removal, at `start`, under this policy.
+    /// Restarts a removed consumer at `start` with this policy.
     #[must_use]
     pub fn begin_again(&self, start: u64, policy: BatchingPolicy) -> Cursor {
         Cursor {
@@ -549,7 +546,7 @@ impl Cursor {
         }
     }
 
-    /// This state, in which no token is the same as before and no owner of before acts any more.
+    /// This state with all tokens changed and all previous owners fenced.
     fn next_generation(&self) -> Cursor {
         let fences = !planted::is(Bug::FenceIgnored);
         Cursor {
@@ -557,7 +554,8 @@ impl Cursor {
             opening: if fences { 0 } else { self.opening },
             generation: self.generation + u64::from(!planted::is(Bug::GenerationKept)),
             unsettled: !planted::is(Bug::ResetUnsettled),
-            // After a clean release nobody sends any more. An operator's change releases the cursor as well, but not cleanly.
+            // After a clean release nobody sends anymore. An operator's change releases the cursor too, but not
+            // cleanly.
             lease_ms: match self.ownership {
                 Ownership::Released if !self.unsettled || planted::is(Bug::SecondResetForgetsLease) => 0,
                 _ => self.lease_ms,
@@ -567,7 +565,7 @@ impl Cursor {
         }
     }
 
-    /// The sequence after the last one that any owner can have sent anything of.
+    /// The sequence after the last one that any owner can have sent.
     fn reached(&self) -> u64 {
         let ends = self.streams.values().map(|stream| {
             let planned = stream.planned.back().map_or(0, |last| last.high + 1);
@@ -576,8 +574,8 @@ impl Cursor {
         ends.max().unwrap_or(0).max(self.start)
     }
 
-    /// Leaves a part out that is not acknowledged yet. An owner goes on with that, unless the part is in a planned batch: then
-    /// rows of it may have been sent, in chunks that are to be others from now on, so that the owner is fenced and the next one
+    /// Skips a part that is not acknowledged yet. An owner simply continues, unless the part is in a planned batch. Its
+    /// rows may then have been sent in chunks that will differ from now on. So the owner is fenced, and the next one
     /// asks the sink for the rows of every planned batch.
     pub fn skip(&mut self, skip: Skip) -> Result<(), Forbidden> {
         let next = self.next(&skip.stream);
@@ -608,39 +606,40 @@ impl Cursor {
         })
     }
 
-    /// Limits what a new cursor's predecessor may have sent to the log as its first owner finds it. `end`: the sequence after
-    /// the last one of the log, read after the cursor was opened. Nobody else can have sent later sequences by then.
+    /// Limits what a new cursor's predecessor may have sent to the log that its first owner finds. `end` is the
+    /// sequence after the log's last one, read after opening the cursor: by then nobody else can have sent later
+    /// sequences.
     pub fn limit_sent(&mut self, end: u64) {
         if self.sent_below == SENT_UNKNOWN {
             self.sent_below = end;
         }
     }
 
-    /// Requests of later rounds may be under way from now on, and a successor must wait until they have ended.
+    /// Requests of later rounds may be in flight from now on, and a successor must wait until they have ended.
     pub fn unsettle(&mut self) {
         self.unsettled = true;
     }
 
-    /// Every request that a successor would have to wait for has ended.
+    /// All requests that a successor would have to wait for have ended.
     pub fn settle(&mut self) {
         self.unsettled = false;
     }
 
-    /// Whether an operator said to leave this part out.
+    /// Whether an operator skipped this part.
     pub fn is_skipped(&self, stream: &str, sequence: u64) -> bool {
         self.skipped
             .iter()
             .any(|s| s.sequence == sequence && s.stream == stream)
     }
 
-    /// Nothing from here on may be deleted. A stream without a position is one that the consumer does not take, or one that
-    /// begins further on: an owner that moves any position writes one for every stream that it takes and has seen.
+    /// Nothing from this sequence on may be deleted. A stream without a position is not consumed, or begins further on:
+    /// an owner that moves any position writes one for every consumed stream that it has seen.
     pub fn needs(&self) -> u64 {
         let positions = self.streams.values().map(|stream| stream.next);
         positions.min().unwrap_or(self.start)
     }
 
-    /// The owner lives.
+    /// Renews the owner's lease.
     pub fn renew(&mut self, now_ms: u64, lease_ms: u64) {
         if let Ownership::Held {
             lease_expires_at_ms, ..
@@ -650,7 +649,7 @@ impl Cursor {
         }
     }
 
-    /// Writes down what the owner waits for, shortened; nothing when it is at work.
+    /// Records the owner's reasons for waiting, shortened; empty while it works.
     pub fn wait_for(&mut self, reasons: &[String]) {
         let (reasons_max, chars_max) = WAITS_MAX;
         let shortened = reasons
@@ -659,7 +658,7 @@ impl Cursor {
         self.waiting_for = shortened.take(reasons_max).collect();
     }
 
-    /// The owner goes. What it planned and did not acknowledge may have been sent.
+    /// Releases the cursor. Batches that were planned and not acknowledged may have been sent.
     pub fn release(&mut self) {
         let planned = self.streams.values().any(|s| !s.planned.is_empty());
         self.ownership = if planned && !planted::is(Bug::ReleasedInDoubt) {
@@ -670,7 +669,7 @@ impl Cursor {
     }
 
     fn stream(&mut self, stream: &str, start: u64) -> &mut StreamCursor {
-        // Not `entry`: a name is copied only when the stream is new.
+        // Not `entry`: copy the name only for a new stream.
         if !self.streams.contains_key(stream) {
             let cursor = StreamCursor {
                 next: start,
@@ -690,7 +689,7 @@ impl Cursor {
         for stream in self.streams.keys().chain(skipped).chain(refused) {
             millpond_segment::check_stream_name(stream).map_err(|error| error.to_string())?;
         }
-        // Each opening and each reset takes the next.
+        // Each opening and each reset takes the next value.
         if self.epoch.max(self.generation) > EPOCH_MAX {
             let (epoch, generation) = (self.epoch, self.generation);
             return Err(format!(
@@ -754,7 +753,7 @@ impl Object for Cursor {
     ];
 
     fn encode(&self) -> Bytes {
-        // Destructured whole: a field added and forgotten here does not compile.
+        // Destructured completely: a forgotten new field does not compile.
         let Cursor {
             buffer_id,
             shard,

@@ -1,5 +1,6 @@
-//! Dead letters: what a sink will never take, as it stands in the buffer. A dead letter says what it is of, why it was refused,
-//! and has the message itself. Written once, before the batch is acknowledged; its name follows from its content.
+//! Dead letters: records that a sink will never accept, in the buffer. A dead letter has the record's origin, the
+//! reason and the message itself. It is written once, before the batch is acknowledged; its name depends on its
+//! content.
 
 use crate::cas::{Object, Stamp};
 use crate::{FormatError, envelope, layout, proto};
@@ -8,17 +9,17 @@ use millpond_segment::Encoding;
 use prost::Message as _;
 use uuid::Uuid;
 
-/// Why there is a dead letter.
+/// Why a dead letter exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The sink refused the record.
     Refused,
-    /// The message is none of its encoding: there are no records.
+    /// The message does not match its encoding: it has no records.
     Unreadable,
 }
 
 impl Kind {
-    /// As metrics and commands call it.
+    /// Its name in metrics and commands.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Refused => "refused",
@@ -27,25 +28,25 @@ impl Kind {
     }
 }
 
-/// The content of a dead letter: what a sink will never accept.
+/// The content of a dead letter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeadLetter {
-    /// Which buffer it is of.
+    /// The buffer.
     pub buffer_id: Uuid,
-    /// Which shard.
+    /// The shard.
     pub shard: u32,
-    /// Which stream.
+    /// The stream.
     pub stream: String,
-    /// Which consumer could not deliver it.
+    /// The consumer that could not deliver it.
     pub consumer: String,
-    /// Into which sink.
+    /// The sink.
     pub sink: String,
     /// The version of the sink's mapping from messages to rows.
     pub schema_version: u32,
-    /// The segment that the record was in.
+    /// The sequence of the record's segment.
     pub sequence: u64,
-    /// The record's number among those of the stream in that segment: with the sequence, the identity of its row. A message that
-    /// cannot be read has one number.
+    /// The record's number among those of the stream in that segment. Together with the sequence it is the identity of
+    /// its row. An unreadable message has one number.
     pub record: u32,
     /// Why there is a dead letter.
     pub kind: Kind,
@@ -53,17 +54,17 @@ pub struct DeadLetter {
     pub encoding: Encoding,
     /// When the message was received, in unix microseconds.
     pub received_at_us: i64,
-    /// For a refused record, a message with that record alone; otherwise the message as it was received.
+    /// For a refused record, a message with only that record; otherwise the original message.
     pub payload: Bytes,
-    /// In the sink's words.
+    /// The sink's error.
     pub reason: String,
     /// When the dead letter was written, in unix milliseconds.
     pub written_at_ms: u64,
 }
 
 impl DeadLetter {
-    /// Its key. It follows from everything but the reason and the time of writing, so that whoever writes the same dead letter
-    /// again finds it there, and different dead letters never meet.
+    /// The key. It depends on everything but the reason and the time of writing. Writing the same dead letter again
+    /// finds it there, and different dead letters never collide.
     pub fn key(&self) -> String {
         let same = proto::DeadLetter {
             reason: String::new(),
@@ -185,7 +186,7 @@ impl Object for DeadLetter {
     }
 
     fn stamp(&self) -> Stamp {
-        // It is never replaced.
+        // The object is never replaced.
         Stamp { version: 0, nonce: 0 }
     }
 }

@@ -1,5 +1,5 @@
-//! The header of every compare-and-set object: magic, format version, CRC32C. A byte changed
-//! anywhere is found here, before protobuf sees it.
+//! The header of every compare-and-set object: magic, format version, CRC32C. It detects any changed byte before
+//! protobuf sees the content.
 
 use crate::cas::Object;
 use crate::limits;
@@ -10,7 +10,7 @@ use thiserror::Error;
 
 const HEADER: usize = 4 + 2 + 4;
 
-/// An object that is not what its key says it is.
+/// An object that does not match its key.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum FormatError {
     /// Shorter than the envelope.
@@ -23,7 +23,7 @@ pub enum FormatError {
         /// Bytes found.
         len: usize,
     },
-    /// Another kind of object.
+    /// A different kind of object.
     #[error(
         "{object} begins with {found:?}, not with its magic {expected:?}: it is not Millpond's or is damaged"
     )]
@@ -55,17 +55,17 @@ pub enum FormatError {
         /// Stated in the envelope.
         expected: u32,
     },
-    /// Larger than any that Millpond writes. It was not read.
-    #[error("{object} is {bytes} bytes long, more than the {max} that one may have: it is not Millpond's")]
+    /// Larger than Millpond ever writes. It was not read.
+    #[error("{object} is {bytes} bytes long, more than the maximum of {max}: it is not Millpond's")]
     TooLarge {
         /// The expected kind.
         object: &'static str,
         /// Bytes found.
         bytes: u64,
-        /// The most that are read.
+        /// Maximum bytes to read.
         max: u64,
     },
-    /// The checksum holds but the content breaks a rule of the format.
+    /// The checksum matches, but the content breaks a rule of the format.
     #[error("{object} is not valid: {reason}")]
     Content {
         /// The expected kind.
@@ -76,7 +76,7 @@ pub enum FormatError {
 }
 
 impl FormatError {
-    /// What to do about it, as a sentence: what stands still meanwhile, and the way on without the object.
+    /// A remedy as a sentence: what is blocked meanwhile, and how to continue without the object.
     pub fn remedy(&self) -> &'static str {
         match self {
             FormatError::Version { .. } => "nothing was changed",
@@ -86,12 +86,12 @@ impl FormatError {
             | FormatError::TooLarge { object, .. }
             | FormatError::Content { object, .. } => match *object {
                 Page::NAME => {
-                    "restore it from a backup or the bucket's versions; else go on behind it with `millpond consumer reset`"
+                    "restore it from a backup or the bucket's versions; or continue after it with `millpond consumer reset`"
                 }
                 Cursor::NAME => {
-                    "restore it from a backup or the bucket's versions; else forget it with `millpond consumer remove --force`, and begin anew under another name or into another table"
+                    "restore it from a backup or the bucket's versions; or remove it with `millpond consumer remove --force`, and start again under another name or into another table"
                 }
-                _ => "restore it from a backup or the bucket's versions; nothing can go on without it",
+                _ => "restore it from a backup or the bucket's versions; nothing works without it",
             },
         }
     }
@@ -99,7 +99,7 @@ impl FormatError {
 
 /// Puts the envelope around an encoded message. The CRC covers the version and the message.
 pub(crate) fn wrap(magic: [u8; 4], message: &impl prost::Message) -> Bytes {
-    // A vector and not a BytesMut: prost puts byte after byte, which takes a BytesMut twice the time.
+    // A vector rather than a BytesMut: prost puts single bytes, which takes a BytesMut twice as long.
     let mut out = Vec::with_capacity(HEADER + message.encoded_len());
     out.put_slice(&magic);
     out.put_u16_le(FORMAT_VERSION);
@@ -111,7 +111,7 @@ pub(crate) fn wrap(magic: [u8; 4], message: &impl prost::Message) -> Bytes {
     out.into()
 }
 
-/// Takes the envelope off, checking it and how much of everything is in it.
+/// Checks the envelope and the number of repeated fields, and decodes the message.
 pub(crate) fn unwrap<T: Object, M: prost::Message + Default>(bytes: &[u8]) -> Result<M, FormatError> {
     let (object, magic) = (T::NAME, T::MAGIC);
     if bytes.len() as u64 > T::BYTES_MAX {

@@ -1,10 +1,10 @@
-//! Where a buffer's objects are: the keys below the buffer's URL, and which names they may carry.
+//! The keys of a buffer's objects, relative to its URL, and the rules for names in them.
 
 use crate::planted::{self, Bug};
 use thiserror::Error;
 use ulid::Ulid;
 
-/// The key of the object that says what the buffer is.
+/// The key of the object that identifies the buffer.
 pub const BUFFER: &str = "buffer";
 
 /// The key of a shard's manifest.
@@ -22,7 +22,7 @@ pub fn page(shard: u32, first: u64, page: Ulid) -> String {
     format!("shards/{shard:04}/pages/{first:020}-{page}")
 }
 
-/// The folder that a shard's pages are in.
+/// The folder of a shard's pages.
 pub fn pages(shard: u32) -> String {
     format!("shards/{shard:04}/pages")
 }
@@ -32,23 +32,23 @@ pub fn cursor(shard: u32, consumer: &str) -> String {
     format!("shards/{shard:04}/consumers/{consumer}/cursor")
 }
 
-/// The folder that a shard's consumers are in.
+/// The folder of a shard's consumers.
 pub fn consumers(shard: u32) -> String {
     format!("shards/{shard:04}/consumers")
 }
 
-/// The folder that a shard's dead letters are in: all of them, or a consumer's.
+/// The folder of a shard's dead letters, or of one consumer's.
 pub fn dead_letters(shard: u32, consumer: Option<&str>) -> String {
     let all = format!("shards/{shard:04}/dead-letters");
     consumer.map_or(all.clone(), |consumer| format!("{all}/{consumer}"))
 }
 
-/// The folder that a shard's segments are in.
+/// The folder of a shard's segments.
 pub fn segments(shard: u32) -> String {
     format!("shards/{shard:04}/segments")
 }
 
-/// A name that cannot be used for a consumer.
+/// An invalid name for a consumer.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
     "consumer name {0:?} is not allowed: use 1 to {NAME_MAX} of the characters a-z A-Z 0-9 . _ - with a letter or digit first; \
@@ -56,29 +56,29 @@ pub fn segments(shard: u32) -> String {
 )]
 pub struct InvalidName(pub String);
 
-/// The most characters that a consumer's name may have.
+/// Maximum characters in a consumer's name.
 pub const NAME_MAX: usize = 100;
 
-/// Checks a consumer's name: it becomes part of a key and of every deduplication token. The rule is
-/// that of a stream's name.
+/// Checks a consumer's name, which becomes part of a key and of every deduplication token. The rule is the same as for
+/// stream names.
 pub fn check_consumer_name(name: &str) -> Result<(), InvalidName> {
     millpond_segment::check_stream_name(name).map_err(|e| InvalidName(e.0))
 }
 
-/// The end of the name of a repair's cursor.
+/// The suffix of a repair cursor's name.
 const REPAIR: &str = ".repair";
 
-/// The name of the cursor with which a consumer's rows are repaired.
+/// The name of the cursor that repairs a consumer's rows.
 pub fn repair(consumer: &str) -> String {
     format!("{consumer}{REPAIR}")
 }
 
-/// The consumer whose rows the cursor of this name repairs.
+/// The consumer whose rows this cursor repairs.
 pub fn repaired_by(cursor: &str) -> Option<&str> {
     cursor.strip_suffix(REPAIR)
 }
 
-/// Checks the name of a consumer that reads the log by itself: the names of repairs are reserved.
+/// Checks the name of a consumer that reads the log itself: names of repairs are reserved.
 pub fn check_reader_name(name: &str) -> Result<(), InvalidName> {
     check_consumer_name(name)?;
     match repaired_by(name) {

@@ -1,6 +1,6 @@
-//! The state of a shard: the manifest (the log of committed segments) and the cursors of its
-//! consumers. [`manifest`], [`cursor`] and [`plan`] are pure: they do no I/O and take the time and
-//! the random numbers as arguments. [`cas`] is the one place that reads and swaps these objects.
+//! The state of a shard: the manifest (the log of committed segments) and the cursors of its consumers. [`manifest`],
+//! [`cursor`] and [`plan`] are pure: they do no I/O and take the time and random numbers as arguments. Only [`cas`]
+//! reads and swaps these objects.
 
 pub mod buffer;
 pub mod cas;
@@ -27,7 +27,7 @@ pub use log::{Lag, Log};
 pub use manifest::{Commit, CommitRefusal, Entry, Manifest, NewPart, NewSegment, Part, ProducerId};
 pub use page::{Page, PageReference};
 
-/// The format version that this code writes, and the only one it reads.
+/// The only format version that this code reads and writes.
 pub const FORMAT_VERSION: u16 = 1;
 
 #[allow(missing_docs, unreachable_pub, clippy::all)]

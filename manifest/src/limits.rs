@@ -1,24 +1,24 @@
-//! Counts the repeated fields of a protobuf message before it is decoded. An empty message takes two bytes on the wire and a
-//! hundred in memory, so a limit on an object's bytes alone would let a small object fill a large memory.
+//! Counts the repeated fields of a protobuf message before decoding it. An empty message takes two bytes on the wire
+//! and a hundred in memory, so a limit on the object's bytes alone would let a small object fill the memory.
 
 use crate::FormatError;
 
-/// The most that an object may have of something.
+/// A limit on the occurrences of a field.
 #[derive(Debug, Clone, Copy)]
 pub struct Count {
-    /// The noun for the counted things, in the plural, for errors.
+    /// The plural noun for the field, for errors.
     pub of: &'static str,
-    /// The numbers of the fields that lead to it, from the outermost message on.
+    /// The field numbers that lead to it, from the outermost message.
     pub path: &'static [u32],
-    /// The most of them in the whole object.
+    /// Maximum occurrences in the whole object.
     pub max: usize,
 }
 
-/// The most counts of an object.
+/// Maximum number of counts per object.
 const COUNTS_MAX: usize = 8;
 
-/// Counts `body`, an encoded message, and refuses it where it has too many of something. Allocates nothing. Another writer's fields are
-/// passed over, as protobuf has it.
+/// Counts the fields in `body`, an encoded message, and rejects it if there are too many of some kind. It does not
+/// allocate. As in protobuf, it skips unknown fields.
 pub(crate) fn check(object: &'static str, counts: &[Count], body: &[u8]) -> Result<(), FormatError> {
     let mut found = [0; COUNTS_MAX];
     let content = |reason: String| FormatError::Content { object, reason };
@@ -28,10 +28,10 @@ pub(crate) fn check(object: &'static str, counts: &[Count], body: &[u8]) -> Resu
     };
     match scan.message(body, 0, u8::MAX) {
         Ok(()) => Ok(()),
-        Err(Wrong::Encoding) => Err(content("it is no protobuf message".into())),
-        Err(Wrong::TooMany(Count { of, max, .. })) => Err(content(format!(
-            "it has more than {max} {of}, which is the most there may be"
-        ))),
+        Err(Wrong::Encoding) => Err(content("it is not a protobuf message".into())),
+        Err(Wrong::TooMany(Count { of, max, .. })) => {
+            Err(content(format!("it has more than the maximum of {max} {of}")))
+        }
     }
 }
 
@@ -62,7 +62,7 @@ impl Scan<'_> {
                     field = take(&mut rest, length)?;
                 }
                 5 => field = take(&mut rest, 4)?,
-                // Groups, which no version of the format has.
+                // Groups, which no version of the format uses.
                 _ => return Err(Wrong::Encoding),
             }
             let mut inside = 0;
@@ -76,7 +76,7 @@ impl Scan<'_> {
                     inside |= 1 << place;
                     continue;
                 }
-                // Numbers may be packed: as many as there are bytes that end one.
+                // Numbers may be packed: count the bytes that end one.
                 let packed = key & 7 == 2 && count.path == PIECES;
                 self.found[place] += if packed {
                     field.iter().filter(|byte| **byte < 0x80).count()

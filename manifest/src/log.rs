@@ -1,5 +1,5 @@
-//! A shard's log as a reader sees it: the manifest, and those of its pages that are loaded. It never reads a page
-//! itself: it says which one is missing.
+//! A reader's view of a shard's log: the manifest and its loaded pages. It never reads a page itself, but reports which
+//! one is missing.
 
 use crate::manifest::{Entry, Part};
 use crate::{Manifest, Page, PageReference};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use ulid::Ulid;
 
-/// The manifest and the pages that are loaded. It derefs to the manifest.
+/// The manifest and its loaded pages. Derefs to the manifest.
 #[derive(Debug, Clone)]
 pub struct Log {
     manifest: Manifest,
@@ -22,12 +22,12 @@ pub struct Lag {
     pub records: u64,
     /// Bytes in the store.
     pub stored_bytes: u64,
-    /// When the oldest of it was committed (unix ms), as far as it is seen; none when there is nothing.
+    /// Commit time of its oldest entry (unix ms), as far as visible; `None` if it is empty.
     pub oldest_committed_at_ms: Option<u64>,
 }
 
 impl Lag {
-    /// Adds a stream's part of entries that come after those before.
+    /// Adds a stream's part of the following entries.
     fn add<'a>(&mut self, stream: u32, entries: impl Iterator<Item = (u64, &'a Entry)>) {
         for (_, entry) in entries {
             for part in entry.parts.iter().filter(|part| part.stream == stream) {
@@ -39,9 +39,9 @@ impl Lag {
     }
 }
 
-/// A page that is not what its reference says.
+/// A page that does not match its reference.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("it is another page than the manifest refers to: it holds sequences {first}..={last} of shard {shard:04}, its reference in the manifest says {}..={}", .reference.first, .reference.last)]
+#[error("it is not the page that the manifest refers to: it holds sequences {first}..={last} of shard {shard:04}, its reference in the manifest says {}..={}", .reference.first, .reference.last)]
 pub struct WrongPage {
     /// The manifest's reference to the page.
     pub reference: PageReference,
@@ -62,7 +62,7 @@ impl std::ops::Deref for Log {
 }
 
 impl Manifest {
-    /// Whether a page that was read is the one that `reference`, of this manifest, refers to.
+    /// Checks that a page is the one that `reference`, from this manifest, refers to.
     pub fn check_page(&self, reference: &PageReference, page: &Page) -> Result<(), WrongPage> {
         let known = |entry: &Entry| {
             let mut parts = entry.parts.iter();
@@ -85,7 +85,7 @@ impl Manifest {
 }
 
 impl Log {
-    /// A log of which no page is loaded.
+    /// A log without loaded pages.
     pub fn new(manifest: Manifest) -> Log {
         Log {
             manifest,
@@ -93,7 +93,7 @@ impl Log {
         }
     }
 
-    /// Goes on to a later state of the same manifest: pages that are still in it stay loaded.
+    /// Moves on to a later state of the same manifest. Pages that it still has stay loaded.
     #[must_use]
     pub fn advanced(mut self, manifest: Manifest) -> Log {
         self.pages
@@ -111,7 +111,7 @@ impl Log {
         Ok(())
     }
 
-    /// Forgets loaded pages but those that `keep` wants.
+    /// Unloads all pages except those that `keep` selects.
     pub fn unload(&mut self, keep: impl Fn(&PageReference) -> bool) {
         let manifest = &self.manifest;
         self.pages
@@ -131,14 +131,14 @@ impl Log {
             .find(|page| !self.is_loaded(page))
     }
 
-    /// What is seen of the log from sequence `from` on ends before this one: at the first page that is not loaded, or at
-    /// the log's end.
+    /// The visible part of the log from sequence `from` on ends before this one: at the first page that is not loaded,
+    /// or at the log's end.
     pub fn horizon(&self, from: u64) -> u64 {
         self.missing(from)
             .map_or(self.manifest.next_sequence, |page| page.first)
     }
 
-    /// The entries from a sequence on, oldest first, as far as they are seen.
+    /// The visible entries from a sequence on, oldest first.
     pub fn entries(&self, from: u64) -> impl Iterator<Item = (u64, &Entry)> {
         let from = from.max(self.manifest.first_sequence);
         let horizon = self.horizon(from);
@@ -161,8 +161,8 @@ impl Log {
         self.lag(stream, from).records
     }
 
-    /// What a reader at this sequence of a stream has before it. Of pages that are not loaded, all streams are counted: only
-    /// the page itself tells them apart.
+    /// The lag of a reader at this sequence of a stream. For a page that is not loaded, all streams count: only the
+    /// page can tell them apart.
     pub fn lag(&self, stream: u32, from: u64) -> Lag {
         let mut lag = Lag::default();
         let skipped = self.manifest.pages.partition_point(|page| page.last < from);
@@ -182,7 +182,7 @@ impl Log {
         lag
     }
 
-    /// The parts of a stream from a sequence on, oldest first, as far as they are seen.
+    /// The visible parts of a stream from a sequence on, oldest first.
     pub fn parts(&self, stream: u32, from: u64) -> impl Iterator<Item = (u64, &Entry, &Part)> {
         self.entries(from).filter_map(move |(sequence, entry)| {
             let part = entry.parts.iter().find(|part| part.stream == stream)?;
@@ -191,7 +191,7 @@ impl Log {
     }
 }
 
-/// A run of entries that begins at sequence `first`, from sequence `from` on.
+/// The entries of a run from sequence `from` on; the run begins at sequence `first`.
 fn seen(first: u64, entries: &[Entry], from: u64) -> impl Iterator<Item = (u64, &Entry)> {
     let skip = usize::try_from(from.saturating_sub(first)).unwrap_or(usize::MAX);
     (first..).zip(entries).skip(skip)

@@ -1,5 +1,5 @@
-//! The manifest: the ordered log of a shard's committed segments, and the pure transitions that
-//! producers make. It never reads a clock, draws a random number or touches a store.
+//! The manifest: the ordered log of a shard's committed segments, and the producers' pure transitions. It never reads a
+//! clock, draws a random number or touches a store.
 
 use crate::cas::{Object, Stamp};
 use crate::page::{Page, PageReference};
@@ -14,28 +14,29 @@ use thiserror::Error;
 use ulid::Ulid;
 use uuid::Uuid;
 
-/// The most streams in one shard: each costs its name in every commit.
+/// Maximum number of streams in a shard: every commit carries each name.
 pub const STREAMS_MAX: usize = 1_024;
-/// The most producers remembered. Past it, the one whose last commit is furthest back in the log is forgotten.
+/// Maximum number of producers remembered. Beyond it, the manifest forgets the producer whose last commit is furthest
+/// back in the log.
 pub const PRODUCERS_MAX: usize = 4_096;
-/// The producers with the newest commits in the log. The manifest remembers these whatever any clock says.
+/// Number of producers, by newest commit in the log, that the manifest remembers whatever any clock shows.
 pub const PRODUCERS_KEPT: usize = 256;
-/// A tail with this many entries is sealed into a page by the next commit, so that a commit moves a bounded number of
-/// bytes whatever the backlog.
+/// The next commit seals a tail with this many entries into a page, which bounds the bytes of a commit whatever the
+/// backlog.
 pub const TAIL_MAX: usize = 2_048;
-/// The most entries that are read of a tail or a page: a commit adds its segments to a tail that is not sealed yet.
+/// Maximum entries to read of a tail or a page: a commit adds its segments before the tail is sealed.
 pub(crate) const ENTRIES_MAX: usize = 2 * TAIL_MAX;
-/// The most parts of all these entries.
+/// Maximum parts in all these entries.
 pub(crate) const PARTS_MAX: usize = ENTRIES_MAX * STREAMS_MAX;
-/// The most bytes of a manifest or a page that are read: as many entries as may be, with all streams in each.
+/// Maximum bytes to read of a manifest or a page: the maximum number of entries, each with all streams.
 pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
-/// The most pages that are read of a manifest: two billion segments.
+/// Maximum pages to read of a manifest: two billion segments.
 const PAGES_MAX: usize = 1 << 20;
-/// A registration forgets the producers beyond [`PRODUCERS_KEPT`] that were seen this long before or after the median
-/// producer (milliseconds).
+/// Expiry of producers beyond [`PRODUCERS_KEPT`] in milliseconds: a registration forgets those last seen this long
+/// before or after the median producer.
 pub const PRODUCER_EXPIRY_MS: u64 = 24 * 3_600 * 1_000;
 
-/// A producer's random name, drawn when it starts.
+/// A random id that a producer draws when it starts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProducerId(pub [u8; 16]);
 
@@ -51,29 +52,29 @@ impl fmt::Debug for ProducerId {
     }
 }
 
-/// A stream of this shard. Its place in the table is its name in the entries.
+/// A stream of this shard. Entries refer to it by its index in the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stream {
-    /// As in `otlp.logs`.
+    /// For example `otlp.logs`.
     pub name: String,
     /// The format of its messages.
     pub encoding: Encoding,
 }
 
-/// One stream's blocks within one segment.
+/// The run of one stream's blocks in a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// Index into [`Manifest::streams`].
     pub stream: u32,
-    /// In the segment object, in bytes.
+    /// Offset in the segment object, in bytes.
     pub offset: u64,
-    /// In the segment object, in bytes.
+    /// Length in the segment object, in bytes.
     pub length: u64,
     /// Uncompressed, in bytes.
     pub raw_len: u64,
-    /// How many messages.
+    /// Number of messages.
     pub messages: u64,
-    /// How many records in those messages.
+    /// Number of records in those messages.
     pub records: u64,
     /// Unix time in microseconds of the earliest message.
     pub first_received_at_us: i64,
@@ -94,16 +95,16 @@ pub struct Entry {
     pub parts: Vec<Part>,
 }
 
-/// The manifest's memory of a producer: enough to recognise its last commit.
+/// The manifest's record of a producer: enough to recognise its last commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProducerRow {
-    /// Which producer.
+    /// The producer.
     pub id: ProducerId,
     /// The number of its last commit; 0: registered, nothing committed yet.
     pub commit: u64,
     /// Sequence of that commit's first segment.
     pub first_sequence: u64,
-    /// How many segments that commit had.
+    /// Number of segments in that commit.
     pub count: u64,
     /// Unix time in milliseconds of that commit.
     pub seen_at_ms: u64,
@@ -112,29 +113,29 @@ pub struct ProducerRow {
 /// The state of a shard's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
-    /// Which buffer this is part of.
+    /// The buffer of this manifest.
     pub buffer_id: Uuid,
-    /// Which shard this is.
+    /// The shard.
     pub shard: u32,
-    /// Tells states apart.
+    /// Distinguishes states.
     pub stamp: Stamp,
     /// The oldest sequence retained.
     pub first_sequence: u64,
     /// The sequence that the next committed segment gets.
     pub next_sequence: u64,
-    /// No segment named before this time (unix ms) can be committed any more.
+    /// No segment named before this time (unix ms) can be committed anymore.
     pub orphan_floor_ms: u64,
-    /// The table of streams; grows only.
+    /// The table of streams; it only grows.
     pub streams: Vec<Stream>,
     /// Sealed runs, oldest first.
     pub pages: Vec<PageReference>,
     /// The newest entries; the last one has sequence `next_sequence - 1`.
     pub tail: Vec<Entry>,
-    /// In order of their ids.
+    /// Ordered by id.
     pub producers: Vec<ProducerRow>,
 }
 
-/// A segment as its producer describes it for a commit.
+/// A segment that a producer wants to commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSegment {
     /// The segment's name.
@@ -145,22 +146,22 @@ pub struct NewSegment {
     pub parts: Vec<NewPart>,
 }
 
-/// A part whose stream is still named, not numbered.
+/// A part that refers to its stream by name instead of by index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewPart {
-    /// As in `otlp.logs`.
+    /// For example `otlp.logs`.
     pub stream: String,
     /// The format of its messages.
     pub encoding: Encoding,
-    /// In the segment object, in bytes.
+    /// Offset in the segment object, in bytes.
     pub offset: u64,
-    /// In the segment object, in bytes.
+    /// Length in the segment object, in bytes.
     pub length: u64,
     /// Uncompressed, in bytes.
     pub raw_len: u64,
-    /// How many messages.
+    /// Number of messages.
     pub messages: u64,
-    /// How many records.
+    /// Number of records.
     pub records: u64,
     /// Unix time in microseconds of the earliest message.
     pub first_received_at_us: i64,
@@ -171,57 +172,57 @@ pub struct NewPart {
 /// The outcome of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Commit {
-    /// The state to swap in; the segments get the sequences from `first_sequence` on.
+    /// The state to swap in. The segments get sequences from `first_sequence` on.
     Next {
         /// The new state, not yet stamped.
         state: Box<Manifest>,
         /// Sequence of the first segment.
         first_sequence: u64,
     },
-    /// This commit is in the log already: an earlier attempt of ours landed.
+    /// An earlier attempt already put this commit in the log.
     Already {
         /// Sequence of the first segment.
         first_sequence: u64,
-        /// How many segments it had.
+        /// Number of its segments.
         count: u64,
     },
 }
 
-/// Why a commit cannot be made.
+/// Why a commit is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CommitRefusal {
-    /// The producer was forgotten, or never registered: what became of an unknown outcome cannot be known.
+    /// The manifest has forgotten the producer, or never knew it: an unknown outcome cannot be resolved.
     #[error("producer {0} is not registered in this shard")]
     NotRegistered(ProducerId),
-    /// Segments named before the orphan floor may be deleted at any moment: upload them anew.
+    /// Segments named before the orphan floor may be deleted at any moment: upload them again.
     #[error("{} segments are named before the orphan floor {floor_ms}", .segments.len())]
     BelowFloor {
-        /// Their places in the commit.
+        /// Their indexes in the commit.
         segments: Vec<usize>,
         /// Unix ms.
         floor_ms: u64,
     },
-    /// The number is older than the last commit, whose sequences are no longer known.
+    /// The number precedes the last commit, whose sequences are no longer known.
     #[error("commit {commit} of producer {producer} is older than its last commit {last}")]
     Superseded {
-        /// Which producer.
+        /// The producer.
         producer: ProducerId,
-        /// The commit asked for.
+        /// The requested commit.
         commit: u64,
         /// Its last commit.
         last: u64,
     },
-    /// A number was left out: the producer's own bookkeeping is wrong.
+    /// A number is missing: the producer has a bug.
     #[error("commit {commit} of producer {producer} does not follow its last commit {last}")]
     Gap {
-        /// Which producer.
+        /// The producer.
         producer: ProducerId,
-        /// The commit asked for.
+        /// The requested commit.
         commit: u64,
         /// Its last commit.
         last: u64,
     },
-    /// Nothing to commit, a segment named twice, a stream twice in a segment, an invalid name…
+    /// No segments, a duplicate segment or stream, an invalid name…
     #[error("commit is not valid: {0}")]
     Invalid(String),
 }
@@ -243,7 +244,7 @@ impl Manifest {
         }
     }
 
-    /// The state after this one, told apart from every other by its counter and `nonce`.
+    /// The next state, distinguished from every other by its counter and `nonce`.
     #[must_use]
     pub fn stamped(mut self, nonce: u64) -> Self {
         self.stamp = Stamp {
@@ -258,7 +259,7 @@ impl Manifest {
         self.next_sequence - self.tail.len() as u64
     }
 
-    /// The memory of a producer.
+    /// The row of a producer, if the manifest remembers it.
     pub fn producer(&self, id: ProducerId) -> Option<&ProducerRow> {
         self.producers
             .binary_search_by_key(&id, |row| row.id)
@@ -266,7 +267,7 @@ impl Manifest {
             .map(|i| &self.producers[i])
     }
 
-    /// The place of a stream in the table.
+    /// The index of a stream in the table.
     pub fn stream_index(&self, name: &str) -> Option<u32> {
         self.streams
             .iter()
@@ -274,8 +275,8 @@ impl Manifest {
             .and_then(|i| u32::try_from(i).ok())
     }
 
-    /// Registers a producer (its commit number 0), and forgets others where the table grows too large. `now_ms` goes into
-    /// the new row alone: the clock of the producer that registers forgets nobody.
+    /// Registers a producer with commit number 0, and forgets others if the table grows too large. Only the new row
+    /// uses `now_ms`: the registering producer's clock never decides who is forgotten.
     #[must_use]
     pub fn register(&self, producer: ProducerId, now_ms: u64) -> Manifest {
         let mut next = self.clone();
@@ -299,8 +300,8 @@ impl Manifest {
         next
     }
 
-    /// Makes room for one more producer. A forgotten producer cannot resolve an unknown outcome, so no single clock may
-    /// decide who goes: the log's order ranks the rows, and the time is what half of the producers agree on.
+    /// Makes room for one more producer. A forgotten producer cannot resolve an unknown outcome, so no single clock
+    /// decides which one goes. The log's order ranks the rows; the median of their times is the reference.
     fn forget_producers(&mut self) {
         if self.producers.len() < PRODUCERS_KEPT {
             return;
@@ -313,7 +314,7 @@ impl Manifest {
             .collect();
         seen_ms.sort_unstable();
         let median_ms = seen_ms.get(seen_ms.len().saturating_sub(1) / 2);
-        // A row without a commit ends at 0, so it comes after every row that the log depends on.
+        // A row without a commit ends at 0 and sorts after every row that the log depends on.
         self.producers
             .sort_by_key(|row| Reverse(row.first_sequence.saturating_add(row.count)));
         let mut rank = 0;
@@ -326,7 +327,7 @@ impl Manifest {
         self.producers.sort_unstable_by_key(|row| row.id);
     }
 
-    /// Commit number `commit` of `producer`: its `segments` go to the end of the log, in their order.
+    /// Appends `segments` to the log in order, as commit number `commit` of `producer`.
     pub fn commit(
         &self,
         producer: ProducerId,
@@ -387,8 +388,8 @@ impl Manifest {
         })
     }
 
-    /// Whether the log has exactly these segments from `first_sequence` on, as far as the tail shows. The pages and what
-    /// was trimmed are not looked at.
+    /// Whether the log has exactly these segments from `first_sequence` on, as far as the tail shows. Ignores pages and
+    /// trimmed entries.
     pub fn may_have(&self, first_sequence: u64, segments: &[Ulid]) -> bool {
         let start = self.tail_start();
         (first_sequence..).zip(segments).all(|(sequence, segment)| {
@@ -400,14 +401,13 @@ impl Manifest {
         })
     }
 
-    /// Whether the log certainly does not have these segments from `first_sequence` on: the tail shows other ones, or none.
+    /// Whether the tail proves that the log does not have these segments from `first_sequence` on.
     pub fn lacks(&self, first_sequence: u64, segments: &[Ulid]) -> bool {
         self.tail_start() <= first_sequence && !self.may_have(first_sequence, segments)
     }
 
-    /// Takes the tail's entries up to and including sequence `last` into a page named `page`. `None` when the page cannot
-    /// be referenced: its name is before the orphan floor, so that it may be deleted any moment, or the tail does not
-    /// have that sequence.
+    /// Moves the tail's entries up to and including sequence `last` into a page named `page`. `None` if the tail does
+    /// not have that sequence, or if the name is before the orphan floor: such a page may be deleted at any moment.
     pub fn seal(&self, page: Ulid, last: u64) -> Option<(Page, Manifest)> {
         let first = self.tail_start();
         if page.timestamp_ms() < self.orphan_floor_ms || last < first || last >= self.next_sequence {
@@ -428,9 +428,9 @@ impl Manifest {
         Some((sealed, next))
     }
 
-    /// Trims the log, as the garbage collector does: it begins at `first_sequence` from now on (never earlier than it does now), and no
-    /// segment or page named before `orphan_floor_ms` can join it any more. Pages of which nothing is left are dropped.
-    /// Nothing may be deleted before this state is in force.
+    /// Trims the log for the garbage collector: it begins at `first_sequence` from now on (never earlier than before),
+    /// and no segment or page named before `orphan_floor_ms` can join it anymore. Drops pages without remaining
+    /// entries. Nothing may be deleted until this state is in force.
     #[must_use]
     pub fn collect(&self, first_sequence: u64, orphan_floor_ms: u64) -> Manifest {
         let mut next = self.clone();
@@ -461,7 +461,7 @@ impl Manifest {
                 floor_ms: self.orphan_floor_ms,
             });
         }
-        // The new ones are few and the tail is long: each name of the tail is looked up among the new.
+        // The tail is long and the new segments are few: look up each name of the tail among the new ones.
         let mut names: Vec<Ulid> = segments.iter().map(|s| s.segment).collect();
         names.sort_unstable();
         let twice = names
@@ -480,7 +480,7 @@ impl Manifest {
         }
     }
 
-    /// Numbers a new segment's streams, adding to the table those that are new.
+    /// Assigns indexes to a new segment's streams, and adds new ones to the table.
     fn entry(&mut self, segment: &NewSegment, now_ms: u64) -> Result<Entry, CommitRefusal> {
         let invalid =
             |reason: String| CommitRefusal::Invalid(format!("segment {}: {reason}", segment.segment));
@@ -531,9 +531,9 @@ impl Manifest {
     }
 }
 
-/// The rules that an entry keeps, checked before it is written and after it is read.
+/// The rules for an entry, checked before every write and after every read.
 pub(crate) fn check_entry(entry: &Entry, streams: usize) -> Result<(), String> {
-    // Most have one part, and this is done for every entry of the tail: a set for each would be an allocation each.
+    // Most entries have one part. This runs for every entry of the tail, so a set for each would allocate each time.
     let mut seen = (entry.parts.len() > 1).then(HashSet::new);
     for part in &entry.parts {
         let end = part.offset.checked_add(part.length);
@@ -541,7 +541,7 @@ pub(crate) fn check_entry(entry: &Entry, streams: usize) -> Result<(), String> {
             return Err(format!("stream {} is not in the table of {streams}", part.stream));
         }
         if seen.as_mut().is_some_and(|seen| !seen.insert(part.stream)) {
-            return Err(format!("stream {} is in it twice", part.stream));
+            return Err(format!("stream {} occurs twice", part.stream));
         }
         if end.is_none_or(|end| end > entry.size) {
             return Err(format!(
@@ -589,7 +589,7 @@ impl Object for Manifest {
     ];
 
     fn encode(&self) -> Bytes {
-        // Destructured whole: a field added and forgotten here does not compile.
+        // Destructured completely: a forgotten new field does not compile.
         let Manifest {
             buffer_id,
             shard,
@@ -670,7 +670,7 @@ impl Object for Manifest {
 impl Manifest {
     /// Names the first rule of the format that this state breaks.
     pub fn check(&self) -> Result<(), String> {
-        // The oldest page goes when all of it has; until then the log may begin inside of it.
+        // Garbage collection drops the oldest page only as a whole; until then the log may begin inside it.
         let mut at = self.pages.first().map_or(self.first_sequence, |page| page.first);
         if self
             .pages

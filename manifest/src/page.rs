@@ -1,5 +1,5 @@
-//! Pages: sealed runs of the log's entries in immutable objects of their own. Written before a manifest refers to them
-//! and never changed; which of them belong to the log is the manifest's to say.
+//! Pages: sealed runs of the log's entries in immutable objects. A page is written before a manifest refers to it, and
+//! never changes; only the manifest decides which pages belong to the log.
 
 use crate::cas::{Object, Stamp};
 use crate::manifest::{
@@ -13,9 +13,9 @@ use uuid::Uuid;
 /// A sealed run of entries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
-    /// Which buffer this is part of.
+    /// The buffer of this page.
     pub buffer_id: Uuid,
-    /// Which shard.
+    /// The shard.
     pub shard: u32,
     /// Sequence of the first entry.
     pub first: u64,
@@ -23,14 +23,14 @@ pub struct Page {
     pub entries: Vec<Entry>,
 }
 
-/// A page as the manifest describes it.
+/// A manifest's reference to a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageReference {
     /// Sequence of its first entry.
     pub first: u64,
     /// Sequence of its last entry.
     pub last: u64,
-    /// The page's name.
+    /// The page's id.
     pub page: Ulid,
     /// Bytes of the segments in it.
     pub bytes: u64,
@@ -40,13 +40,13 @@ pub struct PageReference {
     pub records: u64,
 }
 
-/// A sum of numbers that others wrote.
+/// A saturating sum of untrusted numbers.
 fn total(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
 
 impl Page {
-    /// The description of this page in a manifest, under the name `page`.
+    /// The manifest's reference to this page, under the name `page`.
     pub fn reference(&self, page: Ulid) -> PageReference {
         let parts = || self.entries.iter().flat_map(|entry| &entry.parts);
         PageReference {
@@ -73,7 +73,7 @@ impl Page {
             return Err("it ends past the last sequence".into());
         }
         for (sequence, entry) in (self.first..).zip(&self.entries) {
-            // The table of streams is the manifest's, which is read later than the page was written: it only grows.
+            // The stream table is unknown here: it is in the manifest and only grows.
             check_entry(entry, usize::MAX).map_err(|e| format!("sequence {sequence}: {e}"))?;
         }
         Ok(())
@@ -175,7 +175,7 @@ impl Object for Page {
     }
 
     fn stamp(&self) -> Stamp {
-        // It is never replaced: its first sequence and its first segment tell it apart.
+        // The object is never replaced: its first sequence and its first segment identify it.
         let nonce = self
             .entries
             .first()

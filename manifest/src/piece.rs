@@ -1,31 +1,30 @@
-//! The numbers of chunks and of their pieces. A chunk that a sink refused is halved, and each half that is refused too,
-//! down to single rows. Every piece of it has a number of its own, which follows from the chunk and the halving alone:
-//! it is part of the piece's token. Pure.
+//! The numbers of chunks and their pieces. A refused chunk is halved, and so is each refused half, down to single rows.
+//! Every piece has a number that depends only on the chunk and the halving: it is part of the piece's token. Pure.
 
-/// From here on, a number is a piece's. Below is the chunk's own place in its batch.
+/// Numbers from here on belong to pieces. Smaller ones are a chunk's index in its batch.
 pub const PIECES: u32 = 1 << 31;
 
-/// Bits of a piece's place among the halvings of its chunk: the halves of `p` are `2p` and `2p + 1`, the chunk is 1.
+/// Bits of a piece's position in the halving of its chunk: the halves of `p` are `2p` and `2p + 1`, the chunk is 1.
 const PLACE_BITS: u32 = 21;
 
-/// The most rows of a chunk that can be taken apart to single ones.
+/// Maximum rows of a chunk that can be halved down to single rows.
 pub const ROWS_MAX: u64 = 1 << (PLACE_BITS - 1);
 
-/// Chunks of a batch from this one on cannot be taken apart: their pieces would have no numbers.
+/// Chunks of a batch from this index on cannot be halved: their pieces would have no numbers.
 pub const CHUNKS_MAX: u32 = PIECES >> PLACE_BITS;
 
-/// Whether a chunk of so many rows can be taken apart.
+/// Whether a chunk with this many rows can be halved.
 pub fn can_be_halved(chunk: u32, rows: u64) -> bool {
     chunk < CHUNKS_MAX && rows <= ROWS_MAX
 }
 
-/// The numbers of the two halves of a chunk or a piece that [`can_be_halved`].
+/// The numbers of both halves of a chunk or piece that [`can_be_halved`].
 pub fn halves(number: u32) -> [u32; 2] {
     let (chunk, place) = split(number);
     [2 * place, 2 * place + 1].map(|place| PIECES | chunk << PLACE_BITS | place)
 }
 
-/// The chunk or piece that a piece is a half of. `None` for a chunk.
+/// The chunk or piece that this piece is half of. `None` for a chunk.
 pub fn parent(number: u32) -> Option<u32> {
     let (chunk, place) = split(number);
     match place {
@@ -35,12 +34,12 @@ pub fn parent(number: u32) -> Option<u32> {
     }
 }
 
-/// A piece and what it was cut from, up to its chunk.
+/// A piece and its ancestors, up to the chunk.
 pub fn lineage(number: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(number), |number| parent(*number))
 }
 
-/// The chunk that it is, or is of, and its place among the halvings of it.
+/// The chunk of this number, and its position in the halving.
 fn split(number: u32) -> (u32, u32) {
     if number < PIECES {
         return (number, 1);
@@ -49,7 +48,7 @@ fn split(number: u32) -> (u32, u32) {
     (number >> PLACE_BITS, number & ((1 << PLACE_BITS) - 1))
 }
 
-/// Whether this is a number that [`halves`] can give.
+/// Whether [`halves`] can return this number.
 pub(crate) fn is_piece(number: u32) -> bool {
     number >= PIECES && split(number).1 >= 2
 }

@@ -1,9 +1,9 @@
-//! How a stream's committed segments become batches. Pure: two owners of one cursor that see the
-//! same policy, plans and log get the same batches.
+//! Forms batches from a stream's committed segments. Pure: two owners of a cursor with the same policy, plans and log
+//! get the same batches.
 
 use crate::cursor::{BatchingPolicy, Plan};
 
-/// A stream's part of a segment, as the planner sees it.
+/// The size of a stream's part of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     /// Records in it.
@@ -12,30 +12,30 @@ pub struct Size {
     pub raw_bytes: u64,
 }
 
-/// Why a batch has the boundaries it has. Only what is planned may be sent.
+/// Why a batch has its boundaries. Only planned batches may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanStatus {
-    /// The cursor says so.
+    /// The cursor has this plan.
     Planned,
-    /// A large segment, or small neighbours that are full or that a large segment follows: nothing can join it any more.
+    /// A large segment, or small neighbours that are full or precede a large segment: nothing more can join.
     Full,
     /// Small neighbours at the end of the log: more could still join.
     Open,
 }
 
-/// A batch to be.
+/// A candidate for a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
     /// Its sequences.
     pub plan: Plan,
-    /// Why these.
+    /// Why it has these sequences.
     pub status: PlanStatus,
     /// The total over all its parts.
     pub size: Size,
 }
 
 impl BatchingPolicy {
-    /// Whether a part is a batch by itself: at least half of what a batch should have.
+    /// Whether a part is a batch by itself: at least half the target size of a batch.
     pub fn is_large(&self, size: Size) -> bool {
         size.records.saturating_mul(2) >= self.batch_records
             || size.raw_bytes.saturating_mul(2) >= self.batch_bytes
@@ -46,8 +46,8 @@ impl BatchingPolicy {
     }
 }
 
-/// Cuts a stream's parts, from the acknowledged position on and in order, into batches. `planned` are
-/// the cursor's plans. At most `limit` candidates are returned.
+/// Cuts a stream's parts into batches, in order from the acknowledged position on. `planned` are the cursor's plans.
+/// Returns at most `limit` candidates.
 pub fn candidates(
     policy: &BatchingPolicy,
     planned: impl IntoIterator<Item = Plan>,
@@ -56,7 +56,7 @@ pub fn candidates(
 ) -> Vec<Candidate> {
     let mut planned = planned.into_iter().peekable();
     let mut out: Vec<Candidate> = Vec::new();
-    // Whether the last of `out` is a group of small parts that may still take another.
+    // Whether the last of `out` is a group of small parts with room for another one.
     let mut group_open = false;
     for (sequence, size) in parts {
         while planned.next_if(|plan| plan.high < sequence).is_some() {}

@@ -40,9 +40,9 @@ fn an_object_that_repeats_something_too_often_is_refused_before_it_is_decoded() 
         &[99 << 3 & 0x7f | 4],
     ]
     .concat();
-    refused::<Cursor>("it is no protobuf message", &grouped);
-    refused::<Cursor>("it is no protobuf message", &[13 << 3 | 2, 5, 0]);
-    refused::<Cursor>("it is no protobuf message", &[0xff; 11]);
+    refused::<Cursor>("it is not a protobuf message", &grouped);
+    refused::<Cursor>("it is not a protobuf message", &[13 << 3 | 2, 5, 0]);
+    refused::<Cursor>("it is not a protobuf message", &[0xff; 11]);
 
     too_large::<Buffer>();
     too_large::<Cursor>();

@@ -13,14 +13,15 @@ import (
 	"millpond.dev/otel-exporter/producer"
 )
 
-// Config has the settings of the exporter. Those of the producer have the names, the meanings and the defaults of
-// `millpond config gateway`, which prints their reasons; producer.Config has them, too.
+// Config holds the settings of the exporter. Producer settings have the names, meanings and defaults of `millpond
+// config gateway`, which prints the reasons; so does producer.Config.
 type Config struct {
 	TimeoutConfig exporterhelper.TimeoutConfig                             `mapstructure:",squash"`
 	QueueConfig   configoptional.Optional[exporterhelper.QueueBatchConfig] `mapstructure:"sending_queue"`
 	RetryConfig   configretry.BackOffConfig                                `mapstructure:"retry_on_failure"`
 
-	// Buffer is the buffer's URL: s3://bucket/prefix or file:///directory. Google's and Azure's stores are the gateway's.
+	// Buffer is the buffer's URL: s3://bucket/prefix or file:///directory. Only the gateway supports Google's and Azure's
+	// stores.
 	Buffer           string        `mapstructure:"buffer"`
 	S3Endpoint       string        `mapstructure:"s3_endpoint"`
 	S3Region         string        `mapstructure:"s3_region"`
@@ -38,26 +39,25 @@ type Config struct {
 	Shard            *int          `mapstructure:"shard"`
 	Shards           int           `mapstructure:"shards"`
 	TailMax          int           `mapstructure:"tail_max"`
-	// DrainTimeout is how long a stopping exporter works on what it has accepted.
+	// DrainTimeout is the time limit for a stopping exporter to commit what it has accepted.
 	DrainTimeout time.Duration `mapstructure:"drain_timeout"`
 
 	// prevent unkeyed literal initialization
 	_ struct{}
 }
 
-// numConsumers is how many requests wait for their commits at a time by default: each waits a second and more, which
-// exporterhelper's own default of ten is not meant for.
+// numConsumers is the default number of requests that wait for their commits concurrently. Each waits a second or more,
+// so exporterhelper's default of ten is too low.
 const numConsumers = 100
 
 func createDefaultConfig() component.Config {
 	queue := exporterhelper.NewDefaultQueueConfig()
 	queue.NumConsumers = numConsumers
-	// No timeout: a request that is accepted is going to be committed, and one that is given up and sent again is there
-	// twice.
+	// No timeout: the producer will commit a request that it has accepted, so a retry after a timeout would duplicate it.
 	timeout := exporterhelper.NewDefaultTimeoutConfig()
 	timeout.Timeout = 0
-	// No end of retries: a store may be away for longer than five minutes, and then the queue is to fill and the sender to
-	// be told, rather than what was taken to be dropped.
+	// No limit on retries: a store may be away for longer than five minutes. Then the queue fills up and the sender
+	// notices, instead of the exporter dropping data.
 	retry := configretry.NewDefaultBackOffConfig()
 	retry.MaxElapsedTime = 0
 	defaults := producer.DefaultConfig()
@@ -80,7 +80,7 @@ func createDefaultConfig() component.Config {
 	}
 }
 
-// Validate names the first setting that makes no sense.
+// Validate returns an error for the first invalid setting.
 func (c *Config) Validate() error {
 	if c.Buffer == "" {
 		return errors.New("buffer is missing: set it to the buffer's URL, like s3://bucket/prefix")

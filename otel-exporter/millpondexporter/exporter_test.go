@@ -38,7 +38,7 @@ import (
 	"millpond.dev/otel-exporter/millpondexporter/internal/metadatatest"
 )
 
-// direct is a configuration whose exporter answers with the commit: no queue, no retries.
+// direct configures an exporter without queue and retries, which answers with the commit.
 func direct(t *testing.T) (*Config, string) {
 	directory := t.TempDir()
 	config := createDefaultConfig().(*Config)
@@ -57,14 +57,14 @@ func started[T component.Component](t *testing.T, config *Config, create func(co
 	return made
 }
 
-// A stored message, with what the manifest says of its part.
+// stored is a stored message with the manifest's description of its part.
 type stored struct {
 	stream  string
 	payload []byte
 	part    manifest.Part
 }
 
-// read gives what is in the log of a buffer.
+// read returns the messages in the log of a buffer.
 func read(t *testing.T, directory string) []stored {
 	t.Helper()
 	store, err := storage.Open(t.Context(), "file://"+directory, storage.Options{})
@@ -133,7 +133,7 @@ func TestEachSignalIsAStreamOfItsRequests(t *testing.T) {
 	require.NoError(t, traces.ConsumeTraces(t.Context(), someTraces(4)))
 	require.NoError(t, metrics.ConsumeMetrics(t.Context(), someMetrics(5)))
 
-	// They are there now, before anything is shut down.
+	// The log has them now, before any shutdown.
 	log := read(t, directory)
 	require.Len(t, log, 3)
 	wanted, err := plogotlp.NewExportRequestFromLogs(someLogs(3)).MarshalProto()
@@ -182,7 +182,7 @@ func TestAStopDoesNotWaitForAStoreThatIsAwayForEver(t *testing.T) {
 	config.DrainTimeout = 50 * time.Millisecond
 	logs := started(t, config, NewFactory().CreateLogs)
 	require.NoError(t, logs.ConsumeLogs(t.Context(), someLogs(1)))
-	// Somebody has the lock, and so no commit is answered.
+	// Another process holds the lock, so no commit gets an answer.
 	lock, err := os.OpenFile(filepath.Join(directory, ".millpond-lock#0"), os.O_WRONLY, 0)
 	require.NoError(t, err)
 	defer lock.Close()
@@ -196,7 +196,7 @@ func TestAStopDoesNotWaitForAStoreThatIsAwayForEver(t *testing.T) {
 	require.Error(t, err)
 	assert.False(t, consumererror.IsPermanent(err))
 
-	// The producer goes on with what it accepted: that is why the answer was not a plain no.
+	// The producer still commits what it accepted: that is why the answer was not a plain no.
 	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
 	require.NoError(t, producer.Close(t.Context()))
 	assert.Len(t, read(t, directory), 2)
@@ -214,7 +214,7 @@ func TestPermanentErrorsAreToldApart(t *testing.T) {
 	require.ErrorContains(t, err, "is over the limit")
 	assert.True(t, consumererror.IsPermanent(err))
 
-	// A client that goes away is no permanent error: another attempt may be made.
+	// A disconnected client is not a permanent error: a retry may succeed.
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	err = logs.ConsumeLogs(gone, someLogs(1))
@@ -229,12 +229,12 @@ func TestAStartThatFailsSaysWhyAndLeavesNothing(t *testing.T) {
 	logs, err := NewFactory().CreateLogs(t.Context(), exportertest.NewNopSettings(metadata.Type), config)
 	require.NoError(t, err)
 	err = logs.Start(t.Context(), componenttest.NewNopHost())
-	require.ErrorContains(t, err, "make it, or set create_bucket")
+	require.ErrorContains(t, err, "create it, or set create_bucket")
 	require.NoError(t, logs.Shutdown(t.Context()))
 	assert.Empty(t, shared)
 }
 
-// A statusHost remembers the last status that a component reported.
+// A statusHost remembers the last status of a component.
 type statusHost struct {
 	component.Host
 	reported chan *componentstatus.Event
@@ -242,9 +242,9 @@ type statusHost struct {
 
 func (h *statusHost) Report(event *componentstatus.Event) { h.reported <- event }
 
-// A real store that comes late, and one that turns out to be a mistake, are in tests/test_otel_exporter.py.
+// tests/test_otel_exporter.py covers a real store that comes late, and one that turns out to be misconfigured.
 func TestAStoreThatIsAwayKeepsNeitherTheCollectorFromStartingNorFromStopping(t *testing.T) {
-	// Nobody takes the connections that are made here.
+	// This listener accepts no connections.
 	silence, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silence.Close()
@@ -281,7 +281,7 @@ func TestTheTelemetryIsTheProducers(t *testing.T) {
 	require.NoError(t, logs.ConsumeLogs(t.Context(), someLogs(7)))
 	metadatatest.AssertEqualMillpondRecords(t, telemetry,
 		[]metricdata.DataPoint[int64]{{Value: 7}}, metricdatatest.IgnoreTimestamp())
-	// The answer does not wait for the duration to be recorded; the shutdown does.
+	// The answer may precede the recording of its duration; the shutdown waits for it.
 	require.NoError(t, logs.Shutdown(t.Context()))
 	commits, err := telemetry.GetMetric("otelcol_millpond.commit.duration")
 	require.NoError(t, err)
@@ -317,7 +317,7 @@ func TestSettingsAreReadAsPeopleWriteThem(t *testing.T) {
 	for reason, wrong := range map[string]map[string]any{
 		"buffer is missing": {},
 		"buffer: \"bucket/prefix\" is not a buffer URL for this producer: it has no scheme": {"buffer": "bucket/prefix"},
-		"Google's and Azure's stores are not in it; send to a `millpond gateway`":           {"buffer": "gs://bucket/prefix"},
+		"it does not support Google's and Azure's stores; send to a `millpond gateway`":     {"buffer": "gs://bucket/prefix"},
 		"shard is -1":             {"buffer": "s3://b", "shard": -1},
 		"drain_timeout is 0s":     {"buffer": "s3://b", "drain_timeout": "0s"},
 		"max_uploads is 0":        {"buffer": "s3://b", "max_uploads": 0},

@@ -11,7 +11,7 @@ import (
 	"millpond.dev/otel-exporter/millpondexporter/internal/metadata"
 )
 
-// NewFactory gives the factory of the exporter.
+// NewFactory returns the factory of the exporter.
 func NewFactory() exporter.Factory {
 	return exporter.NewFactory(
 		metadata.Type,

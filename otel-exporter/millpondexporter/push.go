@@ -15,7 +15,7 @@ import (
 	"millpond.dev/otel-exporter/producer"
 )
 
-// The streams are those of `millpond gateway`, and so is what is in them: the bytes of an Export…ServiceRequest each.
+// The streams and their content match `millpond gateway`: the bytes of one Export…ServiceRequest per message.
 const (
 	logsStream    = "otlp.logs"
 	tracesStream  = "otlp.traces"
@@ -37,8 +37,8 @@ func (s *sharedProducer) pushMetrics(ctx context.Context, metrics pmetric.Metric
 	return s.push(ctx, metricsStream, payload, err, metrics.DataPointCount())
 }
 
-// push returns nil when the message is in the log. What will never be accepted is a permanent error; all others are
-// worth another try.
+// push returns nil once the message is in the log. A message that can never be accepted is a permanent error; every
+// other error is worth a retry.
 func (s *sharedProducer) push(ctx context.Context, stream string, payload []byte, err error, records int) error {
 	if err != nil {
 		return consumererror.NewPermanent(err)

@@ -17,21 +17,21 @@ import (
 	"millpond.dev/otel-exporter/producer"
 )
 
-// A sharedProducer is that of one exporter of the configuration, whatever signals it is used for: they share segments,
-// commits and the memory limit.
+// A sharedProducer serves one configured exporter, whatever signals use it: they share segments, commits and the memory
+// limit.
 type sharedProducer struct {
 	config   *Config
 	settings component.TelemetrySettings
 
 	mutex     sync.Mutex
-	users     int // components that have been started and not shut down
+	users     int // components started and not yet shut down
 	producer  *producer.Producer
 	telemetry *metadata.TelemetryBuilder
-	stopping  context.Context // ends when those who wait for a commit are to give up
+	stopping  context.Context // ends when callers should stop waiting for commits
 	giveUp    context.CancelCauseFunc
 }
 
-// The Collector gives the factory one and the same configuration for all signals of an exporter.
+// The Collector passes the same configuration to the factory for all signals of an exporter.
 var (
 	sharedMutex sync.Mutex
 	shared      = make(map[*Config]*sharedProducer)
@@ -48,15 +48,15 @@ func share(config *Config, settings exporter.Settings) *sharedProducer {
 	return new
 }
 
-// A lifecycle is a component of exporterhelper's whose start and stop are the shared producer's, too.
+// A lifecycle is a component of exporterhelper that also starts and stops the shared producer.
 type lifecycle struct {
 	inner   component.Component
 	shared  *sharedProducer
-	started bool // the Collector also shuts down what it did not start
+	started bool // the Collector also shuts down components that it did not start
 }
 
-// Start opens the buffer. A mistake ends the Collector, now if the store has answered by then, else when it does. A store
-// that is away does not: what comes meanwhile is held by the producer, the queue and, when both are full, the sender.
+// Start opens the buffer. A configuration mistake stops the Collector as soon as the store has answered. An unreachable
+// store does not: the producer, the queue and finally the sender hold the data meanwhile.
 func (l *lifecycle) Start(ctx context.Context, host component.Host) error {
 	if err := l.shared.start(ctx, host); err != nil {
 		return err
@@ -67,8 +67,8 @@ func (l *lifecycle) Start(ctx context.Context, host component.Host) error {
 
 var errDrainTimeout = errors.New("the exporter is stopping, and its drain_timeout is over")
 
-// Shutdown lets exporterhelper hand over what it has queued and waits for the commits, for drain_timeout at most: a store
-// that is away must not keep the Collector from stopping. What a persistent queue has then, it keeps.
+// Shutdown lets exporterhelper drain its queue and waits for the commits, for at most drain_timeout: an unreachable
+// store must not keep the Collector from stopping. A persistent queue keeps the rest.
 func (l *lifecycle) Shutdown(ctx context.Context) error {
 	if !l.started {
 		return errors.Join(l.inner.Shutdown(ctx), l.shared.forget())
@@ -79,7 +79,7 @@ func (l *lifecycle) Shutdown(ctx context.Context) error {
 	return errors.Join(l.inner.Shutdown(ctx), l.shared.shutdown(ctx))
 }
 
-// startWait is how long a start waits for the store: the other components of the Collector are not to wait for longer.
+// startWait limits how long a start waits for the store and delays the Collector's other components.
 const startWait = 5 * time.Second
 
 func (s *sharedProducer) start(ctx context.Context, host component.Host) error {
@@ -113,7 +113,7 @@ func (s *sharedProducer) open(ctx context.Context, host component.Host) error {
 	var failed *producer.OpenError
 	if errors.As(err, &failed) {
 		telemetry.Shutdown()
-		// It was given nothing yet, and says no more than that it failed.
+		// The producer accepted nothing, so the error adds nothing.
 		_ = s.producer.Close(ctx)
 		return failed
 	}
@@ -126,8 +126,8 @@ func (s *sharedProducer) open(ctx context.Context, host component.Host) error {
 	return observe(telemetry, s.producer)
 }
 
-// reportOpened tells the Collector what became of a buffer that was not open when the exporter started. A buffer that can
-// never be opened ends the Collector.
+// reportOpened reports to the Collector the result of an opening that outlasted the start. A buffer that can never be
+// opened stops the Collector.
 func reportOpened(stopping context.Context, opening *producer.Producer, host component.Host) {
 	err := opening.Opened(stopping)
 	var failed *producer.OpenError
@@ -139,7 +139,7 @@ func reportOpened(stopping context.Context, opening *producer.Producer, host com
 	}
 }
 
-// abandon makes those who wait for a commit give up.
+// abandon makes the callers that wait for a commit give up.
 func (s *sharedProducer) abandon() {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -148,7 +148,7 @@ func (s *sharedProducer) abandon() {
 	}
 }
 
-// forget makes the configuration free for another producer, if nobody uses this one.
+// forget releases the configuration for another producer, unless something still uses this one.
 func (s *sharedProducer) forget() error {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -162,7 +162,7 @@ func (s *sharedProducer) forget() error {
 	return nil
 }
 
-// shutdown closes the producer when the last of its users has stopped.
+// shutdown closes the producer with its last user.
 func (s *sharedProducer) shutdown(ctx context.Context) error {
 	s.mutex.Lock()
 	s.users--
@@ -171,7 +171,7 @@ func (s *sharedProducer) shutdown(ctx context.Context) error {
 	if !last {
 		return nil
 	}
-	// It ends with the drain's time or with the Collector's patience, whichever is first.
+	// The drain ends with drain_timeout or the Collector's own deadline, whichever comes first.
 	draining, end := context.WithCancel(ctx)
 	defer end()
 	defer context.AfterFunc(s.stopping, end)()

@@ -18,7 +18,7 @@ var units = []struct {
 	{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1}, {"", 1},
 }
 
-// UnmarshalText reads a size as people write it.
+// UnmarshalText parses a size.
 func (s *Size) UnmarshalText(text []byte) error {
 	for _, unit := range units {
 		number, found := strings.CutSuffix(string(text), unit.suffix)
@@ -35,7 +35,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 	return fmt.Errorf("%q is not a size: write 1048576, 64KiB, 16MiB or 1GiB", text)
 }
 
-// MarshalText writes a size as it is shown: in the largest binary unit that divides it.
+// MarshalText formats a size in the largest binary unit that divides it.
 func (s Size) MarshalText() ([]byte, error) {
 	for i := 3; i >= 0; i-- {
 		if unit := units[i]; s > 0 && int64(s)%unit.bytes == 0 {

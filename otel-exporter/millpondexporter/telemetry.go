@@ -23,7 +23,7 @@ func hooks(telemetry *metadata.TelemetryBuilder) producer.Hooks {
 	}
 }
 
-// observe makes the telemetry read the producer's statistics whenever it is collected.
+// observe registers callbacks that read the producer's statistics at every collection.
 func observe(telemetry *metadata.TelemetryBuilder, p *producer.Producer) error {
 	of := func(value func(producer.Stats) int64) metric.Int64Callback {
 		return func(_ context.Context, observer metric.Int64Observer) error {

@@ -9,7 +9,7 @@ import (
 )
 
 // The accumulator is one goroutine that puts messages into blocks and blocks into segments, and decides when a segment
-// closes. The order in which it takes messages is the order in which they are committed. It never waits for the store.
+// closes. It takes messages in commit order. It never waits for the store.
 type accumulator struct {
 	config    *Config
 	budget    *budget
@@ -21,12 +21,12 @@ type accumulator struct {
 	nextNumber int
 	open       *fillingSegment
 	closed     map[int]*fillingSegment // waiting for encoders
-	encoding   int                     // blocks that are with the encoders
+	encoding   int                     // blocks at the encoders
 	done       chan doneBlock
 	linger     *time.Timer
 }
 
-// run goes on until messages is closed, and then until everything accepted is with the uploaders.
+// run works until messages is closed and the uploaders have everything that was accepted.
 func (a *accumulator) run(messages <-chan accepted) {
 	a.linger = time.NewTimer(time.Hour)
 	a.linger.Stop()
@@ -62,8 +62,8 @@ func (a *accumulator) accept(accepted accepted) {
 	}
 }
 
-// append puts a message into its stream's block, and sends to the encoders what is full then: a block that had no room
-// for it, and the message's own if it fills it.
+// append puts a message into its stream's block. It sends full blocks to the encoders: the old block if the message
+// does not fit, and the new one if the message fills it.
 func (a *accumulator) append(accepted accepted) {
 	message := &accepted.message
 	refuse := func(reason string) {
@@ -140,7 +140,7 @@ func (a *accumulator) closeOpen() {
 	a.handOver(open.number)
 }
 
-// handOver gives a closed segment to the uploaders once its last block is encoded.
+// handOver passes a closed segment to the uploaders once its last block is encoded.
 func (a *accumulator) handOver(number int) {
 	closed := a.closed[number]
 	if closed.inEncoders > 0 {

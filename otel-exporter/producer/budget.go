@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// A budget is the bytes that may be held. It grants in the order of asking, so that a large message is not starved by
-// small ones; it never grants more than its limit.
+// A budget limits the bytes held. It grants requests in order, so that small messages do not starve a large one, and
+// never exceeds its limit.
 type budget struct {
 	free    *semaphore.Weighted
 	limit   int64
@@ -21,7 +21,7 @@ func newBudget(limit int64, maxWait time.Duration) *budget {
 	return &budget{free: semaphore.NewWeighted(limit), limit: limit, maxWait: maxWait}
 }
 
-// reserve draws bytes; who gets none within the wait is refused.
+// reserve draws bytes, or fails after the maximum wait.
 func (b *budget) reserve(ctx context.Context, bytes int64) error {
 	over := func() error { return &OverBudgetError{bytes, b.held.Load(), b.limit} }
 	if bytes > b.limit {
@@ -39,7 +39,7 @@ func (b *budget) reserve(ctx context.Context, bytes int64) error {
 	return nil
 }
 
-// release gives bytes back.
+// release returns bytes.
 func (b *budget) release(bytes int64) {
 	b.held.Add(-bytes)
 	b.free.Release(bytes)

@@ -12,67 +12,70 @@ import (
 	"millpond.dev/otel-exporter/internal/storage"
 )
 
-// Config says how a producer batches, how much it may hold, and how it reaches the store. Start from DefaultConfig.
+// Config controls how a producer batches, how much memory it uses, and how it reaches the store. Start from
+// DefaultConfig.
 type Config struct {
-	// Linger is how long after its first message a segment closes at the latest; and how long after it a segment that was
-	// full before may wait for others that share its commit, the upload not counted. 1 s: most of the latency; one PUT
-	// and one commit a second is what a producer costs at least.
+	// Linger is how long after its first message a segment closes at the latest. A segment that fills up earlier may wait
+	// for the rest of its linger, uploads not counted, to share a commit. Default 1 s: this is most of the latency, and
+	// limits a quiet producer to one PUT and one commit a second.
 	Linger time.Duration
-	// SegmentBytes are the compressed bytes at which a segment closes before its linger is over. 16 MiB: past that a PUT
-	// gets slower, not cheaper.
+	// SegmentBytes is the compressed size at which a segment closes before its linger ends. Default 16 MiB: above that a
+	// PUT gets slower, not cheaper.
 	SegmentBytes int
-	// SegmentRawBytes are the raw bytes at which a segment closes. 128 MiB, for content that compresses extremely well.
+	// SegmentRawBytes is the raw size at which a segment closes. Default 128 MiB, for content that compresses extremely
+	// well.
 	SegmentRawBytes int
-	// BlockBytes are the raw bytes of a block, the unit of compression. 1 MiB: larger blocks compress no better.
+	// BlockBytes is the raw size of a block, the unit of compression. Default 1 MiB: larger blocks compress no better.
 	BlockBytes int
-	// MaxUploads is how many segments are uploaded at a time. 4: enough to fill the network while commits stay in order.
+	// MaxUploads is the number of concurrent uploads. Default 4: enough to fill the network while commits stay in order.
 	MaxUploads int
-	// CompressionLevel is zstd's. 1: the fastest.
+	// CompressionLevel is the zstd level. Default 1, the fastest.
 	CompressionLevel int
-	// Encoders is how many blocks are compressed at the same time. The number of processors that Go uses.
+	// Encoders is the number of blocks compressed concurrently. Default: GOMAXPROCS.
 	Encoders int
-	// MemoryLimit is how many bytes the producer may hold: messages, blocks and segments that are not committed yet.
-	// 256 MiB. Who calls Append when it is full waits.
+	// MemoryLimit is the maximum size of uncommitted messages, blocks and segments. Default 256 MiB. When it is reached,
+	// Append waits.
 	MemoryLimit int
-	// MaxWait is how long Append waits for memory before it is refused. 10 s: within the patience of OTLP clients.
+	// MaxWait limits how long Append waits for memory. Default 10 s: shorter than the timeouts of OTLP clients.
 	MaxWait time.Duration
-	// Shard is the shard to write to; negative (the default) draws one at random.
+	// Shard is the shard to write to. Negative (the default): draw one at random.
 	Shard int
-	// Shards is how many shards a buffer gets that does not exist yet. 1.
+	// Shards is the number of shards of a new buffer. Default 1.
 	Shards int
-	// TailMax is the number of entries in the manifest at which the next commit seals them into a page. 2,048: a commit
-	// then moves 120 KB at most, whatever the backlog.
+	// TailMax is the number of entries in the manifest at which the next commit seals them into a page. Default 2,048: a
+	// commit then moves at most 120 KB, whatever the backlog.
 	TailMax int
-	// StartTimeout is how long Open waits for the store. 30 s. Begin does not wait.
+	// StartTimeout limits how long Open waits for the store. Default 30 s. Begin does not wait.
 	StartTimeout time.Duration
 
-	// S3Endpoint is the S3 service's address when it is not AWS, http://127.0.0.1:9000 for instance. Without it the AWS
-	// variables and profile are asked.
+	// S3Endpoint is the address of an S3 service other than AWS, for example http://127.0.0.1:9000. Default: the AWS
+	// variables and profile.
 	S3Endpoint string
-	// S3Region is the S3 region. Without it the AWS variables and the profile are asked. Credentials always
-	// come from the AWS SDK's own chain.
+	// S3Region is the S3 region. Default: the AWS variables and profile. Credentials always come from the AWS SDK's
+	// default chain.
 	S3Region string
-	// AllowHTTP allows an S3 endpoint without TLS on another machine. Off: what is sent would be readable on the way.
+	// AllowHTTP allows an S3 endpoint without TLS on another machine. Default false: the data would be readable on the
+	// network.
 	AllowHTTP bool
-	// RequestTimeout is the longest that one request to the store may take. 30 s: past that its outcome is looked up.
+	// RequestTimeout limits one request to the store. Default 30 s; after that the producer looks up the outcome.
 	RequestTimeout time.Duration
-	// CreateBucket makes the bucket or the directory when it is missing. Off: a typing error should not make a bucket.
+	// CreateBucket creates a missing bucket or directory. Default false: a typo should not create a bucket.
 	CreateBucket bool
 
-	// Logger gets one line per thing that an operator would ask about. Nil: slog.Default().
+	// Logger gets one line per event that an operator would ask about. Nil: slog.Default().
 	Logger *slog.Logger
-	// Hooks are told how long things took. They are called from the producer's own goroutines: they must not block.
+	// Hooks receive durations. The producer's goroutines call them: they must not block.
 	Hooks Hooks
 }
 
-// Hooks are called as things happen; each may be nil.
+// Hooks are called on events; each may be nil.
 type Hooks struct {
-	Closed    func(lingered time.Duration)           // a segment closed, so long after its first message
-	Uploaded  func(took time.Duration)               // a segment is in the store, so long after the first attempt
-	Committed func(took time.Duration, segments int) // a commit is in the log, so long after the first attempt
+	Closed    func(lingered time.Duration)           // a segment closed; time since its first message
+	Uploaded  func(took time.Duration)               // a segment is in the store; time since the first attempt
+	Committed func(took time.Duration, segments int) // a commit is in the log; time since the first attempt
 }
 
-// DefaultConfig gives the defaults, whose reasons are at Config's fields.
+// DefaultConfig returns the defaults. Config's fields document the reasons.
 func DefaultConfig() Config {
 	return Config{
 		Linger:           time.Second,
@@ -92,10 +95,10 @@ func DefaultConfig() Config {
 	}
 }
 
-// workingMemory is what is held whatever happens: in each encoder, room for a block and to compress it into.
+// workingMemory is always in use: each encoder has room for a block and its compressed form.
 func (c *Config) workingMemory() int { return 2 * c.Encoders * c.BlockBytes }
 
-// Check gives an error that names the first setting that makes no sense.
+// Check returns an error that names the first invalid setting.
 func (c *Config) Check() error {
 	const gib = 1 << 30
 	for _, rule := range []struct {

@@ -1,7 +1,7 @@
-// Package producer appends messages to a Millpond buffer: it fills blocks, compresses them, puts them into segments,
-// uploads those and commits them to the log of a shard with one compare-and-set. It needs nothing but the bucket, and
-// speaks the same formats and the same protocol as `millpond gateway` (design/formats.md, design/protocols.md): any
-// number of producers of both kinds share a buffer.
+// Package producer appends messages to a Millpond buffer. It fills blocks, compresses them, combines them into segments,
+// uploads those and commits them to the log of a shard with one compare-and-set. It needs nothing but the bucket. It
+// speaks the same formats and protocol as `millpond gateway` (design/formats.md, design/protocols.md), and any number of
+// producers of both kinds can share a buffer.
 //
 //	p, err := producer.Open(ctx, "s3://my-bucket/telemetry", producer.DefaultConfig())
 //	if err != nil {
@@ -16,11 +16,10 @@
 //		ReceivedAt: time.Now(),
 //	})
 //
-// Append returns when the message is in the log. It waits for its commit, a second or so with the default settings: call
-// it from as many goroutines as there are messages under way. Order of commit is the order in which messages were
-// accepted.
+// Append returns once the message is in the log. With the default settings that takes about a second: call it from one
+// goroutine per message in flight. The log has messages in the order in which the producer accepted them.
 //
-// # What Append says
+// # Results of Append
 //
 //	answer                                            is it in the log   retry
 //	nil, with the sequence                            yes, once          no
@@ -28,18 +27,18 @@
 //	OutcomeUnknownError                               perhaps            only if a duplicate does less harm than a loss
 //	RefusedError                                      no                 no
 //
-// OutcomeUnknownError comes when the caller's context ends before the commit, so give Append more time than a commit
-// takes, or none to run out of. Else it needs two things at once: the store did not confirm a commit, and before the
-// producer could look, the manifest had forgotten it (256 other producers and 24 hours without a commit, or 4,096
-// others). It is also the answer when somebody else commits under the producer's id.
+// OutcomeUnknownError means that the caller's context ended before the commit: give Append more time than a commit takes,
+// or no deadline. Otherwise it needs two rare events at once: the store did not confirm a commit, and the manifest forgot
+// the producer before it could look. That takes 256 other producers and 24 hours without a commit, or 4,096 other
+// producers. Another producer that commits under the same ID also causes it.
 //
 // # When the store is away
 //
-// Uploads and commits are tried again, with backoff and jitter, for as long as the process lives. Nothing that was
-// accepted is dropped. MemoryLimit fills up and callers are refused with OverBudgetError: that is the backpressure.
-// Waiting says what is waited for. Begin makes no exception of the start: what is appended before the store was ever
-// reached is held in the same way. Open is for who would rather have an error after StartTimeout.
+// The producer retries uploads and commits with backoff and jitter for as long as the process lives, and drops nothing
+// that it accepted. Once MemoryLimit is reached, Append fails with OverBudgetError: that is the backpressure. Waiting
+// reports what the producer is waiting for. Begin treats an outage at the start the same way: it holds messages until it
+// first reaches the store. Open returns an error after StartTimeout instead.
 //
-// MemoryLimit counts the bytes that the producer holds; Go's garbage collector lets the process grow to about twice that
+// MemoryLimit counts the bytes that the producer holds. Go's garbage collector lets the process grow to about twice that
 // (GOGC, GOMEMLIMIT).
 package producer

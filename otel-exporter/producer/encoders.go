@@ -4,7 +4,7 @@ import (
 	"millpond.dev/otel-exporter/internal/segment"
 )
 
-// encoders compress blocks, so many at a time, each in buffers of its own. They know nothing of segments.
+// encoders compress a limited number of blocks concurrently, each with its own buffers. They know nothing of segments.
 type encoders struct {
 	free     chan *segment.Compressor
 	budget   *budget
@@ -23,7 +23,7 @@ func newEncoders(config *Config, budget *budget, counters *counters) (*encoders,
 	return e, nil
 }
 
-// encode compresses a block when an encoder is free and gives back what that frees of its cost.
+// encode compresses a block when an encoder is free, and releases the part of its cost that compression saves.
 func (e *encoders) encode(full *fullBlock) doneBlock {
 	e.counters.blocksEncoding.Add(1)
 	compressor := <-e.free

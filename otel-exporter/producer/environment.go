@@ -14,7 +14,7 @@ import (
 	"millpond.dev/otel-exporter/internal/storage"
 )
 
-// An environment is where the time of day and chance come in. Tests give their own seed.
+// An environment provides the clock and randomness. Tests set the seed.
 type environment struct {
 	mutex  sync.Mutex
 	random *rand.ChaCha8
@@ -25,10 +25,10 @@ func newEnvironment(seed [32]byte) *environment {
 	return &environment{random: rand.NewChaCha8(seed), now: time.Now}
 }
 
-// systemEnvironment has random numbers seeded by the operating system.
+// systemEnvironment seeds its random numbers from the operating system.
 func systemEnvironment() *environment {
 	var seed [32]byte
-	// It never fails: crypto/rand ends the program instead.
+	// Read never fails: crypto/rand ends the program instead.
 	_, _ = crand.Read(seed[:])
 	return newEnvironment(seed)
 }
@@ -56,10 +56,10 @@ func (e *environment) uuid() uuid.UUID {
 
 func (e *environment) unixMs() uint64 { return uint64(max(e.now().UnixMilli(), 0)) }
 
-// ulid gives a name that sorts by time, of no time before notBeforeMs.
+// ulid returns a name that sorts by time, with a time of at least notBeforeMs.
 func (e *environment) ulid(notBeforeMs uint64) ulid.ULID {
 	name := ulid.ULID(e.sixteen())
-	// The time is one of 48 bits: this fails past the year 10889.
+	// SetTime fails only past the year 10889: the time has 48 bits.
 	_ = name.SetTime(min(max(e.unixMs(), notBeforeMs), ulid.MaxTime()))
 	return name
 }

@@ -10,8 +10,8 @@ import (
 	"millpond.dev/otel-exporter/producer"
 )
 
-// Three messages go into a buffer in a directory. With s3://bucket/prefix it is the same; credentials are then whatever
-// the AWS CLI would use.
+// Three messages go into a buffer in a directory. s3://bucket/prefix works the same way, with the credentials that the
+// AWS CLI would use.
 func Example() {
 	directory, err := os.MkdirTemp("", "millpond")
 	if err != nil {

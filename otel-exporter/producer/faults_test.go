@@ -28,7 +28,8 @@ func TestAnUploadThatLandedUnreportedIsOneSegment(t *testing.T) {
 	})
 }
 
-// Whatever the network does to commits, what was acknowledged is in the log, once: the table of producers tells.
+// Whatever the network does to commits, an acknowledged message is in the log once: the producer table resolves unknown
+// outcomes.
 func TestACommitThatLandedUnreportedYieldsItsRecordsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
@@ -51,9 +52,9 @@ func TestACommitThatLandsAfterTheNextAttemptHasReadTheManifestCountsOnce(t *test
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		p := w.producer(testConfig(), 1)
-		// The first attempt is reported as failed and is still under way ...
+		// The first attempt is reported as failed but still in flight ...
 		late := w.network.Detain(unreliable.Replace, "manifest")
-		// ... when the second one, made of the same manifest, is about to be sent.
+		// ... when the second one, based on the same manifest, is about to be sent.
 		second := w.network.Hold(unreliable.Replace, "manifest")
 		var client sync.WaitGroup
 		client.Go(func() { w.mustAppend(p, "a") })
@@ -67,7 +68,7 @@ func TestACommitThatLandsAfterTheNextAttemptHasReadTheManifestCountsOnce(t *test
 	})
 }
 
-// What an unresolved attempt named must not change: more segments join only when it is certain that it never lands.
+// The segments of an unresolved attempt must not change: more join only once it can never land.
 func TestNothingJoinsACommitWhoseOutcomeIsUnknown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
@@ -77,7 +78,7 @@ func TestNothingJoinsACommitWhoseOutcomeIsUnknown(t *testing.T) {
 		var clients sync.WaitGroup
 		clients.Go(func() { w.mustAppend(p, "a") })
 		<-late.Arrived()
-		// It is uploaded while the first attempt may yet land.
+		// The upload finishes while the first attempt may still land.
 		clients.Go(func() { w.mustAppend(p, "b") })
 		<-second.Arrived()
 		late.Release()
@@ -88,7 +89,7 @@ func TestNothingJoinsACommitWhoseOutcomeIsUnknown(t *testing.T) {
 	})
 }
 
-// A proxy repeats a request whose answer it lost: the store refuses the second copy because the first landed.
+// A proxy repeats a request whose answer it lost. The store refuses the second copy because the first landed.
 func TestARefusalThatOurOwnCommitCausedAcknowledgesNothingButThatCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
@@ -98,7 +99,7 @@ func TestARefusalThatOurOwnCommitCausedAcknowledgesNothingButThatCommit(t *testi
 		var clients sync.WaitGroup
 		clients.Go(func() { sequences[0] = w.mustAppend(p, "a") })
 		time.Sleep(unreliable.RepeatedAfter / 2)
-		// Its segment is there before the first commit is answered.
+		// Its segment is uploaded before the first commit gets an answer.
 		clients.Go(func() { sequences[1] = w.mustAppend(p, "b") })
 		clients.Wait()
 		sequences[2] = w.mustAppend(p, "c")
@@ -133,7 +134,7 @@ func TestARefusalThatAnotherProducerCausedLetsMoreSegmentsJoin(t *testing.T) {
 	})
 }
 
-// Somebody else uses the id, or the manifest comes from a copy of the buffer.
+// Another producer uses the ID, or the manifest comes from a copy of the buffer.
 func TestACommitThatTheProducerDidNotMakeAcknowledgesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
@@ -203,7 +204,7 @@ func TestAnOutageMakesCallersWaitAndLosesNothing(t *testing.T) {
 			time.Sleep(2 * time.Minute)
 			synctest.Wait()
 			if p.Waiting() == "" {
-				t.Error("it does not say that it waits")
+				t.Error("the producer does not report that it waits")
 			}
 			stats := p.Stats()
 			if stats.MemoryHeldBytes > stats.MemoryLimitBytes || stats.Refused < 100 {
@@ -220,7 +221,7 @@ func TestAnOutageMakesCallersWaitAndLosesNothing(t *testing.T) {
 	}
 }
 
-// seeds are those of a run of random faults; MILLPOND_TEST_SEED runs one of them alone.
+// seeds returns the seeds of a run of random faults. MILLPOND_TEST_SEED selects a single one.
 func seeds(t *testing.T, count uint64) []uint64 {
 	if given := os.Getenv("MILLPOND_TEST_SEED"); given != "" {
 		seed, err := strconv.ParseUint(given, 10, 64)
@@ -242,7 +243,7 @@ func TestRandomFaultsLoseNothingAndDoubleNothing(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, seed)
 				config := testConfig()
-				// Pages are sealed all the time.
+				// A small tail seals pages all the time.
 				config.TailMax = 4 + int(seed%8)
 				var clients sync.WaitGroup
 				var all []string
@@ -269,7 +270,7 @@ func TestRandomFaultsLoseNothingAndDoubleNothing(t *testing.T) {
 				if state := w.manifest(); len(state.Pages) == 0 || state.Check() != "" {
 					t.Errorf("%d pages, %s", len(state.Pages), state.Check())
 				}
-				// Each client sent one after another: that is their order in the log.
+				// Each client sends one message after another, so the log must keep their order.
 				order := w.log()
 				for i := 1; i < len(all); i++ {
 					if before, _, _ := strings.Cut(all[i-1], "message"); strings.HasPrefix(all[i], before) &&
@@ -388,7 +389,7 @@ func TestAForgottenProducerWhoseRefusedCommitIsInTheLogSaysSoAndGoesOn(t *testin
 	})
 }
 
-// The manifest was put back to an older state: the number does not follow, and nobody can tell what became of what.
+// An older manifest was restored: the number does not follow, and no outcome can be resolved.
 func TestAManifestThatWasPutBackIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// A stage is where the pipeline can be held up.
+// A stage is a point at which the store can stall the pipeline.
 type stage int
 
 const (
@@ -17,21 +17,21 @@ const (
 
 func (s stage) String() string { return [...]string{"open", "upload", "commit"}[s] }
 
-// health is what the producer is waiting for. It decides nothing.
+// health records what the producer is waiting for. It decides nothing.
 type health struct {
 	mutex   sync.Mutex
-	waiting [3]string // by stage; empty: it gets on
+	waiting [3]string // by stage; empty: not stalled
 	log     *slog.Logger
 }
 
-// heldUp writes one line in the log when a stage is held up, not one for each attempt.
+// heldUp logs one line when a stage stalls, not one per attempt.
 func (h *health) heldUp(stage stage, reason error) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	if h.waiting[stage] == "" {
-		h.log.Warn("millpond waits for the store and goes on trying", "stage", stage.String(), "reason", reason)
+		h.log.Warn("millpond is waiting for the store and keeps retrying", "stage", stage.String(), "reason", reason)
 	} else {
-		h.log.Debug("millpond still waits for the store", "stage", stage.String(), "reason", reason)
+		h.log.Debug("millpond is still waiting for the store", "stage", stage.String(), "reason", reason)
 	}
 	h.waiting[stage] = reason.Error()
 }
@@ -40,12 +40,12 @@ func (h *health) gotOn(stage stage) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	if h.waiting[stage] != "" {
-		h.log.Info("millpond goes on: the store answers again", "stage", stage.String())
+		h.log.Info("millpond continues: the store answers again", "stage", stage.String())
 	}
 	h.waiting[stage] = ""
 }
 
-// reason is what is waited for; empty when nothing is.
+// reason describes what the producer is waiting for, or is empty.
 func (h *health) reason() string {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()

@@ -11,10 +11,10 @@ import (
 	"millpond.dev/otel-exporter/internal/storage"
 )
 
-// Open opens the buffer at a URL (s3://bucket/prefix, file:///directory or, for tests, memory:///), tests that its store
-// keeps the preconditions that everything rests on, writes the buffer object if there is none, and registers in a shard.
-// It fails when a setting makes no sense, with an OpenError when the store refuses, and when the store was not reached
-// for StartTimeout. Once it has started, an outage of the store is waited for.
+// Open opens the buffer at a URL (s3://bucket/prefix, file:///directory or, for tests, memory:///). It tests that the
+// store honours write preconditions, writes the buffer object if there is none, and registers in a shard. It fails if a
+// setting is invalid, if the store refuses (OpenError), or if the store stays unreachable for StartTimeout. A started
+// producer waits out an outage of the store.
 func Open(ctx context.Context, url string, config Config) (*Producer, error) {
 	p, err := Begin(url, config)
 	if err != nil {
@@ -23,10 +23,10 @@ func Open(ctx context.Context, url string, config Config) (*Producer, error) {
 	return p.orNothing(ctx)
 }
 
-// Begin is Open for those who cannot wait for a store that is away, such as a Collector with other things to do. It
-// fails only when a setting makes no sense. The buffer is opened in the background, for as long as that takes; what is
-// appended meanwhile is held, and refused when MemoryLimit is reached, as in any outage. Opened says how that ended: when
-// the buffer turns out to be unusable, everything that was accepted is answered with a NotCommittedError.
+// Begin is Open for a caller that cannot wait for the store, such as a Collector with other components. It fails only
+// if a setting is invalid. It opens the buffer in the background, however long that takes. Meanwhile it holds what is
+// appended, and refuses more once MemoryLimit is reached, as in any outage. Opened reports the result: if the buffer
+// turns out to be unusable, every accepted message fails with a NotCommittedError.
 func Begin(url string, config Config) (*Producer, error) {
 	return begin(systemEnvironment(), config, func(ctx context.Context) (*storage.Store, error) {
 		store, err := storage.Open(ctx, url, storage.Options{
@@ -43,10 +43,10 @@ func Begin(url string, config Config) (*Producer, error) {
 	})
 }
 
-// CheckURL says what is wrong with a buffer's URL, without asking the store.
+// CheckURL validates a buffer's URL without contacting the store.
 func CheckURL(url string) error { return storage.CheckURL(url) }
 
-// openStore makes one attempt to open a store that is fit for a buffer.
+// openStore makes one attempt to open a store that can hold a buffer.
 type openStore func(context.Context) (*storage.Store, error)
 
 func begin(environment *environment, config Config, openStore openStore) (*Producer, error) {
@@ -82,8 +82,8 @@ func begin(environment *environment, config Config, openStore openStore) (*Produ
 	return p, nil
 }
 
-// Opened waits until the buffer is open, and gives an OpenError if it never will be. When the context ends first, its
-// error says what is waited for; the opening goes on.
+// Opened waits until the buffer is open, and returns an OpenError if it never will be. If the context ends first, the
+// error describes what the producer is waiting for; opening continues.
 func (p *Producer) Opened(ctx context.Context) error {
 	select {
 	case <-p.pipeline.opened:
@@ -93,27 +93,27 @@ func (p *Producer) Opened(ctx context.Context) error {
 	}
 }
 
-// orNothing waits for StartTimeout until the buffer is open, and stops the producer if it is not.
+// orNothing waits up to StartTimeout for the buffer to open, and stops the producer if it does not.
 func (p *Producer) orNothing(ctx context.Context) (*Producer, error) {
 	starting, end := context.WithTimeoutCause(ctx, p.config.StartTimeout,
 		fmt.Errorf("the store was not reached for %s", p.config.StartTimeout))
 	defer end()
 	if err := p.Opened(starting); err != nil {
-		// Nothing was accepted, so there is nothing that this waits for and nothing that it could lose.
+		// Nothing was accepted, so Close neither waits nor loses anything.
 		_ = p.Close(context.WithoutCancel(ctx))
 		return nil, err
 	}
 	return p, nil
 }
 
-// open opens the buffer and registers in a shard, however long that takes. It gives no committer when there will never
-// be an open buffer. Whoever waits for that is told.
+// open opens the buffer and registers in a shard, however long that takes. It returns no committer if the buffer can
+// never be opened, and tells everybody who waits for it.
 func (p *Producer) open(ctx context.Context, openStore openStore) *committer {
 	p.pipeline.ctx = ctx
 	committer, err := p.tryOpen(ctx, openStore)
 	switch {
 	case err == nil:
-		// From here on nothing ends what was accepted.
+		// From here on no context cancels accepted work.
 		p.pipeline.ctx = context.WithoutCancel(ctx)
 	case ctx.Err() != nil:
 		p.pipeline.openError = context.Cause(ctx)
@@ -160,7 +160,7 @@ func (p *Producer) tryOpen(ctx context.Context, openStore openStore) (*committer
 	return committer, nil
 }
 
-// patiently repeats what fails for the store's sake until the context ends.
+// patiently repeats an attempt that fails because of the store, until the context ends.
 func (p *pipeline) patiently(ctx context.Context, attempt func() error) error {
 	backoff := storage.Backoff{Initial: 100 * time.Millisecond, Max: 3 * time.Second}
 	for {

@@ -14,7 +14,7 @@ import (
 	"millpond.dev/otel-exporter/internal/storage/unreliable"
 )
 
-// begun is a producer that opens the world's store behind its network, as Begin does.
+// begun starts a producer that opens the world's store through its network, as Begin does.
 func (w *world) begun(config Config) *Producer {
 	w.t.Helper()
 	p, err := begin(systemEnvironment(), config, func(ctx context.Context) (*storage.Store, error) {
@@ -30,7 +30,7 @@ func (w *world) begun(config Config) *Producer {
 	return p
 }
 
-// notABuffer puts something else where the buffer should be.
+// notABuffer writes something else at the buffer's key.
 func (w *world) notABuffer() {
 	w.t.Helper()
 	if _, err := w.memory.Create(w.t.Context(), manifest.BufferKey, storage.Body{[]byte("something else")}); err != nil {
@@ -52,7 +52,7 @@ func TestOpenWithoutAStoreGivesUpInTimeAndSaysWhy(t *testing.T) {
 		if waited := time.Since(started); waited != testConfig().StartTimeout {
 			t.Error(waited)
 		}
-		// What is there and is no buffer is not waited for.
+		// An object that is not a buffer fails at once.
 		w.network.Outage(unreliable.Honest)
 		w.notABuffer()
 		started = time.Now()
@@ -80,7 +80,7 @@ func TestAProducerThatBeginsWithoutAStoreHoldsWhatItIsGivenUntilItIsThere(t *tes
 			time.Sleep(10 * time.Minute)
 			synctest.Wait()
 			if !strings.Contains(p.Waiting(), "waiting for the store (open)") {
-				t.Errorf("it says that it waits for %q", p.Waiting())
+				t.Errorf("the producer reports that it waits for %q", p.Waiting())
 			}
 			stats := p.Stats()
 			if stats.MemoryHeldBytes > stats.MemoryLimitBytes || stats.Refused < 100 {

@@ -2,34 +2,35 @@ package producer
 
 import "time"
 
-// quiet is how long no message has come when nothing is coming, if no segment is on its way either. 50 ms: a fraction
-// of what an upload and a commit take, and longer than the gaps between the messages of a load that fills segments.
+// quiet is the gap between messages after which no more are coming, provided no segment is in flight. 50 ms: a fraction
+// of an upload and a commit, and longer than the gaps of a load that fills segments.
 const quiet = 50 * time.Millisecond
 
-// A pace says how long full segments wait for others to share their commit: a commit costs the same whatever it carries.
+// A pace decides how long full segments wait for others to share their commit: a commit costs the same whatever it
+// carries.
 //
-// A segment that its linger closed does not wait. One that was full before has the rest of its linger for it: so no
-// message is committed later than it would be at a trickle. It does not wait when that helps nobody: nothing is coming,
-// as when callers wait for their answers before they send more, or memory is getting scarce.
+// A segment that closed because of its linger does not wait. One that was full earlier waits for at most the rest of
+// its linger, so no message commits later than at low load. It does not wait if that helps nobody: no messages are
+// coming, for example because callers wait for answers, or memory is scarce.
 type pace struct {
 	flow     *flow
 	budget   *budget
-	arrived  int64     // segments that have come from the uploaders, or will never come
-	seen     int64     // the messages that had been taken when it was looked last
+	arrived  int64     // segments that have arrived from the uploaders, or never will
+	seen     int64     // messages taken at the last look
 	nextLook time.Time // when to look again
 }
 
-// arrive: one of the segments that were closed has come.
+// arrive records that a closed segment has arrived.
 func (p *pace) arrive() { p.arrived++ }
 
-// begin: a group begins to wait.
+// begin starts the wait of a group.
 func (p *pace) begin() {
 	p.seen = p.flow.messages.Load()
 	p.nextLook = time.Now().Add(quiet)
 }
 
-// waitUntil is until when a group that is due then may wait before it is asked again; wait is false when it is to be
-// committed now.
+// waitUntil returns the time until which a group with this due time may wait before asking again. wait is false if the
+// group must commit now.
 func (p *pace) waitUntil(due time.Time) (until time.Time, wait bool) {
 	now := time.Now()
 	if !now.Before(due) || p.isScarce() {
@@ -49,5 +50,5 @@ func (p *pace) waitUntil(due time.Time) (until time.Time, wait bool) {
 	return p.nextLook, true
 }
 
-// isScarce: three quarters of the memory are held, and what waits here is better given back.
+// isScarce reports that three quarters of the memory are in use, so that committing early frees memory.
 func (p *pace) isScarce() bool { return p.budget.held.Load()/3 >= p.budget.limit/4 }

@@ -39,7 +39,8 @@ func TestAFullTailIsSealedByTheNextCommit(t *testing.T) {
 	})
 }
 
-// No manifest ever refers to a page that is not in the store: the page comes first, however often it takes.
+// No manifest ever refers to a page that is missing from the store: the page comes first, however many attempts it
+// takes.
 func TestAPageIsInTheStoreBeforeAManifestRefersToIt(t *testing.T) {
 	for _, fault := range []unreliable.Fault{unreliable.Lost, unreliable.LandsUnreported} {
 		synctest.Test(t, func(t *testing.T) {
@@ -74,7 +75,7 @@ func TestAPageWhoseSwapLandedUnreportedIsCountedOnce(t *testing.T) {
 	})
 }
 
-// After a conflict the same page is used again: its entries are the first of the tail that is found.
+// After a conflict the producer reuses the page: its entries are still the first of the tail.
 func TestAPageIsUsedAgainAfterAConflict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)

@@ -10,7 +10,7 @@ import (
 	"millpond.dev/otel-exporter/internal/segment"
 )
 
-// Encoding is how the messages of a stream are to be read. A stream has one for ever.
+// Encoding tells a reader how to interpret a stream's messages. A stream never changes its encoding.
 type Encoding = segment.Encoding
 
 const (
@@ -23,28 +23,27 @@ const (
 // A Message is one message to be appended to a stream.
 type Message struct {
 	// Stream is 1 to 100 of the characters a-z A-Z 0-9 . _ - with a letter or digit first, for example otlp.logs.
-	Stream string
-	// Encoding is how the payload is to be read.
+	Stream   string
 	Encoding Encoding
-	// Payload is the message. It must not be changed until Append has returned, and not after an OutcomeUnknownError.
+	// Payload must not change until Append has returned. After an OutcomeUnknownError it must never change.
 	Payload []byte
-	// Records are those in the payload, as counted by the caller.
+	// Records is the number of records in the payload.
 	Records uint64
-	// ReceivedAt is when it was received.
+	// ReceivedAt is the time when the message was received.
 	ReceivedAt time.Time
 }
 
-// Committed says where in the log a message is.
+// Committed is the position of a message in the log.
 type Committed struct {
 	Shard    uint32
 	Sequence uint64 // of the segment that holds it
 }
 
-// queue is how many messages wait between the callers and the accumulator, and segments between the uploaders and the
-// committer: only to hand over, the waiting is done elsewhere.
+// queue is the capacity of the channels from the callers to the accumulator, and from the uploaders to the committer.
+// It only smooths the handover; waiting happens elsewhere.
 const queue = 64
 
-// A Producer appends messages to one shard of a buffer. Its methods may be called from any goroutine.
+// A Producer appends messages to one shard of a buffer. It is safe for concurrent use.
 type Producer struct {
 	config   Config
 	pipeline *pipeline
@@ -56,8 +55,8 @@ type Producer struct {
 	drained  chan struct{} // closed when everything accepted is committed
 }
 
-// run starts the stages, the last of which begins by opening the buffer. Each ends when the one before it has, and all
-// that it brought is done.
+// run starts the stages; the last one begins by opening the buffer. Each stage ends once the previous one has ended and
+// all its work is done.
 func (p *Producer) run(encoders *encoders, openStore openStore) {
 	uploaders := &uploaders{
 		pipeline: p.pipeline,
@@ -78,7 +77,7 @@ func (p *Producer) run(encoders *encoders, openStore openStore) {
 	go func() {
 		accumulator.run(p.messages)
 		uploaders.tasks.Wait()
-		// An opening that still goes on has nothing to open for.
+		// An opening still in progress has no purpose anymore.
 		stopOpening(ErrClosed)
 		close(uploaders.arrivals)
 	}()
@@ -87,13 +86,13 @@ func (p *Producer) run(encoders *encoders, openStore openStore) {
 			committer.run(uploaders.arrivals)
 		}
 		for range uploaders.arrivals {
-			// Without a buffer there is nothing in them: their callers have been told.
+			// Without a buffer the arrivals carry no segments: their callers have their errors.
 		}
 		close(p.drained)
 	}()
 }
 
-// Shard is the shard that this producer writes to; 0 before the buffer is open.
+// Shard returns the shard that this producer writes to; 0 before the buffer is open.
 func (p *Producer) Shard() uint32 {
 	select {
 	case <-p.pipeline.opened:
@@ -104,8 +103,8 @@ func (p *Producer) Shard() uint32 {
 }
 
 // Append appends a message and waits until it is committed. Its errors are those of this package; IsRetryable and
-// HasNoSideEffects say what they mean. When the context ends first the error is an OutcomeUnknownError if the message
-// was accepted (it is still going to be committed, once) and the context's own error if it was not.
+// HasNoSideEffects classify them. If the context ends first, the error is the context's own if the message was not
+// accepted. Otherwise it is an OutcomeUnknownError, and the producer still commits the message once.
 func (p *Producer) Append(ctx context.Context, message Message) (Committed, error) {
 	waiter, err := p.accept(ctx, message)
 	if err != nil {
@@ -116,7 +115,7 @@ func (p *Producer) Append(ctx context.Context, message Message) (Committed, erro
 	case result := <-waiter:
 		return result.committed, result.err
 	case <-ctx.Done():
-		return Committed{}, &OutcomeUnknownError{"it was not waited for: " + ctx.Err().Error(), ctx.Err()}
+		return Committed{}, &OutcomeUnknownError{"the caller stopped waiting: " + ctx.Err().Error(), ctx.Err()}
 	}
 }
 
@@ -138,19 +137,19 @@ func (p *Producer) accept(ctx context.Context, message Message) (waiter, error) 
 		return nil, ErrClosed
 	}
 	waiter := make(waiter, 1)
-	// The accumulator never waits for the store, so this is soon done.
+	// The accumulator never waits for the store, so this send does not block for long.
 	p.messages <- accepted{message, waiter, cost}
 	return waiter, nil
 }
 
-// cost is the bytes of budget for a message of this size, which must be one that can be accepted at all.
+// cost is the budget in bytes for a message of this size. It fails for a message that can never be accepted.
 func (p *Producer) cost(payloadLen int) (int64, error) {
 	cost := segment.MessageLenMax(payloadLen) + waiterBytes
 	if cost <= p.config.BlockBytes {
 		return int64(cost), nil
 	}
-	// It gets a block of its own, for which an encoder's room does not suffice: it brings its own, to be copied and
-	// compressed into, and that for the result.
+	// A message this large gets its own block, which exceeds an encoder's room: its cost covers the copy, the compression
+	// buffer and the result.
 	most := min(int(segment.DefaultLimits().BlockRawMax)-segment.MessageLenMax(0),
 		int(p.pipeline.budget.limit/3)-segment.MessageLenMax(0)-waiterBytes)
 	if payloadLen > most {
@@ -159,16 +158,16 @@ func (p *Producer) cost(payloadLen int) (int64, error) {
 	return 3 * int64(cost), nil
 }
 
-// Waiting says what the producer waits for: empty when the last request of every kind to the store succeeded, else a
-// sentence with the reason. It goes on trying.
+// Waiting describes what the producer is waiting for. It is empty if the last request of every kind to the store
+// succeeded. The producer keeps retrying.
 func (p *Producer) Waiting() string { return p.pipeline.health.reason() }
 
-// Stats is what was done so far.
+// Stats returns the statistics so far.
 func (p *Producer) Stats() Stats { return p.pipeline.counters.stats(p.pipeline.budget) }
 
-// Close refuses new messages and waits until everything that was accepted is committed. When the context ends first, it
-// says what is left and why; the producer goes on with it, and Close can be called again. Its error is an OpenError when
-// nothing could be committed for want of a buffer.
+// Close refuses new messages and waits until everything accepted is committed. If the context ends first, the error
+// states how much is left and why. The producer keeps working, and Close can be called again. Close returns an
+// OpenError if the buffer could not be opened.
 func (p *Producer) Close(ctx context.Context) error {
 	p.gate.Lock()
 	if !p.closed {

@@ -81,7 +81,7 @@ func TestASegmentClosesWhenItIsFull(t *testing.T) {
 		config.SegmentBytes = 3_000
 		config.Linger = time.Hour
 		p := w.producer(config, 1)
-		// What does not compress fills blocks of 1 KiB, and three of them a segment.
+		// Incompressible messages fill blocks of 1 KiB, and three of those fill a segment.
 		random := rand.New(rand.NewPCG(1, 2))
 		var payloads []string
 		for range 40 {
@@ -94,7 +94,7 @@ func TestASegmentClosesWhenItIsFull(t *testing.T) {
 		var clients sync.WaitGroup
 		for _, payload := range payloads {
 			clients.Go(func() { w.mustAppend(p, payload) })
-			// Each block is compressed before the next one fills.
+			// Compress each block before the next one fills.
 			synctest.Wait()
 		}
 		// Blocks have three messages, segments four blocks.
@@ -115,7 +115,7 @@ func TestOrderOfCommitIsOrderOfAcceptance(t *testing.T) {
 		var clients sync.WaitGroup
 		for _, message := range messages {
 			clients.Go(func() { w.mustAppend(p, message) })
-			// It is accepted before the next one is sent; it need not be committed.
+			// The message is accepted before the next one is sent; it need not be committed.
 			synctest.Wait()
 		}
 		clients.Wait()
@@ -240,7 +240,7 @@ func TestABudgetIsGrantedInTheOrderOfAsking(t *testing.T) {
 		synctest.Wait()
 		clients.Go(func() {
 			started := time.Now()
-			// Granted first, the large one holds everything until the small one has waited in vain.
+			// Granted first, the large request holds everything until the small one times out.
 			if err := b.reserve(t.Context(), 1); !isA[*OverBudgetError](err) || time.Since(started) != 10*time.Second {
 				t.Error(err, time.Since(started))
 			}

@@ -9,17 +9,17 @@ import (
 	"millpond.dev/otel-exporter/internal/segment"
 )
 
-// A result is what a waiting caller is told.
+// A result is the answer to a waiting caller.
 type result struct {
 	committed Committed
 	err       error
 }
 
-// A waiter is where a caller waits for the commit: a channel with room for the one result, so that telling it never
-// blocks. That the caller has gone away is no reason to do anything else.
+// A waiter is a channel on which a caller waits for its commit. It has room for one result, so sending never blocks,
+// even after the caller has left.
 type waiter chan result
 
-// waiterBytes are the bytes of a waiting caller and its place in a list, beside the payload.
+// waiterBytes is the size of a waiting caller and its list entry, on top of the payload.
 const waiterBytes = 192
 
 func fail(waiters []waiter, err error) {
@@ -28,14 +28,14 @@ func fail(waiters []waiter, err error) {
 	}
 }
 
-// An accepted message, where its caller waits, and the bytes of budget that it has drawn.
+// accepted is an accepted message, its caller's waiter, and the bytes it has reserved from the budget.
 type accepted struct {
 	message Message
 	waiter  waiter
 	cost    int64
 }
 
-// A fullBlock is a block that is full, or whose segment closes.
+// A fullBlock is ready to encode: it is full, or its segment is closing.
 type fullBlock struct {
 	segment, stream, slot int
 	builder               *segment.BlockBuilder
@@ -43,7 +43,7 @@ type fullBlock struct {
 	cost                  int64
 }
 
-// A doneBlock is what became of a fullBlock; its cost is now that of the compressed bytes.
+// A doneBlock is an encoded fullBlock; its cost is now the compressed size.
 type doneBlock struct {
 	segment, stream, slot int
 	encoded               segment.EncodedBlock
@@ -63,9 +63,9 @@ type openStream struct {
 	encoded  []segment.EncodedBlock // in order; empty while an encoder has it
 }
 
-// A fillingSegment is filling, or closed and waiting for its encoders. Pure bookkeeping: no goroutine, no I/O.
+// A fillingSegment is filling, or closed and waiting for its encoders. It is pure bookkeeping: no goroutine, no I/O.
 type fillingSegment struct {
-	number        int // its place in the producer's order
+	number        int // position in the producer's order
 	firstAt       time.Time
 	streams       []openStream
 	places        map[string]int
@@ -74,7 +74,7 @@ type fillingSegment struct {
 	rawLen        int
 	compressedLen int
 	inEncoders    int
-	lingerLeft    time.Duration // once it is closed
+	lingerLeft    time.Duration // set when it closes
 }
 
 func newFillingSegment(number int, firstAt time.Time) *fillingSegment {
@@ -91,7 +91,7 @@ func (s *fillingSegment) place(stream string, encoding Encoding) int {
 	return place
 }
 
-// ship takes a stream's open block, if it has one.
+// ship removes a stream's open block, if there is one.
 func (s *fillingSegment) ship(place int) *fullBlock {
 	stream := &s.streams[place]
 	open := stream.open
@@ -105,7 +105,7 @@ func (s *fillingSegment) ship(place int) *fullBlock {
 	return full
 }
 
-// put puts a block that comes from the encoders into its place.
+// put stores an encoded block at its position.
 func (s *fillingSegment) put(done doneBlock) {
 	s.inEncoders--
 	s.cost += done.cost
@@ -113,18 +113,18 @@ func (s *fillingSegment) put(done doneBlock) {
 	s.streams[done.stream].encoded[done.slot] = done.encoded
 }
 
-// An encodedWork is a segment that is encoded. Its cost is kept until the commit, since the orphan floor may ask for the
-// bytes again.
+// An encodedWork is an encoded segment. It keeps its cost until the commit, because the orphan floor may require
+// another upload.
 type encodedWork struct {
 	number  int
 	encoded segment.EncodedSegment
 	waiters []waiter
 	cost    int64
-	// lingerLeft is what was left of its linger when it closed: its commit may be so much later than its upload.
+	// lingerLeft is the rest of its linger when it closed: the commit may follow the upload by that much.
 	lingerLeft time.Duration
 }
 
-// finish puts the blocks of a closed segment together.
+// finish combines the blocks of a closed segment.
 func (s *fillingSegment) finish() (encodedWork, error) {
 	work := encodedWork{number: s.number, waiters: s.waiters, cost: s.cost, lingerLeft: s.lingerLeft}
 	builder := segment.NewBuilder(segment.DefaultLimits())
@@ -141,14 +141,14 @@ func (s *fillingSegment) finish() (encodedWork, error) {
 	return work, err
 }
 
-// An uploadedWork is a segment that is in the store.
+// An uploadedWork is an uploaded segment.
 type uploadedWork struct {
 	name     ulid.ULID
-	commitBy time.Time // when its commit begins at the latest
+	commitBy time.Time // latest start of its commit
 	encodedWork
 }
 
-// describe gives the segment as a commit describes it.
+// describe returns the segment as a commit needs it.
 func (w *uploadedWork) describe() manifest.NewSegment {
 	described := manifest.NewSegment{Segment: w.name, Size: w.encoded.Size}
 	for i := range w.encoded.Streams {

@@ -16,14 +16,14 @@ import (
 
 const gap = 10 * time.Millisecond
 
-// fullSegments makes every message fill a segment, which may wait.
+// fullSegments makes every message fill a segment, so that segments may wait for each other.
 func fullSegments(linger time.Duration) Config {
 	config := testConfig()
 	config.Linger = linger
 	return config
 }
 
-// steadily appends a message every 10 ms without waiting for answers; it gives how long each took.
+// steadily appends a message every 10 ms without waiting for answers, and returns each message's latency.
 func (w *world) steadily(p *Producer, messages int, payload string) []time.Duration {
 	w.t.Helper()
 	took := make([]time.Duration, messages)
@@ -40,23 +40,23 @@ func (w *world) steadily(p *Producer, messages int, payload string) []time.Durat
 	return took
 }
 
-// commits is how many a producer has made, without its registration.
+// commits is the number of a producer's commits without its registration.
 func commits(p *Producer) int64 { return p.Stats().CommitsCommitted - 1 }
 
-// gets is how often a producer has read the manifest.
+// gets is the number of times a producer has read the manifest.
 func gets(p *Producer) uint64 { return p.pipeline.store.Requests().Gets }
 
 func TestFullSegmentsShareACommitAndWaitNoLongerThanTheirLinger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
-		// It is over between two messages.
+		// The linger ends between two messages.
 		linger := time.Second + gap/2
 		p := w.producer(fullSegments(linger), 1)
 		took := w.steadily(p, 300, "x")
 		if segments := w.manifest().NextSequence; segments != 300 {
 			t.Errorf("%d segments", segments)
 		}
-		// One a linger for three seconds, and one for the rest.
+		// One commit per linger for three seconds, and one for the rest.
 		if commits := commits(p); commits < 3 || commits > 5 {
 			t.Errorf("%d commits", commits)
 		}
@@ -120,7 +120,7 @@ func TestASegmentOfWhichNothingIsLeftIsNotWaitedFor(t *testing.T) {
 		w := newWorld(t, 1)
 		linger := time.Second
 		p := w.producer(fullSegments(linger), 1)
-		// Append would refuse it before it gets there.
+		// Bypass Append, which would refuse it first.
 		never := message("")
 		never.Payload = make([]byte, segment.DefaultLimits().BlockRawMax)
 		waiter := make(waiter, 1)
@@ -157,7 +157,7 @@ func TestWhatWaitsIsCommittedBeforeItFillsTheMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		p := w.producer(fullSegments(time.Hour), 1)
-		// Random bytes in hexadecimal: half of it is left of the compression.
+		// Random bytes in hexadecimal compress to half their size.
 		random := rand.New(rand.NewPCG(1, 2))
 		var noise strings.Builder
 		for range 500 {
@@ -166,7 +166,7 @@ func TestWhatWaitsIsCommittedBeforeItFillsTheMemory(t *testing.T) {
 		var took []time.Duration
 		var appends sync.WaitGroup
 		appends.Go(func() { took = w.steadily(p, 2_000, noise.String()) })
-		// Between two messages.
+		// Look between two messages.
 		time.Sleep(gap / 2)
 		var most int64
 		for range 2_000 {
@@ -186,7 +186,7 @@ func TestWhatWaitsIsCommittedBeforeItFillsTheMemory(t *testing.T) {
 	})
 }
 
-// What was held while there was no store has had its linger: nothing is committed later than at a trickle.
+// Segments held while there was no store have used up their linger: no message commits later than at low load.
 func TestWhatWasHeldForAStoreWaitsNoLongerThanTheRestOfItsLinger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
@@ -256,7 +256,7 @@ func TestProducersOfOneShardReadTheManifestFirstAndOneThatIsAloneAgainStopsTo(t 
 			}
 		}
 		for _, p := range producers {
-			// Each one once, before it knew of the other.
+			// One refusal each, before the producers knew of each other.
 			if stats := p.Stats(); stats.CommitsMismatch != 1 || commits(p) != rounds {
 				t.Errorf("%+v", stats)
 			}

@@ -6,7 +6,7 @@ import (
 	"millpond.dev/otel-exporter/internal/storage"
 )
 
-// Stats are counted from the start of the producer, but for those that say "now". Their names are those of the Rust
+// Stats counts from the start of the producer; fields marked "now" are current values. The names match the Rust
 // producer's metrics.
 type Stats struct {
 	MemoryHeldBytes     int64 // now
@@ -19,16 +19,16 @@ type Stats struct {
 	RawBytes, StoredBytes               int64 // committed, before and after compression
 	Refused                             int64 // appends refused before they were accepted
 	UploadRetries                       int64 // uploads tried again after an error
-	Reuploads                           int64 // uploads under a new name, for the orphan floor
-	Pages                               int64 // pages that its commits brought into the log
-	CommitsCommitted                    int64 // CAS of the manifest, registrations included, by outcome
+	Reuploads                           int64 // uploads under a new name because of the orphan floor
+	Pages                               int64 // pages that its commits added to the log
+	CommitsCommitted                    int64 // compare-and-sets of the manifest, registrations included, by outcome
 	CommitsMismatch                     int64
 	CommitsUnknown                      int64
-	CommitsFound                        int64 // commits found in the table after an unknown outcome
-	Expired                             int64 // times that the manifest had forgotten this producer
+	CommitsFound                        int64 // commits found in the producer table after an unknown outcome
+	Expired                             int64 // times the manifest had forgotten this producer
 }
 
-// counters are what Stats is read from.
+// counters are the source of Stats.
 type counters struct {
 	blocksEncoding, segmentsUploading, segmentsUncommitted atomic.Int64
 

@@ -8,14 +8,14 @@ import (
 	"millpond.dev/otel-exporter/internal/segment"
 )
 
-// streams is which encoding each stream has, as far as known here, so that a message of another is refused before it can
-// spoil a segment. The manifest's table is the truth; this learns from it.
+// streams caches the encoding of each known stream, to refuse a message with another encoding before it spoils a
+// segment. The manifest's table is authoritative; the cache learns from it.
 type streams struct {
 	mutex     sync.RWMutex
 	encodings map[string]Encoding
 }
 
-// admit says why a message may not go to a stream.
+// admit returns an error if a message may not go to a stream.
 func (s *streams) admit(stream string, encoding Encoding) error {
 	s.mutex.RLock()
 	known, found := s.encodings[stream]
@@ -34,7 +34,7 @@ func (s *streams) admit(stream string, encoding Encoding) error {
 
 func (s *streams) enter(stream string, encoding Encoding) (Encoding, error) {
 	if !encoding.Known() {
-		return 0, fmt.Errorf("%s is not known", encoding)
+		return 0, fmt.Errorf("%s is unknown", encoding)
 	}
 	if err := segment.CheckStreamName(stream); err != nil {
 		return 0, err
@@ -51,7 +51,7 @@ func (s *streams) enter(stream string, encoding Encoding) (Encoding, error) {
 	return encoding, nil
 }
 
-// learn takes over what the manifest says.
+// learn adopts the manifest's table.
 func (s *streams) learn(table []manifest.Stream) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()

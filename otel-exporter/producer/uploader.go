@@ -10,14 +10,14 @@ import (
 	"millpond.dev/otel-exporter/internal/storage"
 )
 
-// A pipeline is what the stages that talk to the store share.
+// A pipeline is the shared state of the stages that talk to the store.
 type pipeline struct {
-	// The four that follow are set before opened is closed, and read after.
+	// The next four are set before opened is closed, and read after.
 	ctx       context.Context // never ends once the buffer is open
 	store     *storage.Store
 	shard     uint32
-	openError error         // why there will never be an open buffer
-	opened    chan struct{} // closed when that has been decided
+	openError error         // why the buffer can never be opened
+	opened    chan struct{} // closed when that is decided
 
 	environment *environment
 	health      *health
@@ -28,8 +28,8 @@ type pipeline struct {
 	log         *slog.Logger
 }
 
-// upload puts a segment into the store, however long it takes, and gives it a name of a time not before notBeforeMs. It
-// is tried again under the same name until it is there.
+// upload uploads a segment, however long it takes, under a name with a time of at least notBeforeMs. It retries under
+// the same name.
 func (p *pipeline) upload(work encodedWork, notBeforeMs uint64) uploadedWork {
 	started := time.Now()
 	name := p.environment.ulid(notBeforeMs)
@@ -43,7 +43,7 @@ func (p *pipeline) upload(work encodedWork, notBeforeMs uint64) uploadedWork {
 			time.Sleep(p.environment.wait(&backoff))
 			continue
 		}
-		// Nobody else has this name: when it is there, it was an attempt of ours, though it was reported as an error.
+		// The name is unique: if the object exists, an earlier attempt of ours wrote it despite its error.
 		if created || tried {
 			break
 		}
@@ -56,13 +56,13 @@ func (p *pipeline) upload(work encodedWork, notBeforeMs uint64) uploadedWork {
 	return uploadedWork{name, time.Now().Add(work.lingerLeft), work}
 }
 
-// An arrival is what comes to the committer. Every number comes once.
+// An arrival is what the committer receives: exactly one per segment number.
 type arrival struct {
 	number   int
-	uploaded *uploadedWork // nil: there is no segment of this number, its callers have been told
+	uploaded *uploadedWork // nil: this number has no segment, and its callers have their errors
 }
 
-// uploaders are in front of a committer: at most so many segments on their way into the store.
+// uploaders limits the number of concurrent uploads before a committer.
 type uploaders struct {
 	pipeline *pipeline
 	turns    chan struct{}
@@ -70,11 +70,11 @@ type uploaders struct {
 	tasks    sync.WaitGroup
 }
 
-// upload uploads a segment in its turn, once the buffer is open, and hands it to the committer.
+// upload uploads a segment in its turn, once the buffer is open, and passes it to the committer.
 func (u *uploaders) upload(work encodedWork) {
 	u.pipeline.counters.segmentsUploading.Add(1)
 	u.tasks.Go(func() {
-		// Its linger goes on while it is held for a buffer that is not open: at a trickle it would fill meanwhile.
+		// The linger runs on while the segment waits for the buffer to open.
 		held := time.Now()
 		<-u.pipeline.opened
 		work.lingerLeft -= time.Since(held)

@@ -17,8 +17,8 @@ import (
 	"millpond.dev/otel-exporter/internal/storage/unreliable"
 )
 
-// A world is a buffer in memory behind a network that does as it is told. Tests run it in a synctest bubble: its time
-// only moves on when every goroutine waits.
+// A world is a buffer in memory behind a scripted network. Tests run it in a synctest bubble, where time advances only
+// when every goroutine waits.
 type world struct {
 	t       *testing.T
 	memory  *storage.Memory
@@ -30,7 +30,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	return &world{t, memory, unreliable.New(memory, seed)}
 }
 
-// testConfig makes every message a segment of its own, which waits for nothing.
+// testConfig makes every message a segment, which commits without waiting.
 func testConfig() Config {
 	config := DefaultConfig()
 	config.Linger = 10 * time.Millisecond
@@ -42,7 +42,7 @@ func testConfig() Config {
 	return config
 }
 
-// producer starts one that the test need not close.
+// producer starts a producer that the test need not close.
 func (w *world) producer(config Config, seed uint64) *Producer {
 	w.t.Helper()
 	var bytes [32]byte
@@ -56,7 +56,7 @@ func (w *world) producer(config Config, seed uint64) *Producer {
 	return p
 }
 
-// start is Open for a store that needs no opening.
+// start is Open for a store that is already open.
 func start(ctx context.Context, environment *environment, store *storage.Store, config Config) (*Producer, error) {
 	p, err := begin(environment, config, func(context.Context) (*storage.Store, error) { return store, nil })
 	if err != nil {
@@ -85,7 +85,7 @@ func (w *world) append(p *Producer, payload string) (Committed, error) {
 	return p.Append(w.t.Context(), message(payload))
 }
 
-// mustAppend appends and gives the sequence.
+// mustAppend appends and returns the sequence.
 func (w *world) mustAppend(p *Producer, payload string) uint64 {
 	w.t.Helper()
 	committed, err := w.append(p, payload)
@@ -95,7 +95,7 @@ func (w *world) mustAppend(p *Producer, payload string) uint64 {
 	return committed.Sequence
 }
 
-// appendUntilAcknowledged is a client that retries what certainly did not happen.
+// appendUntilAcknowledged is a client that retries appends without side effects.
 func (w *world) appendUntilAcknowledged(p *Producer, payload string) {
 	w.t.Helper()
 	for {
@@ -128,7 +128,7 @@ func (w *world) manifest() *manifest.Manifest {
 	return state
 }
 
-// change does to the manifest what another process would do.
+// change modifies the manifest as another process would.
 func (w *world) change(change func(*manifest.Manifest)) {
 	w.t.Helper()
 	store := storage.Over(w.memory, storage.RequestTimeout)
@@ -143,7 +143,7 @@ func (w *world) change(change func(*manifest.Manifest)) {
 	}
 }
 
-// entries are those of the whole log: of its pages and of its tail.
+// entries returns the whole log: its pages and its tail.
 func (w *world) entries() []manifest.Entry {
 	w.t.Helper()
 	state := w.manifest()
@@ -154,14 +154,14 @@ func (w *world) entries() []manifest.Entry {
 			w.t.Fatal(err)
 		}
 		if page.Reference(reference.Page) != reference {
-			w.t.Errorf("%+v is not the page of %+v", page, reference)
+			w.t.Errorf("%+v does not match %+v", page, reference)
 		}
 		entries = append(entries, page.Entries...)
 	}
 	return append(entries, state.Tail...)
 }
 
-// log gives every message of the log, in order, as a consumer reads it: by the parts of the manifest.
+// log returns every message of the log in order, as a consumer reads it: by the parts of the manifest.
 func (w *world) log() []string {
 	w.t.Helper()
 	decompressor, err := segment.NewDecompressor()
@@ -210,12 +210,12 @@ func (w *world) checkOnce(messages []string) {
 	}
 	for _, message := range messages {
 		if times[message] != 1 {
-			w.t.Errorf("%q is %d times in the log", message, times[message])
+			w.t.Errorf("%q occurs %d times in the log", message, times[message])
 		}
 	}
 }
 
-// segments is how many segment objects there are, committed or not.
+// segments is the number of segment objects, committed or not.
 func (w *world) segments() int {
 	w.t.Helper()
 	keys, err := w.memory.List(context.Background(), "shards/0000/segments")

@@ -1,4 +1,4 @@
-//! Measures the walk: `cargo run --release -p millpond-otlp --example walk`. Prints nanoseconds a record.
+//! Measures the walk: `cargo run --release -p millpond-otlp --example walk`. Prints nanoseconds per record.
 
 use millpond_otlp::Signal;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;

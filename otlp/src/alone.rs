@@ -1,12 +1,12 @@
-//! One record of a request as a request of its own: what it shares with its neighbours comes along, they do not.
+//! Extracts one record of a request as a separate request, with everything that the record shares with its neighbours.
 
 use crate::schema::{Kind, Message};
 use crate::signal::Signal;
 use crate::wire::{LEN, Reader};
 
-/// The request with one of its records (log record, span, or data point): the one that comes after `place` others, in the
-/// order of the views. Everything but the other records is copied as it is, unknown fields included. `None` where the
-/// request has fewer records, or is malformed.
+/// The request with only one of its records (log record, span, or data point): the one at index `place` in the order of
+/// the views. Everything but the other records is copied unchanged, including unknown fields. `None` if the request has
+/// fewer records or is malformed.
 pub fn record_alone(signal: Signal, payload: &[u8], place: u64) -> Option<Vec<u8>> {
     let mut out = Vec::new();
     let mut search = Search {
@@ -17,17 +17,17 @@ pub fn record_alone(signal: Signal, payload: &[u8], place: u64) -> Option<Vec<u8
     search.found.then_some(out)
 }
 
-/// Messages lie between a request and its records at most so deep: metrics, below their scopes, have two.
+/// The maximum number of messages between a request and its records: metrics have two below their scopes.
 const DEPTH: u32 = 4;
 
 struct Search {
-    /// Records to pass.
+    /// Records to skip.
     before: u64,
     found: bool,
 }
 
 impl Search {
-    /// Copies a message but for the records that are not looked for, and what holds nothing but those.
+    /// Copies a message without the unwanted records and the messages that contain nothing else.
     fn copy(&mut self, message: &'static Message, bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
         let counting = Counting::of(message, bytes)?;
         let mut reader = Reader::new(bytes);
@@ -63,7 +63,7 @@ impl Search {
         Some(())
     }
 
-    /// Whether the next record is the one.
+    /// Whether the next record is the wanted one.
     fn passes(&mut self) -> bool {
         if self.found {
             return false;
@@ -74,11 +74,11 @@ impl Search {
     }
 }
 
-/// Which fields of a message count, where others of it may hold records that do not.
+/// Selects the fields that count where other occurrences in a message may hold records that do not.
 #[derive(Default)]
 struct Counting {
     has_scopes: bool,
-    /// Of a metric, how many bytes are left where the last of its data begins.
+    /// For a metric: the bytes left where the last of its data begins.
     last_data: usize,
 }
 

@@ -1,12 +1,12 @@
-//! OTLP/JSON to protobuf: a request's JSON is read once, and its protobuf written as it is read.
+//! OTLP/JSON to protobuf in one pass: writes the protobuf while reading the JSON.
 //!
 //! The mapping is proto3's with OTLP's deviations (OTLP specification, "JSON Protobuf Encoding"): ids in hexadecimal,
-//! enumerations as integers, keys in lowerCamelCase, unknown fields ignored. Beyond that is taken what the Collector
-//! takes: the fields' original names, the names of enumerations, and surrogates without their other half, which
-//! JavaScript makes when it cuts a string short.
+//! enumerations as integers, keys in lowerCamelCase, unknown fields ignored. Beyond that it accepts what the Collector
+//! accepts: the fields' original names, the names of enumerations, and unpaired surrogates, which JavaScript produces
+//! when it cuts a string.
 //!
-//! It allocates what it is told it may, and nothing else while the input is well formed. As in protobuf requests,
-//! UTF-8 is not checked.
+//! It allocates only the given room as long as the input is well formed. As for protobuf requests, it does not check
+//! UTF-8.
 
 mod fault;
 mod id;
@@ -21,16 +21,15 @@ pub use fault::{JsonError, JsonReason, MalformedJson};
 
 use crate::signal::Signal;
 
-/// The protobuf of a request in OTLP/JSON, in a vector whose capacity is `room` bytes.
+/// Converts a request from OTLP/JSON to protobuf, in a vector with a capacity of `room` bytes.
 ///
-/// Fields that the request gives are written even when their value is the default one; those that OTLP does not
-/// define are left out. What comes out passes [`crate::validate`].
+/// Fields of the request are written even if they have the default value; fields that OTLP does not define are left
+/// out. The output passes [`crate::validate`].
 ///
 /// # Errors
-/// [`JsonError::Malformed`] for what is not JSON, or no request of the signal; [`JsonError::MoreRoom`] when the
-/// protobuf needs more than `room`, if only for a moment: an id or bytes are decoded where their text was written. It
-/// needs less than the JSON's own length but for odd requests (lists of short numbers), and always less than five times
-/// as much.
+/// [`JsonError::Malformed`] for invalid JSON, or if it is not a request of the signal. [`JsonError::MoreRoom`] if the
+/// protobuf needs more than `room`, even briefly: an id or bytes are decoded in place of their text. It needs less than
+/// the JSON's length except for unusual requests (lists of short numbers), and always less than five times as much.
 pub fn protobuf_of_json(signal: Signal, json: &[u8], room: usize) -> Result<Vec<u8>, JsonError> {
     request::protobuf(signal.request(), json, room)
 }

@@ -1,9 +1,9 @@
-//! Reading OTLP in protobuf wire format without building messages: [`validate`] checks a request's structure
-//! and counts its records; [`logs`], [`traces`] and [`metrics`] give borrowed views of one that passed.
-//! [`protobuf_of_json`] turns a request in OTLP/JSON into one in protobuf.
+//! Reads OTLP in protobuf wire format without building messages. [`validate`] checks a request's structure and counts
+//! its records; [`logs`], [`traces`] and [`metrics`] provide borrowed views of a valid request. [`protobuf_of_json`]
+//! converts a request from OTLP/JSON to protobuf.
 //!
-//! Nothing here changes a payload, and nothing but that copies one or allocates while the input is well formed.
-//! UTF-8 is not checked: the Collector passes the bytes of a string on as they are, and so do we.
+//! Nothing here changes a payload. Only the conversion copies or allocates as long as the input is well formed. UTF-8
+//! is not checked: like the Collector, Millpond passes string bytes on unchanged.
 
 mod alone;
 mod json;

@@ -12,25 +12,25 @@ pub type Request<'a> = crate::Request<'a, LogRecord<'a>>;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogRecord<'a> {
     bytes: &'a [u8],
-    /// When it happened, in unix nanoseconds; 0 is unknown.
+    /// When the event occurred, in unix nanoseconds; 0 if unknown.
     pub time_unix_nano: u64,
-    /// When it was first seen, in unix nanoseconds; 0 is unknown.
+    /// When the record was first observed, in unix nanoseconds; 0 if unknown.
     pub observed_time_unix_nano: u64,
-    /// The severity, 1 to 24 where OTLP defines it.
+    /// The severity; OTLP defines 1 to 24.
     pub severity_number: i32,
-    /// The severity as its source named it.
+    /// The severity by its name at the source.
     pub severity_text: &'a [u8],
     /// The body.
     pub body: AnyValue<'a>,
-    /// How many attributes its source dropped.
+    /// Number of attributes that the source dropped.
     pub dropped_attributes_count: u32,
     /// The low eight bits are the W3C trace flags.
     pub flags: u32,
-    /// The trace, as sent: valid only with 16 bytes.
+    /// The trace id as sent: valid only with 16 bytes.
     pub trace_id: &'a [u8],
-    /// The span, as sent: valid only with 8 bytes.
+    /// The span id as sent: valid only with 8 bytes.
     pub span_id: &'a [u8],
-    /// The name of the event that this record is.
+    /// The name of the event, if the record is one.
     pub event_name: &'a [u8],
 }
 

@@ -1,5 +1,5 @@
-//! Borrowed views of an `ExportMetricsServiceRequest`. As in the Collector the last of several kinds of data of one
-//! metric counts alone (protobuf itself would merge two of one kind).
+//! Borrowed views of an `ExportMetricsServiceRequest`. If a metric has several kinds of data, only the last one counts,
+//! as in the Collector (protobuf itself would merge two of one kind).
 
 use crate::packed::{Fixed64s, Varints};
 use crate::request::{Item, Messages};
@@ -15,11 +15,11 @@ pub type Request<'a> = crate::Request<'a, Metric<'a>>;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Metric<'a> {
     bytes: &'a [u8],
-    /// What is measured.
+    /// The metric's name.
     pub name: &'a [u8],
-    /// The same in words.
+    /// The metric's description.
     pub description: &'a [u8],
-    /// Its unit, UCUM.
+    /// The unit in UCUM notation.
     pub unit: &'a [u8],
     /// Its data points.
     pub data: Data<'a>,
@@ -53,7 +53,7 @@ impl<'a> Item<'a> for Metric<'a> {
 }
 
 impl<'a> Metric<'a> {
-    /// Further facts about the metric, in order.
+    /// The metric's metadata, in order.
     pub fn metadata(&self) -> KeyValues<'a> {
         KeyValues::new(self.bytes, 12)
     }
@@ -62,10 +62,10 @@ impl<'a> Metric<'a> {
 /// The data points of a metric, by their kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Data<'a> {
-    /// None were given, or of a kind that OTLP did not have when this was written.
+    /// No data, or data of a kind that this version does not know.
     #[default]
     Empty,
-    /// Values as they are.
+    /// Current values.
     Gauge(Points<'a, NumberDataPoint<'a>>),
     /// Values that add up.
     Sum(Points<'a, NumberDataPoint<'a>>),
@@ -73,16 +73,16 @@ pub enum Data<'a> {
     Histogram(Points<'a, HistogramDataPoint<'a>>),
     /// Distributions in buckets whose bounds grow exponentially.
     ExponentialHistogram(Points<'a, ExponentialHistogramDataPoint<'a>>),
-    /// Quantiles that the source has computed.
+    /// Quantiles that the source computed.
     Summary(Points<'a, SummaryDataPoint<'a>>),
 }
 
-/// Data points of one kind, and what they share.
+/// Data points of one kind and their common fields.
 #[derive(Clone, Copy, Debug)]
 pub struct Points<'a, P> {
     messages: Messages<'a>,
     points: PhantomData<P>,
-    /// 0 to 2 where OTLP defines it: unspecified, delta, cumulative. 0 for kinds that have none.
+    /// OTLP defines 0 to 2: unspecified, delta, cumulative. 0 for kinds without temporality.
     pub aggregation_temporality: i32,
     /// A sum that never falls. False for other kinds.
     pub is_monotonic: bool,
@@ -119,19 +119,19 @@ impl<'a, P: Point<'a>> Iterator for Points<'a, P> {
 
 /// A kind of data point.
 pub trait Point<'a>: Sized {
-    /// Reads one from the bytes of its message, which were validated.
+    /// Reads a point from the bytes of its validated message.
     fn read(bytes: &'a [u8]) -> Self;
 }
 
-/// A number, as the source gave it.
+/// A number, in the representation of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Number {
-    /// None was given.
+    /// No value.
     #[default]
     Empty,
     /// A signed integer.
     Int(i64),
-    /// A double, with any NaN as it came.
+    /// A double, with the bits of any NaN unchanged.
     Double(f64),
 }
 
@@ -139,9 +139,9 @@ pub enum Number {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NumberDataPoint<'a> {
     bytes: &'a [u8],
-    /// Since when it was counted, in unix nanoseconds; 0 is unknown.
+    /// Start of the interval, in unix nanoseconds; 0 if unknown.
     pub start_time_unix_nano: u64,
-    /// When it was read, in unix nanoseconds.
+    /// Time of the reading, in unix nanoseconds.
     pub time_unix_nano: u64,
     /// The value.
     pub value: Number,
@@ -172,12 +172,12 @@ impl<'a> Point<'a> for NumberDataPoint<'a> {
 }
 
 impl<'a> NumberDataPoint<'a> {
-    /// What the value is of, in order.
+    /// The attributes of the data point, in order.
     pub fn attributes(&self) -> KeyValues<'a> {
         KeyValues::new(self.bytes, 7)
     }
 
-    /// Examples of what was measured, in order.
+    /// Example measurements, in order.
     pub fn exemplars(&self) -> impl Iterator<Item = Exemplar<'a>> + use<'a> {
         Messages::new(self.bytes, 5).map(Exemplar::read)
     }
@@ -187,11 +187,11 @@ impl<'a> NumberDataPoint<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HistogramDataPoint<'a> {
     bytes: &'a [u8],
-    /// Since when it was counted, in unix nanoseconds; 0 is unknown.
+    /// Start of the interval, in unix nanoseconds; 0 if unknown.
     pub start_time_unix_nano: u64,
-    /// When it was read, in unix nanoseconds.
+    /// Time of the reading, in unix nanoseconds.
     pub time_unix_nano: u64,
-    /// How many values.
+    /// Number of values.
     pub count: u64,
     /// Their sum.
     pub sum: Option<f64>,
@@ -228,7 +228,7 @@ impl<'a> Point<'a> for HistogramDataPoint<'a> {
 }
 
 impl<'a> HistogramDataPoint<'a> {
-    /// How many values are in each bucket.
+    /// The number of values in each bucket.
     pub fn bucket_counts(&self) -> Fixed64s<'a> {
         Fixed64s::new(self.bytes, 6)
     }
@@ -238,12 +238,12 @@ impl<'a> HistogramDataPoint<'a> {
         Fixed64s::new(self.bytes, 7).map(f64::from_bits)
     }
 
-    /// What the values are of, in order.
+    /// The attributes of the data point, in order.
     pub fn attributes(&self) -> KeyValues<'a> {
         KeyValues::new(self.bytes, 9)
     }
 
-    /// Examples of what was measured, in order.
+    /// Example measurements, in order.
     pub fn exemplars(&self) -> impl Iterator<Item = Exemplar<'a>> + use<'a> {
         Messages::new(self.bytes, 8).map(Exemplar::read)
     }
@@ -253,11 +253,11 @@ impl<'a> HistogramDataPoint<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExponentialHistogramDataPoint<'a> {
     bytes: &'a [u8],
-    /// Since when it was counted, in unix nanoseconds; 0 is unknown.
+    /// Start of the interval, in unix nanoseconds; 0 if unknown.
     pub start_time_unix_nano: u64,
-    /// When it was read, in unix nanoseconds.
+    /// Time of the reading, in unix nanoseconds.
     pub time_unix_nano: u64,
-    /// How many values.
+    /// Number of values.
     pub count: u64,
     /// Their sum.
     pub sum: Option<f64>,
@@ -267,9 +267,9 @@ pub struct ExponentialHistogramDataPoint<'a> {
     pub max: Option<f64>,
     /// Bucket bounds are powers of 2^(2^-scale).
     pub scale: i32,
-    /// How many values are within `zero_threshold` of zero.
+    /// Number of values within `zero_threshold` of zero.
     pub zero_count: u64,
-    /// How wide the bucket around zero is.
+    /// Width of the bucket around zero.
     pub zero_threshold: f64,
     /// Bit 0: no value was recorded.
     pub flags: u32,
@@ -313,12 +313,12 @@ impl<'a> ExponentialHistogramDataPoint<'a> {
         Buckets::new(self.bytes, 9)
     }
 
-    /// What the values are of, in order.
+    /// The attributes of the data point, in order.
     pub fn attributes(&self) -> KeyValues<'a> {
         KeyValues::new(self.bytes, 1)
     }
 
-    /// Examples of what was measured, in order.
+    /// Example measurements, in order.
     pub fn exemplars(&self) -> impl Iterator<Item = Exemplar<'a>> + use<'a> {
         Messages::new(self.bytes, 11).map(Exemplar::read)
     }
@@ -349,21 +349,21 @@ impl<'a> Buckets<'a> {
         buckets
     }
 
-    /// How many values are in each bucket from the first on.
+    /// The number of values in each bucket, from the first on.
     pub fn counts(&self) -> impl Iterator<Item = u64> + use<'a> {
         self.messages.flat_map(|message| Varints::new(message, 2))
     }
 }
 
-/// Quantiles at a time.
+/// Quantiles at one time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SummaryDataPoint<'a> {
     bytes: &'a [u8],
-    /// Since when it was counted, in unix nanoseconds; 0 is unknown.
+    /// Start of the interval, in unix nanoseconds; 0 if unknown.
     pub start_time_unix_nano: u64,
-    /// When it was read, in unix nanoseconds.
+    /// Time of the reading, in unix nanoseconds.
     pub time_unix_nano: u64,
-    /// How many values.
+    /// Number of values.
     pub count: u64,
     /// Their sum.
     pub sum: f64,
@@ -394,7 +394,7 @@ impl<'a> Point<'a> for SummaryDataPoint<'a> {
 }
 
 impl<'a> SummaryDataPoint<'a> {
-    /// What the values are of, in order.
+    /// The attributes of the data point, in order.
     pub fn attributes(&self) -> KeyValues<'a> {
         KeyValues::new(self.bytes, 7)
     }
@@ -405,10 +405,10 @@ impl<'a> SummaryDataPoint<'a> {
     }
 }
 
-/// A value that a part of all values is below.
+/// A value below which a fraction of all values lies.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Quantile {
-    /// Which part, 0 to 1.
+    /// The fraction, 0 to 1.
     pub quantile: f64,
     /// The value.
     pub value: f64,
@@ -429,17 +429,17 @@ impl Quantile {
     }
 }
 
-/// An example of what was measured.
+/// An example measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Exemplar<'a> {
     bytes: &'a [u8],
-    /// When it was measured, in unix nanoseconds.
+    /// Time of the measurement, in unix nanoseconds.
     pub time_unix_nano: u64,
-    /// What was measured.
+    /// The measured value.
     pub value: Number,
-    /// The span that was active, as sent.
+    /// The active span as sent.
     pub span_id: &'a [u8],
-    /// The trace that was active, as sent.
+    /// The active trace as sent.
     pub trace_id: &'a [u8],
 }
 
@@ -463,7 +463,7 @@ impl<'a> Exemplar<'a> {
         exemplar
     }
 
-    /// Attributes of the measurement that are not among the data point's, in order.
+    /// Attributes of the measurement that the data point does not have, in order.
     pub fn filtered_attributes(&self) -> KeyValues<'a> {
         KeyValues::new(self.bytes, 7)
     }

@@ -1,13 +1,13 @@
-//! Repeated numbers: packed into one field, as writers do, or one a field, as readers must take them too.
+//! Repeated numbers: packed into one field, as writers do, or one per field, which readers must accept too.
 
 use crate::wire::{Reader, Value};
 
-/// Repeated fixed64 or double, as their 64 bits. As in the Collector a packed field replaces what came before it
-/// (protobuf itself would append to it).
+/// Repeated fixed64 or double, as 64 bits each. As in the Collector, a packed field replaces earlier values (protobuf
+/// itself would append).
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed64s<'a> {
     packed: &'a [u8],
-    /// The message after the last packed field: what follows one by one.
+    /// The message after the last packed field, for unpacked values.
     rest: Reader<'a>,
     number: u32,
 }

@@ -1,8 +1,8 @@
-//! Borrowed views of what all signals' requests have in common: request, resource, scope, and the items within.
+//! Borrowed views common to the requests of all signals: request, resource, scope, and their items.
 //!
-//! Messages are read as protobuf defines them: fields in any order (a scope may follow its records), the
-//! last scalar wins, occurrences of an embedded message merge, unknown fields are skipped. Only a request
-//! that passed [`validate`] has views, so that reading them cannot fail.
+//! Messages follow protobuf's rules: fields in any order (a scope may follow its records), the last scalar wins,
+//! occurrences of an embedded message merge, unknown fields are skipped. Only a request that passed [`validate`] has
+//! views, so reading them cannot fail.
 
 use crate::signal::Signal;
 use crate::validate::{Counts, Malformed, validate};
@@ -10,12 +10,12 @@ use crate::value::{KeyValues, low_u32};
 use crate::wire::{Reader, Value};
 use std::marker::PhantomData;
 
-/// What a scope holds: log records, spans, or metrics.
+/// An item of a scope: a log record, a span, or a metric.
 pub trait Item<'a>: Sized {
-    /// The signal whose requests hold them.
+    /// The signal of these items.
     const SIGNAL: Signal;
 
-    /// Reads one from the bytes of its message, which were validated.
+    /// Reads an item from the bytes of its validated message.
     fn read(bytes: &'a [u8]) -> Self;
 }
 
@@ -31,7 +31,7 @@ impl<'a, T: Item<'a>> Request<'a, T> {
     /// Validates `payload`.
     ///
     /// # Errors
-    /// [`Malformed`], as [`validate`] gives it.
+    /// [`Malformed`], from [`validate`].
     pub fn parse(payload: &'a [u8]) -> Result<Self, Malformed> {
         Ok(Self {
             payload,
@@ -40,7 +40,7 @@ impl<'a, T: Item<'a>> Request<'a, T> {
         })
     }
 
-    /// How many records it holds.
+    /// The number of records.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -83,19 +83,19 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// What one resource sent.
+/// The telemetry of one resource.
 #[derive(Debug)]
 pub struct Resource<'a, T> {
     bytes: &'a [u8],
     scopes_field: u32,
     items: PhantomData<T>,
-    /// The schema of the resource.
+    /// The schema URL of the resource.
     pub schema_url: &'a [u8],
 }
 
 impl<'a, T: Item<'a>> Resource<'a, T> {
     fn read(bytes: &'a [u8]) -> Self {
-        // Without scopes (2) the field that they replaced (1000) counts, as in the Collector.
+        // Without scopes (2), their predecessor field (1000) counts, as in the Collector.
         let mut resource = Self {
             bytes,
             scopes_field: 1000,
@@ -124,18 +124,18 @@ impl<'a, T: Item<'a>> Resource<'a, T> {
     }
 }
 
-/// What one instrumentation scope of a resource sent.
+/// The telemetry of one instrumentation scope of a resource.
 #[derive(Debug)]
 pub struct Scope<'a, T> {
     bytes: &'a [u8],
     items: PhantomData<T>,
-    /// The schema of the scope and its items.
+    /// The schema URL of the scope and its items.
     pub schema_url: &'a [u8],
     /// The scope's name.
     pub name: &'a [u8],
     /// The scope's version.
     pub version: &'a [u8],
-    /// How many attributes of the scope its source dropped.
+    /// Number of scope attributes that the source dropped.
     pub dropped_attributes_count: u32,
 }
 
@@ -177,7 +177,7 @@ impl<'a, T: Item<'a>> Scope<'a, T> {
         Messages::new(self.bytes, 1).flat_map(|scope| KeyValues::new(scope, 3))
     }
 
-    /// What it sent.
+    /// The items of the scope.
     pub fn items(&self) -> impl Iterator<Item = T> + use<'a, T> {
         Messages::new(self.bytes, 2).map(T::read)
     }

@@ -1,7 +1,7 @@
-//! OTLP's messages as tables: what each field is called, how it is encoded and what its value is. Here what all signals
-//! share; each has its own messages in a file of its own.
+//! OTLP's messages as tables: each field's name, encoding and value type. This file has the shared messages; each
+//! signal has its own file.
 //!
-//! Facts of opentelemetry-proto 1.x (`opentelemetry/proto/{collector,logs,trace,metrics,common,resource}`).
+//! Source: opentelemetry-proto 1.x (`opentelemetry/proto/{collector,logs,trace,metrics,common,resource}`).
 
 pub(crate) mod enums;
 pub(crate) mod logs;
@@ -12,7 +12,7 @@ pub(crate) use enums::Enum;
 
 use crate::wire::{self, LEN, VARINT};
 
-/// One message type. `fields[i]` is field number `i`; what is not there is unknown and skipped.
+/// One message type. `fields[i]` is field number `i`; a missing field is unknown and skipped.
 pub(crate) struct Message {
     pub(crate) fields: &'static [Field],
     /// Fields with numbers too large for a dense table.
@@ -35,18 +35,18 @@ pub(crate) enum Kind {
     Message(&'static Message),
     /// A message that is one record.
     Record(&'static Message),
-    /// `scope_logs` and its like, and the field that it replaced in OTLP 0.15 (2022). As in the Collector, the
-    /// old one counts only where the new one is absent.
+    /// `scope_logs` and its counterparts, and the field that it replaced in OTLP 0.15 (2022). As in the Collector, the
+    /// old field counts only if the new one is absent.
     Scopes(&'static Message),
     OldScopes(&'static Message),
-    /// A member of the oneof that holds a metric's data points: only the records of the last one given count.
+    /// A member of the oneof for a metric's data points: only the records of its last occurrence count.
     Data(&'static Message),
-    /// Repeated numbers, packed into one field or one a field.
+    /// Repeated numbers, packed into one field or one per field.
     Fixed64s(Fixed64),
     Varints(Varint),
 }
 
-/// What a varint is the number of.
+/// The meaning of a varint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Varint {
     Bool,
@@ -59,7 +59,7 @@ pub(crate) enum Varint {
     Enum(Enum),
 }
 
-/// What eight bytes are.
+/// The meaning of eight bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fixed64 {
     Signed,
@@ -67,12 +67,12 @@ pub(crate) enum Fixed64 {
     Double,
 }
 
-/// What a run of bytes is.
+/// The meaning of a length-delimited field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bytes {
     String,
     Raw,
-    /// Bytes that OTLP/JSON has in hexadecimal: a trace's or a span's id.
+    /// A trace or span id, which OTLP/JSON writes in hexadecimal.
     Id,
 }
 
@@ -89,7 +89,7 @@ const SFIXED64: Kind = Kind::Fixed64(Fixed64::Signed);
 const DOUBLE: Kind = Kind::Fixed64(Fixed64::Double);
 
 impl Kind {
-    /// Whether a field of this kind may come with this wire type.
+    /// Whether a field of this kind may have this wire type.
     #[inline]
     pub(crate) fn takes(self, wire: u32) -> bool {
         match self {
@@ -108,7 +108,7 @@ impl Kind {
         }
     }
 
-    /// The message that a field of this kind holds.
+    /// The message type of a field of this kind.
     pub(crate) fn message(self) -> Option<&'static Message> {
         match self {
             Kind::Message(inner)

@@ -1,8 +1,8 @@
-//! OTLP's signals: what each is called, wherever it is named.
+//! OTLP's signals and their names.
 
 use crate::schema::{self, Message};
 
-/// A kind of telemetry with a service of its own.
+/// A kind of telemetry with its own OTLP service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Signal {
     /// Log records.
@@ -17,7 +17,7 @@ impl Signal {
     /// All of them.
     pub const ALL: [Signal; 3] = [Signal::Logs, Signal::Traces, Signal::Metrics];
 
-    /// Its name, as in settings and in labels of metrics.
+    /// The name in settings and metric labels.
     pub fn name(self) -> &'static str {
         match self {
             Signal::Logs => "logs",
@@ -26,7 +26,7 @@ impl Signal {
         }
     }
 
-    /// The stream that its requests are kept in.
+    /// The stream of its requests.
     pub fn stream(self) -> &'static str {
         match self {
             Signal::Logs => "otlp.logs",
@@ -35,7 +35,7 @@ impl Signal {
         }
     }
 
-    /// The signal whose requests this stream holds: its name is the last part, after a dot if there is a prefix.
+    /// The signal of a stream: the last part of the stream's name, after a dot if there is a prefix.
     pub fn of_stream(stream: &str) -> Option<Signal> {
         Signal::ALL.into_iter().find(|signal| {
             let prefix = stream.strip_suffix(signal.stream());

@@ -12,33 +12,33 @@ pub type Request<'a> = crate::Request<'a, Span<'a>>;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Span<'a> {
     bytes: &'a [u8],
-    /// The trace, as sent: valid only with 16 bytes.
+    /// The trace id as sent: valid only with 16 bytes.
     pub trace_id: &'a [u8],
-    /// The span, as sent: valid only with 8 bytes.
+    /// The span id as sent: valid only with 8 bytes.
     pub span_id: &'a [u8],
-    /// The span that this one is part of; empty for a root. As sent.
+    /// The id of the parent span as sent; empty for a root span.
     pub parent_span_id: &'a [u8],
     /// W3C trace state.
     pub trace_state: &'a [u8],
-    /// What was done.
+    /// The name of the operation.
     pub name: &'a [u8],
-    /// 0 to 5 where OTLP defines it: unspecified, internal, server, client, producer, consumer.
+    /// OTLP defines 0 to 5: unspecified, internal, server, client, producer, consumer.
     pub kind: i32,
-    /// When it began, in unix nanoseconds; 0 is unknown.
+    /// Start time in unix nanoseconds; 0 if unknown.
     pub start_time_unix_nano: u64,
-    /// When it ended, in unix nanoseconds; 0 is unknown.
+    /// End time in unix nanoseconds; 0 if unknown.
     pub end_time_unix_nano: u64,
-    /// How it ended, for people.
+    /// The status message.
     pub status_message: &'a [u8],
-    /// 0 to 2 where OTLP defines it: unset, ok, error.
+    /// OTLP defines 0 to 2: unset, ok, error.
     pub status_code: i32,
     /// The low eight bits are the W3C trace flags.
     pub flags: u32,
-    /// How many attributes its source dropped.
+    /// Number of attributes that the source dropped.
     pub dropped_attributes_count: u32,
-    /// How many events its source dropped.
+    /// Number of events that the source dropped.
     pub dropped_events_count: u32,
-    /// How many links its source dropped.
+    /// Number of links that the source dropped.
     pub dropped_links_count: u32,
 }
 
@@ -91,12 +91,12 @@ impl<'a> Span<'a> {
         KeyValues::new(self.bytes, 9)
     }
 
-    /// What happened within it, in order.
+    /// The span's events, in order.
     pub fn events(&self) -> impl Iterator<Item = Event<'a>> + use<'a> {
         Messages::new(self.bytes, 11).map(Event::read)
     }
 
-    /// The spans that it refers to, in order.
+    /// The span's links, in order.
     pub fn links(&self) -> impl Iterator<Item = Link<'a>> + use<'a> {
         Messages::new(self.bytes, 13).map(Link::read)
     }
@@ -106,11 +106,11 @@ impl<'a> Span<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Event<'a> {
     bytes: &'a [u8],
-    /// When it happened, in unix nanoseconds.
+    /// Time of the event in unix nanoseconds.
     pub time_unix_nano: u64,
-    /// What happened.
+    /// The name of the event.
     pub name: &'a [u8],
-    /// How many attributes its source dropped.
+    /// Number of attributes that the source dropped.
     pub dropped_attributes_count: u32,
 }
 
@@ -138,17 +138,17 @@ impl<'a> Event<'a> {
     }
 }
 
-/// A span's reference to another.
+/// A span's reference to another span.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Link<'a> {
     bytes: &'a [u8],
-    /// The other span's trace, as sent.
+    /// The other span's trace id as sent.
     pub trace_id: &'a [u8],
-    /// The other span, as sent.
+    /// The other span's id as sent.
     pub span_id: &'a [u8],
-    /// W3C trace state of the other.
+    /// The other span's W3C trace state.
     pub trace_state: &'a [u8],
-    /// How many attributes its source dropped.
+    /// Number of attributes that the source dropped.
     pub dropped_attributes_count: u32,
     /// The low eight bits are the W3C trace flags.
     pub flags: u32,

@@ -1,21 +1,20 @@
-//! The structural walk of an `Export…ServiceRequest`: refuses what is not one, saying where, and counts
-//! its records.
+//! The structural walk of an `Export…ServiceRequest`: rejects malformed input with its position, and counts records.
 //!
-//! The gateway runs it on every request, so the walk carries no positions and no names. Only when it
-//! has failed is the same walk run again with a [`Recorder`] that knows where it is.
+//! The gateway runs it on every request, so the walk tracks neither positions nor names. Only after a failure does it
+//! run again, with a [`Recorder`] that tracks both.
 
 use crate::schema::{Kind, Message};
 use crate::signal::Signal;
 use crate::wire::{LEN, Reader, Reason};
 
-/// How deeply messages may be nested below the request: protobuf's own default (C++, Java, prost).
-/// About 48 arrays or 32 maps within one another.
+/// Maximum nesting of messages below the request: protobuf's default (C++, Java, prost). About 48 nested arrays or 32
+/// nested maps.
 pub const DEPTH_MAX: u32 = 100;
 
-/// What a request holds.
+/// The content of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Log records, spans, or data points of metrics.
+    /// Number of log records, spans, or data points.
     pub records: u64,
 }
 
@@ -23,22 +22,22 @@ pub struct Counts {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed OTLP at byte {offset} ({field}): {reason}")]
 pub struct Malformed {
-    /// Where the field at fault begins, in bytes from the start of the request.
+    /// Start of the invalid field, in bytes from the start of the request.
     pub offset: usize,
     /// The path of that field, such as `resource_logs[3].scope_logs[0].log_records[7].body`.
     pub field: String,
-    /// What is wrong with it.
+    /// The problem with it.
     pub reason: Reason,
 }
 
 /// Walks every message that OTLP defines within the signal's `Export…ServiceRequest` and counts the records.
 ///
-/// Unknown fields are skipped, after the same checks of their own structure. An id of the wrong length is
-/// not malformed: OTLP says to read the record as one without that id.
+/// Unknown fields are skipped after the same checks of their structure. An id of the wrong length is not malformed:
+/// OTLP says to treat the record as one without that id.
 ///
 /// # Errors
-/// [`Malformed`] for bytes that are cut short, a varint over 64 bits, field number 0, a known field with
-/// the wrong wire type, a group, and messages nested more than [`DEPTH_MAX`] deep.
+/// [`Malformed`] for truncated bytes, a varint over 64 bits, field number 0, a known field with the wrong wire type, a
+/// group, and messages nested more than [`DEPTH_MAX`] deep.
 pub fn validate(signal: Signal, payload: &[u8]) -> Result<Counts, Malformed> {
     match walk(signal.request(), payload, 0, &mut Silent) {
         Ok(records) => Ok(Counts { records }),
@@ -58,11 +57,11 @@ fn locate(signal: Signal, payload: &[u8], reason: Reason) -> Malformed {
     }
 }
 
-/// Follows a walk.
+/// Observes a walk.
 trait Trace {
-    /// A message begins, in the field seen last.
+    /// A message begins in the last field.
     fn enter(&mut self, message: &'static Message);
-    /// It has ended without a fault.
+    /// The message has ended without a fault.
     fn leave(&mut self);
     /// A field begins here.
     fn field(&mut self, rest: &[u8]);
@@ -149,21 +148,21 @@ fn walk<T: Trace>(message: &'static Message, bytes: &[u8], depth: u32, trace: &m
     Ok(records + data_records)
 }
 
-/// Remembers the way from the request to the field that is being read. A fault leaves it there.
+/// Tracks the path from the request to the current field. A fault leaves it in place.
 struct Recorder {
-    /// Where the request begins. Messages are slices of it, so an address is a position.
+    /// The address of the request. Messages are slices of it, so an address gives a position.
     start: usize,
     offset: usize,
-    /// Level `i` is the message open at depth `i`; levels past `open` are kept for the next messages.
+    /// Level `i` is the message open at depth `i`; levels past `open` are kept for reuse.
     levels: Vec<Level>,
     open: usize,
 }
 
 struct Level {
     message: &'static Message,
-    /// The field that is being read, once its number is known.
+    /// The number of the current field, once known.
     number: Option<u32>,
-    /// How often each repeated field has been seen in this message, by its number.
+    /// The occurrences of each repeated field in this message, by field number.
     seen: Vec<(u32, u64)>,
 }
 

@@ -1,14 +1,14 @@
 //! Borrowed views of `AnyValue` and `KeyValue`.
 //!
-//! They read validated bytes; what validation excludes ends an iteration early and never panics.
+//! They read validated bytes. Bytes that validation excludes end an iteration early and never panic.
 
 use crate::wire::{Reader, Value};
 
-/// A value of OTLP. As in the Collector the last field set wins, whichever it is, and an array or map
-/// given twice replaces the first (protobuf itself would append the second to it).
+/// A value in OTLP. As in the Collector, the last field wins, whichever it is, and a second array or map replaces the
+/// first (protobuf itself would append it).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum AnyValue<'a> {
-    /// No value was given.
+    /// No value.
     #[default]
     Empty,
     /// The bytes of a string, which need not be UTF-8.
@@ -17,20 +17,20 @@ pub enum AnyValue<'a> {
     Bool(bool),
     /// A signed integer.
     Int(i64),
-    /// A double, with any NaN as it came.
+    /// A double, with the bits of any NaN unchanged.
     Double(f64),
     /// A list of values.
     Array(Values<'a>),
-    /// A list of keys and values, in their order, keys possibly repeated.
+    /// Key-value pairs in order; keys may repeat.
     Map(KeyValues<'a>),
     /// Bytes.
     Bytes(&'a [u8]),
-    /// An index into a table of strings. Only OTLP profiles have one; elsewhere it means nothing.
+    /// An index into a table of strings. Only OTLP profiles have one; elsewhere it has no meaning.
     StringIndex(i32),
 }
 
 impl<'a> AnyValue<'a> {
-    /// Reads one occurrence of the message on top of `self`, which is how protobuf merges occurrences.
+    /// Merges one occurrence of the message into `self`, as protobuf does.
     #[inline]
     pub(crate) fn merge(&mut self, bytes: &'a [u8]) {
         let mut reader = Reader::new(bytes);
@@ -95,7 +95,7 @@ impl<'a> Iterator for Values<'a> {
     }
 }
 
-/// Equal when they are the same bytes.
+/// Equal if the bytes are equal.
 impl PartialEq for Values<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.reader.rest() == other.reader.rest()
@@ -127,11 +127,11 @@ impl<'a> KeyValue<'a> {
     }
 }
 
-/// The keys and values of a map or of a message with attributes, in order.
+/// The key-value pairs of a map or of a message with attributes, in order.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyValues<'a> {
     reader: Reader<'a>,
-    /// The number of the field that holds them.
+    /// The field number of the pairs.
     number: u32,
 }
 
@@ -160,7 +160,7 @@ impl<'a> Iterator for KeyValues<'a> {
     }
 }
 
-/// Equal when they are the same bytes.
+/// Equal if the bytes are equal.
 impl PartialEq for KeyValues<'_> {
     fn eq(&self, other: &Self) -> bool {
         self.number == other.number && self.reader.rest() == other.reader.rest()

@@ -1,8 +1,8 @@
-//! The protobuf wire format: tags, varints, lengths, and skipping what is not known.
+//! The protobuf wire format: tags, varints, lengths, and skipping unknown fields.
 //!
-//! Every read is checked against what is left; it never panics and never allocates.
+//! Every read checks the remaining length. It never panics or allocates.
 
-/// Why bytes are not a message.
+/// Why bytes are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// The bytes end inside a field.
@@ -11,7 +11,7 @@ pub enum Reason {
     /// A varint takes more than ten bytes or more than 64 bits.
     #[error("a varint is longer than 64 bits")]
     Varint,
-    /// A tag has field number 0 or one over protobuf's maximum of 2^29 - 1.
+    /// A tag has field number 0 or one above protobuf's maximum of 2^29 - 1.
     #[error("the field number is 0 or over 2^29 - 1")]
     FieldNumber,
     /// A known field has another wire type than its definition.
@@ -66,7 +66,7 @@ impl<'a> Reader<'a> {
     fn long_varint(&mut self) -> Result<u64, Reason> {
         let mut value = 0;
         for (index, &byte) in self.rest.iter().take(10).enumerate() {
-            // The tenth byte carries the 64th bit and nothing else.
+            // The tenth byte carries only the 64th bit.
             if index == 9 && byte > 1 {
                 return Err(Reason::Varint);
             }
@@ -112,7 +112,7 @@ impl<'a> Reader<'a> {
         Ok(u32::from_le_bytes(*bytes))
     }
 
-    /// The value that follows a tag with this wire type.
+    /// The value after a tag with this wire type.
     #[inline]
     pub(crate) fn value(&mut self, wire: u32) -> Result<Value<'a>, Reason> {
         match wire {
@@ -125,8 +125,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next field of a message that was validated before: `None` at its end. Malformed bytes,
-    /// which validation excludes, end it too.
+    /// The next field of a validated message, or `None` at its end. Malformed bytes, which validation excludes, end it
+    /// too.
     #[inline]
     pub(crate) fn next_field(&mut self) -> Option<(u32, Value<'a>)> {
         if self.rest.is_empty() {
@@ -138,7 +138,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A field's value as the wire has it.
+/// A field's value on the wire.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Value<'a> {
     Varint(u64),

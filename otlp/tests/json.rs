@@ -1,5 +1,5 @@
-//! OTLP/JSON by example: what the OTLP specification deviates in from protobuf's mapping, what is taken beyond it, and
-//! what is refused, with the place and the reason.
+//! OTLP/JSON by example: OTLP's deviations from protobuf's mapping, the extensions, and rejected input with position
+//! and reason.
 
 use millpond_otlp::{JsonError, JsonReason, MalformedJson, Signal, protobuf_of_json};
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
@@ -118,7 +118,7 @@ fn doubles_are_exact_and_may_be_none() {
     assert_eq!((point.sum, point.min), (Some(0.0), None));
 }
 
-/// The specification wants numbers; the Collector takes names too.
+/// The specification requires numbers; the Collector accepts names too.
 #[test]
 fn enumerations_are_numbers_or_names() {
     for (kind, number) in [

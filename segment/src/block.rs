@@ -1,5 +1,4 @@
-//! The 25-byte header of a block: encode and decode side by side. It does not touch the payload, except to
-//! checksum it.
+//! The 25-byte header of a block: encoding and decoding. It never touches the payload, except to checksum it.
 
 use crate::{Error, Limits, Problem};
 
@@ -11,7 +10,7 @@ const CRC_AT: std::ops::Range<usize> = 12..16;
 /// How a block's payload is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// As it is; for content that zstd does not shrink.
+    /// As is, for content that zstd does not shrink.
     Stored,
     /// One zstd frame.
     Zstd,
@@ -33,7 +32,7 @@ impl Compression {
         }
     }
 
-    /// The word for it: `stored` or `zstd`.
+    /// Its name: `stored` or `zstd`.
     pub fn name(self) -> &'static str {
         match self {
             Compression::Stored => "stored",
@@ -42,7 +41,7 @@ impl Compression {
     }
 }
 
-/// A block's header without its checksum, which only exists together with the payload.
+/// A block's header without its checksum, which needs the payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlockHeader {
     pub(crate) compressed_len: u32,
@@ -66,8 +65,8 @@ impl BlockHeader {
         out
     }
 
-    /// Reads the header at the start of `bytes`, which begin at `offset` in the object, and verifies it and
-    /// the payload that follows. Nothing is allocated.
+    /// Reads the header at the start of `bytes`, which begin at `offset` in the object, and verifies it and the payload
+    /// that follows. It does not allocate.
     pub(crate) fn decode(bytes: &[u8], offset: u64, block: u32, limits: &Limits) -> Result<Self, Error> {
         let fail = |field, problem| Error::new(offset, Some(block), field, problem);
         let Some(header) = bytes.first_chunk::<BLOCK_HEADER_LEN>() else {
@@ -124,8 +123,7 @@ impl BlockHeader {
     }
 }
 
-/// CRC32C of everything in the header but the checksum itself, then of the payload: a flipped bit anywhere
-/// in a block is found.
+/// CRC32C of the rest of the header and the payload, so that it detects a flipped bit anywhere in a block.
 fn checksum(header: &[u8; BLOCK_HEADER_LEN], payload: &[u8]) -> u32 {
     let crc = crc32c::crc32c(&header[..CRC_AT.start]);
     let crc = crc32c::crc32c_append(crc, &header[CRC_AT.end..]);

@@ -1,5 +1,5 @@
-//! Reading: from the bytes of a stream's part to its messages. Blocks share the bytes they were read from;
-//! messages are borrowed.
+//! Reading: from the bytes of a stream's part to its messages. Blocks share the bytes of the part; messages borrow
+//! them.
 
 use bytes::Bytes;
 use prost::encoding::decode_varint;
@@ -8,10 +8,10 @@ use crate::block::BlockHeader;
 use crate::encode::SCRATCH_KEPT_MAX;
 use crate::{BLOCK_HEADER_LEN, Compression, Error, Index, Limits, Problem, StreamPart, read_index};
 
-/// Walks the blocks of one stream: `part` is what a ranged GET of [`StreamPart::offset`] and
-/// [`StreamPart::length`] gave, `base_offset` its offset in the object (for errors only).
+/// Iterates over the blocks of one stream. `part` is the result of a ranged GET of [`StreamPart::offset`] and
+/// [`StreamPart::length`], `base_offset` its offset in the object (for errors only).
 ///
-/// Every block's header and checksum are verified as it is reached. After an error the iterator ends.
+/// Each step verifies a block's header and checksum. After an error the iterator ends.
 pub fn blocks(part: &Bytes, base_offset: u64, limits: &Limits) -> Blocks {
     Blocks {
         rest: part.clone(),
@@ -21,7 +21,7 @@ pub fn blocks(part: &Bytes, base_offset: u64, limits: &Limits) -> Blocks {
     }
 }
 
-/// The iterator that [`blocks`] gives.
+/// The iterator of [`blocks`].
 #[derive(Clone, Debug)]
 pub struct Blocks {
     rest: Bytes,
@@ -91,12 +91,12 @@ impl Block {
         (BLOCK_HEADER_LEN + self.payload.len()) as u64
     }
 
-    /// Bytes of the raw content, as declared; at most the limit given to [`blocks`].
+    /// Declared length of the raw content in bytes; at most the limit given to [`blocks`].
     pub fn raw_len(&self) -> u64 {
         u64::from(self.header.raw_len)
     }
 
-    /// Number of messages, as declared.
+    /// Declared number of messages.
     pub fn messages(&self) -> u64 {
         u64::from(self.header.messages)
     }
@@ -106,9 +106,9 @@ impl Block {
         self.header.compression
     }
 
-    /// The block's raw content, in the decompressor's buffer or, for a stored block, where it is.
+    /// The block's raw content: in the decompressor's buffer or, for a stored block, in place.
     ///
-    /// CPU work: belongs on a blocking thread.
+    /// CPU work: run it on a blocking thread.
     pub fn decode<'a>(&'a self, decompressor: &'a mut Decompressor) -> Result<RawBlock<'a>, Error> {
         let raw = match self.header.compression {
             Compression::Stored => &self.payload[..],
@@ -120,14 +120,14 @@ impl Block {
     }
 }
 
-/// A zstd context and a buffer, to be kept by a worker and used again for every block.
+/// A zstd context and a buffer, which a worker reuses for every block.
 pub struct Decompressor {
     zstd: zstd::bulk::Decompressor<'static>,
     buffer: Vec<u8>,
 }
 
 impl Decompressor {
-    /// A decompressor. It fails only for want of memory.
+    /// Creates a decompressor. It fails only for lack of memory.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             zstd: zstd::bulk::Decompressor::new()?,
@@ -135,7 +135,7 @@ impl Decompressor {
         })
     }
 
-    /// Never writes more than `raw_len` bytes, whatever the frame says.
+    /// Never writes more than `raw_len` bytes, whatever the frame declares.
     fn decompress(&mut self, payload: &[u8], raw_len: u32) -> Result<&[u8], Problem> {
         let capacity = raw_len as usize;
         self.buffer.clear();
@@ -143,7 +143,7 @@ impl Decompressor {
             self.buffer = Vec::new();
         }
         self.buffer.reserve_exact(capacity);
-        // zstd is bounded by the capacity it is given, which may be more than was reserved for this block.
+        // zstd stops at the buffer's capacity, which may exceed what was reserved for this block.
         let written = self
             .zstd
             .decompress_to_buffer(payload, &mut self.buffer)
@@ -181,7 +181,7 @@ impl<'a> RawBlock<'a> {
         self.raw.len()
     }
 
-    /// Whether the raw content is empty, which a writer never does.
+    /// Whether the raw content is empty. Writers never produce that.
     pub fn is_empty(&self) -> bool {
         self.raw.is_empty()
     }
@@ -190,14 +190,13 @@ impl<'a> RawBlock<'a> {
 /// One message of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// When it was received, unix microseconds.
+    /// Receive time, unix microseconds.
     pub received_at_us: i64,
-    /// Its bytes.
+    /// The bytes of the message.
     pub payload: &'a [u8],
 }
 
-/// The iterator that [`RawBlock::messages`] gives. It yields exactly as many messages as the header declares,
-/// or an error.
+/// The iterator of [`RawBlock::messages`]. It yields exactly as many messages as the header declares, or an error.
 #[derive(Clone, Debug)]
 pub struct Messages<'a> {
     block: &'a Block,
@@ -259,8 +258,8 @@ fn unzigzag(value: u64) -> i64 {
     (value >> 1).cast_signed() ^ -(value & 1).cast_signed()
 }
 
-/// Reads a whole object: every header, checksum and message, and that the index says the truth about the
-/// blocks. What only the writer knew (the number of records) is believed.
+/// Verifies a whole object: every header, checksum and message, and that the index matches the blocks. It trusts the
+/// record counts, which only the writer knew.
 pub fn verify(object: &Bytes, limits: &Limits) -> Result<Index, Error> {
     let index = read_index(object, limits)?;
     let mut decompressor = Decompressor::new()

@@ -1,5 +1,5 @@
-//! Writing: messages to blocks, blocks to a segment. Payload bytes are copied once into the block's raw
-//! content and never again after compression.
+//! Writing: messages to blocks, blocks to a segment. Payload bytes are copied once into the block's raw content, and
+//! never again after compression.
 
 use std::collections::HashMap;
 use std::io::Cursor;
@@ -22,13 +22,13 @@ use crate::{
 pub struct MessageTooLarge {
     /// Bytes of the message.
     pub payload_len: usize,
-    /// Raw bytes that the block holds already.
+    /// Raw bytes already in the block.
     pub raw_len: usize,
-    /// Raw bytes that a block may hold.
+    /// Maximum raw bytes of a block.
     pub limit: u64,
 }
 
-/// zstd failed to compress a block, for want of memory.
+/// zstd could not compress a block for lack of memory.
 #[derive(Debug, thiserror::Error)]
 #[error("zstd could not compress a block: {0}")]
 pub struct CompressError(#[from] std::io::Error);
@@ -39,7 +39,7 @@ pub enum PushError {
     /// The name of the stream breaks the rules.
     #[error(transparent)]
     StreamName(#[from] InvalidStreamName),
-    /// A stream has one encoding.
+    /// A stream has exactly one encoding.
     #[error("stream {stream:?} holds {known} messages, not {found}")]
     Encoding {
         /// The stream.
@@ -52,7 +52,7 @@ pub enum PushError {
     /// The segment is full: close it and push to the next.
     #[error("the segment is full: {what} would be {found}, the limit is {limit}")]
     Full {
-        /// What would be over its limit.
+        /// What would exceed its limit.
         what: &'static str,
         /// The size it would have.
         found: u64,
@@ -73,14 +73,14 @@ pub struct BlockBuilder {
 }
 
 impl BlockBuilder {
-    /// An empty block; times are stored relative to `base_received_at_us` (unix microseconds), best that of
-    /// its first message.
+    /// An empty block. Times are stored relative to `base_received_at_us` (unix microseconds), ideally the time of its
+    /// first message.
     pub fn new(base_received_at_us: i64) -> Self {
         Self::with_buffer(base_received_at_us, Vec::new(), &Limits::default())
     }
 
-    /// Like [`new`](Self::new), in a buffer that was used before (see [`into_buffer`](Self::into_buffer)) and
-    /// with the raw limit of `limits`.
+    /// Like [`new`](Self::new), with a reused buffer (see [`into_buffer`](Self::into_buffer)) and the raw limit of
+    /// `limits`.
     pub fn with_buffer(base_received_at_us: i64, mut buffer: Vec<u8>, limits: &Limits) -> Self {
         buffer.clear();
         Self {
@@ -93,14 +93,14 @@ impl BlockBuilder {
         }
     }
 
-    /// Raw bytes that [`push`](Self::push) adds at most for a payload of `payload_len` bytes.
+    /// Maximum raw bytes that [`push`](Self::push) adds for a payload of `payload_len` bytes.
     pub const fn message_len_max(payload_len: usize) -> usize {
         payload_len + 20
     }
 
-    /// Appends a message: one copy of the payload. The block stays as it was if the message does not fit.
+    /// Appends a message with one copy of the payload. If the message does not fit, the block stays unchanged.
     pub fn push(&mut self, received_at_us: i64, payload: &[u8]) -> Result<(), MessageTooLarge> {
-        // Wrapping, so that every pair of times has a delta; the reader wraps back.
+        // Wrapping, so that every pair of times has a delta; the reader wraps it back.
         let delta = zigzag(received_at_us.wrapping_sub(self.base_received_at_us));
         let payload_len = payload.len() as u64;
         let needed = (encoded_len_varint(delta) + encoded_len_varint(payload_len)) as u64 + payload_len;
@@ -115,7 +115,7 @@ impl BlockBuilder {
         encode_varint(delta, &mut self.raw);
         encode_varint(payload_len, &mut self.raw);
         self.raw.extend_from_slice(payload);
-        // At most one message per two raw bytes, of which there are no more than u32::MAX.
+        // Cannot overflow: a message takes at least two raw bytes, and there are at most u32::MAX of them.
         self.messages += 1;
         self.first_received_at_us = self.first_received_at_us.min(received_at_us);
         self.last_received_at_us = self.last_received_at_us.max(received_at_us);
@@ -137,7 +137,7 @@ impl BlockBuilder {
         self.messages == 0
     }
 
-    /// Gives up the content and keeps the buffer for the next block.
+    /// Drops the content and returns the buffer for the next block.
     pub fn into_buffer(self) -> Vec<u8> {
         let mut buffer = self.raw;
         buffer.clear();
@@ -160,19 +160,19 @@ pub struct EncodedBlock {
     pub messages: u64,
     /// Number of records, as counted by the writer.
     pub records: u64,
-    /// Smallest received-at time of a message, unix microseconds.
+    /// Earliest receive time of a message, unix microseconds.
     pub first_received_at_us: i64,
-    /// Largest received-at time of a message, unix microseconds.
+    /// Latest receive time of a message, unix microseconds.
     pub last_received_at_us: i64,
 }
 
-/// A zstd context and an output buffer, to be kept by a worker and used again for every block.
+/// A zstd context and an output buffer, which a worker reuses for every block.
 pub struct Compressor {
     zstd: zstd::bulk::Compressor<'static>,
     scratch: Vec<u8>,
 }
 
-/// A scratch buffer over this size is given back after use: one giant message should not be paid for ever.
+/// A larger scratch buffer is freed after use: one giant message must not pin memory forever.
 pub(crate) const SCRATCH_KEPT_MAX: usize = 8 << 20;
 
 impl Compressor {
@@ -184,10 +184,10 @@ impl Compressor {
         })
     }
 
-    /// Compresses a block that holds `records` records; stores it as it is when zstd does not shrink it.
-    /// The builder can be used again afterwards.
+    /// Compresses a block that holds `records` records, or stores it as is when zstd does not shrink it. The builder
+    /// can be reused afterwards.
     ///
-    /// CPU work of about 1.5 ms per MiB: belongs on a blocking thread.
+    /// CPU work of about 1.5 ms per MiB: run it on a blocking thread.
     pub fn compress(&mut self, block: &BlockBuilder, records: u64) -> Result<EncodedBlock, CompressError> {
         let raw = &block.raw[..];
         self.scratch.clear();
@@ -217,7 +217,7 @@ impl Compressor {
         };
         let header = header.encode(payload);
         self.scratch[..BLOCK_HEADER_LEN].copy_from_slice(&header);
-        // Copied to its exact size: the scratch buffer has room for the worst case and is used again.
+        // Copy to the exact size: the scratch buffer has room for the worst case and is reused.
         let bytes = Bytes::copy_from_slice(&self.scratch);
         if self.scratch.capacity() > SCRATCH_KEPT_MAX {
             self.scratch = Vec::new();
@@ -236,11 +236,11 @@ impl Compressor {
 /// A whole segment, ready to be uploaded.
 #[derive(Clone, Debug)]
 pub struct EncodedSegment {
-    /// The object in pieces, in order. Nothing is concatenated.
+    /// The object in ordered pieces, never concatenated.
     pub parts: Vec<Bytes>,
     /// Bytes of the object.
     pub size: u64,
-    /// What it holds, as in its index.
+    /// Its content, as in its index.
     pub streams: Vec<StreamPart>,
 }
 
@@ -249,20 +249,20 @@ struct StreamBlocks {
     blocks: Vec<Bytes>,
 }
 
-/// Puts blocks of many streams into one segment, each stream's blocks together.
+/// Combines blocks of many streams into one segment, each stream's blocks together.
 ///
-/// Streams are in the order of their first block; a stream's blocks are in the order of the pushes.
+/// Streams are ordered by their first block, a stream's blocks by their push.
 pub struct SegmentBuilder {
     streams: Vec<StreamBlocks>,
     places: HashMap<String, usize>,
     blocks_len: u64,
-    /// What the index can take at most, by the streams so far.
+    /// Upper bound of the index's size for the streams so far.
     index_len_max: u64,
     limits: Limits,
 }
 
-/// Bytes that a stream takes in the index at most, without its name: ten fields of a tag and a varint each,
-/// and its own tag and length.
+/// Maximum size of a stream in the index without its name: ten fields of a tag and a varint each, plus its own tag and
+/// length.
 const INDEX_ENTRY_MAX: u64 = 10 * 11 + 6;
 
 impl Default for SegmentBuilder {
@@ -272,12 +272,12 @@ impl Default for SegmentBuilder {
 }
 
 impl SegmentBuilder {
-    /// An empty segment under the default limits.
+    /// An empty segment with the default limits.
     pub fn new() -> Self {
         Self::with_limits(Limits::default())
     }
 
-    /// An empty segment under `limits`.
+    /// An empty segment with `limits`.
     pub fn with_limits(limits: Limits) -> Self {
         let (streams, places) = (Vec::new(), HashMap::new());
         Self {
@@ -289,7 +289,7 @@ impl SegmentBuilder {
         }
     }
 
-    /// Adds a block of `stream`. On an error the segment stays as it was.
+    /// Adds a block of `stream`. On an error the segment stays unchanged.
     pub fn push(&mut self, stream: &str, encoding: Encoding, block: EncodedBlock) -> Result<(), PushError> {
         let place = self.places.get(stream).copied();
         let full = |what, found, limit| {
@@ -363,7 +363,7 @@ impl SegmentBuilder {
         self.streams.is_empty()
     }
 
-    /// Upper bound of the size of the object, as it is now.
+    /// Upper bound of the object's current size.
     fn size_max(&self) -> u64 {
         (HEADER_LEN + FOOTER_LEN) as u64 + self.blocks_len + self.index_len_max
     }
@@ -380,7 +380,7 @@ impl SegmentBuilder {
             streams.push(part);
         }
         let tail = encode_tail(&streams);
-        // The size of the index is held to `index_max` by every push.
+        // Every push keeps the index within `index_max`.
         debug_assert!(
             tail.as_ref()
                 .is_some_and(|tail| tail.len() as u64 <= self.index_len_max + FOOTER_LEN as u64)

@@ -1,22 +1,22 @@
-//! What can be wrong with a segment, and where.
+//! Errors in a segment and their positions.
 
 use std::fmt;
 
 use crate::InvalidStreamName;
 
-/// A segment, or a part of one, that cannot be read: where, which field, and what is wrong with it.
+/// A segment, or a part of one, that cannot be read: position, field and problem.
 ///
-/// The bytes are damaged, were written by a newer version, or are over the reader's [`Limits`](crate::Limits):
-/// reading them again from the same copy will not help.
+/// The bytes are damaged, come from a newer version, or exceed the reader's [`Limits`](crate::Limits). Reading the same
+/// copy again does not help.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// Offset in the object of the thing that is wrong.
+    /// Offset of the problem in the object.
     pub offset: u64,
     /// Number of the block within its stream's part, counted from 0; `None` outside of blocks.
     pub block: Option<u32>,
-    /// The field of the format that is wrong, in the words of `design/segment-format.md`.
+    /// The invalid field, by its name in `design/segment-format.md`.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// The problem with the field.
     pub problem: Problem,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// What is wrong with a field of a segment.
+/// The problem with a field of a segment.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
@@ -52,13 +52,13 @@ pub enum Problem {
     Truncated {
         /// Bytes the field takes.
         needed: u64,
-        /// Bytes that are there.
+        /// Bytes that remain.
         left: u64,
     },
-    /// The magic bytes are not there.
+    /// The magic bytes are missing.
     #[error("not a segment: the magic bytes \"MPSG\" are missing")]
     Magic,
-    /// The format version is not one this reader knows.
+    /// This reader does not know the format version.
     #[error("format version {found} is not supported, this program reads version {supported}")]
     Version {
         /// The version in the object.
@@ -66,7 +66,7 @@ pub enum Problem {
         /// The version this crate reads.
         supported: u16,
     },
-    /// The checksum does not match: the bytes were damaged.
+    /// The checksum does not match: the bytes are damaged.
     #[error("{found:08x} does not match the bytes, which have {computed:08x}: the object is damaged")]
     Checksum {
         /// CRC32C in the object.
@@ -74,7 +74,7 @@ pub enum Problem {
         /// CRC32C of the bytes.
         computed: u32,
     },
-    /// A size is over the reader's limit; nothing was allocated for it.
+    /// A size exceeds the reader's limit. The reader allocated nothing for it.
     #[error("{found} is over the limit of {limit}")]
     OverLimit {
         /// The size in the object.
@@ -82,24 +82,24 @@ pub enum Problem {
         /// The limit.
         limit: u64,
     },
-    /// The compression is not one this reader knows.
+    /// This reader does not know the compression.
     #[error("compression {0} is unknown")]
     Compression(u8),
     /// zstd refused the payload.
     #[error("zstd: {0}")]
     Zstd(String),
-    /// A number is not what the rest of the segment says it must be.
+    /// A number contradicts the rest of the segment.
     #[error("is {found}, must be {expected}")]
     Inconsistent {
         /// The number in the object.
         found: u64,
-        /// What it must be.
+        /// The expected number.
         expected: u64,
     },
-    /// The index is not the protobuf message that it should be.
+    /// The index is not a valid protobuf message.
     #[error("not a valid index: {0}")]
     Protobuf(String),
-    /// The encoding is not one this reader knows.
+    /// This reader does not know the encoding.
     #[error("encoding {0} is unknown")]
     Encoding(i32),
     /// A stream name breaks the rules for names.

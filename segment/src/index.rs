@@ -1,4 +1,4 @@
-//! The ends of a segment: the header, the index and the footer; encode and decode side by side.
+//! The ends of a segment: header, index and footer, with encoding and decoding.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -9,7 +9,7 @@ use prost::Message as _;
 use crate::limits::STREAM_NAME_MAX;
 use crate::{BLOCK_HEADER_LEN, Error, Limits, Problem, proto};
 
-/// The version of the format that this crate writes, and the only one it reads.
+/// The only format version that this crate reads and writes.
 pub const FORMAT_VERSION: u16 = 1;
 /// Bytes of a segment's header: the magic and the version.
 pub const HEADER_LEN: usize = 6;
@@ -18,7 +18,7 @@ pub const FOOTER_LEN: usize = 12;
 
 const MAGIC: [u8; 4] = *b"MPSG";
 
-/// How the messages of a stream are to be read.
+/// How to interpret a stream's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Encoding {
     /// A message is the bytes of one OTLP `Export…ServiceRequest` in protobuf.
@@ -28,7 +28,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// The word for it in documents, dumps and metrics: `otlp` or `ndjson`.
+    /// Its name in documents, dumps and metrics: `otlp` or `ndjson`.
     pub fn name(self) -> &'static str {
         match self {
             Encoding::Otlp => "otlp",
@@ -65,8 +65,8 @@ impl fmt::Display for Encoding {
 )]
 pub struct InvalidStreamName(pub String);
 
-/// A stream name is 1 to 100 ASCII letters, digits, `.`, `_` and `-`, the first a letter or a digit: it
-/// becomes part of tokens and of metric labels, and can so never be mistaken for more than one part.
+/// Checks that a stream name is 1 to 100 ASCII letters, digits, `.`, `_` and `-`, starting with a letter or digit.
+/// Names become part of tokens and metric labels; these characters keep them unambiguous.
 pub fn check_stream_name(name: &str) -> Result<(), InvalidStreamName> {
     let good_first = name
         .bytes()
@@ -78,16 +78,16 @@ pub fn check_stream_name(name: &str) -> Result<(), InvalidStreamName> {
     if good_first && good_rest && name.len() <= STREAM_NAME_MAX {
         return Ok(());
     }
-    // The error is shown to people; a megabyte of somebody's bytes is not.
+    // Shorten the name in the error: it may be a megabyte of untrusted bytes.
     Err(InvalidStreamName(name.chars().take(STREAM_NAME_MAX).collect()))
 }
 
-/// One stream's contiguous run of blocks in a segment: where it is and what it holds.
+/// Describes one stream's contiguous run of blocks in a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamPart {
     /// Name of the stream, for example `otlp.logs`.
     pub stream: String,
-    /// How its messages are to be read.
+    /// How to interpret its messages.
     pub encoding: Encoding,
     /// Offset of the first block in the object.
     pub offset: u64,
@@ -101,14 +101,14 @@ pub struct StreamPart {
     pub messages: u64,
     /// Number of records, as counted by the writer.
     pub records: u64,
-    /// Smallest received-at time of a message, unix microseconds.
+    /// Earliest receive time of a message, unix microseconds.
     pub first_received_at_us: i64,
-    /// Largest received-at time of a message, unix microseconds.
+    /// Latest receive time of a message, unix microseconds.
     pub last_received_at_us: i64,
 }
 
 impl StreamPart {
-    /// The part's bytes in the whole object, shared; `None` if they are not within it.
+    /// The part's bytes in the whole object, shared. `None` if they are out of bounds.
     pub fn slice(&self, object: &Bytes) -> Option<Bytes> {
         let start = usize::try_from(self.offset).ok()?;
         let end = start.checked_add(usize::try_from(self.length).ok()?)?;
@@ -116,17 +116,17 @@ impl StreamPart {
     }
 }
 
-/// What a segment holds. The parts are in the order of their offsets and leave no gap.
+/// The content of a segment. The parts are ordered by offset and leave no gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Index {
     /// One part for each stream.
     pub streams: Vec<StreamPart>,
 }
 
-/// What the tail of an object gave.
+/// The result of reading the tail of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TailIndex {
-    /// The index, whole.
+    /// The complete index.
     Index(Index),
     /// The tail is too short to hold the index: read this many bytes from the object's end.
     Needs(u64),
@@ -147,16 +147,16 @@ pub(crate) fn encode_tail(streams: &[StreamPart]) -> Option<Vec<u8>> {
     let index_len = u32::try_from(index.encoded_len()).ok()?;
     let mut out = index.encode_to_vec();
     out.extend_from_slice(&index_len.to_le_bytes());
-    // The checksum covers the length as well, which is what a reader has to trust first.
+    // The checksum covers the length too: a reader has to trust the length first.
     let crc = crc32c::crc32c(&out);
     out.extend_from_slice(&crc.to_le_bytes());
     out.extend_from_slice(&MAGIC);
     Some(out)
 }
 
-/// Reads the index of a whole object: checks header, footer, index and that the parts fill the object.
+/// Reads the index of a whole object: checks header, footer and index, and that the parts fill the object.
 ///
-/// The blocks are not looked at; [`verify`](crate::verify) does that.
+/// It does not check the blocks; [`verify`](crate::verify) does.
 pub fn read_index(object: &[u8], limits: &Limits) -> Result<Index, Error> {
     let Some(header) = object.first_chunk::<HEADER_LEN>() else {
         let problem = Problem::Truncated {
@@ -188,8 +188,8 @@ pub fn read_index(object: &[u8], limits: &Limits) -> Result<Index, Error> {
     }
 }
 
-/// Reads the index from the last bytes of an object of `object_size` bytes. A tail that is too short is not
-/// an error: the answer says how many bytes are needed.
+/// Reads the index from the last bytes of an object of `object_size` bytes. A short tail is not an error: the result is
+/// the number of bytes needed.
 pub fn read_index_tail(tail: &[u8], object_size: u64, limits: &Limits) -> Result<TailIndex, Error> {
     let fail = |offset, field, problem| Error::new(offset, None, field, problem);
     let least = (HEADER_LEN + FOOTER_LEN) as u64;
@@ -254,8 +254,8 @@ pub fn read_index_tail(tail: &[u8], object_size: u64, limits: &Limits) -> Result
     check_index(index, index_at, limits).map(TailIndex::Index)
 }
 
-/// Holds the index to its rules: known encodings, good names, no stream twice, parts without a gap from the
-/// header to the index.
+/// Checks the rules of the index: known encodings, valid unique names, and parts without a gap from the header to the
+/// index.
 fn check_index(index: proto::Index, index_at: u64, limits: &Limits) -> Result<Index, Error> {
     let fail = |field, problem| Error::new(index_at, None, field, problem);
     if index.streams.len() > limits.streams_max {
@@ -315,7 +315,7 @@ fn check_index(index: proto::Index, index_at: u64, limits: &Limits) -> Result<In
 }
 
 fn part_to_proto(part: &StreamPart) -> proto::Stream {
-    // Destructured so that a new field cannot be forgotten here.
+    // Destructured so that a new field cannot be forgotten.
     let StreamPart {
         stream,
         encoding,

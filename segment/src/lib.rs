@@ -1,16 +1,15 @@
-//! The segment format: one immutable object with the blocks of one or many streams.
+//! The segment format: one immutable object with the blocks of one or more streams.
 //!
-//! Bytes in, bytes out. This crate does no I/O, reads no clock and starts no thread. Whatever bytes it is
-//! given, it answers with their content or an [`Error`]: it never panics, and it allocates nothing whose
-//! size it has not first checked against [`Limits`].
+//! This crate does no I/O, reads no clock and starts no thread. For any input bytes it returns their content or an
+//! [`Error`]. It never panics, and checks every size against [`Limits`] before it allocates.
 //!
-//! The format is specified byte by byte in `design/segment-format.md`.
+//! `design/segment-format.md` specifies the format byte by byte.
 //!
-//! Writing: [`BlockBuilder`] collects one stream's messages, [`Compressor`] makes an [`EncodedBlock`] of
-//! them, [`SegmentBuilder`] puts the blocks of all streams in order and ends with an [`EncodedSegment`].
+//! Writing: [`BlockBuilder`] collects one stream's messages, [`Compressor`] turns them into an [`EncodedBlock`], and
+//! [`SegmentBuilder`] orders the blocks of all streams and returns an [`EncodedSegment`].
 //!
-//! Reading: [`read_index`] says where each stream's blocks are; [`blocks`] walks the bytes of one stream,
-//! verifying each block; [`Block::decode`] gives its messages. [`verify`] checks a whole object.
+//! Reading: [`read_index`] locates each stream's blocks, [`blocks`] iterates over the bytes of one stream and verifies
+//! each block, and [`Block::decode`] returns its messages. [`verify`] checks a whole object.
 
 mod block;
 mod decode;

@@ -1,10 +1,9 @@
-//! The limits a reader and a writer hold a segment to. Everything in the format that has a size has one
-//! here.
+//! Limits for readers and writers: one for every size in the format.
 
-/// Upper bounds for everything in a segment. A reader refuses what is over them before it allocates.
+/// Upper bounds for everything in a segment. A reader rejects larger values before it allocates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Raw bytes of one block, and so of the largest message (64 MiB): what a decoder must be able to hold.
+    /// Raw bytes of one block, and so of the largest message (64 MiB): a decoder must be able to hold that much.
     pub block_raw_max: u64,
     /// Bytes of a whole object (1 GiB).
     pub segment_max: u64,
@@ -28,5 +27,5 @@ impl Default for Limits {
     }
 }
 
-/// Bytes of the longest stream name. Part of the format, so not configurable.
+/// Length of the longest stream name in bytes. It is part of the format, so it is not configurable.
 pub(crate) const STREAM_NAME_MAX: usize = 100;

@@ -32,7 +32,7 @@ fn small() -> (Bytes, Vec<StreamPart>) {
     object(&[vec![b'a'; 300], b"short".to_vec(), Vec::new()])
 }
 
-/// Reads a part the way a consumer does, which never sees the rest of the object.
+/// Reads a part like a consumer, which never sees the rest of the object.
 fn read_part(part: &Bytes, limits: &Limits) -> Result<Vec<(i64, Vec<u8>)>, Problem> {
     let mut decompressor = Decompressor::new().unwrap();
     let mut found = Vec::new();
@@ -86,8 +86,8 @@ fn every_truncation_of_an_object_is_found() {
             "cut to {length}"
         );
     }
-    // A part of one block: cut anywhere but to nothing, it is an error. (That it is whole at the boundaries
-    // of its blocks, its reader knows from the length in the manifest.)
+    // A part with one block is invalid if it is cut anywhere. (A cut at a block boundary shows in the length in the
+    // manifest.)
     let part = parts[1].slice(&object).unwrap();
     for length in 1..part.len() {
         assert!(
@@ -149,7 +149,7 @@ fn each_block_is_refused_for_the_limit_it_breaks() {
     }
 }
 
-/// A block whose checksum is right, whatever else is wrong with it.
+/// A block with a valid checksum, whatever else is wrong with it.
 fn forged(compressed_len: u32, raw_len: u32, messages: u32, compression: u8, payload: &[u8]) -> Bytes {
     let mut header = [0; HEADER];
     header[0..4].copy_from_slice(&compressed_len.to_le_bytes());

@@ -1,8 +1,7 @@
-//! The golden file: what a version of this format once wrote is read for ever, and what is written today
-//! has the same content.
+//! The golden file: readers accept it forever, and today's writer produces the same content.
 //!
-//! `cargo test -p millpond-segment --test golden -- --ignored regenerate` writes it anew, which is right only
-//! together with a new format version (or before the first release).
+//! `cargo test -p millpond-segment --test golden -- --ignored regenerate` rewrites it. Do that only together with a new
+//! format version (or before the first release).
 
 use std::path::PathBuf;
 
@@ -14,7 +13,7 @@ use millpond_segment::{
 
 const BASE_US: i64 = 1_767_225_600_000_000;
 
-/// Stream, encoding, and its blocks: how each is stored, its records and messages.
+/// Stream, encoding, and for each block: compression, record count and messages.
 type Content = Vec<(
     &'static str,
     Encoding,
@@ -85,7 +84,7 @@ fn decode(object: &Bytes) -> Content {
         assert_eq!(part.records, expected.iter().map(|block| block.1).sum::<u64>());
         let part_bytes = part.slice(object).unwrap();
         let mut stream_blocks = Vec::new();
-        // The number of records is in the index only, for the whole part.
+        // Only the index has the number of records, for the whole part.
         for (block, (_, records, _)) in blocks(&part_bytes, part.offset, &Limits::default()).zip(expected) {
             let block = block.unwrap();
             let raw = block.decode(&mut decompressor).unwrap();
@@ -110,7 +109,7 @@ fn path() -> PathBuf {
     testdata("two-streams.segment")
 }
 
-/// The second one is written by the Go producer (otel-exporter/internal/segment/golden_test.go), which reads both, too.
+/// The Go producer writes the second file (otel-exporter/internal/segment/golden_test.go) and reads both.
 #[test]
 fn the_golden_files_have_the_content_they_were_written_with() {
     for name in ["two-streams.segment", "two-streams-go.segment"] {
@@ -124,7 +123,7 @@ fn what_is_written_today_has_the_content_and_the_shape_of_the_golden_file() {
     let today = encode();
     let object = Bytes::from(today.parts.concat());
     assert_eq!(decode(&object), content());
-    // zstd's bytes may change with its version; everything around them may not.
+    // zstd's bytes may change with its version; everything else must not.
     let golden = Bytes::from(std::fs::read(path()).unwrap());
     assert_eq!(object[..6], golden[..6]);
     let golden = verify(&golden, &Limits::default()).unwrap().streams;

@@ -1,4 +1,4 @@
-//! What was written is what is read, whatever it was.
+//! Whatever was written reads back unchanged.
 
 use bytes::Bytes;
 use millpond_segment::{
@@ -109,7 +109,7 @@ proptest! {
             TailIndex::Index(index) => prop_assert_eq!(index, whole),
             TailIndex::Needs(needed) => {
                 prop_assert!(needed > tail.len() as u64 && needed <= size);
-                // At most one more question: the first answer may only be about the footer.
+                // At most one further request: the first answer may cover only the footer.
                 let mut needed = needed;
                 let index = loop {
                     let start = object.len() - usize::try_from(needed).unwrap();
@@ -162,7 +162,7 @@ fn a_message_over_the_limit_is_refused_and_the_block_stays_good() {
 
 #[test]
 fn incompressible_blocks_are_stored_and_others_are_zstd() {
-    // A small xorshift generator: noise that is the same every time.
+    // A small xorshift generator: deterministic noise.
     let mut state = 88_172_645_463_325_252_u64;
     let noise: Vec<u8> = std::iter::repeat_with(|| {
         state ^= state << 13;

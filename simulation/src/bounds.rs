@@ -1,15 +1,15 @@
-//! How far a search goes.
+//! The bounds of a search.
 
-/// The bounds of a search. Every count is of the whole run.
+/// The bounds of a search. Every count applies to the whole run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bounds {
-    /// Of each producer, the records in each of its segments.
+    /// For each producer, the number of records in each of its segments.
     pub segments: Vec<Vec<u64>>,
-    /// Owners that want the cursor.
+    /// Owners that compete for the cursor.
     pub owners: usize,
-    /// A tail with so many entries is sealed.
+    /// Number of entries at which a tail is sealed.
     pub tail_max: usize,
-    /// Sequences after the end of the log that owners plan ahead.
+    /// Number of sequences after the end of the log that owners plan in advance.
     pub ahead: u64,
     /// Batches in flight past the acknowledged position.
     pub max_in_flight: u32,
@@ -21,17 +21,17 @@ pub struct Bounds {
     pub rounds: u8,
     /// Openings of the cursor.
     pub epochs: u8,
-    /// Swaps of producers whose outcome is not reported.
+    /// Swaps by producers with an unreported outcome.
     pub producer_faults: u8,
-    /// Swaps of owners whose outcome is not reported.
+    /// Swaps by owners with an unreported outcome.
     pub owner_faults: u8,
-    /// Swaps of the garbage collector whose outcome is not reported.
+    /// Swaps by the garbage collector with an unreported outcome.
     pub gc_faults: u8,
     /// Crashes of producers.
     pub producer_crashes: u8,
     /// Crashes of owners.
     pub owner_crashes: u8,
-    /// Owners that give the cursor back.
+    /// Releases of the cursor.
     pub releases: u8,
     /// Tokens that the sink records without their rows.
     pub poisons: u8,
@@ -41,9 +41,9 @@ pub struct Bounds {
     pub removals: u8,
     /// Skips of a segment by an operator.
     pub skips: u8,
-    /// Numbers of the segments whose rows the sink refuses.
+    /// Numbers of the segments with rows that the sink refuses.
     pub forbidden: Vec<u8>,
-    /// Repairs of the sink, which then refuses nothing any more.
+    /// Fixes of the sink, after which it accepts every row.
     pub mends: u8,
     /// Registrations that make the table forget all other producers.
     pub expiries: u8,
@@ -75,7 +75,7 @@ impl Bounds {
         expiries: 0,
     };
 
-    /// Commits of two producers against each other and a garbage collector, with sealing; nobody reads.
+    /// Commits of two producers against each other and a garbage collector, with sealing and without readers.
     pub fn commit() -> Bounds {
         Bounds {
             segments: vec![vec![1, 1], vec![1]],
@@ -99,7 +99,7 @@ impl Bounds {
         }
     }
 
-    /// Two owners of a cursor over small and large segments of one producer.
+    /// Two owners of a cursor, with small and large segments of one producer.
     pub fn delivery() -> Bounds {
         Bounds {
             segments: vec![vec![1, 1, 2]],
@@ -110,7 +110,7 @@ impl Bounds {
         }
     }
 
-    /// Two owners that crash, or give the cursor back to each other.
+    /// Two owners that crash, or release the cursor to each other.
     pub fn takeover() -> Bounds {
         Bounds {
             segments: vec![vec![1, 2]],
@@ -122,7 +122,7 @@ impl Bounds {
         }
     }
 
-    /// Owners whose cursor an operator resets, over a sink that loses rows.
+    /// Owners whose cursor an operator resets, with a sink that loses rows.
     pub fn operated() -> Bounds {
         Bounds {
             segments: vec![vec![1, 1]],
@@ -134,7 +134,7 @@ impl Bounds {
         }
     }
 
-    /// Owners that take refused chunks apart, and a sink that is repaired meanwhile.
+    /// Owners that bisect refused chunks, with a sink that is fixed meanwhile.
     pub fn refused() -> Bounds {
         Bounds {
             segments: vec![vec![1, 1]],
@@ -146,7 +146,7 @@ impl Bounds {
         }
     }
 
-    /// Everybody at once: two producers, two owners and the garbage collector.
+    /// All actors together: two producers, two owners and the garbage collector.
     pub fn whole() -> Bounds {
         Bounds {
             segments: vec![vec![1], vec![2]],
@@ -160,7 +160,7 @@ impl Bounds {
         }
     }
 
-    /// How many records a segment holds; segments are numbered through all producers.
+    /// The number of records in a segment; segments are numbered across all producers.
     pub fn records(&self, segment: u8) -> u64 {
         let all = self.segments.iter().flatten();
         all.copied().nth(segment.into()).unwrap_or(1)

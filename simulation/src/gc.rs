@@ -1,4 +1,4 @@
-//! The garbage collector: moves the log's beginning and the orphan floor, then deletes, as `consumer/src/gc.rs` does.
+//! The garbage collector: advances the log's beginning and the orphan floor, then deletes, like `consumer/src/gc.rs`.
 
 use crate::model::World;
 use crate::store::{Answer, Outcome, Store, Versioned, Write, outcomes};
@@ -7,37 +7,37 @@ use millpond_manifest::planted::{self, Bug};
 use std::collections::BTreeSet;
 use ulid::Ulid;
 
-/// Where the garbage collector is in its round.
+/// The state of the garbage collector's round.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub enum GarbageCollector {
     /// Between rounds.
     #[default]
     Idle,
-    /// It has read the manifest and the cursor, and will swap this state in.
+    /// It has read the manifest and the cursor, and is about to swap in this state.
     Swapping(Versioned<Manifest>),
-    /// This state is in force, or was: what it shows to be garbage can be listed.
+    /// This state is or was in force: its garbage can be listed.
     InForce(Versioned<Manifest>),
-    /// It deletes these segments and pages.
+    /// It is deleting these segments and pages.
     Deleting(Vec<Ulid>, Vec<Ulid>),
 }
 
-/// What the garbage collector can do next.
+/// The next steps of the garbage collector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Reads the manifest and the cursor.
     Read,
     /// Swaps the manifest.
     Swap(Outcome),
-    /// Lists what can go.
+    /// Lists the garbage.
     List,
-    /// Deletes it.
+    /// Deletes the garbage.
     Delete,
-    /// Gives the round up, or ends and is started again.
+    /// Gives up the round, or crashes and restarts.
     Crash,
 }
 
 impl GarbageCollector {
-    /// Adds the steps that are possible.
+    /// Adds the possible steps.
     pub fn steps(&self, world: &World, steps: &mut Vec<Step>) {
         match self {
             GarbageCollector::Idle => {
@@ -56,7 +56,7 @@ impl GarbageCollector {
         steps.push(Step::Crash);
     }
 
-    /// Takes a step; `None` if it is none.
+    /// Takes a step; `None` if it is impossible.
     pub fn step(step: Step, world: &mut World) -> Option<()> {
         let World {
             store,
@@ -102,12 +102,12 @@ impl GarbageCollector {
     }
 }
 
-/// What is named before the floor and not referred to.
+/// Objects named before the floor without a reference.
 fn garbage(log: &Manifest, store: &Store) -> GarbageCollector {
     let mut live: BTreeSet<Ulid> = log.tail.iter().map(|entry| entry.segment).collect();
     for reference in &log.pages {
         let Some(found) = store.pages.get(&reference.page) else {
-            // Nothing is deleted until it is back.
+            // A page is missing: delete nothing until it is back.
             return GarbageCollector::Idle;
         };
         let gone = log.first_sequence.saturating_sub(reference.first);

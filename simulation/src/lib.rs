@@ -1,16 +1,16 @@
-//! Two proofs of the protocols: a model, in which every interleaving is searched, and a simulation of the real
-//! pipeline ([`simulator`]), in which a seed is a run.
+//! Two checks of the protocols: a model that searches every interleaving, and a simulation of the real pipeline
+//! ([`simulator`]) in which each seed is a run.
 //!
-//! The model checks the protocols in `design/protocols.md`: producers, owners of a cursor and a garbage collector over one
-//! abstract store, every interleaving of their steps within a bound. What a step means is decided by the pure
-//! functions of `millpond-manifest` and by `millpond_consumer::schedule`, the very ones that run in production; here is only
-//! the glue around them, as thin as `producer/src/committer.rs`, `consumer/src/tenure.rs` and `consumer/src/gc.rs` allow.
+//! The model checks the protocols in `design/protocols.md`: producers, owners of a cursor and a garbage collector over
+//! one abstract store, in every interleaving of their steps within a bound. The pure functions of `millpond-manifest`
+//! and `millpond_consumer::schedule` decide each step, exactly as in production. This crate only adds the glue between
+//! them, as thin as `producer/src/committer.rs`, `consumer/src/tenure.rs` and `consumer/src/gc.rs` allow.
 //!
-//! A compare-and-set lands or not, and is reported or not; one that is not reported may land later still. Actors crash at
-//! any step. Time is a small counter: segments are named by it, and the garbage collector's orphan floor follows it.
+//! A compare-and-set lands or not, and its result is reported or not; an unreported one may still land later. Actors
+//! crash at any step. Time is a small counter: segment names and the garbage collector's orphan floor follow it.
 //!
-//! `cargo test -p millpond-simulation` searches small bounds to the end; `make planted-bugs` shows that it finds bugs.
-//! A larger bound is searched by command:
+//! `cargo test -p millpond-simulation` searches small bounds completely; `make planted-bugs` shows that it finds bugs.
+//! To search a larger bound:
 //!
 //! ```text
 //! cargo run --release -p millpond-simulation -- model delivery --owner-faults 2 --epochs 3

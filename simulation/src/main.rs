@@ -1,4 +1,4 @@
-//! The model and the simulation by command.
+//! The command line of the model and the simulation.
 
 mod search;
 mod simulate;

@@ -1,5 +1,5 @@
-//! An owner of the cursor, or one that wants to be: opens it, plans, sends, acknowledges, as `consumer/src/schedule.rs`
-//! decides and `owner.rs` and `tenure.rs` beside it do. The lease is no part of the safety: here it has always run out.
+//! An owner of the cursor, or a candidate: opens it, plans, sends and acknowledges, as `consumer/src/schedule.rs`,
+//! `owner.rs` and `tenure.rs` decide. Safety does not depend on the lease: here it has always expired.
 
 use crate::model::{System, World};
 use crate::producer::STREAM;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use ulid::Ulid;
 use uuid::Uuid;
 
-/// The log as an owner has read it, all pages loaded.
+/// An owner's view of the log, with all pages loaded.
 #[derive(Debug, Clone)]
 struct Known {
     manifest: Versioned<Manifest>,
@@ -58,47 +58,47 @@ impl Known {
 pub struct Tenure {
     durable: Versioned<Cursor>,
     log: Option<Known>,
-    /// The predecessor's batches are yet to be found out.
+    /// The predecessor's batches are still unknown.
     in_doubt: bool,
     schedule: Schedule,
-    /// Each batch that was started and is not in the sink.
+    /// Batches that were started and are not in the sink.
     sending: BTreeMap<Plan, Sending>,
-    /// No request of an earlier generation is under way.
+    /// No request of an earlier generation is in flight.
     settled: bool,
-    /// The last swap did not succeed for certain: the cursor must be read.
+    /// The outcome of the last swap is uncertain: the cursor must be read.
     reread: bool,
     releasing: bool,
-    /// Sequences that are planned ahead.
+    /// Number of sequences to plan in advance.
     ahead: u64,
 }
 
-/// Where an owner is.
+/// The state of an owner.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 enum Phase {
     #[default]
     StandingBy,
-    /// It has read the cursor, and will swap it.
+    /// It has read the cursor, and is about to swap it.
     Opening(Option<Versioned<Cursor>>),
-    /// Its opening was not reported.
+    /// The result of its opening is unknown.
     Unsure(Versioned<Cursor>, bool),
     Serving(Box<Tenure>),
 }
 
-/// An owner, or the ones that follow it in its place.
+/// An owner and its successors in the same place.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Owner {
     life: u8,
     phase: Phase,
 }
 
-/// What an owner can do next.
+/// The next steps of an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Reads the cursor, wanting it.
+    /// Reads the cursor before taking it.
     Look,
-    /// Takes it.
+    /// Takes the cursor.
     Open(Outcome),
-    /// Looks whether its opening landed.
+    /// Checks whether its opening landed.
     LookAgain,
     /// Reads the log.
     Poll,
@@ -106,27 +106,27 @@ pub enum Step {
     Start(Plan),
     /// Asks the sink which rows of the batch's next chunk it lacks.
     Ask(Plan),
-    /// Sends the chunk or the piece, or the rows that the sink lacks. Whether the sink records the token and loses the rows
-    /// and its answer.
+    /// Sends the chunk or piece, or the rows that the sink lacks. The flag: the sink records the token, but loses the
+    /// rows and its answer.
     Send(Plan, bool),
     /// Writes the dead letters of the batch's chunk.
     Bury(Plan),
-    /// Learns that no request of earlier owners is under way any more.
+    /// Learns that no request of earlier owners is in flight anymore.
     Settle,
-    /// Makes plans, if so wanted, and acknowledgements durable.
+    /// Makes acknowledgements durable, and new plans if the flag is set.
     Save(bool, Outcome),
-    /// Reads the cursor after a swap that did not succeed for certain.
+    /// Reads the cursor after a swap with an uncertain outcome.
     Reread,
-    /// Gives the cursor back.
+    /// Releases the cursor.
     Release(Outcome),
-    /// Ends, and another one starts in its place.
+    /// Crashes, and another one starts in its place.
     Crash,
 }
 
 impl Tenure {
     fn decide(&self) -> Decision {
         match &self.log {
-            // A writer is always idle: whatever can be planned may be planned now.
+            // A writer is always idle, so every possible plan may be made now.
             Some(Known { log, .. }) if !self.in_doubt && self.settled => {
                 let takes_all = |_: &str| true;
                 let room = Room {
@@ -156,7 +156,7 @@ impl Tenure {
         }
     }
 
-    /// Changes a batch that is on its way, given what the cursor says that the sink refused of it. Forgets it if it is finished.
+    /// Changes a batch in progress, given the refusals in the cursor. Removes it if it is finished.
     fn change<R>(
         &mut self,
         batch: Plan,
@@ -171,7 +171,7 @@ impl Tenure {
         Some(changed)
     }
 
-    /// Whether a swap that plans nothing is called for.
+    /// Whether a swap without new plans is worthwhile.
     fn is_worth_a_swap(&self, decision: &Decision) -> bool {
         let refused = self
             .sending
@@ -180,13 +180,13 @@ impl Tenure {
         decision.progress || refused || (self.settled && self.durable.unsettled)
     }
 
-    /// Whether the cursor records a refusal of a batch that its predecessor planned.
+    /// Whether the cursor records refusals in a batch that its predecessor planned.
     fn repeats_cuts(&self) -> bool {
         let mut refused = self.durable.refused.iter();
         refused.any(|refused| self.schedule.is_in_doubt(&(STREAM.to_owned(), refused.batch)))
     }
 
-    /// The next state of the cursor: `None` when nothing is worth a request.
+    /// The next state of the cursor, or `None` if no swap is worthwhile.
     fn save(&self, plan: bool) -> Option<Result<Cursor, Broken>> {
         let decision = self.decide();
         let worth_it = match plan {
@@ -228,7 +228,7 @@ impl Owner {
         place as u64 * 256 + u64::from(self.life)
     }
 
-    /// Whether it replays what its predecessor may have sent.
+    /// Whether it replays batches that its predecessor may have sent.
     pub fn replays(&self) -> bool {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.schedule.doubtful() > 0)
     }
@@ -238,23 +238,23 @@ impl Owner {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.settled && tenure.durable.unsettled)
     }
 
-    /// Whether its predecessor planned what is not in the log that it knows.
+    /// Whether its predecessor planned sequences beyond the log that it knows.
     pub fn replays_ahead(&self) -> bool {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.replays_ahead())
     }
 
-    /// Whether its predecessor has taken a chunk apart, and it goes on with that.
+    /// Whether it continues a bisection that its predecessor began.
     pub fn repeats_cuts(&self) -> bool {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.repeats_cuts())
     }
 
-    /// Whether it still thinks that it owns a cursor that another one has opened.
+    /// Whether it still believes to own a cursor that another owner has opened.
     pub fn is_fenced(&self, store: &Store) -> bool {
         let epoch = store.cursor.as_ref().map_or(0, |cursor| cursor.epoch);
         matches!(&self.phase, Phase::Serving(tenure) if tenure.durable.epoch < epoch)
     }
 
-    /// Adds the steps that are possible.
+    /// Adds the possible steps.
     pub fn steps(&self, system: &System, world: &World, steps: &mut Vec<Step>) {
         let swaps = outcomes(world.left.owner_faults).iter().copied();
         match &self.phase {
@@ -314,7 +314,7 @@ impl Owner {
         }
     }
 
-    /// Takes a step; `None` if it is none.
+    /// Takes a step; `None` if it is impossible.
     pub fn step(place: usize, step: Step, system: &System, world: &mut World) -> Option<()> {
         let World {
             store, owners, left, ..
@@ -345,7 +345,7 @@ impl Owner {
             }
             (Step::LookAgain, Phase::Unsure(ours, in_doubt)) => match &store.cursor {
                 Some(found) if found == ours => me.phase = serving(found.clone(), *in_doubt, ahead),
-                // The next attempt has a nonce of its own.
+                // The next attempt gets a new nonce.
                 _ => me.end(),
             },
             (step, Phase::Serving(tenure)) => {
@@ -364,7 +364,7 @@ impl Owner {
         Some(())
     }
 
-    /// This one is gone; what comes in its place knows nothing of it.
+    /// This owner ends; its successor knows nothing of it.
     fn end(&mut self) {
         self.life += 1;
         self.phase = Phase::StandingBy;
@@ -372,7 +372,7 @@ impl Owner {
 }
 
 impl Tenure {
-    /// Takes a step. Whether the term goes on.
+    /// Takes a step. Returns whether the term continues.
     fn step(&mut self, step: Step, nonce: u64, store: &mut Store) -> Option<bool> {
         match step {
             Step::Poll => {
@@ -394,7 +394,7 @@ impl Tenure {
                     if *sequence >= store.manifest.first_sequence {
                         store.broken.get_or_insert(Broken::Lost);
                     }
-                    // Trimmed, which only a fenced owner can come to see.
+                    // The log was trimmed, which only a fenced owner can observe.
                     return Some(false);
                 }
                 self.start(plan, &found);
@@ -454,14 +454,14 @@ impl Tenure {
         Some(true)
     }
 
-    /// Begins a batch of these segments, but for those that an operator said to leave out.
+    /// Begins a batch with these segments, except those that an operator skipped.
     fn start(&mut self, plan: Plan, found: &[(u64, Ulid)]) {
         let key = (STREAM.to_owned(), plan);
         let wanted = found
             .iter()
             .filter(|(sequence, _)| !self.durable.is_skipped(STREAM, *sequence));
         let rows = wanted.map(|(_, name)| *name).collect();
-        // Rows of it may have been sent before this term.
+        // An earlier term may have sent rows of it.
         let inherited = self.schedule.is_in_doubt(&key) || self.durable.may_have_sent(plan);
         let known = self.durable.refused(STREAM, plan);
         let sending = Sending::new(rows, self.durable.policy.chunk_rows, inherited, known);
@@ -473,7 +473,7 @@ impl Tenure {
         }
     }
 
-    /// One swap of the cursor. Whether it is certain that it took effect.
+    /// One swap of the cursor. Returns whether it certainly took effect.
     fn swap(&mut self, next: Cursor, nonce: u64, outcome: Outcome, store: &mut Store) -> Option<bool> {
         let next = Versioned::new(next.stamped(nonce));
         let committed = store.swap(Write::Cursor(next.clone()), outcome)? == Answer::Committed;
@@ -485,7 +485,7 @@ impl Tenure {
     }
 }
 
-/// The leases of earlier owners have run out, and their requests have ended.
+/// The leases of earlier owners have expired, and their requests have ended.
 fn settle(place: usize, owners: &mut [Owner]) {
     let Phase::Serving(tenure) = &owners[place].phase else {
         return;
@@ -524,7 +524,7 @@ fn open(
     let cursor = match seen {
         None => fresh(),
         Some(seen) if seen.is_removed() => {
-            // Nobody has sent more than the tombstone says.
+            // The tombstone bounds what anybody has sent.
             seen.begin_again(store.manifest.first_sequence, policy.clone())
         }
         Some(seen) => (**seen).clone(),

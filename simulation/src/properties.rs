@@ -1,5 +1,5 @@
-//! What must hold in every state, by the numbers of the invariants in `design/protocols.md`; and what must be reached in
-//! some state, so that a search shows something.
+//! The invariants of every state, by their numbers in `design/protocols.md`, and the situations that some state must
+//! reach for a search to be meaningful.
 
 use crate::bounds::Bounds;
 use crate::model::{System, World};
@@ -61,7 +61,7 @@ pub fn all(bounds: &Bounds) -> Vec<Property<System>> {
     all
 }
 
-/// What some state must show; which of it can be depends on the bounds.
+/// Situations that some state must reach, depending on the bounds.
 fn reached(bounds: &Bounds) -> Vec<Property<System>> {
     let sealed = bounds.tail_max < bounds.segments.iter().map(Vec::len).sum();
     let collected = bounds.rounds > 0 && bounds.ticks > 0;
@@ -179,7 +179,7 @@ fn reached(bounds: &Bounds) -> Vec<Property<System>> {
     wanted.map(|(_, property)| property).collect()
 }
 
-/// Contiguous, as it was committed, with no records twice.
+/// Contiguous, as committed, without duplicate records.
 fn log_is_whole(World { store, .. }: &World) -> bool {
     let log = &store.manifest;
     let as_committed = |(sequence, entry): (u64, &Entry)| {
@@ -192,7 +192,7 @@ fn log_is_whole(World { store, .. }: &World) -> bool {
         && (log.tail_start()..).zip(&log.tail).all(as_committed)
         && log.pages.iter().all(|reference| {
             let page = store.pages.get(&reference.page);
-            // That it is there is another property.
+            // Another property covers missing pages.
             page.is_none_or(|found| {
                 found.page.reference(reference.page) == *reference
                     && (found.page.first..).zip(&found.page.entries).all(as_committed)
@@ -231,7 +231,7 @@ fn nothing_skipped(World { store, .. }: &World) -> bool {
     }) && next <= store.history.len() as u64
 }
 
-/// After a reset or a removal, a repaired sink may take a row that has a dead letter.
+/// After a reset or a removal, a fixed sink may accept a row that has a dead letter.
 fn letters_are_right(system: &System, World { store, .. }: &World) -> bool {
     let Bounds {
         forbidden,

@@ -1,4 +1,4 @@
-//! Searches one bound of the model by command.
+//! Searches one bound of the model from the command line.
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -17,22 +17,22 @@ enum Scope {
     Forgotten,
     /// Owners of a cursor.
     Delivery,
-    /// Owners that crash or give the cursor back.
+    /// Owners that crash or release the cursor.
     Takeover,
     /// Owners whose cursor an operator resets.
     Operated,
     /// Owners whose sink refuses rows.
     Refused,
-    /// Everybody.
+    /// All actors.
     Whole,
 }
 
-/// What to search.
+/// The arguments of a search.
 #[derive(Args)]
 pub(crate) struct Search {
-    /// Where the bounds begin; the flags change them.
+    /// Initial bounds; the flags change them.
     scope: Scope,
-    /// Search breadth first: a violation is then shown by the fewest steps, and the search takes more memory.
+    /// Search breadth first: finds the shortest path to a violation, but takes more memory.
     #[arg(long)]
     shortest: bool,
     /// Records of each segment of each producer, as in 1,1/2.
@@ -41,16 +41,16 @@ pub(crate) struct Search {
     /// Entries of a full tail.
     #[arg(long)]
     tail_max: Option<usize>,
-    /// Sequences after the end of the log that are planned ahead.
+    /// Number of sequences after the end of the log to plan in advance.
     #[arg(long)]
     ahead: Option<u64>,
     /// Batches in flight.
     #[arg(long)]
     max_in_flight: Option<u32>,
-    /// Whether the second owner is configured with another policy.
+    /// Whether the second owner has a different policy.
     #[arg(long)]
     policies_differ: Option<bool>,
-    /// Owners that want the cursor.
+    /// Owners that compete for the cursor.
     #[arg(long)]
     owners: Option<usize>,
     /// Steps of the clock.
@@ -62,13 +62,13 @@ pub(crate) struct Search {
     /// Openings of the cursor.
     #[arg(long)]
     epochs: Option<u8>,
-    /// Producers' swaps whose outcome is not reported.
+    /// Swaps by producers with an unreported outcome.
     #[arg(long)]
     producer_faults: Option<u8>,
-    /// Owners' swaps whose outcome is not reported.
+    /// Swaps by owners with an unreported outcome.
     #[arg(long)]
     owner_faults: Option<u8>,
-    /// The garbage collector's swaps whose outcome is not reported.
+    /// Swaps by the garbage collector with an unreported outcome.
     #[arg(long)]
     gc_faults: Option<u8>,
     /// Crashes of producers.
@@ -77,7 +77,7 @@ pub(crate) struct Search {
     /// Crashes of owners.
     #[arg(long)]
     owner_crashes: Option<u8>,
-    /// Owners that give the cursor back.
+    /// Releases of the cursor.
     #[arg(long)]
     releases: Option<u8>,
     /// Tokens that the sink records without their rows.
@@ -92,10 +92,10 @@ pub(crate) struct Search {
     /// Skips of a segment.
     #[arg(long)]
     skips: Option<u8>,
-    /// Numbers of the segments whose rows the sink refuses, as in 0,2.
+    /// Numbers of the segments with rows that the sink refuses, as in 0,2.
     #[arg(long, value_delimiter = ',')]
     forbidden: Option<Vec<u8>>,
-    /// Repairs of the sink.
+    /// Fixes of the sink.
     #[arg(long)]
     mends: Option<u8>,
     /// Registrations that make the table forget all others.
@@ -148,7 +148,7 @@ impl Search {
     }
 }
 
-/// Searches every state of the protocols within a bound, or until a property is violated.
+/// Searches every state of the protocols within a bound, or until it finds a violation.
 pub(crate) fn run(arguments: &Search) -> anyhow::Result<()> {
     let system = System {
         bounds: arguments.bounds()?,

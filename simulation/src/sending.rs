@@ -1,5 +1,5 @@
-//! A batch on its way into the sink: chunk by chunk, each in rounds as in `consumer/src/rounds.rs`, and a chunk that the sink
-//! refuses piece by piece, as in `consumer/src/bisect.rs`. It knows neither the cursor nor the sink.
+//! A batch in delivery: chunk by chunk in rounds as in `consumer/src/rounds.rs`, and refused chunks piece by piece as
+//! in `consumer/src/bisect.rs`. It knows neither the cursor nor the sink.
 
 use millpond_manifest::cursor::Refused;
 use millpond_manifest::piece;
@@ -10,26 +10,26 @@ use ulid::Ulid;
 /// Rounds of one attempt.
 const ROUNDS: u8 = 3;
 
-/// How far a batch is on its way into the sink.
+/// The progress of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Sending {
     rows: Vec<Ulid>,
-    /// The most rows of a chunk.
+    /// Maximum rows of a chunk.
     chunk_rows: usize,
-    /// Rows of the batch may have been sent before this term.
+    /// An earlier term may have sent rows of the batch.
     inherited: bool,
-    /// The chunk that is on its way.
+    /// The current chunk.
     chunk: u32,
-    /// Pieces of the chunk to send, of one level of halving. The first is on its way.
+    /// Unsent pieces of the chunk at one level of halving. The first is the current one.
     level: VecDeque<u32>,
-    /// The pieces of this level that the sink refused. Their halves wait until the cursor has them.
+    /// Refused pieces of this level. Their halves wait until the cursor records the refusals.
     refused: Vec<u32>,
-    /// Rows that the sink refused alone, and that have no dead letter yet.
+    /// Rows refused individually, without a dead letter yet.
     dead: Vec<Ulid>,
-    /// The sink is asked before the piece is sent.
+    /// Ask the sink before sending the piece.
     in_doubt: bool,
     round: u8,
-    /// The rows of the piece that the sink lacked when it was asked.
+    /// The rows of the piece that the sink lacked at the last question.
     lacks: Option<Vec<Ulid>>,
 }
 
@@ -40,16 +40,16 @@ pub(crate) enum Next {
     Ask,
     /// Send the piece, or the rows that the sink lacks.
     Send,
-    /// Wait until the cursor has the refused pieces.
+    /// Wait until the cursor records the refused pieces.
     Refusal,
     /// Write the dead letters.
     DeadLetters,
-    /// Nothing: the batch is finished.
+    /// The batch is finished.
     Nothing,
 }
 
 impl Sending {
-    /// A batch of these rows. `known`: what the cursor says that the sink refused of it.
+    /// A batch with these rows. `known`: its refusals in the cursor.
     pub(crate) fn new(rows: Vec<Ulid>, chunk_rows: u64, inherited: bool, known: Option<&Refused>) -> Sending {
         let mut sending = Sending {
             level: (!rows.is_empty()).then_some(0).into_iter().collect(),
@@ -67,7 +67,7 @@ impl Sending {
         sending
     }
 
-    /// What comes next.
+    /// The next step.
     pub(crate) fn next(&self) -> Next {
         match (
             self.level.is_empty(),
@@ -82,7 +82,7 @@ impl Sending {
         }
     }
 
-    /// The number of the piece that is on its way, and the round of its next request.
+    /// The number of the current piece, and the round of its next request.
     pub(crate) fn request(&self) -> Option<(u32, u8)> {
         self.level.front().map(|number| (*number, self.round))
     }
@@ -92,13 +92,13 @@ impl Sending {
         self.lacks.clone().unwrap_or_else(|| self.piece())
     }
 
-    /// The rows of the piece that is on its way.
+    /// The rows of the current piece.
     pub(crate) fn piece(&self) -> Vec<Ulid> {
         let number = self.level.front();
         number.map_or_else(Vec::new, |number| self.rows_of(*number).to_vec())
     }
 
-    /// The refused pieces that the cursor is to record.
+    /// The refused pieces that the cursor should record.
     pub(crate) fn undurable(&self) -> &[u32] {
         if self.next() == Next::Refusal {
             &self.refused
@@ -107,7 +107,7 @@ impl Sending {
         }
     }
 
-    /// The sink was asked, and lacks these rows of the piece. `false`: it lacks rows after the last round.
+    /// The sink lacks these rows of the piece. Returns `false` if it lacks rows after the last round.
     #[must_use]
     pub(crate) fn lacks(&mut self, rows: Vec<Ulid>, known: Option<&Refused>) -> bool {
         if rows.is_empty() {
@@ -120,10 +120,10 @@ impl Sending {
         true
     }
 
-    /// The sink said yes.
+    /// The sink accepted the request.
     pub(crate) fn accepted(&mut self, known: Option<&Refused>) {
         if self.in_doubt {
-            // A success of an attempt that may not be the first proves nothing.
+            // Success proves nothing if an earlier attempt may exist.
             self.lacks = None;
             self.round += 1;
         } else {
@@ -131,7 +131,7 @@ impl Sending {
         }
     }
 
-    /// Another attempt, at this piece or another one of its chunk: rows of it may be there.
+    /// The request got no answer: any row of the chunk's pieces may be in the sink.
     pub(crate) fn unanswered(&mut self) {
         (self.in_doubt, self.round, self.lacks) = (true, 0, None);
     }
@@ -143,11 +143,11 @@ impl Sending {
         self.go_on(known);
     }
 
-    /// The cursor has been written.
+    /// The cursor has been saved.
     pub(crate) fn go_on(&mut self, known: Option<&Refused>) {
         let covers = |number: u32| known.is_some_and(|known| known.covers(number));
         loop {
-            // Nobody sends again what the cursor records as refused.
+            // Nobody resends a piece that the cursor records as refused.
             while let Some(&number) = self.level.front()
                 && covers(number)
                 && !planted::is(Bug::RefusedSentAgain)
@@ -175,14 +175,14 @@ impl Sending {
         }
     }
 
-    /// The dead letters are written: returns the rows that they are of.
+    /// The dead letters exist. Returns their rows.
     pub(crate) fn take_dead(&mut self, known: Option<&Refused>) -> Vec<Ulid> {
         let dead = std::mem::take(&mut self.dead);
         self.go_on(known);
         dead
     }
 
-    /// The piece is in the sink. Of any other piece of its chunk, rows may be there.
+    /// The piece is in the sink. Rows of the chunk's other pieces may be too.
     fn taken(&mut self, known: Option<&Refused>) {
         self.level.pop_front();
         self.unanswered();

@@ -1,4 +1,4 @@
-//! Runs seeds of the simulation by command.
+//! Runs seeds of the simulation from the command line.
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
@@ -9,19 +9,19 @@ use std::str::FromStr;
 use std::thread::available_parallelism;
 use std::time::Instant;
 
-/// Which seeds, and what to show of them.
+/// The arguments of a run.
 #[derive(Args)]
 pub(crate) struct Simulate {
-    /// Seeds to run: the first, and the one after the last.
+    /// Range of seeds; the end is exclusive.
     #[arg(long, value_name = "FIRST..END", default_value = "0..1000")]
     seeds: Seeds,
-    /// One seed, run twice: its traces are compared.
+    /// Run one seed twice and compare its traces.
     #[arg(long, conflicts_with = "seeds")]
     seed: Option<u64>,
-    /// Print the trace of the one seed.
+    /// Print the trace of the seed.
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// Seeds at a time; the number of cores if not given.
+    /// Number of seeds to run concurrently [default: number of cores].
     #[arg(long)]
     threads: Option<usize>,
 }
@@ -35,12 +35,12 @@ impl FromStr for Seeds {
     fn from_str(given: &str) -> anyhow::Result<Self> {
         let (first, end) = given.split_once("..").context("give them as 0..1000")?;
         let seeds = first.parse()?..end.parse()?;
-        ensure!(!seeds.is_empty(), "{given} is no seed at all");
+        ensure!(!seeds.is_empty(), "{given} is an empty range");
         Ok(Seeds(seeds))
     }
 }
 
-/// Fails, after a line that names the seed and the promise, when one was broken.
+/// Fails if a run violates a promise, and prints the seed and the promise.
 pub(crate) fn run(arguments: &Simulate) -> anyhow::Result<()> {
     match arguments.seed {
         Some(seed) => replay(seed, arguments.trace),
@@ -59,7 +59,7 @@ fn replay(seed: u64, show: bool) -> anyhow::Result<()> {
         one.trace.lines.iter().for_each(|line| println!("{line}"));
     }
     if let Some((line, one, other)) = first_difference(&one, &other) {
-        bail!("seed {seed} is not the same run twice; line {line}:\n{one}\n{other}");
+        bail!("seed {seed} gives two different runs; line {line}:\n{one}\n{other}");
     }
     println!(
         "{}seed {seed}: {} events, trace {:016x}",
@@ -86,7 +86,7 @@ fn run_many(seeds: &Range<u64>, threads: usize) -> anyhow::Result<()> {
 fn verdict(run: Option<&Run>) -> anyhow::Result<()> {
     match run.and_then(|run| run.violation.as_ref().map(|violation| (run.seed, violation))) {
         Some((seed, violation)) => bail!(
-            "seed {seed} violates {violation}\nto see it: cargo run --release -p millpond-simulation -- run --seed {seed} --trace"
+            "seed {seed} violates {violation}\nto reproduce: cargo run --release -p millpond-simulation -- run --seed {seed} --trace"
         ),
         None => Ok(()),
     }

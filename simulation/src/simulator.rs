@@ -1,9 +1,9 @@
-//! A seeded simulation of the real producers, consumers and garbage collectors: on one thread, with tokio's mocked time, over a store
-//! in memory, a table, and a network that fails between them. Everything that is left to chance follows from the seed, so that
-//! a seed is a run, and a run can be looked at again.
+//! A seeded simulation of the real producers, consumers and garbage collectors: one thread, tokio's mocked time, an
+//! in-memory store, a table, and an unreliable network between them. The seed determines everything random, so each
+//! seed is a reproducible run.
 //!
-//! What must hold is checked as it happens, on every write that takes effect in the store and in the table ([`Oracle`]), and
-//! once more when nothing goes wrong any more.
+//! Every write that takes effect in the store or the table is checked at once ([`Oracle`]), and everything again after
+//! all faults have ended.
 
 mod consumers;
 mod ending;
@@ -31,26 +31,26 @@ use record::Record;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a seed came to.
+/// The result of a seed.
 #[derive(Debug, Clone)]
 pub struct Run {
     /// The seed.
     pub seed: u64,
-    /// What happened, in order.
+    /// The events in order.
     pub trace: Trace,
-    /// How often what happened.
+    /// The number of events by kind.
     pub counts: Counts,
-    /// The promise that was broken.
+    /// The violated promise.
     pub violation: Option<Violation>,
 }
 
-/// The longest that a run may take, on its own clock: hours more than any does.
+/// Time limit of a run on its simulated clock: hours more than any run takes.
 const RUN_MAX: Duration = Duration::from_secs(24 * 3_600);
 
-/// Runs a seed. `keep`: whether the lines of the trace are kept.
+/// Runs a seed. `keep`: whether to keep the lines of the trace.
 ///
 /// # Panics
-/// When the system gives no thread-local runtime.
+/// The system provides no thread-local runtime.
 pub fn run(seed: u64, keep: bool) -> Run {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_time().start_paused(true).build();

@@ -1,5 +1,5 @@
-//! The store as the model sees it: two compare-and-set objects, segments, pages, writes that may still land, and the sink
-//! behind the consumers. It keeps the history of the log beside, for the properties.
+//! The model's store: two compare-and-set objects, segments, pages, writes that may still land, and the sink behind the
+//! consumers. It also keeps the history of the log for the properties.
 
 use crate::producer::number;
 use millpond_manifest::cursor::Plan;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ulid::Ulid;
 use uuid::Uuid;
 
-/// A state of a compare-and-set object. Equality and hash are those of its bytes.
+/// A state of a compare-and-set object. Equality and hash use its bytes.
 pub struct Versioned<T> {
     state: Arc<T>,
     digest: u64,
@@ -29,14 +29,14 @@ impl<T: Object> Versioned<T> {
         }
     }
 
-    /// Counts the states of the object; at most one of each number is ever in force.
+    /// The number of the object's state; each number is in force at most once.
     pub fn version(&self) -> u64 {
         self.state.stamp().version
     }
 }
 
 impl<T: Object + PartialEq> Versioned<T> {
-    /// Whether a reader gets what was written: it checks every rule of the format.
+    /// Whether a reader accepts the written bytes, by checking every rule of the format.
     fn reads_back(&self) -> bool {
         T::decode(&self.state.encode()).is_ok_and(|read| read == *self.state)
     }
@@ -79,7 +79,7 @@ impl<T: fmt::Debug> fmt::Debug for Versioned<T> {
     }
 }
 
-/// A page in the store or in a producer's hands. Its name decides its content.
+/// A page in the store or in a producer's memory. Its name determines its content.
 #[derive(Debug, Clone)]
 pub struct StoredPage {
     /// Its name.
@@ -106,29 +106,29 @@ impl Hash for StoredPage {
     }
 }
 
-/// A new state of one of the two objects. It replaces the state numbered one lower, and no other.
+/// A new state of one of the two objects. It replaces only the state with the preceding number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Write {
-    /// Of the manifest.
+    /// A state of the manifest.
     Manifest(Versioned<Manifest>),
-    /// Of the cursor.
+    /// A state of the cursor.
     Cursor(Versioned<Cursor>),
 }
 
-/// What becomes of a swap. One that names a state no longer in force does not land, whatever was chosen.
+/// The outcome of a swap. A swap from a state that is no longer in force never lands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// It lands or it does not, and the store says which.
+    /// It lands or not, and the store reports which.
     Reported,
     /// It lands if it can; the answer is lost.
     Unreported,
-    /// It has not landed when the answer is lost. It may land as long as the state it names is in force, or never.
+    /// It has not landed when the answer is lost. It may land while its base state is in force, or never.
     Late,
     /// It lands, and a proxy sends it again: the store refuses the second copy.
     Repeated,
 }
 
-/// Every outcome of a swap, `faults` allowing.
+/// All possible outcomes of a swap, as far as `faults` allows.
 pub fn outcomes(faults: u8) -> &'static [Outcome] {
     match faults {
         0 => &[Outcome::Reported],
@@ -141,53 +141,53 @@ pub fn outcomes(faults: u8) -> &'static [Outcome] {
     }
 }
 
-/// What the writer of a swap learns.
+/// The answer to the writer of a swap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// It is in force.
     Committed,
     /// It is not in force and never will be, unless it landed before: a proxy may have sent it twice.
     Mismatch,
-    /// Anything.
+    /// The outcome is unknown.
     Unknown,
 }
 
-/// A step that no protocol may come to; the properties report it.
+/// A step that no protocol may reach; the properties report it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Broken {
-    /// An object was written that its readers refuse.
+    /// A writer produced an object that readers reject.
     Format,
     /// The log lost entries or was rewritten.
     Log,
-    /// An owner that is not the last to open the cursor moved it.
+    /// An owner moved the cursor after another one had opened it.
     Fence,
-    /// The sink said yes in every round, and lacks rows.
+    /// The sink accepted every round, but lacks rows.
     Missing,
-    /// An object that the log refers to was not there.
+    /// The store lacks an object that the log refers to.
     Lost,
-    /// A pure function refused a step as the caller's own mistake.
+    /// A pure function refused a step as the caller's bug.
     Forbidden,
 }
 
-/// The nonce of an operator. Those of owners are smaller.
+/// The nonce of an operator. Owners use smaller ones.
 const OPERATOR: u64 = u64::MAX;
 
-/// The name of a request's rows: generation, batch, chunk or piece, and round.
+/// The token of a request's rows: generation, batch, chunk or piece, and round.
 pub type Token = (u64, Plan, u32, u8);
 
 /// The answer of the sink to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
-    /// It says yes.
+    /// It accepted the request.
     Accepted,
-    /// It will never take one of the rows, and took none.
+    /// It permanently refuses one of the rows, and took none.
     Refused,
 }
 
-/// All that is shared.
+/// The shared state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Store {
-    /// The manifest in force; number 0 is the one that does not exist yet.
+    /// The manifest in force; number 0 means that it does not exist yet.
     pub manifest: Versioned<Manifest>,
     /// The cursor in force.
     pub cursor: Option<Versioned<Cursor>>,
@@ -199,15 +199,15 @@ pub struct Store {
     pub late: Vec<Write>,
     /// The rows in the sink. A segment is one row.
     pub sink: Vec<Ulid>,
-    /// The tokens that the sink has recorded: what comes under one again is dropped.
+    /// The tokens that the sink has recorded: it drops repeated requests.
     pub tokens: BTreeSet<Token>,
-    /// Numbers of the segments whose rows the sink refuses.
+    /// Numbers of the segments with rows that the sink refuses.
     pub forbidden: BTreeSet<u8>,
-    /// The rows with a dead letter.
+    /// Rows with a dead letter.
     pub dead_letters: BTreeSet<Ulid>,
-    /// Not in the store: the segment of every sequence ever committed.
+    /// Not in the store: the segment of every committed sequence.
     pub history: Vec<Ulid>,
-    /// Not in the store: the first step that went wrong.
+    /// Not in the store: the first wrong step.
     pub broken: Option<Broken>,
 }
 
@@ -229,7 +229,7 @@ impl Store {
         }
     }
 
-    /// One compare-and-set. `None`: the outcome is the same as another one's.
+    /// One compare-and-set. `None`: another outcome gives the same result.
     pub fn swap(&mut self, write: Write, outcome: Outcome) -> Option<Answer> {
         match (self.is_next(&write), outcome) {
             (true, Outcome::Reported) => {
@@ -269,7 +269,7 @@ impl Store {
         }
     }
 
-    /// The number of the cursor's state; 0: there is none.
+    /// The number of the cursor's state; 0 if it does not exist.
     pub fn cursor_version(&self) -> u64 {
         self.cursor.as_ref().map_or(0, Versioned::version)
     }
@@ -304,7 +304,7 @@ impl Store {
             self.broken.get_or_insert(Broken::Format);
         }
         if let Some(before) = &self.cursor {
-            // The nonce names the writer, and an owner's opening id is one more.
+            // The nonce names the writer; an owner's opening id is the nonce plus one.
             let nonce = next.stamp.nonce;
             let is_owner = nonce == OPERATOR || next.opening == nonce + 1;
             if next.epoch < before.epoch || !is_owner {
@@ -321,8 +321,8 @@ impl Store {
         Some(())
     }
 
-    /// The sink takes rows under a token, unless it has recorded that or refuses one of them. `poisoned`: it records the token
-    /// and loses the rows.
+    /// The sink takes rows under a token, unless it has recorded the token or refuses a row. `poisoned`: it records the
+    /// token and loses the rows.
     pub fn insert(&mut self, token: Token, rows: &[Ulid], poisoned: bool) -> Taken {
         if rows.iter().any(|row| self.forbidden.contains(&number(*row))) {
             return Taken::Refused;

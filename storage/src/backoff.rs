@@ -1,11 +1,11 @@
-//! How long to wait before the next attempt. Pure: the random numbers come from the caller.
+//! Computes the wait before the next attempt. Pure: random numbers come from the caller.
 
 use rand::{Rng, RngExt};
 use std::time::Duration;
 
 /// Exponential backoff with full jitter: the n-th wait is uniform between zero and `initial × 2ⁿ`, at most `max`.
 ///
-/// Full jitter spreads writers that failed together, which is what a contended compare-and-set needs.
+/// Full jitter spreads out writers that failed together, as in a contended compare-and-set.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     initial: Duration,
@@ -33,7 +33,7 @@ impl Backoff {
         ceiling.mul_f64(rng.random::<f64>())
     }
 
-    /// Starts over, after a success.
+    /// Starts over after a success.
     pub fn reset(&mut self) {
         self.attempt = 0;
     }

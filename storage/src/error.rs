@@ -1,15 +1,14 @@
-//! What can go wrong with a request, told as one sentence and one of three kinds.
+//! Errors of requests: one sentence and one of three kinds.
 //!
-//! `object_store` keeps the HTTP status of a refusal to itself: only the text of an error's source
-//! carries it. Reading that text happens here and nowhere else, and the conformance suite checks it
-//! against a real server.
+//! `object_store` hides the HTTP status of a refusal: only the text of an error's source has it. This module alone
+//! parses that text, and the conformance suite checks it against a real server.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 use std::time::Duration;
 
-/// A request that did not succeed. Of a write it does *not* say that nothing was written.
+/// A request that did not succeed. For a write this does *not* mean that nothing was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {operation} {key:?} in {url}: {cause}")]
 pub struct Error {
@@ -23,11 +22,11 @@ pub struct Error {
 /// What the caller can do about an [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The store or the way to it is troubled: try again.
+    /// The store or the network has a problem: retry.
     Transient,
-    /// The store refuses these credentials: someone must grant something. Trying again helps once they did.
+    /// The store refuses these credentials: somebody must grant access. After that a retry succeeds.
     Denied,
-    /// The request makes no sense there (no such bucket, wrong region, bad key, an object that is not what was asked for).
+    /// The request can never succeed (no such bucket, wrong region, bad key, an unexpected object).
     Misconfigured,
 }
 
@@ -47,7 +46,7 @@ impl Error {
         self.kind
     }
 
-    /// The key the request was about, relative to the buffer.
+    /// The key of the request, relative to the buffer.
     pub fn key(&self) -> &str {
         &self.key
     }
@@ -63,14 +62,14 @@ impl Error {
     }
 }
 
-/// Why one attempt failed, before it is told to the caller.
+/// Why one attempt failed, in a form that the caller never sees.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The store, or the client in front of it, answered with an error.
+    /// The store, or the client in front of it, returned an error.
     Store(object_store::Error),
     /// No answer within the request's timeout.
     Timeout(Duration),
-    /// The request or its answer makes no sense.
+    /// The request or its answer is invalid.
     Invalid(String),
 }
 
@@ -80,14 +79,14 @@ impl From<object_store::Error> for Failure {
     }
 }
 
-/// How `object_store` 0.14 begins the text of a refusal by an HTTP server, at some depth of its error.
+/// The start of `object_store` 0.14's text for an HTTP server's refusal, at some depth of its error.
 const REFUSAL: &str = "Server returned non-2xx status code: ";
-/// How stores that are no servers refuse a range that starts behind the object's end.
+/// How stores without a server refuse a range that starts behind the object's end.
 const RANGE_BEYOND: &str = "Wanted range starting at";
 const BARE_REDIRECT: &str = "Received redirect without LOCATION";
 
 impl Failure {
-    /// The absence of the object itself; the absence of its bucket is not that.
+    /// Whether the object itself is absent, and not its bucket.
     pub(crate) fn is_absent(&self) -> bool {
         matches!(self, Self::Store(object_store::Error::NotFound { .. })) && !self.is_missing_bucket()
     }
@@ -103,12 +102,11 @@ impl Failure {
         matches!(code(&refusal), Some("NoSuchBucket" | "ContainerNotFound"))
     }
 
-    /// Whether the store decided against a conditional write, because the condition does not hold.
+    /// Whether the store refused a conditional write because the condition does not hold.
     ///
-    /// A 409 is no such decision. S3 answers it (`ConditionalRequestConflict`) when another conditional
-    /// write to the key is under way: nothing was written, and whether the condition holds was not looked
-    /// at. `object_store` calls it `AlreadyExists` too. Only Azure means by 409 what S3 means by 412, and
-    /// says so with `BlobAlreadyExists`.
+    /// A 409 is no such decision. S3 answers `ConditionalRequestConflict` while another conditional write to the key is
+    /// in progress: it wrote nothing and did not evaluate the condition. `object_store` maps that to `AlreadyExists`
+    /// too. Only Azure uses 409 the way S3 uses 412, with the code `BlobAlreadyExists`.
     pub(crate) fn is_refused_condition(&self) -> bool {
         let Self::Store(error) = self else {
             return false;
@@ -164,7 +162,7 @@ impl Failure {
             Self::Invalid(what) => what.clone(),
             Self::Store(error) => match refusal(error) {
                 Some(text) => readable_refusal(&text),
-                // The outer layers repeat the address and the operation; the innermost says what happened.
+                // The outer layers repeat the address and the operation; only the innermost explains the error.
                 None => chain(error)
                     .last()
                     .map_or_else(|| error.to_string(), ToString::to_string),
@@ -182,7 +180,7 @@ fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (d
     })
 }
 
-/// The server's refusal, as "<status> <reason>: <body>", when a server refused.
+/// The server's refusal as "<status> <reason>: <body>", if a server refused.
 fn refusal(error: &object_store::Error) -> Option<String> {
     chain(error).find_map(|cause| {
         let text = cause.to_string();
@@ -201,7 +199,7 @@ fn refusal_kind(refusal: &str) -> ErrorKind {
     match status(refusal) {
         Some(401 | 403) => ErrorKind::Denied,
         Some(400) if code(refusal) == Some("ExpiredToken") => ErrorKind::Denied,
-        // Another conditional request under way; a timeout on the server's side; told to slow down.
+        // Another conditional request in progress; a timeout on the server's side; a request to slow down.
         Some(408 | 409 | 429) => ErrorKind::Transient,
         // S3 answers 400 RequestTimeout when an upload stalls.
         Some(400) if code(refusal) == Some("RequestTimeout") => ErrorKind::Transient,
@@ -223,7 +221,7 @@ fn io_kind(error: &io::Error) -> ErrorKind {
     }
 }
 
-/// "403 Forbidden: AccessDenied: Access Denied." out of the status line and the XML that follows it.
+/// Builds "403 Forbidden: AccessDenied: Access Denied." from the status line and the XML after it.
 fn readable_refusal(refusal: &str) -> String {
     let line = refusal.split_once(": ").map_or(refusal, |(line, _)| line);
     let told: Vec<&str> = [element(refusal, "Code"), element(refusal, "Message")]
@@ -231,13 +229,13 @@ fn readable_refusal(refusal: &str) -> String {
         .flatten()
         .collect();
     if told.is_empty() {
-        // Not S3's XML: whatever it is, a bounded piece of it.
+        // Not S3's XML: keep a bounded piece of it.
         return refusal.chars().take(300).collect();
     }
     format!("{line}: {}", told.join(": "))
 }
 
-/// The store's own name for the refusal. The rest of the text repeats the key, which others choose.
+/// The store's code for the refusal. The rest of the text repeats the key, which others choose.
 fn code(refusal: &str) -> Option<&str> {
     element(refusal, "Code")
 }

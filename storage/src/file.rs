@@ -1,9 +1,9 @@
 //! A buffer in a directory, with the same contract as one in a bucket: atomic, durable, compare-and-set.
 //!
-//! `object_store`'s own file store has no conditional update. Here one is made of a lock file, a staged
-//! file that is synced, and a rename. A version is the file's inode, size and modification time, and the
-//! time is made to grow with every update, whatever the clock or the file system does; so no version of
-//! an object comes back. Deleting a compare-and-set object by hand and making it anew is not guarded.
+//! `object_store`'s file store has no conditional update. This one uses a lock file, a synced staged file and a rename.
+//! A version is the file's inode, size and modification time. Every update advances the modification time, whatever the
+//! clock or the file system does, so no version recurs. It does not protect a compare-and-set object that somebody
+//! deletes by hand and creates again.
 
 use crate::error::Failure;
 use async_trait::async_trait;
@@ -25,12 +25,12 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 const STORE: &str = "file";
 
-/// `LocalFileSystem` neither lists nor takes names that end in `#` and digits: they are its staged files.
-/// Its own count from 1.
+/// `LocalFileSystem` neither lists nor accepts names that end in `#` and digits: they are its staged files. It counts
+/// its own from 1.
 const LOCK: &str = ".millpond-lock#0";
 const STAGED_SUFFIX: &str = "#0";
 
-/// What is in a buffer is for the user that runs Millpond alone.
+/// Only the user that runs Millpond can read a buffer.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
@@ -38,7 +38,7 @@ const FILE_MODE: u32 = 0o600;
 pub(crate) struct FileStore {
     files: LocalFileSystem,
     lock_path: PathBuf,
-    /// This process's turn at the lock file, so that waiting for it holds one thread and not many.
+    /// Serializes this process's use of the lock file, so that at most one thread blocks on it.
     turn: Arc<Mutex<()>>,
 }
 
@@ -49,14 +49,14 @@ struct Locked {
 }
 
 impl FileStore {
-    /// Opens a directory; `None` when it is not there and is not to be made.
+    /// Opens a directory. Returns `None` if it does not exist and `create` is off.
     pub(crate) fn open(root: &Path, create: bool) -> std::result::Result<Option<Self>, Failure> {
         match fs::metadata(root) {
             Ok(found) if found.is_dir() => {}
             Ok(_) => return Err(Failure::Invalid("it is not a directory".to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound && !create => return Ok(None),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                private_directory(root).map_err(|error| failed("make the directory", &error))?;
+                private_directory(root).map_err(|error| failed("create the directory", &error))?;
             }
             Err(error) => return Err(failed("look for the directory", &error).into()),
         }
@@ -102,7 +102,7 @@ impl FileStore {
         }
         let path = self.files.path_to_filesystem(location)?;
         let not_before = SystemTime::from(current.last_modified);
-        // From here on the write goes on even if the caller goes away, and keeps the lock until it is done.
+        // From here on the write continues even if the caller leaves, and keeps the lock until it is done.
         let locked = blocking(move || {
             replace(&path, &payload, not_before).map_err(|error| failed("replace", &error))?;
             Ok(locked)
@@ -117,7 +117,8 @@ impl FileStore {
         })
     }
 
-    /// `LocalFileSystem` makes directories and files as the umask says: others are kept out by the directory, which is there before.
+    /// `LocalFileSystem` creates directories and files with the umask. The buffer's directory, created earlier, keeps
+    /// others out.
     async fn create(
         &self,
         location: &Location,
@@ -128,13 +129,13 @@ impl FileStore {
         let place = path.clone();
         blocking(move || {
             let made = place.parent().map_or(Ok(()), private_directory);
-            made.map_err(|error| failed("make the directory", &error))
+            made.map_err(|error| failed("create the directory", &error))
         })
         .await?;
         let put = self.files.put_opts(location, payload, options).await?;
         blocking(move || {
             match fs::set_permissions(&path, Permissions::from_mode(FILE_MODE)) {
-                // It was deleted meanwhile.
+                // Somebody deleted it meanwhile.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     Err(failed("set the permissions", &error))
                 }
@@ -155,7 +156,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
     tokio::task::spawn_blocking(work).await?
 }
 
-/// Makes the directory and those above it that are missing, durably and for this user alone.
+/// Creates the directory and its missing parents, durably and for this user only.
 fn private_directory(path: &Path) -> io::Result<()> {
     let missing: Vec<&Path> = path.ancestors().take_while(|above| !above.exists()).collect();
     if missing.is_empty() {
@@ -169,19 +170,19 @@ fn private_directory(path: &Path) -> io::Result<()> {
     above.try_for_each(sync_directory)
 }
 
-/// A file that is made when missing, for this user alone.
+/// Creates a missing file for this user only.
 fn private_file() -> OpenOptions {
     let mut options = File::options();
     options.create(true).write(true).mode(FILE_MODE);
     options
 }
 
-/// Puts a new file in the place of one that was last modified at `not_before`, and is durable when it returns.
+/// Replaces a file that was last modified at `not_before`, durably.
 fn replace(path: &Path, payload: &PutPayload, not_before: SystemTime) -> io::Result<()> {
     let mut staged = path.as_os_str().to_owned();
     staged.push(STAGED_SUFFIX);
     let staged = PathBuf::from(staged);
-    // A staged file that a crash left behind is overwritten; the lock says that nobody else is using it.
+    // Overwrite a staged file that a crash left behind: under the lock, no other process uses it.
     let mut file = private_file().truncate(true).open(&staged)?;
     for piece in payload {
         file.write_all(piece)?;
@@ -193,9 +194,9 @@ fn replace(path: &Path, payload: &PutPayload, not_before: SystemTime) -> io::Res
     path.parent().map_or(Ok(()), sync_directory)
 }
 
-/// Makes the file's modification time later than `before`, by the steps in which file systems count.
+/// Sets a modification time later than `before`, at the resolution of file systems.
 fn modify_after(file: &File, before: SystemTime) -> io::Result<()> {
-    // `LocalFileSystem` counts microseconds in its ETags, and reads them no finer.
+    // `LocalFileSystem` uses microseconds in its ETags and reads no finer resolution.
     const STEPS: [Duration; 3] = [
         Duration::from_micros(2),
         Duration::from_millis(10),
@@ -215,7 +216,7 @@ fn modify_after(file: &File, before: SystemTime) -> io::Result<()> {
     }
     Err(io::Error::new(
         io::ErrorKind::Unsupported,
-        "the file system does not keep modification times, which versions are made of",
+        "the file system does not keep modification times, but versions depend on them",
     ))
 }
 
@@ -259,10 +260,10 @@ impl ObjectStore for FileStore {
         options: PutOptions,
     ) -> Result<PutResult> {
         match options.mode.clone() {
-            // A hard link, which the system makes or refuses as one step: no lock is needed.
+            // A hard link is atomic: no lock is needed.
             PutMode::Create => self.create(location, payload, options).await,
             PutMode::Update(expected) => self.update(location, payload, expected).await,
-            // It would not keep the versions' promise, and a buffer has no use for it.
+            // It would break the guarantee of versions, and a buffer never needs it.
             PutMode::Overwrite => Err(unused("an unconditional put")),
         }
     }
@@ -332,7 +333,7 @@ mod tests {
         };
         let mut seen = vec![version.clone()];
         for _ in 0..50 {
-            // The clock jumps back: whatever was written looks as if written in the future.
+            // The clock jumps back: existing files appear to come from the future.
             let ahead = SystemTime::now() + Duration::from_secs(3600);
             let file = File::options().write(true).open(&path).expect("file");
             if seen.len() == 1 {
@@ -398,7 +399,7 @@ mod tests {
         };
         let second = store.compare_and_set("a/k", Some(&version), "2".into()).await;
         assert!(matches!(second, Cas::Committed(_)));
-        // What a crash between write and rename leaves behind.
+        // Left behind by a crash between write and rename.
         fs::write(directory.path().join("a/k#0"), "half").expect("write");
         fs::write(directory.path().join("a/s#1"), "half").expect("write");
         let keys: Vec<_> = store

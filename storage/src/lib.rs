@@ -1,7 +1,6 @@
 //! Buffer URLs, requests to the object store, and their outcomes.
 //!
-//! The one crate that knows what kind of store is underneath. It never retries a request by itself and
-//! never guesses what became of one.
+//! Only this crate knows the kind of the store. It never retries a request by itself and never guesses an outcome.
 
 mod backoff;
 mod error;

@@ -1,7 +1,7 @@
-//! Every request to the store, counted by kind and outcome, with its bytes and its time.
+//! Counts requests to the store by kind and outcome, with their bytes and durations.
 //!
-//! The kinds follow the price lists: AWS bills PUT and LIST alike, GET and HEAD at about a tenth of
-//! that, DELETE not at all.
+//! The kinds follow the price lists: AWS bills PUT and LIST alike, GET and HEAD at about a tenth of that, DELETE not at
+//! all.
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
@@ -28,14 +28,14 @@ pub(crate) enum Outcome {
     ok,
     /// No such object.
     absent,
-    /// A conditional read found the version that was known.
+    /// A conditional read found the known version.
     unchanged,
-    /// A conditional write was refused: someone else was first.
+    /// A conditional write was refused: another writer was first.
     mismatch,
     transient,
     denied,
     misconfigured,
-    /// The caller went away before the answer.
+    /// The caller left before the answer.
     cancelled,
 }
 
@@ -62,21 +62,21 @@ struct DirectionLabels {
     direction: Direction,
 }
 
-/// How many requests were made, by kind, and how many bytes they moved, since the store was opened.
-/// Requests count whatever their outcome, as they do on the bill.
+/// The number of requests by kind and the bytes they moved since the store was opened. Requests count whatever their
+/// outcome, as on the bill.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestCounts {
     /// Writes, conditional or not.
     pub put: u64,
-    /// Reads of an object or of a part of one; conditional reads too.
+    /// Reads of an object or of a range, including conditional reads.
     pub get: u64,
-    /// Pages of a listing: one for every 1,000 keys, at least one.
+    /// Pages of a listing: one per 1,000 keys, at least one.
     pub list: u64,
     /// Deletions.
     pub delete: u64,
-    /// Questions for an object's size.
+    /// Requests for an object's size.
     pub head: u64,
-    /// Bytes of bodies sent to the store, whatever became of the request.
+    /// Bytes of bodies sent to the store, whatever the outcome.
     pub bytes_written: u64,
     /// Bytes of bodies received.
     pub bytes_read: u64,
@@ -116,7 +116,7 @@ impl Metrics {
             totals: Arc::default(),
             requests: Family::default(),
             bytes: Family::default(),
-            // From a local disk's answer to the request timeout's default.
+            // From a local disk's answer to the default request timeout.
             seconds: Family::new_with_constructor(|| {
                 Histogram::new([
                     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
@@ -143,7 +143,7 @@ impl Metrics {
         );
     }
 
-    /// Counts a request when the returned value is dropped; as cancelled, if nobody says otherwise.
+    /// Counts a request when the returned value is dropped; as cancelled unless it has another outcome.
     pub(crate) fn start(&self, kind: Kind) -> Request<'_> {
         Request {
             metrics: self,

@@ -1,4 +1,4 @@
-//! From a buffer's URL to a [`Store`]: the client, its credentials, and whether the place is there at all.
+//! Opens a [`Store`] at a buffer's URL: client, credentials, and a check that the bucket or directory exists.
 
 use crate::error::{Error, ErrorKind};
 use crate::file::FileStore;
@@ -18,18 +18,18 @@ use std::time::Duration;
 /// How to open a buffer.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// The S3 service's address when it is not AWS (`http://127.0.0.1:9000`). Without it, `AWS_ENDPOINT_URL_S3`,
-    /// `AWS_ENDPOINT_URL` and the profile are asked. With an endpoint, the bucket goes into the path.
+    /// The address of an S3 service other than AWS (`http://127.0.0.1:9000`). Default: `AWS_ENDPOINT_URL_S3`,
+    /// `AWS_ENDPOINT_URL` or the profile. With an endpoint, the bucket goes into the path.
     pub endpoint: Option<String>,
-    /// The S3 region; without it, the environment, the profile and the instance are asked.
+    /// The S3 region. Default: from the environment, the profile or the instance.
     pub region: Option<String>,
-    /// S3 credentials, given outright; without them, the AWS SDK's own chain finds them.
+    /// Explicit S3 credentials. Default: from the AWS SDK's chain.
     pub credentials: Option<S3Credentials>,
-    /// Allow an endpoint without TLS on another machine. On this machine it always is.
+    /// Allow an endpoint without TLS on another machine. A local one is always allowed.
     pub allow_http: bool,
-    /// The longest that one request may take, its body included.
+    /// Time limit of one request, including its body.
     pub request_timeout: Duration,
-    /// Make the bucket (S3) or the directory when it is missing.
+    /// Create a missing bucket (S3) or directory.
     pub create: bool,
     /// For benchmarks: delay every request as S3 would, with this seed.
     pub simulate_s3_latency: Option<u64>,
@@ -52,7 +52,7 @@ impl Default for StoreOptions {
 /// S3 credentials that do not change.
 #[derive(Clone, PartialEq, Eq)]
 pub struct S3Credentials {
-    /// The access key's id.
+    /// The access key's ID.
     pub access_key_id: String,
     /// The access key's secret.
     pub secret_access_key: String,
@@ -71,32 +71,32 @@ impl fmt::Debug for S3Credentials {
 /// Why a buffer could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// The bucket or the directory is not there.
+    /// The bucket or directory does not exist.
     #[error("there is no {what} for {url}; {how}")]
     Missing {
         /// The buffer's URL.
         url: String,
         /// What is missing, with its name.
         what: String,
-        /// How to make it.
+        /// How to create it.
         how: String,
     },
-    /// A setting is missing or makes no sense.
+    /// A setting is missing or invalid.
     #[error("cannot open {url}: {why}")]
     Settings {
         /// The buffer's URL.
         url: String,
-        /// What is wrong, and what to do.
+        /// The problem, and what to do about it.
         why: String,
     },
-    /// The place could not be made.
-    #[error("cannot make the {what} for {url}: {why}")]
+    /// The bucket or directory could not be created.
+    #[error("cannot create the {what} for {url}: {why}")]
     NotMade {
         /// The buffer's URL.
         url: String,
-        /// What was to be made, with its name.
+        /// What to create, with its name.
         what: String,
-        /// What the service or the system said.
+        /// The message of the service or the system.
         why: String,
         /// What the caller can do about it.
         kind: ErrorKind,
@@ -107,7 +107,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// What the caller can do about it. A transient failure is worth another try.
+    /// What the caller can do about it. A transient failure is worth a retry.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Missing { .. } | Self::Settings { .. } => ErrorKind::Misconfigured,
@@ -117,16 +117,16 @@ impl OpenError {
     }
 }
 
-/// The key that an opening asks for: it exists in every buffer that was ever written to.
+/// The key that [`Store::open`] reads: every buffer that was ever written to has it.
 const PROBE: &str = "buffer";
 
 impl Store {
-    /// Opens the buffer at a URL and asks the store one question, so that a missing bucket, refused
-    /// credentials or a wrong region show now.
+    /// Opens the buffer at a URL. It makes one request, so that a missing bucket, refused credentials or a wrong region
+    /// fail early.
     ///
     /// # Errors
-    /// When settings are missing or wrong, when there is no such bucket or directory (and
-    /// [`StoreOptions::create`] is off), or when the question was not answered.
+    /// Settings are missing or wrong, the bucket or directory does not exist (and [`StoreOptions::create`] is off), or
+    /// the request failed.
     pub async fn open(url: &BufferUrl, options: &StoreOptions) -> Result<Self, OpenError> {
         let (objects, prefix, bucket) = match &url.0 {
             Place::Memory => (memory(), "", None),
@@ -182,20 +182,20 @@ fn memory() -> Arc<dyn ObjectStore> {
 
 fn missing_bucket(url: &BufferUrl) -> OpenError {
     let Place::Bucket { service, bucket, .. } = &url.0 else {
-        unreachable!("only a bucket's store answers that the bucket is missing");
+        unreachable!("only a bucket's store reports a missing bucket");
     };
     let (what, how) = match service {
         Service::S3 => (
             "bucket",
-            format!("make it with `aws s3 mb s3://{bucket}`, or start a gateway with --create-bucket"),
+            format!("create it with `aws s3 mb s3://{bucket}`, or start a gateway with --create-bucket"),
         ),
         Service::Gcs => (
             "bucket",
-            format!("make it with `gcloud storage buckets create gs://{bucket}`"),
+            format!("create it with `gcloud storage buckets create gs://{bucket}`"),
         ),
         Service::Azure => (
             "container",
-            format!("make it with `az storage container create --name {bucket}`"),
+            format!("create it with `az storage container create --name {bucket}`"),
         ),
     };
     OpenError::Missing {
@@ -219,7 +219,7 @@ async fn directory(
         Ok(Ok(None)) => Err(OpenError::Missing {
             url: url.to_string(),
             what: what(),
-            how: "make it, or start a gateway with --create-bucket".to_owned(),
+            how: "create it, or start a gateway with --create-bucket".to_owned(),
         }),
         Ok(Err(failure)) => Err(OpenError::NotMade {
             url: url.to_string(),
@@ -279,7 +279,7 @@ pub(crate) fn settings(url: &BufferUrl, error: &object_store::Error, what_to_do:
     }
 }
 
-/// The one attempt that everything above relies on: see the head of `store.rs`.
+/// One attempt per request: see the comment at the top of `store.rs`.
 pub(crate) fn no_retries(options: &StoreOptions) -> RetryConfig {
     RetryConfig {
         max_retries: 0,
@@ -290,8 +290,7 @@ pub(crate) fn no_retries(options: &StoreOptions) -> RetryConfig {
 
 pub(crate) fn client_options(options: &StoreOptions) -> ClientOptions {
     const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-    // Servers close idle connections after about 20 s (S3); one that is reused at that moment costs an
-    // unknown outcome.
+    // S3 closes idle connections after about 20 s. Reusing one at that moment costs an unknown outcome.
     const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
     ClientOptions::new()
         .with_allow_http(options.allow_http)

@@ -1,27 +1,27 @@
-//! Repeats a one-attempt operation for as long as it takes, and says what it is waiting for.
+//! Repeats a one-attempt operation until it succeeds, and logs what it is waiting for.
 //!
-//! For operations that may simply be repeated: reads, and writes whose second attempt is harmless. What to
-//! do about an unknown outcome is the caller's to know, and no business of this loop.
+//! For operations that may simply be repeated: reads, and writes whose second attempt is harmless. Only the caller can
+//! handle an unknown outcome.
 
 use crate::Backoff;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// The caller was told to stop before the operation succeeded.
+/// The caller cancelled the operation before it succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("stopped before it succeeded")]
 pub struct Cancelled;
 
-/// A wait is in the log when it begins and then this often.
+/// A wait is logged when it begins and then at this interval.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
 /// Repeats `attempt` with backoff until it succeeds. `what` completes the sentence "waiting to …".
 ///
-/// The first failure is logged as a warning, then one every 10 s at most, and the success after it.
+/// It logs the first failure as a warning, then at most one every 10 s, and the success after it.
 ///
 /// # Errors
-/// Only [`Cancelled`], as soon as `cancel` is; an attempt under way is dropped then.
+/// Only [`Cancelled`], as soon as `cancel` is; this drops an attempt in progress.
 pub async fn retrying<T, E, F>(
     what: &str,
     mut backoff: Backoff,

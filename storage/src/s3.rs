@@ -1,5 +1,5 @@
-//! S3 and what speaks its language: the client, and credentials and region from the AWS SDK's own chain,
-//! so that whoever can use the AWS CLI can use Millpond.
+//! S3 and compatible stores: the client, with credentials and region from the AWS SDK's default chain. If the AWS CLI
+//! works, Millpond works.
 
 use crate::error::ErrorKind;
 use crate::open::{OpenError, StoreOptions, client_options, no_retries, settings};
@@ -21,10 +21,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::Mutex;
 
-/// The region of services that have none, and AWS's first one.
+/// The region for services without regions; it is also AWS's first one.
 const DEFAULT_REGION: &str = "us-east-1";
 
-/// A bucket that may have to be made.
+/// A bucket that may have to be created.
 pub(crate) struct Bucket {
     config: SdkConfig,
     endpoint: Option<String>,
@@ -63,7 +63,7 @@ pub(crate) async fn open(
         .with_region(&region)
         .with_credentials(Arc::new(credentials(url, &config).await?))
         .with_conditional_put(S3ConditionalPut::ETagMatch)
-        // One DELETE for one object: free at AWS, and every imitation of S3 has it.
+        // One DELETE per object: free at AWS, and supported by every S3-compatible store.
         .with_disable_bulk_delete(true)
         .with_retry(no_retries(options));
     let mut client = client_options(options);
@@ -82,7 +82,7 @@ pub(crate) async fn open(
         client = client.with_allow_http(plain);
         builder = builder.with_endpoint(endpoint);
     } else {
-        // AWS prefers the bucket in the host name; a certificate covers no name with further dots.
+        // AWS prefers the bucket in the host name, but its certificate does not cover bucket names with dots.
         builder = builder.with_virtual_hosted_style_request(!bucket.contains('.'));
     }
     let objects = builder
@@ -104,7 +104,7 @@ async fn load_config(options: &StoreOptions) -> SdkConfig {
         .or_else(EnvironmentVariableRegionProvider::new())
         .or_else(ProfileFileRegionProvider::new());
     if options.endpoint.is_none() {
-        // Only on AWS is there an instance to ask, and elsewhere the question takes seconds to fail.
+        // Only AWS has an instance to ask; elsewhere the request takes seconds to fail.
         region = region.or_else(ImdsRegionProvider::builder().build());
     }
     let mut loader = aws_config::defaults(BehaviorVersion::latest()).region(region);
@@ -135,7 +135,7 @@ fn is_this_machine(endpoint: &str) -> bool {
 }
 
 impl Bucket {
-    /// Makes the bucket; one of one's own that is there by now is fine.
+    /// Creates the bucket. Succeeds if this account already owns it.
     pub(crate) async fn create(&self, url: &BufferUrl) -> Result<(), OpenError> {
         let mut config = aws_sdk_s3::config::Builder::from(&self.config)
             .region(Region::new(self.region.clone()))
@@ -179,7 +179,7 @@ impl Bucket {
     }
 }
 
-/// Finds credentials once, so that their absence is an error of the opening, and keeps them.
+/// Finds credentials at once, so that missing ones fail the opening, and keeps them.
 async fn credentials(url: &BufferUrl, config: &SdkConfig) -> Result<Chain, OpenError> {
     let why = match config.credentials_provider() {
         None => "the AWS SDK has no credentials chain".to_owned(),
@@ -217,14 +217,14 @@ struct Kept {
     expires_at: SystemTime,
 }
 
-/// Renew this long before the end: the clocks differ, and a request may take a while.
+/// Renew this long before the expiry: clocks differ, and a request may take a while.
 const RENEW_BEFORE: Duration = Duration::from_secs(5 * 60);
-/// Look again for credentials that name no end (a file may have been edited).
+/// Reload credentials without an expiry at this interval (somebody may have edited a file).
 const LOOK_AGAIN: Duration = Duration::from_secs(15 * 60);
 
 impl Chain {
     async fn get(&self) -> Result<Arc<AwsCredential>, CredentialsError> {
-        // Held while asking: of many requests at the moment of renewal, one asks and the others wait.
+        // The lock is held while asking: of many requests at the moment of renewal, one asks and the others wait.
         let mut kept = self.kept.lock().await;
         let now = SystemTime::now();
         if let Some(kept) = kept.as_ref().filter(|kept| now < kept.refresh_at) {
@@ -241,7 +241,7 @@ impl Chain {
                 Some(kept) => {
                     tracing::warn!(
                         error = %DisplayErrorContext(&error),
-                        "cannot renew the AWS credentials; using those at hand until they expire"
+                        "cannot renew the AWS credentials; using the current ones until they expire"
                     );
                     Ok(Arc::clone(&kept.credential))
                 }
@@ -264,7 +264,7 @@ impl Kept {
                 token: found.session_token().map(str::to_owned),
             }),
             refresh_at,
-            // Credentials without an end are good until someone says otherwise.
+            // Credentials without an expiry are good until the service refuses them.
             expires_at: expires_at.unwrap_or(now + Duration::from_secs(365 * 24 * 3600)),
         }
     }
@@ -297,7 +297,7 @@ mod tests {
         }
     }
 
-    /// Gives credentials that expire after `lives`, the first `good` times.
+    /// Provides credentials that expire after `lives`, the first `good` times.
     #[derive(Debug)]
     struct Source {
         lives: Duration,

@@ -1,9 +1,8 @@
-//! Does this store keep the promise that everything rests on? Asked before a buffer is written to.
+//! Tests that the store honours the preconditions that everything rests on, before a buffer is written to.
 //!
-//! A store that ignores a precondition loses committed data without a word, and there are such stores:
-//! MinIO has shipped two of these faults (#21526, #21603), and others check the precondition and then act
-//! on it, which only concurrent writers notice. So the test is concurrent. A question that was not answered
-//! is asked again; it is never taken for a verdict.
+//! A store that ignores a precondition loses committed data silently, and such stores exist. MinIO has shipped two of
+//! these bugs (#21526, #21603). Others check the precondition and then act on it, which only concurrent writers notice,
+//! so the test is concurrent. It repeats a question that got no answer, and never takes a missing answer for a verdict.
 
 use crate::error::{Error, ErrorKind};
 use crate::{Cas, Created, Store, Version};
@@ -15,7 +14,7 @@ use uuid::Uuid;
 /// Why a store is not fit to hold a buffer, or could not be tested.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelfTestError {
-    /// The store does not keep a precondition.
+    /// The store does not honour a precondition.
     #[error(
         "the store at {url} cannot hold a buffer: {violation}. Committed data would be overwritten without notice. \
          Use a store with conditional writes (AWS S3, Google Cloud Storage, Azure Blob Storage, Cloudflare R2, \
@@ -24,10 +23,10 @@ pub enum SelfTestError {
     Unfit {
         /// The buffer's URL.
         url: String,
-        /// Which promise was broken.
+        /// The guarantee that was broken.
         violation: Violation,
     },
-    /// The store did not answer well enough for a verdict.
+    /// The store's answers do not suffice for a verdict.
     #[error("the store could not be tested for conditional writes: {0}")]
     Unanswered(#[from] Error),
 }
@@ -42,7 +41,7 @@ impl SelfTestError {
     }
 }
 
-/// A promise that a store broke.
+/// A guarantee that a store broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// An update with an old version was accepted.
@@ -51,50 +50,50 @@ pub enum Violation {
     /// A second creation was accepted.
     #[error("it ignores If-None-Match (an object was created twice)")]
     SecondCreate,
-    /// An update of nothing was accepted.
+    /// An update of an absent object was accepted.
     #[error("it ignores If-Match on an absent key (an update created an object)")]
     UpdateOfNothing,
-    /// Of concurrent updates from one version, more than one was accepted.
+    /// The store accepted more than one of several concurrent updates from one version.
     #[error(
         "it keeps If-Match only while nobody else writes ({winners} of {writers} concurrent updates from one version were accepted)"
     )]
     ConcurrentUpdates {
         /// Accepted updates.
         winners: usize,
-        /// All of them.
+        /// All concurrent updates.
         writers: usize,
     },
-    /// Of concurrent creations of one object, more than one was accepted.
+    /// The store accepted more than one of several concurrent creations of one object.
     #[error(
         "it keeps If-None-Match only while nobody else writes ({winners} of {writers} concurrent creations of one object were accepted)"
     )]
     ConcurrentCreates {
         /// Accepted creations.
         winners: usize,
-        /// All of them.
+        /// All concurrent creations.
         writers: usize,
     },
-    /// An accepted write is not what a read finds.
+    /// A read does not return an accepted write.
     #[error("a write that it accepted is not there when read back")]
     AcceptedAndGone,
-    /// A write was refused though its condition held.
+    /// The store refused a write although its condition held.
     #[error("it refuses conditional writes whose condition holds")]
     RefusesAll,
 }
 
 /// Concurrent writers of a round: enough that a store that checks and then acts lets two through.
 const WRITERS: usize = 16;
-/// Rounds each of updates and of creations.
+/// Rounds of updates, and as many of creations.
 const ROUNDS: usize = 4;
-/// How often a question is asked that gets no clear answer.
+/// Maximum attempts at a question without a clear answer.
 const ATTEMPTS: usize = 8;
 
 impl Store {
-    /// Tests that the store keeps the preconditions of writes, under 16 concurrent writers too. Takes about
-    /// 150 requests under `self-test/` in the buffer, where it cleans up behind itself.
+    /// Tests that the store honours the preconditions of writes, also with 16 concurrent writers. It takes about 150
+    /// requests under `self-test/` in the buffer and cleans up.
     ///
     /// # Errors
-    /// When it does not, saying which; when it gave no answer to tell from.
+    /// The store breaks a guarantee, or its answers do not suffice for a verdict.
     pub async fn self_test(&self) -> Result<(), SelfTestError> {
         let test = Test {
             store: self,
@@ -129,7 +128,7 @@ impl From<Error> for Finding {
     }
 }
 
-/// What became of one contender in a round.
+/// The result of one contender in a round.
 enum Claim {
     Accepted,
     Refused,
@@ -191,7 +190,7 @@ impl Test<'_> {
         .await
     }
 
-    /// Asks until the answer is clear.
+    /// Repeats until the answer is clear.
     async fn must_refuse<C: Future<Output = Claim>>(
         &self,
         violation: Violation,
@@ -207,11 +206,11 @@ impl Test<'_> {
         .await
     }
 
-    /// One round of concurrent writers of one object; repeated, on another key, while it has no clear end.
+    /// Runs a round of concurrent writers of one object. Repeats it on another key until the result is clear.
     async fn at_once(&self, name: &str, creates: bool) -> Result<(), Finding> {
         let attempts = AtomicUsize::new(0);
         self.patiently(|| async {
-            // Never the same key: a late write of the attempt before would take part in this one.
+            // Never reuse a key: a late write of the previous attempt would take part in this one.
             let attempt = attempts.fetch_add(1, Ordering::Relaxed);
             let key = self.key(&format!("{name}-{attempt}"));
             let base = match creates {
@@ -260,20 +259,20 @@ impl Test<'_> {
         }
         match (winner, unknown) {
             (Some(winner), _) => {
-                // In a store that keeps its promise no other one, reported or not, can have replaced it.
+                // In a store that honours preconditions, no other write can have replaced it, reported or not.
                 let found = self.store.get(key).await?;
                 match found.is_some_and(|found| found.bytes == *winner) {
                     true => Ok(()),
                     false => Err(Finding::Violation(Violation::AcceptedAndGone)),
                 }
             }
-            // One of the unknown ones may have won, or none reached the store.
+            // A writer with an unknown outcome may have won, or none reached the store.
             (None, Some(error)) => Err(error.into()),
             (None, None) => Err(Finding::Violation(Violation::RefusesAll)),
         }
     }
 
-    /// Repeats a question that was not answered. Returns the first verdict, or the last failure to get one.
+    /// Repeats a question that got no answer. Returns the first verdict, or the last error.
     async fn patiently<T, F: Future<Output = Result<T, Finding>>>(
         &self,
         ask: impl Fn() -> F,
@@ -294,7 +293,7 @@ impl Test<'_> {
         last
     }
 
-    /// Makes an object that nobody else makes, whatever was reported.
+    /// Creates an object that nobody else creates, whatever the store reports.
     async fn create(&self, key: &str) -> Result<Version, Finding> {
         let body = body("first");
         self.settle(key, &body, || async {
@@ -311,7 +310,7 @@ impl Test<'_> {
         .await
     }
 
-    /// Writes until the body is what the key holds, and returns its version.
+    /// Writes until the key holds the body, and returns its version.
     async fn settle<W: Future<Output = Cas>>(
         &self,
         key: &str,
@@ -345,12 +344,12 @@ impl Test<'_> {
             Ok::<_, Error>(())
         };
         if let Err(error) = tidy.await {
-            tracing::warn!(%error, "the self-test's objects are left behind; they may be deleted by hand");
+            tracing::warn!(%error, "could not delete the self-test's objects; they are safe to delete by hand");
         }
     }
 }
 
-/// Bodies never repeat, so that no two states of an object have the same version anywhere.
+/// Bodies never repeat, so that no two states of an object have the same version.
 fn body(name: &str) -> Bytes {
     Bytes::from(format!("{name} {}", Uuid::new_v4()))
 }

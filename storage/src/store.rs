@@ -1,8 +1,7 @@
 //! Requests to one buffer: get, put, compare-and-set, list, delete.
 //!
-//! Every method makes one attempt, within the request timeout, and counts it. Nothing is retried here:
-//! a retry inside the client would report our own landed write as a loss, and only the caller knows how
-//! to find out what became of an attempt.
+//! Every method makes one attempt within the request timeout, and counts it. A retry inside the client would report our
+//! own landed write as a loss; only the caller can find out what became of an attempt.
 
 use crate::error::{Error, ErrorKind, Failure};
 use crate::metrics::{Kind, Metrics, Outcome, RequestCounts};
@@ -21,14 +20,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The default of [`StoreOptions::request_timeout`](crate::StoreOptions): longer than S3 ever takes over
-/// 16 MiB on a working network, short enough that a dead connection is noticed within a client's patience.
+/// The default of [`StoreOptions::request_timeout`](crate::StoreOptions): longer than S3 takes for 16 MiB on a working
+/// network, and short enough to notice a dead connection before a client gives up.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The largest object that is read into memory: many times what any part of a buffer can be.
+/// The largest object that a read accepts: many times the size of any object in a buffer.
 const OBJECT_BYTES_MAX: u64 = 1 << 30;
 
-/// Keys on one page of a listing: S3's, GCS's and (at most) Azure's.
+/// Keys on one page of a listing: the page size of S3, GCS and (at most) Azure.
 const LIST_PAGE: usize = 1_000;
 
 /// One buffer in an object store. Cheap to clone; clones share the connections and the counts.
@@ -43,36 +42,36 @@ struct Inner {
     metrics: Metrics,
 }
 
-/// Names one state of an object: what a later compare-and-set expects to find.
+/// Names one state of an object: a later compare-and-set expects it.
 ///
-/// It may be derived from the content, so equal bytes may have equal versions: an object that is compared
-/// and set carries something that never repeats.
+/// It may depend on the content alone, so equal bytes may have equal versions. Objects that are compared and set
+/// therefore carry something that never repeats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version(UpdateVersion);
 
-/// An object and the version that was read.
+/// An object and its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Versioned {
     /// The object's content.
     pub bytes: Bytes,
-    /// What to expect in a [`Store::compare_and_set`] based on this content.
+    /// The version to expect in a [`Store::compare_and_set`] based on this content.
     pub version: Version,
 }
 
 /// The answer of [`Store::get_if_changed`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fetched {
-    /// Still the known version; no body was moved.
+    /// The object still has the known version; no body was transferred.
     Unchanged,
     /// Another version.
     Changed(Versioned),
     /// No such object.
     Absent,
-    /// An object that is larger than the caller takes; its body was not read.
+    /// The object is larger than the caller accepts; its body was not read.
     TooLarge {
         /// Its size in bytes.
         bytes: u64,
-        /// What to expect in a [`Store::compare_and_set`] that replaces it.
+        /// The version to expect in a [`Store::compare_and_set`] that replaces it.
         version: Version,
     },
 }
@@ -80,10 +79,10 @@ pub enum Fetched {
 /// The answer of [`Store::put_if_absent`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Created {
-    /// The object was not there and now is.
+    /// The object did not exist and now does.
     New,
-    /// The object was there already, and is as it was. It may be the caller's own, of an earlier attempt
-    /// that was reported as an error.
+    /// The object existed already and is unchanged. It may come from an earlier attempt of the caller that returned an
+    /// error.
     Existed,
 }
 
@@ -91,14 +90,13 @@ pub enum Created {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Cas {
-    /// The write took effect; this is the object's version now.
+    /// The write took effect, and the object now has this version.
     Committed(Version),
-    /// The store refused the write: the object is not at the expected version. An earlier attempt with an unknown
-    /// outcome, or the first copy of a request that a proxy sent twice, may be what changed the object.
+    /// The store refused the write: the object does not have the expected version. It may have changed through an
+    /// earlier attempt with an unknown outcome, or through the first copy of a request that a proxy sent twice.
     Mismatch,
-    /// Nobody knows: the write took effect, did not, or still will. Read the object again to find out.
-    /// (A 409 from S3 comes here too. It means that nothing was written, so a caller that reads again
-    /// loses a request and nothing else, and needs no fourth case.)
+    /// The write took effect, did not, or still will. Read the object again to find out. This includes a 409 from S3,
+    /// which wrote nothing: reading again then costs one request, so it needs no fourth case.
     Unknown(Error),
 }
 
@@ -114,14 +112,14 @@ pub struct Listed {
 }
 
 impl Store {
-    /// A buffer under `prefix` (without slashes at its ends; empty for the whole store) of any object
-    /// store whose client does not retry, with the default request timeout.
+    /// A buffer under `prefix` (without leading or trailing slash; empty for the whole store) of any object store whose
+    /// client does not retry. It uses the default request timeout.
     pub fn over(objects: Arc<dyn ObjectStore>, prefix: &str) -> Self {
         let url = format!("{objects}/{prefix}");
         Self::new(objects, prefix, url, REQUEST_TIMEOUT)
     }
 
-    /// An empty buffer in this process's memory. Only clones of the returned value see it.
+    /// An empty buffer in this process's memory, visible only to clones of the returned value.
     pub fn memory() -> Self {
         let objects = Arc::new(InMemory::new());
         Self::new(objects, "", "memory:///".to_owned(), REQUEST_TIMEOUT)
@@ -137,7 +135,7 @@ impl Store {
         }))
     }
 
-    /// The same buffer through a bad network (and what makes it bad), for tests. Requests are counted anew.
+    /// The same buffer through an unreliable network and its controls, for tests. Request counts start at zero.
     pub fn behind(&self, faults: Faults) -> (Self, Controls) {
         let unreliable = Unreliable::new(Arc::clone(&self.0.objects), faults);
         let controls = unreliable.controls();
@@ -151,7 +149,7 @@ impl Store {
         (store, controls)
     }
 
-    /// The same buffer and the same counts, with another request timeout.
+    /// The same buffer and counts with another request timeout.
     #[must_use]
     pub fn with_request_timeout(&self, timeout: Duration) -> Self {
         let Inner {
@@ -175,7 +173,7 @@ impl Store {
         &self.0.url
     }
 
-    /// What was requested so far.
+    /// The requests so far.
     pub fn requests(&self) -> RequestCounts {
         self.0.metrics.counts()
     }
@@ -186,14 +184,14 @@ impl Store {
         self.0.metrics.register(registry);
     }
 
-    /// Reads an object; `None` when there is none.
+    /// Reads an object, or returns `None` if it does not exist.
     ///
     /// # Errors
-    /// When there was no usable answer; when the object is larger than 1 GiB.
+    /// There was no usable answer, or the object is larger than 1 GiB.
     pub async fn get(&self, key: &str) -> Result<Option<Versioned>, Error> {
         match self.get_at_most(key, None, OBJECT_BYTES_MAX).await? {
             Fetched::Changed(versioned) => Ok(Some(versioned)),
-            // Nothing was known, so "unchanged" can only be a confused store's way to say nothing.
+            // No version was known, so "unchanged" can only come from a faulty store, for an absent object.
             Fetched::Absent | Fetched::Unchanged => Ok(None),
             Fetched::TooLarge { bytes, .. } => {
                 let failure = Failure::Invalid(too_large(bytes));
@@ -202,11 +200,11 @@ impl Store {
         }
     }
 
-    /// Reads an object of at most `bytes_max` bytes, unless it is still at the known version. Of a larger one it reads no more than
-    /// its size and version.
+    /// Reads an object of at most `bytes_max` bytes, unless it still has the known version. For a larger one it returns
+    /// only the size and version.
     ///
     /// # Errors
-    /// When there was no usable answer.
+    /// There was no usable answer.
     pub async fn get_at_most(
         &self,
         key: &str,
@@ -220,7 +218,7 @@ impl Store {
             .map_err(|failure| self.error("get", key, &failure))
     }
 
-    /// Reads an object unless it is still at the known version.
+    /// Reads an object unless it still has the known version.
     ///
     /// # Errors
     /// As [`Store::get`].
@@ -234,10 +232,10 @@ impl Store {
         }
     }
 
-    /// Reads a part of an object: exactly the range's bytes. `None` when there is no such object.
+    /// Reads exactly this range of an object, or returns `None` if it does not exist.
     ///
     /// # Errors
-    /// As [`Store::get`]; and `Misconfigured` when the range is empty or the object does not have all of it.
+    /// As [`Store::get`]; `Misconfigured` if the range is empty or extends past the object's end.
     pub async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Option<Bytes>, Error> {
         match self.fetch_range(key, range).await {
             Ok(bytes) => Ok(Some(bytes)),
@@ -246,10 +244,10 @@ impl Store {
         }
     }
 
-    /// Asks for an object's size without reading it; `None` when there is none.
+    /// Returns an object's size without reading it, or `None` if it does not exist.
     ///
     /// # Errors
-    /// When there was no usable answer.
+    /// There was no usable answer.
     pub async fn head(&self, key: &str) -> Result<Option<Listed>, Error> {
         let head = async |path: Path| self.0.objects.head(&path).await.map_err(Failure::from);
         match self.request(Kind::head, key, head).await {
@@ -259,11 +257,11 @@ impl Store {
         }
     }
 
-    /// Writes an object that must not be there yet. The body's pieces are sent one after another, not copied.
+    /// Writes an object that must not exist. The body's pieces are sent in order without copying.
     ///
     /// # Errors
-    /// When there was no usable answer. The object may then be there, or appear later, whole: try again,
-    /// and take [`Created::Existed`] for an answer if the key is the caller's alone.
+    /// There was no usable answer. The whole object may then exist, or appear later. Retry, and take
+    /// [`Created::Existed`] for success if no other writer uses the key.
     pub async fn put_if_absent(&self, key: &str, body: Vec<Bytes>) -> Result<Created, Error> {
         match self.put(key, body.into_iter().collect(), PutMode::Create).await {
             Ok(_) => Ok(Created::New),
@@ -272,7 +270,7 @@ impl Store {
         }
     }
 
-    /// Replaces an object if it is at the expected version; creates it, for `None`, if it is not there.
+    /// Replaces an object if it has the expected version. For `None` it creates the object if it does not exist.
     pub async fn compare_and_set(&self, key: &str, expected: Option<&Version>, body: Bytes) -> Cas {
         let mode = expected.map_or(PutMode::Create, |version| PutMode::Update(version.0.clone()));
         let cas = match self.put(key, body.into(), mode).await {
@@ -287,11 +285,11 @@ impl Store {
         cas
     }
 
-    /// All objects in a folder (`shards/0000/segments`; empty for the whole buffer), by key, ascending.
-    /// The request timeout holds for each page.
+    /// Lists all objects in a folder (`shards/0000/segments`; empty for the whole buffer), ordered by key. The request
+    /// timeout applies to each page.
     ///
     /// # Errors
-    /// When a page was not answered: nothing is known then, since a part of a listing is none.
+    /// A page got no answer. A partial listing is useless, so none is returned.
     pub async fn list(&self, prefix: &str) -> Result<Vec<Listed>, Error> {
         let mut all = self
             .list_folder(prefix)
@@ -301,10 +299,10 @@ impl Store {
         Ok(all)
     }
 
-    /// Deletes an object. One that is not there is deleted already.
+    /// Deletes an object. Deleting an absent object succeeds.
     ///
     /// # Errors
-    /// When there was no usable answer; the object may be gone, or go later.
+    /// There was no usable answer; the object may be deleted now or later.
     pub async fn delete(&self, key: &str) -> Result<(), Error> {
         let delete = async |path: Path| self.0.objects.delete(&path).await.map_err(Failure::from);
         match self.request(Kind::delete, key, delete).await {
@@ -340,10 +338,10 @@ impl Store {
 
     async fn fetch_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, Failure> {
         let wanted = range.end.saturating_sub(range.start);
-        // Servers read a number that they cannot hold as no range at all.
+        // Servers treat a number that they cannot represent as no range at all.
         if wanted == 0 || wanted > OBJECT_BYTES_MAX || range.end > i64::MAX.unsigned_abs() {
             return Err(Failure::Invalid(format!(
-                "{range:?} is no range of 1 to {OBJECT_BYTES_MAX} bytes"
+                "{range:?} is not a range of 1 to {OBJECT_BYTES_MAX} bytes"
             )));
         }
         let fetch = async |path: Path| {
@@ -353,7 +351,7 @@ impl Store {
             let bytes = self.body(result).await?;
             if bytes.len() as u64 != wanted {
                 return Err(Failure::Invalid(format!(
-                    "the range {range:?} was asked for and the object has {size} bytes"
+                    "the range {range:?} exceeds the object's {size} bytes"
                 )));
             }
             Ok(bytes)
@@ -398,7 +396,7 @@ impl Store {
         let mut entries = self.0.objects.list(Some(&folder));
         let mut all = Vec::new();
         loop {
-            // One request brings a page; the entries after its first cost nothing.
+            // One request fetches a page; the entries after its first cost nothing.
             let page_starts = all.len().is_multiple_of(LIST_PAGE);
             let mut request = page_starts.then(|| self.0.metrics.start(Kind::list));
             let entry = tokio::time::timeout(self.0.timeout, entries.try_next())
@@ -463,13 +461,13 @@ impl fmt::Debug for Store {
 }
 
 fn too_large(bytes: u64) -> String {
-    format!("{bytes} bytes are more than the {OBJECT_BYTES_MAX} that are read at once")
+    format!("{bytes} bytes exceed the limit of {OBJECT_BYTES_MAX} for one read")
 }
 
 fn version(e_tag: Option<String>, version: Option<String>) -> Result<Version, Failure> {
     if e_tag.is_none() && version.is_none() {
         return Err(Failure::Invalid(
-            "the store names no version (no ETag in its answer), so nothing can be compared and set in it"
+            "the store returns no version (no ETag in its answer), so compare-and-set is impossible"
                 .to_owned(),
         ));
     }

@@ -13,11 +13,11 @@ const ACCESS_KEY_ID: &str = "millpond-test";
 const SECRET_ACCESS_KEY: &str = "millpond-test-secret";
 const REGION: &str = "us-east-1";
 
-/// How long a server may take to answer for the first time; a busy machine of CI included.
+/// Time limit for a server's first answer, even on a busy CI machine.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 
-/// A running MinIO; stopped, and its data removed, when dropped.
+/// A running MinIO. Dropping it stops the server and removes its data.
 #[derive(Debug)]
 pub struct Minio {
     program: PathBuf,
@@ -30,7 +30,7 @@ impl Minio {
     /// Starts a server without buckets and waits until it answers. Blocks.
     ///
     /// # Errors
-    /// When `MILLPOND_MINIO` does not name the program, or when it does not start.
+    /// `MILLPOND_MINIO` does not name the program, or it does not start.
     pub fn start() -> io::Result<Self> {
         let program = program()?;
         let mut last = None;
@@ -56,16 +56,16 @@ impl Minio {
     /// Kills the server, as a crash would. Its data stays.
     pub fn stop(&mut self) {
         if let Some(mut process) = self.process.take() {
-            // Both fail only when it is gone already.
+            // Both fail only if the process has already exited.
             let _ = process.kill();
             let _ = process.wait();
         }
     }
 
-    /// Starts the server again, on the same port and over the same data, and waits until it answers.
+    /// Starts the server again on the same port and data, and waits until it answers.
     ///
     /// # Errors
-    /// When it does not start.
+    /// It does not start.
     pub fn restart(&mut self) -> io::Result<()> {
         self.stop();
         let mut command = Command::new(&self.program);
@@ -93,7 +93,7 @@ impl Minio {
         let started = Instant::now();
         while !is_live(self.address) {
             if let Some(status) = process.try_wait()? {
-                return Err(io::Error::other(format!("minio ended at once: {status}")));
+                return Err(io::Error::other(format!("minio exited at once: {status}")));
             }
             if started.elapsed() > START_TIMEOUT {
                 return Err(io::Error::other("minio does not answer"));
@@ -108,7 +108,7 @@ impl Minio {
         format!("http://{}", self.address)
     }
 
-    /// The environment in which a program of Millpond's (or the AWS CLI) uses this server.
+    /// The environment in which a Millpond program (or the AWS CLI) uses this server.
     pub fn env(&self) -> Vec<(&'static str, String)> {
         vec![
             ("AWS_ENDPOINT_URL", self.endpoint()),
@@ -118,7 +118,7 @@ impl Minio {
         ]
     }
 
-    /// How to open a buffer in this server; the bucket is made when it is missing.
+    /// Options to open a buffer on this server; a missing bucket is created.
     pub fn options(&self) -> StoreOptions {
         StoreOptions {
             endpoint: Some(self.endpoint()),
@@ -133,7 +133,7 @@ impl Minio {
         }
     }
 
-    /// A buffer's URL that nothing else uses.
+    /// A unique buffer URL.
     pub fn url(&self) -> BufferUrl {
         let url = format!("s3://millpond-test/{}", uuid::Uuid::new_v4());
         BufferUrl::parse(&url).unwrap_or_else(|error| unreachable!("{error}"))
@@ -143,7 +143,7 @@ impl Minio {
 impl Drop for Minio {
     fn drop(&mut self) {
         self.stop();
-        // What is left behind in the folder of temporary files is no test's failure.
+        // Leftovers in the temporary folder do not fail a test.
         let _ = std::fs::remove_dir_all(&self.data);
     }
 }
@@ -163,7 +163,7 @@ fn is_live(address: SocketAddr) -> bool {
     ask().unwrap_or(false)
 }
 
-/// The MinIO program. A test without it fails: one that skipped would pass for having shown nothing.
+/// The MinIO program. Without it tests fail: a skipped test would count as passed.
 fn program() -> io::Result<PathBuf> {
     let program = std::env::var_os("MILLPOND_MINIO").filter(|path| !path.is_empty());
     program.map(PathBuf::from).ok_or_else(|| {

@@ -1,8 +1,7 @@
-//! A store behind a bad network: a decorator for tests of everything that must survive one, and the
-//! latencies of S3 for benchmarks on one machine.
+//! A store behind a bad network: a decorator for robustness tests, and S3's latencies for benchmarks on one machine.
 //!
-//! It loses requests and answers, delays them, and lets writes land after they were reported as failed; it
-//! never breaks the promises of the store behind it. All chance is seeded.
+//! It loses requests and answers, delays them, and lets writes land after it reported them as failed. It never breaks
+//! the guarantees of the store behind it. All randomness is seeded.
 
 mod controls;
 mod latency;
@@ -24,7 +23,7 @@ use std::time::Duration;
 
 const STORE: &str = "unreliable";
 
-/// Passes requests on to another store, or not.
+/// Forwards requests to another store, or loses them.
 #[derive(Debug, Clone)]
 pub struct Unreliable {
     inner: Arc<dyn ObjectStore>,
@@ -32,7 +31,7 @@ pub struct Unreliable {
 }
 
 impl Unreliable {
-    /// The given store, with these faults until its [`Controls`] say otherwise.
+    /// Wraps the given store with these faults until its [`Controls`] change them.
     pub fn new(inner: Arc<dyn ObjectStore>, faults: Faults) -> Self {
         Self {
             inner,
@@ -40,12 +39,12 @@ impl Unreliable {
         }
     }
 
-    /// Its switches.
+    /// The controls of this store.
     pub fn controls(&self) -> Controls {
         self.controls.clone()
     }
 
-    /// Sends a write to the store, or loses it, as its fate has it.
+    /// Sends a write to the store or loses it, according to its fate.
     async fn write<T: Send + 'static>(
         &self,
         on: On,
@@ -55,7 +54,7 @@ impl Unreliable {
     ) -> Result<T> {
         let fate = self.controls.fate(on, Some(location));
         let (answer, transfer) = self.controls.delays(on, bytes);
-        // It takes effect somewhere between the request and the answer.
+        // The write takes effect some time between the request and the answer.
         let there = transfer + answer / 2;
         let back = answer / 2;
         match fate {
@@ -68,7 +67,7 @@ impl Unreliable {
             }
             Fate::Fault(Fault::LandsUnreported) => {
                 wait(there).await;
-                // Whether it took effect or was refused is what gets lost.
+                // The answer is lost, whether the write took effect or not.
                 drop(send.await);
                 wait(back).await;
                 return Err(fault("the connection was lost before the answer came"));
@@ -96,7 +95,7 @@ impl Unreliable {
         result
     }
 
-    /// Sends a write on its own, after its sender was told that it failed.
+    /// Sends a write in the background, after its sender got an error.
     fn later<T: Send + 'static>(
         &self,
         until: impl Future<Output = ()> + Send + 'static,
@@ -111,7 +110,7 @@ impl Unreliable {
         });
     }
 
-    /// Waits until a read may go on; an error if it is to fail.
+    /// Waits until a read may proceed, or fails.
     async fn read(&self, on: On, location: Option<&Path>) -> Result<()> {
         let fate = self.controls.fate(on, location);
         let (first_byte, _) = self.controls.delays(on, 0);
@@ -194,7 +193,7 @@ impl ObjectStore for Unreliable {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         if let Err(error) = self.read(On::Get, Some(location)).await {
-            // Half of the failures come when the body has begun, where there is a body.
+            // Half of the failures come after the body has begun, if there is a body.
             if self.controls.chance(2) == 0 {
                 return Err(error);
             }
@@ -402,7 +401,7 @@ mod tests {
             times
         };
         let times = run(1).await;
-        // The body's own time on the wire, each way, is the least.
+        // The body's transfer time in each direction is the minimum.
         let wire = S3Latency::default().transfer(8_000_000);
         assert!(
             times.chunks(2).all(|t| t[0] > wire && t[1] > t[0] + wire),

@@ -1,13 +1,13 @@
-//! Where a buffer is: `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///dir`, `memory:///`.
+//! The URL of a buffer: `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///dir`, `memory:///`.
 //!
-//! Parsing only; nothing is opened here.
+//! This module only parses; it opens nothing.
 
 use object_store::path::Path;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The address of a buffer. Paths and prefixes are taken as they are written: `%20` is three characters.
+/// The URL of a buffer. Paths and prefixes are literal: `%20` is three characters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct BufferUrl(pub(crate) Place);
 
@@ -40,10 +40,10 @@ pub struct BufferUrlError {
 }
 
 impl BufferUrl {
-    /// Reads a URL; slashes at its end do not count.
+    /// Parses a URL and ignores trailing slashes.
     ///
     /// # Errors
-    /// When it is none, saying what is wrong with it.
+    /// The text is not a valid URL. The error names the problem.
     pub fn parse(url: &str) -> Result<Self, BufferUrlError> {
         parse(url).map(Self).map_err(|why| BufferUrlError {
             url: url.to_owned(),
@@ -101,7 +101,7 @@ fn parse(url: &str) -> Result<Place, String> {
         "file" => directory(rest),
         "memory" if rest.is_empty() || rest == "/" => Ok(Place::Memory),
         "memory" => Err("memory:/// takes no path".to_owned()),
-        _ => Err(format!("the scheme {scheme:?} is not known")),
+        _ => Err(format!("the scheme {scheme:?} is unknown")),
     }
 }
 
@@ -120,7 +120,7 @@ fn bucket(service: Service, rest: &str) -> Result<Place, String> {
         ));
     }
     let prefix = prefix.trim_end_matches('/');
-    Path::parse(prefix).map_err(|error| format!("its prefix is no key: {error}"))?;
+    Path::parse(prefix).map_err(|error| format!("its prefix is not a valid key: {error}"))?;
     if prefix.starts_with('/') {
         return Err("its prefix starts with a slash".to_owned());
     }
@@ -133,7 +133,7 @@ fn bucket(service: Service, rest: &str) -> Result<Place, String> {
 
 fn directory(rest: &str) -> Result<Place, String> {
     if !rest.starts_with('/') {
-        return Err("a directory is written with three slashes and in full, file:///dir".to_owned());
+        return Err("a directory needs an absolute path after three slashes, file:///dir".to_owned());
     }
     let path = rest.trim_end_matches('/');
     if path.is_empty() {
@@ -169,14 +169,14 @@ mod tests {
         for (text, reason) in [
             ("", "no scheme"),
             ("/tmp/x", "no scheme"),
-            ("http://x/y", "\"http\" is not known"),
-            ("S3://bucket", "\"S3\" is not known"),
+            ("http://x/y", "\"http\" is unknown"),
+            ("S3://bucket", "\"S3\" is unknown"),
             ("s3://", "no bucket"),
             ("s3:///prefix", "no bucket"),
             ("s3://user@bucket/x", "no '@'"),
-            ("s3://bucket/a//b", "prefix is no key"),
+            ("s3://bucket/a//b", "prefix is not a valid key"),
             ("s3://bucket//a", "prefix"),
-            ("s3://bucket/../x", "prefix is no key"),
+            ("s3://bucket/../x", "prefix is not a valid key"),
             ("s3://bucket/x?region=y", "no '?'"),
             ("file://tmp/x", "three slashes"),
             ("file:///", "no directory"),

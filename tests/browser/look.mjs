@@ -1,13 +1,13 @@
-// Opens a page in headless Chromium, waits until its text matches a regular expression, and prints what was seen as JSON:
+// Opens a page in headless Chromium, waits until its text matches a regular expression, and prints the result as JSON:
 //   node look.mjs URL REGEX SCREENSHOT
-// with the packages of the folder that MILLPOND_BROWSER names.
+// It uses the packages in the folder MILLPOND_BROWSER.
 import { writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 
-// Where it runs on Lambda, the package brings the libraries that Chromium needs. So it does here, whatever the machine has.
+// On Lambda the package brings the libraries that Chromium needs. Use them here too, whatever the machine has.
 process.env.AWS_LAMBDA_JS_RUNTIME ??= "nodejs22.x";
 
 const packages = createRequire(`${process.env.MILLPOND_BROWSER}/`);
@@ -17,7 +17,7 @@ const { chromium: launcher } = await load("playwright-core");
 
 const [url, wanted, screenshot] = process.argv.slice(2);
 const executablePath = await chromium.executablePath();
-// The package's own configuration looks for its fonts in /tmp/fonts, wherever it has unpacked them. Without a font there is no text.
+// The package's own configuration looks for its fonts in /tmp/fonts, wherever it has unpacked them. Without a font Chromium renders no text.
 const [fonts, configuration] = [join(tmpdir(), "fonts"), join(tmpdir(), "fonts.conf")];
 const folders = `<dir>${fonts}</dir><cachedir>${fonts}-cache</cachedir>`;
 writeFileSync(configuration, `<?xml version="1.0"?><fontconfig>${folders}</fontconfig>`);

@@ -1,4 +1,4 @@
-"""A load balancer that sends every request to another server."""
+"""A load balancer that sends consecutive requests to different servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 
 class Balancer:
-    """HTTP on a free port; each request goes to the next of the servers, on a new connection."""
+    """HTTP on a free port; each request goes to the next server, over a new connection."""
 
     def __init__(self, servers: list[str]) -> None:
         turn = itertools.cycle([urlsplit(server).netloc for server in servers])

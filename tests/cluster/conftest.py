@@ -1,4 +1,4 @@
-"""Fixtures: clusters that live as long as the tests of one file, and pipelines onto them."""
+"""Fixtures: clusters that live as long as the tests of one file, and pipelines that use them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def new_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
 
 @pytest.fixture
 def new_pipeline(request, tmp_path: Path, shared_minio: Minio) -> Iterator[Callable[..., Pipeline]]:
-    """Makes the pipeline of one test onto a cluster that is running."""
+    """Creates the pipeline of one test on a running cluster."""
     made: list[Pipeline] = []
 
     def make(cluster: Cluster, **options: object) -> Pipeline:

@@ -1,4 +1,4 @@
-"""A proxy before ZooKeeper that loses the answer to a commit."""
+"""A proxy in front of ZooKeeper that loses the answer to a commit."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import socket
 import threading
 import time
 
-# What only the request that commits a part of a replicated table contains.
+# Occurs only in the request that commits a part of a replicated table.
 COMMIT = b"source replica"
 
 
 class KeeperProxy:
-    """Listens on a free port. After `arm`, the next commit of a part goes through and its answer
-    does not: the connection ends a second later, and the replica cannot know the outcome."""
+    """Listens on a free port. After `arm`, it forwards the next commit of a part but not the
+    answer: the connection ends a second later, and the replica cannot know the outcome."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=50)
@@ -53,7 +53,7 @@ class KeeperProxy:
                     silent.set()
                     sink.sendall(data)
                     self.fired.set()
-                    # The keeper applies it meanwhile.
+                    # The keeper applies the commit meanwhile.
                     time.sleep(1)
                     break
                 if asks or not silent.is_set():

@@ -1,8 +1,8 @@
-"""One node of the cluster, a process of its own: ClickHouse out of libchdb.
+"""One node of the cluster as a process: ClickHouse from libchdb.
 
     node.py LIBCHDB DATA CONFIG [INTERSERVER_HOST INTERSERVER_PORT]
 
-Serves what CONFIG says until it is killed. With an interserver address it replicates.
+It serves CONFIG until it is killed. With an interserver address it replicates.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from harness.site import Site
 
 TABLE = "otel_logs"
 
-# Small batches, acknowledged soon: many INSERTs are under way when something breaks.
+# Small batches and early acknowledgements: many INSERTs are in flight when something breaks.
 CONSUMER = (
     *("--signals", "logs", "--ack-interval", "50ms", "--gc-interval", "0s"),
     *("--insert-timeout", "10s"),
@@ -38,10 +38,10 @@ class Pipeline(Site):
     ) -> None:
         super().__init__(directory, store, cluster.nodes[0])
         self.cluster, self.distributed = cluster, distributed
-        # The database of the tables that have the rows.
+        # The database of the tables that store the rows.
         self.local = f"{self.database}_local" if distributed else self.database
         for node in cluster.nodes:
-            # A node's output is shown as the shared ClickHouse's is.
+            # A failure shows a node's output like that of the shared ClickHouse.
             self._seen.setdefault(node, len(node.messages()))
             self.make_table(node, engine)
             if distributed:
@@ -79,8 +79,8 @@ class Pipeline(Site):
     def consume_of(
         self, *flags: object, node: Node | None = None, name: str = "consumer", **settings: object
     ) -> Consumer:
-        """A consumer that writes to the node, the first one if none is given, and has not been
-        started. Settings become parameters of every request."""
+        """A consumer, not started, that writes to the node (default: the first one). Settings
+        become parameters of every request."""
         url = (node or self.cluster.nodes[0]).url
         self.clickhouse_url = f"{url}/?{urlencode(settings)}" if settings else url
         return self.consumer_of(*self.flags(*flags), name=name)
@@ -94,12 +94,12 @@ class Pipeline(Site):
         return self.consume_of(*flags, **options).up()
 
     def send(self, gateway, *bodies: str) -> None:
-        """One request: one segment with these records."""
+        """Sends one request, which becomes one segment with these records."""
         made = request(*(record(body, body=body) for body in bodies))
         export(gateway.address, made.SerializeToString())
 
     def loaded(self, gateway, records: int = 20_000, name: str = "load") -> Load:
-        """A load that is running."""
+        """A running load."""
         flags = ("--records-per-request", 50, "--concurrency", 4)
         load = self.load(gateway, *flags, records=records, name=name)
         load.start()
@@ -109,7 +109,7 @@ class Pipeline(Site):
         return Counter(node.lines(f"SELECT Body FROM {table or self.table}"))
 
     def until_bodies(self, wanted: list[str], node: Node | None = None) -> None:
-        """Waits until these are the bodies in the table, and no others."""
+        """Waits until the table has exactly these bodies."""
         node = node or self.cluster.nodes[0]
         eventually(
             f"{wanted} on {node.name}",
@@ -117,7 +117,7 @@ class Pipeline(Site):
         )
 
     def until_everywhere(self, wanted: list[str]) -> None:
-        """Waits until each node itself has these bodies, and no others."""
+        """Waits until every node has exactly these bodies."""
         table = f"{self.local}.{TABLE}"
         for node in self.cluster.nodes:
             eventually(
@@ -126,8 +126,8 @@ class Pipeline(Site):
             )
 
     def until_written(self, consumer: Consumer, records: int) -> None:
-        """Waits until the consumer knows that so many records are in the table. Nothing of them is
-        under way any more, and what fails next is about the next chunk."""
+        """Waits until the consumer knows that this many records are in the table. Then none of them
+        is in flight, and the next failure affects the next chunk."""
         written = "millpond_consumer_records_total"
         eventually(f"{records} written", lambda: consumer.metric(written) >= records)
 
@@ -138,7 +138,7 @@ class Pipeline(Site):
         node.query(f"SYSTEM SYNC REPLICA {self.table} LIGHTWEIGHT")
 
     def count(self, node: Node | None = None) -> int:
-        """Rows in the table, as soon as the node can say."""
+        """The number of rows in the table, once the node can answer."""
         node = node or self.cluster.nodes[0]
         sql = f"SELECT count() FROM {self.table}"
 
@@ -149,11 +149,11 @@ class Pipeline(Site):
         return eventually("a count", count, timeout=120) - 1
 
     def rows_of(self, node: Node) -> int:
-        """The rows that the node itself has."""
+        """The number of rows on the node itself."""
         return int(node.scalar(f"SELECT count() FROM {self.local}.{TABLE}"))
 
     def rows_come_in(self, more: int, most: int) -> None:
-        """Waits until there are so many rows more than now, or all that can come."""
+        """Waits until this many rows have been added, or all that can come."""
         before = self.count()
 
         def there() -> bool:
@@ -164,7 +164,7 @@ class Pipeline(Site):
 
     def settled(self, load: Load, *consumers: Consumer) -> None:
         """Waits until everything has arrived, ends the consumers so that nothing can come later,
-        and compares what is on each node with what was acknowledged."""
+        and compares each node with the acknowledged records."""
         self.wait_for(load, self.cluster.nodes[0])
         for consumer in consumers:
             consumer.terminate()
@@ -174,7 +174,7 @@ class Pipeline(Site):
         self.assert_once(load, *self.cluster.nodes)
 
     def wait_for(self, load: Load, node: Node, table: str | None = None) -> None:
-        """Waits until the node has everything that was acknowledged."""
+        """Waits until the node has every acknowledged record."""
         wanted = set(load.acknowledged())
         sql = f"SELECT LogAttributes['{LOAD_ID}'] FROM {table or self.table}"
 
@@ -185,7 +185,7 @@ class Pipeline(Site):
         eventually("every acknowledged record", there, timeout=180, interval=0.5)
 
     def assert_once(self, load: Load, *nodes: Node, table: str | None = None) -> None:
-        """Every record that was acknowledged is there once, and no identity twice. Call it when
+        """Asserts that every acknowledged record occurs once, and no identity twice. Call it after
         the consumer has ended."""
         for node in nodes:
             name = table or self.table

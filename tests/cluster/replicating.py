@@ -1,9 +1,9 @@
-"""Lets ClickHouse's engine replicate: changes four functions of libchdb in memory.
+"""Enables replication in ClickHouse's engine by changing four functions of libchdb in memory.
 
 `clickhouse local` lacks the interserver address, scheme, credentials and port that only
-clickhouse-server sets up, and without them a replica cannot fetch parts from another one. The
-functions that would return them are replaced, and the second HTTP listener becomes the interserver
-one. This works for one build of libchdb on x86-64; any other is refused before a byte is changed.
+clickhouse-server sets up, and without them a replica cannot fetch parts from another one. The patch
+replaces the functions that return them, and turns the second HTTP listener into the interserver
+one. It works for one build of libchdb on x86-64, and rejects any other before it changes a byte.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ctypes
 import mmap
 import struct
 
-# Addresses in the file, and what is found there in libchdb 26.7.3-stable.1.
+# Addresses in the file, and the code there in libchdb 26.7.3-stable.1.
 IO_ADDRESS = 0x1417C9C0
 SCHEME = 0x1417CAC0
 CREDENTIALS = 0x1417C940
@@ -26,12 +26,12 @@ KNOWN = {
 
 PAGE = 4096
 
-# What the functions return must outlive the call that makes it.
+# The functions' results must outlive the call that creates them.
 _kept: list[object] = []
 
 
 class UnknownLibrary(Exception):
-    """The library is not the one that the patch was made for."""
+    """The library is not the one that this patch supports."""
 
 
 def replicate(library: ctypes.CDLL, host: str, port: int) -> None:
@@ -87,7 +87,7 @@ def _returns_string(text: bytes, port: int | None = None) -> bytes:
 
 
 def _replace_second_factory(base: int) -> None:
-    """The second call that makes a handler factory asks for the interserver's, by its name."""
+    """The second call that creates a handler factory asks for the interserver's by name."""
     name = b"InterserverIOHTTPHandler-factory"
     string = _buffer(struct.pack("<QQQ", _buffer(name + b"\0"), len(name), (1 << 63) | 33))
     calls = _buffer(bytes(8))

@@ -1,4 +1,4 @@
-"""A ClickHouse cluster on this machine: a ZooKeeper, and nodes in shards of replicas."""
+"""A ClickHouse cluster on this machine: ZooKeeper, and nodes in shards of replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.services import ClickHouse, Service, tool
 
 HERE = Path(__file__).resolve().parent
 
-# What tables are made with: one path for each shard and table.
+# The engine of tables: one path for each shard and table.
 REPLICATED = "ReplicatedMergeTree('/clickhouse/tables/{shard}/{database}/{table}', '{replica}')"
 
 
@@ -34,7 +34,7 @@ class ZooKeeper(Service):
 
     def ready(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
-            # `ruok` would be answered before sessions are accepted.
+            # ZooKeeper answers `ruok` before it accepts sessions.
             connection.sendall(b"srvr")
             return b"Mode: " in connection.makefile("rb").read()
 
@@ -54,7 +54,7 @@ class Node(ClickHouse):
             tool("MILLPOND_LIBCHDB"),
             directory / f"node{number}-data",
             self.config,
-            # The interserver listener has the HTTP port, on an address of its own.
+            # The interserver listener has the HTTP port, on a different address.
             *(self.interserver, self.port),
         ]
         super().__init__(f"node{number}", arguments, directory)
@@ -64,7 +64,7 @@ class Node(ClickHouse):
         return f"127.0.1.{self.number}"
 
     def configure(self, keeper: str, clusters: str, profile: str) -> None:
-        """Writes its configuration; it is read when the node starts."""
+        """Writes the configuration that the node reads when it starts."""
         users = self.config.with_suffix(".users.xml")
         users.write_text(
             f"<clickhouse><profiles><default>{profile}</default></profiles>"
@@ -72,8 +72,8 @@ class Node(ClickHouse):
             "<networks><ip>127.0.0.1</ip></networks>"
             "<profile>default</profile><quota>default</quota></default></users></clickhouse>"
         )
-        # Every libchdb has the same server UUID: with one path for the sessions of all, a node
-        # that starts would end the others'.
+        # Every libchdb has the same server UUID: with a common path for sessions, a starting node
+        # would end the others'.
         sessions = f"<sessions_path>/clickhouse/sessions_{self.number}</sessions_path>"
         self.config.write_text(
             f"""<clickhouse>
@@ -94,7 +94,7 @@ class Node(ClickHouse):
 
 
 class Cluster:
-    """ZooKeeper and nodes: `shards` says how many replicas each shard has.
+    """ZooKeeper and nodes: `shards` lists the number of replicas of each shard.
 
     The nodes know the cluster as `main` (its shards replicate internally) and as `doubling` (a
     Distributed table writes to every replica itself).
@@ -110,7 +110,7 @@ class Cluster:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.profile = directory, profile
         self.keeper = ZooKeeper(directory)
-        # Where the nodes find ZooKeeper.
+        # The port at which the nodes find ZooKeeper.
         self.keeper_port = self.keeper.port
         if proxy is not None:
             proxy.forward_to(self.keeper.port)
@@ -159,7 +159,7 @@ class Cluster:
         return self
 
     def recover(self) -> None:
-        """Starts what a test killed, and thaws what it froze."""
+        """Starts the processes that a test killed, and thaws the frozen ones."""
         for process in self.processes:
             if process.running():
                 process.send(signal.SIGCONT)
@@ -170,8 +170,8 @@ class Cluster:
             process.until_ready()
 
     def revive(self) -> None:
-        """Starts nodes that ended by themselves, as a supervisor does: this engine can crash when
-        its peer dies in the middle of a native INSERT."""
+        """Restarts crashed nodes like a supervisor: this engine can crash when its peer dies in the
+        middle of a native INSERT."""
         for node in self.nodes:
             if not node.running():
                 node.kill()

@@ -14,7 +14,7 @@ from harness.process import eventually
 
 RECORDS = 10_000
 QUEUED = "<distributed_foreground_insert>0</distributed_foreground_insert>"
-# Enough records that each shard gets some of them.
+# Enough records that each shard gets some.
 BODIES = [f"record {number}" for number in range(20)]
 
 
@@ -37,7 +37,7 @@ def _break_in_turn(pipeline, load, process) -> None:
     process.until_ready()
     pipeline.rows_come_in(dice.randrange(100, 1000), RECORDS)
     process.send(signal.SIGSTOP)
-    # The load goes on into the buffer meanwhile.
+    # The buffer keeps taking the load meanwhile.
     behind = len(load.acknowledged())
     eventually(
         "more records, or all", lambda: len(load.acknowledged()) > behind or behind == RECORDS
@@ -86,7 +86,7 @@ def test_279_a_shard_is_down_while_a_chunk_is_written(shards, new_pipeline, engi
 
 
 def test_a_table_that_doubles_writes_again_to_a_replica_that_refused(doubling, new_pipeline):
-    """One replica has the chunk and the other one lacks it: the rows are not there yet."""
+    """One replica has the chunk and the other lacks it: the rows do not count as written."""
     pipeline = new_pipeline(doubling, engine="MergeTree", distributed="doubling")
     gateway, consumer = pipeline.gateway("--linger", "20ms"), pipeline.consume()
     pipeline.send(gateway, "before")
@@ -100,7 +100,7 @@ def test_a_table_that_doubles_writes_again_to_a_replica_that_refused(doubling, n
     rows = 1 + len(BODIES)
     eventually("one replica has them", lambda: pipeline.rows_of(doubling.nodes[0]) == rows)
     assert pipeline.rows_of(full) == 1
-    # A successor does not take the rows of one replica for those of both.
+    # A successor does not accept the rows of one replica for both.
     consumer.kill()
     full.query(f"ALTER TABLE {local} RESET SETTING parts_to_throw_insert")
     successor = pipeline.consume(name="successor")

@@ -1,5 +1,5 @@
-"""What replicated tables answer when ZooKeeper or another replica is away, code by code: the
-consumer waits and the rows are there once (design/clickhouse-sink.md, "Errors")."""
+"""Errors of replicated tables while ZooKeeper or another replica is unreachable, code by code: the
+consumer waits, and the rows occur once (design/clickhouse-sink.md, "Errors")."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_999_faults_of_the_keeper_injected_by_clickhouse(pair, new_pipeline):
             insert_keeper_fault_injection_probability=0.2,
             insert_keeper_fault_injection_seed=seed,
         )
-        # It is not ready while its first INSERT fails.
+        # The consumer is not ready while its first INSERT fails.
         consumer.start()
         _fails_or_writes(pipeline, consumer, bodies[-1])
         consumer.kill()
@@ -123,18 +123,18 @@ def test_999_faults_of_the_keeper_injected_by_clickhouse(pair, new_pipeline):
 
 
 REFUSED_TABLES = {
-    # Two servers with one macro, or a table whose replica stayed in Keeper.
+    # Two servers with the same macro, or a table whose replica stayed in Keeper.
     253: REPLICATED.replace("{replica}", "r1"),
     # The server has no such macro.
     139: REPLICATED.replace("{shard}", "{nosuch}"),
-    # The table of the other replica has another definition.
+    # The other replica's table has a different definition.
     342: REPLICATED,
 }
 
 
 @pytest.mark.parametrize("code", REFUSED_TABLES)
 def test_a_table_that_cannot_be_made_ends_the_program(pair, new_pipeline, code):
-    """Nothing gets better by waiting."""
+    """Waiting would not help."""
     pipeline = new_pipeline(pair)
     node = pair.nodes[1]
     node.query(f"DROP TABLE {pipeline.table} SYNC")
@@ -143,7 +143,7 @@ def test_a_table_that_cannot_be_made_ends_the_program(pair, new_pipeline, code):
     if code == 342:
         flags += ["--partition-by", "month"]
     created = pipeline.command("tables", "create", *place, *flags, code=1)
-    # The consumer makes missing tables too, and ends with the same sentence.
+    # The consumer creates missing tables too, and ends with the same sentence.
     pipeline.gateway()
     pipeline.clickhouse_url = node.url
     consumer = pipeline.consumer_of(*flags)

@@ -1,4 +1,4 @@
-"""Two replicas of one shard: every acknowledged record is on both of them once."""
+"""Two replicas of one shard: each has every acknowledged record once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_nothing_is_lost_or_doubled_when_something_dies(pair, new_pipeline, vict
             process.start()
         else:
             process.send(signal.SIGSTOP)
-            # Longer than the consumer's lease and than some timeouts of ClickHouse.
+            # Longer than the consumer's lease and than some of ClickHouse's timeouts.
             time.sleep(dice.uniform(2, 5))
             process.send(signal.SIGCONT)
         process.until_ready()
@@ -50,7 +50,7 @@ def test_nothing_is_lost_or_doubled_when_something_dies(pair, new_pipeline, vict
 
 @pytest.mark.parametrize("window", [0, 1, 10_000])
 def test_consumers_that_die_and_go_on_with_another_replica(pair, new_pipeline, window):
-    """Whatever the table remembers of tokens, and whichever replica is asked."""
+    """Works whatever tokens the table remembers, and whichever replica answers."""
     pipeline = new_pipeline(pair)
     setting = f"replicated_deduplication_window = {window}"
     pair.everywhere(f"ALTER TABLE {pipeline.table} MODIFY SETTING {setting}")
@@ -67,7 +67,7 @@ def test_consumers_that_die_and_go_on_with_another_replica(pair, new_pipeline, w
 
 
 def test_a_load_balancer_sends_every_request_to_another_replica(pair, new_pipeline):
-    """One of them fetches nothing for a while, so that it knows tokens and lacks rows."""
+    """One replica pauses its fetches, so that it knows tokens but lacks rows."""
     pipeline = new_pipeline(pair)
     gateway = pipeline.gateway("--linger", "20ms")
     with Balancer([node.url for node in pair.nodes]) as balancer:
@@ -90,7 +90,7 @@ def test_a_table_that_is_dropped_and_made_again_takes_what_comes_then(pair, new_
     pipeline = new_pipeline(pair)
     gateway, consumer = pipeline.gateway("--linger", "20ms"), pipeline.consume()
     pipeline.send(gateway, "before")
-    # What is not acknowledged yet would be sent to the new table too.
+    # Otherwise unacknowledged records would be sent to the new table too.
     pipeline.millpond("consumer", "wait", "e2e", "--timeout", "60s")
     pair.everywhere(f"DROP TABLE {pipeline.table} SYNC")
     for node in pair.nodes:
@@ -104,7 +104,7 @@ def test_a_table_that_is_dropped_and_made_again_takes_what_comes_then(pair, new_
 
 
 def test_views_have_every_row_at_least_once(pair, new_pipeline):
-    """The view without deduplication of its own, and the one with it (the default)."""
+    """The view without its own deduplication, and with it (the default)."""
     pipeline = new_pipeline(pair)
     for view in ("plain", "own"):
         engine = (

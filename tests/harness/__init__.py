@@ -1,4 +1,4 @@
-"""What the whole-process tests stand on: processes, services, OTLP requests, rows.
+"""The basis of the whole-process tests: processes, services, OTLP requests, rows.
 
-Nothing in here knows what Millpond should do; the tests say that.
+Nothing in here knows what Millpond should do; the tests do.
 """

@@ -1,5 +1,5 @@
-"""The same OTLP by way of the Collector's clickhouseexporter and by way of Millpond, to compare
-what is in ClickHouse then."""
+"""Sends the same OTLP through the Collector's clickhouseexporter and through Millpond, to compare
+the results in ClickHouse."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .services import export_to_clickhouse
 
 
 class Both:
-    """The same requests, by signal and name, in two databases: one that a Collector with the
-    clickhouseexporter has filled, and one that Millpond has."""
+    """The same requests, by signal and name, in two databases: one filled by a Collector with the
+    clickhouseexporter, and one filled by Millpond."""
 
     def __init__(self, site, requests: dict[str, dict[str, bytes]], tables: Iterable[str]) -> None:
         self._requests = requests
@@ -42,7 +42,7 @@ class Both:
         return int(self.clickhouse.scalar(f"SELECT count() FROM {database}.{table}"))
 
     def _send(self, address: str) -> dict[tuple[str, str], tuple[str, str]]:
-        """Sends every request, some at a time, and returns the status of each."""
+        """Sends every request, several at a time, and returns the status of each."""
         cases = [
             ((signal, name), payload)
             for signal, requests in self._requests.items()

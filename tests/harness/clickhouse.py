@@ -11,7 +11,7 @@ import urllib.request
 
 
 class QueryError(Exception):
-    """ClickHouse refused the query; the text is its own."""
+    """ClickHouse refused the query; the text is ClickHouse's."""
 
 
 def query(url: str, sql: str, timeout: float = 60, **settings: object) -> bytes:
@@ -31,7 +31,7 @@ def lines(url: str, sql: str) -> list[str]:
 
 
 def scalar(url: str, sql: str) -> str:
-    """The one value of a one-row, one-column query."""
+    """The single value of a one-row, one-column query."""
     (value,) = lines(url, sql)
     return value
 
@@ -46,7 +46,7 @@ def rows(url: str, sql: str) -> list[dict]:
         output_format_json_validate_utf8=0,
         output_format_json_escape_forward_slashes=0,
     ).decode("latin-1")
-    # JSON escapes control characters, so a line feed is always the end of a row.
+    # JSON escapes control characters, so a line feed always ends a row.
     found = []
     for line in body.split("\n"):
         if line:

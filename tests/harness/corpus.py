@@ -1,8 +1,8 @@
-"""Odd OTLP log requests, each with a name, as bytes: what field fidelity is measured with. And
-what the corpora of the other signals are made with.
+"""Odd OTLP log requests, each with a name, as bytes: the corpus of the field fidelity tests, and
+the tools for the other signals' corpora.
 
-Every record can be found again by its case's name, in the attribute `case` of the resource, the
-scope or the record, else in the body; at most one record in all has none of these.
+The attribute `case` of the resource, the scope or the record, or else the body, identifies the case
+of every record; at most one record in total has none of these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 def any_value(value: object) -> AnyValue:
-    """A Python value as an AnyValue; an AnyValue is taken as it is, None is the empty one."""
+    """Converts a Python value to an AnyValue; an AnyValue stays unchanged, None becomes empty."""
     match value:
         case None:
             return AnyValue()
@@ -57,7 +57,7 @@ def attributes(values: dict) -> list[KeyValue]:
 
 
 def record(name: str, *, time: int = TIME, **fields) -> LogRecord:
-    """A record of the case `name` with everything usual, but for what the case is about."""
+    """A typical record of the case `name`, with the case's deviations in `fields`."""
     extra = fields.pop("attributes", {})
     pairs = extra if isinstance(extra, list) else attributes(extra)
     body = fields.pop("body", f"body of {name}")
@@ -72,7 +72,7 @@ def record(name: str, *, time: int = TIME, **fields) -> LogRecord:
 
 
 def request(*records: LogRecord, **options) -> ExportLogsServiceRequest:
-    """Records under one resource and one scope; both may be given, None leaves one out."""
+    """Records under one resource and one scope. Both may be given; None omits one."""
     resource = options.get("resource", Resource(attributes=attributes({"service.name": "odd"})))
     scope = options.get("scope", InstrumentationScope(name="corpus", version="1.2.3"))
     return ExportLogsServiceRequest(
@@ -92,7 +92,7 @@ def request(*records: LogRecord, **options) -> ExportLogsServiceRequest:
     )
 
 
-# Every kind of AnyValue, and what tends to go wrong with each.
+# Every kind of AnyValue, with typical problems of each.
 VALUES: dict[str, object] = {
     "none": None,
     "empty string": "",
@@ -162,7 +162,7 @@ class Corpus:
         self._cases: dict[str, Callable[[str], bytes]] = {}
 
     def case(self, name: str):
-        """Registers a function from the case's name to its request, a message or its bytes."""
+        """Registers a function from the case's name to its request, as a message or bytes."""
 
         def register(make):
             assert name not in self._cases, name
@@ -397,15 +397,15 @@ def _(_name):
     return request(LogRecord(), resource=None, scope=None)
 
 
-# Python's protobuf refuses to hold invalid UTF-8, so it is put in place of valid text of the same
-# length after serialising.
+# Python's protobuf rejects invalid UTF-8, so it replaces valid text of the same length after
+# serialising.
 _PLACEHOLDER = b"REPLACE-ME-WITH-SOMETHING"
 _INVALID = b"\xff\xfe\xc0\x80 \xed\xa0\x80 \xf4\x90\x80\x80 cut \xe2\x82 ends"
 assert len(_PLACEHOLDER) == len(_INVALID) == 25
 
 
 def invalid(made: Message) -> bytes:
-    """The request's bytes with every MARK replaced by what is not UTF-8."""
+    """The request's bytes with every MARK replaced by invalid UTF-8."""
     raw = made.SerializeToString()
     assert _PLACEHOLDER in raw
     return raw.replace(_PLACEHOLDER, _INVALID)
@@ -447,7 +447,7 @@ def _(name):
     )
 
 
-# Protobuf lets a parser meet things that no serialiser writes.
+# Protobuf parsers may meet input that no serialiser produces.
 
 
 @case("unknown fields")
@@ -487,7 +487,7 @@ def _(name):
 
 @case("severity beyond the enumeration")
 def _(name):
-    # Field 2 (severity_number) as a varint: 25, 300 and -1 are no SeverityNumber.
+    # Field 2 (severity_number) as a varint: 25, 300 and -1 are not in SeverityNumber.
     records = []
     for number, varint in (("25", b"\x19"), ("300", b"\xac\x02"), ("-1", b"\xff" * 9 + b"\x01")):
         records.append(record(name, body=number).SerializeToString() + b"\x10" + varint)
@@ -505,13 +505,13 @@ def length_of(number: int) -> bytes:
 
 
 def _around(raw_record: bytes) -> bytes:
-    """A whole request around the bytes of one record."""
+    """Wraps the bytes of one record in a complete request."""
     for tag in (b"\x12", b"\x12", b"\x0a"):  # log_records, scope_logs, resource_logs
         raw_record = tag + length_of(len(raw_record)) + raw_record
     return raw_record
 
 
-# Requests that a receiver may refuse or accept, but must agree on with the reference.
+# Requests that a receiver may refuse or accept, but must treat like the reference.
 
 
 @case("trace id of 4 bytes")

@@ -1,5 +1,5 @@
-"""Odd OTLP metric requests, as `corpus` has them for logs. A case is found again by the attribute
-`case` of the data point or the resource."""
+"""Odd OTLP metric requests, as in `corpus` for logs. The attribute `case` of the data point or the
+resource identifies a case."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DOUBLES = (0.0, -0.0, -1.5, 1 / 3, math.nan, math.inf, -math.inf, 5e-324, 1.7976
 
 
 def common(name: str, **fields) -> dict:
-    """The fields that every kind of data point has, for the case `name`."""
+    """The common fields of every kind of data point, for the case `name`."""
     extra = fields.pop("attributes", {})
     pairs = extra if isinstance(extra, list) else attributes(extra)
     fields.setdefault("time_unix_nano", TIME)
@@ -100,7 +100,7 @@ def summary(*points: SummaryDataPoint) -> Metric:
 
 
 def request(*metrics: Metric, **options) -> ExportMetricsServiceRequest:
-    """Metrics under one resource and one scope; both may be given, None leaves one out."""
+    """Metrics under one resource and one scope. Both may be given; None omits one."""
     resource = options.get("resource", Resource(attributes=attributes({"service.name": "odd"})))
     scope = options.get("scope", InstrumentationScope(name="corpus", version="1.2.3"))
     return ExportMetricsServiceRequest(
@@ -121,7 +121,7 @@ def request(*metrics: Metric, **options) -> ExportMetricsServiceRequest:
 
 
 def one_of_each(name: str, **fields) -> list[Metric]:
-    """A metric of every kind whose one point has these fields."""
+    """A metric of every kind with one point that has these fields."""
     made = common(name, **fields)
     plain = {field: value for field, value in made.items() if field != "exemplars"}
     return [
@@ -208,7 +208,7 @@ def _(name):
             exponential(ExponentialHistogramDataPoint(**common(name)), temporality=temporality)
         )
     raw = request(*made).SerializeToString()
-    # aggregation_temporality (field 2) as a varint: 3 and -1 are none.
+    # aggregation_temporality (field 2) as a varint: 3 and -1 are undefined.
     for varint in (b"\x03", b"\xff" * 9 + b"\x01"):
         data = Sum(data_points=[number(name)]).SerializeToString() + b"\x10" + varint
         raw += _around(b"\x0a\x06beyond" + b"\x3a" + length_of(len(data)) + data)
@@ -427,7 +427,7 @@ def _(name):
 
 @case("a value of two kinds")
 def _(name):
-    # as_int (field 6, sfixed64) after as_double (field 4), and the other way round.
+    # as_int (field 6, sfixed64) after as_double (field 4), and vice versa.
     double = b"\x21" + struct.pack("<d", 2.5)
     integer = b"\x31" + struct.pack("<q", -3)
     raws = []
@@ -440,8 +440,8 @@ def _(name):
 
 @case("bucket counts in pieces")
 def _(name):
-    # bucket_counts (field 6, fixed64) one by one, packed, one by one; those of an exponential
-    # histogram (field 2 of field 8, varint) likewise.
+    # bucket_counts (field 6, fixed64) unpacked, packed, unpacked; the same for an exponential
+    # histogram (field 2 of field 8, varint).
     def packed(*counts: int) -> bytes:
         return b"\x32" + length_of(8 * len(counts)) + struct.pack(f"<{len(counts)}Q", *counts)
 
@@ -467,7 +467,7 @@ def _(name):
 
 
 def _around(raw_metric: bytes) -> bytes:
-    """A whole request around the bytes of one metric."""
+    """Wraps the bytes of one metric in a complete request."""
     for tag in (b"\x12", b"\x12", b"\x0a"):  # metrics, scope_metrics, resource_metrics
         raw_metric = tag + length_of(len(raw_metric)) + raw_metric
     return raw_metric

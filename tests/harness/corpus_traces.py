@@ -1,5 +1,5 @@
-"""Odd OTLP trace requests, as `corpus` has them for logs. A case is found again by the attribute
-`case` of the span or the resource."""
+"""Odd OTLP trace requests, as in `corpus` for logs. The attribute `case` of the span or the
+resource identifies a case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ case = TRACES.case
 
 
 def span(of: str, /, *, time: int = TIME, duration: int = 1_500_000, **fields) -> Span:
-    """A span of the case `of` with everything usual, but for what the case is about."""
+    """A typical span of the case `of`, with the case's deviations in the fields."""
     extra = fields.pop("attributes", {})
     pairs = extra if isinstance(extra, list) else attributes(extra)
     fields.setdefault("name", f"span of {of}")
@@ -32,7 +32,7 @@ def span(of: str, /, *, time: int = TIME, duration: int = 1_500_000, **fields) -
 
 
 def request(*spans: Span, **options) -> ExportTraceServiceRequest:
-    """Spans under one resource and one scope; both may be given, None leaves one out."""
+    """Spans under one resource and one scope. Both may be given; None omits one."""
     resource = options.get("resource", Resource(attributes=attributes({"service.name": "odd"})))
     scope = options.get("scope", InstrumentationScope(name="corpus", version="1.2.3"))
     return ExportTraceServiceRequest(
@@ -124,7 +124,7 @@ def _(name):
 
 @case("kinds and beyond")
 def _(name):
-    # Field 6 as a varint: 6, 300 and -1 are no SpanKind.
+    # Field 6 as a varint: 6, 300 and -1 are not in SpanKind.
     known = [span(name, name=f"kind {n}", kind=n).SerializeToString() for n in range(6)]
     beyond = [
         span(name, name=f"kind {varint!r}").SerializeToString() + b"\x30" + varint
@@ -135,7 +135,7 @@ def _(name):
 
 @case("status codes and beyond")
 def _(name):
-    # Field 15 holds field 3, the code; field 1 was a code of another meaning until 2021.
+    # Field 15 holds field 3, the code; field 1 was a code with another meaning until 2021.
     raws = []
     for status in (b"", b"\x18\x00", b"\x18\x01", b"\x18\x02", b"\x18\x03", b"\x08\x02"):
         raw = span(name, name=f"status {status!r}").SerializeToString()
@@ -309,7 +309,7 @@ def _(name):
 
 
 def _around(raw_span: bytes) -> bytes:
-    """A whole request around the bytes of one span."""
+    """Wraps the bytes of one span in a complete request."""
     for tag in (b"\x12", b"\x12", b"\x0a"):  # spans, scope_spans, resource_spans
         raw_span = tag + length_of(len(raw_span)) + raw_span
     return raw_span

@@ -1,5 +1,5 @@
-"""A small disk that can be filled: a tmpfs in a mount namespace of its own, which is gone with the
-process that holds it. Needs root, or user namespaces."""
+"""A small disk that a test can fill: a tmpfs in a separate mount namespace, which disappears with
+the process that holds it. Needs root, or user namespaces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .process import Process, eventually
 
 
 class SmallDisk(Process):
-    """Mounted on `path` for whoever is started `inside` it."""
+    """Mounted on `path` for processes started `inside` it."""
 
     def __init__(self, directory: Path, mebibytes: int, name: str = "disk") -> None:
         self.path = directory / name
@@ -34,7 +34,7 @@ class SmallDisk(Process):
         return ["nsenter", "--target", self.pid, "--mount", *user]
 
     def fill(self) -> None:
-        """Leaves no byte free."""
+        """Fills the disk completely."""
         self._run(f"cat /dev/zero >> '{self.path}/ballast' 2>/dev/null; true")
 
     def free(self) -> None:

@@ -1,4 +1,4 @@
-"""Comparing what was acknowledged with what is in ClickHouse, as multisets of the unique
+"""Compares the acknowledged records with those in ClickHouse, as multisets of the unique
 attribute."""
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ LOAD_ID = "millpond.load.id"
 
 
 def ids(clickhouse: EmbeddedClickHouse, database: str, runs: Sequence[str] = ()) -> Counter[str]:
-    """How often each load id is in the table, or those of some runs; rows without one count under
-    the empty id."""
+    """The number of occurrences of each load id in the table, optionally of some runs; rows without
+    an id count under the empty id."""
     of_runs = " OR ".join(f"startsWith(id, '{run}-')" for run in runs) or "true"
     sql = f"SELECT LogAttributes['{LOAD_ID}'] AS id FROM {database}.otel_logs WHERE {of_runs}"
     return Counter(clickhouse.lines(sql))
 
 
 def assert_no_row_twice(clickhouse: EmbeddedClickHouse, database: str) -> None:
-    """Every load id is there once, asked of ClickHouse: for tables too large to be read."""
+    """Asserts in ClickHouse that every load id occurs once, for tables too large to read."""
     sql = f"SELECT count() - uniqExact(LogAttributes['{LOAD_ID}']) FROM {database}.otel_logs"
     assert clickhouse.scalar(sql) == "0"
 
@@ -38,8 +38,8 @@ def wait_for_all(
     timeout: float = 120,
     runs: Sequence[str] = (),
 ) -> None:
-    """Waits until every acknowledged record is there; fails at once when ClickHouse or a process in
-    `alive` ends."""
+    """Waits until every acknowledged record has arrived. Fails at once when ClickHouse or a process
+    in `alive` ends."""
     wanted = set(acknowledged)
 
     def arrived() -> bool:
@@ -59,8 +59,8 @@ def assert_exactly_once(
     database: str,
     runs: Sequence[str] = (),
 ) -> None:
-    """Every acknowledged record is there once; whatever else is there (sent, committed, but the
-    answer was lost) is there at most once. Call it when the consumer has ended, so that nothing
+    """Asserts that every acknowledged record occurs once. Any other record (sent, committed, but
+    its answer lost) may occur at most once. Call it after the consumer has ended, so that nothing
     can arrive later."""
     repeated = [name for name, count in Counter(acknowledged).items() if count > 1]
     assert not repeated, f"the load generator acknowledged twice: {repeated[:5]}"
@@ -68,4 +68,4 @@ def assert_exactly_once(
     missing = [name for name in acknowledged if name not in found]
     doubled = {name: count for name, count in found.items() if count > 1}
     assert not missing, f"{len(missing)} acknowledged records are missing: {missing[:5]}"
-    assert not doubled, f"{len(doubled)} records are there more than once: {list(doubled)[:5]}"
+    assert not doubled, f"{len(doubled)} records occur more than once: {list(doubled)[:5]}"

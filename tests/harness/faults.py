@@ -1,7 +1,7 @@
-"""Faults, drawn from a seed: networks that fail, processes that are killed, frozen or stopped.
+"""Faults from a seed: networks that fail, processes that are killed, frozen or stopped.
 
-Each step does something to a link, to a process, or to both at once, and undoes it. The kinds are
-drawn from bags that hold each of them once, so that a round has them all, in an order of its own.
+Each step disturbs a link, a process, or both, and undoes it. The kinds come from bags that hold
+each of them once, so that a round has all of them, in a random order.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .network import Link
 from .process import eventually
 from .services import EmbeddedClickHouse, Service
 
-# Until all is well after a step: leases and backoffs are seconds.
+# Recovery time after a step: leases and backoffs take seconds.
 _RECOVERY = 180.0
 
-# System calls of ClickHouse while it stores a part: the files, the token, the part's name.
+# ClickHouse's system calls while it stores a part: the files, the token, the part's name.
 _STORING = ["openat", "write", "fsync", "rename", "unlink", "rmdir"]
 
 
 class Bag:
-    """Gives each of its kinds once, in random order, and then all of them again."""
+    """Returns each of its kinds once, in random order, and then all of them again."""
 
     def __init__(self, kinds: list, dice: random.Random) -> None:
         self._kinds = kinds
@@ -39,8 +39,8 @@ class Bag:
 
 
 class Faults:
-    """What happens to a pipeline. `own` are Millpond's processes, which are restarted at once;
-    `others` are servers, which are away for a while; `links` are the ways to those."""
+    """The faults of a pipeline. `own` are Millpond's processes, which restart at once; `others` are
+    servers, which stay away for a while; `links` lead to those servers."""
 
     def __init__(
         self, dice: random.Random, own: list[Service], others: list[Service], links: list[Link]
@@ -63,11 +63,11 @@ class Faults:
 
     @property
     def crashes(self) -> int:
-        """SIGKILLs so far."""
+        """The number of SIGKILLs so far."""
         return sum(count for name, count in self.counts.items() if name.startswith("kill "))
 
     def step(self) -> None:
-        """One step; afterwards everything runs and the network is whole."""
+        """Runs one step; afterwards every process runs and the network works."""
         link, process = self._dice.choice(
             [(True, True), (True, True), (True, False), (False, True)]
         )
@@ -82,7 +82,7 @@ class Faults:
         self._wait(0.0, 0.5)
 
     def until_all_are_ready(self) -> None:
-        """Waits until every process serves. Fails at once when one of them has ended."""
+        """Waits until every process serves. Fails at once if one has ended."""
 
         def all_serve() -> bool:
             for process in self._all:
@@ -96,7 +96,7 @@ class Faults:
 
     def _start_again_if_aborted(self, process: Service) -> None:
         """ClickHouse 26.7 aborts when a connection breaks within a request's header: it answers 400
-        and does not catch the error of the second write. Its watchdog starts a server again."""
+        and does not catch the error of the second write. Its watchdog would restart a server."""
         if isinstance(process, EmbeddedClickHouse) and process.ended_by(signal.SIGABRT):
             self._note(f"{process.name} aborted")
             process.wait()
@@ -122,7 +122,7 @@ class Faults:
         ]
 
     def _disturb_a_process(self) -> Callable[[], None]:
-        """Gives what is left to do when the network is whole again."""
+        """Returns the steps that remain once the network works again."""
         name, process, do = self._processes.draw()
         self._note(f"{name} {process.name}")
         return do(process)
@@ -138,7 +138,7 @@ class Faults:
 
     def _kill_at_a_call(self, process: Service) -> Callable[[], None]:
         call = self._dice.choice(_STORING)
-        # There are many writes for each rename.
+        # There are many writes per rename.
         when = self._dice.randint(1, 40 if call in ("openat", "write") else 4)
         in_time = strace.kill_at(process, call, when, patience=3.0)
         self._note(f"kill {process.name} at {call}" if in_time else f"kill {process.name}")
@@ -154,7 +154,7 @@ class Faults:
             self._wait(0.0, 0.5)
 
             def start_again() -> None:
-                # Not before the network is whole: it finishes what it has accepted.
+                # Only after the network works: the process finishes what it has accepted.
                 process.wait(_RECOVERY)
                 self._wait(0.0, away)
                 process.start()

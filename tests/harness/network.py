@@ -1,4 +1,4 @@
-"""A network that fails: toxiproxy between client and server, its faults switched over HTTP."""
+"""An unreliable network: toxiproxy between client and server, with faults switched over HTTP."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from .process import free_port
 from .services import Service, http_get, tool
 
-# Lets "100 Continue" through and cuts the answer: what was done is never heard of.
+# Passes "100 Continue" and cuts the answer: the client never learns the result.
 LESS_THAN_AN_ANSWER = 27
 
 
 class Toxiproxy(Service):
-    """The proxy; what it forwards are its links."""
+    """The proxy and its links."""
 
     def __init__(self, directory: Path, name: str = "toxiproxy") -> None:
         self.port = free_port()
@@ -23,7 +23,7 @@ class Toxiproxy(Service):
             name,
             [tool("MILLPOND_TOXIPROXY"), "-host", "127.0.0.1", "-port", self.port],
             directory,
-            # It would write a line for every step of every connection.
+            # By default it writes a line for every step of every connection.
             {"LOG_LEVEL": "error"},
         )
         self._links: list[Link] = []
@@ -38,14 +38,14 @@ class Toxiproxy(Service):
             answer.read()
 
     def link(self, name: str, port: int) -> Link:
-        """A way to the server on this port of the loopback interface."""
+        """A link to the server on this port of the loopback interface."""
         link = Link(self, name, port)
         self._links.append(link)
         link.open()
         return link
 
     def begin_anew(self) -> None:
-        """All links are whole again."""
+        """Repairs all links."""
         self.kill()
         self.up()
         for link in self._links:
@@ -53,7 +53,7 @@ class Toxiproxy(Service):
 
 
 class Link:
-    """One way through the proxy. Whole at first, and again after `mend`."""
+    """One link through the proxy. It works at first, and again after `mend`."""
 
     def __init__(self, proxy: Toxiproxy, name: str, port: int) -> None:
         self.name = name
@@ -68,31 +68,31 @@ class Link:
         self._proxy.ask("POST", "/proxies", proxy)
 
     def cut(self) -> None:
-        """Connections are closed and new ones refused."""
+        """Closes connections and refuses new ones."""
         self._proxy.ask("POST", f"/proxies/{self.name}", {"enabled": False})
 
     def reset(self) -> None:
-        """Connections are reset in the middle of whatever they carry."""
+        """Resets connections in the middle of their data."""
         self._add("reset_peer", "downstream", timeout=0)
 
     def delay(self, ms: int) -> None:
-        """Answers are late, each by up to twice this long."""
+        """Delays answers, each by up to twice this long."""
         self._add("latency", "downstream", latency=ms, jitter=ms)
 
     def throttle(self, kib_per_second: int) -> None:
         self._add("bandwidth", "upstream", rate=kib_per_second)
 
     def silence(self) -> None:
-        """Requests arrive; their answers hang, until the link is mended."""
+        """Forwards requests and holds back answers until the link is repaired."""
         self._add("timeout", "downstream", timeout=0)
 
     def cut_answers(self, after: int = LESS_THAN_AN_ANSWER) -> None:
-        """Requests arrive and are carried out; of the answers on one connection only so many bytes
-        are heard: none, or the first ones whole and the next not."""
+        """Forwards requests, but only this many bytes of answers per connection: none, or complete
+        first answers and not the next."""
         self._add("limit_data", "downstream", bytes=after)
 
     def cut_requests(self, after: int) -> None:
-        """Connections are closed after so many bytes of requests."""
+        """Closes connections after this many bytes of requests."""
         self._add("limit_data", "upstream", bytes=after)
 
     def mend(self) -> None:
@@ -101,8 +101,8 @@ class Link:
                 self._proxy.ask("DELETE", f"/proxies/{self.name}/toxics/{toxic}")
             self._proxy.ask("POST", f"/proxies/{self.name}", {"enabled": True})
         except TimeoutError:
-            # Once in thousands of times toxiproxy never takes a fault away: its connection was just
-            # being closed.
+            # Once in thousands of times toxiproxy never removes a fault, because its connection was
+            # just being closed.
             self._proxy.begin_anew()
         self._toxics.clear()
 

@@ -1,4 +1,4 @@
-"""Sending OTLP/gRPC requests whose bytes the test decides, malformed ones included."""
+"""Sends OTLP/gRPC requests with exact bytes, including malformed ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ METHODS = {
 
 
 def channel(address: str) -> grpc.Channel:
-    """A connection of its own, without the client's limits, which are not under test."""
+    """A separate connection without the client's limits, which are not under test."""
     return grpc.insecure_channel(
         address,
         options=[
@@ -27,7 +27,7 @@ def channel(address: str) -> grpc.Channel:
 
 
 def export(address: str, payload: bytes, timeout: float = 60, method: str = EXPORT):
-    """Sends one request as it is; raises grpc.RpcError when it is refused."""
+    """Sends one request unchanged; raises grpc.RpcError if it is refused."""
     with channel(address) as connection:
         call = connection.unary_unary(
             method,

@@ -1,4 +1,4 @@
-"""Sending OTLP/HTTP, and requests as OTLP/JSON, written by protobuf's own mapping."""
+"""Sends OTLP/HTTP, and requests as OTLP/JSON from protobuf's own mapping."""
 
 from __future__ import annotations
 

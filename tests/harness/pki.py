@@ -1,4 +1,4 @@
-"""Certificates for a test: a CA, and what it signs, as files."""
+"""Certificates for a test, as files: a CA and what it signs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Authority:
         self._ca.cert_pem.write_to_path(self.file)
 
     def issue(self, name: str) -> tuple[Path, Path]:
-        """The files of a certificate and of its key."""
+        """The files of a certificate and its key."""
         certificate, key = (self._directory / f"{name}{end}.pem" for end in ("", "-key"))
         leaf = self._ca.issue_cert("127.0.0.1")
         leaf.cert_chain_pems[0].write_to_path(certificate)

@@ -1,6 +1,6 @@
 """One operating-system process under test: started, killed, stopped and restarted, with its output
-in a file that is shown when the test fails. Never decides anything by time: waits poll for a
-condition and say what they waited for when they give up.
+in a file that a failing test shows. Time decides nothing: waits poll for a condition, and name it
+when they give up.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-# Generous: a wait only ever takes this long when something is broken.
+# Generous: a wait takes this long only if something is broken.
 PATIENCE = 60.0
 
 
 class TimedOut(AssertionError):
-    """A condition that should have come true did not, however long we waited."""
+    """A condition did not come true in time."""
 
 
 def eventually(
@@ -29,7 +29,7 @@ def eventually(
     timeout: float = PATIENCE,
     interval: float = 0.05,
 ):
-    """Polls `condition` until it returns something true, and returns that.
+    """Polls `condition` until it returns a true value, and returns that value.
 
     An exception counts as "not yet"; the last value or exception is part of the failure.
     """
@@ -52,7 +52,7 @@ _taken: set[int] = set()
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on and that this run has not handed out before."""
+    """A loopback port that nothing listens on and that this run has not handed out before."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -63,15 +63,15 @@ def free_port() -> int:
 
 
 def _dying_with_parent() -> list[str]:
-    """Words before a command: a killed pytest must not leave servers behind. Without setpriv it is
-    a courtesy less. Not `preexec_fn`: it makes Python fork for real, and a fork of a process whose
-    threads are in gRPC may die before it becomes the program."""
+    """Words before a command that keep a killed pytest from leaving servers behind. Without setpriv
+    the protection is missing. Not `preexec_fn`: it makes Python fork for real, and a fork of a
+    process with threads in gRPC may die before it becomes the program."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
 
 class Process:
-    """A program with its arguments; may be started many times, one at a time.
+    """A program with its arguments; it can run many times, one at a time.
 
     Start it from the main thread only: it dies with the thread that started it.
     """
@@ -91,7 +91,7 @@ class Process:
         self._child: subprocess.Popen | None = None
 
     def within(self, place: Sequence[object]) -> None:
-        """Starts from now on with these words before its own, which must become the program."""
+        """Adds these words before the command of later starts; they must become the program."""
         self.argv = [*(str(word) for word in place), *self.argv]
 
     def start(self) -> None:
@@ -130,24 +130,24 @@ class Process:
         return code
 
     def kill(self) -> None:
-        """SIGKILL: no chance to say goodbye. Fine with a process that has ended."""
+        """SIGKILL, without a clean shutdown. Works on an ended process too."""
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._child.send_signal(signal.SIGKILL)
             self.wait()
 
     def terminate(self, timeout: float = PATIENCE) -> int:
-        """SIGTERM, then the exit code."""
+        """Sends SIGTERM and returns the exit code."""
         self.send(signal.SIGTERM)
         return self.wait(timeout)
 
     def must_run(self) -> None:
-        """Fails at once when the process has ended, instead of letting a wait run out."""
+        """Fails at once if the process has ended, instead of letting a wait time out."""
         if not self.running():
             raise TimedOut(f"{self.name} {self._how_it_ended()}: {self.messages()[-1500:]}")
 
     def ended_by(self, signal_number: int) -> bool:
-        """Whether the latest start has died of this signal, and nobody has waited for that yet."""
+        """Whether the latest start died from this signal, and nobody has waited for that yet."""
         return self._child is not None and self._child.poll() == -signal_number
 
     def _how_it_ended(self) -> str:

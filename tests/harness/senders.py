@@ -1,5 +1,5 @@
-"""Spans and data points, each with a unique id, sent once and never again: which were acknowledged,
-and which are in the tables."""
+"""Spans and data points with unique ids, each sent once: which of them were acknowledged, and which
+are in the tables."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ METRICS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
 
 
 class Senders:
-    """Send requests of spans and of data points, each with an id of its own, once each and without
-    a retry, and remember what was acknowledged. They stop at the end of a `with` block at the
-    latest: their threads would keep a failed run from ending."""
+    """Send requests of spans and of data points with unique ids, once each and without retries, and
+    record the acknowledged ones. They stop at the latest at the end of a `with` block: their
+    threads would keep a failed run from ending."""
 
     RECORDS = 40
 
     def __init__(self, address: str, pause: float = 0.0, run: str = "") -> None:
-        """Each of the senders pauses for so many seconds after a request. `run` begins the ids."""
+        """Each sender pauses for this many seconds after a request. `run` is the ids' prefix."""
         self.address = address
         self.pause = pause
         self.run = run
@@ -61,7 +61,7 @@ class Senders:
 
 
 def _now(number: int) -> int:
-    """Of three days, so that an insert touches several partitions."""
+    """A time within three days, so that an insert touches several partitions."""
     return time.time_ns() - number % 3 * 86_400 * 10**9
 
 

@@ -1,5 +1,5 @@
-"""The programs of the pipeline, each as a process on free loopback ports: how it is started, when
-it is ready, how it is asked something. All flags of `millpond` that the tests use are here.
+"""The programs of the pipeline, each as a process on free loopback ports: how to start it, when it
+is ready, and how to query it. All flags of `millpond` that the tests use are here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CREDENTIALS = {
 
 
 def program(name: str) -> Path:
-    """One of our own binaries; `make build` makes them."""
+    """One of our own binaries; `make build` builds them."""
     path = BIN_DIR / name
     assert path.exists(), f"{path} is missing: run `make build` first (or set MILLPOND_BIN_DIR)"
     return path
@@ -48,19 +48,19 @@ def http_get(url: str, timeout: float = 5) -> tuple[int, str]:
 
 
 def with_defaults(flags: Sequence[object], defaults: Mapping[str, object]) -> list[object]:
-    """The flags, and those of the defaults that they do not give."""
+    """The flags, plus defaults for those that are not given."""
     missing = [(name, value) for name, value in defaults.items() if name not in flags]
     return [*(part for pair in missing for part in pair), *flags]
 
 
 class Service(Process):
-    """A process with a port and a way to tell that it serves."""
+    """A process with a port and a readiness check."""
 
     def ready(self) -> bool:
         raise NotImplementedError
 
     def up(self) -> Service:
-        """Starts it and waits until it serves."""
+        """Starts the process and waits until it serves."""
         self.start()
         return self.until_ready()
 
@@ -107,8 +107,8 @@ class Minio(Service):
 
 
 class Versitygw(Service):
-    """An S3-compatible store that shares no code with MinIO: files in a directory, ETags in their
-    extended attributes."""
+    """An S3-compatible store that shares no code with MinIO: files in a directory, with ETags in
+    their extended attributes."""
 
     def __init__(self, directory: Path, name: str = "versitygw") -> None:
         self.port = free_port()
@@ -123,7 +123,7 @@ class Versitygw(Service):
                 *("--port", f"127.0.0.1:{self.port}"),
                 *("--region", CREDENTIALS["AWS_REGION"]),
                 *("--health", "/health"),
-                # As servers are run; without it every request is a connection of its own.
+                # As in production; without it every request opens a connection.
                 "--keep-alive",
                 "posix",
                 data,
@@ -140,7 +140,7 @@ class Versitygw(Service):
 
 
 class ClickHouse(Service):
-    """A ClickHouse server, asked over HTTP at `url`."""
+    """A ClickHouse server, reachable over HTTP at `url`."""
 
     url: str
 
@@ -161,7 +161,7 @@ class ClickHouse(Service):
 
 
 class EmbeddedClickHouse(ClickHouse):
-    """The ClickHouse engine behind its HTTP interface; the data outlive the process."""
+    """The ClickHouse engine behind its HTTP interface; the data outlives the process."""
 
     def __init__(self, directory: Path, name: str = "clickhouse") -> None:
         self.port = free_port()
@@ -178,7 +178,7 @@ class EmbeddedClickHouse(ClickHouse):
 
 
 class Buffer:
-    """A buffer URL and what a Millpond process needs to open it."""
+    """A buffer URL and the settings that a Millpond process needs to open it."""
 
     def __init__(self, url: str, endpoint: str | None = None) -> None:
         self.url = url
@@ -272,23 +272,23 @@ class Consumer(Millpond):
         )
 
     def owns(self) -> bool:
-        """Whether it is the owner of its cursor, not a process that stands by."""
+        """Whether it owns its cursor rather than being a standby."""
         return self.metric("millpond_consumer_shards_owned") > 0
 
     def knows_its_shards(self) -> bool:
-        """Whether it has found out how many shards there are and which of them it owns: ready, and
-        without these metrics, is a process that has just started."""
+        """Whether it knows the number of shards and which of them it owns. A process that has just
+        started is ready before it has these metrics."""
         self.metric("millpond_consumer_shards_owned")
         return self.metric("millpond_consumer_shards") > 0
 
     def fenced(self) -> float:
-        """How often another owner has taken the cursor away from it."""
+        """The number of times another owner has taken the cursor away from it."""
         return self.metric("millpond_consumer_fenced_total")
 
 
 class Load(Process):
-    """`millpond load`: every record with a unique `millpond.load.id`; writes down what was
-    acknowledged."""
+    """`millpond load`: every record has a unique `millpond.load.id`. It records the acknowledged
+    ones."""
 
     def __init__(
         self, directory: Path, endpoint: str, *flags: object, records: int, name: str = "load"
@@ -309,12 +309,12 @@ class Load(Process):
         )
 
     def acknowledged(self) -> list[str]:
-        """The ids of acknowledged records, so far while it runs."""
+        """The ids of the records acknowledged so far."""
         if not self.acknowledged_file.exists():
             return []
         text = self.acknowledged_file.read_text()
         ids = []
-        # A line that is being written is not an acknowledgement yet.
+        # An incomplete line is not an acknowledgement yet.
         for line in text[: text.rfind("\n") + 1].splitlines():
             run, first, count = line.split()
             ids += [f"{run}-{n:012}" for n in range(int(first), int(first) + int(count))]
@@ -331,8 +331,8 @@ class Load(Process):
 
 
 class Collector(Service):
-    """An OpenTelemetry Collector: OTLP logs in, one exporter out, answers only when the exporter
-    has finished unless it is given a queue. The program is that of tests/collector/builder.yaml."""
+    """An OpenTelemetry Collector: OTLP logs in, one exporter out. Without a queue it answers only
+    when the exporter has finished. tests/collector/builder.yaml defines the program."""
 
     variable = "MILLPOND_COLLECTOR"
 
@@ -367,7 +367,7 @@ class Collector(Service):
         super().__init__(name, [tool(self.variable), "--config", file], directory, CREDENTIALS)
 
     def ready(self) -> bool:
-        # It says so at every start; the log has all of them.
+        # Each start logs this line; the file has all of them.
         return "Everything is ready" in self.messages().rsplit("\n--- ", 1)[-1]
 
 
@@ -378,8 +378,8 @@ class MillpondCollector(Collector):
 
 
 def append_to(buffer: Buffer, **settings: object) -> dict:
-    """Settings of the exporter `millpond` with neither queue nor retries: its answer is that of the
-    commit, and a client that is told of a failure may send again."""
+    """Settings of the exporter `millpond` with neither queue nor retries: it answers with the
+    commit, and the client may retry after an error."""
     return {
         "buffer": buffer.url,
         "s3_endpoint": buffer.endpoint,
@@ -392,12 +392,12 @@ def append_to(buffer: Buffer, **settings: object) -> dict:
 
 
 def forward_to(address: str) -> dict:
-    """Settings of the otlp_grpc exporter as people run it: a queue, and retries without end."""
+    """Production settings of the otlp_grpc exporter: a queue, and retries without end."""
     return {"endpoint": address, "tls": {"insecure": True}, **_PATIENT}
 
 
 def forward_over_http_to(address: str, encoding: str, compression: str) -> dict:
-    """The same of the otlp_http exporter."""
+    """The same for the otlp_http exporter."""
     return {
         "endpoint": f"http://{address}",
         "encoding": encoding,
@@ -418,7 +418,7 @@ _PATIENT = {
 
 
 def export_to_clickhouse(url: str, database: str) -> dict:
-    """Settings of the clickhouseexporter over HTTP, without a queue: its answer is ClickHouse's."""
+    """Settings of the clickhouseexporter over HTTP, without a queue: it answers with ClickHouse."""
     return {
         "endpoint": url,
         "database": database,
@@ -466,8 +466,8 @@ def send_with_sdk(
     time_unix_nano: int,
     **settings: str,
 ) -> dict:
-    """Runs a program (clients/) that exports with OpenTelemetry's SDK of a language; gives what it
-    prints. The settings are of the SDK: compression="gzip" is OTEL_EXPORTER_OTLP_COMPRESSION."""
+    """Runs a program (clients/) that exports with OpenTelemetry's SDK of a language, and returns
+    its output. Settings are the SDK's: compression="gzip" is OTEL_EXPORTER_OTLP_COMPRESSION."""
     interpreter = tool("MILLPOND_PYTHON") if language == "python" else "node"
     program = {"python": "python/send.py", "js": "js/send.js"}[language]
     process = Process(

@@ -1,5 +1,5 @@
-"""Telemetry of a small shop, as its SDKs would send it: what dashboards are looked at with. Every
-value follows from the number of the order that it belongs to."""
+"""Telemetry of a small shop, as its SDKs would send it, for testing dashboards. Every value depends
+only on the number of its order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from .corpus import any_value, attributes
 
-# 2026-03-04T05:00:00Z: the first of the orders, one every 20 seconds for 40 minutes.
+# 2026-03-04T05:00:00Z: the first order; one every 20 seconds for 40 minutes.
 START = 1_772_600_400 * 10**9
 SECOND = 10**9
 ORDERS = 120
@@ -71,7 +71,7 @@ def _failed(order: int) -> bool:
 
 
 def _spans(order: int) -> ExportTraceServiceRequest:
-    """A page of the frontend, its call, and the checkout that answers it."""
+    """A page of the frontend, its call, and the checkout's answer."""
     took = (5 + order * 7 % 90) * 1_000_000
 
     def span(number: int, name: str, kind: int, parent: int | None, **fields) -> Span:
@@ -170,7 +170,7 @@ def _logs(order: int) -> ExportLogsServiceRequest:
 
 
 def _metrics(minute: int) -> ExportMetricsServiceRequest:
-    """What the two pods of the checkout report once a minute."""
+    """The metrics that the two pods of the checkout report once a minute."""
     time = START + minute * 60 * SECOND
 
     def usual(**labels) -> dict:
@@ -181,7 +181,7 @@ def _metrics(minute: int) -> ExportMetricsServiceRequest:
         }
 
     def of_pod(pod: int) -> list[Metric]:
-        # The second pod restarts after a quarter of an hour: its counters begin anew.
+        # The second pod restarts after 15 minutes: its counters start again.
         up = minute - 15 if pod and minute >= 15 else minute
         requests = [
             NumberDataPoint(as_int=up * (10 + status % 7), **usual(status=str(status)))
@@ -241,7 +241,7 @@ def _metrics(minute: int) -> ExportMetricsServiceRequest:
 
 
 def requests() -> dict[str, dict[str, bytes]]:
-    """Every request, by signal and a name."""
+    """All requests, by signal and name."""
 
     def named(made: Iterator) -> dict[str, bytes]:
         return {str(n): request.SerializeToString() for n, request in enumerate(made)}

@@ -1,4 +1,4 @@
-"""What one test runs: its processes, its buffer and its database."""
+"""The resources of one test: its processes, its buffer and its database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 
 class Site:
-    """What one test runs: its processes, all stopped at its end, its buffer and its database."""
+    """The processes of one test, all stopped at its end, and its buffer and database."""
 
     def __init__(
         self, directory: Path, store: Minio | Versitygw, clickhouse: EmbeddedClickHouse
@@ -37,12 +37,12 @@ class Site:
         self.directory = directory
         self.store = store
         self.clickhouse = clickhouse
-        # Where consumers find it: with a proxy in between, elsewhere than the tests.
+        # The URL for consumers, which may lead through a proxy.
         self.clickhouse_url = clickhouse.url
         self.buffer = Buffer(f"s3://test-{number}/buffer", store.endpoint)
         self.database = f"test_{number}"
         self._own: list[Process] = []
-        # Shared services write on over all tests; a failure shows what they said during this one.
+        # Shared services keep writing; a failure shows their output during this test.
         self._seen = {process: len(process.messages()) for process in (store, clickhouse)}
 
     def add(self, process):
@@ -51,14 +51,14 @@ class Site:
         return process
 
     def gateway_of(self, *flags: object, name: str = "gateway") -> Gateway:
-        """A gateway that has not been started."""
+        """A gateway, not started."""
         return self.add(Gateway(self.directory, self.buffer, *flags, name=name))
 
     def gateway(self, *flags: object, name: str = "gateway") -> Gateway:
         return self.gateway_of(*flags, name=name).up()
 
     def consumer_of(self, *flags: object, **options: str) -> Consumer:
-        """A consumer that has not been started."""
+        """A consumer, not started."""
         options.setdefault("database", self.database)
         return self.add(
             Consumer(self.directory, self.buffer, self.clickhouse_url, *flags, **options)
@@ -84,7 +84,7 @@ class Site:
     def millpond_gc_of(
         self, name: str = "otelcol", extensions: dict | None = None, **settings: object
     ) -> MillpondCollector:
-        """A Collector that appends to this test's buffer and has not been started."""
+        """A Collector, not started, that appends to this test's buffer."""
         exporter = append_to(self.buffer, **settings)
         return self.add(
             MillpondCollector(
@@ -96,15 +96,15 @@ class Site:
         return self.millpond_gc_of(*name, **settings).up()
 
     def check_manifest(self) -> None:
-        """`millpond manifest check` finds nothing wrong with the buffer."""
+        """Asserts that `millpond manifest check` finds no problem in the buffer."""
         self.millpond("manifest", "check", "--json")
 
     def millpond(self, *command: object, code: int = 0) -> Process:
-        """A `millpond` command on the buffer, run to its end, which must be with this exit code."""
+        """Runs a `millpond` command on the buffer to its end and checks the exit code."""
         return self.command(*command, *self.buffer.flags, code=code)
 
     def command(self, *command: object, code: int = 0) -> Process:
-        """A `millpond` command that is not about the buffer."""
+        """Runs a `millpond` command that needs no buffer."""
         process = self.begun(*command)
         ended = process.wait()
         said = f"{process.name} ended with {ended}: {process.stdout()} {process.messages()}"
@@ -112,7 +112,7 @@ class Site:
         return process
 
     def begun(self, *command: object) -> Process:
-        """A `millpond` command that runs on."""
+        """Starts a `millpond` command that keeps running."""
         name = "-".join(str(word) for word in command[:2])
         process = self.add(
             Process(name, [program("millpond"), *command], self.directory, CREDENTIALS)
@@ -121,7 +121,7 @@ class Site:
         return process
 
     def answer(self, *command: object) -> dict:
-        """What such a command says as JSON."""
+        """The JSON output of such a command."""
         return self.parsed(self.millpond(*command, "--json"))
 
     @staticmethod

@@ -15,8 +15,8 @@ def available() -> bool:
 
 
 def kill_at(process: Process, call: str, when: int, patience: float) -> bool:
-    """Kills the process at its `when`-th such call from now on, which fails. Returns False where
-    that call did not come in time: the process may be running or dying then."""
+    """Kills the process at its `when`-th such call from now on, which fails. Returns False if that
+    call did not come in time: the process may then be running or dying."""
     tracer = subprocess.Popen(
         [
             *("strace", "-f", "-qq", "-o", "/dev/null", "-p", str(process.pid)),
@@ -33,6 +33,6 @@ def kill_at(process: Process, call: str, when: int, patience: float) -> bool:
             time.sleep(0.02)
         return not process.running()
     finally:
-        # Detaches from a process that lives.
+        # Detaches from a process that is still alive.
         tracer.terminate()
         tracer.wait()

@@ -1,5 +1,5 @@
-"""What processes tell of themselves: `/metrics` as a scrape shows it, and what a Collector's file
-exporter has written of what was pushed."""
+"""Telemetry of the processes: scrapes of `/metrics`, and the pushes in the output of a Collector's
+file exporter."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def scraped(text: str) -> dict[Sample, float]:
 
 
 def help_texts(text: str) -> dict[str, str]:
-    """Of `/metrics`: the names, as samples have them, with their help texts."""
+    """The help texts in `/metrics`, by sample name."""
     counters = set(re.findall(r"^# TYPE (\S+) counter$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     return {name + "_total" * (name in counters): said for name, said in helps.items()}
 
 
 def attributes_of(holder: dict) -> dict[str, object]:
-    """Attributes of OTLP/JSON as a dictionary; integers are integers again."""
+    """Attributes of OTLP/JSON as a dictionary, with integers as integers."""
 
     def value(any_value: dict) -> object:
         ((kind, inner),) = any_value.items()
@@ -48,7 +48,7 @@ def attributes_of(holder: dict) -> dict[str, object]:
 
 
 class Pushed:
-    """The file of a Collector's file exporter: OTLP/JSON, a line for each push."""
+    """The file of a Collector's file exporter: OTLP/JSON, one line per push."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -56,11 +56,11 @@ class Pushed:
     def _lines(self) -> list[dict]:
         if not self.file.exists():
             return []
-        # The last line may be half of one.
+        # The last line may be incomplete.
         return [json.loads(line) for line in self.file.read_text().split("\n")[:-1]]
 
     def metrics(self, service: str) -> list[list[dict]]:
-        """The pushes of a service, each as its metrics."""
+        """The pushes of a service, each as a list of metrics."""
         return [
             [metric for scope in of["scopeMetrics"] for metric in scope["metrics"]]
             for line in self._lines()
@@ -74,7 +74,7 @@ class Pushed:
         ]
 
     def spans(self) -> Iterator[dict]:
-        """Every span, with its `service` and its attributes as a dictionary."""
+        """All spans, with their `service` and their attributes as a dictionary."""
         for line in self._lines():
             for of in line.get("resourceSpans", []):
                 service = attributes_of(of["resource"])["service.name"]
@@ -84,7 +84,7 @@ class Pushed:
 
 
 def samples(metrics: list[dict]) -> dict[Sample, float]:
-    """What was pushed, as a scrape shows it; of which sums and histograms must be cumulative."""
+    """The pushed metrics in the form of a scrape; sums and histograms must be cumulative."""
     found = {}
 
     def put(name: str, labels: dict, value: object) -> None:
@@ -116,7 +116,7 @@ def samples(metrics: list[dict]) -> dict[Sample, float]:
 
 
 def comparable(found: dict[Sample, float]) -> dict[Sample, float]:
-    """With bounds as numbers, which two printers may write differently."""
+    """Samples with numeric bounds, which two printers may format differently."""
 
     def plain(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         return tuple(
@@ -131,7 +131,7 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 def trace_of(segment: str) -> str:
-    """The trace's id that follows from a segment's name, in hexadecimal."""
+    """The trace id for a segment's name, in hexadecimal."""
     number = 0
     for character in segment:
         number = number * 32 + _CROCKFORD.index(character)

@@ -1,9 +1,9 @@
 // Prometheus's own parts (scraper, store, query engine, rules) in one program for the tests. It scrapes the targets, then
-// evaluates each query of its input, a line each, and the expression of each alerting rule:
+// evaluates each query of its input, one per line, and the expression of each alerting rule:
 //
 //	prometheus -target gateway=127.0.0.1:4380 -target consumer=127.0.0.1:4381 -scrapes 8 -rules FILE < queries
 //
-// For each it prints {"query", "alert", "series", "error"} on a line of its own.
+// For each it prints one line {"query", "alert", "series", "error"}.
 package main
 
 import (
@@ -39,7 +39,7 @@ type answer struct {
 
 func main() {
 	targets := map[string]string{}
-	flag.Func("target", "JOB=HOST:PORT, again for more", func(text string) error {
+	flag.Func("target", "JOB=HOST:PORT; repeatable", func(text string) error {
 		job, address, found := strings.Cut(text, "=")
 		if !found {
 			return errors.New("write JOB=HOST:PORT")
@@ -47,7 +47,7 @@ func main() {
 		targets[job] = address
 		return nil
 	})
-	scrapes := flag.Int("scrapes", 8, "how often every target is scraped before the first query")
+	scrapes := flag.Int("scrapes", 8, "scrapes of every target before the first query")
 	rules := flag.String("rules", "", "a file of alerting rules")
 	flag.Parse()
 	if err := run(targets, *scrapes, *rules); err != nil {
@@ -104,7 +104,7 @@ func run(targets map[string]string, scrapes int, rules string) error {
 	return nil
 }
 
-// What is to be asked: the input's lines, then the rules.
+// The queries: the input's lines, then the rules.
 func read(rules string) ([]answer, error) {
 	var queries []answer
 	lines := bufio.NewScanner(os.Stdin)
@@ -156,7 +156,7 @@ func scrapeAll(
 	sets <- groups
 	go manager.Run(sets)
 	defer manager.Stop()
-	// As often as it takes until each target has been scraped so often.
+	// Until each target has been scraped that often.
 	enough := fmt.Sprintf("count_over_time(up[1h]) >= %d and last_over_time(up[1h]) == 1", scrapes)
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(every) {
 		if done, err := ask(enough); err != nil || done == len(targets) {

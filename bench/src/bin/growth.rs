@@ -1,11 +1,10 @@
-//! `make bench-growth`: what a commit and a poll cost at a backlog of 0, a thousand, a hundred thousand and a million
-//! segments, one line of JSON each. The command fails when a million costs more than twice what a thousand does.
+//! `make bench-growth`: the cost of a commit and a poll at a backlog of 0, a thousand, a hundred thousand and a million
+//! segments, as one line of JSON each. The command fails if a million costs more than twice as much as a thousand.
 //!
-//! The commits are real producers', over a store in memory that counts bytes. The backlog is made with the pure
-//! functions of the manifest, with real pages in the store. It is held at its length: before each measurement the log is
-//! trimmed to its newest so many segments, as a garbage collector trims it behind a consumer. Because a commit costs as much as
-//! the tail is long, every figure is an average over a whole cycle of [`TAIL_MAX`] commits, from one sealing to the
-//! next.
+//! Real producers commit over an in-memory store that counts bytes. The manifest's pure functions build the backlog,
+//! with real pages in the store. The backlog keeps its length: before each measurement the log is trimmed to that many
+//! segments, like a garbage collector behind a consumer. The cost of a commit depends on the length of the tail, so
+//! every result is an average over a whole cycle of [`TAIL_MAX`] commits, from one sealing to the next.
 
 use std::collections::HashSet;
 use std::process::ExitCode;
@@ -31,15 +30,15 @@ use ulid::Ulid;
 use uuid::Uuid;
 
 const BACKLOGS: [u64; 4] = [0, SMALL, 100_000, LARGE];
-/// What [`LARGE`] is compared with.
+/// The baseline for [`LARGE`].
 const SMALL: u64 = 1_000;
 const LARGE: u64 = 1_000_000;
-/// What [`LARGE`] may cost over [`SMALL`].
+/// Maximum ratio of the cost at [`LARGE`] to that at [`SMALL`].
 const RATIO_MAX: f64 = 2.0;
 
 /// Sequences from one sealing to the next.
 const CYCLE: u64 = TAIL_MAX as u64;
-/// Where in a cycle it is measured: at evenly spaced places, the first and the last half a step from a sealing.
+/// Number of measurements per cycle, evenly spaced, the first and last half a step from a sealing.
 const POINTS: u64 = 32;
 const STEP: u64 = CYCLE / POINTS;
 /// Commits at each point until a producer expects no other's any more: it reads the manifest before the first ones.
@@ -49,26 +48,26 @@ const REPEATS: usize = 51;
 
 const SHARD: u32 = 0;
 const STREAM: &str = "otlp.logs";
-/// Who made the backlog.
+/// The producer of the backlog.
 const OTHERS: ProducerId = ProducerId([0x77; 16]);
-/// Segments in one commit of theirs at most.
+/// Maximum segments in one of its commits.
 const OTHERS_SEGMENTS_MAX: u64 = 512;
 
-/// What is printed of a backlog.
+/// The printed results of a backlog.
 #[derive(Debug, Serialize)]
 struct Line {
     /// Segments in the log.
     backlog_segments: u64,
     /// Bytes of manifest and page put for a commit, when nobody else commits meanwhile.
     commit_bytes_written: u64,
-    /// Bytes of manifest read for a commit, when two producers alternate: each finds the other's commit first.
+    /// Bytes of manifest read per commit when two producers alternate: each reads the other's commit first.
     commit_bytes_read: u64,
     /// Bytes of manifest and page put for a commit when two producers alternate. A producer that does not expect the other's
     /// commit puts the manifest twice.
     contended_bytes_written: u64,
     /// Bytes of manifest and page that a consumer reads for a commit, when it polls after each.
     poll_bytes: u64,
-    /// Thread CPU time of reading the manifest, committing a segment and writing it.
+    /// Thread CPU time to read the manifest, commit a segment and write it.
     commit_cpu_us: f64,
 }
 
@@ -114,7 +113,7 @@ async fn run(flags: &Flags) -> anyhow::Result<bool> {
     Ok(judge(small, large))
 }
 
-/// Says what of the large backlog costs too much; whether nothing does.
+/// Reports which costs of the large backlog are too high. Returns whether none is.
 fn judge(small: &Line, large: &Line) -> bool {
     let figures = |line: &Line| {
         [
@@ -204,7 +203,7 @@ async fn measure(backlog: u64) -> anyhow::Result<Line> {
     })
 }
 
-/// The same objects, with counts of their own.
+/// The same objects with separate request counts.
 fn own(store: &Store) -> Store {
     store.behind(Faults::default()).0
 }
@@ -226,7 +225,7 @@ impl Measured {
         Ok(Measured { store, producer })
     }
 
-    /// One message, in a segment and a commit of its own; what its producer requested for it.
+    /// Commits one message in a new segment and returns the producer's requests for it.
     async fn commit(&self) -> anyhow::Result<RequestCounts> {
         let before = self.store.requests();
         let append = Append {
@@ -251,7 +250,7 @@ impl Measured {
     }
 }
 
-/// Reads the log as a consumer does.
+/// Reads the log like a consumer.
 struct Reader {
     store: Store,
     log: Snapshot<Manifest>,
@@ -273,7 +272,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// The bytes of manifest read: something was committed since the last poll.
+    /// Returns the bytes of manifest read. The last commit is newer than the previous poll.
     async fn poll(&mut self) -> anyhow::Result<u64> {
         let before = self.store.requests().bytes_read;
         let key = layout::manifest(SHARD);
@@ -305,18 +304,18 @@ impl Reader {
     }
 }
 
-/// Everybody else: the producers that made the backlog, and the garbage collector that holds it at its length.
+/// The other processes: producers of the backlog, and the garbage collector that keeps its length.
 struct Others {
     store: Store,
     backlog: u64,
-    /// Segments made.
+    /// Number of segments created.
     made: u128,
     /// Thread CPU time of sealing.
     sealing: Duration,
 }
 
 impl Others {
-    /// Makes the backlog, and half a step more than full pages: there the tail is at the first point of a cycle.
+    /// Creates the backlog plus half a step beyond full pages, which puts the tail at the first point of a cycle.
     async fn begin(&mut self, buffer_id: Uuid) -> anyhow::Result<()> {
         let now_ms = u64::try_from(now()?.as_millis())?;
         let empty = Manifest::new(buffer_id, SHARD).register(OTHERS, now_ms);
@@ -348,7 +347,7 @@ impl Others {
         }
     }
 
-    /// Commits so many segments, seals each full tail, and trims to the newest of the backlog.
+    /// Commits this many segments, seals each full tail, and trims the log to the backlog's length.
     async fn grow(&mut self, mut state: Manifest, segments: u64) -> anyhow::Result<Manifest> {
         let now_ms = u64::try_from(now()?.as_millis())?;
         let mut left = segments;
@@ -379,7 +378,7 @@ impl Others {
         Ok(sealed)
     }
 
-    /// A segment as a gateway writes it in a second of heavy load. It is not in the store: nobody reads it here.
+    /// A segment as a gateway writes it in a second of heavy load. It is absent from the store: nobody reads it here.
     fn segment(&mut self, now_ms: u64) -> NewSegment {
         self.made += 1;
         segment(now_ms, self.made)
@@ -414,7 +413,7 @@ fn commit(state: &Manifest, segments: &[NewSegment], now_ms: u64) -> anyhow::Res
     }
 }
 
-/// The median of many times the CPU time of a commit that reads the manifest first.
+/// The median CPU time of a commit that reads the manifest first.
 fn cpu_of_commit(state: &Manifest) -> anyhow::Result<Duration> {
     let bytes = state.encode();
     let now_ms = u64::try_from(now()?.as_millis())?;
@@ -422,7 +421,7 @@ fn cpu_of_commit(state: &Manifest) -> anyhow::Result<Duration> {
     let mut spent = Vec::with_capacity(REPEATS);
     for _ in 0..REPEATS {
         let before = thread_cpu()?;
-        // All of it is freed within: that is a part of the cost.
+        // The block frees everything: that is part of the cost.
         std::hint::black_box(
             commit(&Manifest::decode(&bytes)?, &new, now_ms)?
                 .stamped(1)

@@ -1,5 +1,5 @@
-//! The file of acknowledged ids, for tests that compare them with what arrived. It never holds a range that was not
-//! acknowledged.
+//! The file of acknowledged ids, for tests that compare it with the arrived records. It never contains an
+//! unacknowledged range.
 
 use std::fs::File;
 use std::io::Write;
@@ -28,7 +28,7 @@ impl AcknowledgedFile {
         }
     }
 
-    /// One write per line, straight to the file: a run that is killed leaves what it knew.
+    /// Writes each line straight to the file: a killed run leaves everything it knew.
     pub(super) fn add(&self, first: u64, count: u64) -> Result<(), LoadError> {
         let line = format!("{} {first} {count}\n", self.run);
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);

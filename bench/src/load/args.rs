@@ -1,4 +1,4 @@
-//! The flags of `millpond load`. They never decide anything: [`LoadConfig`] is what counts.
+//! The flags of `millpond load`, which become a [`LoadConfig`].
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,10 +18,10 @@ pub enum Compression {
     Zstd,
 }
 
-/// Make OTLP/gRPC log traffic and report what was acknowledged.
+/// Generate OTLP/gRPC log traffic and report what was acknowledged.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
-    /// Where to send it: host:port, http://host:port or, with --tls-ca, https://host:port
+    /// Server address: host:port, http://host:port or, with --tls-ca, https://host:port
     #[arg(
         long,
         value_name = "ADDR",
@@ -29,52 +29,54 @@ pub struct LoadArgs {
         default_value = "127.0.0.1:4317"
     )]
     pub endpoint: String,
-    /// The CA of the server, in PEM. With it, the load is sent over TLS
+    /// The server's CA in PEM. Enables TLS
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// A certificate to show to the server, in PEM
+    /// The client certificate in PEM
     #[arg(long, value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
     pub tls_cert: Option<PathBuf>,
-    /// The certificate's key, in PEM
+    /// The client certificate's key in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// A bearer token for the server. Give it as the variable: flags can be seen by other users of the machine
+    /// Bearer token for the server. Use the variable: other users of the machine can see flags
     #[arg(long, env = "MILLPOND_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     pub token: Option<String>,
-    /// Records per second; 0 for as fast as they are acknowledged
+    /// Records per second; 0 for as fast as the server acknowledges them
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub rate: u64,
-    /// Requests in flight at most. Each waits for its commit, so throughput is at most concurrency × records per request ÷ latency
+    /// Maximum requests in flight. Each waits for its commit, so throughput is at most concurrency × records per
+    /// request ÷ latency
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub concurrency: usize,
-    /// Records in one request
+    /// Records per request
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub records_per_request: u64,
-    /// Stop sending after this long, such as 500ms, 10s, 5m or 1h [default: 10s, unless --records is given]
+    /// Stop sending after this time, such as 500ms, 10s, 5m or 1h [default: 10s, unless --records is given]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// Stop sending after this many records
     #[arg(long, value_name = "N")]
     pub records: Option<u64>,
-    /// A folder whose *.log files' lines become the bodies [default: that of the variable MILLPOND_LOGHUB, else generated text]
+    /// A folder of *.log files whose lines become log bodies [default: the folder in MILLPOND_LOGHUB, else generated
+    /// text]
     #[arg(long, value_name = "FOLDER")]
     pub bodies: Option<PathBuf>,
-    /// Decides which line, trace and host each record gets
+    /// Seed that determines each record's line, trace and host
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// The attribute that holds every record's unique id, "<run>-<number in 12 digits>"
+    /// Attribute with every record's unique id, "<run>-<number in 12 digits>"
     #[arg(long, value_name = "NAME", default_value = "millpond.load.id")]
     pub unique_attribute: String,
-    /// The first part of the unique ids [default: random]
+    /// First part of the unique ids [default: random]
     #[arg(long, value_name = "NAME")]
     pub run: Option<String>,
-    /// How requests are compressed
+    /// Compression of requests
     #[arg(long, value_enum, default_value_t = Compression::None)]
     pub compression: Compression,
-    /// Retry a request that failed with a retryable error for this long after its first attempt; 0s for never
+    /// Time to retry a request after its first attempt failed with a retryable error; 0s for never
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     pub retry_for: Duration,
-    /// Write a line "run first count" to this file for every acknowledged request
+    /// File that gets a line "run first count" for every acknowledged request
     #[arg(long, value_name = "FILE")]
     pub acknowledged_file: Option<PathBuf>,
     /// Print the report as one JSON object
@@ -83,10 +85,10 @@ pub struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// The configuration that the flags ask for.
+    /// The configuration for these flags.
     ///
     /// # Errors
-    /// [`LoadError::Setting`] for a value that makes no sense.
+    /// [`LoadError::Setting`] for an invalid value.
     pub fn config(self) -> Result<LoadConfig, LoadError> {
         let duration = match (self.duration, self.records) {
             (None, None) => Some(Duration::from_secs(10)),

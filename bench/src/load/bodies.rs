@@ -1,4 +1,4 @@
-//! The log lines that become bodies: real ones from a folder, or generated ones. It never sends anything.
+//! Log lines for the bodies: real ones from a folder, or generated ones. It never sends anything.
 
 use std::fs;
 use std::io;
@@ -7,24 +7,24 @@ use std::path::{Path, PathBuf};
 use super::LoadError;
 use super::random::mix;
 
-/// Where real log lines are, relative to the working directory, in this project's own environment.
-/// Names a folder of real log lines, for instance those of logpai/loghub, for loads that are given none.
+/// The environment variable with the folder of real log lines (for example those of logpai/loghub), for loads without
+/// an explicit one. It is relative to the working directory.
 const FOLDER_VARIABLE: &str = "MILLPOND_LOGHUB";
 
-/// Files are read up to this many bytes in all: templates of all lines are held in memory.
+/// Maximum total bytes to read: memory holds a template of every line.
 const CORPUS_BYTES_MAX: u64 = 64 << 20;
 
-/// Lines of generated text: enough that compression sees no short cycle.
+/// Number of generated lines: enough that compression finds no short cycle.
 const GENERATED_LINES: u64 = 20_000;
 
-/// One line and the file that it is from.
+/// A line and its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Body {
     pub(super) file: String,
     pub(super) line: String,
 }
 
-/// The bodies, and in words where they are from.
+/// The bodies, and a description of their source.
 #[derive(Debug, Clone)]
 pub(super) struct Bodies {
     pub(super) bodies: Vec<Body>,
@@ -32,7 +32,7 @@ pub(super) struct Bodies {
 }
 
 impl Bodies {
-    /// The lines of `folder`'s `*.log` files, of the variable's folder, or, without either, generated text.
+    /// Loads the lines of the `*.log` files in `folder` or in the variable's folder, or generates text without either.
     pub(super) fn load(folder: Option<&Path>) -> Result<Bodies, LoadError> {
         let named = std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty());
         match folder.or(named.as_deref().map(Path::new)) {

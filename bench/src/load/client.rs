@@ -1,5 +1,5 @@
-//! A gRPC client that sends request messages which are already encoded, and says of every failure whether to try again
-//! and when. It never retries by itself.
+//! A gRPC client that sends encoded request messages, and classifies every failure: whether and when to retry. It never
+//! retries by itself.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use super::{Compression, LoadConfig, LoadError};
 
 const EXPORT: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
 
-/// Requests on one connection: more than one connection, so that one task does not frame everything.
+/// Requests per connection. Several connections keep one task from framing everything.
 const REQUESTS_PER_CONNECTION: usize = 64;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// Connects when first used, and again when the connection is lost.
+/// Connects on first use, and reconnects after losing the connection.
 #[derive(Debug, Clone)]
 pub(super) struct Client {
     grpc: Grpc<Channel>,
@@ -33,16 +33,16 @@ pub(super) struct Client {
 /// Why an attempt failed.
 #[derive(Debug)]
 pub(super) struct Failure {
-    /// The gRPC code, or `transport` for a connection that failed.
+    /// The gRPC code, or `transport` for a failed connection.
     pub(super) code: String,
     /// Whether the same bytes may be accepted later.
     pub(super) retryable: bool,
-    /// The server asks for at least this pause.
+    /// Minimum pause that the server requests.
     pub(super) pause: Duration,
 }
 
 impl Client {
-    /// The clients that a run's workers share among them.
+    /// The clients that a run's workers share.
     pub(super) fn connections(config: &LoadConfig) -> Result<Vec<Client>, LoadError> {
         let count = config.concurrency.div_ceil(REQUESTS_PER_CONNECTION);
         (0..count).map(|_| Client::lazy(config)).collect()
@@ -107,7 +107,7 @@ impl Client {
 }
 
 fn failure(status: &Status) -> Failure {
-    // A status that a server sent has no source; one that has was made here, of an error in the connection.
+    // A status from a server has no source; one with a source was created here from a connection error.
     if status.source().is_some() {
         let code = format!("transport: {}", root_cause(status));
         return Failure {
@@ -135,7 +135,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     error.to_string()
 }
 
-/// The pause that the server asks for; zero when it asks for none.
+/// The pause that the server requests, or zero.
 fn retry_info(details: &[u8]) -> Duration {
     let Ok(status) = google_rpc::Status::decode(details) else {
         return Duration::ZERO;
@@ -155,7 +155,7 @@ fn retry_info(details: &[u8]) -> Duration {
     })
 }
 
-/// Messages that are encoded already; the answer's bytes are not looked at.
+/// Passes encoded messages through, and ignores the answer's bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Encoded;
 

@@ -1,4 +1,4 @@
-//! Whom the load generator trusts and what it shows of itself: TLS and a bearer token. The token is never shown.
+//! The load generator's TLS and bearer token. It never prints the token.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use super::LoadError;
 
-/// Nothing of it: in clear, and without a token.
+/// The default is plaintext without a token.
 #[derive(Clone, Default)]
 pub struct Credentials {
-    /// The CA of the server, in PEM. With it, the load is sent over TLS.
+    /// The server's CA in PEM. Enables TLS.
     pub ca: Option<PathBuf>,
-    /// A certificate and its key to show to the server, in PEM.
+    /// The client certificate and its key in PEM.
     pub identity: Option<(PathBuf, PathBuf)>,
     /// A bearer token.
     pub token: Option<String>,
@@ -29,7 +29,7 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// How the server is spoken to, unless in clear.
+    /// The TLS configuration; `None` for plaintext.
     pub(super) fn tls(&self) -> Result<Option<ClientTlsConfig>, LoadError> {
         let Some(ca) = &self.ca else { return Ok(None) };
         let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read("tls-ca", ca)?));

@@ -1,10 +1,10 @@
-//! The load generator: OTLP/gRPC log traffic with real bodies and a unique id in every record, retried until it is
-//! acknowledged, and a report of what was. It never counts a record as acknowledged that the server did not.
+//! The load generator: OTLP/gRPC log traffic with real bodies and a unique id in every record, retried until
+//! acknowledged, and a final report. It never counts a record as acknowledged that the server did not acknowledge.
 //!
-//! A record's id is `<run>-<number>`, the number in [`ID_DIGITS`] digits from 0 on, in the attribute
-//! [`LoadConfig::unique_attribute`]. A retried request carries the same bytes; so when the answer to a request was lost
-//! *after* its commit, the retry makes its records arrive twice. A test that compares multisets over such faults
-//! sets [`LoadConfig::retry_for`] to zero and counts what was acknowledged.
+//! A record's id is `<run>-<number>` in the attribute [`LoadConfig::unique_attribute`], with a number of [`ID_DIGITS`]
+//! digits that starts at 0. A retried request carries the same bytes: if the answer to a request was lost *after* its
+//! commit, the retry duplicates its records. A test that compares multisets despite such faults sets
+//! [`LoadConfig::retry_for`] to zero and counts the acknowledged records.
 
 mod acknowledged;
 mod args;
@@ -29,40 +29,41 @@ pub use report::{Latency, Report};
 pub use run::run;
 pub use template::ID_DIGITS;
 
-/// What load to make.
+/// The configuration of a load.
 #[derive(Debug, Clone)]
 pub struct LoadConfig {
-    /// Where to send: `host:port`, `http://host:port` or `https://host:port`.
+    /// Server address: `host:port`, `http://host:port` or `https://host:port`.
     pub endpoint: String,
-    /// Whom it trusts, and what it shows of itself.
+    /// TLS and token.
     pub credentials: Credentials,
-    /// Records per second; 0: as fast as they are acknowledged.
+    /// Records per second; 0: as fast as the server acknowledges them.
     pub rate: u64,
-    /// Requests in flight at most.
+    /// Maximum requests in flight.
     pub concurrency: usize,
-    /// Records in one request.
+    /// Records per request.
     pub records_per_request: u64,
-    /// Stop sending after this long. With neither this nor `records`: when cancelled.
+    /// Stop sending after this time. Without this and `records`: when cancelled.
     pub duration: Option<Duration>,
     /// Stop sending after this many records.
     pub records: Option<u64>,
-    /// A folder whose `*.log` files' lines become bodies. `None`: those of `MILLPOND_LOGHUB`, else generated text.
+    /// A folder of `*.log` files whose lines become bodies. `None`: the folder in `MILLPOND_LOGHUB`, else generated
+    /// text.
     pub bodies: Option<PathBuf>,
-    /// Decides which line, trace and host a record gets.
+    /// Seed that determines each record's line, trace and host.
     pub seed: u64,
-    /// The attribute that holds a record's id.
+    /// The attribute with a record's id.
     pub unique_attribute: String,
-    /// The first part of all ids, so that runs differ.
+    /// The first part of all ids, which distinguishes runs.
     pub run: String,
-    /// How requests are compressed.
+    /// Compression of requests.
     pub compression: Compression,
-    /// A request is retried for this long after its first attempt; zero: never.
+    /// Time to retry a request after its first attempt; zero: never.
     pub retry_for: Duration,
-    /// A file that gets a line `run first count` for every acknowledged request, flushed at once.
+    /// A file that gets a line `run first count` for every acknowledged request, without buffering.
     pub acknowledged_file: Option<PathBuf>,
 }
 
-/// Counts while a run goes on.
+/// Live counts of a run.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// Records sent at least once.
@@ -73,34 +74,34 @@ pub struct Progress {
     pub requests: AtomicU64,
     /// Attempts after the first.
     pub retries: AtomicU64,
-    /// Bytes of the requests, before compression, each counted once.
+    /// Bytes of the requests before compression, each counted once.
     pub raw_bytes: AtomicU64,
 }
 
 impl Progress {
-    /// A fresh set of counts to give to [`run`] and to read beside it.
+    /// New counts to pass to [`run`] and read meanwhile.
     pub fn new() -> Arc<Progress> {
         Arc::default()
     }
 
-    /// Records acknowledged until now.
+    /// Records acknowledged so far.
     pub fn acknowledged(&self) -> u64 {
         self.records_acknowledged.load(Ordering::Relaxed)
     }
 }
 
-/// Why no load was made, or why it ended early.
+/// Why a load did not start, or ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// A setting that makes no sense.
+    /// An invalid setting.
     #[error("{setting}: {reason}")]
     Setting {
-        /// Which one.
+        /// The setting.
         setting: &'static str,
-        /// What is wrong and what to do.
+        /// The problem and its remedy.
         reason: String,
     },
-    /// The bodies could not be read.
+    /// The bodies are unreadable.
     #[error("reading log lines from {}: {error}", path.display())]
     Bodies {
         /// The file or folder.
@@ -108,7 +109,7 @@ pub enum LoadError {
         /// The reason.
         error: io::Error,
     },
-    /// The file of acknowledged ids could not be written.
+    /// The file of acknowledged ids is not writable.
     #[error("writing acknowledged ids to {}: {error}", path.display())]
     AcknowledgedFile {
         /// The file.

@@ -1,5 +1,5 @@
-//! Numbers that look random and depend on nothing but their argument, so that record n is the same in every run with
-//! one seed.
+//! Pseudorandom numbers that depend only on their argument, so that record n is the same in every run with the same
+//! seed.
 
 /// The finaliser of SplitMix64: a bijection whose outputs pass for random.
 pub(super) fn mix(n: u64) -> u64 {

@@ -1,22 +1,22 @@
-//! What a run came to, for people (`Display`) and for programs (serde). It never rounds in the JSON.
+//! The report of a run, for people (`Display`) and for programs (serde). The JSON has unrounded numbers.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
 
-/// What was sent and what was acknowledged.
+/// Totals of sent and acknowledged records.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// The first part of the records' ids.
     pub run: String,
-    /// Where the bodies are from.
+    /// The source of the bodies.
     pub bodies: String,
     /// Records sent at least once.
     pub records_sent: u64,
     /// Records that the server acknowledged.
     pub records_acknowledged: u64,
-    /// Records sent but not acknowledged: they may have arrived or not.
+    /// Records sent but not acknowledged: they may or may not have arrived.
     pub unacknowledged: u64,
     /// Requests, each counted once.
     pub requests: u64,
@@ -28,11 +28,11 @@ pub struct Report {
     pub seconds: f64,
     /// From a request's first attempt to its acknowledgement.
     pub latency_ms: Latency,
-    /// Failed attempts by gRPC code, or by the connection's error.
+    /// Failed attempts by gRPC code or connection error.
     pub errors: BTreeMap<String, u64>,
 }
 
-/// Milliseconds at some percentiles; all zero when nothing was acknowledged.
+/// Percentiles in milliseconds; all zero if nothing was acknowledged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Latency {
@@ -44,7 +44,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Of microseconds in any order.
+    /// From microseconds in any order.
     pub(super) fn of(mut us: Vec<u64>) -> Latency {
         us.sort_unstable();
         let Some(last) = us.len().checked_sub(1) else {

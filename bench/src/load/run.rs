@@ -1,5 +1,5 @@
-//! The run: workers that take the next numbers, make the request, send it, and send it again until it is acknowledged.
-//! Every queue is a worker: there is never more in flight than `concurrency` requests.
+//! The run: workers take the next numbers, build the request, and send it until it is acknowledged. Each worker has one
+//! request in flight, so there are at most `concurrency`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,16 +21,16 @@ use super::{Latency, LoadConfig, LoadError, Progress, Report};
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// An attempt that is the only one, or the last one, gets at least this long.
+/// Minimum time limit of an only or last attempt.
 const ATTEMPT_MIN: Duration = Duration::from_secs(30);
 
-/// Latencies kept, over all workers; of more, a fair sample.
+/// Maximum latencies kept over all workers; beyond it, a fair sample.
 const LATENCIES_MAX: usize = 1 << 20;
 
-/// Different errors kept; the rest are counted together.
+/// Maximum distinct errors kept; further ones are counted together.
 const ERRORS_MAX: usize = 32;
 
-/// What all workers share.
+/// State that all workers share.
 struct Run {
     config: LoadConfig,
     templates: Templates,
@@ -41,7 +41,7 @@ struct Run {
     acknowledged_file: Option<AcknowledgedFile>,
 }
 
-/// What one worker saw.
+/// The results of one worker.
 #[derive(Default)]
 struct Seen {
     latencies_us: Vec<u64>,
@@ -49,12 +49,12 @@ struct Seen {
     errors: BTreeMap<String, u64>,
 }
 
-/// Makes load until the configured end or until `cancel`; then waits for the requests in flight, and after `cancel` no
-/// longer retries them. `progress` shows the counts meanwhile.
+/// Generates load until the configured end or until `cancel`, then waits for the requests in flight; after `cancel` it
+/// no longer retries them. `progress` has live counts.
 ///
 /// # Errors
-/// [`LoadError`] for a setting that makes no sense, bodies that cannot be read, a file of acknowledged ids that cannot
-/// be written. A server that fails is no error: the report says so.
+/// [`LoadError`] for an invalid setting, unreadable bodies or an unwritable file of acknowledged ids. A failing server
+/// is not an error: it shows in the report.
 pub async fn run(
     config: LoadConfig,
     cancel: CancellationToken,
@@ -116,7 +116,7 @@ impl Run {
         Ok(seen)
     }
 
-    /// The next numbers, once they are due; `None` at the end.
+    /// The next numbers, once they are due. `None` at the end.
     async fn take(&self) -> Option<(u64, u64)> {
         let end = self.config.duration.map(|duration| self.started + duration);
         let over = || self.cancel.is_cancelled() || end.is_some_and(|end| Instant::now() >= end);
@@ -131,7 +131,7 @@ impl Run {
             .records
             .map_or(u64::MAX, |records| records.saturating_sub(first));
         let count = self.config.records_per_request.min(left);
-        // Before it waits for a turn that nothing is left for.
+        // Check before waiting for a turn that has nothing left to send.
         if count == 0 {
             return None;
         }
@@ -145,7 +145,7 @@ impl Run {
         (!over()).then_some((first, count))
     }
 
-    /// Sends until it is acknowledged. Returns whether it was.
+    /// Sends a request until it is acknowledged. Returns whether it was.
     async fn send(&self, client: &mut Client, request: Bytes, seen: &mut Seen) -> bool {
         let deadline = Instant::now() + self.config.retry_for;
         let mut backoff = BACKOFF_FIRST;
@@ -195,7 +195,7 @@ impl Run {
 }
 
 impl Seen {
-    /// Keeps every latency up to `keep`, then a fair sample (Algorithm R).
+    /// Keeps up to `keep` latencies, then a fair sample (Algorithm R).
     fn add_latency(&mut self, latency: Duration, keep: usize) {
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
         self.acknowledged += 1;
@@ -229,7 +229,7 @@ impl Seen {
     }
 }
 
-/// How long `records` take at `rate` a second.
+/// The time for `records` at `rate` per second.
 fn nanos(records: u64, rate: u64) -> u64 {
     u64::try_from(u128::from(records) * 1_000_000_000 / u128::from(rate)).unwrap_or(u64::MAX)
 }

@@ -1,6 +1,6 @@
-//! Requests made from templates: every body is encoded once as a log record, and a request is copies of such records
-//! with their times, ids and numbers patched in place. It never builds a message per record: making load must cost
-//! little beside what it loads.
+//! Requests from templates: every body is encoded once as a log record. A request consists of copies of such records,
+//! with times, ids and numbers patched in place. It never builds a message per record: the load generator must cost
+//! little compared to the system under load.
 
 use bytes::Bytes;
 
@@ -8,19 +8,19 @@ use super::bodies::Body;
 use super::random::mix;
 use super::wire::Writer;
 
-/// Digits of a record's number within its id: fixed, so that it can be patched in place.
+/// Digits of a record's number in its id: fixed, so that it can be patched in place.
 pub const ID_DIGITS: usize = 12;
 
-/// The hosts that requests come from, one per request.
+/// Number of simulated hosts; each request comes from one.
 const HOSTS: u64 = 16;
 
-/// One record, encoded, and where to patch it.
+/// An encoded record and its patch positions.
 #[derive(Debug)]
 struct Template {
     record: Vec<u8>,
     time: usize,
     observed: usize,
-    /// The trace's 16 bytes and the span's 8. Not every record belongs to a trace.
+    /// Positions of the 16-byte trace id and the 8-byte span id. Some records have no trace.
     trace: Option<(usize, usize)>,
     number: usize,
 }
@@ -29,7 +29,7 @@ struct Template {
 #[derive(Debug)]
 pub(super) struct Templates {
     templates: Vec<Template>,
-    /// `Resource` and what else comes before the records, per host.
+    /// `Resource` and everything else before the records, per host.
     resources: Vec<Vec<u8>>,
     scope: Vec<u8>,
     seed: u64,
@@ -54,7 +54,7 @@ impl Templates {
         }
     }
 
-    /// The request with the records `first..first + count`, at time `now_ns` (Unix).
+    /// The request with records `first..first + count` at time `now_ns` (Unix).
     pub(super) fn request(&self, first: u64, count: u64, now_ns: u64) -> Bytes {
         let resource = &self.resources[self.pick(first, self.resources.len())];
         let chosen =
@@ -104,7 +104,7 @@ impl Template {
     }
 }
 
-/// Bytes of a field's head, for the field numbers below 16 that are used here.
+/// Length of a field's head, for the field numbers below 16 in use here.
 fn head_length(length: usize) -> usize {
     let mut head = Writer::default();
     head.head(1, length);
@@ -185,7 +185,7 @@ fn template(body: &Body, unique_attribute: &str, run: &str, random: u64) -> Temp
     }
 }
 
-/// What the line calls itself, in OTLP's numbers; INFO when it does not say.
+/// The severity of the line in OTLP's numbers; INFO if the line has none.
 fn severity(line: &str) -> (u64, &'static str) {
     const WORDS: [(&str, u64, &str); 8] = [
         ("FATAL", 21, "FATAL"),

@@ -1,4 +1,4 @@
-//! Writes protobuf by hand, as much of it as OTLP log records need. It never reads any.
+//! Writes the subset of protobuf that OTLP log records need.
 
 /// Appends protobuf fields to a buffer.
 #[derive(Debug, Default)]
@@ -34,34 +34,35 @@ impl Writer {
         self.bytes.extend_from_slice(&value.to_le_bytes());
     }
 
-    /// Returns where the eight bytes of the value begin.
+    /// Returns the position of the eight-byte value.
     pub(super) fn fixed64(&mut self, field: u64, value: u64) -> usize {
         self.tag(field, FIXED64);
         self.bytes.extend_from_slice(&value.to_le_bytes());
         self.bytes.len() - 8
     }
 
-    /// The head of a length-delimited field whose `length` bytes the caller appends.
+    /// Writes the head of a length-delimited field; the caller appends its `length` bytes.
     pub(super) fn head(&mut self, field: u64, length: usize) {
         self.tag(field, LENGTH_DELIMITED);
         self.varint(length as u64);
     }
 
-    /// Returns where the value begins.
+    /// Returns the position of the value.
     pub(super) fn bytes(&mut self, field: u64, value: &[u8]) -> usize {
         self.head(field, value.len());
         self.bytes.extend_from_slice(value);
         self.bytes.len() - value.len()
     }
 
-    /// A message: what `fill` writes, with its length before it. Returns what `fill` returned and where the content begins.
+    /// Writes a message with its length and the content from `fill`. Returns the result of `fill` and the position of
+    /// the content.
     pub(super) fn message<T>(&mut self, field: u64, fill: impl FnOnce(&mut Writer) -> T) -> (T, usize) {
         let mut inner = Writer::default();
         let result = fill(&mut inner);
         (result, self.bytes(field, &inner.bytes))
     }
 
-    /// A KeyValue with a string; returns where the string begins.
+    /// Writes a KeyValue with a string and returns the string's position.
     pub(super) fn attribute(&mut self, field: u64, key: &str, value: &str) -> usize {
         let ((in_any, any), start) = self.message(field, |pair| {
             pair.bytes(1, key.as_bytes());
@@ -70,7 +71,7 @@ impl Writer {
         start + any + in_any
     }
 
-    /// A KeyValue with an integer.
+    /// Writes a KeyValue with an integer.
     pub(super) fn int_attribute(&mut self, field: u64, key: &str, value: u64) {
         self.message(field, |pair| {
             pair.bytes(1, key.as_bytes());

@@ -1,4 +1,4 @@
-//! A real gateway over a buffer in memory, and what is in its log.
+//! A real gateway over an in-memory buffer, and the content of its log.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use prost::Message;
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Nothing here takes this long unless it hangs.
+/// Longer than this means that something hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The longest message that the gateway takes: some 300 records of the load.
+/// The gateway's maximum message length: about 300 records of the load.
 const MESSAGE_MAX: usize = 256 << 10;
 
-/// A running gateway; it stops when this is dropped.
+/// A running gateway; dropping this stops it.
 pub(crate) struct World {
     pub(crate) address: SocketAddr,
     store: Store,
@@ -32,7 +32,7 @@ pub(crate) struct World {
     _shutdown: DropGuard,
 }
 
-/// A small load without an end.
+/// A small, endless load.
 pub(crate) fn config(address: SocketAddr) -> LoadConfig {
     LoadConfig {
         endpoint: address.to_string(),
@@ -95,7 +95,7 @@ impl World {
         budget.reserve(budget.limit()).await.expect("all memory")
     }
 
-    /// Waits until the gateway has refused `requests` for want of memory.
+    /// Waits until the gateway has refused `requests` for lack of memory.
     pub(crate) async fn refused(&self, requests: u64) {
         let refused = async {
             while self.refusals() < requests {
@@ -113,7 +113,7 @@ impl World {
         line.map_or(0, |count| count.parse().expect("a count"))
     }
 
-    /// Everything that is committed.
+    /// All committed messages.
     pub(crate) async fn log(&self) -> Log {
         let manifest: Snapshot<Manifest> = cas::read(&self.store, &layout::manifest(0))
             .await
@@ -140,11 +140,11 @@ impl World {
     }
 }
 
-/// What is in the log, as anybody's OTLP library reads it.
+/// The content of the log, decoded by a standard OTLP library.
 #[derive(Default)]
 pub(crate) struct Log {
     pub(crate) records: Vec<Record>,
-    /// Of all messages.
+    /// Total size of the messages.
     pub(crate) bytes: u64,
 }
 

@@ -1,7 +1,7 @@
-"""One embedded ClickHouse for all tests here, over a folder of its own and on a free port; every
-test has a database of its own in it. At the end it must stop well when it is asked to.
+"""One embedded ClickHouse for all tests here, on a free port with a temporary folder; every test
+has its own database. At the end the server must shut down cleanly.
 
-The program is target/debug/embedded-clickhouse or what MILLPOND_EMBEDDED_CLICKHOUSE names.
+The program is target/debug/embedded-clickhouse or the value of MILLPOND_EMBEDDED_CLICKHOUSE.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROGRAM = os.environ.get("MILLPOND_EMBEDDED_CLICKHOUSE") or (
     ROOT / "target" / "debug" / "embedded-clickhouse"
 )
 
-# How long anything may take before it counts as hung.
+# Longer than this counts as hung.
 PATIENCE = 120.0
 
 
@@ -38,7 +38,7 @@ def _die_with_parent() -> None:
 
 
 class Answer:
-    """A response to one raw request."""
+    """A response to a raw request."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self.status = response.status
@@ -78,7 +78,7 @@ class Server:
         method: str = "POST",
         **parameters: object,
     ) -> Answer:
-        """One request on a connection of its own."""
+        """One request on a new connection."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
         with contextlib.closing(connection):
             target = "/?" + urllib.parse.urlencode(parameters)
@@ -120,7 +120,7 @@ def database(server: Server) -> str:
 
 @pytest.fixture(params=[False, "lz4", "zstd", "gzip"])
 def client(request, server: Server, database: str):
-    """clickhouse-connect with each compression that it reads and writes (but brotli)."""
+    """clickhouse-connect with each compression that it reads and writes (except brotli)."""
     client = clickhouse_connect.get_client(
         host=server.host,
         port=server.port,

@@ -1,4 +1,4 @@
-"""clickhouse-connect, unmodified, with every compression that it and the server have."""
+"""The unmodified clickhouse-connect, with every compression that it shares with the server."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_parameters_arrive_as_a_form(server):
     client = clickhouse_connect.get_client(
         host=server.host, port=server.port, form_encode_query_params=True
     )
-    # Longer than a URL may be; ClickHouse takes 128 KiB a field.
+    # Longer than a URL may be; ClickHouse accepts 128 KiB per field.
     long = "x" * 100_000
     read = client.query("SELECT {text:String}", parameters={"text": long})
     assert read.result_rows == [(long,)]

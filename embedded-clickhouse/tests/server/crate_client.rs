@@ -1,4 +1,4 @@
-//! The official `clickhouse` crate, unmodified, against the program: what Millpond's own sink uses.
+//! The official, unmodified `clickhouse` crate against the program, as in Millpond's sink.
 
 use crate::support::Server;
 use clickhouse::{Client, Compression, Row};
@@ -55,7 +55,7 @@ fn native(ids: std::ops::Range<u64>) -> Vec<u8> {
     block
 }
 
-/// What Millpond's sink pins in every request.
+/// The settings that Millpond's sink pins in every request.
 const PINNED: [(&str, &str); 8] = [
     ("async_insert", "0"),
     ("max_insert_block_size", "100000"),
@@ -186,7 +186,7 @@ async fn a_large_result_streams_and_its_late_error_is_noticed() {
         let error = loop {
             match rows.next().await {
                 Ok(Some(_)) => {}
-                Ok(None) => panic!("a part was taken for the whole"),
+                Ok(None) => panic!("a partial result counted as complete"),
                 Err(error) => break error.to_string(),
             }
         };

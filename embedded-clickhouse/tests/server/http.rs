@@ -1,4 +1,4 @@
-//! ClickHouse's own HTTP interface answers, with the users and settings that this program gives it.
+//! ClickHouse's HTTP interface with the users and settings of this program.
 
 use std::io::{Read as _, Write as _};
 
@@ -54,7 +54,7 @@ fn a_body_that_ends_early_inserts_nothing() {
         stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut answer = Vec::new();
-        // A reset is as good as an error here.
+        // A reset counts as an error here.
         let _ = stream.read_to_end(&mut answer);
         assert!(!answer.starts_with(b"HTTP/1.1 200"), "{body}");
     }

@@ -1,4 +1,4 @@
-//! The program as its clients see it, with the real engine. Needs libchdb: `scripts/install-libchdb.sh`.
+//! Tests the program through its clients, with the real engine. Needs libchdb: `scripts/install-libchdb.sh`.
 
 mod crate_client;
 mod http;

@@ -1,4 +1,4 @@
-//! The process: what outlives it, how it ends, when it refuses to start.
+//! The process: persistence, shutdown, and start failures.
 
 use std::process::Command;
 
@@ -67,7 +67,7 @@ fn a_signal_ends_what_would_never_finish() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(data.path(), &[]);
     std::thread::scope(|scope| {
-        // A result that comes whole, of a query that takes days, and a request that never ends.
+        // A query that takes days before it returns anything, and a request that never ends.
         let sql = "SELECT 'begun', sum(sleepEachRow(0.5)) FROM numbers(1000000)
             SETTINGS max_block_size = 1, max_threads = 1 FORMAT JSON";
         scope.spawn(|| server.try_raw(&post(sql.len(), sql)));

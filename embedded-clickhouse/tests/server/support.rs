@@ -1,5 +1,5 @@
-//! Starts the program over a folder of its own, on a free port, for one test. Needs libchdb
-//! (`scripts/install-libchdb.sh`). The process is killed when the test lets go of it.
+//! Starts the program on a free port with a temporary folder, for one test. Needs libchdb
+//! (`scripts/install-libchdb.sh`). Dropping the server kills the process.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// How long an answer may take before it counts as hung.
+/// Longer than this counts as hung.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A running embedded ClickHouse.
@@ -22,7 +22,7 @@ impl Server {
         Server::start_with(data, flags, Stdio::inherit())
     }
 
-    /// Starts it with its messages somewhere else than on the test's stderr.
+    /// Starts the program with its messages redirected from the test's stderr.
     pub(crate) fn start_with(data: &Path, flags: &[&str], stderr: Stdio) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_embedded-clickhouse"))
             .args(["--listen", "127.0.0.1:0", "--path"])
@@ -57,13 +57,13 @@ impl Server {
         clickhouse::Client::default().with_url(self.url())
     }
 
-    /// SIGKILL: no goodbye.
+    /// Sends SIGKILL, without a clean shutdown.
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it ends");
     }
 
-    /// The exit status, once it has ended by itself.
+    /// The exit status after SIGTERM.
     pub(crate) fn terminated(mut self) -> std::process::ExitStatus {
         self.child.wait().expect("it ends")
     }
@@ -77,12 +77,12 @@ impl Server {
         assert!(sent.success());
     }
 
-    /// A POST with exactly these bytes as parameters and body.
+    /// Sends a POST with exactly these parameters and this body.
     pub(crate) fn post(&self, parameters: &str, body: &[u8]) -> Answer {
         self.request("POST", parameters, "", body)
     }
 
-    /// A request as raw as a test wants it; `headers` end with a line end each.
+    /// Sends a raw request; each line of `headers` ends with a line break.
     pub(crate) fn request(&self, method: &str, parameters: &str, headers: &str, body: &[u8]) -> Answer {
         // HTTP/1.0 has no chunked answers.
         let head = format!(
@@ -92,12 +92,12 @@ impl Server {
         self.raw(&[head.as_bytes(), body].concat())
     }
 
-    /// Sends bytes and reads the answer to its end.
+    /// Sends bytes and reads the whole answer.
     pub(crate) fn raw(&self, bytes: &[u8]) -> Answer {
         Answer::parse(&self.try_raw(bytes).expect("it answers"))
     }
 
-    /// The same, where there may be no answer.
+    /// The same if there may be no answer.
     pub(crate) fn try_raw(&self, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
         let mut stream = TcpStream::connect(&self.address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -115,7 +115,7 @@ impl Drop for Server {
     }
 }
 
-/// A response, not decoded.
+/// A raw response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -153,13 +153,13 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body of a response that must be a success.
+    /// The body of a successful response.
     pub(crate) fn ok(&self) -> String {
         assert_eq!(self.status, 200, "{self:?} {}", self.text());
         self.text()
     }
 
-    /// The exception's code of a response that must be a failure.
+    /// The exception code of a failed response.
     pub(crate) fn code(&self) -> u32 {
         assert_ne!(self.status, 200, "{}", self.text());
         let code = self

@@ -1,4 +1,4 @@
-//! Clients of OTLP/HTTP, and what they send.
+//! OTLP/HTTP clients and their payloads.
 
 use std::io::Write;
 
@@ -28,7 +28,7 @@ pub const TRACES: &str = r#"{"resourceSpans":[{"scopeSpans":[{"spans":[{"traceId
 pub const METRICS: &str = r#"{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"name":"m","gauge":{"dataPoints":
  [{"asInt":"-3","timeUnixNano":"1700000000000000000"}]}}]}]}]}"#;
 
-/// What was answered.
+/// A response.
 #[derive(Debug)]
 pub struct Answer {
     pub status: StatusCode,
@@ -43,7 +43,7 @@ impl Answer {
             .map_or("", |value| value.to_str().expect("text"))
     }
 
-    /// The message of its google.rpc.Status, and the field that it says is wrong; in the form that its header says.
+    /// The message of its google.rpc.Status and the invalid field it names, in the format of its content type.
     pub fn refusal(&self) -> (String, Option<String>) {
         match self.header(CONTENT_TYPE.as_str()) {
             JSON => {
@@ -102,7 +102,7 @@ impl Running {
         request.body(body).expect("a request")
     }
 
-    /// Sends a request over a connection of its own.
+    /// Sends a request over a new connection.
     pub async fn ask(&self, version: Version, request: Request<Pieces>) -> Answer {
         let answer = async {
             let stream = TcpStream::connect(self.http_address).await.expect("a connection");
@@ -146,7 +146,7 @@ async fn collect(response: Response<Incoming>) -> Answer {
     }
 }
 
-/// One with a body that is compressed by this content-encoding.
+/// A body compressed with this content-encoding.
 pub fn compressed(encoding: &str, bytes: &[u8]) -> Vec<u8> {
     match encoding {
         "gzip" => {

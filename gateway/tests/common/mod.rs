@@ -1,4 +1,4 @@
-//! A gateway on a free port over a producer over a store in memory that a test can hold or fail, and clients for it.
+//! A gateway on a free port, over a producer and an in-memory store that a test can hold or fail, and clients for it.
 
 #![allow(dead_code, unreachable_pub, reason = "every test file uses another part")]
 
@@ -37,7 +37,7 @@ pub mod pki;
 
 pub const EXPORT: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
 
-/// Nothing here takes this long unless it hangs.
+/// A longer wait means that something hangs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A running gateway.
@@ -55,7 +55,7 @@ pub struct Running {
     pub security: Arc<Security>,
 }
 
-/// Small enough to test with: a linger of 10 ms, blocks of 64 KiB and 16 MiB of memory to wait 100 ms for.
+/// Small limits for tests: a linger of 10 ms, blocks of 64 KiB, 16 MiB of memory and a wait of 100 ms for it.
 pub fn producer_config() -> millpond_producer::Config {
     millpond_producer::Config {
         linger: Duration::from_millis(10),
@@ -72,7 +72,7 @@ pub async fn start(producer_config: millpond_producer::Config, config: Config) -
     secured(producer_config, config, &SecurityFiles::default()).await
 }
 
-/// A gateway that asks for what is in these files.
+/// A gateway secured by these files.
 pub async fn secured(
     producer_config: millpond_producer::Config,
     config: Config,
@@ -119,14 +119,14 @@ impl Running {
         LogsServiceClient::new(self.channel())
     }
 
-    /// The metrics as Prometheus would see them.
+    /// The metrics as Prometheus sees them.
     pub fn metrics(&self) -> String {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("text");
         text
     }
 
-    /// It still answers, and holds nothing of what was sent before.
+    /// Asserts that the gateway still answers, and holds no memory of earlier requests.
     pub async fn assert_well(&self) {
         timeout(PATIENCE, self.client().export(logs(1)))
             .await
@@ -226,7 +226,7 @@ pub fn framed(compressed: bool, payload: &[u8]) -> Vec<u8> {
 pub struct Pieces {
     pieces: VecDeque<Bytes>,
     stalls: bool,
-    /// What it says of its length.
+    /// The announced length.
     length: Option<u64>,
 }
 
@@ -238,7 +238,7 @@ impl Pieces {
         }
     }
 
-    /// It says how long it is.
+    /// A body with a known length.
     pub fn sized(body: impl Into<Bytes>) -> Pieces {
         let body = body.into();
         Pieces {
@@ -255,7 +255,7 @@ impl Pieces {
         }
     }
 
-    /// The body never ends.
+    /// A body that never ends.
     pub fn stalling(body: impl Into<Bytes>) -> Pieces {
         Pieces {
             stalls: true,

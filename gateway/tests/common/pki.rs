@@ -1,11 +1,11 @@
-//! Certificates for a test: CAs, and what they sign.
+//! Certificates for tests: CAs, and what they sign.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     KeyUsagePurpose, date_time_ymd,
 };
 
-/// A CA of a test's own.
+/// A CA for one test.
 pub struct Ca {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -16,7 +16,7 @@ pub struct Leaf {
     pub key: String,
 }
 
-/// When certificates end that are valid: 2100-01-01, in Unix time.
+/// Expiry of valid certificates: 2100-01-01, in Unix time.
 pub const UNTIL: u64 = 4_102_444_800;
 
 impl Ca {

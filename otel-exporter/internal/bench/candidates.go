@@ -8,23 +8,23 @@ import (
 	"millpond.dev/otel-exporter/millpondexporter"
 )
 
-// A place is where a candidate sends to.
+// A place is the destination of a candidate.
 type place struct {
 	kafka string // address
 	s3    string // URL
-	name  string // of the bucket or the topic
+	name  string // bucket or topic
 }
 
-// A candidate is an exporter with its settings, or, without a factory, a piece of the work alone.
+// A candidate is an exporter with its settings. Without a factory it is one step of the work, measured by itself.
 type candidate struct {
 	name     string
 	factory  func() exporter.Factory
 	settings func(place) map[string]any
 	alone    func() func(batch) error
-	gathered bool // it is given all records at once and not a request's
+	gathered bool // receives all records in one call instead of one request at a time
 }
 
-// callers are how many requests are under way at a time: the default of Millpond's sending_queue.num_consumers.
+// callers is the number of concurrent requests: the default of Millpond's sending_queue.num_consumers.
 func (c candidate) callers() int {
 	if c.gathered {
 		return 4
@@ -32,7 +32,7 @@ func (c candidate) callers() int {
 	return 100
 }
 
-// millpondName is the candidate that the others are compared with.
+// millpondName is the baseline of the comparison.
 const millpondName = "millpond, zstd level 1"
 
 var candidates = []candidate{
@@ -46,7 +46,7 @@ var candidates = []candidate{
 	{name: "awss3, uncompressed", factory: awss3exporter.NewFactory, settings: s3Settings(""), gathered: true},
 }
 
-// None has a queue: the callers wait for the answer, and an error is theirs.
+// withoutQueue disables the sending queue, so that callers wait for the answer and see its error.
 func withoutQueue(settings map[string]any) map[string]any {
 	settings["sending_queue"] = map[string]any{"enabled": false}
 	settings["retry_on_failure"] = map[string]any{"enabled": false}
@@ -59,7 +59,7 @@ func millpondSettings(place place) map[string]any {
 	})
 }
 
-// kafkaSettings wait for the broker's log, as Millpond waits for the commit. One partition has the order of one shard.
+// kafkaSettings waits for the broker's log, as Millpond waits for the commit. One partition has the order of one shard.
 func kafkaSettings(compression string, level int) func(place) map[string]any {
 	return func(place place) map[string]any {
 		producer := map[string]any{"required_acks": "all", "compression": compression}
@@ -73,8 +73,7 @@ func kafkaSettings(compression string, level int) func(place) map[string]any {
 	}
 }
 
-// s3Settings are for an object of everything that comes in one call: this exporter leaves gathering to others, and is given
-// what is gathered already.
+// s3Settings writes one object per call: this exporter leaves batching to others, so it receives batched input.
 func s3Settings(compression string) func(place) map[string]any {
 	return func(place place) map[string]any {
 		uploader := map[string]any{

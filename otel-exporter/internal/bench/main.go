@@ -1,7 +1,7 @@
-// The program `make bench-exporter` measures the CPU time that the Collector's exporters spend on a record: Millpond's,
-// Kafka's and S3's, made by their factories with the settings that people write, over the same records. Every run is a
-// process of its own, in which nothing else happens; the broker and the store are other processes, whose time is not
-// counted. It is a module of its own so that the exporter's has none of these dependencies.
+// The program behind `make bench-exporter` compares the CPU time that Collector exporters spend per record: Millpond's,
+// Kafka's and S3's. Each exporter comes from its factory with production settings and sends the same records. Each run
+// has its own process; the broker and the store run in other processes, and their time does not count. A separate
+// module keeps these dependencies out of the exporter's.
 package main
 
 import (
@@ -21,11 +21,11 @@ import (
 
 var (
 	records    = flag.Int("records", 1_000_000, "records of a run")
-	repeats    = flag.Int("repeats", 3, "runs of each candidate: the median counts")
-	bodies     = flag.String("bodies", os.Getenv("MILLPOND_LOGHUB"), "a folder of *.log files whose lines become bodies")
-	only       = flag.String("only", "", "only this candidate")
+	repeats    = flag.Int("repeats", 3, "runs of each candidate: the report shows the median")
+	bodies     = flag.String("bodies", os.Getenv("MILLPOND_LOGHUB"), "a folder of *.log files whose lines become log bodies")
+	only       = flag.String("only", "", "measure only this candidate")
 	profile    = flag.String("profile", "", "with -run: write a CPU profile to this file")
-	run        = flag.String("run", "", "measure this candidate in this process, on the servers of -kafka and -s3")
+	run        = flag.String("run", "", "measure this candidate in this process, against the servers at -kafka and -s3")
 	kafkaFlag  = flag.String("kafka", "", "with -run: the broker's address")
 	s3Flag     = flag.String("s3", "", "with -run: the store's URL")
 	bucketFlag = flag.String("bucket", "", "with -run: the bucket or the topic")
@@ -63,8 +63,8 @@ func measureHere(ctx context.Context) error {
 	return json.NewEncoder(os.Stdout).Encode(sample)
 }
 
-// compare measures all candidates, one after another and that several times over, so that what else the machine does is
-// spread over all of them.
+// compare measures all candidates in turn, several times over, to spread the machine's background load over all of
+// them.
 func compare(ctx context.Context) error {
 	if _, err := readBatches(*bodies); err != nil {
 		return err
@@ -104,7 +104,7 @@ func compare(ctx context.Context) error {
 	return nil
 }
 
-// measureElsewhere measures a candidate in a process of its own.
+// measureElsewhere measures a candidate in a separate process.
 func measureElsewhere(ctx context.Context, candidate candidate, place place) (sample, error) {
 	program, err := os.Executable()
 	if err != nil {

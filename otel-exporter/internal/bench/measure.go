@@ -18,22 +18,22 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A sample is what one run of a candidate took.
+// A sample is the result of one run of a candidate.
 type sample struct {
 	Records     int
-	RawBytes    int     // of those records, as protobuf
-	AllRecords  int     // those of the warm-up included
-	StoredBytes int64   // of all records, on the servers' disks
-	CPUSeconds  float64 // user and system, of the whole process, its garbage collector included
+	RawBytes    int     // size of those records as protobuf
+	AllRecords  int     // warm-up included
+	StoredBytes int64   // size of all records on the servers' disks
+	CPUSeconds  float64 // user and system time of the whole process, including garbage collection
 	Seconds     float64
 }
 
 func (s sample) perMillion() float64 { return s.CPUSeconds / float64(s.Records) * 1e6 }
 
-// warmUp is how many records go before those that count: connections, pools and buffers are there then.
+// warmUp is the number of records sent before measuring, to fill connections, pools and buffers.
 const warmUp = 50_000
 
-// measure sends the records and gives what that took, from the first request to the last answer.
+// measure sends the records and measures from the first request to the last answer.
 func measure(ctx context.Context, candidate candidate, place place, batches []batch, records int) (sample, error) {
 	if candidate.gathered {
 		var err error
@@ -99,10 +99,10 @@ func (c candidate) start(ctx context.Context, place place) (send func(batch) err
 	return send, func() error { return made.Shutdown(ctx) }, nil
 }
 
-// What was sent and acknowledged.
+// sent counts the acknowledged records and bytes.
 type sent struct{ records, bytes int }
 
-// sendAll sends so many records, over and over the same ones, from callers that wait for each answer.
+// sendAll sends the given number of records, cycling through the batches, from callers that wait for each answer.
 func sendAll(send func(batch) error, batches []batch, callers, records int) (sent, error) {
 	var begun, answered, bytes atomic.Int64
 	var next atomic.Int64
@@ -128,13 +128,13 @@ func sendAll(send func(batch) error, batches []batch, callers, records int) (sen
 
 func cpuSeconds() float64 {
 	var used syscall.Rusage
-	// It fails for a wrong argument only.
+	// Getrusage fails only for an invalid argument.
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &used)
 	seconds := func(t syscall.Timeval) float64 { return float64(t.Sec) + float64(t.Usec)/1e6 }
 	return seconds(used.Utime) + seconds(used.Stime)
 }
 
-// marshalling is what every exporter that sends OTLP does at least once.
+// marshalling measures the step that every OTLP exporter performs at least once.
 func marshalling() func(batch) error {
 	return func(b batch) error {
 		_, err := plogotlp.NewExportRequestFromLogs(b.logs).MarshalProto()
@@ -142,7 +142,7 @@ func marshalling() func(batch) error {
 	}
 }
 
-// compressing is zstd alone, a frame for every request.
+// compressing measures zstd alone, one frame per request.
 func compressing() func(batch) error {
 	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest))
 	return func(b batch) error {

@@ -14,10 +14,10 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog/plogotlp"
 )
 
-// batchRecords is how many records a request has, as in `make bench`.
+// batchRecords is the number of records in a request, as in `make bench`.
 const batchRecords = 1000
 
-// A batch is a request, and what it is as protobuf.
+// A batch is a request with its protobuf encoding.
 type batch struct {
 	logs    plog.Logs
 	records int
@@ -29,7 +29,7 @@ func newBatch(logs plog.Logs) (batch, error) {
 	return batch{logs, logs.LogRecordCount(), payload}, err
 }
 
-// gather makes one batch of many.
+// gather merges batches into one.
 func gather(batches []batch) ([]batch, error) {
 	all := plog.NewLogs()
 	for _, batch := range batches {
@@ -41,7 +41,7 @@ func gather(batches []batch) ([]batch, error) {
 	return []batch{gathered}, err
 }
 
-// readBatches makes requests of a folder's log lines, with the attributes that `millpond load` gives them.
+// readBatches turns a folder's log lines into requests with the attributes that `millpond load` sets.
 func readBatches(folder string) ([]batch, error) {
 	if folder == "" {
 		return nil, errors.New("set MILLPOND_LOGHUB to a folder of *.log files, for instance those of logpai/loghub on GitHub")

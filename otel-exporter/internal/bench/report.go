@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// report prints a table: what each candidate took, and how that compares with Millpond's exporter in the same round.
+// report prints a table of each candidate's cost, relative to Millpond's exporter in the same round.
 func report(results map[string][]sample) {
 	fmt.Println("| median (smallest..largest) | CPU-seconds per million records | over Millpond's | bytes a record | records a second |")
 	fmt.Println("| --- | --- | --- | --- | --- |")

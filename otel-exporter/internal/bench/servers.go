@@ -18,18 +18,17 @@ import (
 	"github.com/google/uuid"
 )
 
-// The store's credentials.
 const user, password = "millpond-bench", "millpond-bench-secret"
 
-// credentials are the same as the AWS SDK reads them.
+// credentials is the environment that the AWS SDK reads.
 var credentials = []string{
 	"AWS_ACCESS_KEY_ID=" + user, "AWS_SECRET_ACCESS_KEY=" + password, "AWS_REGION=us-east-1", "AWS_EC2_METADATA_DISABLED=true",
 }
 
-// startPatience is how long a server may take to serve.
+// startPatience is the time limit for a server to start serving.
 const startPatience = 2 * time.Minute
 
-// The servers are MinIO and a Kafka broker, with their data in a directory that is gone when they are.
+// servers are MinIO and a Kafka broker. Their data directory disappears when they stop.
 type servers struct {
 	kafka, s3 string
 	directory string
@@ -66,7 +65,7 @@ func (s *servers) stop() {
 	_ = os.RemoveAll(s.directory)
 }
 
-// start starts a server, which says what it has to say in a file beside its data.
+// start starts a server that logs to a file beside its data.
 func (s *servers) start(name string, command *exec.Cmd) error {
 	log, err := os.Create(filepath.Join(s.directory, name+".log"))
 	if err != nil {
@@ -110,7 +109,7 @@ func (s *servers) startMinio(ctx context.Context, program string) error {
 	})
 }
 
-// makeBucket makes a bucket, as the exporter to S3 does not.
+// makeBucket creates a bucket, because the S3 exporter does not.
 func (s *servers) makeBucket(ctx context.Context, name string) error {
 	client := s3.New(s3.Options{
 		BaseEndpoint: &s.s3,
@@ -124,7 +123,7 @@ func (s *servers) makeBucket(ctx context.Context, name string) error {
 	return err
 }
 
-// startKafka starts one broker that is its own controller.
+// startKafka starts a single broker that is also the controller.
 func (s *servers) startKafka(ctx context.Context, jars string) error {
 	broker, err := freeAddress()
 	if err != nil {
@@ -168,7 +167,7 @@ offsets.topic.replication.factor=1
 	})
 }
 
-// stored is what a run has left behind, in bytes on the servers' disks.
+// stored is the number of bytes that a run left on the servers' disks.
 func (s *servers) stored(candidate candidate, name string) (int64, error) {
 	if candidate.alone != nil {
 		return 0, nil

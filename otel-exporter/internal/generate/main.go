@@ -1,6 +1,6 @@
-// Generate writes the Go code of the project's protobuf files, without protoc: the files are compiled here and
-// handed to the generator that protoc-gen-go is made of. Run `go generate ./...` in otel-exporter/, or this with
-// -check to learn whether what is checked in is current.
+// Generate writes the Go code of the project's protobuf files without protoc: it compiles the files and passes them to
+// protoc-gen-go's generator. Run `go generate ./...` in otel-exporter/. With -check it verifies that the checked-in
+// code is current.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/types/pluginpb"
 )
 
-// A source is a .proto file of the Rust crates, which name no Go package, and the package made from it.
+// A source is a .proto file of a Rust crate and the Go package generated from it. The file names no Go package.
 type source struct {
 	folder, file string // relative to the repository
 	target       string // folder, relative to otel-exporter/
@@ -33,8 +33,8 @@ var sources = []source{
 }
 
 func main() {
-	repository := flag.String("repository", "../../..", "where the project is")
-	check := flag.Bool("check", false, "write nothing; fail when a file is not what would be written")
+	repository := flag.String("repository", "../../..", "root of the project")
+	check := flag.Bool("check", false, "write nothing; fail if a file is out of date")
 	flag.Parse()
 	for _, source := range sources {
 		if err := generate(*repository, source, *check); err != nil {

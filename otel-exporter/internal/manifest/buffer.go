@@ -6,18 +6,18 @@ import (
 	"millpond.dev/otel-exporter/internal/manifest/manifestpb"
 )
 
-// ShardsMax is the most shards that a buffer can have: keys carry four digits.
+// ShardsMax is the maximum number of shards in a buffer: keys have four digits.
 const ShardsMax = 10_000
 
-// A Buffer is what the object `buffer` says: which buffer this is and how many shards it has. Written once.
+// A Buffer is the content of the object `buffer`: the buffer's identity and its number of shards. It is written once.
 type Buffer struct {
-	ID     uuid.UUID // a buffer made anew at the same URL is another buffer
+	ID     uuid.UUID // a buffer created again at the same URL gets a new ID
 	Shards uint32    // at least one
 }
 
 const bufferMagic = "MPBF"
 
-// Encode gives the object's bytes.
+// Encode returns the object's bytes.
 func (b *Buffer) Encode() ([]byte, error) {
 	return wrap(bufferMagic, &manifestpb.Buffer{BufferId: b.ID[:], Shards: b.Shards})
 }

@@ -7,13 +7,13 @@ import (
 	"millpond.dev/otel-exporter/internal/storage"
 )
 
-// A Snapshot is a state as it was read or as it was committed, and what a swap must name to replace it.
+// A Snapshot is a state as read or committed, with the version that a swap must name to replace it.
 type Snapshot struct {
 	State   *Manifest
 	Version storage.Version
 }
 
-// A FormatError: the store answered with something that is not the object.
+// A FormatError means that the store returned something other than the expected object.
 type FormatError struct {
 	Key string
 	Err error
@@ -22,7 +22,7 @@ type FormatError struct {
 func (e *FormatError) Error() string { return fmt.Sprintf("%s: %v", e.Key, e.Err) }
 func (e *FormatError) Unwrap() error { return e.Err }
 
-// Read reads a shard's manifest; nil where there is none.
+// Read reads a shard's manifest. It returns nil if there is none.
 func Read(ctx context.Context, store *storage.Store, shard uint32) (*Snapshot, error) {
 	key := Key(shard)
 	body, version, found, err := store.GetAtMost(ctx, key, logBytesMax)
@@ -36,8 +36,8 @@ func Read(ctx context.Context, store *storage.Store, shard uint32) (*Snapshot, e
 	return &Snapshot{state, version}, nil
 }
 
-// Swap replaces the state that expected names (nil: there must be none) by next. It makes one attempt; the error says
-// why the outcome is Unknown. A state that breaks a rule of the format is not sent: that is a Mismatch with an error.
+// Swap replaces the expected state (nil: no object yet) with next in one attempt. The error explains an Unknown
+// outcome. Swap does not send a state that breaks a rule of the format; it returns a Mismatch with an error.
 func Swap(ctx context.Context, store *storage.Store, shard uint32, expected *storage.Version, next *Manifest) (storage.Outcome, *Snapshot, error) {
 	if reason := next.Check(); reason != "" {
 		return storage.Mismatch, nil, fmt.Errorf("%s: refusing to write a state that is not valid: %s", Key(shard), reason)
@@ -53,7 +53,7 @@ func Swap(ctx context.Context, store *storage.Store, shard uint32, expected *sto
 	return outcome, &Snapshot{next, version}, nil
 }
 
-// OpenBuffer reads the buffer object, or writes it; who loses the race reads what the winner wrote.
+// OpenBuffer reads the buffer object or writes it. After losing the race it reads what the winner wrote.
 func OpenBuffer(ctx context.Context, store *storage.Store, new *Buffer) (*Buffer, error) {
 	for {
 		body, _, found, err := store.GetAtMost(ctx, BufferKey, bufferBytesMax)

@@ -9,7 +9,7 @@ import (
 
 const manifestMagic = "MPMF"
 
-// Encode gives the object's bytes.
+// Encode returns the object's bytes.
 func (m *Manifest) Encode() ([]byte, error) {
 	return wrap(manifestMagic, &manifestpb.Manifest{
 		BufferId:      m.BufferID[:],
@@ -143,7 +143,7 @@ func encodePart(part *Part) *manifestpb.Part {
 		Messages:          part.Messages,
 		Records:           part.Records,
 		FirstReceivedAtUs: part.FirstUs,
-		// Wraps into the right difference: the last is not before the first.
+		// The subtraction wraps to the right difference: the last time is never before the first.
 		ReceivedSpanUs: uint64(part.LastUs) - uint64(part.FirstUs),
 	}
 }

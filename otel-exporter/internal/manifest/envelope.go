@@ -9,12 +9,12 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// FormatVersion is the version that is written, and the only one that is read.
+// FormatVersion is the only version that this package reads and writes.
 const FormatVersion = 1
 
 const envelopeLen = 4 + 2 + 4
 
-// Faults of an object. Every error of a decoder is one of these.
+// Decoder errors: each one wraps one of these.
 var (
 	ErrShort    = errors.New("it is shorter than its envelope: it was cut off or is not Millpond's")
 	ErrMagic    = errors.New("it does not begin with its magic: it is not Millpond's or is damaged")
@@ -38,7 +38,7 @@ func wrap(magic string, message proto.Message) ([]byte, error) {
 	out := make([]byte, envelopeLen, envelopeLen+proto.Size(message))
 	copy(out, magic)
 	binary.LittleEndian.PutUint16(out[4:], FormatVersion)
-	// In order of the fields, as every writer has them: equal states have equal bytes.
+	// Deterministic field order, as in every writer: equal states have equal bytes.
 	out, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(out, message)
 	if err != nil {
 		return nil, err
@@ -47,10 +47,10 @@ func wrap(magic string, message proto.Message) ([]byte, error) {
 	return out, nil
 }
 
-// unwrap takes the envelope off, checking it and how much of everything is in it before protobuf sees the content.
+// unwrap checks the envelope and the number of repeated fields before protobuf decodes the content.
 func unwrap(object, magic string, bytesMax int, counts []count, bytes []byte, message proto.Message) error {
 	if len(bytes) > bytesMax {
-		return fmt.Errorf("%s of %d bytes, more than the %d that one may have: %w", object, len(bytes), bytesMax, ErrTooLarge)
+		return fmt.Errorf("%s of %d bytes, more than the maximum of %d: %w", object, len(bytes), bytesMax, ErrTooLarge)
 	}
 	if len(bytes) < envelopeLen {
 		return fmt.Errorf("%s of %d bytes: %w", object, len(bytes), ErrShort)
@@ -74,7 +74,7 @@ func unwrap(object, magic string, bytesMax int, counts []count, bytes []byte, me
 	return nil
 }
 
-// content is the error for an object whose checksum holds and which breaks a rule of the format.
+// content is the error for an object with a valid checksum that breaks a rule of the format.
 func content(object, format string, arguments ...any) error {
 	return fmt.Errorf("%s: %w: %s", object, ErrContent, fmt.Sprintf(format, arguments...))
 }

@@ -13,9 +13,9 @@ import (
 	"millpond.dev/otel-exporter/internal/segment"
 )
 
-// The golden files are the Rust crate's (manifest/testdata), which writes these very states from its own API and reads
-// the files back: manifest/tests/manifest.rs, manifest/tests/pages.rs. That Go reads each file as the state and writes
-// the state as the file is both directions at once.
+// The Rust crate writes the golden files (manifest/testdata) from the same states through its own API and reads them
+// back: manifest/tests/manifest.rs, manifest/tests/pages.rs. Go covers both directions too: it decodes each file to the
+// state, and encodes the state to the same bytes.
 func goldenFile(t *testing.T, name string) []byte {
 	t.Helper()
 	bytes, err := os.ReadFile("../../../manifest/testdata/" + name)
@@ -32,7 +32,7 @@ func checkGolden(t *testing.T, name string, encode func() ([]byte, error)) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(encoded, goldenFile(t, name)) {
-		t.Errorf("Go writes %s otherwise than Rust:\n%x\n%x", name, encoded, goldenFile(t, name))
+		t.Errorf("Go writes %s differently from Rust:\n%x\n%x", name, encoded, goldenFile(t, name))
 	}
 }
 
@@ -42,7 +42,7 @@ var (
 	bufferID  = uuid.UUID{15: 9}
 )
 
-// named is a ULID of a time and a small random number.
+// named builds a ULID from a time and a small random number.
 func named(timeMs uint64, random uint64) ulid.ULID {
 	var name ulid.ULID
 	if err := name.SetTime(timeMs); err != nil {
@@ -83,7 +83,7 @@ func TestGoldenPageAndItsManifest(t *testing.T) {
 	shard.commit(3)
 	page := shard.seal(2)
 	shard.commit(2)
-	// What a collector does is not Go's to do, but a log that begins inside of a page is Go's to read and go on with.
+	// Go does not collect garbage, but it must read a log that begins inside a page and append to it.
 	golden := *shard.manifest
 	golden.FirstSequence, golden.OrphanFloorMs = 1, 1_699_999_999_000
 	stamped := golden.Stamped(0x0123_4567_89ab_cdef)
@@ -103,7 +103,7 @@ func TestGoldenPageAndItsManifest(t *testing.T) {
 	}
 }
 
-// A cursor is the consumers': Go only has to understand it.
+// Go only reads cursors; consumers write them.
 func TestGoldenCursor(t *testing.T) {
 	cursor := &manifestpb.Cursor{}
 	if err := unwrap("cursor", "MPCR", logBytesMax, nil, goldenFile(t, "cursor-v1"), cursor); err != nil {

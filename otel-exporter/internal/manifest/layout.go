@@ -6,7 +6,7 @@ import (
 	"github.com/oklog/ulid/v2"
 )
 
-// BufferKey is the key of the object that says what the buffer is.
+// BufferKey is the key of the object that identifies the buffer.
 const BufferKey = "buffer"
 
 // Key is the key of a shard's manifest.

@@ -6,19 +6,19 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// The most that is read of an object, in bytes, and of what it repeats. An empty message takes two bytes on the wire and a
-// hundred in memory, so the repeated fields are counted before anything is decoded.
+// Limits on the size of an object in bytes and on its repeated fields. An empty message takes two bytes on the wire and
+// a hundred in memory, so repeated fields are counted before decoding.
 const (
 	bufferBytesMax = 64 << 10
-	// As many entries as may be, with all streams in each.
+	// The maximum number of entries, each with all streams.
 	logBytesMax = 256 << 20
-	// A commit adds its segments to a tail that is not sealed yet.
+	// A commit adds its segments before the tail is sealed.
 	entriesMax = 2 * TailMax
 	partsMax   = entriesMax * StreamsMax
 	pagesMax   = 1 << 20
 )
 
-// A count is the most that an object may have of a field: path has the numbers of the fields that lead to it.
+// A count limits the occurrences of a field. The path is the field numbers that lead to it.
 type count struct {
 	of   string
 	path []protowire.Number
@@ -39,7 +39,7 @@ var (
 	}
 )
 
-// checkCounts counts an encoded message and refuses it where it has too many of something.
+// checkCounts rejects an encoded message that has too many of some field.
 func checkCounts(object string, counts []count, body []byte) error {
 	found := make([]int, len(counts))
 	return scan(object, counts, found, body, make([]protowire.Number, 0, 4))
@@ -49,12 +49,12 @@ func scan(object string, counts []count, found []int, body []byte, path []protow
 	for len(body) > 0 {
 		number, kind, length := protowire.ConsumeTag(body)
 		if length < 0 || kind == protowire.StartGroupType || kind == protowire.EndGroupType {
-			return content(object, "it is no protobuf message")
+			return content(object, "it is not a protobuf message")
 		}
 		body = body[length:]
 		length = protowire.ConsumeFieldValue(number, kind, body)
 		if length < 0 {
-			return content(object, "it is no protobuf message")
+			return content(object, "it is not a protobuf message")
 		}
 		value := body[:length]
 		body = body[length:]
@@ -64,7 +64,7 @@ func scan(object string, counts []count, found []int, body []byte, path []protow
 			switch {
 			case slices.Equal(count.path, at):
 				if found[i]++; found[i] > count.max {
-					return content(object, "it has more than %d %s, which is the most there may be", count.max, count.of)
+					return content(object, "it has more than the maximum of %d %s", count.max, count.of)
 				}
 			case len(count.path) > len(at) && slices.Equal(count.path[:len(at)], at):
 				inside = kind == protowire.BytesType

@@ -22,13 +22,13 @@ func enveloped(magic string, body []byte) []byte {
 	return append(out, body...)
 }
 
-// repeated is a field of bytes, many times.
+// repeated encodes a bytes field many times.
 func repeated(number protowire.Number, value []byte, times int) []byte {
 	field := protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), value)
 	return bytes.Repeat(field, times)
 }
 
-// TestBombs: the same as manifest/tests/bombs.rs has.
+// TestBombs covers the same cases as manifest/tests/bombs.rs.
 func TestBombs(t *testing.T) {
 	manifest := func(bytes []byte) error { _, err := Decode(bytes); return err }
 	page := func(bytes []byte) error { _, err := DecodePage(bytes); return err }
@@ -45,7 +45,7 @@ func TestBombs(t *testing.T) {
 		{"producers", manifestMagic, manifest, repeated(11, nil, 1_000_000)},
 		{"entries", pageMagic, page, repeated(4, nil, 1_000_000)},
 		{"parts of segments", pageMagic, page, repeated(4, repeated(4, nil, 5_000_000), 1)},
-		{"it is no protobuf message", pageMagic, page, []byte{3<<3 | 3, 3<<3 | 4}},
+		{"it is not a protobuf message", pageMagic, page, []byte{3<<3 | 3, 3<<3 | 4}},
 	} {
 		object := enveloped(bomb.magic, bomb.body)
 		var before, after runtime.MemStats

@@ -13,45 +13,45 @@ import (
 )
 
 const (
-	// StreamsMax is the most streams in one shard: each costs its name in every commit.
+	// StreamsMax is the maximum number of streams in a shard: every commit carries each name.
 	StreamsMax = 1_024
-	// ProducersMax is the most producers remembered. Past it, the one whose last commit is furthest back in the log is
-	// forgotten.
+	// ProducersMax is the maximum number of producers remembered. Beyond it, the manifest forgets the producer whose last
+	// commit is furthest back in the log.
 	ProducersMax = 4_096
-	// ProducersKept are the producers with the newest commits in the log. The manifest remembers these whatever any clock
-	// says.
+	// ProducersKept is the number of producers, by newest commit in the log, that the manifest remembers whatever any
+	// clock shows.
 	ProducersKept = 256
-	// TailMax is the number of entries at which a tail is sealed into a page by the next commit, so that a commit moves
-	// a bounded number of bytes whatever the backlog.
+	// TailMax is the number of tail entries at which the next commit seals them into a page. It bounds the bytes of a
+	// commit whatever the backlog.
 	TailMax = 2_048
-	// ProducerExpiryMs: a registration forgets the producers beyond ProducersKept that were seen this long before or after
-	// the median producer.
+	// ProducerExpiryMs is the expiry of producers beyond ProducersKept: a registration forgets those last seen this long
+	// before or after the median producer.
 	ProducerExpiryMs = 24 * 3_600 * 1_000
 )
 
-// A ProducerID is a producer's random name, drawn when it starts.
+// A ProducerID is a random ID that a producer draws when it starts.
 type ProducerID [16]byte
 
 func (id ProducerID) String() string { return uuid.UUID(id).String() }
 
-// A Stamp tells two states of one object apart even where their ETags are equal: an ETag can be derived from the
-// content alone, so every state carries a counter and its writer's nonce.
+// A Stamp distinguishes two states of an object even if their ETags are equal. An ETag may depend on the content alone,
+// so every state carries a counter and its writer's nonce.
 type Stamp struct{ Version, Nonce uint64 }
 
-// A Stream is one of a shard. Its place in the table is its name in the entries.
+// A Stream is one row of the shard's stream table. Entries refer to it by index.
 type Stream struct {
 	Name     string
 	Encoding segment.Encoding
 }
 
-// A Part is one stream's blocks within one segment.
+// A Part is the run of one stream's blocks in a segment.
 type Part struct {
 	Stream          uint32 // index into the manifest's streams
 	Offset, Length  uint64 // in the segment object, in bytes
 	RawLen          uint64 // uncompressed, in bytes
 	Messages        uint64
 	Records         uint64
-	FirstUs, LastUs int64 // when its first and its last message were received, unix microseconds
+	FirstUs, LastUs int64 // receive times of its first and last message, unix microseconds
 }
 
 // An Entry is a committed segment.
@@ -62,7 +62,7 @@ type Entry struct {
 	Parts         []Part // at most one for each stream
 }
 
-// A ProducerRow is what the manifest remembers of a producer: enough to recognise its last commit.
+// A ProducerRow is the manifest's record of a producer: enough to recognise its last commit.
 type ProducerRow struct {
 	ID            ProducerID
 	Commit        uint64 // number of its last commit; 0: registered, nothing committed yet
@@ -71,33 +71,33 @@ type ProducerRow struct {
 	SeenAtMs      uint64 // unix
 }
 
-// A Manifest is the state of a shard's log. A state is never changed: every transition gives a new one, which shares
-// with the old one what is the same.
+// A Manifest is the state of a shard's log. It is immutable: every transition returns a new state, which shares
+// unchanged parts with the old one.
 type Manifest struct {
 	BufferID      uuid.UUID
 	Shard         uint32
 	Stamp         Stamp
 	FirstSequence uint64 // the oldest retained
-	NextSequence  uint64 // what the next committed segment gets
-	OrphanFloorMs uint64 // no segment named before this time (unix) can be committed any more
+	NextSequence  uint64 // of the next committed segment
+	OrphanFloorMs uint64 // no segment named before this time (unix) can be committed anymore
 	Streams       []Stream
 	Pages         []PageReference // sealed runs, oldest first
 	Tail          []Entry         // the newest entries; the last one has sequence NextSequence - 1
-	Producers     []ProducerRow   // in order of their ids
+	Producers     []ProducerRow   // ordered by ID
 }
 
-// A NewSegment is a segment as its producer describes it for a commit.
+// A NewSegment is a segment that a producer wants to commit.
 type NewSegment struct {
 	Segment ulid.ULID
 	Size    uint64
 	Parts   []NewPart
 }
 
-// A NewPart is a part whose stream is still named, not numbered.
+// A NewPart is a part that refers to its stream by name instead of by index.
 type NewPart struct {
 	Stream   string
 	Encoding segment.Encoding
-	Part     Part // its Stream is not looked at
+	Part     Part // its Stream is ignored
 }
 
 // New is a shard before its first commit.
@@ -105,7 +105,8 @@ func New(bufferID uuid.UUID, shard uint32) *Manifest {
 	return &Manifest{BufferID: bufferID, Shard: shard}
 }
 
-// Stamped is the state told apart from every other by its counter and the nonce. Call it once, on a state of one's own.
+// Stamped returns a copy with the next counter and the nonce, which distinguish it from every other state. Call it once
+// per state.
 func (m *Manifest) Stamped(nonce uint64) *Manifest {
 	next := *m
 	next.Stamp = Stamp{m.Stamp.Version + 1, nonce}
@@ -121,7 +122,7 @@ func (m *Manifest) producer(id ProducerID) (int, bool) {
 	})
 }
 
-// Producer is what is remembered of a producer, if anything.
+// Producer returns the row of a producer, if the manifest remembers it.
 func (m *Manifest) Producer(id ProducerID) (ProducerRow, bool) {
 	place, found := m.producer(id)
 	if !found {
@@ -130,8 +131,8 @@ func (m *Manifest) Producer(id ProducerID) (ProducerRow, bool) {
 	return m.Producers[place], true
 }
 
-// Register enters a producer (its commit number 0), and forgets others where the table grows too large. nowMs goes into
-// the new row alone: the clock of the producer that registers forgets nobody.
+// Register adds a producer with commit number 0, and forgets others if the table grows too large. Only the new row uses
+// nowMs: the registering producer's clock never decides who is forgotten.
 func (m *Manifest) Register(id ProducerID, nowMs uint64) *Manifest {
 	next := *m
 	if _, found := m.producer(id); found {
@@ -143,8 +144,8 @@ func (m *Manifest) Register(id ProducerID, nowMs uint64) *Manifest {
 	return &next
 }
 
-// remembered makes room for one more producer. A forgotten producer cannot resolve an unknown outcome, so no single clock
-// may decide who goes: the log's order ranks the rows, and the time is what half of the producers agree on.
+// remembered makes room for one more producer. A forgotten producer cannot resolve an unknown outcome, so no single
+// clock decides which one goes. The log's order ranks the rows; the median of their times is the reference.
 func remembered(rows []ProducerRow) []ProducerRow {
 	if len(rows) < ProducersKept {
 		return rows
@@ -156,7 +157,7 @@ func remembered(rows []ProducerRow) []ProducerRow {
 		}
 	}
 	slices.Sort(seen)
-	// A row without a commit ends at 0, so it comes after every row that the log depends on.
+	// A row without a commit ends at 0 and sorts after every row that the log depends on.
 	slices.SortStableFunc(rows, func(a, b ProducerRow) int { return cmp.Compare(b.end(), a.end()) })
 	if len(seen) > 0 {
 		median := seen[(len(seen)-1)/2]
@@ -178,26 +179,25 @@ func (r ProducerRow) end() uint64 {
 	return r.FirstSequence + r.Count
 }
 
-// A Commit is what a commit comes to.
+// A Commit is the result of Manifest.Commit.
 type Commit struct {
-	// State is what to swap in, not yet stamped. Nil when this commit is in the log already: an earlier attempt of ours
-	// landed.
+	// State is the state to swap in, not yet stamped. It is nil if an earlier attempt already put this commit in the log.
 	State         *Manifest
 	FirstSequence uint64
 	Count         uint64
 }
 
-// A NotRegisteredError: the producer was forgotten, or never registered. What became of an unknown outcome cannot be
-// known.
+// A NotRegisteredError means that the manifest has forgotten the producer, or never knew it. An unknown outcome cannot
+// be resolved.
 type NotRegisteredError struct{ Producer ProducerID }
 
 func (e *NotRegisteredError) Error() string {
 	return fmt.Sprintf("producer %s is not registered in this shard", e.Producer)
 }
 
-// A BelowFloorError: segments named before the orphan floor may be deleted any moment. Upload them anew.
+// A BelowFloorError names segments from before the orphan floor, which may be deleted at any moment. Upload them again.
 type BelowFloorError struct {
-	Places  []int // in the commit
+	Places  []int // indexes in the commit
 	FloorMs uint64
 }
 
@@ -205,8 +205,8 @@ func (e *BelowFloorError) Error() string {
 	return fmt.Sprintf("%d segments are named before the orphan floor %d", len(e.Places), e.FloorMs)
 }
 
-// A NumberError: the number does not follow the producer's last one. Its own bookkeeping is wrong, somebody else has its
-// id, or the manifest was put back to an older state.
+// A NumberError means that the commit number does not follow the producer's last one. Either its bookkeeping is wrong,
+// another producer uses its ID, or somebody restored an older manifest.
 type NumberError struct {
 	Producer     ProducerID
 	Commit, Last uint64
@@ -220,7 +220,7 @@ func (e *NumberError) Error() string {
 	return fmt.Sprintf("commit %d of producer %s %s its last commit %d", e.Commit, e.Producer, how, e.Last)
 }
 
-// An InvalidError: nothing to commit, a segment named twice, a stream twice in a segment, an invalid name, …
+// An InvalidError means that the commit breaks a rule: no segments, a duplicate segment or stream, an invalid name, …
 type InvalidError struct{ Reason string }
 
 func (e *InvalidError) Error() string { return "commit is not valid: " + e.Reason }
@@ -229,8 +229,8 @@ func invalid(format string, arguments ...any) error {
 	return &InvalidError{fmt.Sprintf(format, arguments...)}
 }
 
-// Commit is commit number `number` of a producer: its segments go to the end of the log, in their order. The error is
-// one of the four above.
+// Commit appends the segments to the log in order, as commit `number` of the producer. The error is one of the four
+// above.
 func (m *Manifest) Commit(producer ProducerID, number uint64, segments []NewSegment, nowMs uint64) (Commit, error) {
 	place, found := m.producer(producer)
 	if !found {
@@ -293,7 +293,7 @@ func (m *Manifest) checkSegments(segments []NewSegment) error {
 	return nil
 }
 
-// entry numbers a new segment's streams, adding to the table those that are new.
+// entry assigns indexes to a new segment's streams, and adds new ones to the table.
 func (m *Manifest) entry(new *NewSegment, nowMs uint64) (Entry, error) {
 	entry := Entry{new.Segment, new.Size, nowMs, make([]Part, 0, len(new.Parts))}
 	for i := range new.Parts {
@@ -323,17 +323,17 @@ func (m *Manifest) entry(new *NewSegment, nowMs uint64) (Entry, error) {
 	return entry, nil
 }
 
-// check names the first rule that the entry breaks; it is held to them before it is written and after it is read.
+// check returns the first rule that the entry breaks. It runs before every write and after every read.
 func (e *Entry) check(streams int) string {
 	for i := range e.Parts {
 		part := &e.Parts[i]
 		if uint64(part.Stream) >= uint64(streams) {
 			return fmt.Sprintf("stream %d is not in the table of %d", part.Stream, streams)
 		}
-		// Parts are few: most entries have one to three.
+		// A quadratic search is fine: most entries have one to three parts.
 		for j := range i {
 			if e.Parts[j].Stream == part.Stream {
-				return fmt.Sprintf("stream %d is in it twice", part.Stream)
+				return fmt.Sprintf("stream %d occurs twice", part.Stream)
 			}
 		}
 		if end := part.Offset + part.Length; end < part.Offset || end > e.Size {
@@ -346,8 +346,8 @@ func (e *Entry) check(streams int) string {
 	return ""
 }
 
-// MayHave reports whether the log has exactly these segments from sequence first on, as far as the tail shows. The pages
-// and what was trimmed are not looked at.
+// MayHave reports whether the log has exactly these segments from sequence first on, as far as the tail shows. It
+// ignores pages and trimmed entries.
 func (m *Manifest) MayHave(first uint64, segments []ulid.ULID) bool {
 	start := m.TailStart()
 	for i, segment := range segments {
@@ -362,15 +362,14 @@ func (m *Manifest) MayHave(first uint64, segments []ulid.ULID) bool {
 	return true
 }
 
-// Lacks reports whether the log certainly does not have these segments from sequence first on: the tail shows other ones,
-// or none.
+// Lacks reports whether the tail proves that the log does not have these segments from sequence first on.
 func (m *Manifest) Lacks(first uint64, segments []ulid.ULID) bool {
 	return m.TailStart() <= first && !m.MayHave(first, segments)
 }
 
-// Seal takes the tail's entries up to and including sequence last into a page of that name. It reports false when the
-// page cannot be referenced: its name is before the orphan floor, so that it may be deleted any moment, or the tail does
-// not have that sequence.
+// Seal moves the tail's entries up to and including sequence last into a page of that name. It reports false if the
+// tail does not have that sequence, or if the page's name is before the orphan floor: such a page may be deleted at any
+// moment.
 func (m *Manifest) Seal(name ulid.ULID, last uint64) (*Page, *Manifest, bool) {
 	first := m.TailStart()
 	if name.Time() < m.OrphanFloorMs || last < first || last >= m.NextSequence {
@@ -384,11 +383,11 @@ func (m *Manifest) Seal(name ulid.ULID, last uint64) (*Page, *Manifest, bool) {
 	return page, &next, true
 }
 
-// Check names the first rule of the format that this state breaks; it is empty when there is none.
+// Check returns the first rule of the format that this state breaks, or "".
 func (m *Manifest) Check() string {
 	at := m.FirstSequence
 	if len(m.Pages) > 0 {
-		// The oldest page goes when all of it has; until then the log may begin inside of it.
+		// Garbage collection drops the oldest page only as a whole; until then the log may begin inside it.
 		oldest := m.Pages[0]
 		at = oldest.First
 		if m.FirstSequence < oldest.First || m.FirstSequence > oldest.Last {

@@ -18,7 +18,7 @@ func checkSame(t interface {
 	Fatalf(string, ...any)
 }, a, b *Manifest) {
 	t.Helper()
-	// Empty and absent are the same.
+	// Empty and nil slices are equal.
 	normal := func(m *Manifest) Manifest {
 		n := *m
 		n.Streams, n.Pages = append([]Stream{}, m.Streams...), append([]PageReference{}, m.Pages...)
@@ -49,7 +49,7 @@ func TestACommitAppendsInOrderAndARepeatedOneIsRecognised(t *testing.T) {
 	if first != 2 || log.NextSequence != 3 {
 		t.Errorf("%d, %d", first, log.NextSequence)
 	}
-	// The story of the lost answer: A never heard of its commit 1 and asks again.
+	// The answer was lost: A never heard of its commit 1 and sends it again.
 	again, err := log.Commit(producerA, 1, []NewSegment{newSegment(1, 1), newSegment(1, 2)}, 13)
 	if err != nil || again != (Commit{nil, 0, 2}) {
 		t.Errorf("%+v, %v", again, err)
@@ -82,7 +82,7 @@ func TestWhatWouldBreakTheLogIsRefused(t *testing.T) {
 	log, _ = commit(t, log, producerA, 1, 11, newSegment(1, 1))
 	log, _ = commit(t, log, producerA, 2, 11, newSegment(1, 2))
 	refused(log, producerA, 1, &NumberError{producerA, 1, 2}, newSegment(1, 1))
-	// Once in the log, and once in one commit.
+	// A segment may appear once in the log, and once in a commit.
 	refused(log, producerA, 3, &InvalidError{}, newSegment(1, 2))
 	refused(log, producerA, 3, &InvalidError{}, newSegment(1, 3), newSegment(1, 4), newSegment(1, 3))
 
@@ -114,7 +114,7 @@ func TestARefusedCommitLeavesTheStateAlone(t *testing.T) {
 	bad := newSegment(1, 2)
 	bad.Parts[0].Stream = "a/b"
 	if _, err := log.Commit(producerA, 1, []NewSegment{newSegment(1, 1), bad}, 11); err == nil {
-		t.Fatal("it is accepted")
+		t.Fatal("an invalid state was accepted")
 	}
 	after, err := log.Encode()
 	if err != nil || !slices.Equal(before, after) {
@@ -133,7 +133,7 @@ func TestTheTableOfStreamsIsBounded(t *testing.T) {
 	}
 }
 
-// committed is a table of producers that have each made one commit, in the order of their ids; each was seen at its time.
+// committed builds a table of producers with one commit each, ordered by ID and last seen at the given times.
 func committed(seenMs ...uint64) *Manifest {
 	log := New(bufferID, 0)
 	for i, seen := range seenMs {
@@ -161,7 +161,7 @@ func TestTheClockOfAProducerThatRegistersForgetsNobody(t *testing.T) {
 		log := committed(make([]uint64, others)...)
 		for _, nowMs := range []uint64{0, ProducerExpiryMs, 10 * ProducerExpiryMs, math.MaxUint64} {
 			if count := len(log.Register(newcomer, nowMs).Producers); count != others+1 {
-				t.Errorf("%d of %d are left at %d ms", count, others+1, nowMs)
+				t.Errorf("%d of %d remain at %d ms", count, others+1, nowMs)
 			}
 		}
 	}
@@ -173,21 +173,21 @@ func TestProducersLongGoneAreForgottenWhenOthersHaveTakenTheirPlace(t *testing.T
 			Register(newcomer, 0)
 	}
 	if count := len(later(ProducerExpiryMs - 1).Producers); count != 2*ProducersKept+2 {
-		t.Errorf("%d are left too early", count)
+		t.Errorf("%d remain, too early", count)
 	}
 	left := later(ProducerExpiryMs)
 	if len(left.Producers) != ProducersKept+2 || isThere(left, numbered(ProducersKept-1)) || !isThere(left, numbered(ProducersKept)) {
-		t.Errorf("%d are left", len(left.Producers))
+		t.Errorf("%d remain", len(left.Producers))
 	}
 }
 
 func TestAProducerSeenInTheFutureIsForgottenOnceOthersHaveTakenItsPlace(t *testing.T) {
 	seen := append([]uint64{math.MaxUint64}, slices.Repeat([]uint64{5}, ProducersKept)...)
 	if !isThere(committed(seen[:ProducersKept]...).Register(newcomer, 5), numbered(0)) {
-		t.Error("it is forgotten too early")
+		t.Error("the producer was forgotten too early")
 	}
 	if left := committed(seen...).Register(newcomer, 5); isThere(left, numbered(0)) || len(left.Producers) != ProducersKept+1 {
-		t.Errorf("%d are left", len(left.Producers))
+		t.Errorf("%d remain", len(left.Producers))
 	}
 }
 
@@ -198,12 +198,12 @@ func TestAFullTableForgetsTheProducerWhoseCommitIsFurthestBackInTheLog(t *testin
 	}
 	full := committed(seen...).Register(newcomer, 0)
 	if len(full.Producers) != ProducersMax || isThere(full, numbered(0)) || !isThere(full, newcomer) {
-		t.Errorf("%d are left", len(full.Producers))
+		t.Errorf("%d remain", len(full.Producers))
 	}
-	// The next one takes the place of a producer that has committed nothing.
+	// The next one replaces a producer that has committed nothing.
 	again := full.Register(ProducerID{254}, 0)
 	if len(again.Producers) != ProducersMax || isThere(again, newcomer) || !isThere(again, numbered(1)) {
-		t.Errorf("%d are left", len(again.Producers))
+		t.Errorf("%d remain", len(again.Producers))
 	}
 	if reason := again.Check(); reason != "" {
 		t.Error(reason)
@@ -226,13 +226,13 @@ func TestASingleClockForgetsNobodyElse(t *testing.T) {
 		checkSame(t, log, before)
 		for i, row := range log.Producers {
 			if left, _ := registered.Producer(row.ID); i != whose && left != row {
-				t.Fatalf("producer %d is forgotten", i)
+				t.Fatalf("producer %d was forgotten", i)
 			}
 		}
-		// Whatever the clock of the registering producer says, it forgets the same ones.
+		// The clock of the registering producer does not affect who is forgotten.
 		other := log.Register(newcomer, 0)
 		if !slices.EqualFunc(registered.Producers, other.Producers, func(a, b ProducerRow) bool { return a.ID == b.ID }) {
-			t.Fatal("its clock decides")
+			t.Fatal("the registering producer's clock decided")
 		}
 	})
 }
@@ -298,10 +298,10 @@ func TestAFlippedBitOrACutIsFound(t *testing.T) {
 		bad := slices.Clone(good)
 		bad[at] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
 		if _, err := Decode(bad); err == nil {
-			t.Fatal("a flipped bit is not noticed")
+			t.Fatal("a flipped bit was not detected")
 		}
 		if _, err := Decode(good[:at]); err == nil {
-			t.Fatal("a cut is not noticed")
+			t.Fatal("a truncation was not detected")
 		}
 	})
 }
@@ -310,9 +310,9 @@ func TestRandomBytesAreAnError(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		random := rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(t, "bytes")
 		if _, err := Decode(random); err == nil {
-			t.Fatal("random bytes are a manifest")
+			t.Fatal("random bytes decoded as a manifest")
 		}
-		// Behind a checksum that holds, whatever is there must be refused or be valid, and never more than that.
+		// With a valid checksum, random content must be rejected or be valid.
 		for _, magic := range []string{manifestMagic, pageMagic, bufferMagic} {
 			wrapped := append([]byte(magic), 1, 0, 0, 0, 0, 0)
 			wrapped = append(wrapped, random...)
@@ -356,7 +356,7 @@ func TestAStateThatBreaksARuleIsRefused(t *testing.T) {
 	good.seal(2)
 	for name, change := range map[string]func(*Manifest){
 		"a hole between pages":      func(m *Manifest) { m.Pages[1].First++ },
-		"a page of nothing":         func(m *Manifest) { m.Pages[1].Last = 1 },
+		"an empty page":             func(m *Manifest) { m.Pages[1].Last = 1 },
 		"a log before its pages":    func(m *Manifest) { m.Pages = m.Pages[1:] },
 		"a log after its page":      func(m *Manifest) { m.FirstSequence = 2 },
 		"a tail that ends too soon": func(m *Manifest) { m.Tail = nil },

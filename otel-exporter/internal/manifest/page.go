@@ -11,8 +11,8 @@ import (
 	"millpond.dev/otel-exporter/internal/manifest/manifestpb"
 )
 
-// A Page is a sealed run of entries in an immutable object of its own. It is written before a manifest refers to it;
-// which pages belong to the log is the manifest's to say.
+// A Page is an immutable object that holds a sealed run of entries. It is written before a manifest refers to it; only
+// the manifest decides which pages belong to the log.
 type Page struct {
 	BufferID uuid.UUID
 	Shard    uint32
@@ -20,7 +20,7 @@ type Page struct {
 	Entries  []Entry
 }
 
-// A PageReference is what the manifest says of a page.
+// A PageReference is a manifest's reference to a page.
 type PageReference struct {
 	First, Last              uint64 // sequences, both inclusive
 	Page                     ulid.ULID
@@ -30,7 +30,7 @@ type PageReference struct {
 // Last is the sequence of the last entry.
 func (p *Page) Last() uint64 { return p.First + uint64(len(p.Entries)) - 1 }
 
-// Reference is what a manifest says of this page under that name.
+// Reference returns the manifest's reference to this page under the given name.
 func (p *Page) Reference(name ulid.ULID) PageReference {
 	reference := PageReference{First: p.First, Last: p.Last(), Page: name}
 	for i := range p.Entries {
@@ -51,7 +51,7 @@ func (p *Page) check() string {
 		return "it ends past the last sequence"
 	}
 	for i := range p.Entries {
-		// The table of streams is the manifest's, which is read later than the page was written: it only grows.
+		// The stream table is unknown here: it is in the manifest and only grows.
 		if reason := p.Entries[i].check(math.MaxInt); reason != "" {
 			return fmt.Sprintf("sequence %d: %s", p.First+uint64(i), reason)
 		}
@@ -61,7 +61,7 @@ func (p *Page) check() string {
 
 const pageMagic = "MPPG"
 
-// Encode gives the object's bytes.
+// Encode returns the object's bytes.
 func (p *Page) Encode() ([]byte, error) {
 	return wrap(pageMagic, &manifestpb.Page{
 		BufferId: p.BufferID[:],
@@ -93,7 +93,7 @@ func DecodePage(bytes []byte) (*Page, error) {
 	return page, nil
 }
 
-// Equal reports whether two pages say the same.
+// Equal reports whether two pages have the same content.
 func (p *Page) Equal(other *Page) bool {
 	return p.BufferID == other.BufferID && p.Shard == other.Shard && p.First == other.First &&
 		slices.EqualFunc(p.Entries, other.Entries, func(a, b Entry) bool {

@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A shardModel is a manifest, its pages, and the names of all segments ever committed.
+// A shardModel is a manifest, its pages, and the names of all committed segments.
 type shardModel struct {
 	t         interface{ Fatalf(string, ...any) }
 	manifest  *Manifest
@@ -53,7 +53,7 @@ func (s *shardModel) seal(last uint64) *Page {
 	return page
 }
 
-// check: a reader sees exactly what was committed, in order, whatever was sealed.
+// check verifies that a reader sees exactly the committed segments in order, however they were sealed.
 func (s *shardModel) check() {
 	if reason := s.manifest.Check(); reason != "" {
 		s.t.Fatalf("%s", reason)

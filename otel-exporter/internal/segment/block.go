@@ -19,7 +19,7 @@ const (
 	Zstd Compression = 1
 )
 
-// A blockHeader is a block's header without its checksum, which only exists together with the payload.
+// A blockHeader is a block's header without its checksum, which needs the payload.
 type blockHeader struct {
 	compressedLen uint32
 	rawLen        uint32
@@ -30,7 +30,7 @@ type blockHeader struct {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// put writes the header's bytes, with the checksum over them and the payload.
+// put writes the header's bytes, including the checksum over them and the payload.
 func (h blockHeader) put(out []byte, payload []byte) {
 	binary.LittleEndian.PutUint32(out[0:], h.compressedLen)
 	binary.LittleEndian.PutUint32(out[4:], h.rawLen)
@@ -40,15 +40,15 @@ func (h blockHeader) put(out []byte, payload []byte) {
 	binary.LittleEndian.PutUint32(out[12:], blockChecksum(out, payload))
 }
 
-// blockChecksum covers everything in the header but itself, then the payload: a bit that flips anywhere is found.
+// blockChecksum covers the rest of the header and the payload, so that it detects a flipped bit anywhere.
 func blockChecksum(header, payload []byte) uint32 {
 	crc := crc32.Update(0, castagnoli, header[:12])
 	crc = crc32.Update(crc, castagnoli, header[16:BlockHeaderLen])
 	return crc32.Update(crc, castagnoli, payload)
 }
 
-// readBlockHeader reads the header at the start of bytes, which begin at offset in the object, and verifies it and the
-// payload that follows, which it returns. Nothing is allocated.
+// readBlockHeader reads the header at the start of bytes, which begin at offset in the object. It verifies the header
+// and the payload that follows, and returns both without allocating.
 func readBlockHeader(bytes []byte, offset uint64, limits *Limits) (blockHeader, []byte, error) {
 	if len(bytes) < BlockHeaderLen {
 		return blockHeader{}, nil, truncated(offset, "block header", BlockHeaderLen, uint64(len(bytes)))

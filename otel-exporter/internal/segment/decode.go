@@ -21,17 +21,17 @@ type Block struct {
 	offset  uint64
 }
 
-// RawLen is the length of the raw content, as declared.
+// RawLen is the declared length of the raw content.
 func (b *Block) RawLen() uint64 { return uint64(b.header.rawLen) }
 
-// Messages is the number of messages, as declared.
+// Messages is the declared number of messages.
 func (b *Block) Messages() uint64 { return uint64(b.header.messages) }
 
 // Compression is how the payload is stored.
 func (b *Block) Compression() Compression { return b.header.compression }
 
-// Blocks reads the blocks of one stream: part is what a ranged GET of a StreamPart gave, at offset in the object.
-// Headers and checksums are verified; nothing is decompressed.
+// Blocks reads the blocks of one stream from part, the bytes of a ranged GET of a StreamPart at offset in the object.
+// It verifies headers and checksums and decompresses nothing.
 func Blocks(part []byte, offset uint64, limits Limits) ([]Block, error) {
 	var blocks []Block
 	for len(part) > 0 {
@@ -49,12 +49,12 @@ func Blocks(part []byte, offset uint64, limits Limits) ([]Block, error) {
 	return blocks, nil
 }
 
-// A Decompressor decompresses blocks. It may be used by many goroutines at once.
+// A Decompressor decompresses blocks. It is safe for concurrent use.
 type Decompressor struct{ zstd *zstd.Decoder }
 
-// NewDecompressor gives a decompressor.
+// NewDecompressor returns a decompressor.
 func NewDecompressor() (*Decompressor, error) {
-	// A frame gets room for exactly the raw length that its block declares, whatever the frame says.
+	// A frame gets room for exactly the raw length that its block declares, whatever the frame declares.
 	decoder, err := zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(0))
 	if err != nil {
 		return nil, fmt.Errorf("zstd: %w", err)
@@ -62,7 +62,7 @@ func NewDecompressor() (*Decompressor, error) {
 	return &Decompressor{decoder}, nil
 }
 
-// Decode gives the messages of a block, which may share its bytes.
+// Decode returns the messages of a block, which may share its bytes.
 func (d *Decompressor) Decode(block *Block) ([]Message, error) {
 	raw := block.payload
 	if block.header.compression == Zstd {
@@ -79,7 +79,7 @@ func (d *Decompressor) Decode(block *Block) ([]Message, error) {
 }
 
 func (b *Block) messages(raw []byte) ([]Message, error) {
-	// Each takes two raw bytes at least, so that no count makes this larger than the content allows.
+	// Each message takes at least two raw bytes, so the content bounds the allocation whatever the count.
 	messages := make([]Message, 0, min(uint64(b.header.messages), uint64(len(raw)/2)))
 	for range b.header.messages {
 		delta, n := binary.Varint(raw)
@@ -104,8 +104,8 @@ func (b *Block) messages(raw []byte) ([]Message, error) {
 	return messages, nil
 }
 
-// Verify reads a whole object: every header, checksum and message, and that the index says the truth about the blocks.
-// What only the writer knew (the number of records) is believed.
+// Verify reads a whole object: every header, checksum and message, and whether the index matches the blocks. It trusts
+// the record counts, which only the writer knew.
 func Verify(object []byte, limits Limits) ([]StreamPart, error) {
 	streams, err := ReadIndex(object, limits)
 	if err != nil {

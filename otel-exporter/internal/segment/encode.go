@@ -9,8 +9,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// A BlockBuilder collects the messages of one block of one stream. It copies none of them: they must not change until the
-// block is compressed.
+// A BlockBuilder collects the messages of one block of one stream. It copies no payload: payloads must not change until
+// the block is compressed.
 type BlockBuilder struct {
 	messages        []Message
 	rawLen          int
@@ -19,11 +19,11 @@ type BlockBuilder struct {
 	rawMax          uint64
 }
 
-// MessageLenMax is how many raw bytes Push adds at most for a payload of that length.
+// MessageLenMax is the maximum number of raw bytes that Push adds for a payload of that length.
 func MessageLenMax(payloadLen int) int { return payloadLen + 2*binary.MaxVarintLen64 }
 
-// NewBlockBuilder gives an empty block. Times are stored relative to baseUs (unix microseconds), best that of the first
-// message.
+// NewBlockBuilder returns an empty block. Times are stored relative to baseUs (unix microseconds), ideally the time of
+// the first message.
 func NewBlockBuilder(baseUs int64) *BlockBuilder {
 	return &BlockBuilder{
 		baseUs:  baseUs,
@@ -33,14 +33,14 @@ func NewBlockBuilder(baseUs int64) *BlockBuilder {
 	}
 }
 
-// appendHead appends what goes before a message's payload.
+// appendHead appends what precedes a message's payload.
 func (b *BlockBuilder) appendHead(out []byte, message *Message) []byte {
-	// The subtraction wraps, so that every pair of times has a difference; the reader wraps back.
+	// The subtraction wraps, so that every pair of times has a difference; the reader wraps it back.
 	out = binary.AppendVarint(out, message.ReceivedAtUs-b.baseUs)
 	return binary.AppendUvarint(out, uint64(len(message.Payload)))
 }
 
-// Push appends a message. The block stays as it was if the message does not fit.
+// Push appends a message. If the message does not fit, the block stays unchanged.
 func (b *BlockBuilder) Push(receivedAtUs int64, payload []byte) error {
 	message := Message{receivedAtUs, payload}
 	var head [2 * binary.MaxVarintLen64]byte
@@ -49,7 +49,7 @@ func (b *BlockBuilder) Push(receivedAtUs int64, payload []byte) error {
 		return fmt.Errorf("a message of %d bytes does not fit in a block that holds %d of at most %d bytes",
 			len(payload), b.rawLen, b.rawMax)
 	}
-	// At most one message per two raw bytes, of which there are far fewer than 2^32.
+	// messages cannot overflow: a message takes at least two raw bytes, and there are far fewer than 2^32 of them.
 	b.messages = append(b.messages, message)
 	b.rawLen += length
 	b.firstUs, b.lastUs = min(b.firstUs, receivedAtUs), max(b.lastUs, receivedAtUs)
@@ -59,7 +59,7 @@ func (b *BlockBuilder) Push(receivedAtUs int64, payload []byte) error {
 // RawLen is the length of the raw content so far.
 func (b *BlockBuilder) RawLen() int { return b.rawLen }
 
-// appendRaw appends the raw content: the one copy that is made of a payload.
+// appendRaw appends the raw content: the only copy of a payload.
 func (b *BlockBuilder) appendRaw(out []byte) []byte {
 	out = slices.Grow(out, b.rawLen)
 	for i := range b.messages {
@@ -77,21 +77,21 @@ type EncodedBlock struct {
 	FirstUs, LastUs int64
 }
 
-// A Compressor compresses blocks, one at a time, in buffers that it uses again.
+// A Compressor compresses one block at a time in buffers that it reuses.
 type Compressor struct {
 	zstd            *zstd.Encoder
 	raw, compressed []byte
 }
 
-// bufferKeptMax is the size over which a buffer is given back after use: one giant message should not be paid for ever.
+// bufferKeptMax is the size above which a buffer is freed after use: one giant message must not pin memory forever.
 const bufferKeptMax = 8 << 20
 
-// NewCompressor gives a compressor at the zstd level (1 is the fastest of the standard levels).
+// NewCompressor returns a compressor at the zstd level (1 is the fastest of the standard levels).
 func NewCompressor(level int) (*Compressor, error) {
 	encoder, err := zstd.NewWriter(nil,
 		zstd.WithEncoderLevel(zstd.EncoderLevelFromZstd(level)),
 		zstd.WithEncoderConcurrency(1),
-		// The block has its own, over more.
+		// The block's own checksum covers more.
 		zstd.WithEncoderCRC(false))
 	if err != nil {
 		return nil, fmt.Errorf("zstd: %w", err)
@@ -99,7 +99,7 @@ func NewCompressor(level int) (*Compressor, error) {
 	return &Compressor{zstd: encoder}, nil
 }
 
-// Compress compresses a block that holds so many records; it stores it as it is when zstd does not shrink it.
+// Compress compresses a block that holds the given number of records, or stores it as is when zstd does not shrink it.
 func (c *Compressor) Compress(block *BlockBuilder, records uint64) EncodedBlock {
 	c.raw = block.appendRaw(c.raw[:0])
 	c.compressed = c.zstd.EncodeAll(c.raw, c.compressed[:0])
@@ -114,7 +114,7 @@ func (c *Compressor) Compress(block *BlockBuilder, records uint64) EncodedBlock 
 		header.compression, payload = Stored, c.raw
 	}
 	header.compressedLen = uint32(len(payload))
-	// Copied to its exact size: the buffers have room for the worst case and are used again.
+	// Copy to the exact size: the buffers have room for the worst case and are reused.
 	out := make([]byte, BlockHeaderLen+len(payload))
 	copy(out[BlockHeaderLen:], payload)
 	header.put(out, out[BlockHeaderLen:])
@@ -147,26 +147,26 @@ type streamBlocks struct {
 	blocks [][]byte
 }
 
-// A Builder puts blocks of many streams into one segment, each stream's blocks together. Streams are in the order of
-// their first block, a stream's blocks in the order of the pushes.
+// A Builder combines blocks of many streams into one segment, each stream's blocks together. Streams are ordered by
+// their first block, blocks by their push.
 type Builder struct {
 	streams     []streamBlocks
 	places      map[string]int
 	blocksLen   uint64
-	indexLenMax uint64 // what the index can take at most, by the streams so far
+	indexLenMax uint64 // upper bound of the index's size for the streams so far
 	limits      Limits
 }
 
-// indexEntryMax is what a stream takes in the index at most, without its name: ten fields of a tag and a varint each,
-// and its own tag and length.
+// indexEntryMax is the maximum size of a stream in the index without its name: ten fields of a tag and a varint each,
+// plus its own tag and length.
 const indexEntryMax = 10*11 + 6
 
-// NewBuilder gives an empty segment.
+// NewBuilder returns an empty segment.
 func NewBuilder(limits Limits) *Builder {
 	return &Builder{places: make(map[string]int), limits: limits}
 }
 
-// Push adds a block of a stream. On an error the segment stays as it was.
+// Push adds a block of a stream. On an error the segment stays unchanged.
 func (b *Builder) Push(stream string, encoding Encoding, block EncodedBlock) error {
 	place, known := b.places[stream]
 	indexLenMax, blocks := b.indexLenMax, uint32(1)

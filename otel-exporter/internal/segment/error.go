@@ -2,23 +2,22 @@ package segment
 
 import "fmt"
 
-// A Problem is what is wrong with the bytes of a segment.
+// A Problem is a kind of damage in the bytes of a segment.
 type Problem int
 
-// The problems that a reader tells apart.
 const (
-	Truncated    Problem = iota + 1 // there is less than there should be
+	Truncated    Problem = iota + 1 // the bytes end too early
 	OverLimit                       // a size is over its limit
-	BadMagic                        // it is not a segment, or is cut
+	BadMagic                        // not a segment, or truncated
 	BadVersion                      // another version of the format
-	BadChecksum                     // a bit has flipped
+	BadChecksum                     // corrupted bytes
 	Unknown                         // a compression or an encoding that this version does not know
-	Inconsistent                    // two statements contradict each other
+	Inconsistent                    // two values contradict each other
 	Malformed                       // protobuf, zstd or a varint cannot be read
-	BadName                         // a stream's name breaks the rules, or is there twice
+	BadName                         // a stream's name breaks the rules or occurs twice
 )
 
-// An Error says what is wrong, and where.
+// An Error describes the damage and its position.
 type Error struct {
 	Problem Problem
 	Offset  uint64 // in the object
@@ -31,7 +30,7 @@ func (e *Error) Error() string {
 }
 
 func truncated(offset uint64, field string, needed, left uint64) error {
-	return &Error{Truncated, offset, field, fmt.Sprintf("%d bytes are needed and %d are left", needed, left)}
+	return &Error{Truncated, offset, field, fmt.Sprintf("%d bytes are needed and %d remain", needed, left)}
 }
 
 func overLimit(offset uint64, field string, found, limit uint64) error {
@@ -39,7 +38,7 @@ func overLimit(offset uint64, field string, found, limit uint64) error {
 }
 
 func inconsistent[T any](offset uint64, field string, found, expected T) error {
-	return &Error{Inconsistent, offset, field, fmt.Sprintf("%v is stated, %v was expected", found, expected)}
+	return &Error{Inconsistent, offset, field, fmt.Sprintf("%v is stated, %v is expected", found, expected)}
 }
 
 func badChecksum(offset uint64, field string, stated, computed uint32) error {

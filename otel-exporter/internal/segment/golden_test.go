@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// `go test ./internal/segment -run Golden -write` writes Go's golden file anew, which is right only together with a new
-// version of the format. The Rust crate reads it: segment/tests/golden.rs.
+// `go test ./internal/segment -run Golden -write` rewrites Go's golden file. Do that only together with a new version
+// of the format. The Rust crate reads the file: segment/tests/golden.rs.
 var write = flag.Bool("write", false, "write the golden file of this language")
 
 const (
@@ -31,7 +31,7 @@ type goldenStream struct {
 	blocks   []goldenBlock
 }
 
-// golden is the content of the golden files of both languages.
+// golden is the content of both languages' golden files.
 func golden() []goldenStream {
 	repeated := func(c byte) []byte { return bytes.Repeat([]byte{c}, 400) }
 	return []goldenStream{
@@ -106,7 +106,7 @@ func checkGolden(t *testing.T, object []byte) {
 				t.Fatal(err)
 			}
 			if blocks[j].Compression() != wanted.compression || !sameMessages(messages, wanted.messages) {
-				t.Errorf("block %d of %s is not what was written", j, part.Stream)
+				t.Errorf("block %d of %s does not match what was written", j, part.Stream)
 			}
 		}
 		if part.Records != records {
@@ -149,7 +149,7 @@ func TestGoldenShapeIsWhatIsWrittenToday(t *testing.T) {
 	if uint64(len(object)) != today.Size {
 		t.Errorf("%d bytes, announced are %d", len(object), today.Size)
 	}
-	// zstd's bytes may change with its version; everything around them may not.
+	// zstd's bytes may change with its version; everything else must not.
 	for _, path := range []string{writtenByRust, writtenByGo} {
 		golden, err := os.ReadFile(path)
 		if err != nil {
@@ -163,7 +163,7 @@ func TestGoldenShapeIsWhatIsWrittenToday(t *testing.T) {
 			a, b := streams[i], today.Streams[i]
 			a.Offset, a.Length, b.Offset, b.Length = 0, 0, 0, 0
 			if a != b {
-				t.Errorf("%s has %+v, today it is %+v", path, a, b)
+				t.Errorf("%s has %+v, the encoder now writes %+v", path, a, b)
 			}
 		}
 	}

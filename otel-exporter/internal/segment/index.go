@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// FormatVersion is the version that is written, and the only one that is read.
+	// FormatVersion is the only version that this package reads and writes.
 	FormatVersion = 1
 	// HeaderLen is the length of a segment's header: the magic and the version.
 	HeaderLen = 6
@@ -22,7 +22,7 @@ const (
 	magic = "MPSG"
 )
 
-// Encoding is how the messages of a stream are to be read.
+// Encoding tells a reader how to interpret a stream's messages.
 type Encoding uint8
 
 const (
@@ -45,8 +45,8 @@ func (e Encoding) String() string {
 	return fmt.Sprintf("encoding %d", uint8(e))
 }
 
-// CheckStreamName refuses a name that is not 1 to 100 ASCII letters, digits, '.', '_' and '-', the first a letter or a
-// digit: it becomes part of tokens and of metric labels.
+// CheckStreamName rejects a name that is not 1 to 100 ASCII letters, digits, '.', '_' and '-', starting with a letter
+// or digit: stream names become part of tokens and metric labels.
 func CheckStreamName(name string) error {
 	good := name != "" && len(name) <= streamNameMax
 	for i := 0; good && i < len(name); i++ {
@@ -57,13 +57,13 @@ func CheckStreamName(name string) error {
 	if good {
 		return nil
 	}
-	// The error is shown to people; a megabyte of somebody's bytes is not.
+	// Shorten the name in the error: it may be a megabyte of untrusted bytes.
 	shown := []rune(name)
 	return fmt.Errorf("stream name %q is not allowed: use 1 to 100 of the characters a-z A-Z 0-9 . _ - "+
 		"with a letter or digit first", string(shown[:min(len(shown), streamNameMax)]))
 }
 
-// A StreamPart is one stream's contiguous run of blocks in a segment: where it is and what it holds.
+// A StreamPart describes one stream's contiguous run of blocks in a segment.
 type StreamPart struct {
 	Stream   string
 	Encoding Encoding
@@ -73,18 +73,18 @@ type StreamPart struct {
 	Blocks   uint32
 	Messages uint64
 	Records  uint64 // as counted by the writer
-	FirstUs  int64  // smallest received-at time of a message, unix microseconds
-	LastUs   int64  // largest received-at time of a message, unix microseconds
+	FirstUs  int64  // earliest receive time of a message, unix microseconds
+	LastUs   int64  // latest receive time of a message, unix microseconds
 }
 
-// Of gives the part's bytes in the whole object, which must be one that the index was read from.
+// Of returns the part's bytes in the whole object, which must be the one that the index came from.
 func (p *StreamPart) Of(object []byte) []byte { return object[p.Offset : p.Offset+p.Length] }
 
 func appendHeader(out []byte) []byte {
 	return binary.LittleEndian.AppendUint16(append(out, magic...), FormatVersion)
 }
 
-// encodeTail gives the index and the footer.
+// encodeTail returns the index and the footer.
 func encodeTail(streams []StreamPart) ([]byte, error) {
 	index := &segmentpb.Index{}
 	for i := range streams {
@@ -98,13 +98,13 @@ func encodeTail(streams []StreamPart) ([]byte, error) {
 		return nil, fmt.Errorf("the index of a segment has %d bytes", len(out))
 	}
 	out = binary.LittleEndian.AppendUint32(out, uint32(len(out)))
-	// The checksum covers the length as well, which is what a reader has to trust first.
+	// The checksum covers the length too: a reader has to trust the length first.
 	out = binary.LittleEndian.AppendUint32(out, crc32.Checksum(out, castagnoli))
 	return append(out, magic...), nil
 }
 
-// ReadIndex reads the index of a whole object: it checks header, footer, index and that the parts fill the object. The
-// blocks are not looked at; Verify does that.
+// ReadIndex reads the index of a whole object: it checks header, footer and index, and that the parts fill the object.
+// It does not check the blocks; Verify does.
 func ReadIndex(object []byte, limits Limits) ([]StreamPart, error) {
 	size := uint64(len(object))
 	if size < HeaderLen+FooterLen {
@@ -144,7 +144,7 @@ func ReadIndex(object []byte, limits Limits) ([]StreamPart, error) {
 	return checkIndex(index, indexAt, &limits)
 }
 
-// checkIndex holds the index to its rules: known encodings, good names, no stream twice, parts without a gap from the
+// checkIndex checks the rules of the index: known encodings, valid unique names, and parts without a gap from the
 // header to the index.
 func checkIndex(index *segmentpb.Index, indexAt uint64, limits *Limits) ([]StreamPart, error) {
 	if found := len(index.Streams); found > limits.StreamsMax {
@@ -158,12 +158,12 @@ func checkIndex(index *segmentpb.Index, indexAt uint64, limits *Limits) ([]Strea
 		if err := CheckStreamName(part.Stream); err != nil {
 			return nil, &Error{BadName, indexAt, "name", err.Error()}
 		}
-		// Of the number and not of its byte: 257 is not 1.
+		// Compare the number, not its low byte: 257 is not 1.
 		if found := message.Encoding; found != segmentpb.Encoding(part.Encoding) || !part.Encoding.Known() {
 			return nil, &Error{Unknown, indexAt, "encoding", fmt.Sprintf("%d is not known", found)}
 		}
 		if seen[part.Stream] {
-			return nil, &Error{BadName, indexAt, "name", fmt.Sprintf("stream %q is there twice", part.Stream)}
+			return nil, &Error{BadName, indexAt, "name", fmt.Sprintf("stream %q occurs twice", part.Stream)}
 		}
 		seen[part.Stream] = true
 		if part.Offset != next {

@@ -1,7 +1,7 @@
 package segment
 
-// Limits are upper bounds for everything in a segment that has a size. A reader refuses what is over them before it
-// allocates, a writer before it writes.
+// Limits are upper bounds for every size in a segment. A reader rejects larger values before it allocates, a writer
+// before it writes.
 type Limits struct {
 	BlockRawMax uint64 // raw bytes of one block, and so of the largest message
 	SegmentMax  uint64 // bytes of a whole object
@@ -10,7 +10,7 @@ type Limits struct {
 	IndexMax    uint64 // bytes of the index
 }
 
-// DefaultLimits are those of the format.
+// DefaultLimits returns the limits of the format.
 func DefaultLimits() Limits {
 	return Limits{
 		BlockRawMax: 64 << 20,
@@ -21,5 +21,5 @@ func DefaultLimits() Limits {
 	}
 }
 
-// streamNameMax is the length of the longest stream name. Part of the format, so not configurable.
+// streamNameMax is the length of the longest stream name. It is part of the format, so it is not configurable.
 const streamNameMax = 100

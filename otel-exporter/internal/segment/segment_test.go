@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// encode puts messages into blocks of one stream each, in the order given.
+// encode puts messages into blocks of one stream each, in the given order.
 func encode(t interface{ Fatal(...any) }, streams []string, blocks [][]Message) []byte {
 	compressor, err := NewCompressor(1)
 	if err != nil {
@@ -36,7 +36,7 @@ func encode(t interface{ Fatal(...any) }, streams []string, blocks [][]Message) 
 	return bytes.Join(encoded.Pieces, nil)
 }
 
-// decode gives a whole object's messages by stream.
+// decode returns a whole object's messages by stream.
 func decode(object []byte) (map[string][]Message, error) {
 	streams, err := Verify(object, DefaultLimits())
 	if err != nil {
@@ -92,7 +92,7 @@ func TestWhatIsWrittenReadsBack(t *testing.T) {
 		}
 		for stream, messages := range expected {
 			if !sameMessages(found[stream], messages) {
-				t.Fatalf("stream %s is not what was written", stream)
+				t.Fatalf("stream %s does not match what was written", stream)
 			}
 		}
 	})
@@ -104,7 +104,7 @@ func TestEveryFlippedBitIsFound(t *testing.T) {
 		damaged := slices.Clone(object)
 		damaged[bit/8] ^= 1 << (bit % 8)
 		if _, err := Verify(damaged, DefaultLimits()); err == nil {
-			t.Fatalf("bit %d of byte %d is not noticed", bit%8, bit/8)
+			t.Fatalf("bit %d of byte %d was not detected", bit%8, bit/8)
 		}
 	}
 }
@@ -113,12 +113,12 @@ func TestEveryCutAndEveryAdditionIsFound(t *testing.T) {
 	object := small(t)
 	for length := range object {
 		if _, err := Verify(object[:length], DefaultLimits()); err == nil {
-			t.Fatalf("cut to %d of %d bytes is not noticed", length, len(object))
+			t.Fatalf("truncation to %d of %d bytes was not detected", length, len(object))
 		}
 	}
 	for _, more := range [][]byte{{0}, object} {
 		if _, err := Verify(slices.Concat(object, more), DefaultLimits()); err == nil {
-			t.Fatal("bytes after the end are not noticed")
+			t.Fatal("bytes after the end were not detected")
 		}
 	}
 }
@@ -131,9 +131,9 @@ func TestRandomBytesAreAnError(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		random := rapid.SliceOfN(rapid.Byte(), 0, 200).Draw(t, "bytes")
 		if _, err := Verify(random, DefaultLimits()); err == nil {
-			t.Fatal("random bytes are a segment")
+			t.Fatal("random bytes decoded as a segment")
 		}
-		// Behind a checksum that holds, the decoders of what is inside are on their own.
+		// With a valid checksum, only the decoders of the content protect the reader.
 		block := Block{header: blockHeader{
 			rawLen:      rapid.Uint32Range(0, 1000).Draw(t, "raw"),
 			messages:    rapid.Uint32().Draw(t, "messages"),
@@ -163,7 +163,7 @@ func TestALimitIsHeldBeforeAnythingIsAllocated(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// A frame that unfolds to more than its block declares gets no more room than declared.
+	// A frame that expands to more than its block declares gets no more room than declared.
 	compressor, err := NewCompressor(1)
 	if err != nil {
 		t.Fatal(err)
@@ -184,7 +184,7 @@ func TestALimitIsHeldBeforeAnythingIsAllocated(t *testing.T) {
 func TestAWriterKeepsTheLimits(t *testing.T) {
 	open := NewBlockBuilder(0)
 	if err := open.Push(0, make([]byte, 64<<20)); err == nil || open.RawLen() != 0 {
-		t.Errorf("a message over the limit is accepted: %v, %d", err, open.RawLen())
+		t.Errorf("a message over the limit was accepted: %v, %d", err, open.RawLen())
 	}
 	limits := DefaultLimits()
 	limits.StreamsMax, limits.BlocksMax = 1, 1
@@ -194,16 +194,16 @@ func TestAWriterKeepsTheLimits(t *testing.T) {
 	}
 	for stream, encoding := range map[string]Encoding{"a": OTLP, "b": OTLP, "../x": OTLP} {
 		if builder.Push(stream, encoding, EncodedBlock{}) == nil {
-			t.Errorf("%q is accepted", stream)
+			t.Errorf("%q was accepted", stream)
 		}
 	}
 	if builder.Push("a", NDJSON, EncodedBlock{}) == nil {
-		t.Error("another encoding is accepted")
+		t.Error("another encoding was accepted")
 	}
 	limits = DefaultLimits()
 	limits.SegmentMax = 100
 	if NewBuilder(limits).Push("a", OTLP, EncodedBlock{Bytes: make([]byte, 100)}) == nil {
-		t.Error("a block over the limit is accepted")
+		t.Error("a block over the limit was accepted")
 	}
 }
 
@@ -215,7 +215,7 @@ func TestStreamNames(t *testing.T) {
 	}
 	for _, bad := range []string{"", ".a", "a/b", "a b", "é", strings.Repeat("x", 101)} {
 		if CheckStreamName(bad) == nil {
-			t.Errorf("%q is allowed", bad)
+			t.Errorf("%q was accepted", bad)
 		}
 	}
 }

@@ -1,8 +1,8 @@
 // Package storage makes requests to one buffer: get, put if absent, compare and set, list, delete. A Backend is one
-// kind of object store; Store puts timeouts, words for the outcomes and sentences for the errors around it.
+// kind of object store; Store adds timeouts, outcomes and readable errors.
 //
-// Every method makes one attempt. Nothing is retried here: a retry inside the client would report our own landed write
-// as a loss, and only the caller knows how to find out what became of an attempt.
+// Every method makes one attempt. A retry inside the client would report our own landed write as a loss; only the
+// caller can find out what became of an attempt.
 package storage
 
 import (
@@ -11,24 +11,24 @@ import (
 	"io"
 )
 
-// A backend's decisions about a request. Any other error leaves the outcome open.
+// A backend's decisions about a request. After any other error the outcome is open.
 var (
-	// ErrAbsent means that there is no such object.
+	// ErrAbsent means that the object does not exist.
 	ErrAbsent = errors.New("there is no such object")
-	// ErrTooLarge means that there is more of an object than the caller takes.
+	// ErrTooLarge means that the object is larger than the caller accepts.
 	ErrTooLarge = errors.New("the object is larger than any that Millpond writes there")
 	// ErrRefused means that the condition of a write does not hold, and that this write did not take effect.
 	ErrRefused = errors.New("the condition does not hold")
 )
 
-// A Version names one state of an object. It may be derived from the content, so equal bytes may have equal versions:
-// an object that is compared and set carries something that never repeats.
+// A Version names one state of an object. It may depend on the content alone, so equal bytes may have equal versions.
+// Objects that are compared and set therefore carry something that never repeats.
 type Version string
 
-// A Body is an object's content in pieces, which are sent one after another and not copied.
+// A Body is an object's content in pieces, which are sent in order without copying.
 type Body [][]byte
 
-// Len is the length of all pieces.
+// Len is the total length of the pieces.
 func (b Body) Len() int64 {
 	var total int64
 	for _, piece := range b {
@@ -37,15 +37,15 @@ func (b Body) Len() int64 {
 	return total
 }
 
-// Reader reads the pieces, from the start or from anywhere.
+// Reader returns a reader over the pieces that can seek.
 func (b Body) Reader() io.ReadSeeker { return &bodyReader{body: b} }
 
-// bodyReader is what an HTTP client sends, and reads twice: once for the signature.
+// An HTTP client reads a bodyReader twice: once for the signature, once to send it.
 type bodyReader struct {
 	body  Body
 	piece int
-	at    int   // in the piece
-	total int64 // position in all
+	at    int   // position in the piece
+	total int64 // position in the body
 }
 
 func (r *bodyReader) Read(out []byte) (int, error) {
@@ -82,19 +82,19 @@ func (r *bodyReader) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-// A Backend is one kind of object store. Keys are relative to the buffer, whose prefix is the backend's to add.
+// A Backend is one kind of object store. Keys are relative to the buffer; the backend adds the prefix.
 type Backend interface {
-	// Get reads an object of at most bytesMax bytes, or says ErrAbsent. Of a larger one it reads no more than that, and says
-	// ErrTooLarge.
+	// Get reads an object of at most bytesMax bytes, or returns ErrAbsent. For a larger object it stops reading and
+	// returns ErrTooLarge.
 	Get(ctx context.Context, key string, bytesMax int64) ([]byte, Version, error)
-	// Create writes an object, or says ErrRefused if it is there.
+	// Create writes an object, or returns ErrRefused if it exists.
 	Create(ctx context.Context, key string, body Body) (Version, error)
-	// Replace writes an object, or says ErrRefused if it is not at the version.
+	// Replace writes an object, or returns ErrRefused if its version is not the expected one.
 	Replace(ctx context.Context, key string, expected Version, body Body) (Version, error)
-	// List gives the keys of all objects in a folder, in no order.
+	// List returns the keys of all objects in a folder, in any order.
 	List(ctx context.Context, folder string) ([]string, error)
-	// Delete deletes an object. One that is not there is deleted already.
+	// Delete deletes an object. Deleting an absent object succeeds.
 	Delete(ctx context.Context, key string) error
-	// URL is the buffer's, for messages.
+	// URL is the buffer's URL, for messages.
 	URL() string
 }

@@ -5,19 +5,19 @@ import (
 	"fmt"
 )
 
-// A Kind is what can be done about an error.
+// A Kind says how to react to an error.
 type Kind int
 
 const (
-	// Transient: the store or the way to it is troubled. Try again.
+	// Transient: the store or the network has a problem. Retry.
 	Transient Kind = iota
-	// Denied: the store refuses these credentials. Somebody must grant something.
+	// Denied: the store refuses these credentials. Somebody must grant access.
 	Denied
-	// Misconfigured: the request makes no sense there (no such bucket, wrong region, another object than was asked for).
+	// Misconfigured: the request can never succeed (no such bucket, wrong region, an unexpected object).
 	Misconfigured
 )
 
-// A kindError is an error whose kind is known. All others are transient.
+// A kindError is an error of a known kind. All others are transient.
 type kindError struct {
 	kind Kind
 	err  error
@@ -34,7 +34,7 @@ func tooLarge(bytes, bytesMax int64) error {
 	return misconfigured(fmt.Errorf("%w: %d bytes of at most %d", ErrTooLarge, bytes, bytesMax))
 }
 
-// KindOf says what can be done about an error of this package.
+// KindOf returns the kind of an error of this package.
 func KindOf(err error) Kind {
 	var known *kindError
 	if errors.As(err, &known) {

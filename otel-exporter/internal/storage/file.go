@@ -16,15 +16,15 @@ import (
 	"time"
 )
 
-// A File is a buffer in a directory, with the same contract as one in a bucket, and the same as storage/src/file.rs: a
-// lock file, a staged file that is synced, and a rename. A version is the file's inode, size and modification time, and
-// the time is made to grow with every update, whatever the clock or the file system does.
+// A File is a buffer in a directory, with the same contract as a bucket and the same layout as storage/src/file.rs: a
+// lock file, a synced staged file, and a rename. A version is the file's inode, size and modification time. Every
+// update advances the modification time, whatever the clock or the file system does.
 type File struct {
 	root string
-	turn chan struct{} // this process's turn at the lock file: waiting for it holds one thread and not many
+	turn chan struct{} // serializes this process's use of the lock file, so that at most one thread blocks on it
 }
 
-// The names of the lock and of staged files end in '#' and digits: no key does, and every implementation leaves such
+// The names of the lock and of staged files end in '#' and digits. Keys never do, and every implementation leaves such
 // files out of its listings.
 const (
 	lockName = ".millpond-lock#0"
@@ -37,7 +37,7 @@ func openDirectory(root string, create bool) (*File, error) {
 	case err == nil && !info.IsDir():
 		return nil, misconfigured(fmt.Errorf("%s is not a directory", root))
 	case errors.Is(err, fs.ErrNotExist) && !create:
-		return nil, misconfigured(fmt.Errorf("there is no directory %s; make it, or set create_bucket", root))
+		return nil, misconfigured(fmt.Errorf("there is no directory %s; create it, or set create_bucket", root))
 	case errors.Is(err, fs.ErrNotExist):
 		if err := os.MkdirAll(root, 0o700); err != nil {
 			return nil, systemError(err)
@@ -51,7 +51,7 @@ func openDirectory(root string, create bool) (*File, error) {
 	return &File{root, make(chan struct{}, 1)}, nil
 }
 
-// URL is the directory's.
+// URL is the directory's URL.
 func (f *File) URL() string { return "file://" + f.root }
 
 func (f *File) path(key string) string { return filepath.Join(f.root, filepath.FromSlash(key)) }
@@ -76,7 +76,7 @@ func versionOf(info fs.FileInfo) Version {
 	return Version(fmt.Sprintf("%x-%x-%x", inode, info.ModTime().UnixMicro(), info.Size()))
 }
 
-// Get reads an object, or says ErrAbsent.
+// Get reads an object, or returns ErrAbsent.
 func (f *File) Get(_ context.Context, key string, bytesMax int64) ([]byte, Version, error) {
 	file, err := os.Open(f.path(key))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -86,7 +86,7 @@ func (f *File) Get(_ context.Context, key string, bytesMax int64) ([]byte, Versi
 		return nil, "", systemError(err)
 	}
 	defer file.Close()
-	// Of the file that was opened: a replacement is another one.
+	// Stat the open file: a replacement is another file.
 	info, err := file.Stat()
 	if err != nil {
 		return nil, "", systemError(err)
@@ -101,13 +101,13 @@ func (f *File) Get(_ context.Context, key string, bytesMax int64) ([]byte, Versi
 	return body, versionOf(info), nil
 }
 
-// Create makes a hard link, which the system makes or refuses as one step: no lock is needed.
+// Create makes a hard link, which is atomic: no lock is needed.
 func (f *File) Create(_ context.Context, key string, body Body) (Version, error) {
 	path := f.path(key)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return "", systemError(err)
 	}
-	// A name that nobody else uses: it is drawn from 64 bits and must not be there.
+	// A unique name: it comes from 64 random bits and must not exist.
 	stage := fmt.Sprintf("%s#%d", path, rand.Uint64())
 	version, err := writeFile(stage, os.O_EXCL, body, time.Time{})
 	if err != nil {
@@ -122,7 +122,7 @@ func (f *File) Create(_ context.Context, key string, body Body) (Version, error)
 	return version, systemError(syncDirectory(filepath.Dir(path)))
 }
 
-// Replace compares and renames under the lock. What has begun is finished even if the caller goes away.
+// Replace compares and renames under the lock. A replacement that has begun finishes even if the caller leaves.
 func (f *File) Replace(ctx context.Context, key string, expected Version, body Body) (Version, error) {
 	unlock, err := f.lock(ctx)
 	if err != nil {
@@ -140,7 +140,7 @@ func (f *File) Replace(ctx context.Context, key string, expected Version, body B
 	if versionOf(current) != expected {
 		return "", ErrRefused
 	}
-	// A staged file that a crash left behind is overwritten: the lock says that nobody else is using it.
+	// Overwrite a staged file that a crash left behind: under the lock, no other process uses it.
 	version, err := writeFile(path+staged, os.O_TRUNC, body, current.ModTime())
 	if err != nil {
 		return "", systemError(err)
@@ -176,7 +176,7 @@ func (f *File) lock(ctx context.Context) (unlock func(), err error) {
 	}, nil
 }
 
-// writeFile writes a file, durably, with a modification time later than `before`.
+// writeFile writes a file durably, with a modification time later than `before`.
 func writeFile(path string, flag int, body Body, before time.Time) (Version, error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|flag, 0o600)
 	if err != nil {
@@ -195,7 +195,7 @@ func writeFile(path string, flag int, body Body, before time.Time) (Version, err
 	return versionOf(info), file.Sync()
 }
 
-// modifyAfter makes the file's modification time later than `before`, by the steps in which file systems count.
+// modifyAfter sets a modification time later than `before`, at the resolution of file systems.
 func modifyAfter(file *os.File, before time.Time) (fs.FileInfo, error) {
 	for _, step := range []time.Duration{0, 2 * time.Microsecond, 10 * time.Millisecond, 2 * time.Second} {
 		if step > 0 {
@@ -212,7 +212,7 @@ func modifyAfter(file *os.File, before time.Time) (fs.FileInfo, error) {
 			return info, nil
 		}
 	}
-	return nil, errors.New("the file system does not keep modification times, which versions are made of")
+	return nil, errors.New("the file system does not keep modification times, but versions depend on them")
 }
 
 func syncDirectory(path string) error {
@@ -224,7 +224,7 @@ func syncDirectory(path string) error {
 	return directory.Sync()
 }
 
-// List gives the keys of all objects in a folder.
+// List returns the keys of all objects in a folder.
 func (f *File) List(_ context.Context, folder string) ([]string, error) {
 	var keys []string
 	err := filepath.WalkDir(f.path(folder), func(path string, entry fs.DirEntry, err error) error {

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// Memory is a buffer in this process's memory, for tests and for trying things out.
+// Memory is a buffer in this process's memory, for tests and experiments.
 type Memory struct {
 	mutex   sync.Mutex
 	objects map[string]memoryObject
@@ -20,13 +20,13 @@ type memoryObject struct {
 	version Version
 }
 
-// NewMemory gives an empty buffer.
+// NewMemory returns an empty buffer.
 func NewMemory() *Memory { return &Memory{objects: make(map[string]memoryObject)} }
 
-// URL is that of every buffer in memory.
+// URL is the same for every buffer in memory.
 func (m *Memory) URL() string { return "memory:///" }
 
-// Get reads an object, or says ErrAbsent.
+// Get reads an object, or returns ErrAbsent.
 func (m *Memory) Get(_ context.Context, key string, bytesMax int64) ([]byte, Version, error) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
@@ -40,7 +40,7 @@ func (m *Memory) Get(_ context.Context, key string, bytesMax int64) ([]byte, Ver
 	return object.body, object.version, nil
 }
 
-// Create writes an object, or says ErrRefused if it is there.
+// Create writes an object, or returns ErrRefused if it exists.
 func (m *Memory) Create(_ context.Context, key string, body Body) (Version, error) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
@@ -50,7 +50,7 @@ func (m *Memory) Create(_ context.Context, key string, body Body) (Version, erro
 	return m.put(key, body), nil
 }
 
-// Replace writes an object, or says ErrRefused if it is not at the version.
+// Replace writes an object, or returns ErrRefused if its version is not the expected one.
 func (m *Memory) Replace(_ context.Context, key string, expected Version, body Body) (Version, error) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
@@ -67,7 +67,7 @@ func (m *Memory) put(key string, body Body) Version {
 	return object.version
 }
 
-// List gives the keys of all objects in a folder.
+// List returns the keys of all objects in a folder.
 func (m *Memory) List(_ context.Context, folder string) ([]string, error) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()

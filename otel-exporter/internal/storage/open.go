@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// Options say how to open a buffer.
+// Options configure how to open a buffer.
 type Options struct {
-	Endpoint       string        // the S3 service's address when it is not AWS; else the AWS variables and profile are asked
-	Region         string        // else the AWS variables and the profile are asked
-	AllowHTTP      bool          // allow an endpoint without TLS on another machine; on this one it always is
-	RequestTimeout time.Duration // the longest that one request may take; 0: 30 s
-	Create         bool          // make the bucket or the directory when it is missing
+	Endpoint       string        // of an S3 service other than AWS; default: the AWS variables and profile
+	Region         string        // default: the AWS variables and profile
+	AllowHTTP      bool          // allow an endpoint without TLS on another machine; a local one is always allowed
+	RequestTimeout time.Duration // time limit of one request; 0: 30 s
+	Create         bool          // create a missing bucket or directory
 }
 
-// probe is the key that an opening asks for: it exists in every buffer that was ever written to.
+// probe is the key that Open reads: every buffer that was ever written to has it.
 const probe = "buffer"
 
-// Open opens the buffer at a URL and asks the store one question, so that a missing bucket, refused credentials or a
-// wrong region show now.
+// Open opens the buffer at a URL. It makes one request, so that a missing bucket, refused credentials or a wrong region
+// fail early.
 func Open(ctx context.Context, url string, options Options) (*Store, error) {
 	if options.RequestTimeout == 0 {
 		options.RequestTimeout = RequestTimeout

@@ -19,27 +19,26 @@ import (
 	"github.com/aws/smithy-go"
 )
 
-// A Bucket is a buffer in S3, or in what speaks its language. Credentials and region come from the AWS SDK's own chain.
+// A Bucket is a buffer in S3 or a compatible store. Credentials and region come from the AWS SDK's default chain.
 type Bucket struct {
 	client      *s3.Client
 	url         string
 	name        string
-	prefix      string // empty, or with a slash at its end
+	prefix      string // empty, or ends with a slash
 	region      string
 	hasEndpoint bool
 }
 
-var errNoBucket = errors.New("there is no such bucket; make it, or set create_bucket")
+var errNoBucket = errors.New("there is no such bucket; create it, or set create_bucket")
 
-// defaultRegion is that of services that have none, and AWS's first one.
+// defaultRegion serves stores without regions; it is also AWS's first one.
 const defaultRegion = "us-east-1"
 
 const (
 	connectTimeout = 5 * time.Second
-	// Servers close idle connections after about 20 s (S3); one that is used again at that moment costs an unknown
-	// outcome.
+	// S3 closes idle connections after about 20 s. Reusing one at that moment costs an unknown outcome.
 	idleTimeout = 15 * time.Second
-	// connectionsKept is how many idle connections are worth keeping: uploads, commits and the self-test's writers.
+	// connectionsKept is the number of idle connections worth keeping: for uploads, commits and the self-test's writers.
 	connectionsKept = 16
 )
 
@@ -62,9 +61,9 @@ func openBucket(ctx context.Context, place place, options Options) (*Bucket, err
 		bucket.prefix = place.path + "/"
 	}
 	bucket.client = s3.NewFromConfig(loaded, func(o *s3.Options) {
-		// One attempt: see the head of the package.
+		// One attempt: see the package comment.
 		o.Retryer = aws.NopRetryer{}
-		// Only those that the service demands: others do not know them, and every object has its own.
+		// Only checksums that the service requires: other stores do not know them, and every object has its own.
 		o.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 		if options.Endpoint != "" {
@@ -74,7 +73,7 @@ func openBucket(ctx context.Context, place place, options Options) (*Bucket, err
 		if o.Region == "" && bucket.hasEndpoint {
 			o.Region = defaultRegion
 		}
-		// AWS prefers the bucket in the host name; a certificate covers no name with further dots.
+		// AWS prefers the bucket in the host name, but its certificate does not cover bucket names with dots.
 		o.UsePathStyle = bucket.hasEndpoint || strings.Contains(place.bucket, ".")
 	})
 	used := bucket.client.Options()
@@ -102,7 +101,7 @@ func httpClient() *awshttp.BuildableClient {
 		})
 }
 
-// checkEndpoint refuses an address that is none, or that would send what is sent readably over a network.
+// checkEndpoint rejects an invalid address, and one that would send data unencrypted over a network.
 func checkEndpoint(endpoint string, allowHTTP bool) error {
 	address, err := url.Parse(endpoint)
 	if err != nil || address.Host == "" || address.Scheme != "http" && address.Scheme != "https" {
@@ -117,12 +116,12 @@ func checkEndpoint(endpoint string, allowHTTP bool) error {
 	return fmt.Errorf("the S3 endpoint %q has no TLS and is on another machine: use https://, or set allow_http", endpoint)
 }
 
-// URL is the bucket's and the prefix's.
+// URL is the URL of the bucket and prefix.
 func (b *Bucket) URL() string { return b.url }
 
 func (b *Bucket) key(key string) *string { return aws.String(b.prefix + key) }
 
-// Get reads an object, or says ErrAbsent.
+// Get reads an object, or returns ErrAbsent.
 func (b *Bucket) Get(ctx context.Context, key string, bytesMax int64) ([]byte, Version, error) {
 	output, err := b.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &b.name, Key: b.key(key)})
 	if err != nil {
@@ -147,12 +146,12 @@ func (b *Bucket) Get(ctx context.Context, key string, bytesMax int64) ([]byte, V
 	return body, version, err
 }
 
-// Create writes an object, or says ErrRefused if it is there.
+// Create writes an object, or returns ErrRefused if it exists.
 func (b *Bucket) Create(ctx context.Context, key string, body Body) (Version, error) {
 	return b.put(ctx, &s3.PutObjectInput{Key: b.key(key), IfNoneMatch: aws.String("*")}, body)
 }
 
-// Replace writes an object, or says ErrRefused if it is not at the version.
+// Replace writes an object, or returns ErrRefused if its version is not the expected one.
 func (b *Bucket) Replace(ctx context.Context, key string, expected Version, body Body) (Version, error) {
 	return b.put(ctx, &s3.PutObjectInput{Key: b.key(key), IfMatch: aws.String(string(expected))}, body)
 }
@@ -170,12 +169,12 @@ func (b *Bucket) put(ctx context.Context, input *s3.PutObjectInput, body Body) (
 
 func etag(found *string) (Version, error) {
 	if aws.ToString(found) == "" {
-		return "", misconfigured(errors.New("the store names no version (no ETag in its answer), so nothing can be compared and set in it"))
+		return "", misconfigured(errors.New("the store returns no version (no ETag in its answer), so compare-and-set is impossible"))
 	}
 	return Version(*found), nil
 }
 
-// List gives the keys of all objects in a folder.
+// List returns the keys of all objects in a folder.
 func (b *Bucket) List(ctx context.Context, folder string) ([]string, error) {
 	var keys []string
 	pages := s3.NewListObjectsV2Paginator(b.client, &s3.ListObjectsV2Input{
@@ -199,7 +198,7 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	return s3Error(err)
 }
 
-// create makes the bucket; one of one's own that is there by now is fine.
+// create creates the bucket. It succeeds if this account already owns it.
 func (b *Bucket) create(ctx context.Context) error {
 	input := &s3.CreateBucketInput{Bucket: &b.name}
 	if b.region != defaultRegion {
@@ -212,13 +211,13 @@ func (b *Bucket) create(ctx context.Context) error {
 	if err == nil || errors.As(err, &own) {
 		return nil
 	}
-	return fmt.Errorf("cannot make the bucket %q for %s: %w", b.name, b.url, s3Error(err))
+	return fmt.Errorf("cannot create the bucket %q for %s: %w", b.name, b.url, s3Error(err))
 }
 
-// s3Refusal tells a condition that does not hold from a write about which nothing was decided.
+// s3Refusal distinguishes a condition that does not hold from a write that the store did not decide.
 //
-// A 409 (ConditionalRequestConflict) is no decision: another conditional write to the key was under way, and the
-// condition was not looked at.
+// A 409 (ConditionalRequestConflict) is no decision: another conditional write to the key was in progress, and the
+// store did not evaluate the condition.
 func s3Refusal(err error, replaces bool) error {
 	status, code := answer(err)
 	if status == http.StatusPreconditionFailed {
@@ -230,7 +229,7 @@ func s3Refusal(err error, replaces bool) error {
 	return s3Error(err)
 }
 
-// answer is the HTTP status of a refusal by the server and S3's word for it; zero when there was no answer.
+// answer returns the HTTP status and S3's error code; zero if there was no answer.
 func answer(err error) (status int, code string) {
 	var response *awshttp.ResponseError
 	if errors.As(err, &response) {
@@ -243,7 +242,7 @@ func answer(err error) (status int, code string) {
 	return status, code
 }
 
-// s3Error says what can be done about a failed request, in the server's words.
+// s3Error classifies a failed request and keeps the server's message.
 func s3Error(err error) error {
 	if err == nil || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return err

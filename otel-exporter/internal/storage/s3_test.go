@@ -17,8 +17,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// A minio is a real S3 server on a free port, with its data in a temporary folder. The tests share one: each has prefixes
-// of its own.
+// A minio is a real S3 server on a free port, with its data in a temporary folder. The tests share one, each with its
+// own prefixes.
 type minio struct {
 	endpoint string
 	process  *exec.Cmd
@@ -27,7 +27,7 @@ type minio struct {
 
 func (*minio) url() string { return "s3://millpond-test/" + uuid.NewString() }
 
-// bucketOfOnesOwn is one that is not there.
+// bucketOfOnesOwn returns the URL of a bucket that does not exist.
 func (*minio) bucketOfOnesOwn() string { return "s3://" + uuid.NewString() + "/p" }
 
 var sharedMinio = sync.OnceValues(func() (*minio, error) {
@@ -63,7 +63,7 @@ var sharedMinio = sync.OnceValues(func() (*minio, error) {
 			return server, nil
 		}
 	}
-	return nil, errors.New("minio ends as soon as it is started")
+	return nil, errors.New("minio exits as soon as it starts")
 })
 
 var minioData string
@@ -80,8 +80,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// startMinio gives the server, and its credentials to the test. A test without the program fails: one that skipped would
-// pass for having shown nothing.
+// startMinio returns the server and sets its credentials for the test. Without the program the test fails: a skipped
+// test would count as passed.
 func startMinio(t *testing.T) *minio {
 	t.Helper()
 	server, err := sharedMinio()
@@ -95,7 +95,7 @@ func startMinio(t *testing.T) *minio {
 	return server
 }
 
-// answers waits until the server does, however slow the machine is; false when it has ended.
+// answers waits until the server responds, however slow the machine is. It returns false if the server exits.
 func (m *minio) answers() bool {
 	for {
 		if response, err := http.Get(m.endpoint + "/minio/health/cluster"); err == nil {
@@ -117,7 +117,7 @@ func TestABucketThatIsMissingOrDeniedIsNoOutage(t *testing.T) {
 	options := Options{Endpoint: server.endpoint}
 	url := server.bucketOfOnesOwn()
 	_, err := Open(t.Context(), url, options)
-	if KindOf(err) != Misconfigured || !strings.Contains(err.Error(), "no such bucket; make it, or set create_bucket") {
+	if KindOf(err) != Misconfigured || !strings.Contains(err.Error(), "no such bucket; create it, or set create_bucket") {
 		t.Error(err)
 	}
 	options.Create = true
@@ -149,7 +149,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// answering is a server that gives one answer to every PUT, and counts them.
+// answering is a server that gives every PUT the same answer, and counts them.
 func answering(t *testing.T, status int, code string) (*Store, *atomic.Int64) {
 	requests := &atomic.Int64{}
 	server := httptest.NewServer(http.HandlerFunc(func(response http.ResponseWriter, request *http.Request) {
@@ -183,7 +183,7 @@ func TestWhatAnAnswerOfS3Means(t *testing.T) {
 		kind            Kind
 	}{
 		{412, "PreconditionFailed", Mismatch, Mismatch, Transient},
-		// Another conditional write was under way; nothing was decided.
+		// Another conditional write was in progress; the store decided nothing.
 		{409, "ConditionalRequestConflict", Unknown, Unknown, Transient},
 		{404, "NoSuchKey", Unknown, Mismatch, Misconfigured},
 		{404, "NoSuchBucket", Unknown, Unknown, Misconfigured},
@@ -193,9 +193,9 @@ func TestWhatAnAnswerOfS3Means(t *testing.T) {
 		{400, "InvalidArgument", Unknown, Unknown, Misconfigured},
 		{500, "InternalError", Unknown, Unknown, Transient},
 		{503, "SlowDown", Unknown, Unknown, Transient},
-		// A success that names no version can be the base of nothing.
+		// A success without a version cannot be the base of another write.
 		{200, "", Unknown, Unknown, Misconfigured},
-		// The connection is cut.
+		// The server closes the connection.
 		{0, "", Unknown, Unknown, Transient},
 	} {
 		store, requests := answering(t, answer.status, answer.code)

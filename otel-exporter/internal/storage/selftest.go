@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	selfTestWriters  = 16 // of a round at once: enough that a store that checks and then acts lets two through
-	selfTestRounds   = 4  // each of updates and of creations
-	selfTestAttempts = 8  // how often a question is asked that gets no clear answer
+	selfTestWriters  = 16 // concurrent writers in a round: enough that a store that checks and then acts lets two through
+	selfTestRounds   = 4  // rounds of updates, and as many of creations
+	selfTestAttempts = 8  // attempts at a question that gets no clear answer
 )
 
-// An UnfitError is a promise that a store broke.
+// An UnfitError reports a guarantee that a store broke.
 type UnfitError struct{ URL, Violation string }
 
 func (e *UnfitError) Error() string {
@@ -27,10 +27,10 @@ func (e *UnfitError) Error() string {
 		"a proxy in front of it may be what drops the condition", e.URL, e.Violation)
 }
 
-// SelfTest tests that the store keeps the preconditions of writes, under many concurrent writers too: some stores are
-// right one at a time and wrong together. A store that ignores one loses committed data without a word. It takes about
-// 150 requests under self-test/ in the buffer, where it cleans up behind itself. A question that was not answered is
-// asked again; it is never taken for a verdict.
+// SelfTest tests that the store honours the preconditions of writes, also with many concurrent writers: some stores are
+// right one at a time and wrong together. A store that ignores one loses committed data silently. The test takes about
+// 150 requests under self-test/ in the buffer and cleans up. It repeats a question that got no answer, and never takes
+// a missing answer for a verdict.
 func (s *Store) SelfTest(ctx context.Context) error {
 	test := &selfTest{store: s, folder: "self-test/" + uuid.NewString()}
 	err := test.run(ctx)
@@ -101,11 +101,12 @@ func (t *selfTest) oneAfterAnother(ctx context.Context) error {
 	return nil
 }
 
-// atOnce is one round of concurrent writers of one object; repeated, on another key, while it has no clear end.
+// atOnce runs a round of concurrent writers of one object. It repeats the round on another key until the result is
+// clear.
 func (t *selfTest) atOnce(ctx context.Context, name string, creates bool) error {
 	attempt := 0
 	return t.patiently(ctx, func() error {
-		// Never the same key: a late write of the attempt before would take part in this one.
+		// Never reuse a key: a late write of the previous attempt would take part in this one.
 		attempt++
 		key := t.key(fmt.Sprintf("%s-%d", name, attempt))
 		var base *Version
@@ -144,12 +145,12 @@ func (t *selfTest) judge(ctx context.Context, key string, creates bool, bodies [
 	case winners > 1:
 		return t.unfit("it keeps If-Match only while nobody else writes (%d of %d concurrent updates from one version were accepted)", winners, len(outcomes))
 	case winners == 0 && unknown != nil:
-		// One of the unknown ones may have won, or none reached the store.
+		// A writer with an unknown outcome may have won, or none reached the store.
 		return unknown
 	case winners == 0:
 		return t.unfit("it refuses conditional writes whose condition holds")
 	}
-	// In a store that keeps its promise no other one, reported or not, can have replaced it.
+	// In a store that honours preconditions, no other write can have replaced it, reported or not.
 	found, _, there, err := t.store.Get(ctx, key)
 	if err != nil {
 		return err
@@ -160,7 +161,7 @@ func (t *selfTest) judge(ctx context.Context, key string, creates bool, bodies [
 	return nil
 }
 
-// settle writes an object that nobody else writes, whatever was reported, and gives its version.
+// settle writes an object that no other process writes, whatever the store reports, and returns its version.
 func (t *selfTest) settle(ctx context.Context, key string, expected *Version) (Version, error) {
 	body := selfTestBody()
 	var version Version
@@ -185,7 +186,7 @@ func (t *selfTest) settle(ctx context.Context, key string, expected *Version) (V
 	return version, err
 }
 
-// patiently repeats a question that was not answered. It gives the first verdict, or the last failure to get one.
+// patiently repeats a question that got no answer. It returns the first verdict, or the last error.
 func (t *selfTest) patiently(ctx context.Context, ask func() error) error {
 	backoff := Backoff{Initial: 50 * time.Millisecond, Max: 2 * time.Second}
 	for attempt := 1; ; attempt++ {
@@ -200,7 +201,7 @@ func (t *selfTest) patiently(ctx context.Context, ask func() error) error {
 	}
 }
 
-// cleanUp deletes the test's objects. Objects that remain after an error do no harm.
+// cleanUp deletes the test's objects. Objects that remain after an error are harmless.
 func (t *selfTest) cleanUp(ctx context.Context) {
 	keys, err := t.store.List(ctx, t.folder)
 	if err != nil {
@@ -213,5 +214,5 @@ func (t *selfTest) cleanUp(ctx context.Context) {
 	}
 }
 
-// selfTestBody never repeats, so that no two states of an object have the same version anywhere.
+// selfTestBody never repeats, so that no two states of an object have the same version.
 func selfTestBody() []byte { return []byte(uuid.NewString()) }

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// everywhere runs a test on each kind of backend: what one of them promises, all do.
+// everywhere runs a test against each kind of backend.
 func everywhere(t *testing.T, test func(t *testing.T, store *Store)) {
 	t.Run("memory", func(t *testing.T) { test(t, Over(NewMemory(), RequestTimeout)) })
 	t.Run("file", func(t *testing.T) { test(t, open(t, "file://"+t.TempDir(), Options{})) })
@@ -106,7 +106,7 @@ func TestEveryBackendPassesTheSelfTestAndIsLeftClean(t *testing.T) {
 	})
 }
 
-// Two stores over one directory or bucket are two processes: of many writers from one version, one wins.
+// Two stores over one directory or bucket act as two processes: of many writers from one version, one wins.
 func TestOfManyWritersOneWins(t *testing.T) {
 	directory := "file://" + t.TempDir()
 	stores := []*Store{open(t, directory, Options{}), open(t, directory, Options{})}
@@ -145,7 +145,7 @@ func TestNoVersionOfAFileComesBackEvenIfTheClockStandsStill(t *testing.T) {
 	if outcome != Committed {
 		t.Fatal(err)
 	}
-	// The clock jumps back: whatever was written looks as if written in the future.
+	// The clock jumps back: existing files appear to come from the future.
 	ahead := time.Now().Add(time.Hour)
 	if err := os.Chtimes(filepath.Join(directory, "k"), ahead, ahead); err != nil {
 		t.Fatal(err)
@@ -171,7 +171,7 @@ func TestStagedAndLockFilesAreNotListedAndDoNoHarm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What a crash between write and rename leaves behind, of either language.
+	// Left behind by a crash between write and rename, in either language.
 	for _, name := range []string{"a/k#0", "a/s#1"} {
 		if err := os.WriteFile(filepath.Join(directory, name), []byte("half of it"), 0o644); err != nil {
 			t.Fatal(err)
@@ -205,7 +205,7 @@ func TestBodiesAreReadFromAnywhere(t *testing.T) {
 		t.Error(end, err)
 	}
 	if _, err := reader.Seek(7, io.SeekStart); err == nil {
-		t.Error("a seek past the end is accepted")
+		t.Error("a seek past the end was accepted")
 	}
 }
 
@@ -223,12 +223,12 @@ func TestURLs(t *testing.T) {
 	for url, reason := range map[string]string{
 		"":                       "no scheme",
 		"/tmp/x":                 "no scheme",
-		"http://x/y":             `"http" is not known`,
+		"http://x/y":             `"http" is unknown`,
 		"s3://":                  "name of a bucket",
 		"s3:///prefix":           "name of a bucket",
 		"s3://user@bucket/x":     "name of a bucket",
-		"s3://bucket/a//b":       "prefix is no key",
-		"s3://bucket/../x":       "prefix is no key",
+		"s3://bucket/a//b":       "prefix is not a valid key",
+		"s3://bucket/../x":       "prefix is not a valid key",
 		"s3://bucket/x?region=y": "no ?",
 		"file://tmp/x":           "three slashes",
 		"file:///":               "no directory",
@@ -310,7 +310,7 @@ func (f forgetful) Replace(ctx context.Context, key string, expected Version, bo
 	return f.Memory.Replace(ctx, key, expected, body)
 }
 
-// hasty is a store that checks the precondition and then acts on it: right one at a time and wrong together.
+// hasty checks the precondition and then acts on it: right one at a time and wrong together.
 type hasty struct {
 	*Memory
 	all *sync.WaitGroup
@@ -322,7 +322,7 @@ func (h hasty) Replace(ctx context.Context, key string, expected Version, body B
 		return "", ErrRefused
 	}
 	if !strings.Contains(key, "alone") {
-		// All have looked before one writes.
+		// All writers check before any writes.
 		h.all.Done()
 		h.all.Wait()
 	}
@@ -350,7 +350,7 @@ func TestAStoreThatIgnoresAPreconditionIsRefused(t *testing.T) {
 	}
 }
 
-// lastWins makes hasty's check the only one: what was looked at is replaced, whatever it is by then.
+// lastWins replaces whatever the object is after hasty's check.
 type lastWins struct{ hasty }
 
 func (l lastWins) Replace(ctx context.Context, key string, expected Version, body Body) (Version, error) {
@@ -360,7 +360,7 @@ func (l lastWins) Replace(ctx context.Context, key string, expected Version, bod
 		if _, current, err = l.Get(ctx, key, objectMax); err != nil {
 			break
 		}
-		// Another of them can come in between.
+		// Another writer may get in between.
 		version, err = l.Memory.Replace(ctx, key, current, body)
 	}
 	return version, err

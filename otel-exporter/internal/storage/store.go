@@ -8,24 +8,24 @@ import (
 	"time"
 )
 
-// RequestTimeout is the default of the longest that one request may take: longer than S3 ever takes over 16 MiB on a
-// working network, short enough that a dead connection is noticed within a client's patience.
+// RequestTimeout is the default time limit of one request: longer than S3 takes for 16 MiB on a working network, and
+// short enough to notice a dead connection before a client gives up.
 const RequestTimeout = 30 * time.Second
 
-// objectMax is the largest object that is read into memory, in bytes: many times what any part of a buffer can be.
+// objectMax is the largest object that a read accepts, in bytes: many times the size of any object in a buffer.
 const objectMax = 1 << 30
 
-// An Outcome is what became of a compare-and-set.
+// An Outcome is the result of a compare-and-set.
 type Outcome int
 
 const (
-	// Unknown: it took effect, did not, or still will. Read again to find out. (A 409 of S3 is this, too. It means
-	// that nothing was written, so who reads again loses a request and nothing else.)
+	// Unknown: it took effect, did not, or still will. Read again to find out. This includes a 409 of S3, which wrote
+	// nothing: reading again then costs one request.
 	Unknown Outcome = iota
 	// Committed: it took effect.
 	Committed
-	// Mismatch: the store refused it. An earlier attempt with an unknown outcome, or the first copy of a request that a
-	// proxy sent twice, may be what changed the object.
+	// Mismatch: the store refused it. The object may have changed through an earlier attempt with an unknown outcome, or
+	// through the first copy of a request that a proxy sent twice.
 	Mismatch
 )
 
@@ -33,7 +33,7 @@ func (o Outcome) String() string {
 	return [...]string{"unknown", "committed", "mismatch"}[o]
 }
 
-// Requests counts what was asked of a store.
+// Requests counts the requests to a store.
 type Requests struct{ Gets, Puts, Lists, Deletes uint64 }
 
 // A Store is one buffer in an object store.
@@ -44,26 +44,26 @@ type Store struct {
 	gets, puts, lists, deletes atomic.Uint64
 }
 
-// Over gives a buffer in any backend, with a timeout for each request.
+// Over returns a buffer in any backend, with a timeout for each request.
 func Over(backend Backend, timeout time.Duration) *Store {
 	return &Store{backend: backend, timeout: timeout}
 }
 
-// URL is the buffer's, for messages.
+// URL is the buffer's URL, for messages.
 func (s *Store) URL() string { return s.backend.URL() }
 
-// Requests is what was asked so far.
+// Requests returns the number of requests so far.
 func (s *Store) Requests() Requests {
 	return Requests{s.gets.Load(), s.puts.Load(), s.lists.Load(), s.deletes.Load()}
 }
 
-// begin counts a request and bounds its time.
+// begin counts a request and sets its deadline.
 func (s *Store) begin(ctx context.Context, count *atomic.Uint64) (context.Context, context.CancelFunc) {
 	count.Add(1)
 	return context.WithTimeoutCause(ctx, s.timeout, fmt.Errorf("no answer within %s", s.timeout))
 }
 
-// wrap tells what was attempted.
+// wrap adds the attempted operation to an error.
 func (s *Store) wrap(ctx context.Context, operation, key string, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
 		err = transient(context.Cause(ctx))
@@ -71,12 +71,12 @@ func (s *Store) wrap(ctx context.Context, operation, key string, err error) erro
 	return fmt.Errorf("cannot %s %q in %s: %w", operation, key, s.URL(), err)
 }
 
-// Get reads an object; found is false when there is none.
+// Get reads an object. If it does not exist, found is false.
 func (s *Store) Get(ctx context.Context, key string) (body []byte, version Version, found bool, err error) {
 	return s.GetAtMost(ctx, key, objectMax)
 }
 
-// GetAtMost reads an object of at most bytesMax bytes. A larger one is an error (ErrTooLarge), and is not read.
+// GetAtMost reads an object of at most bytesMax bytes. For a larger one it returns ErrTooLarge without reading it.
 func (s *Store) GetAtMost(ctx context.Context, key string, bytesMax int64) (body []byte, version Version, found bool, err error) {
 	ctx, end := s.begin(ctx, &s.gets)
 	defer end()
@@ -90,9 +90,9 @@ func (s *Store) GetAtMost(ctx context.Context, key string, bytesMax int64) (body
 	return nil, "", false, s.wrap(ctx, "get", key, err)
 }
 
-// PutIfAbsent writes an object that must not be there yet. created is false if it was there: it is then as it was, and
-// may be the caller's own, of an earlier attempt that was reported as an error. After an error the object may be there,
-// or appear later, whole.
+// PutIfAbsent writes an object that must not exist. If it exists, created is false and the object stays unchanged; it
+// may come from an earlier attempt of the caller that returned an error. After an error the whole object may exist, or
+// appear later.
 func (s *Store) PutIfAbsent(ctx context.Context, key string, body Body) (created bool, err error) {
 	ctx, end := s.begin(ctx, &s.puts)
 	defer end()
@@ -106,8 +106,8 @@ func (s *Store) PutIfAbsent(ctx context.Context, key string, body Body) (created
 	return false, s.wrap(ctx, "put", key, err)
 }
 
-// CompareAndSet replaces an object if it is at the expected version, or creates it, for nil, if it is not there. The
-// error says why an outcome is Unknown.
+// CompareAndSet replaces an object if it has the expected version. For nil it creates the object if it does not exist.
+// The error explains an Unknown outcome.
 func (s *Store) CompareAndSet(ctx context.Context, key string, expected *Version, body []byte) (Outcome, Version, error) {
 	ctx, end := s.begin(ctx, &s.puts)
 	defer end()
@@ -127,7 +127,7 @@ func (s *Store) CompareAndSet(ctx context.Context, key string, expected *Version
 	return Unknown, "", s.wrap(ctx, "compare and set", key, err)
 }
 
-// List gives the keys of all objects in a folder, in no order.
+// List returns the keys of all objects in a folder, in any order.
 func (s *Store) List(ctx context.Context, folder string) ([]string, error) {
 	ctx, end := s.begin(ctx, &s.lists)
 	defer end()
@@ -138,7 +138,7 @@ func (s *Store) List(ctx context.Context, folder string) ([]string, error) {
 	return keys, nil
 }
 
-// Delete deletes an object. One that is not there is deleted already.
+// Delete deletes an object. Deleting an absent object succeeds.
 func (s *Store) Delete(ctx context.Context, key string) error {
 	ctx, end := s.begin(ctx, &s.deletes)
 	defer end()

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// A place is where a buffer is.
+// A place is the location of a buffer.
 type place struct {
 	scheme string // s3, file or memory
 	bucket string
@@ -15,7 +15,7 @@ type place struct {
 
 var bucketName = regexp.MustCompile(`^[A-Za-z0-9._:-]+$`)
 
-// parseURL reads a buffer's URL. Paths and prefixes are taken as they are written: %20 is three characters.
+// parseURL parses a buffer's URL. It takes paths and prefixes literally: %20 is three characters.
 func parseURL(url string) (place, error) {
 	refuse := func(format string, arguments ...any) (place, error) {
 		return place{}, fmt.Errorf("%q is not a buffer URL for this producer: %s; write s3://bucket/prefix or file:///dir",
@@ -37,14 +37,14 @@ func parseURL(url string) (place, error) {
 		prefix = strings.TrimRight(prefix, "/")
 		for _, part := range strings.Split(prefix, "/") {
 			if prefix != "" && (part == "" || part == "." || part == "..") {
-				return refuse("its prefix is no key")
+				return refuse("its prefix is not a valid key")
 			}
 		}
 		return place{"s3", bucket, prefix}, nil
 	case "file":
 		directory := strings.TrimRight(rest, "/")
 		if !strings.HasPrefix(rest, "/") {
-			return refuse("a directory is written with three slashes and in full, file:///dir")
+			return refuse("a directory needs an absolute path after three slashes, file:///dir")
 		}
 		if directory == "" {
 			return refuse("it names no directory")
@@ -56,12 +56,12 @@ func parseURL(url string) (place, error) {
 		}
 		return place{scheme: "memory"}, nil
 	case "gs", "az":
-		return refuse("Google's and Azure's stores are not in it; send to a `millpond gateway`, which has them")
+		return refuse("it does not support Google's and Azure's stores; send to a `millpond gateway`, which does")
 	}
-	return refuse("the scheme %q is not known", scheme)
+	return refuse("the scheme %q is unknown", scheme)
 }
 
-// CheckURL says what is wrong with a buffer's URL.
+// CheckURL validates a buffer's URL.
 func CheckURL(url string) error {
 	_, err := parseURL(url)
 	return err

@@ -1,13 +1,13 @@
-//! What can be wrong with a request in OTLP/JSON, and where.
+//! Errors in a request in OTLP/JSON and their positions.
 
-/// A request that was not turned into protobuf.
+/// Why a request was not converted to protobuf.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JsonError {
-    /// It is not one.
+    /// The JSON is malformed.
     #[error(transparent)]
     Malformed(#[from] MalformedJson),
-    /// Its protobuf takes more room than was given.
-    #[error("its protobuf takes more room than was given")]
+    /// The protobuf needs more room than given.
+    #[error("its protobuf needs more room than given")]
     MoreRoom,
 }
 
@@ -15,11 +15,11 @@ pub enum JsonError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed OTLP/JSON at byte {offset} ({field}): {reason}")]
 pub struct MalformedJson {
-    /// Where the fault is, in bytes from the start of the JSON.
+    /// Offset of the fault in bytes from the start of the JSON.
     pub offset: usize,
-    /// The path of the field that is at fault or was read last, such as `resourceLogs[3].scopeLogs[0]`.
+    /// The path of the field with the fault, or of the last field read, such as `resourceLogs[3].scopeLogs[0]`.
     pub field: String,
-    /// What is wrong.
+    /// The kind of fault.
     pub reason: JsonReason,
 }
 
@@ -29,19 +29,19 @@ pub enum JsonReason {
     /// The bytes end too early.
     #[error("the JSON ends here, incomplete")]
     Truncated,
-    /// Something else must be here.
+    /// Something else is expected here.
     #[error("expected {0}")]
     Expected(&'static str),
-    /// An object or array opens within too many others.
+    /// An object or array is nested too deeply.
     #[error(
-        "nested too deeply: more than 100 messages, or values of a field that is not OTLP's, within one another"
+        "nested too deeply: more than 100 messages, or values of a field unknown to OTLP, inside each other"
     )]
     Depth,
     /// A string holds a control character.
     #[error("a control character in a string must be escaped")]
     ControlCharacter,
-    /// A string holds an escape that JSON does not have.
-    #[error("a string has an escape that JSON does not know")]
+    /// A string contains an escape that JSON does not define.
+    #[error("a string has an escape that JSON does not define")]
     Escape,
     /// A number outside the range of its field.
     #[error("the number is out of the range of {0}")]
@@ -52,15 +52,15 @@ pub enum JsonReason {
     /// Bytes that are not base64.
     #[error("expected base64")]
     Base64,
-    /// Not a name of the enumeration's, all of which begin so.
+    /// Not a name of the enumeration; all its names have this prefix.
     #[error("expected a number, or a name of the enumeration {0}…")]
     Name(&'static str),
-    /// There is more after the request.
-    #[error("there is more after the end of the request")]
+    /// The request is followed by more text.
+    #[error("there is more text after the end of the request")]
     Trailing,
 }
 
-/// A fault, before the path to it is known.
+/// A fault without its path, which is added later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     Malformed { offset: usize, reason: JsonReason },

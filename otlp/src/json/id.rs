@@ -1,6 +1,6 @@
-//! Bytes that JSON has as text, decoded where they are: ids in hexadecimal, others in base64.
+//! Decodes bytes in JSON text in place: ids from hexadecimal, others from base64.
 
-/// The number of a hexadecimal digit.
+/// The value of a hexadecimal digit.
 pub(super) fn nibble(digit: u8) -> Option<u8> {
     match digit {
         b'0'..=b'9' => Some(digit - b'0'),
@@ -10,7 +10,7 @@ pub(super) fn nibble(digit: u8) -> Option<u8> {
     }
 }
 
-/// Replaces digits with the bytes that they mean. Returns how many there are.
+/// Replaces hexadecimal digits with their bytes, and returns the number of bytes.
 pub(super) fn decode_hex(bytes: &mut [u8]) -> Option<usize> {
     if !bytes.len().is_multiple_of(2) {
         return None;
@@ -22,8 +22,8 @@ pub(super) fn decode_hex(bytes: &mut [u8]) -> Option<usize> {
     Some(length)
 }
 
-/// Replaces base64 (standard or URL-safe, padded or not: proto3's JSON takes each) with the bytes that it means. Returns
-/// how many there are.
+/// Replaces base64 with its bytes, and returns their number. proto3's JSON allows standard and URL-safe base64, padded
+/// or not.
 pub(super) fn decode_base64(bytes: &mut [u8]) -> Option<usize> {
     let padding = bytes.iter().rev().take_while(|byte| **byte == b'=').count();
     let digits = bytes.len() - padding;

@@ -1,13 +1,13 @@
-//! Which field a key of an object names.
+//! Maps a key of an object to a field.
 
 use super::reader::Text;
 use crate::schema::{Field, Message};
 
-/// Longer than every key of OTLP.
+/// Longer than every key in OTLP.
 const KEY_MAX: usize = 64;
 
-/// The number and definition of the field with this key, which is its name in lowerCamelCase or as it is. `None` for a
-/// key that OTLP does not define there.
+/// The number and definition of the field with this key: its name in lowerCamelCase or its original name. `None` if
+/// OTLP does not define the key there.
 pub(super) fn field(message: &'static Message, key: Text) -> Option<(u32, &'static Field)> {
     if !key.escaped {
         return find(message, key.raw);

@@ -1,9 +1,9 @@
-//! The values of JSON's numbers, exact.
+//! Exact values of JSON numbers.
 
 use super::reader::number_length;
 
-/// The integer that a number means: `12`, but also `12.0` and `1.2e1`, as proto3's JSON has it. `None` for what is not
-/// a number, has a fraction, or is far beyond 64 bits.
+/// The integer value of a number: `12`, but also `12.0` and `1.2e1`, as in proto3's JSON. `None` if the text is not a
+/// number, has a fraction, or is far beyond 64 bits.
 pub(super) fn integer(text: &[u8]) -> Option<i128> {
     if number_length(text) != Some(text.len()) {
         return None;
@@ -38,7 +38,7 @@ pub(super) fn integer(text: &[u8]) -> Option<i128> {
     Some(if mantissa.starts_with(b"-") { -value } else { value })
 }
 
-/// The double that is nearest to a number. `None` for what is not a number or is beyond the largest double.
+/// The double nearest to a number. `None` if the text is not a number or exceeds the largest double.
 pub(super) fn double(text: &[u8]) -> Option<f64> {
     if number_length(text) != Some(text.len()) {
         return None;

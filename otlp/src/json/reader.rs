@@ -1,9 +1,9 @@
-//! JSON (RFC 8259), token by token, from bytes that are all there. It never copies, never allocates, and leaves its
-//! position where a fault is.
+//! Reads JSON (RFC 8259) token by token from complete input. It never copies or allocates, and stops at the position of
+//! a fault.
 
 use super::fault::{Fault, JsonReason};
 
-/// How deeply values of a field that OTLP does not define may be nested.
+/// Maximum nesting of values in a field that OTLP does not define.
 const SKIP_DEPTH_MAX: u32 = 100;
 
 /// The JSON that has not been read yet.
@@ -12,7 +12,7 @@ pub(super) struct Reader<'a> {
     at: usize,
 }
 
-/// What is between a string's quotation marks: its escapes are known to be right.
+/// The text between a string's quotation marks, with verified escapes.
 #[derive(Clone, Copy)]
 pub(super) struct Text<'a> {
     pub(super) raw: &'a [u8],
@@ -24,7 +24,7 @@ impl<'a> Reader<'a> {
         Self { input, at: 0 }
     }
 
-    /// Where the next token begins, once [`Reader::peek`] has looked for it.
+    /// The start of the next token, once [`Reader::peek`] has found it.
     pub(super) fn at(&self) -> usize {
         self.at
     }
@@ -40,14 +40,14 @@ impl<'a> Reader<'a> {
         Err(self.fault(JsonReason::Truncated))
     }
 
-    /// Takes the next token if it is this byte.
+    /// Consumes the next token if it is this byte.
     pub(super) fn take(&mut self, byte: u8) -> Result<bool, Fault> {
         let is_next = self.peek()? == byte;
         self.at += usize::from(is_next);
         Ok(is_next)
     }
 
-    /// Takes this byte, called `name` if something else is there.
+    /// Consumes this byte. The fault for any other byte names `name`.
     pub(super) fn expect(&mut self, byte: u8, name: &'static str) -> Result<(), Fault> {
         if self.take(byte)? {
             Ok(())
@@ -75,12 +75,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Takes `null` if it is next.
+    /// Consumes `null` if it is next.
     pub(super) fn null(&mut self) -> Result<bool, Fault> {
         Ok(self.peek()? == b'n' && self.word(b"null").map(|()| true)?)
     }
 
-    /// Takes `true` or `false`.
+    /// Consumes `true` or `false`.
     pub(super) fn boolean(&mut self) -> Result<bool, Fault> {
         match self.peek()? {
             b't' => self.word(b"true").map(|()| true),
@@ -97,7 +97,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Takes a number, which is as JSON's grammar has it.
+    /// Consumes a number and checks it against JSON's grammar.
     pub(super) fn number(&mut self) -> Result<&'a [u8], Fault> {
         self.peek()?;
         let rest = &self.input[self.at..];
@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
         Ok(&rest[..length])
     }
 
-    /// Takes a string.
+    /// Consumes a string.
     pub(super) fn string(&mut self) -> Result<Text<'a>, Fault> {
         self.expect(b'"', "a string")?;
         let start = self.at;
@@ -143,7 +143,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Passes over a value, whatever it is.
+    /// Skips a value of any kind.
     pub(super) fn skip(&mut self) -> Result<(), Fault> {
         self.skip_within(0)
     }
@@ -179,7 +179,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Nothing but white space may be left.
+    /// Accepts only white space up to the end.
     pub(super) fn end(&mut self) -> Result<(), Fault> {
         match self.peek() {
             Ok(_) => Err(self.fault(JsonReason::Trailing)),
@@ -192,7 +192,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// How many bytes from the first are a number of JSON's grammar.
+/// The length of the number at the start of `bytes`, by JSON's grammar.
 pub(super) fn number_length(bytes: &[u8]) -> Option<usize> {
     let digits = |from: usize| {
         bytes[from..]
@@ -203,7 +203,7 @@ pub(super) fn number_length(bytes: &[u8]) -> Option<usize> {
     let mut at = usize::from(bytes.first() == Some(&b'-'));
     at += match (bytes.get(at), digits(at)) {
         (_, 0) => return None,
-        // A zero is followed by no more digits.
+        // No more digits may follow a zero.
         (Some(b'0'), _) => 1,
         (_, count) => count,
     };

@@ -1,4 +1,4 @@
-//! The walk over a request's JSON: which message is open, what its keys mean, and the protobuf of their values.
+//! Walks a request's JSON: tracks the open message, maps its keys to fields and writes their values as protobuf.
 
 use super::fault::{Fault, JsonError, JsonReason, MalformedJson};
 use super::reader::Reader;
@@ -30,7 +30,7 @@ pub(super) fn protobuf(message: &'static Message, json: &[u8], room: usize) -> R
 struct Walk<'a> {
     reader: Reader<'a>,
     writer: Writer,
-    /// The way to a fault, the innermost field first. Empty until there is one.
+    /// The path to a fault, innermost field first. Empty if there is none.
     fault_path: Vec<Step>,
 }
 
@@ -94,7 +94,7 @@ impl Walk<'_> {
         match kind {
             Kind::Fixed64s(of) => self.fixed64(of),
             Kind::Varints(of) => self.varint(of),
-            // As the Collector reads it: a message with nothing in it. Of others there is no null in a list.
+            // Like the Collector, read null in a list as an empty message. Lists of other kinds may not contain null.
             _ if kind.message().is_some() && self.reader.null()? => {
                 let open = self.writer.open(number)?;
                 self.writer.close(open)
@@ -103,7 +103,7 @@ impl Walk<'_> {
         }
     }
 
-    /// A value with its tag.
+    /// Writes a value with its tag.
     fn value(&mut self, number: u32, kind: Kind, depth: u32) -> Result<(), Fault> {
         if let Some(inner) = kind.message() {
             let open = self.writer.open(number)?;
@@ -125,7 +125,7 @@ impl Walk<'_> {
                 self.writer.put(&value.to_le_bytes()[..4])
             }
             Kind::Bytes(of) => self.bytes(number, of),
-            // Messages are written above, lists by their elements; and what is unknown has no name.
+            // Messages are written above and lists by element; unknown fields have no name.
             _ => self.reader.skip(),
         }
     }
@@ -177,7 +177,7 @@ impl Walk<'_> {
         self.writer.put(&value.to_le_bytes())
     }
 
-    /// An integer as a number or a string, its bits as 64-bit two's complement.
+    /// Reads an integer from a number or a string, as 64-bit two's complement.
     fn integer(&mut self, min: i128, max: i128, range: &'static str) -> Result<u64, Fault> {
         let (offset, text) = self.number_or_string("an integer, as a number or a string")?;
         let value = number::integer(text).ok_or(Fault::at(
@@ -218,7 +218,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The text of a number, or of a string, in which no number has escapes.
+    /// The text of a number, or of a string, which has no escapes if it is a number.
     fn number_or_string(&mut self, expected: &'static str) -> Result<(usize, &[u8]), Fault> {
         let first = self.reader.peek()?;
         let offset = self.reader.at();
@@ -229,7 +229,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Remembers the field when its value has a fault.
+    /// Adds the field to the path if its value has a fault.
     fn on_the_way<T>(
         &mut self,
         result: Result<T, Fault>,
@@ -243,7 +243,7 @@ impl Walk<'_> {
     }
 }
 
-/// The low 64 bits, of a number that fits into them.
+/// The low 64 bits of a number that fits into them.
 #[expect(clippy::cast_possible_truncation, reason = "its range was checked")]
 fn bits(value: i128) -> u64 {
     value as u64

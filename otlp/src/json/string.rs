@@ -1,12 +1,12 @@
-//! The content of a JSON string, its escapes resolved.
+//! Resolves the escapes of a JSON string.
 
 use super::reader::Text;
 
-/// What stands for a surrogate without its other half, as the Collector has it: U+FFFD in UTF-8.
+/// The replacement for an unpaired surrogate, as in the Collector: U+FFFD in UTF-8.
 const REPLACEMENT: &[u8] = "\u{fffd}".as_bytes();
 
 impl Text<'_> {
-    /// Gives the content to `put`, in pieces.
+    /// Passes the content to `put` in pieces.
     pub(super) fn unescape<E>(&self, mut put: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         let mut rest = self.raw;
         while let Some(length) = rest.iter().position(|byte| *byte == b'\\') {
@@ -27,7 +27,7 @@ impl Text<'_> {
     }
 }
 
-/// Puts the character whose digits come first, with its second surrogate where it has one. Returns what is left.
+/// Writes the character of the leading digits, including a second surrogate if there is one. Returns the rest.
 fn unicode<'a, E>(rest: &'a [u8], put: &mut impl FnMut(&[u8]) -> Result<(), E>) -> Result<&'a [u8], E> {
     let (unit, rest) = (hex4(rest), &rest[4..]);
     if let Some(pair) = rest.strip_prefix(b"\\u")
@@ -44,7 +44,7 @@ fn unicode<'a, E>(rest: &'a [u8], put: &mut impl FnMut(&[u8]) -> Result<(), E>) 
     Ok(rest)
 }
 
-/// The number in four hexadecimal digits, which the reader has seen there.
+/// The value of four hexadecimal digits, which the reader has verified.
 fn hex4(digits: &[u8]) -> u16 {
     digits[..4].iter().fold(0, |number, digit| {
         number << 4 | u16::from(super::id::nibble(*digit).unwrap_or(0))

@@ -1,4 +1,4 @@
-//! Protobuf as it is written: into the room that was given, and not a byte beyond.
+//! Writes protobuf into the given room, and never beyond it.
 
 use super::fault::Fault;
 use crate::wire::LEN;
@@ -9,7 +9,7 @@ pub(super) struct Writer {
     room: usize,
 }
 
-/// A field whose length is not known before its content. Its content begins here.
+/// A field whose length is unknown until its content is complete. Holds the start of the content.
 #[derive(Clone, Copy)]
 pub(super) struct Open {
     start: usize,
@@ -40,7 +40,7 @@ impl Writer {
         self.put(&bytes[..length])
     }
 
-    /// Begins a field of bytes or a message. One byte is left free for its length, which most fit.
+    /// Begins a field of bytes or a message. Reserves one byte for its length, which suffices for most.
     pub(super) fn open(&mut self, number: u32) -> Result<Open, Fault> {
         self.tag(number, LEN)?;
         self.put(&[0])?;
@@ -49,17 +49,17 @@ impl Writer {
         })
     }
 
-    /// What the field holds so far.
+    /// The content of the field so far.
     pub(super) fn content(&mut self, open: Open) -> &mut [u8] {
         &mut self.out[open.start..]
     }
 
-    /// The field holds no more than this.
+    /// Shortens the content of the field to this length.
     pub(super) fn truncate(&mut self, open: Open, length: usize) {
         self.out.truncate(open.start + length);
     }
 
-    /// Ends a field: its length goes before its content.
+    /// Ends a field: writes its length before its content.
     pub(super) fn close(&mut self, open: Open) -> Result<(), Fault> {
         let Open { start } = open;
         let length = self.out.len() - start;

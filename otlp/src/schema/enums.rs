@@ -1,6 +1,6 @@
-//! OTLP's enumerations: the names of their values. On the wire they are numbers, and any number may come.
+//! The value names of OTLP's enumerations. On the wire they are numbers, and any number may occur.
 
-/// OTLP's enumerations. The numbers of each go up from 0 without a gap.
+/// OTLP's enumerations. The values of each count up from 0 without a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Enum {
     SeverityNumber,
@@ -10,7 +10,7 @@ pub(crate) enum Enum {
 }
 
 impl Enum {
-    /// What the names of all its values begin with, and how they go on, in the order of their numbers.
+    /// The common prefix of the value names, and the rest of each name in numeric order.
     pub(crate) fn names(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Enum::SeverityNumber => (

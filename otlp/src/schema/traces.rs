@@ -79,7 +79,7 @@ static LINK: Message = Message {
     sparse: &[],
 };
 
-/// Field 1 was a code of another meaning until OTLP 0.7 (2021); the Collector ignores it too.
+/// Field 1 was a status code with another meaning until OTLP 0.7 (2021); the Collector ignores it too.
 static STATUS: Message = Message {
     fields: &[
         NONE,

@@ -9,7 +9,7 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use proptest::prelude::*;
 use prost::Message;
 
-/// A request of so many records in each scope of each resource.
+/// A request with this many records in each scope of each resource.
 fn request(shape: &[Vec<usize>]) -> ExportLogsServiceRequest {
     let mut time_unix_nano = 0;
     let mut record = || {
@@ -45,7 +45,7 @@ fn request(shape: &[Vec<usize>]) -> ExportLogsServiceRequest {
     }
 }
 
-/// What is expected of each record, in order.
+/// The expected single-record requests, in order.
 fn expected(request: &ExportLogsServiceRequest) -> Vec<ExportLogsServiceRequest> {
     let mut all = Vec::new();
     for resource in &request.resource_logs {
@@ -96,7 +96,7 @@ proptest! {
 #[test]
 fn the_field_that_scope_logs_replaced_counts_where_it_is_alone() {
     let record = |time: u8| field(2, &[0x09, time, 0, 0, 0, 0, 0, 0, 0]);
-    // Field 1000 needs a tag of two bytes.
+    // Field 1000 needs a two-byte tag.
     let old = |content: &[u8]| [&[0xc2, 0x3e, u8::try_from(content.len()).unwrap()], content].concat();
     let request = [
         field(1, &[old(&record(1)), field(2, &record(2))].concat()),

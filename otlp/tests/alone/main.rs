@@ -1,4 +1,4 @@
-//! A record taken out of its request: it and all that it shares are what they were, and nothing else is there.
+//! Extracting a record keeps it and everything it shares unchanged, and nothing else.
 
 mod logs;
 mod metrics;

@@ -1,4 +1,4 @@
-//! Data points: each in a metric of its own.
+//! Data points, each extracted into a metric.
 
 use crate::field;
 use millpond_otlp::metrics::{Data, Request};
@@ -14,7 +14,7 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use proptest::prelude::*;
 use prost::Message;
 
-/// Data of this kind with points of these times.
+/// Data of this kind with points at these times.
 fn data(kind: usize, times: &[u64]) -> metric::Data {
     let number = |&time_unix_nano: &u64| NumberDataPoint {
         time_unix_nano,
@@ -63,7 +63,7 @@ fn data(kind: usize, times: &[u64]) -> metric::Data {
     }
 }
 
-/// A scope with a metric of each of these kinds, and as many points in it.
+/// A scope with a metric of each of these kinds, and as many points.
 fn scope_metrics(name: usize, metrics: Vec<Metric>) -> ScopeMetrics {
     ScopeMetrics {
         scope: Some(InstrumentationScope {
@@ -121,7 +121,7 @@ proptest! {
 
     #[test]
     fn what_is_counted_can_be_taken_out(bytes in prop::collection::vec(any::<u8>(), 0..60), place in 0_u64..3) {
-        // Within a resource's scope, where random bytes have a chance to be metrics.
+        // Inside a resource's scope, where random bytes have a chance to be metrics.
         let request = field(1, &field(2, &field(2, &bytes)));
         if let Ok(counts) = validate(Signal::Metrics, &request) {
             prop_assert_eq!(record_alone(Signal::Metrics, &request, place).is_some(), place < counts.records);
@@ -129,7 +129,7 @@ proptest! {
     }
 }
 
-/// As the views have it, and the Collector.
+/// The same choice as in the views and the Collector.
 #[test]
 fn of_several_data_of_one_metric_the_last_counts_alone() {
     let (gauge, sum, name) = (5, 7, 1);

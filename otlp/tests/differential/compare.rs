@@ -1,4 +1,4 @@
-//! What it means that both decoders read the same.
+//! Compares the results of both decoders.
 
 use crate::draw::{self, Draw};
 use millpond_otlp::{AnyValue, Item, KeyValue, Reason, Request, Resource, Scope};
@@ -6,19 +6,19 @@ use opentelemetry_proto::tonic::common::v1 as common;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::resource::v1 as resource;
 
-/// One signal: how its requests are drawn, and how its items compare.
+/// One signal: draws its requests and compares its items.
 pub(crate) trait Signal {
     type Ours<'a>: Item<'a>;
     type Theirs: prost::Message + Default + Clone;
     type TheirItem;
 
     fn item(draw: &mut Draw) -> Vec<u8>;
-    /// Their resources, with schema URL and scopes.
+    /// The resources of prost's decoder, with schema URL and scopes.
     fn resources(theirs: &Self::Theirs) -> Vec<Group<'_, Self::TheirItem>>;
-    /// Asserts that the items are the same and returns how many records they are.
+    /// Asserts that the items are equal and returns the number of records.
     fn assert_same(ours: Self::Ours<'_>, theirs: &Self::TheirItem) -> usize;
     fn records(theirs: &Self::TheirItem) -> usize;
-    /// Whether `theirs` counts records otherwise than we do, as we follow the Collector.
+    /// Whether prost counts records differently, where we follow the Collector.
     fn is_counted_otherwise(_: &[u8]) -> bool {
         false
     }
@@ -74,7 +74,7 @@ fn same_scope<'a, S: Signal>(ours: &Scope<'a, S::Ours<'a>>, theirs: &Scoped<S::T
     items.map(|(ours, theirs)| S::assert_same(ours, theirs)).sum()
 }
 
-/// Both decoders on any bytes: they agree, or the difference is one of those we chose.
+/// Runs both decoders on arbitrary bytes: they agree, or the difference is deliberate.
 pub(crate) fn judge<S: Signal>(bytes: &[u8]) {
     let theirs = <S::Theirs as prost::Message>::decode(bytes);
     match (Request::<S::Ours<'_>>::parse(bytes), theirs) {
@@ -85,14 +85,14 @@ pub(crate) fn judge<S: Signal>(bytes: &[u8]) {
                 .flat_map(|group| &group.scopes)
                 .flat_map(|scope| scope.items);
             let records: usize = items.map(S::records).sum();
-            // To prost the field that scopes replaced is unknown; it counts where scopes are absent.
+            // prost does not know the predecessor of the scopes field, which counts if scopes are absent.
             let old = groups.iter().any(|group| group.scopes.is_empty());
             assert!(ours.counts().records == records as u64 || old || S::is_counted_otherwise(bytes));
         }
         (Err(_), Err(_)) => {}
         (Ok(_), Err(theirs)) => {
-            // prost checks UTF-8; the Collector and we do not. prost also counts the skipping of an unknown
-            // field as one more level of nesting.
+            // prost checks UTF-8; the Collector and we do not. prost also counts an unknown field as one more level of
+            // nesting.
             let theirs = theirs.to_string();
             assert!(
                 theirs.contains("UTF-8") || theirs.contains("recursion"),
@@ -100,7 +100,7 @@ pub(crate) fn judge<S: Signal>(bytes: &[u8]) {
             );
         }
         (Err(ours), Ok(_)) => {
-            // prost skips groups where it knows no field, and does not look into the field that scopes replaced.
+            // prost skips groups in unknown fields, and does not look into the predecessor of the scopes field.
             let old = ours.field.contains("instrumentation_library_");
             assert!(ours.reason == Reason::Group || old, "only we refuse: {ours}");
         }
@@ -135,7 +135,7 @@ pub(crate) fn same_pairs<'a>(ours: impl Iterator<Item = KeyValue<'a>>, theirs: &
         })
 }
 
-/// The tests that every signal's requests pass.
+/// Tests for the requests of every signal.
 macro_rules! properties {
     ($signal:ty) => {
         use proptest::prelude::*;

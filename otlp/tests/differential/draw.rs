@@ -1,4 +1,4 @@
-//! Requests drawn from bytes: fields in any order, repeated, missing, unknown.
+//! Draws requests from bytes: fields in any order, repeated, missing, unknown.
 
 /// Draws choices from bytes (and zeros after their end), so that proptest can shrink what it builds.
 pub(crate) struct Draw<'a>(pub(crate) std::slice::Iter<'a, u8>);
@@ -86,8 +86,8 @@ fn scalar(draw: &mut Draw, out: &mut Vec<u8>) {
     }
 }
 
-/// One occurrence of an AnyValue. Only the first occurrence of a field is an array or a map, because a
-/// second one is where we follow the Collector and not protobuf (see the test of that name).
+/// One occurrence of an AnyValue. Only the first occurrence of a field may be an array or a map: for a second one we
+/// follow the Collector and not protobuf (see `faults`).
 pub(crate) fn any_value(draw: &mut Draw, first: bool, depth: u8) -> Vec<u8> {
     let mut out = Vec::new();
     for _ in 0..draw.below(3) {

@@ -1,4 +1,4 @@
-//! What is refused and how it is said, and where we follow the Collector rather than protobuf.
+//! Error messages for rejected requests, and the cases where we follow the Collector rather than protobuf.
 
 use crate::draw::{put_bytes, put_fixed64, put_varint};
 use millpond_otlp::logs::Request;
@@ -135,7 +135,7 @@ fn a_second_array_replaces_the_first_as_in_the_collector() {
     assert_eq!(values.collect::<Vec<_>>(), [AnyValue::String(b"b")]);
 }
 
-/// Senders from before OTLP 0.15 use field 1000; the Collector reads it where scope_logs is absent.
+/// Senders older than OTLP 0.15 use field 1000; the Collector reads it if scope_logs is absent.
 #[test]
 fn the_field_that_scope_logs_replaced_counts_alone() {
     let old = wrap(&wrap(&[], &[2]), &[1000]);
@@ -168,7 +168,7 @@ fn the_field_that_scope_logs_replaced_counts_alone() {
 
 #[test]
 fn nesting_is_bounded() {
-    // Four messages down to the body, then two for each array within another.
+    // Four messages down to the body, then two per nested array.
     let nested = |arrays: usize| {
         let mut value = Vec::new();
         for _ in 0..arrays {
@@ -189,7 +189,7 @@ fn nesting_is_bounded() {
     );
 }
 
-/// One metric around these bytes.
+/// Wraps these bytes in a metric.
 fn metric(bytes: &[u8]) -> Vec<u8> {
     wrap(bytes, &[2, 2, 1])
 }
@@ -200,7 +200,7 @@ fn data(bytes: &[u8]) -> metrics::Data<'_> {
     scope.items().next().unwrap().data
 }
 
-/// Protobuf would merge two gauges; the Collector takes the last data alone, of whichever kind.
+/// Protobuf would merge two gauges; the Collector uses only the last data of any kind.
 #[test]
 fn the_last_data_of_a_metric_counts_alone() {
     let points = |count: usize| wrap(&[], &[1]).repeat(count);
@@ -218,7 +218,7 @@ fn the_last_data_of_a_metric_counts_alone() {
     }
 }
 
-/// Protobuf would append the second to the first; what follows one by one is appended by both.
+/// Protobuf would append the second packed field to the first. Both append unpacked values.
 #[test]
 fn a_second_packed_field_replaces_the_first_as_in_the_collector() {
     let mut point = Vec::new();

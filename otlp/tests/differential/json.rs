@@ -1,5 +1,5 @@
-//! OTLP/JSON against an implementation that shares nothing with ours: messages drawn from OTLP's own descriptors, every
-//! field of every message among them, become JSON by prost-reflect's mapping, and must come back as they were.
+//! OTLP/JSON against an independent implementation. Messages drawn from OTLP's own descriptors, covering every field of
+//! every message, become JSON by prost-reflect's mapping and must come back unchanged.
 
 use crate::draw::Draw;
 use millpond_otlp::{JsonError, Signal, protobuf_of_json, validate};
@@ -10,7 +10,7 @@ use prost_reflect::{
 };
 use std::sync::LazyLock;
 
-/// OTLP as opentelemetry-proto has it.
+/// OTLP's descriptors from opentelemetry-proto.
 static OTLP: LazyLock<DescriptorPool> =
     LazyLock::new(|| DescriptorPool::decode(opentelemetry_proto::DESCRIPTORS).expect("descriptors of OTLP"));
 
@@ -23,7 +23,7 @@ fn request(signal: Signal) -> MessageDescriptor {
     OTLP.get_message_by_name(name).expect("a request of OTLP")
 }
 
-/// A message with some of its fields, the deeper the fewer.
+/// A message with some of its fields, fewer at greater depth.
 fn message(draw: &mut Draw, descriptor: &MessageDescriptor, depth: u8) -> DynamicMessage {
     let mut message = DynamicMessage::new(descriptor.clone());
     for field in descriptor.fields() {
@@ -107,7 +107,7 @@ fn text(draw: &mut Draw) -> String {
         .collect()
 }
 
-/// How a writer of JSON may go about it.
+/// The choices of a JSON writer.
 #[derive(Debug, Clone, Copy)]
 struct Style {
     numbers_as_text: bool,
@@ -151,7 +151,7 @@ impl Style {
         if self.ascii { ascii(&text) } else { text }
     }
 
-    /// What OTLP has otherwise than protobuf: ids in hexadecimal.
+    /// Applies OTLP's deviation from protobuf: ids in hexadecimal.
     fn otlp(self, json: &mut serde_json::Value) {
         match json {
             serde_json::Value::Object(fields) => {
@@ -177,7 +177,7 @@ impl Style {
     }
 }
 
-/// Base64 as hexadecimal, by way of serde_json's and prost-reflect's readers.
+/// Converts base64 to hexadecimal with serde_json's and prost-reflect's readers.
 fn hex(base64: &str) -> String {
     let any_value = OTLP
         .get_message_by_name("opentelemetry.proto.common.v1.AnyValue")
@@ -189,7 +189,7 @@ fn hex(base64: &str) -> String {
     bytes.iter().map(|byte| format!("{byte:02X}")).collect()
 }
 
-/// Everything beyond ASCII as escapes, in UTF-16 as JSON has it.
+/// Escapes everything beyond ASCII, in UTF-16 as in JSON.
 fn ascii(json: &str) -> String {
     let mut units = [0; 2];
     json.chars()
@@ -203,13 +203,13 @@ fn ascii(json: &str) -> String {
         .collect()
 }
 
-/// As protobuf, which has one form of a message here: `NaN` equals itself, and what is absent is its default.
+/// The protobuf encoding as a canonical form: `NaN` equals itself, and absent fields have their defaults.
 fn canonical(descriptor: MessageDescriptor, bytes: &[u8]) -> Vec<u8> {
     let message = DynamicMessage::decode(descriptor, bytes).expect("protobuf");
     message.encode_to_vec()
 }
 
-/// With all the room that it may take.
+/// Converts with the maximum room.
 fn transcode(signal: Signal, json: &[u8]) -> Result<Vec<u8>, JsonError> {
     protobuf_of_json(signal, json, 5 * json.len())
 }
@@ -246,7 +246,7 @@ proptest! {
             let ours = protobuf_of_json(Signal::Metrics, json.as_bytes(), room);
             prop_assert_eq!(ours, Err(JsonError::MoreRoom));
         }
-        // For a moment an id or bytes take the room of their text.
+        // An id or bytes briefly take the room of their text.
         let room = whole.len() + json.len();
         let ours = protobuf_of_json(Signal::Metrics, json.as_bytes(), room).expect("enough");
         prop_assert_eq!(&ours, &whole);
@@ -273,7 +273,7 @@ proptest! {
         }
     }
 
-    /// A field that OTLP does not define may hold whatever is JSON, and nothing else.
+    /// A field that OTLP does not define may hold any valid JSON, and nothing else.
     #[test]
     fn what_is_json_is_what_serde_json_takes(text in r#"[\[\]{}:,"\\u0a1\-+.eE \ntrfalsn/bé]{0,12}"#) {
         let json = format!("{{\"unknown\":{text}}}");

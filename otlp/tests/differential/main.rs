@@ -1,5 +1,5 @@
-//! Validation and views against prost's decoder of the same bytes: messages with their fields in any
-//! order, repeated, merged, unknown; then the same bytes cut short, mutated, or random.
+//! Validation and views against prost's decoder on the same bytes: messages with fields in any order, repeated, merged
+//! or unknown; then the same bytes truncated, mutated, or random.
 
 mod compare;
 mod draw;

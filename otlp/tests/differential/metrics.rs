@@ -84,7 +84,7 @@ impl Signal for Metrics {
         Self::records(theirs)
     }
 
-    /// A metric given two kinds of data, or one twice.
+    /// A metric with two kinds of data, or one kind twice.
     fn is_counted_otherwise(bytes: &[u8]) -> bool {
         let request = Request::parse(bytes).unwrap();
         let scopes = request.resources().flat_map(|resource| resource.scopes());
@@ -206,8 +206,7 @@ fn same_exemplars<'a>(ours: impl Iterator<Item = metrics::Exemplar<'a>>, theirs:
     }
 }
 
-/// A metric with data of one kind at most, given once at most: more is where we follow the Collector and not
-/// protobuf (see `faults`).
+/// A metric with at most one occurrence of data: for more we follow the Collector and not protobuf (see `faults`).
 fn metric(draw: &mut Draw) -> Vec<u8> {
     let mut out = Vec::new();
     let mut first = true;
@@ -238,7 +237,7 @@ fn data(draw: &mut Draw, point: fn(&mut Draw) -> Vec<u8>) -> Vec<u8> {
     for _ in 0..draw.below(6) {
         match draw.below(6) {
             0 => unknown(draw, &mut out),
-            // The kinds that have no such fields skip them.
+            // Kinds without such fields skip them.
             number @ (2 | 3) => put_varint(number.into(), draw.u64(), &mut out),
             _ => put_bytes(1, &point(draw), &mut out),
         }
@@ -260,7 +259,7 @@ fn number_point(draw: &mut Draw) -> Vec<u8> {
     out
 }
 
-/// Numbers one by one, then perhaps nothing more: a packed field after others is where we follow the Collector.
+/// Perhaps a packed field, then unpacked numbers: for a packed field after others we follow the Collector.
 fn fixed64s(draw: &mut Draw, number: u64, out: &mut Vec<u8>) {
     if draw.below(2) == 0 {
         let packed: Vec<u8> = (0..draw.below(5))

@@ -136,7 +136,7 @@ fn status(draw: &mut Draw) -> Vec<u8> {
     let mut out = Vec::new();
     for _ in 0..draw.below(4) {
         match draw.below(4) {
-            // The code of before 2021, which nobody reads any more.
+            // The status code from before 2021, which nobody reads anymore.
             0 => put_varint(1, draw.u64(), &mut out),
             1 => put_bytes(2, &draw.text(), &mut out),
             2 => put_varint(3, draw.u64(), &mut out),

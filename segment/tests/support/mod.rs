@@ -1,10 +1,9 @@
-//! Reading whatever comes, for the tests.
+//! Reads arbitrary bytes, for the tests.
 
 use bytes::Bytes;
 use millpond_segment::{Block, Decompressor, Limits, blocks, read_index, read_index_tail, verify};
 
-/// Reads `bytes` as everything they could be: an object, the tail of one, a stream's part. Whatever they
-/// are, this returns.
+/// Reads `bytes` as an object, the tail of one, and a stream's part. It returns for any bytes.
 pub(crate) fn read_anything(bytes: &Bytes) {
     let limits = Limits {
         block_raw_max: 1 << 20,

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// How long an owner that is stopped may take before it is killed.
+/// Time limit for an owner to stop before it is killed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) async fn place(world: Arc<World>, consumer: usize, place: usize, mut rng: StdRng) {
@@ -26,7 +26,7 @@ pub(crate) async fn place(world: Arc<World>, consumer: usize, place: usize, mut 
             return;
         }
         let process = world.process(format!("owner-{consumer}.{place}.{incarnation}"), &mut rng);
-        // A process that is started again may keep its name.
+        // A restarted process may keep its name.
         if incarnation == 0 || one_in(&mut rng, 2) {
             instance.clone_from(&process.name);
         }
@@ -71,8 +71,9 @@ pub(crate) async fn place(world: Arc<World>, consumer: usize, place: usize, mut 
                     ..
                 } = &world.scenario;
                 let expected = match error {
-                    // What an owner was about to read may be trimmed by retention, or since another owner that it does not
-                    // know of has read it, or it was moved back to what a garbage collector was about to trim.
+                    // Three causes can trim what an owner was about to read: retention; another owner, unknown to this
+                    // one, that has read it; or an operator who moved the cursor back to sequences that a garbage
+                    // collector was about to trim.
                     ConsumeError::Trimmed { .. } => retention.is_some() || *owners > 1 || *operators,
                     ConsumeError::Removed { .. } => *operators,
                     _ => false,
@@ -82,13 +83,13 @@ pub(crate) async fn place(world: Arc<World>, consumer: usize, place: usize, mut 
                     world.record.violated(Oracle::Failure, detail);
                 }
             }
-            // A panic is a violation already.
+            // A panic is already a violation.
             Some(Err(_)) => {}
         }
     }
 }
 
-/// A consumer that runs.
+/// A running consumer.
 pub(crate) struct Owner {
     pub(crate) task: JoinHandle<Result<(), ConsumeError>>,
     pub(crate) shutdown: CancellationToken,

@@ -1,5 +1,5 @@
-//! The beginning of a run, in peace, and its end: when nothing goes wrong any more, all that is in the log gets into every
-//! table, and no garbage is left.
+//! The fault-free beginning and end of a run: at the end, everything in the log reaches every table, and no garbage is
+//! left.
 
 use super::consumers;
 use super::gc::{gc, round};
@@ -12,10 +12,11 @@ use rand::rngs::StdRng;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// How long anything may take when nothing goes wrong. A table that cannot end requests makes each later round wait for them.
+/// Time limit for anything without faults. If a table cannot end requests, each later round has to wait for them.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
-/// Every consumer is known before the first garbage collector comes: what it has not read is kept from then on.
+/// Creates every consumer's cursor before the first garbage collection, which from then on keeps what they have not
+/// read.
 pub(crate) async fn begin(world: &World, mut rng: StdRng) {
     let process = world.process("first".into(), &mut rng);
     let store = world.connect_well(&process);
@@ -42,7 +43,7 @@ pub(crate) async fn end(world: &World, mut rng: StdRng) {
     if let Some(lost) = world.witness.lost() {
         world.record.violated(Oracle::Liveness, lost);
     }
-    // Late enough for every clock that there was.
+    // Late enough for every clock in the run.
     let ahead_ms = i64::try_from((world.scenario.jump_max * 100).as_millis()).unwrap_or(i64::MAX / 2);
     process.machine.jump(ahead_ms + 1_000_000);
     sleep(world.scenario.grace).await;
@@ -54,7 +55,7 @@ pub(crate) async fn end(world: &World, mut rng: StdRng) {
     }
 }
 
-/// A producer that has no trouble commits one message to a shard.
+/// A producer without faults commits one message to a shard.
 async fn append_alone(
     world: &World,
     process: &Process,
@@ -74,7 +75,7 @@ async fn append_alone(
     }
 }
 
-/// One owner reads a consumer's backlog to its end, and is stopped.
+/// One owner reads a consumer's whole backlog and stops.
 async fn read_all(world: &World, consumer: usize, name: &str, rng: &mut StdRng) {
     let process = world.process(format!("{name}-{consumer}"), rng);
     let store = world.connect_well(&process);
@@ -89,7 +90,7 @@ async fn read_all(world: &World, consumer: usize, name: &str, rng: &mut StdRng) 
         let (_, positions) = world.witness.is_read(&consumer_name(consumer));
         let waits = owner.status.waiting_for();
         let detail = format!(
-            "{} does not get on: {positions}waiting for {waits:?}",
+            "{} makes no progress: {positions}waiting for {waits:?}",
             process.name
         );
         return world.record.violated(Oracle::Liveness, detail);
@@ -101,7 +102,7 @@ async fn read_all(world: &World, consumer: usize, name: &str, rng: &mut StdRng) 
             let detail = format!("{} gave up: {error}", process.name);
             world.record.violated(Oracle::Failure, detail);
         }
-        // A panic is a violation already.
+        // A panic is already a violation.
         Ok(Err(_)) => {}
         Err(_) => {
             let detail = format!("{} does not stop", process.name);

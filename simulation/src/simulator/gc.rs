@@ -1,4 +1,4 @@
-//! Collectors: one after another in each place, killed in the midst of their rounds.
+//! Collectors: one after another in each place, killed in the middle of a round.
 
 use super::process::Process;
 use super::record::{Event, Oracle};
@@ -49,7 +49,7 @@ pub(crate) fn gc(world: &World, process: &Arc<Process>, store: Store) -> Garbage
         .with_environment(Arc::clone(process) as Arc<_>)
 }
 
-/// One round. Whether it came to its end.
+/// Runs one round. Returns whether it completed.
 pub(crate) async fn round(world: &World, process: &Process, gc: &mut GarbageCollector) -> bool {
     let Ok(result) = timeout(Duration::from_secs(600), gc.round(false)).await else {
         let detail = format!("a round of {} has no end", process.name);

@@ -1,11 +1,11 @@
-//! Every message that was sent: what its client was told, and where it is in the log.
+//! Every sent message: the answer to its client, and its position in the log.
 
 use super::record::{Oracle, Record};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A place in a shard's log.
+/// A position in a shard's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Position {
     pub(crate) shard: u32,
@@ -18,7 +18,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// What a client was told.
+/// The answer to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
     Committed(Position),
@@ -28,17 +28,17 @@ pub(crate) enum Answer {
 
 #[derive(Debug, Default)]
 struct Message {
-    /// `None`: nothing yet, or never.
+    /// `None`: no answer yet, or never.
     answer: Option<Answer>,
     position: Option<Position>,
 }
 
-/// A message as it goes over the wire: its client's name, its number there, and how many records it has.
+/// The wire form of a message: client name, number and record count.
 pub(crate) fn message(client: &str, number: u64, records: u64) -> String {
     format!("{client}:{number}:{records}")
 }
 
-/// The client and the number.
+/// The client and number of a message.
 pub(crate) fn sender(message: &str) -> (&str, u64) {
     let mut parts = message.split(':');
     let client = parts.next().unwrap_or_default();
@@ -62,9 +62,9 @@ pub(crate) struct Ledger {
 #[derive(Default)]
 struct State {
     messages: BTreeMap<String, Message>,
-    /// Of each client and stream, the last message that came into the log.
+    /// For each client and stream, the last message in the log.
     last: BTreeMap<(String, String), u64>,
-    /// The rows of each part of a segment, by shard, stream and sequence. A row's place is its record's number.
+    /// The rows of each part of a segment, by shard, stream and sequence. A row's index is its record's number.
     parts: BTreeMap<(u32, String, u64), Arc<Vec<String>>>,
 }
 
@@ -82,7 +82,7 @@ impl Ledger {
             .insert(message.to_owned(), Message::default());
     }
 
-    /// The client was told; it must have been the truth.
+    /// Records the answer to a client, which must be true.
     pub(crate) fn answered(&self, message: &str, answer: Answer) {
         let mut state = self.state();
         let Some(known) = state.messages.get_mut(message) else {
@@ -99,13 +99,13 @@ impl Ledger {
             ),
             (Answer::NotAppended, Some(found)) => self.record.violated(
                 Oracle::Answer,
-                format!("{message} was not appended, its client was told, and is at {found}"),
+                format!("{message} was reported as not appended, and is at {found}"),
             ),
             _ => {}
         }
     }
 
-    /// The message is in the log from now on.
+    /// Records that the message is in the log from now on.
     pub(crate) fn committed(&self, message: &str, stream: &str, position: Position) {
         let mut state = self.state();
         let Some(known) = state.messages.get_mut(message) else {
@@ -124,7 +124,7 @@ impl Ledger {
         let last = state.last.insert((client.to_owned(), stream.to_owned()), number);
         drop(state);
         if answer == Some(Answer::NotAppended) {
-            let detail = format!("{message} was not appended, its client was told, and is at {position} now");
+            let detail = format!("{message} was reported as not appended, and is now at {position}");
             self.record.violated(Oracle::Answer, detail);
         }
         if let Some(last) = last.filter(|last| *last > number) {
@@ -133,7 +133,7 @@ impl Ledger {
         }
     }
 
-    /// A stream's part of a segment is in the log.
+    /// Records that a stream's part of a segment is in the log.
     pub(crate) fn part(&self, stream: &str, position: Position, messages: &[String]) {
         let rows = messages.iter().flat_map(|message| rows(message)).collect();
         let key = (position.shard, stream.to_owned(), position.sequence);
@@ -146,7 +146,7 @@ impl Ledger {
         self.state().parts.get(&key).map(Arc::clone).unwrap_or_default()
     }
 
-    /// How many messages were never answered.
+    /// The number of messages without an answer.
     pub(crate) fn unanswered(&self) -> u64 {
         let state = self.state();
         state

@@ -1,5 +1,5 @@
-//! The way from a process to the store: what it asked and was told, the network's faults between, and what landed. A request
-//! that was sent goes on whatever becomes of its sender.
+//! The path from a process to the store: requests, answers, network faults, and what landed. A sent request continues
+//! whatever happens to its sender.
 
 use super::process::Process;
 use super::record::{Event, Record};
@@ -30,7 +30,7 @@ fn mode(mode: &PutMode) -> &'static str {
     }
 }
 
-/// What a caller is told, in a word.
+/// The result of a request in one word.
 fn told<T>(answer: &Result<T>) -> &'static str {
     match answer {
         Ok(_) => "ok",
@@ -42,7 +42,7 @@ fn told<T>(answer: &Result<T>) -> &'static str {
     }
 }
 
-/// What a process asks, and what it is told.
+/// A process's requests and their answers.
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) inner: Arc<dyn ObjectStore>,
@@ -51,7 +51,7 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// Numbers a request.
+    /// Assigns a number to a request.
     fn asks(&self, what: fmt::Arguments<'_>) -> u64 {
         let number = self.record.request();
         self.record
@@ -164,7 +164,7 @@ impl fmt::Display for Asked {
     }
 }
 
-/// The store's side: what takes effect, in the one order in which it does.
+/// The store's side: the order in which writes take effect.
 #[derive(Debug)]
 pub(crate) struct Landing {
     pub(crate) inner: Arc<dyn ObjectStore>,

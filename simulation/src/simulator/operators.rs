@@ -1,4 +1,4 @@
-//! Operators: they move cursors back and forth, leave parts out, and remove consumers, whoever owns the cursor.
+//! Operators: they reset cursors, skip parts and remove consumers, whoever owns the cursor.
 
 use super::process::Process;
 use super::reader::OPERATOR;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// How long none of them does anything, at most.
+/// Maximum pause between two operations.
 const CALM_MAX: Duration = Duration::from_secs(5);
 
 pub(crate) async fn operators(world: Arc<World>, mut rng: StdRng) {
@@ -75,8 +75,8 @@ async fn act(world: &World, process: &Process, store: &Store, rng: &mut StdRng) 
             }
         }
         8 => (Event::Removals, cursor.remove()),
-        // By hand, and only after a clean release: nothing would tell the next owner that an earlier one may still send.
-        // `remove` is for that.
+        // Deletion by hand, only after a clean release: otherwise the next owner could not know that an earlier one may
+        // still send. `remove` covers that case.
         _ if cursor.ownership != Ownership::Released || cursor.unsettled => return,
         _ => {
             world.record.count(Event::CursorsDeleted);

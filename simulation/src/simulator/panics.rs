@@ -1,4 +1,4 @@
-//! A panic on the thread of a run, in whatever task, is a violation of that run.
+//! A panic in any task on the thread of a run is a violation of that run.
 
 use super::record::{Oracle, Record};
 use std::cell::RefCell;
@@ -9,7 +9,7 @@ thread_local! {
     static LISTENS: RefCell<Weak<Record>> = const { RefCell::new(Weak::new()) };
 }
 
-/// Listens until it is dropped.
+/// Listens for panics until dropped.
 pub(crate) struct Listening;
 
 pub(crate) fn listen(record: &Arc<Record>) -> Listening {

@@ -1,5 +1,4 @@
-//! Processes and the machines they run on: their clocks, which jump, their random numbers, and whether they get on, stall or
-//! are dead.
+//! Processes and their machines: clocks that jump, random numbers, and whether a process runs, stalls or is dead.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -10,13 +9,13 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// When every run begins, unix milliseconds.
+/// The start of every run, unix milliseconds.
 const EPOCH_MS: i64 = 1_767_225_600_000;
 
-/// CPU work takes up to so long.
+/// Maximum duration of CPU work.
 pub(crate) const CPU_TIME_MAX: Duration = Duration::from_millis(3);
 
-/// A clock of its own, and random numbers.
+/// A clock and random numbers.
 pub(crate) struct Machine {
     begun: Instant,
     ahead_ms: AtomicI64,
@@ -32,7 +31,7 @@ impl Machine {
         })
     }
 
-    /// The clock jumps.
+    /// Makes the clock jump.
     pub(crate) fn jump(&self, by_ms: i64) {
         self.ahead_ms.fetch_add(by_ms, Relaxed);
     }
@@ -46,7 +45,7 @@ impl Machine {
         draw(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// As a producer sees it.
+    /// The environment of a producer.
     pub(crate) fn environment(self: &Arc<Self>) -> millpond_producer::Environment {
         let machine = Arc::clone(self);
         let clock = move || u64::try_from(machine.now() / 1_000).unwrap_or(0);
@@ -54,14 +53,14 @@ impl Machine {
     }
 }
 
-/// A process that stalls still has timers and code that run in the simulation. What it sends waits for its turn, so whatever it
-/// does before that counts as done when it goes on.
+/// Timers and code of a stalled process still run in the simulation. What it sends waits until the stall ends, so
+/// everything before that counts as done then.
 impl millpond_consumer::Environment for Process {
     fn now_us(&self) -> i64 {
         self.machine.now()
     }
 
-    /// During a stall, the time at which the process goes on: it checks its lease then, just before it sends.
+    /// During a stall, the time at its end: the process checks its lease then, just before it sends.
     fn uptime(&self) -> Duration {
         let now = Instant::now();
         let goes_on = match *self.life() {
@@ -87,12 +86,12 @@ enum Life {
     Dead,
 }
 
-/// Something with a name that can stall and die. What it has sent goes on without it.
+/// A named process that can stall and die. What it has sent continues without it.
 pub(crate) struct Process {
     pub(crate) name: String,
     pub(crate) machine: Arc<Machine>,
     life: Mutex<Life>,
-    /// Not a watch channel: that wakes those who wait in an order that no seed decides.
+    /// Not a watch channel: that wakes waiters in an order that no seed determines.
     changed: Notify,
 }
 
@@ -106,7 +105,7 @@ impl Process {
         })
     }
 
-    /// Waits while the process stalls; for ever, if it is dead.
+    /// Waits while the process stalls; forever if it is dead.
     pub(crate) async fn turn(&self) {
         loop {
             let changed = self.changed.notified();
@@ -117,7 +116,7 @@ impl Process {
         }
     }
 
-    /// Nothing that it sends leaves it for this long. The caller wakes it.
+    /// Nothing leaves the process for this long. The caller wakes it.
     pub(crate) fn stall(&self, lasts: Duration) {
         let until = Instant::now() + lasts;
         *self.life() = Life::Stalls { until };
@@ -128,7 +127,7 @@ impl Process {
         self.changed.notify_waiters();
     }
 
-    /// Nothing that it does from now on is seen by anybody.
+    /// Hides everything that the process does from now on.
     pub(crate) fn die(&self) {
         *self.life() = Life::Dead;
     }

@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// How long a producer that is stopped may take: the trouble may last longer than its patience.
+/// Time limit for a producer to stop: the faults may last longer than its patience.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) async fn place(world: Arc<World>, place: usize, mut rng: StdRng) {
@@ -41,7 +41,7 @@ pub(crate) async fn place(world: Arc<World>, place: usize, mut rng: StdRng) {
         if one_in(&mut rng, 2) && producer.drain(PATIENCE).await.is_ok() {
             drained(&world, &process, clients).await;
         } else {
-            // Its tasks live on where nobody sees them.
+            // Its tasks live on, but nobody sees them.
             process.die();
             clients.shutdown().await;
             world.record.count(Event::ProducersKilled);
@@ -51,7 +51,7 @@ pub(crate) async fn place(world: Arc<World>, place: usize, mut rng: StdRng) {
     }
 }
 
-/// A producer in the simulation's own environment. `None`: it gave up, since the store was away.
+/// A producer in the simulated environment. `None`: it gave up because the store was unreachable.
 pub(crate) async fn start(
     world: &World,
     process: &Process,
@@ -93,7 +93,7 @@ pub(crate) async fn start(
     }
 }
 
-/// What the producer counted goes to the run's counts.
+/// Adds the producer's counters to the run's counts.
 pub(crate) fn tally(world: &World, registry: &Registry) {
     for (event, name) in [
         (Event::SegmentsUploadedAgain, "reuploads"),
@@ -105,25 +105,25 @@ pub(crate) fn tally(world: &World, registry: &Registry) {
     }
 }
 
-/// A producer that has drained has answered everybody.
+/// Checks that a drained producer has answered all clients.
 async fn drained(world: &World, process: &Process, mut clients: JoinSet<()>) {
     world.record.count(Event::ProducersDrained);
     world.record.event(&process.name, format_args!("has drained"));
     let answered = async { while clients.join_next().await.is_some() {} };
-    // A client may be in a pause when its producer closes.
+    // A client may be pausing when its producer closes.
     if timeout(world.scenario.pause_max * 2, answered).await.is_err() {
         let detail = format!("{} has drained, and has not answered all clients", process.name);
         world.record.violated(Oracle::Liveness, detail);
     }
 }
 
-/// Sends messages, some of them without waiting for the answers to others, until its producer closes.
+/// Sends messages, some without waiting for earlier answers, until its producer closes.
 async fn client(world: Arc<World>, producer: Producer, name: String, mut rng: StdRng) {
     let free = Arc::new(Semaphore::new(world.scenario.pipelined));
     let mut appends = JoinSet::new();
     for number in 0.. {
         sleep(up_to(&mut rng, world.scenario.pause_max)).await;
-        // Never closed.
+        // The semaphore is never closed.
         let turn = Arc::clone(&free).acquire_owned().await;
         let message = message(&name, number, rng.random_range(1..=4));
         let stream = format!("events.{}", rng.random_range(0..world.scenario.streams));
@@ -143,7 +143,7 @@ async fn client(world: Arc<World>, producer: Producer, name: String, mut rng: St
     }
 }
 
-/// Appends a message and notes the answer. Whether the producer is closed.
+/// Appends a message and records the answer. Returns whether the producer is closed.
 async fn append(world: &World, producer: &Producer, stream: &str, message: &str) -> bool {
     let append = Append {
         stream: stream.into(),
@@ -185,7 +185,7 @@ async fn append(world: &World, producer: &Producer, stream: &str, message: &str)
     false
 }
 
-/// Appends one message when nothing goes wrong any more.
+/// Appends one message after all faults have ended.
 pub(crate) async fn append_one(world: &World, producer: &Producer, name: &str) {
     let message = message(name, 0, 1);
     world.ledger.sent(&message);

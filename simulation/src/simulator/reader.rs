@@ -1,4 +1,4 @@
-//! The witness's record of one consumer in one shard: its cursor, its acknowledgements, and the parts that it may leave out.
+//! The witness's record of one consumer in one shard: its cursor, its acknowledgements, and the parts that it may miss.
 
 use super::record::{Event, Record};
 use millpond_manifest::Cursor;
@@ -6,7 +6,7 @@ use millpond_manifest::cursor::Ownership;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// The process that acts for an operator.
+/// The process of an operator.
 pub(crate) const OPERATOR: &str = "operator";
 
 /// A stream's part of a segment.
@@ -14,28 +14,28 @@ pub(crate) type PartKey = (String, u64);
 
 #[derive(Default)]
 pub(crate) struct Reader {
-    /// `None`: there is none yet, or somebody has deleted it.
+    /// `None`: it does not exist yet, or somebody has deleted it.
     pub(crate) cursor: Option<Cursor>,
-    /// What retention dropped before it was read, or a garbage collector that had read the cursor before a reset.
+    /// Parts trimmed before it read them: by retention, or by a garbage collector that read the cursor before a reset.
     pub(crate) missed: BTreeSet<PartKey>,
-    /// The parts that it has acknowledged, whose rows must be in the table.
+    /// Acknowledged parts, whose rows must be in the table.
     pub(crate) acknowledged: BTreeSet<PartKey>,
-    /// A garbage collector may have read the cursor before an operator moved it, and trim below this sequence.
+    /// A garbage collector may have read the cursor before an operator moved it, and may trim below this sequence.
     pub(crate) stale_below: u64,
-    /// The log began here when an operator last moved the cursor, or when it was made.
+    /// The beginning of the log when an operator last moved the cursor, or when it was created.
     pub(crate) gone_below: u64,
     /// The owners by opening id.
     openings: BTreeMap<u64, String>,
 }
 
 impl Reader {
-    /// Whether it needs this part. A removed consumer needs nothing.
+    /// Whether it needs this part. A removed consumer needs none.
     pub(crate) fn needs(&self, stream: &str, sequence: u64) -> bool {
         let cursor = self.cursor.as_ref().filter(|cursor| !cursor.is_removed());
         cursor.is_some_and(|cursor| cursor.next(stream) <= sequence)
     }
 
-    /// Another state of the cursor is in force. Returns what it acknowledges and the one before does not. The range: of the log.
+    /// Applies a new state of the cursor. Returns the parts that it newly acknowledges. `range`: the log's sequences.
     pub(crate) fn replaced(
         &mut self,
         record: &Record,
@@ -139,7 +139,7 @@ impl Reader {
     }
 }
 
-/// How a cursor was taken.
+/// The way a cursor was taken.
 fn opened(before: &Cursor, next: &Cursor) -> Event {
     match (&before.ownership, &next.ownership) {
         (Ownership::Released, _) => Event::CleanOpenings,

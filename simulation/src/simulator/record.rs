@@ -1,5 +1,4 @@
-//! What happened in a run: the trace, the counts, and the first violation. Everything that happens is told here in the one
-//! order in which it happened.
+//! The record of a run: the trace, the counts, and the first violation, in the order in which events happen.
 
 use clap::ValueEnum;
 use std::fmt;
@@ -8,56 +7,55 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// What is promised, and checked while a seed runs and at its end.
+/// The promises that are checked during a run and at its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Oracle {
-    /// The log is one sequence without holes that never changes, and all that it refers to is in the store.
+    /// The log is one sequence without holes that never changes, and the store has every object that it refers to.
     Log,
-    /// What was acknowledged to a client is in the log where the answer said; what was refused is not; nothing is there
-    /// twice.
+    /// An acknowledged message is in the log at the reported position; a refused one is not; nothing occurs twice.
     Answer,
-    /// The messages of a client to a stream are in the log, and in the table, in the order in which they were accepted.
+    /// The messages of a client to a stream are in the log, and in the table, in the order of acceptance.
     Order,
-    /// No row is twice in a table, by its identity, and none has an identity that is another's in the log.
+    /// No row identity occurs twice in a table, and each belongs to the right record in the log.
     ExactlyOnce,
-    /// The owner of a cursor sends no row as if for the first time that anybody has sent before.
+    /// The owner of a cursor never sends a row as new that anybody has sent before.
     Announced,
-    /// Cursors only go forward, one owner after another, and over nothing that is not in the table.
+    /// Cursors only move forward, one owner after another, and never past rows that are missing from the table.
     Cursor,
-    /// Nothing is trimmed or deleted that somebody needs.
+    /// Nothing is trimmed or deleted that anybody still needs.
     Needed,
-    /// When nothing goes wrong any more, all that is in the log gets into the table, and no garbage is left.
+    /// After all faults have ended, everything in the log reaches the table, and no garbage is left.
     Liveness,
-    /// Nobody gives up for a reason that there is not.
+    /// No process gives up without a valid reason.
     Failure,
     /// Nothing panics.
     Panic,
 }
 
-/// What a run is counted by.
+/// The counted events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Event {
-    /// Messages that were acknowledged.
+    /// Acknowledged messages.
     Acknowledged,
-    /// Messages whose sender never got an answer.
+    /// Messages without an answer.
     Unanswered,
-    /// Messages of which the producer said that it does not know.
+    /// Messages with an unknown outcome.
     UnknownOutcome,
-    /// Messages that were not accepted.
+    /// Messages that were refused.
     Refused,
-    /// Rows that were in the table already when they landed.
+    /// Rows that the table already had when they landed.
     RowsRecognised,
-    /// Writes of a chunk, or of a piece of one, that the table refused for good.
+    /// Chunks or pieces that the table refused permanently.
     ChunksRefused,
     /// Rows that became dead letters.
     DeadLetters,
-    /// Producers that finished what they had accepted.
+    /// Producers that finished everything they had accepted.
     ProducersDrained,
     /// Producers that were killed.
     ProducersKilled,
     /// Stalls of producers.
     ProducersStalled,
-    /// Owners of cursors that were stopped.
+    /// Owners that were stopped.
     OwnersStopped,
     /// Owners that were killed.
     OwnersKilled,
@@ -69,23 +67,23 @@ pub enum Event {
     CollectorsStalled,
     /// Cursors taken from an owner whose lease had run out.
     TakeoversByLease,
-    /// Cursors taken from an owner whose lease was running.
+    /// Cursors taken from an owner whose lease was still running.
     TakeoversByForce,
-    /// Cursors taken that were given back with batches in doubt.
+    /// Cursors taken after a release with batches in doubt.
     TakeoversOfAbandoned,
-    /// Cursors taken with plans of what was not committed yet.
+    /// Cursors taken with plans beyond the committed log.
     TakenOverAhead,
-    /// Openings of a cursor that was released.
+    /// Openings of a cleanly released cursor.
     CleanOpenings,
-    /// Rules that changed.
+    /// Changes of the batching policy.
     RulesChanged,
     /// Writes that never reached the store.
     WritesLost,
-    /// Writes that landed, or were refused, and were reported as failed.
+    /// Writes that landed or were refused, and were reported as failed.
     WritesUnreported,
     /// Writes that landed after they were reported as failed.
     WritesLate,
-    /// Requests that were never answered.
+    /// Requests without an answer.
     RequestsHung,
     /// Reads that failed.
     ReadsFailed,
@@ -101,9 +99,9 @@ pub enum Event {
     SinkLate,
     /// Writes to the sink that failed.
     SinkFailed,
-    /// Writes to the sink that broke off between two partitions.
+    /// Writes to the sink that failed between two partitions.
     SinkBroken,
-    /// Tokens that a partition recorded and whose rows it never got.
+    /// Tokens that a partition recorded without the rows.
     TokensPoisoned,
     /// Tokens that a partition forgot.
     TokensForgotten,
@@ -113,29 +111,29 @@ pub enum Event {
     SettledByWaiting,
     /// Cursors moved by an operator.
     Resets,
-    /// Parts left out that no batch was planned over.
+    /// Skips of parts without a planned batch.
     Skips,
-    /// Parts left out of planned batches.
+    /// Skips of parts in a planned batch.
     SkipsOfPlanned,
     /// Consumers removed.
     Removals,
-    /// Consumers that began again after their removal.
+    /// Consumers that restarted after their removal.
     BegunAgain,
     /// Cursors deleted by hand.
     CursorsDeleted,
     /// Jumps of a machine's clock.
     ClockJumps,
-    /// Pages that came into a log.
+    /// Pages added to a log.
     PagesSealed,
-    /// Segments uploaded again for the orphan floor.
+    /// Segments uploaded again because of the orphan floor.
     SegmentsUploadedAgain,
     /// Producers that a manifest had forgotten.
     ProducersForgotten,
-    /// Commits that were found in the table.
+    /// Commits found in the producer table.
     CommitsFound,
-    /// Sequences that left a log.
+    /// Sequences trimmed from a log.
     SequencesTrimmed,
-    /// Sequences that retention dropped before a consumer had read them.
+    /// Sequences that retention dropped before a consumer read them.
     SequencesDroppedUnread,
     /// Segments deleted.
     SegmentsDeleted,
@@ -143,7 +141,7 @@ pub enum Event {
     PagesDeleted,
 }
 
-/// How often each [`Event`] happened.
+/// The count of each [`Event`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counts(Vec<u64>);
 
@@ -154,12 +152,12 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// How often it happened.
+    /// The count of this event.
     pub fn of(&self, event: Event) -> u64 {
         self.0[event as usize]
     }
 
-    /// Adds those of another run.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Counts) {
         for (mine, others) in self.0.iter_mut().zip(&other.0) {
             *mine += others;
@@ -176,7 +174,7 @@ impl fmt::Display for Counts {
     }
 }
 
-/// A variant's name, as on the command line.
+/// A variant's name on the command line.
 struct Name<'a, T>(&'a T);
 
 impl<T: ValueEnum> fmt::Display for Name<'_, T> {
@@ -186,12 +184,12 @@ impl<T: ValueEnum> fmt::Display for Name<'_, T> {
     }
 }
 
-/// A promise that was broken.
+/// A violated promise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// Which one.
+    /// The promise.
     pub oracle: Oracle,
-    /// How.
+    /// The details.
     pub detail: String,
 }
 
@@ -201,18 +199,18 @@ impl fmt::Display for Violation {
     }
 }
 
-/// All that happened in a run, in order: equal for equal seeds.
+/// The events of a run in order: equal for equal seeds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
-    /// How many events there are.
+    /// Number of events.
     pub events: u64,
-    /// Of all their lines.
+    /// Hash of all lines.
     pub hash: u64,
-    /// The lines, if they were to be kept.
+    /// The lines, if kept.
     pub lines: Vec<String>,
 }
 
-/// More events than any run has: beyond, something turns in a circle.
+/// More events than any normal run has: beyond this, something loops.
 const EVENTS_MAX: u64 = 2_000_000;
 
 pub(crate) struct Record {
@@ -248,14 +246,14 @@ impl Record {
         u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Somebody did something.
+    /// Records an action of an actor.
     pub(crate) fn event(&self, actor: &str, what: fmt::Arguments<'_>) {
         use fmt::Write;
         let now_ms = self.elapsed_ms();
         let mut state = self.state();
         let mut line = std::mem::take(&mut state.line);
         line.clear();
-        // A String takes everything.
+        // Writing to a String cannot fail.
         let _ = write!(line, "{now_ms:>8} {actor}: {what}");
         state.hasher.write(line.as_bytes());
         state.hasher.write_u8(b'\n');
@@ -286,7 +284,7 @@ impl Record {
         self.state().counts.0[event as usize] += times;
     }
 
-    /// A promise is broken: the first ends the run.
+    /// Records a violation; the first one ends the run.
     pub(crate) fn violated(&self, oracle: Oracle, detail: String) {
         let mut state = self.state();
         if state.violation.is_none() {
@@ -306,7 +304,7 @@ impl Record {
         let _ = self.violated.subscribe().wait_for(|violated| *violated).await;
     }
 
-    /// All of it; nothing is left.
+    /// Takes the whole record.
     pub(crate) fn take(&self) -> (Trace, Counts, Option<Violation>) {
         let state = std::mem::take(&mut *self.state());
         let trace = Trace {

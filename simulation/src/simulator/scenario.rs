@@ -1,5 +1,5 @@
-//! What a seed has in store: how many there are of each, and how often what goes wrong. Each seed leaves some of it out, so
-//! that nothing hides behind what happens all the time.
+//! The parameters of a seed: the number of actors, and the frequency of faults. Each seed omits some faults, so that
+//! constant noise hides nothing.
 
 use millpond_storage::unreliable::{Faults, S3Latency, WriteFaults};
 use rand::rngs::StdRng;
@@ -8,66 +8,66 @@ use rand::{Rng, RngExt};
 use std::ops::Range;
 use std::time::Duration;
 
-/// The numbers of one run.
+/// The parameters of one run.
 #[derive(Debug, Clone)]
 pub(crate) struct Scenario {
     pub(crate) shards: u32,
     /// Streams that clients send to.
     pub(crate) streams: usize,
-    /// Producers at a time; each is followed by another when it ends.
+    /// Concurrent producers; another one follows each when it ends.
     pub(crate) producers: usize,
     /// Clients of each producer.
     pub(crate) clients: usize,
-    /// Messages that a client sends without waiting for the first one's answer.
+    /// Messages that a client sends before the answer to the first.
     pub(crate) pipelined: usize,
     /// A client's longest pause between messages.
     pub(crate) pause_max: Duration,
     pub(crate) consumers: usize,
-    /// Owners at a time of each consumer.
+    /// Concurrent owners of each consumer.
     pub(crate) owners: usize,
     pub(crate) gcs: usize,
-    /// How long things go wrong.
+    /// Duration of the faults.
     pub(crate) trouble: Duration,
     pub(crate) tail_max: usize,
     pub(crate) grace: Duration,
     pub(crate) retention: Option<Duration>,
     pub(crate) lease: Duration,
-    /// Rules that owners are configured with: any of them, if there are several.
+    /// The policies of the owners; each owner picks one.
     pub(crate) policies: Vec<Rules>,
-    /// One in so many owners takes the cursor by force; 0: none.
+    /// One in this many owners takes the cursor by force; 0: none.
     pub(crate) forces: u32,
     pub(crate) request_timeout: Duration,
-    /// That a request to the store goes wrong in one of the ways there are.
+    /// Probability that a request to the store fails in some way.
     pub(crate) fault: f64,
     pub(crate) late_by_max: Duration,
     pub(crate) latency: bool,
-    /// That a write to the sink goes wrong.
+    /// Probability that a write to the sink fails.
     pub(crate) sink_fault: f64,
     /// Partitions of the table.
     pub(crate) partitions: usize,
-    /// Whether the table records tokens. If not, nobody overlaps with his successor, and no request outlives its sender.
+    /// Whether the table records tokens. If not, owners never overlap, and no request outlives its sender.
     pub(crate) window: bool,
-    /// The table forgets tokens as soon as the protocol permits.
+    /// The table forgets tokens as soon as the protocol allows.
     pub(crate) tokens_forgotten: bool,
     /// The table may record a token and lose its rows.
     pub(crate) poisons: bool,
-    /// The table is certain of the rows that it says it lacks.
+    /// The table is certain which rows it lacks.
     pub(crate) certain: bool,
     /// Operators reset, skip, remove and delete.
     pub(crate) operators: bool,
-    /// The table refuses about one row in so many, for good.
+    /// The table permanently refuses about one row in this many.
     pub(crate) forbidden: Option<u32>,
-    /// Processes that stall do so for so long at most; zero: none does.
+    /// Maximum duration of a stall; zero: no stalls.
     pub(crate) stall_max: Duration,
-    /// Outages of the store and of the sink last so long at most; zero: there are none.
+    /// Maximum duration of outages of the store and the sink; zero: none.
     pub(crate) outage_max: Duration,
-    /// Clocks jump by so much or a tenth of it, either way; zero: they do not.
+    /// Clocks jump by this or a tenth of it, in either direction; zero: never.
     pub(crate) jump_max: Duration,
     /// Manifests forget producers, as if thousands of others wrote to their shards.
     pub(crate) forgets: bool,
 }
 
-/// What of an owner's settings decides which rows are sent under which token.
+/// The settings of an owner that decide which rows are sent under which token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) batch_records: u64,
@@ -75,7 +75,7 @@ pub(crate) struct Rules {
     pub(crate) max_in_flight: u32,
 }
 
-/// Longer than a producer's age in a table that is too large: still no clock alone makes a manifest forget anybody.
+/// Longer than a producer's expiry: still no single clock makes a manifest forget a producer.
 const DAY_AND_MORE: Duration = seconds(30 * 3_600);
 
 const fn seconds(n: u64) -> Duration {
@@ -118,7 +118,7 @@ impl Scenario {
             partitions: rng.random_range(1..=3),
             window,
             tokens_forgotten: one_in(rng, 2),
-            // An owner that cannot be certain which rows the table has believes its successes.
+            // An owner that cannot be certain which rows the table has relies on successful answers.
             poisons: window && certain && one_in(rng, 2),
             certain,
             operators: one_in(rng, 2),
@@ -133,7 +133,7 @@ impl Scenario {
         }
     }
 
-    /// The network of one process.
+    /// The network faults of one process.
     pub(crate) fn faults(&self, rng: &mut StdRng) -> Faults {
         Faults {
             seed: rng.random(),
@@ -157,7 +157,7 @@ impl Rules {
     }
 }
 
-/// One of these.
+/// Picks one of these.
 pub(crate) fn of<T: Copy>(rng: &mut impl Rng, these: &[T]) -> T {
     *these.choose(rng).expect("there are some")
 }
@@ -166,12 +166,12 @@ pub(crate) fn one_in(rng: &mut impl Rng, times: u32) -> bool {
     times > 0 && rng.random_range(0..times) == 0
 }
 
-/// A time of whole milliseconds up to this one.
+/// A random duration in whole milliseconds, up to this one.
 pub(crate) fn up_to(rng: &mut impl Rng, most: Duration) -> Duration {
     millis(rng.random_range(0..=u64::try_from(most.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// A time of whole milliseconds.
+/// A random duration in whole milliseconds.
 pub(crate) fn between(rng: &mut impl Rng, times: Range<u64>) -> Duration {
     millis(rng.random_range(times))
 }

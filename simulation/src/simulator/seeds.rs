@@ -1,4 +1,4 @@
-//! Many seeds, on all cores: each run has a thread to itself while it lasts.
+//! Runs many seeds on all cores, each on its own thread.
 
 use super::record::Counts;
 use super::{Run, run};
@@ -7,20 +7,20 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::thread;
 
-/// What many seeds came to.
+/// The results of many seeds.
 #[derive(Debug, Default)]
 pub struct Summary {
     /// Seeds that were run.
     pub seeds: u64,
-    /// Events of all runs.
+    /// Total number of events.
     pub events: u64,
-    /// Of all runs.
+    /// Total counts.
     pub counts: Counts,
-    /// The lowest seed that broke a promise, run once more with its trace.
+    /// The lowest failing seed, run again with its trace.
     pub failed: Option<Run>,
 }
 
-/// Runs seeds in order on so many threads, until one breaks a promise.
+/// Runs seeds in order on this many threads, until one violates a promise.
 pub fn run_all(seeds: Range<u64>, threads: usize) -> Summary {
     let next = Mutex::new(seeds);
     let summary = Mutex::new(Summary::default());
@@ -35,7 +35,7 @@ pub fn run_all(seeds: Range<u64>, threads: usize) -> Summary {
             summary.events += run.trace.events;
             summary.counts.add(&run.counts);
             if run.violation.is_some() {
-                // Lower ones are under way, and come to their end.
+                // Runs of lower seeds in progress finish.
                 next.lock().unwrap_or_else(PoisonError::into_inner).start = u64::MAX;
                 if summary.failed.as_ref().is_none_or(|failed| seed < failed.seed) {
                     summary.failed = Some(run);
@@ -53,7 +53,7 @@ pub fn run_all(seeds: Range<u64>, threads: usize) -> Summary {
     summary
 }
 
-/// The number of the first line in which two traces differ, and the two lines.
+/// The first line in which two traces differ: its number, and both versions.
 pub fn first_difference<'a>(one: &'a Run, other: &'a Run) -> Option<(usize, &'a str, &'a str)> {
     let (one, other) = (&one.trace.lines, &other.trace.lines);
     let line = |lines: &'a [String], at: usize| lines.get(at).map_or("(the end)", String::as_str);

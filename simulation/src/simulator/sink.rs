@@ -1,4 +1,4 @@
-//! A process's connection to a table: rows from batches, requests that outlive their senders, and answers that get lost.
+//! A process's connection to a table: turns batches into rows, lets requests outlive their senders, and loses answers.
 
 use super::ledger::rows;
 use super::process::Process;
@@ -42,7 +42,7 @@ fn rows_of(batch: &Batch) -> Result<Vec<(RowId, Record)>, SinkError> {
     Ok(found)
 }
 
-/// As it goes over the wire: the source is in a column of every row.
+/// The wire form of a row: a column has its source.
 fn encode(source: &str, row: &[u8]) -> Bytes {
     [source.as_bytes(), b"\n", row].concat().into()
 }
@@ -175,7 +175,7 @@ impl Sink for Connection {
             }
             // Without a window, no request may outlive its sender.
             _ if !table.scenario.window => work.await,
-            // It is on its way, whatever becomes of its sender.
+            // The request continues whatever happens to its sender.
             _ => tokio::spawn(work).await.unwrap_or(false),
         };
         sleep(back).await;

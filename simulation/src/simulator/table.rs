@@ -1,6 +1,5 @@
-//! The sink's table. It keeps rows by their identities in a few partitions, and in each partition the deduplication tokens that
-//! it has recorded, as ClickHouse does: a token may be recorded without its rows, and it may be forgotten. [`super::sink`] is the
-//! connection to it.
+//! The sink's table. Like ClickHouse, it stores rows by identity in a few partitions, and records deduplication tokens
+//! per partition. It may record a token without its rows, and may forget a token. [`super::sink`] connects to it.
 
 use super::ledger::Ledger;
 use super::record::{Event, Oracle, Record};
@@ -13,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The longest way of a request to the table, and of an answer back.
+/// Maximum latency of a request to the table, and of its answer.
 pub(crate) const WAY_MAX: Duration = Duration::from_millis(20);
 
 /// A row with its identity.
@@ -35,24 +34,24 @@ impl Row {
     }
 }
 
-/// Which row of a consumer.
+/// The identity of a consumer's row.
 type Identity = (u32, String, RowId);
 
 /// The fate of an INSERT.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Fate {
     Honest,
-    /// Nothing of it arrives.
+    /// The request never arrives.
     Down,
     LandsUnreported,
     LandsLate(Duration),
-    /// It fails at one of its partitions: those before are in, those after are not.
+    /// It fails at one partition: the ones before it have their rows, the ones after do not.
     Breaks {
-        /// Drawn for the partition.
+        /// A random number that selects the partition.
         at: usize,
-        /// The partition has recorded the token and has no rows.
+        /// The partition has recorded the token without the rows.
         poisons: bool,
-        /// The server ends with all requests that are under way.
+        /// The server ends, together with all requests in flight.
         restarts: bool,
     },
 }
@@ -69,24 +68,24 @@ struct State {
     rng: StdRng,
     fault: f64,
     down: bool,
-    /// The tokens of each partition and when they were recorded.
+    /// The tokens of each partition and their recording times.
     tokens: Vec<BTreeMap<String, Instant>>,
-    /// When the last request under a token was begun.
+    /// The start of the last request under each token.
     used: BTreeMap<String, Instant>,
     rows: BTreeMap<Identity, u64>,
-    /// In dead letters.
+    /// Rows in dead letters.
     buried: BTreeSet<Identity>,
-    /// Rows that any request has carried.
+    /// Rows in any request so far.
     sent: BTreeSet<Identity>,
-    /// Requests that may still change something, by number.
+    /// Requests in flight, by number.
     under_way: BTreeMap<u64, String>,
     requests: u64,
-    /// The opening that each shard's cursor holds.
+    /// The current opening of each shard's cursor.
     openings: BTreeMap<u32, u64>,
 }
 
 pub(crate) struct Table {
-    /// Of the consumer that fills it.
+    /// The consumer that writes to it.
     consumer: String,
     pub(crate) scenario: Scenario,
     pub(crate) record: Arc<Record>,
@@ -123,7 +122,7 @@ impl Table {
         })
     }
 
-    /// Nothing that is sent from now on fails.
+    /// No request fails from now on.
     pub(crate) fn heal(&self) {
         let mut state = self.state();
         (state.fault, state.down) = (0.0, false);
@@ -133,12 +132,12 @@ impl Table {
         self.state().down = down;
     }
 
-    /// The cursor of a shard holds this opening from now on.
+    /// Records the opening that the cursor of a shard holds from now on.
     pub(crate) fn opened(&self, shard: u32, opening: u64) {
         self.state().openings.insert(shard, opening);
     }
 
-    /// The first row of a part of a segment that is neither in the table nor in a dead letter.
+    /// The first row of a part that is neither in the table nor in a dead letter.
     pub(crate) fn misses(&self, shard: u32, stream: &str, sequence: u64) -> Option<String> {
         let part = self.ledger.rows_at(shard, stream, sequence);
         let state = self.state();
@@ -154,7 +153,7 @@ impl Table {
         missing.map(|(record, row)| format!("{row} (record {record} of {sequence})"))
     }
 
-    /// The rows that the table lacks, by their places.
+    /// The indexes of the rows that the table lacks.
     pub(crate) fn lacks(&self, rows: &[Row]) -> Vec<u64> {
         let state = self.state();
         let lacking = (0..)
@@ -163,7 +162,7 @@ impl Table {
         lacking.map(|(place, _)| place).collect()
     }
 
-    /// Whether a request that only asks fails, and its ways there and back.
+    /// Whether a read request fails, and its delays in both directions.
     pub(crate) fn asked(&self) -> (bool, Duration, Duration) {
         let mut state = self.state();
         let (there, back) = (way(&mut state.rng) * 3, way(&mut state.rng) * 3);
@@ -214,7 +213,7 @@ impl Table {
         rows.iter().any(forbidden)
     }
 
-    /// A request is on its way. `first`: its sender says that nobody has ever sent any of its rows.
+    /// Records a request in flight. `first`: its sender claims that nobody has ever sent any of its rows.
     pub(crate) fn begins(&self, insert: &Insert, first: bool) -> u64 {
         let mut state = self.state();
         state.requests += 1;
@@ -225,10 +224,10 @@ impl Table {
             let opening = state.openings.get(&row.shard).copied().unwrap_or(0);
             insert.query_id.contains(&format!("/{opening:016x}/"))
         });
-        // A fenced owner does not know what its successor has sent.
+        // A fenced owner does not know its successor's requests.
         let sent = insert.rows.iter().find(|row| state.sent.contains(&row.key()));
         let unannounced = sent.filter(|_| first && current).map(|row| row.text.clone());
-        // What never arrives may be sent as if for the first time only by who knows that; nobody does.
+        // A lost request also counts as sent: nobody can know that it never arrived.
         let keys: Vec<_> = insert.rows.iter().map(Row::key).collect();
         state.sent.extend(keys);
         drop(state);
@@ -242,7 +241,7 @@ impl Table {
         number
     }
 
-    /// Ends the requests of these names, but for those of others. Whether there were any.
+    /// Ends the requests with this prefix, except those to spare. Returns whether there were any.
     pub(crate) fn end_requests(&self, of: &str, spared: Option<&str>) -> bool {
         let mut state = self.state();
         let before = state.under_way.len();
@@ -252,12 +251,12 @@ impl Table {
         before != state.under_way.len()
     }
 
-    /// Whether an answer of now says what every replica has.
+    /// Whether an answer now reflects every replica.
     pub(crate) fn is_certain(&self) -> bool {
         self.scenario.certain || one_in(&mut self.state().rng, 2)
     }
 
-    /// How a request to settle goes: whether it fails, whether it ends the others.
+    /// The result of a settle request: whether it fails, and whether it ends the others.
     pub(crate) fn settles(&self) -> (bool, bool) {
         let mut state = self.state();
         let fails = state.down || state.rng.random::<f64>() < state.fault;
@@ -265,7 +264,7 @@ impl Table {
         (fails, ends)
     }
 
-    /// A request takes effect. Whether it did: it may have been ended.
+    /// Lets a request take effect. Returns whether it did: it may have been ended before.
     pub(crate) fn land(&self, number: u64, insert: &Insert) -> bool {
         self.forget();
         if self.state().under_way.remove(&number).is_none() {
@@ -301,7 +300,7 @@ impl Table {
         true
     }
 
-    /// Records the token in a partition. Whether it was unknown there.
+    /// Records the token in a partition. Returns whether it was new there.
     fn learns(&self, partition: usize, token: &str) -> bool {
         if !self.scenario.window {
             return true;
@@ -315,7 +314,7 @@ impl Table {
         true
     }
 
-    /// The rows of one partition come in, unless it knows the token.
+    /// Adds the rows of one partition, unless it knows the token.
     fn take(&self, partition: usize, token: &str, rows: &[&Row]) {
         let consumer = &self.consumer;
         if !self.learns(partition, token) {
@@ -355,7 +354,7 @@ impl Table {
         }
     }
 
-    /// The row is in a dead letter from now on.
+    /// Records a dead letter for the row.
     pub(crate) fn buried(&self, row: &Row) {
         self.record.count(Event::DeadLetters);
         let there = {
@@ -380,8 +379,9 @@ impl Table {
         self.record.violated(Oracle::ExactlyOnce, detail);
     }
 
-    /// Forgets tokens now and then. The protocol wants a window that outlives every request under a token: so one is forgotten
-    /// only when it was recorded, and last sent, longer ago than an owner goes on sending and a request lives.
+    /// Forgets tokens occasionally. The protocol requires a window that outlives every request under a token. So a
+    /// token is forgotten only after an owner's maximum sending time plus a request's lifetime since it was recorded
+    /// and last sent.
     fn forget(&self) {
         let Scenario {
             tokens_forgotten,
@@ -418,7 +418,7 @@ fn way(rng: &mut StdRng) -> Duration {
     between(rng, 0..u64::try_from(WAY_MAX.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// An attempt has three rounds, `<low>-<high>/<chunk>/<round>`, and gives up after them: the third token gets its rows.
+/// An attempt has three rounds, `<low>-<high>/<chunk>/<round>`, and then gives up: the third token must get its rows.
 fn may_be_poisoned(token: &str) -> bool {
     let last = token.rsplit('/').take_while(|word| !word.contains('-'));
     let words: Vec<&str> = last.collect();

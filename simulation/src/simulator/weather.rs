@@ -1,5 +1,4 @@
-//! What goes wrong for everybody: clocks that jump, manifests that forget producers, and outages of the
-//! store and of the sink.
+//! Global faults: clock jumps, manifests that forget producers, and outages of the store and the sink.
 
 use super::record::Event;
 use super::scenario::{of, one_in, up_to};
@@ -12,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// How long it is calm between two of these, at most.
+/// Maximum pause between two faults.
 const CALM_MAX: Duration = Duration::from_secs(4);
 
 pub(crate) async fn clocks(world: Arc<World>, mut rng: StdRng) {
@@ -76,7 +75,7 @@ pub(crate) async fn outages(world: Arc<World>, mut rng: StdRng) {
         world.set_outage(Some(outage));
         sleep(up_to(&mut rng, world.scenario.outage_max)).await;
         world.set_outage(None);
-        world.record.event("store", format_args!("is there again"));
+        world.record.event("store", format_args!("is back"));
     }
 }
 
@@ -92,6 +91,6 @@ pub(crate) async fn sink_outages(world: Arc<World>, mut rng: StdRng) {
         table.set_down(true);
         sleep(up_to(&mut rng, world.scenario.outage_max)).await;
         table.set_down(false);
-        world.record.event("sink", format_args!("is there again"));
+        world.record.event("sink", format_args!("is back"));
     }
 }

@@ -1,5 +1,5 @@
-//! Sees every write and deletion take effect in the store, and says at once when one breaks a promise: it knows the whole log
-//! as it ever was, what each segment holds, where each consumer is, and what is in its table.
+//! Observes every write and deletion that takes effect in the store, and reports the first violation. It knows the
+//! complete history of the log, the content of each segment, the position of each consumer, and the rows of its table.
 
 use super::ledger::{Ledger, Position};
 use super::reader::{OPERATOR, Reader};
@@ -21,11 +21,11 @@ type Content = Vec<(String, Vec<String>)>;
 #[derive(Default)]
 struct Shard {
     manifest: Option<Manifest>,
-    /// The log as it ever was: by sequence, the segment and what is in it.
+    /// The complete history of the log: by sequence, the segment and its content.
     log: BTreeMap<u64, (Ulid, Arc<Content>)>,
     /// The segments that the manifest refers to.
     live: BTreeSet<Ulid>,
-    /// By the consumer's name.
+    /// Consumers by name.
     readers: BTreeMap<String, Reader>,
 }
 
@@ -40,12 +40,12 @@ pub(crate) struct Witness {
     record: Arc<Record>,
     ledger: Arc<Ledger>,
     tables: BTreeMap<String, Arc<Table>>,
-    /// Whether retention drops what was not read.
+    /// Whether retention drops unread entries.
     retention: bool,
     state: Mutex<State>,
 }
 
-/// What a key names.
+/// The object that a key names.
 enum Key<'a> {
     Manifest(u32),
     Segment(u32, Ulid),
@@ -113,7 +113,7 @@ impl Witness {
         })
     }
 
-    /// An object is in the store.
+    /// Checks a written object.
     pub(crate) fn wrote(&self, actor: &str, key: &str, bytes: &Bytes) {
         let mut state = self.state();
         let result = match parse(key) {
@@ -156,7 +156,7 @@ impl Witness {
         }
     }
 
-    /// An object is gone.
+    /// Checks a deletion.
     pub(crate) fn deleted(&self, actor: &str, key: &str) {
         let mut state = self.state();
         let wrong = match parse(key) {
@@ -198,7 +198,7 @@ impl Witness {
         }
     }
 
-    /// Whether a consumer has come to the end of every log, and how far it is.
+    /// Whether a consumer has read every log to its end, and its positions.
     pub(crate) fn is_read(&self, consumer: &str) -> (bool, String) {
         use fmt::Write;
         let state = self.state();
@@ -341,7 +341,7 @@ impl Witness {
         Ok(())
     }
 
-    /// An entry of the log: known already, or the next.
+    /// Checks an entry of the log: already known, or the next.
     fn entry(
         &self,
         shard: &mut Shard,
@@ -446,7 +446,7 @@ impl Witness {
 }
 
 impl Shard {
-    /// Whether a segment or a page of this name could still be committed.
+    /// Whether a segment or page with this name could still be committed.
     fn may_join(&self, name: Ulid) -> bool {
         let floor_ms = self
             .manifest
@@ -455,7 +455,7 @@ impl Shard {
         name.timestamp_ms() >= floor_ms
     }
 
-    /// A planned batch that retention has cut is lost as a whole.
+    /// If retention cuts a planned batch, the whole batch is lost.
     fn miss_cut(&mut self, consumer: &str) {
         let first = self
             .manifest

@@ -1,4 +1,4 @@
-//! One run: the store, the tables, the machines, and everybody who lives there until the trouble is over.
+//! One run: the store, the tables, the machines, and all processes until the faults end.
 
 use super::consumers;
 use super::ending;
@@ -31,7 +31,7 @@ pub(crate) struct World {
     pub(crate) record: Arc<Record>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) witness: Arc<Witness>,
-    /// Of each consumer.
+    /// One table per consumer.
     pub(crate) tables: Vec<Arc<Table>>,
     pub(crate) machines: Vec<Arc<Machine>>,
     objects: Arc<dyn ObjectStore>,
@@ -49,7 +49,7 @@ pub(crate) fn consumer_name(consumer: usize) -> String {
     format!("consumer-{consumer}")
 }
 
-/// Lives a seed through.
+/// Runs a seed.
 pub(crate) async fn live(seed: u64, record: Arc<Record>) {
     let mut rng = StdRng::seed_from_u64(seed);
     let world = World::new(&mut rng, record);
@@ -73,7 +73,7 @@ pub(crate) async fn live(seed: u64, record: Arc<Record>) {
     living.spawn(weather::sink_outages(Arc::clone(&world), fork()));
     living.spawn(operators::operators(Arc::clone(&world), fork()));
     let end = fork();
-    // A panic is a violation already.
+    // A panic is already a violation.
     while living.join_next().await.is_some() {}
     ending::end(&world, end).await;
 }
@@ -107,7 +107,7 @@ impl World {
         })
     }
 
-    /// Whether the trouble is over.
+    /// Whether the faults have ended.
     pub(crate) fn is_over(&self) -> bool {
         Instant::now() >= self.ends_at
     }
@@ -118,7 +118,7 @@ impl World {
         Process::new(name, Arc::clone(machine))
     }
 
-    /// The buffer as a process sees it, through a network of its own.
+    /// The buffer as a process sees it, through a separate unreliable network.
     pub(crate) fn connect(&self, process: &Arc<Process>, rng: &mut StdRng) -> Store {
         let network = Unreliable::new(self.landing(process), self.scenario.faults(rng));
         let mut networks = self.networks();
@@ -129,7 +129,7 @@ impl World {
             .with_request_timeout(self.scenario.request_timeout)
     }
 
-    /// The buffer, when nothing goes wrong any more.
+    /// The buffer after all faults have ended.
     pub(crate) fn connect_well(&self, process: &Arc<Process>) -> Store {
         self.asked(process, self.landing(process))
     }
@@ -151,7 +151,7 @@ impl World {
         Store::over(Arc::new(asked), "")
     }
 
-    /// The whole store is away, or is there again.
+    /// Starts or ends an outage of the whole store.
     pub(crate) fn set_outage(&self, outage: Option<Outage>) {
         let mut networks = self.networks();
         networks.outage = outage;
@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    /// No network loses anything any more, and all that is late has landed.
+    /// Ends all network faults, and waits for late writes to land.
     pub(crate) async fn heal(&self) {
         self.set_outage(None);
         let networks = std::mem::take(&mut self.networks().all);
@@ -186,7 +186,7 @@ impl World {
         sleep(self.scenario.late_by_max + Duration::from_secs(1)).await;
     }
 
-    /// Lives on for a while, and stalls now and then.
+    /// Runs for a while, with occasional stalls.
     pub(crate) async fn stalls(&self, process: &Process, rng: &mut StdRng, stalled: Event) {
         for _ in 0..rng.random_range(0..=2) {
             sleep(up_to(rng, Duration::from_secs(2))).await;
@@ -208,10 +208,10 @@ impl World {
     }
 }
 
-/// What a registry counts under this name.
+/// The value of a counter in a registry.
 pub(crate) fn counter(registry: &Registry, name: &str) -> u64 {
     let mut text = String::new();
-    // A String takes everything.
+    // Writing to a String cannot fail.
     let _ = encode(&mut text, registry);
     let value = text
         .lines()

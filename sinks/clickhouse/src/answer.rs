@@ -9,49 +9,49 @@ use thiserror::Error;
 /// The format of every answer with rows: a JSON array for each row, one a line.
 pub(crate) const FORMAT: &str = "JSONCompactEachRow";
 
-/// The most bytes of an answer about tables, settings and other things of which there are few.
+/// Maximum bytes of an answer about tables, settings and other short lists.
 pub(crate) const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// The most bytes of an answer with the identities of a chunk's rows. A chunk has at most a million rows, and a row takes at
-/// most eight bytes here, on each of its replicas.
+/// Maximum bytes of an answer with the identities of a chunk's rows. A chunk has at most a million rows, and a row
+/// takes at most eight bytes here, on each of its replicas.
 pub(crate) const IDENTITIES_BYTES_MAX: usize = 32 << 20;
 
-/// The bytes of an error that are kept. An exception can quote a whole query.
+/// Maximum bytes of an error's text to keep. An exception can quote a whole query.
 pub(crate) const ERROR_BYTES_MAX: usize = 64 << 10;
 
 /// An answer that cannot be used.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub(crate) enum AnswerError {
-    /// More than the sink takes.
+    /// The answer is larger than the sink accepts.
     #[error("the answer has more than {0} bytes, which no answer to this question needs")]
     TooLarge(usize),
     /// An exception that came after the answer had begun.
     #[error("{text}")]
     Exception {
-        /// ClickHouse's number.
+        /// ClickHouse's error code.
         code: u32,
         /// The exception, as the server wrote it.
         text: String,
     },
-    /// Not what was asked for.
+    /// The answer has an unexpected form.
     #[error("the answer cannot be read: {0}")]
     Unreadable(String),
 }
 
-/// Reads rows of an answer as it comes in.
+/// Parses rows of an answer while it arrives.
 pub(crate) struct Rows<T> {
-    /// The line that has not ended yet.
+    /// The current, incomplete line.
     line: Vec<u8>,
     rows: Vec<T>,
-    /// Text that is no row: an exception, from its first line on.
+    /// Text that is not a row: an exception, from its first line on.
     other: Option<Vec<u8>>,
     limit: usize,
-    /// What rows and text have cost so far, in bytes.
+    /// Bytes that rows and text have used so far.
     spent: usize,
 }
 
 impl<T: DeserializeOwned> Rows<T> {
-    /// `limit`: the most bytes of the answer; each row counts for its size in memory as well.
+    /// `limit`: maximum bytes of the answer. Each row also counts for its size in memory.
     pub(crate) fn new(limit: usize) -> Self {
         Rows {
             line: Vec::new(),
@@ -84,7 +84,7 @@ impl<T: DeserializeOwned> Rows<T> {
             }
             let line = std::mem::take(&mut self.line);
             if line.trim_ascii().is_empty() {
-                // An exception that comes late begins with an empty line.
+                // An exception in the middle of an answer begins with an empty line.
             } else if line.first() == Some(&b'[') {
                 self.spend(size_of::<T>())?;
                 let row = serde_json::from_slice(&line);
@@ -124,9 +124,9 @@ pub(crate) fn beginning(text: &str, characters: usize) -> &str {
     end.map_or(text, |(end, _)| &text[..end])
 }
 
-/// Finds an exception in what follows the rows of an answer, or in the answer to a statement.
+/// Finds an exception after the rows of an answer, or in the answer to a statement.
 pub(crate) fn late_exception(text: &str) -> Option<AnswerError> {
-    // Since 25.11 a line with a tag stands before it, and one with its length and the tag after it.
+    // Since 25.11 a line with a tag precedes it, and one with its length and the tag follows it.
     let mut lines = text.lines();
     let text = lines.find(|line| line.starts_with("Code: ") && line.contains("Exception: "))?;
     Some(AnswerError::Exception {
@@ -135,7 +135,8 @@ pub(crate) fn late_exception(text: &str) -> Option<AnswerError> {
     })
 }
 
-/// Reads the number in `Code: 60. DB::Exception: …`, which opens an exception's text. Text in quotes is data, so it does not count.
+/// Parses the code in `Code: 60. DB::Exception: …`, which begins an exception's text. Text in quotes is data and does
+/// not count.
 pub(crate) fn exception_code(text: &str) -> Option<u32> {
     let outside = crate::failure::outside_quotes(text);
     let (_, rest) = outside.split_once("Code: ")?;
@@ -151,7 +152,7 @@ mod tests {
 
     fn read<T: DeserializeOwned>(answer: &[u8], limit: usize) -> Result<Vec<T>, AnswerError> {
         let mut rows = Rows::new(limit);
-        // Byte by byte: a row can lie in many pieces.
+        // Byte by byte: a row can arrive in many pieces.
         for byte in answer.chunks(1) {
             rows.push(byte)?;
         }

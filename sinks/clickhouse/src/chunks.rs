@@ -1,5 +1,5 @@
-//! A batch's messages cut into chunks. Boundaries and rows follow from the batch and the policy alone; of the
-//! bytes, only `_millpond_inserted_at` knows the time.
+//! Cuts a batch's messages into chunks. Boundaries and rows depend only on the batch and the policy. Of the bytes, only
+//! `_millpond_inserted_at` depends on the time.
 
 mod signals;
 
@@ -15,12 +15,12 @@ use millpond_segment::{Decompressor, Limits, Message};
 use signals::{Logs, Metrics, Traces};
 use std::collections::BTreeMap;
 
-/// A server splits an insert at about 1,048,449 rows or 256 MiB in memory, and a split one has several identities
-/// under one token. Whatever the policy says, chunks stay clear of both.
+/// A server splits an insert at about 1,048,449 rows or 256 MiB in memory, and the pieces of a split insert have
+/// several identities under one token. Chunks stay below both limits, whatever the policy.
 const ROWS_MAX: u64 = 1_000_000;
 const BYTES_MAX: u64 = 128 << 20;
 
-/// Buffers that are worth keeping between batches.
+/// Buffers that a writer reuses between batches.
 pub(crate) struct Workspace {
     decompressor: Decompressor,
     frames: Frames,
@@ -41,17 +41,17 @@ impl Workspace {
     }
 }
 
-/// The rows of a signal that wait to become chunks: of each of its tables, those of its next one.
+/// The rows of a signal that wait to become chunks: for each of its tables, those of the next chunk.
 trait Waiting {
-    /// Adds the rows of a request; none if it is malformed. False when no more is wanted.
+    /// Adds the rows of a request, or none if it is malformed. Returns false when no more are wanted.
     fn add(&mut self, payload: &[u8], received_at_us: i64, cutter: &mut Cutter) -> Result<bool, Malformed>;
-    /// Emits what is left.
+    /// Emits the remaining rows.
     fn finish(&mut self, cutter: &mut Cutter);
     fn clear(&mut self);
 }
 
-/// Cuts `batch` and gives each chunk to `emit`, until it returns false. A chunk ends with the row that fills it,
-/// so it may be larger than the policy's bytes by less than that row.
+/// Cuts `batch` and passes each chunk to `emit` until that returns false. A chunk ends with the row that fills it, so
+/// it may exceed the policy's bytes by less than that row.
 pub(crate) fn cut(
     batch: &Batch,
     policy: &BatchingPolicy,
@@ -89,10 +89,7 @@ pub(crate) fn cut(
 }
 
 fn no_table(batch: &Batch) -> SinkError {
-    SinkError::Refused(format!(
-        "stream {} holds nothing that there is a table for",
-        batch.id.stream
-    ))
+    SinkError::Refused(format!("stream {} has no table", batch.id.stream))
 }
 
 fn cut_all<W: Waiting>(
@@ -157,7 +154,7 @@ fn numbers_of(signal: Signal, payload: &[u8]) -> u64 {
     validate(signal, payload).map_or(1, |counts| counts.records)
 }
 
-/// Returns the records with these numbers, each in a message of its own, and unreadable messages unchanged.
+/// Returns the records with these numbers, each in a separate message, and unreadable messages unchanged.
 pub(crate) fn records(
     batch: &Batch,
     ids: &[RowId],
@@ -234,18 +231,18 @@ fn row_id(sequence: u64, record: u64) -> RowId {
     RowId { sequence, record }
 }
 
-/// A message of a batch, and where it is.
+/// A message of a batch and its position.
 struct Found<'p> {
     message: Message<'p>,
-    /// Its place in its block.
+    /// Its index in its block.
     index: usize,
-    /// Where that begins in its segment.
+    /// The offset of the block in its segment.
     block: u64,
     part: &'p Part,
 }
 
 impl Found<'_> {
-    /// It, or a record of it, as this message.
+    /// The message, or a record from it, with this payload.
     fn record(&self, payload: Vec<u8>) -> Record {
         Record {
             received_at_us: self.message.received_at_us,
@@ -262,8 +259,7 @@ impl Found<'_> {
     }
 }
 
-/// Gives each message of a part to `take`, until that wants no more, which is false. An error means that the part is
-/// damaged.
+/// Passes each message of a part to `take` until that returns false. An error means that the part is damaged.
 fn messages(
     part: &Part,
     decompressor: &mut Decompressor,
@@ -293,7 +289,7 @@ fn messages(
     Ok(true)
 }
 
-/// Knows when rows are enough for a chunk, and makes it of them.
+/// Decides when rows fill a chunk, and encodes the chunk.
 struct Cutter<'e> {
     frames: &'e mut Frames,
     rows_max: usize,
@@ -302,9 +298,9 @@ struct Cutter<'e> {
     columns: Columns,
     now_ms: i64,
     source: String,
-    /// The next chunk's place in the batch.
+    /// The next chunk's index in the batch.
     next: u32,
-    /// The sequence of the part that is being read.
+    /// The sequence of the current part.
     sequence: u64,
     /// The number of the part's next record.
     record: u64,
@@ -326,14 +322,14 @@ impl Cutter<'_> {
         }
     }
 
-    /// A chunk has at least one row, even if that is larger than a chunk should be.
+    /// A chunk has at least one row, even one that exceeds the limits.
     fn is_full<C: TableColumns>(&self, rows: &Rows<C>) -> bool {
         let count = rows.len();
         count >= self.rows_max || (count > 0 && rows.raw_len() >= self.bytes_max)
     }
 
-    /// Emits the rows so far, as one chunk if they fall in few enough partitions, else as several with some of the
-    /// partitions each. False when no more is wanted.
+    /// Emits the current rows: as one chunk if they fall into few enough partitions, otherwise as several chunks with
+    /// some of the partitions each. Returns false when no more are wanted.
     fn emit_all<C: TableColumns>(&mut self, rows: &mut Rows<C>) -> bool {
         let mut days: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
         for (row, day) in rows.columns.days().enumerate() {
@@ -355,7 +351,7 @@ impl Cutter<'_> {
         more
     }
 
-    /// The next chunk.
+    /// Encodes the next chunk.
     fn encode<C: TableColumns>(&mut self, rows: &Rows<C>) -> Chunk {
         let index = self.next;
         // A batch has under 2^32 rows, so it has under 2^32 chunks.

@@ -6,7 +6,7 @@ use crate::schema::Table;
 pub use made::{Engine, PartitionBy};
 use millpond_otlp::Signal;
 
-/// Where rows go, and into what kind of table.
+/// The destination of rows, and the kind of its tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// ClickHouse's HTTP interface, on one or several replicas of the tables. The sink uses one at a time, the first one first. Default
@@ -18,41 +18,41 @@ pub struct Config {
     pub password: Option<String>,
     /// The database. Default `otel`; the exporter's is `default`, which nobody wants to fill.
     pub database: String,
-    /// The signals that are taken. Default all. Those that are not need no table, and nothing is kept for them.
+    /// The signals to consume. Default all. The others need no table, and nothing is kept for them.
     pub signals: Vec<Signal>,
-    /// The table for logs. Default `otel_logs`, as the exporter's.
+    /// The table for logs. Default `otel_logs`, as in the exporter.
     pub logs_table: String,
-    /// The table for spans; those by which a trace's time is found begin with its name. Default `otel_traces`, as
-    /// the exporter's.
+    /// The table for spans, and the prefix of the tables that find a trace's time. Default `otel_traces`, as in the
+    /// exporter.
     pub traces_table: String,
-    /// The table for gauges. Default `otel_metrics_gauge`, as the exporter's.
+    /// The table for gauges. Default `otel_metrics_gauge`, as in the exporter.
     pub gauge_table: String,
-    /// The table for sums. Default `otel_metrics_sum`, as the exporter's.
+    /// The table for sums. Default `otel_metrics_sum`, as in the exporter.
     pub sum_table: String,
-    /// The table for histograms. Default `otel_metrics_histogram`, as the exporter's.
+    /// The table for histograms. Default `otel_metrics_histogram`, as in the exporter.
     pub histogram_table: String,
-    /// The table for exponential histograms. Default `otel_metrics_exponential_histogram`, as the exporter's.
+    /// The table for exponential histograms. Default `otel_metrics_exponential_histogram`, as in the exporter.
     pub exponential_histogram_table: String,
-    /// The table for summaries. Default `otel_metrics_summary`, as the exporter's.
+    /// The table for summaries. Default `otel_metrics_summary`, as in the exporter.
     pub summary_table: String,
-    /// The cluster whose servers all have the tables: they are made, and mended, `ON CLUSTER`. Default none.
+    /// The cluster whose servers all have the tables. DDL runs `ON CLUSTER`. Default none.
     pub cluster: Option<String>,
-    /// Create database and tables when they are missing. Default true.
+    /// Create a missing database and missing tables. Default true.
     pub create: bool,
-    /// Millpond's own columns: `all` (default), or `none` for the exporter's schema as it is, which gives up
-    /// asking the table which chunks it has.
+    /// Millpond's own columns: `all` (default), or `none` for the exporter's unchanged schema. Without them, the table
+    /// cannot tell which chunks it has.
     pub columns: Columns,
-    /// The engine of a table that we create. Default `MergeTree`, as the exporter's.
+    /// The engine of new tables. Default `MergeTree`, as in the exporter.
     pub engine: Engine,
-    /// What is one partition of a table that we create. Default a day, as the exporter's.
+    /// The partitions of new tables. Default one per day, as in the exporter.
     pub partition_by: PartitionBy,
-    /// Indexes of a table that we create. Default `exporter`.
+    /// The indexes of new tables. Default `exporter`.
     pub indexes: Indexes,
-    /// How long a table that we create keeps rows, by their timestamp, in seconds. Default 0: for ever.
+    /// Retention of rows in new tables, by their timestamp, in seconds. Default 0: forever.
     pub ttl_seconds: u64,
-    /// The same of one signal's tables, where it is another.
+    /// Different retention for single signals.
     pub ttl_seconds_of: Vec<(Signal, u64)>,
-    /// The longest that one request may take, in seconds, at the server too. Default 300: an insert waits for the server's
+    /// Time limit of one request in seconds, enforced by the server too. Default 300: an insert waits for the server's
     /// materialized views and replicas.
     pub timeout_seconds: u64,
 }
@@ -86,7 +86,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The tables of the signals that are taken.
+    /// The tables of the consumed signals.
     pub(crate) fn tables(&self) -> Vec<Table> {
         let taken = |table: &Table| self.signals.contains(&table.signal());
         Table::ALL.into_iter().filter(taken).collect()
@@ -103,7 +103,7 @@ impl Config {
     }
 }
 
-/// Which of Millpond's own columns there are.
+/// The selection of Millpond's own columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Columns {
     /// All of them.
@@ -112,12 +112,12 @@ pub enum Columns {
     None,
 }
 
-/// The indexes of a table that we create.
+/// The indexes of new tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Indexes {
-    /// What the Collector's exporter makes: `text` on servers since 26.2, `bloom` before.
+    /// As the Collector's exporter: `text` on servers since 26.2, `bloom` before.
     Exporter,
-    /// Bloom filters. They cost the server about half of what text indexes do.
+    /// Bloom filters. They cost the server about half as much as text indexes.
     Bloom,
     /// Text indexes.
     Text,

@@ -1,9 +1,9 @@
-//! What a failed request means for the rows in it: come back, mend the table, or give up.
+//! Classifies failed requests by what to do with their rows: retry, fix the table, or give up.
 
 use crate::client::Error;
 use millpond_consumer::SinkError;
 
-/// Exceptions that somebody must mend before anything can be written: the table, the database, our rights, or the
+/// Exceptions that somebody must fix before anything can be written: the table, the database, our privileges, or the
 /// server's version or configuration.
 const SCHEMA: [(u32, &str); 28] = [
     (8, "THERE_IS_NO_COLUMN"),
@@ -43,9 +43,9 @@ const REPLICA_ALREADY_EXISTS: u32 = 253;
 const SAME_REPLICA: &str = "another server has the same {replica} macro, or a dropped table left its replica in Keeper \
                             (SYSTEM DROP REPLICA removes it)";
 
-/// Exceptions about the rows themselves, which will be the same the next time: constraints, and what a table computes of a row
-/// (`MATERIALIZED` and `DEFAULT` columns). They come before any of the rows is written. Not those that a body cut or changed
-/// on its way gives too (33 CANNOT_READ_ALL_DATA, 40 CHECKSUM_DOESNT_MATCH, 271 CANNOT_DECOMPRESS).
+/// Exceptions about the rows themselves, which will recur: constraints, and expressions of `MATERIALIZED` and `DEFAULT`
+/// columns. They occur before any row is written. The list excludes exceptions that a truncated or corrupted body can
+/// also cause (33 CANNOT_READ_ALL_DATA, 40 CHECKSUM_DOESNT_MATCH, 271 CANNOT_DECOMPRESS).
 const REFUSED: [(u32, &str); 17] = [
     (6, "CANNOT_PARSE_TEXT"),
     (38, "CANNOT_PARSE_DATE"),
@@ -66,17 +66,16 @@ const REFUSED: [(u32, &str); 17] = [
     (676, "CANNOT_PARSE_IPV6"),
 ];
 
-/// What an exception says that came from a materialized view. The table has the rows by then.
+/// The text of an exception from a materialized view. By then the table has the rows.
 const VIEW: &str = "while pushing to view";
 
-/// Classifies an error, with `what` was asked of the server in front of it. ClickHouse's number decides.
+/// Classifies an error by ClickHouse's code. `what` names the request in the error's text.
 ///
-/// Everything else is transient, whether it is known to be (159 TIMEOUT_EXCEEDED, 202
-/// TOO_MANY_SIMULTANEOUS_QUERIES, 209 and 210 network, 236 ABORTED, 241 MEMORY_LIMIT_EXCEEDED, 242
-/// TABLE_IS_READ_ONLY, 243 NOT_ENOUGH_SPACE, 252 TOO_MANY_PARTS, 279 ALL_CONNECTION_TRIES_FAILED, 285 TOO_FEW_LIVE_REPLICAS, 319
-/// UNKNOWN_STATUS_OF_INSERT, 394 QUERY_WAS_CANCELLED, 425 SYSTEM_ERROR, 745 SERVER_OVERLOADED, 999
-/// KEEPER_EXCEPTION, connections, timeouts, proxies) or not: trying again under the same token does no harm,
-/// giving up would lose rows.
+/// Everything else is transient, whether known as such or not: a retry under the same token is harmless, giving up
+/// would lose rows. Known transient errors: 159 TIMEOUT_EXCEEDED, 202 TOO_MANY_SIMULTANEOUS_QUERIES, 209 and 210
+/// network, 236 ABORTED, 241 MEMORY_LIMIT_EXCEEDED, 242 TABLE_IS_READ_ONLY, 243 NOT_ENOUGH_SPACE, 252 TOO_MANY_PARTS,
+/// 279 ALL_CONNECTION_TRIES_FAILED, 285 TOO_FEW_LIVE_REPLICAS, 319 UNKNOWN_STATUS_OF_INSERT, 394 QUERY_WAS_CANCELLED,
+/// 425 SYSTEM_ERROR, 745 SERVER_OVERLOADED, 999 KEEPER_EXCEPTION, connections, timeouts, proxies.
 pub(crate) fn classify(what: &str, error: &Error) -> SinkError {
     let mut message = format!("{what}: {}", shown(error));
     if is_exception(error, REPLICA_ALREADY_EXISTS) {
@@ -117,9 +116,10 @@ pub(crate) fn is_exception(error: &Error, wanted: u32) -> bool {
     matches!(error, Error::Exception { code, .. } if *code == wanted)
 }
 
-/// Reports whether the text says that a view behind the table refused the rows, and not the table. The sink believes it only where it
-/// cannot look for the rows: some functions put a value into their message without quotes (`Cannot parse uuid …: Cannot parse UUID
-/// from String`). The server adds the view at the end, so that text which another context follows is data.
+/// Reports whether the text says that a view behind the table refused the rows, not the table itself. The sink relies
+/// on this only if it cannot look for the rows: some functions put a value into their message without quotes (`Cannot
+/// parse uuid …: Cannot parse UUID from String`). The server appends the view at the end, so text before another
+/// context is data.
 pub(crate) fn names_a_view(error: &Error) -> bool {
     let Error::Exception { text, .. } = error else {
         return false;
@@ -139,9 +139,8 @@ fn shown(error: &Error) -> String {
     }
 }
 
-/// The text without what is in quotes, which ClickHouse writes around names and data: `'…'`, `"…"` and `` `…` ``, in which a
-/// backslash takes away the meaning of the next character. A quote that nobody closes hides the rest. An apostrophe after a dead letter
-/// (`doesn't`) opens nothing.
+/// Removes quoted text, which ClickHouse uses for names and data: `'…'`, `"…"` and `` `…` ``, where a backslash escapes
+/// the next character. An unclosed quote hides the rest. An apostrophe after a letter (`doesn't`) is not a quote.
 pub(crate) fn outside_quotes(text: &str) -> String {
     let mut outside = String::with_capacity(text.len());
     let mut quote = None;
@@ -293,7 +292,7 @@ mod tests {
         }
     }
 
-    /// As ClickHouse's `quoteString` writes it.
+    /// Quotes a string like ClickHouse's `quoteString`.
     fn quoted(data: &str, quote: char) -> String {
         let mut text = String::from(quote);
         for character in data.chars() {

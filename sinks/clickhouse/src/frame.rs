@@ -1,17 +1,17 @@
-//! ClickHouse's compressed stream (`decompress=1` over HTTP): LZ4 frames with a CityHash128 v1.0.2 in front.
+//! ClickHouse's compressed stream (`decompress=1` over HTTP): LZ4 frames, each preceded by a CityHash128 v1.0.2.
 //!
-//! Frames split the stream anywhere, so buffers of a megabyte or more are compressed where they are.
+//! Frames may split the stream anywhere, so buffers of a megabyte or more are compressed in place.
 
 use bytes::Bytes;
 
-/// Raw bytes in one frame, like the server's own: big enough to compress well, small enough for the cache.
+/// Raw bytes per frame, like the server's own: large enough to compress well, small enough for the cache.
 const FRAME_RAW: usize = 1 << 20;
-/// Compressed and raw size, and the method.
+/// Method, compressed size and raw size.
 const HEADER: usize = 9;
 const CHECKSUM: usize = 16;
 const METHOD_LZ4: u8 = 0x82;
 
-/// Takes raw bytes, gives frames.
+/// Turns raw bytes into frames.
 #[derive(Default)]
 pub(crate) struct Frames {
     pending: Vec<u8>,
@@ -39,7 +39,7 @@ impl Frames {
         self.pending.extend_from_slice(bytes);
     }
 
-    /// The frames, and how many raw bytes are in them. Ready for the next stream.
+    /// Returns the frames and their number of raw bytes, and resets for the next stream.
     pub(crate) fn finish(&mut self) -> (Vec<Bytes>, u64) {
         if !self.pending.is_empty() {
             self.flush();
@@ -64,20 +64,20 @@ impl Frames {
         let compressed = lz4_flex::block::compress_into(raw, &mut self.scratch[prefix..])
             .expect("the buffer has LZ4's maximum output size");
         let end = prefix + compressed;
-        // Both fit: a frame holds at most a mebibyte.
+        // Both fit: a frame holds at most 1 MiB.
         let sizes = [(HEADER + compressed) as u64, raw.len() as u64]
             .map(|size| u32::try_from(size).unwrap_or(u32::MAX));
         self.scratch[CHECKSUM] = METHOD_LZ4;
         self.scratch[CHECKSUM + 1..CHECKSUM + 5].copy_from_slice(&sizes[0].to_le_bytes());
         self.scratch[CHECKSUM + 5..prefix].copy_from_slice(&sizes[1].to_le_bytes());
-        // ClickHouse writes the low half of the hash first; the crate has it in the high half.
+        // ClickHouse writes the low half of the hash first; the crate returns it in the high half.
         let checksum = cityhash_rs::cityhash_102_128(&self.scratch[CHECKSUM..end]).rotate_right(64);
         self.scratch[..CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
         self.frames.push(Bytes::copy_from_slice(&self.scratch[..end]));
     }
 }
 
-/// The raw bytes of frames that [`Frames`] has made.
+/// Decompresses frames from [`Frames`].
 pub(crate) fn decompress(frames: &[Bytes]) -> Vec<u8> {
     let mut raw = Vec::new();
     for frame in frames {

@@ -1,4 +1,4 @@
-//! Row identities for operators: those that a table has, and those that the log gives.
+//! Row identities for operators: those in a table, and those from the log.
 
 use crate::chunks;
 use crate::node::{Node, Target};
@@ -13,9 +13,9 @@ use std::ops::RangeInclusive;
 /// Rows of one sequence, in all tables of its stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RowCount {
-    /// How many there are.
+    /// The number of rows.
     pub rows: u64,
-    /// How many identities they have.
+    /// The number of distinct identities.
     pub distinct: u64,
     /// The highest record number among them.
     pub last: u32,
@@ -26,7 +26,7 @@ pub struct RowCount {
 pub struct NumberedRecord {
     /// The identity of its row.
     pub id: RowId,
-    /// Whether it has a row: false for a message that cannot be read.
+    /// False for a message that cannot be read, which has no row.
     pub readable: bool,
 }
 

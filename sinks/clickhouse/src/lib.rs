@@ -1,8 +1,8 @@
-//! The ClickHouse sink: OTLP's logs, traces and metrics into the tables that the Collector's clickhouseexporter makes
-//! and fills, plus Millpond's own columns. See `design/clickhouse-sink.md`.
+//! The ClickHouse sink: writes OTLP logs, traces and metrics into the tables of the Collector's clickhouseexporter,
+//! with additional columns for Millpond. See `design/clickhouse-sink.md`.
 //!
-//! A batch becomes chunks, a chunk one Native block, sent as one INSERT with one deduplication token. Nothing
-//! here retries: the consumer does, with the same bytes.
+//! A batch becomes chunks. Each chunk is one Native block, sent as one INSERT with one deduplication token. The sink
+//! never retries: the consumer does, with the same bytes.
 
 mod addresses;
 mod answer;
@@ -30,7 +30,7 @@ pub use identities::{NumberedRecord, RowCount};
 pub use millpond_otlp::Signal;
 pub use sink::{ClickHouse, SCHEMA_VERSION, keeps_identities};
 
-/// What [`ClickHouse`] does to a batch, without a server: for measurements only (`examples/encode.rs`).
+/// [`ClickHouse`]'s work on a batch without a server, for measurements only (`examples/encode.rs`).
 #[doc(hidden)]
 pub fn encode(
     batch: &millpond_consumer::Batch,
@@ -47,8 +47,8 @@ pub fn encode(
     chunks::cut(batch, policy, columns, 0, &mut workspace, &mut emit)
 }
 
-/// Reads a server's answer in each form that the sink asks for, in pieces of `piece` bytes, and returns how many of the forms fit: for
-/// fuzzing only.
+/// Parses a server's answer in each form that the sink requests, in pieces of `piece` bytes, and returns the number of
+/// forms that fit. For fuzzing only.
 #[doc(hidden)]
 pub fn read_answer(answer: &[u8], piece: usize) -> usize {
     fn fits<T: serde::de::DeserializeOwned>(answer: &[u8], piece: usize) -> bool {
@@ -67,7 +67,7 @@ pub fn read_answer(answer: &[u8], piece: usize) -> usize {
     .count()
 }
 
-/// Names what an exception is taken for: for fuzzing only.
+/// Classifies an exception. For fuzzing only.
 #[doc(hidden)]
 pub fn read_exception(text: &str) -> &'static str {
     let Some(code) = answer::exception_code(text) else {

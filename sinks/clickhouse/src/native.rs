@@ -1,6 +1,6 @@
-//! Columns of a ClickHouse Native block, filled row by row in the form in which they are sent.
+//! Columns of a ClickHouse Native block, filled row by row in their wire form.
 //!
-//! Only the types of our tables. Native over HTTP (protocol revision 0) is, per block: varint columns,
+//! It supports only the types of our tables. Native over HTTP (protocol revision 0) is, per block: varint columns,
 //! varint rows, then each column's name, type and data.
 
 use crate::frame::Frames;
@@ -8,20 +8,20 @@ use std::collections::HashMap;
 
 /// A column of a block.
 pub(crate) trait Column {
-    /// What is written once before the data: the versions of the dictionaries within it.
+    /// Writes the prefix before the data: the versions of its dictionaries.
     fn write_versions(&self, _: &mut Frames) {}
-    /// Its data.
+    /// Writes the data.
     fn write_values(&self, frames: &mut Frames);
-    /// All of it, after name and type.
+    /// Writes everything after name and type.
     fn write(&self, frames: &mut Frames) {
         self.write_versions(frames);
         self.write_values(frames);
     }
-    /// How many values it has.
+    /// The number of values.
     fn rows(&self) -> usize;
-    /// Bytes that it holds, near enough to what it will write and the same in every process.
+    /// Bytes in memory: close to the encoded size, and the same in every process.
     fn raw_len(&self) -> usize;
-    /// Empties it; the memory stays for the next block.
+    /// Empties the column and keeps its memory for the next block.
     fn clear(&mut self);
     /// Appends these rows of another column.
     fn append(&mut self, from: &Self, rows: &[usize])
@@ -37,9 +37,9 @@ pub(crate) fn put_varint(mut value: usize, out: &mut Vec<u8>) {
     out.push(value.to_le_bytes()[0]);
 }
 
-/// A number of a fixed size.
+/// A fixed-size number.
 pub(crate) trait Word: Copy {
-    /// Appends its bytes, little-endian.
+    /// Appends the bytes, little-endian.
     fn put(self, out: &mut Vec<u8>);
     /// Reads it back.
     fn get(bytes: &[u8]) -> Self;
@@ -62,7 +62,7 @@ macro_rules! words {
 
 words!(u8 u16 i32 u32 i64 u64 f64);
 
-/// Numbers of a fixed size: UInt8, Bool, Int32, UInt32, DateTime, UInt64, Float64.
+/// Fixed-size numbers: UInt8, Bool, Int32, UInt32, DateTime, UInt64, Float64.
 pub(crate) struct Numbers<T>(pub(crate) Vec<T>);
 
 /// DateTime64 of any precision: ticks since the epoch.
@@ -110,11 +110,11 @@ fn write_words<T: Word>(words: impl Iterator<Item = T>, frames: &mut Frames) {
     frames.write(&buffer);
 }
 
-/// String: a varint length and the bytes, each.
+/// String: for each value a varint length and the bytes.
 #[derive(Default)]
 pub(crate) struct Strings {
     bytes: Vec<u8>,
-    /// Where each value begins.
+    /// The start of each value.
     starts: Vec<usize>,
 }
 
@@ -165,8 +165,8 @@ impl Column for Strings {
     }
 }
 
-/// LowCardinality(String): each distinct value once, and its number per row. As in the blocks that the server
-/// itself writes, number 0 is the empty string whether it occurs or not.
+/// LowCardinality(String): each distinct value once, and its index per row. As in the server's own blocks, index 0 is
+/// the empty string whether it occurs or not.
 pub(crate) struct Dictionary {
     numbers: HashMap<Box<[u8]>, u32>,
     values: Vec<Box<[u8]>>,
@@ -176,7 +176,7 @@ pub(crate) struct Dictionary {
 
 /// The version of the dictionary's serialization, written once before a column's data.
 const DICTIONARY_VERSION: u64 = 1;
-/// The dictionary is in the block, and it is all of it.
+/// The block contains the complete dictionary.
 const DICTIONARY_FLAGS: u64 = 0x600;
 
 impl Default for Dictionary {
@@ -193,7 +193,7 @@ impl Default for Dictionary {
 }
 
 impl Dictionary {
-    /// The number of `value` until the next `clear`.
+    /// The index of `value` until the next `clear`.
     pub(crate) fn number(&mut self, value: &[u8]) -> u32 {
         if let Some(&number) = self.numbers.get(value) {
             return number;
@@ -212,7 +212,7 @@ impl Dictionary {
     }
 
     pub(crate) fn push(&mut self, value: &[u8]) {
-        // Neighbours are mostly equal.
+        // Neighbouring values are mostly equal.
         let number = match self.rows.last() {
             Some(&last) if *self.values[last as usize] == *value => last,
             _ => self.number(value),
@@ -280,20 +280,20 @@ impl Column for Dictionary {
 /// Map(LowCardinality(String), String).
 #[derive(Default)]
 pub(crate) struct Maps {
-    /// Where each row's entries end.
+    /// The end of each row's entries.
     pub(crate) ends: Vec<u64>,
     pub(crate) keys: Dictionary,
     pub(crate) values: Strings,
 }
 
 impl Maps {
-    /// Ends a row: what was pushed to `keys` and `values` since the last one is its entries.
+    /// Ends a row: its entries were pushed to `keys` and `values` since the last row.
     #[inline]
     pub(crate) fn end_row(&mut self) {
         self.ends.push(self.values.rows() as u64);
     }
 
-    /// A row whose entries are all known: numbers from `keys`, and values.
+    /// Appends a row of known entries: indexes from `keys`, and values.
     #[inline]
     pub(crate) fn push(&mut self, keys: &[u32], values: &Strings) {
         self.keys.rows.extend_from_slice(keys);
@@ -337,16 +337,16 @@ impl Column for Maps {
     }
 }
 
-/// Array of any of these columns.
+/// An Array of any of these columns.
 #[derive(Default)]
 pub(crate) struct Array<C> {
-    /// Where each row's items end.
+    /// The end of each row's items.
     pub(crate) ends: Vec<u64>,
     pub(crate) items: C,
 }
 
 impl<C: Column> Array<C> {
-    /// Ends a row: what was pushed to `items` since the last one is its items.
+    /// Ends a row: its items were pushed to `items` since the last row.
     #[inline]
     pub(crate) fn end_row(&mut self) {
         self.ends.push(self.items.rows() as u64);
@@ -385,7 +385,7 @@ impl<C: Column> Column for Array<C> {
     }
 }
 
-/// What belongs to a row whose items end at `ends[row]`.
+/// The range of a row whose items end at `ends[row]`.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "ends count values that are in memory"
@@ -395,7 +395,7 @@ fn items_of(ends: &[u64], row: usize) -> std::ops::Range<usize> {
     start..ends[row] as usize
 }
 
-/// The same value in every row, in its encoded form.
+/// Writes the same encoded value for every row.
 pub(crate) fn write_constant(value: &[u8], rows: usize, frames: &mut Frames) {
     let mut buffer = Vec::with_capacity(4096 * value.len());
     let mut left = rows;
@@ -410,7 +410,7 @@ pub(crate) fn write_constant(value: &[u8], rows: usize, frames: &mut Frames) {
     }
 }
 
-/// The head of a block.
+/// Writes the head of a block.
 pub(crate) fn write_block_head(columns: usize, rows: usize, frames: &mut Frames) {
     let mut head = Vec::new();
     put_varint(columns, &mut head);
@@ -418,7 +418,7 @@ pub(crate) fn write_block_head(columns: usize, rows: usize, frames: &mut Frames)
     frames.write(&head);
 }
 
-/// The head of a column.
+/// Writes the head of a column.
 pub(crate) fn write_column_head(name: &str, kind: &str, frames: &mut Frames) {
     let mut head = Vec::new();
     for text in [name, kind] {
@@ -446,7 +446,7 @@ mod tests {
             .collect()
     }
 
-    /// What ClickHouse 26.9 wrote for the same block (`FORMAT Native`).
+    /// ClickHouse 26.9's output for the same block (`FORMAT Native`).
     #[test]
     fn a_block_is_what_the_server_writes() {
         let mut time = Ticks::default();

@@ -1,17 +1,17 @@
-//! Selects rows of a chunk: those that a table lacks, or a piece of a refused one. Reads the Native blocks that `chunks` encodes, so it
-//! knows only their types.
+//! Selects rows of a chunk: those that a table lacks, or a piece of a refused chunk. It parses the Native blocks of
+//! `chunks`, so it supports only their types.
 
 use crate::frame::{Frames, decompress};
 use crate::native::{self, Array, Column, Dictionary, Maps, Numbers, Strings, Word};
 use crate::schema::{MAP, SOURCE, STRING, WORD, item_kind};
 use bytes::Bytes;
 
-/// Selects these rows of a chunk.
+/// Encodes these rows of a chunk.
 pub(crate) fn some(body: &[Bytes], rows: &[usize]) -> Encoded {
     Block::read(&decompress(body)).some(rows)
 }
 
-/// The values of a chunk's column of times, in its ticks.
+/// The values of a chunk's time column, in its ticks.
 pub(crate) fn ticks(body: &[Bytes], name: &str) -> Vec<i64> {
     let raw = decompress(body);
     let (mut values, kind, rows) = seek(&raw, name).expect("every table has a time");
@@ -26,7 +26,7 @@ pub(crate) fn ticks(body: &[Bytes], name: &str) -> Vec<i64> {
 pub(crate) fn source(body: &[Bytes]) -> Option<String> {
     let raw = decompress(body);
     let (mut values, ..) = seek(&raw, SOURCE)?;
-    // Version and flags of the dictionary precede its values; the last one is that of all rows.
+    // Version and flags of the dictionary precede its values; its last value applies to all rows.
     values.take(16);
     let distinct = values.word(8);
     (0..distinct).map(|_| values.text().to_owned()).last()
@@ -46,14 +46,14 @@ fn seek<'a>(raw: &'a [u8], name: &str) -> Option<(Rest<'a>, &'a str, usize)> {
     None
 }
 
-/// A block as it is sent.
+/// An encoded block.
 pub(crate) struct Encoded {
     pub(crate) body: Vec<Bytes>,
     pub(crate) rows: u64,
     pub(crate) raw_bytes: u64,
 }
 
-/// A block, read back.
+/// A parsed block.
 struct Block<'a> {
     columns: Vec<ReadColumn<'a>>,
 }
@@ -98,7 +98,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// A column of which some rows can be written.
+/// A column that can write a selection of its rows.
 trait Selectable {
     fn write_some(&self, rows: &[usize], frames: &mut Frames);
 }
@@ -111,7 +111,7 @@ impl<C: Column + Default> Selectable for C {
     }
 }
 
-/// A column whose values can be read back.
+/// A column that can be parsed.
 trait Readable: Column + Default + 'static {
     fn read(rest: &mut Rest, rows: usize) -> Self;
 }
@@ -174,7 +174,7 @@ impl<C: Readable> Readable for Array<C> {
     }
 }
 
-/// What is left to read of a block. We have written it, so it is whole.
+/// The unread rest of a block. We wrote the block, so it is complete.
 struct Rest<'a>(&'a [u8]);
 
 impl<'a> Rest<'a> {
@@ -208,7 +208,7 @@ impl<'a> Rest<'a> {
         Numbers(words.map(T::get).collect())
     }
 
-    /// Where the items of each row end, and how many there are.
+    /// The end of each row's items, and their total number.
     fn ends(&mut self, rows: usize) -> (Vec<u64>, usize) {
         let ends = self.numbers::<u64>(rows).0;
         let items = ends.last().copied().unwrap_or(0);
@@ -216,7 +216,7 @@ impl<'a> Rest<'a> {
     }
 
     fn column(&mut self, kind: &str, rows: usize) -> Box<dyn Selectable> {
-        // The versions of the dictionaries within it.
+        // The versions of its dictionaries.
         self.take(8 * kind.matches("LowCardinality").count());
         match item_kind(kind) {
             None => self.values::<Plain>(kind, rows),
@@ -237,7 +237,7 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// A column of values, or of arrays of them.
+/// A column of values, or of arrays of values.
 trait Shape {
     fn read<C: Readable>(rest: &mut Rest, rows: usize) -> Box<dyn Selectable>;
 }

@@ -1,5 +1,5 @@
-//! OTLP records as rows, column by column, as the Collector's clickhouseexporter (v0.161) fills them. Never decides
-//! where a chunk ends.
+//! OTLP records as rows, column by column, with the values of the Collector's clickhouseexporter (v0.161). It never
+//! decides where a chunk ends.
 
 pub(crate) mod attributes;
 pub(crate) mod logs;
@@ -14,11 +14,11 @@ use crate::text;
 use millpond_consumer::RowId;
 use millpond_otlp::{Item, KeyValue};
 
-/// Columns that are filled together.
+/// A group of columns.
 pub(crate) trait Columns: Default {
-    /// Appends them, in their order.
+    /// Appends the columns in order.
     fn list<'a>(&'a self, columns: &mut Vec<&'a dyn Column>);
-    /// Bytes in them. Decides where a chunk ends, so it follows from the rows alone.
+    /// Bytes in the columns. It decides where a chunk ends, so it depends on the rows alone.
     fn raw_len(&self) -> usize;
     fn clear(&mut self);
     /// Appends these rows of `from`.
@@ -74,28 +74,28 @@ macro_rules! columns {
 
 pub(crate) use columns;
 
-/// The columns of one of the tables: the exporter's, in its order.
+/// The exporter's columns of a table, in its order.
 pub(crate) trait TableColumns: Columns {
     const TABLE: Table;
 
-    /// The day of each row's partition, since 1970.
+    /// The day of each row's time, since 1970.
     fn days(&self) -> impl Iterator<Item = i64>;
 }
 
-/// What a row was made of.
+/// The origin of a row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
-    /// The identity of its record.
+    /// The identity of the record.
     pub(crate) id: RowId,
-    /// When the record's message was received, in microseconds.
+    /// Receive time of the record's message, in microseconds.
     pub(crate) received_at_us: i64,
 }
 
-/// The rows of a chunk that is being filled.
+/// The rows of an incomplete chunk.
 #[derive(Default)]
 pub(crate) struct Rows<C> {
     pub(crate) columns: C,
-    /// When the messages were received, in microseconds.
+    /// Receive times of the messages, in microseconds.
     pub(crate) received_at: Ticks,
     /// The rows' identities, in two columns.
     pub(crate) sequences: Numbers<u64>,
@@ -124,7 +124,7 @@ impl<C: TableColumns> Rows<C> {
         Column::clear(records);
     }
 
-    /// Ends a row: it was made of this.
+    /// Ends a row with this origin.
     pub(crate) fn end_row(&mut self, origin: Origin) {
         self.received_at.0.push(origin.received_at_us);
         self.sequences.0.push(origin.id.sequence);
@@ -140,7 +140,7 @@ impl<C: TableColumns> Rows<C> {
         })
     }
 
-    /// These rows alone.
+    /// A copy of these rows.
     pub(crate) fn some(&self, rows: &[usize]) -> Self {
         let mut some = Self::default();
         some.columns.append(&self.columns, rows);
@@ -151,7 +151,7 @@ impl<C: TableColumns> Rows<C> {
     }
 }
 
-/// What all rows of a resource share.
+/// Values that all rows of a resource share.
 pub(crate) struct Resource<'a> {
     service: Vec<u8>,
     schema_url: &'a [u8],
@@ -162,7 +162,7 @@ impl<'a> Resource<'a> {
     pub(crate) fn new<T: Item<'a>>(resource: &millpond_otlp::Resource<'a, T>) -> Self {
         let pairs: Vec<_> = resource.attributes().collect();
         let mut service = Vec::new();
-        // The first of several, as in the exporter.
+        // The first of several, like the exporter.
         if let Some(pair) = pairs.iter().find(|pair| pair.key == b"service.name") {
             text::render(pair.value, &mut service);
         }
@@ -174,7 +174,7 @@ impl<'a> Resource<'a> {
     }
 }
 
-/// What all rows of a scope share.
+/// Values that all rows of a scope share.
 pub(crate) struct Scope<'a> {
     name: &'a [u8],
     version: &'a [u8],
@@ -195,7 +195,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// Attributes as a map column takes them, the same for many rows.
+/// Attributes for a map column, shared by many rows.
 struct Attributes<'a> {
     keys: Vec<&'a [u8]>,
     values: Strings,
@@ -216,7 +216,7 @@ impl<'a> Attributes<'a> {
         attributes
     }
 
-    /// The numbers of the keys in this column, until its next `clear`.
+    /// The indexes of the keys in this column, until its next `clear`.
     fn numbers(&self, column: &mut Maps) -> Vec<u32> {
         self.keys.iter().map(|key| column.keys.number(key)).collect()
     }
@@ -224,8 +224,8 @@ impl<'a> Attributes<'a> {
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// An id as lower-case hexadecimal; empty where it is all zeros, or not of its length, which OTLP says to read
-/// as no id (the Collector refuses such a request).
+/// Appends an id as lower-case hexadecimal. An id of zeros or of the wrong length becomes empty: OTLP says to treat it
+/// as missing (the Collector rejects such a request).
 fn push_id(id: &[u8], length: usize, column: &mut Strings) {
     if id.len() != length || id.iter().all(|&byte| byte == 0) {
         column.push(b"");
@@ -234,7 +234,7 @@ fn push_id(id: &[u8], length: usize, column: &mut Strings) {
     }
 }
 
-/// 16 bytes at most.
+/// Takes at most 16 bytes.
 fn push_hex(id: &[u8], column: &mut Strings) {
     let mut text = [0; 32];
     for (digits, byte) in text.chunks_exact_mut(2).zip(id) {

@@ -1,5 +1,5 @@
-//! The tables: the columns that the Collector's clickhouseexporter (v0.161) gives them, and Millpond's own. Makes the
-//! DDL, and judges a table that is there. Pure: talks to no server.
+//! The tables: the columns of the Collector's clickhouseexporter (v0.161) and Millpond's own. Generates the DDL, and
+//! checks existing tables. Pure: it contacts no server.
 
 pub(crate) mod ddl;
 pub(crate) mod distributed;
@@ -12,7 +12,7 @@ mod traces;
 use crate::config::{Columns, Config};
 use millpond_otlp::Signal;
 
-/// A table that rows go into. Its number is that of a chunk for it.
+/// A destination table. Chunks refer to it by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
     Logs = 0,
@@ -47,7 +47,7 @@ impl Table {
         }
     }
 
-    /// What it is called in settings.
+    /// Its name in settings.
     pub(crate) fn key(self) -> &'static str {
         match self {
             Table::Logs => "logs",
@@ -72,7 +72,7 @@ impl Table {
         }
     }
 
-    /// Its full name, quoted.
+    /// Its full, quoted name.
     pub(crate) fn path(self, config: &Config) -> String {
         path(config, self.name(config))
     }
@@ -91,7 +91,7 @@ impl Table {
         parts.iter().copied().flatten()
     }
 
-    /// The columns that we fill.
+    /// The columns that the sink fills.
     pub(crate) fn filled(self, columns: Columns) -> impl Iterator<Item = &'static ColumnKind> {
         let own: &'static [ColumnKind] = match columns {
             Columns::All => &MILLPOND,
@@ -153,7 +153,7 @@ pub(crate) const SOURCE: &str = "_millpond_source";
 pub(crate) const SEQUENCE: &str = "_millpond_sequence";
 pub(crate) const RECORD: &str = "_millpond_record";
 
-/// Millpond's own. Source, sequence and record are a row's identity.
+/// Millpond's own columns. Source, sequence and record are a row's identity.
 pub(crate) const MILLPOND: [ColumnKind; 5] = [
     column(
         "_millpond_received_at",
@@ -187,7 +187,7 @@ pub(crate) const MILLPOND: [ColumnKind; 5] = [
     ),
 ];
 
-/// A name as SQL takes it, whatever is in it.
+/// Quotes any name as an SQL identifier.
 pub(crate) fn identifier(name: &str) -> String {
     let mut quoted = String::from("`");
     for character in name.chars() {
@@ -229,7 +229,7 @@ pub(crate) fn insert(config: &Config, table: Table) -> String {
     )
 }
 
-/// The table by which the time of a trace's spans is found: filled by a view of the traces' table.
+/// The table that finds the time range of a trace. A view of the traces table fills it.
 pub(crate) fn lookup(config: &Config) -> String {
     format!("{}_trace_id_ts", config.traces_table)
 }
@@ -238,12 +238,12 @@ pub(crate) fn lookup_path(config: &Config) -> String {
     path(config, &lookup(config))
 }
 
-/// The view that fills it.
+/// The view that fills that table.
 pub(crate) fn view(config: &Config) -> String {
     format!("{}_mv", lookup(config))
 }
 
-/// The statement that adds the times of the selected spans' traces, unless the table has the same ones.
+/// The statement that adds the time ranges of the selected spans' traces, unless the table already has them.
 pub(crate) fn lookup_rows_missing(config: &Config, condition: &str) -> String {
     let (lookup, traces) = (lookup_path(config), Table::Traces.path(config));
     let rows = ddl::lookup_rows(config, &format!("{condition} AND TraceId != ''"));
@@ -256,14 +256,14 @@ pub(crate) fn lookup_rows_missing(config: &Config, condition: &str) -> String {
     )
 }
 
-/// The columns of the traces' table of times.
+/// The columns of the trace lookup table.
 pub(crate) const LOOKUP: [ColumnKind; 3] = [
     column("TraceId", STRING, ZSTD, ""),
     column("Start", "DateTime", "Delta(4), ZSTD(1)", ""),
     column("End", "DateTime", "Delta(4), ZSTD(1)", ""),
 ];
 
-/// Where a statement about a table is for every server of a cluster, what says so.
+/// The `ON CLUSTER` clause of a statement, if there is a cluster.
 pub(crate) fn on_cluster(config: &Config) -> String {
     let cluster = config.cluster.as_deref();
     cluster.map_or(String::new(), |cluster| {
@@ -271,7 +271,7 @@ pub(crate) fn on_cluster(config: &Config) -> String {
     })
 }
 
-/// What an array is of.
+/// The item type of an array.
 pub(crate) fn item_kind(kind: &str) -> Option<&str> {
     kind.strip_prefix("Array(")?.strip_suffix(')')
 }

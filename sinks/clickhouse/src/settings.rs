@@ -1,4 +1,4 @@
-//! The settings of requests: those in the URL, and those that no URL, user or profile may change.
+//! The settings of requests: those from the URL, and those that no URL, user or profile may change.
 
 use crate::client::Client;
 use crate::config::Config;
@@ -22,7 +22,7 @@ const INSERT: [(&str, &str); 11] = [
     ("wait_end_of_query", "1"),
 ];
 
-/// Further settings of INSERTs, which not every version knows.
+/// Further INSERT settings, which some versions do not know.
 const INSERT_WHERE_KNOWN: [(&str, &str); 4] = [
     ("deduplicate_insert", "enable"),
     ("use_strict_insert_block_limits", "0"),
@@ -30,7 +30,7 @@ const INSERT_WHERE_KNOWN: [(&str, &str); 4] = [
     ("timeout_before_checking_execution_speed", "0"),
 ];
 
-/// An answer is complete: the sink would send a row again that a question does not see.
+/// Settings that keep answers complete: the sink would resend a row that a query misses.
 const QUESTION_WHERE_KNOWN: [(&str, &str); 18] = [
     ("limit", "0"),
     ("offset", "0"),
@@ -52,10 +52,10 @@ const QUESTION_WHERE_KNOWN: [(&str, &str); 18] = [
     ("http_write_exception_in_output_format", "0"),
 ];
 
-/// Limits of a query have modes in which they cut the answer short instead of failing.
+/// Limits of a query have modes that truncate the answer instead of failing.
 const OVERFLOW_MODE: &str = "%overflow_mode%";
 
-/// Parameters that cannot be the same in every request, and secrets.
+/// Parameters that differ between requests, and secrets.
 const NOT_IN_URL: [&str; 9] = [
     "user",
     "password",
@@ -68,7 +68,7 @@ const NOT_IN_URL: [&str; 9] = [
     "decompress",
 ];
 
-/// A URL taken apart.
+/// A parsed URL.
 #[derive(Debug, PartialEq, Eq)]
 struct Address {
     url: String,
@@ -79,7 +79,7 @@ struct Address {
 pub(crate) struct Clients {
     /// For everything but INSERTs of chunks.
     pub(crate) asking: Client,
-    /// For INSERTs of chunks, whose bodies are compressed already.
+    /// For INSERTs of chunks, whose bodies are already compressed.
     pub(crate) inserting: Client,
 }
 
@@ -116,7 +116,7 @@ pub(crate) async fn connect(config: &Config, url: &str) -> Result<(String, Clien
     Ok((url, Clients { asking, inserting }))
 }
 
-/// Settings of a profile that could hide the answer to the first question.
+/// Profile settings that could hide the answer to the first query.
 const FIRST_QUESTION: [(&str, &str); 4] = [
     ("limit", "0"),
     ("offset", "0"),
@@ -148,7 +148,7 @@ async fn known(client: &Client, url: &str) -> Result<Vec<String>, SinkError> {
     answer.map_err(|error| classify(&format!("asking for the settings at {url}"), &error))
 }
 
-/// Splits a URL. Refuses what the client would report in a way that nobody understands, or would log.
+/// Splits a URL. Rejects URLs that the client would report in a confusing way, or log.
 fn take_apart(url: &str) -> Result<Address, SinkError> {
     let schema = |text: &str| Err(SinkError::Schema(text.to_owned()));
     let (base, parameters) = url.split_once('?').unwrap_or((url, ""));
@@ -163,9 +163,7 @@ fn take_apart(url: &str) -> Result<Address, SinkError> {
             )));
         }
         Some(host) if host.contains('@') => {
-            return schema(
-                "the URL of ClickHouse has a user in it: give user and password as settings of their own",
-            );
+            return schema("the URL of ClickHouse contains a user: set user and password separately");
         }
         Some(_) => {}
     }

@@ -1,4 +1,4 @@
-//! The tables by themselves: their DDL in print, made on a server, or looked at there.
+//! Operations on the tables alone: print their DDL, create them on a server, or inspect them.
 
 use crate::config::{Config, Indexes};
 use crate::node::{self, Node, Target};
@@ -10,32 +10,32 @@ use millpond_consumer::SinkError;
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Of a database, a table or a view: how it is.
+/// The state of a database, a table or a view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What it is, and its full name, quoted.
+    /// Its kind and its full, quoted name.
     pub what: String,
-    /// Whether nothing can be written without it: a trace's spans are there without its times.
+    /// Whether writing requires it. The trace lookup table is optional.
     pub needed: bool,
-    /// How it is.
+    /// Its state.
     pub state: State,
 }
 
 /// How a database, a table or a view is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It was missing and has just been made.
+    /// It was missing and has just been created.
     Created,
-    /// It is there and takes our rows.
+    /// It exists and fits.
     Fits,
-    /// It is not there.
+    /// It does not exist.
     Missing,
-    /// It is there, and these keep us from writing to it.
+    /// It exists, but these faults prevent writing to it.
     Unfit(Vec<Fault>),
 }
 
-/// Everything that makes the database and the tables of the signals that are taken, as a script. Talks to no server, so that
-/// with [`Indexes::Exporter`] it is what suits a server since 26.2.
+/// A script that creates the database and the tables of the consumed signals. It contacts no server, so
+/// [`Indexes::Exporter`] means the indexes for servers since 26.2.
 pub fn script(config: &Config) -> String {
     let mut script = String::new();
     if config.indexes == Indexes::Exporter {

@@ -1,14 +1,14 @@
-//! How a value of OTLP becomes text in a String column: as the Collector's `AsString` gives it.
+//! Converts an OTLP value to text for a String column, like the Collector's `AsString`.
 //!
-//! Strings stay as they are, bytes are base64, arrays and maps are the JSON that Go's `encoding/json` writes
-//! (keys sorted, the last of equal keys, no HTML escapes). Where that fails, on a NaN or infinity inside an
-//! array or map, the text is empty, as it is there.
+//! Strings are unchanged, bytes become base64, arrays and maps become the JSON of Go's `encoding/json` (sorted keys,
+//! the last of equal keys, no HTML escapes). A NaN or infinity inside an array or map makes the text empty, as in the
+//! Collector.
 
 use crate::native::Strings;
 use millpond_otlp::{AnyValue, KeyValues};
 use std::io::Write as _;
 
-/// Appends `value` as one string. `scratch` is only to save allocations.
+/// Appends `value` as one string. `scratch` saves allocations.
 #[inline]
 pub(crate) fn push(value: AnyValue, column: &mut Strings, scratch: &mut Vec<u8>) {
     match value {
@@ -64,8 +64,8 @@ fn integer(number: i64, out: &mut Vec<u8>) {
     out.extend_from_slice(&digits[at..]);
 }
 
-/// The shortest text that reads back as the same double, in ECMAScript's form: an exponent below 1e-6 and from
-/// 1e21 on.
+/// The shortest text that parses to the same double, in ECMAScript's form: with an exponent below 1e-6 and from 1e21
+/// on.
 fn double(number: f64, out: &mut Vec<u8>) {
     let size = number.abs();
     // Writing to a Vec cannot fail.
@@ -75,7 +75,7 @@ fn double(number: f64, out: &mut Vec<u8>) {
     }
     let start = out.len();
     let _ = write!(out, "{number:e}");
-    // Rust writes 1e21 where ECMAScript has 1e+21.
+    // Rust writes 1e21 for ECMAScript's 1e+21.
     if let Some(exponent) = out[start..]
         .iter()
         .position(|&byte| byte == b'e')
@@ -101,13 +101,13 @@ fn base64(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// JSON has no NaN and no infinities.
+/// The value is a NaN or infinity, which JSON cannot represent.
 struct NotJson;
 
-/// Recursion is bounded: validation has bounded the nesting.
+/// Validation has limited the nesting, which bounds the recursion.
 fn json(value: AnyValue, out: &mut Vec<u8>) -> Result<(), NotJson> {
     match value {
-        // The Collector's empty bytes are Go's nil, which JSON has as null.
+        // The Collector's empty bytes are Go's nil, which becomes null in JSON.
         AnyValue::Empty | AnyValue::StringIndex(_) | AnyValue::Bytes([]) => out.extend_from_slice(b"null"),
         AnyValue::String(text) => json_string(text, out),
         AnyValue::Bool(_) | AnyValue::Int(_) => render(value, out),
@@ -139,7 +139,7 @@ fn json_object(pairs: KeyValues, out: &mut Vec<u8>) -> Result<(), NotJson> {
     out.push(b'{');
     let mut first = true;
     for (index, pair) in pairs.iter().enumerate() {
-        // The sort is stable, so the last of equal keys is the last that was given.
+        // The sort is stable, so the last of equal keys is the last one given.
         if pairs.get(index + 1).is_some_and(|next| next.key == pair.key) {
             continue;
         }
@@ -154,7 +154,7 @@ fn json_object(pairs: KeyValues, out: &mut Vec<u8>) -> Result<(), NotJson> {
     Ok(())
 }
 
-/// Escapes what JSON must, and U+2028 and U+2029; each byte that is not UTF-8 becomes an escaped U+FFFD.
+/// Escapes what JSON requires, plus U+2028 and U+2029. Each invalid UTF-8 byte becomes an escaped U+FFFD.
 fn json_string(text: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
     for chunk in text.utf8_chunks() {

@@ -1,4 +1,4 @@
-//! What an [`Unreliable`](super::Unreliable) store is to do wrong: set, switched and scripted at run time.
+//! The faults of an [`Unreliable`](super::Unreliable) store: set, switched and scripted at run time.
 
 use super::latency::S3Latency;
 use object_store::path::Path;
@@ -8,37 +8,37 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 
-/// Faults drawn at random for every request. Probabilities; of one request's faults at most one happens.
+/// Random faults with their probabilities. A request has at most one fault.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Faults {
-    /// Of the random numbers. The same seed and the same order of requests give the same faults.
+    /// Seed of the random numbers. The same seed and order of requests give the same faults.
     pub seed: u64,
-    /// What happens to writes and deletions.
+    /// Faults of writes and deletions.
     pub write: WriteFaults,
-    /// That a read or a listing fails: at once, or in the midst of the body.
+    /// The probability that a read or listing fails, at once or within the body.
     pub read_error: f64,
-    /// Delays, as a store far away has them.
+    /// Delays of a distant store.
     pub latency: Option<S3Latency>,
 }
 
-/// The ways a write can go wrong. A write that is neither of these lands and is reported (or is refused and
-/// the refusal reported); that a write is reported and did not land is no network's fault but a broken store.
+/// The ways a write can fail. Any other write lands and is reported, or is refused and the refusal reported. A reported
+/// write that did not land would be a broken store, not a network fault.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct WriteFaults {
-    /// It reaches the store, takes effect or is refused, and the answer gets lost.
+    /// The write reaches the store, which accepts or refuses it, and the answer is lost.
     pub landed_unreported: f64,
-    /// It never reaches the store, and an error says so no more clearly than that.
+    /// The write never reaches the store, and the error does not reveal that.
     pub lost: f64,
-    /// It is reported as timed out, and reaches the store later.
+    /// The write is reported as timed out, and reaches the store later.
     pub late: f64,
-    /// How much later, at most.
+    /// Maximum delay.
     pub late_by_max: Duration,
-    /// It takes effect, and a proxy sends it again: the answer is the refusal of the second copy.
+    /// The write takes effect, and a proxy sends it again: the answer is the refusal of the second copy.
     pub repeated: f64,
 }
 
 impl WriteFaults {
-    /// Each of the first three with the same probability, late ones by up to 50 ms.
+    /// The first three faults with equal probability; late writes by up to 50 ms.
     pub fn each(probability: f64) -> Self {
         Self {
             landed_unreported: probability,
@@ -53,13 +53,13 @@ impl WriteFaults {
 /// How often each fault happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Injected {
-    /// Writes that reached the store, and were reported as errors.
+    /// Writes that reached the store and were reported as errors.
     pub landed_unreported: u64,
     /// Writes that never reached the store.
     pub lost: u64,
     /// Writes that reached the store after they were reported as errors.
     pub late: u64,
-    /// Writes that took effect, and whose second copy was refused.
+    /// Writes that took effect, with a refused second copy.
     pub repeated: u64,
     /// Requests that were never answered.
     pub hung: u64,
@@ -67,25 +67,25 @@ pub struct Injected {
     pub reads: u64,
 }
 
-/// How a store is when it is not there.
+/// The behaviour of an unreachable store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outage {
     /// Every request fails at once, without effect.
     Fails,
-    /// No request is answered, or has an effect.
+    /// Requests have no effect and get no answer.
     Hangs,
 }
 
-/// The requests that a scripted fault waits for.
+/// The requests that a scripted fault matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum On {
     /// Any write of an object.
     Put,
-    /// A write of an object that must not be there.
+    /// A write of an object that must not exist.
     Create,
-    /// A write of an object that must be at a version.
+    /// A write of an object that must have a version.
     Update,
-    /// A read, of whatever kind.
+    /// Any read.
     Get,
     /// A listing.
     List,
@@ -93,26 +93,27 @@ pub enum On {
     Delete,
 }
 
-/// A fault for one request. Reads have no effect to tell apart: for them all but [`Fault::Hangs`] are an error.
+/// A fault for one request. For reads, every fault but [`Fault::Hangs`] is an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Has its effect (or is refused) and is reported as an error.
+    /// The write lands (or is refused) and is reported as an error.
     LandsUnreported,
-    /// Has no effect and is reported as an error.
+    /// The write has no effect and is reported as an error.
     Lost,
-    /// Is reported as an error and reaches the store this much later.
+    /// The write is reported as an error and reaches the store this much later.
     LandsLate(Duration),
-    /// Takes effect, and a proxy sends it again this much later: the answer is the one to the second copy, a refusal.
+    /// The write takes effect, and a proxy sends it again this much later. The answer is the refusal of the second
+    /// copy.
     Repeated(Duration),
-    /// Has no effect and is never answered.
+    /// The request has no effect and gets no answer.
     Hangs,
 }
 
-/// The switches of an [`Unreliable`](super::Unreliable) store. Clones control the same store.
+/// The controls of an [`Unreliable`](super::Unreliable) store. Clones control the same store.
 #[derive(Debug, Clone)]
 pub struct Controls(Arc<Shared>);
 
-/// A request that is held until it is released, or this is dropped.
+/// Holds a request until it is released or dropped.
 #[derive(Debug)]
 pub struct HeldRequest {
     arrived: watch::Receiver<bool>,
@@ -122,7 +123,7 @@ pub struct HeldRequest {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Late writes under way.
+    /// Late writes in flight.
     late: watch::Sender<usize>,
 }
 
@@ -133,7 +134,7 @@ struct State {
     script: Vec<Line>,
     injected: Injected,
     fault_rng: StdRng,
-    /// Of its own, so that faults do not depend on whether there are delays.
+    /// Separate, so that faults do not depend on whether there are delays.
     latency_rng: StdRng,
 }
 
@@ -144,14 +145,14 @@ struct Line {
     fate: Fate,
 }
 
-/// What becomes of one request.
+/// The fate of one request.
 #[derive(Debug, Clone)]
 pub(super) enum Fate {
     Honest,
     Fault(Fault),
-    /// Waits at the gate, then goes on honestly.
+    /// Waits at the gate and then proceeds without faults.
     Held(Gate),
-    /// Is reported as an error at once, and reaches the store when released.
+    /// Fails at once, and reaches the store when released.
     Detained(Gate),
 }
 
@@ -164,19 +165,19 @@ pub(super) struct Gate {
 impl Gate {
     pub(super) async fn pass(&self) {
         self.arrived.send_replace(true);
-        // A closed gate is an open one: the test that held it is gone.
+        // A closed gate counts as open: the test that held it has ended.
         let _ = self.gate.acquire().await;
     }
 }
 
 impl HeldRequest {
-    /// Waits until the request has come. Never returns if none comes.
+    /// Waits until the request has arrived. Never returns if none arrives.
     pub async fn arrived(&mut self) {
-        // The sender goes only after the request passed, which is to have arrived.
+        // The sender is dropped only after the request has passed, so it has arrived.
         let _ = self.arrived.wait_for(|arrived| *arrived).await;
     }
 
-    /// Lets the request go on.
+    /// Lets the request proceed.
     pub fn release(self) {
         drop(self);
     }
@@ -196,7 +197,7 @@ impl Controls {
         }))
     }
 
-    /// Replaces the random faults and delays, and starts their random numbers anew.
+    /// Replaces the random faults and delays, and restarts their random numbers.
     pub fn set_faults(&self, faults: Faults) {
         let mut state = self.state();
         let fresh = State::new(faults);
@@ -205,13 +206,13 @@ impl Controls {
         state.latency_rng = fresh.latency_rng;
     }
 
-    /// Begins or (with `None`) ends an outage. It goes before scripted and random faults, and uses none up.
-    /// A request that hangs already goes on hanging.
+    /// Starts an outage, or ends it with `None`. An outage takes precedence over scripted and random faults and uses
+    /// none up. A request that already hangs keeps hanging.
     pub fn set_outage(&self, outage: Option<Outage>) {
         self.state().outage = outage;
     }
 
-    /// Ends all random faults and any outage. Delays stay, and so do scripted faults.
+    /// Ends random faults and any outage. Delays and scripted faults stay.
     pub fn heal(&self) {
         let mut state = self.state();
         state.outage = None;
@@ -222,19 +223,19 @@ impl Controls {
         };
     }
 
-    /// The next such request, on a key that ends so, has this fault. Several lines for one request are used
-    /// up one after another, in the order they were given.
+    /// The next such request on a key with this suffix gets this fault. Several scripted faults for one request apply
+    /// in order, one per request.
     pub fn once(&self, on: On, key_suffix: &str, fault: Fault) {
         self.line(on, key_suffix, Fate::Fault(fault));
     }
 
-    /// The next such request waits, before it has any effect, until it is released.
+    /// The next such request waits before it has any effect, until it is released.
     #[must_use = "dropping it releases the request"]
     pub fn hold(&self, on: On, key_suffix: &str) -> HeldRequest {
         self.gated(on, key_suffix, Fate::Held)
     }
 
-    /// The next such write is reported as an error at once, and reaches the store when it is released.
+    /// The next such write fails at once, and reaches the store when it is released.
     #[must_use = "dropping it releases the write"]
     pub fn detain(&self, on: On, key_suffix: &str) -> HeldRequest {
         self.gated(on, key_suffix, Fate::Detained)
@@ -250,7 +251,7 @@ impl Controls {
         self.state().injected
     }
 
-    /// Waits until no late write is under way.
+    /// Waits until no late write is in flight.
     pub async fn settled(&self) {
         // The sender lives in `self`.
         let _ = self.0.late.subscribe().wait_for(|late| *late == 0).await;
@@ -285,7 +286,7 @@ impl Controls {
         fate
     }
 
-    /// The time to the first byte (or a write's answer), and the time for a body of so many bytes.
+    /// The time to the first byte (or to a write's answer), and the transfer time of a body of this size.
     pub(super) fn delays(&self, on: On, bytes: u64) -> (Duration, Duration) {
         let state = &mut *self.state();
         let Some(latency) = state.faults.latency else {
@@ -303,7 +304,7 @@ impl Controls {
         latency.map_or(Duration::ZERO, |latency| latency.transfer(bytes))
     }
 
-    /// A number below `end`, for what else is left to chance.
+    /// A random number below `end`.
     pub(super) fn chance(&self, end: usize) -> usize {
         self.state().fault_rng.random_range(0..end)
     }
@@ -313,7 +314,7 @@ impl Controls {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing is left half-done by a panic in there.
+        // A panic under this lock leaves no half-finished state.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

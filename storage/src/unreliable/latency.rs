@@ -1,14 +1,14 @@
-//! How long S3 takes: log-normal to the first byte, then a connection's bandwidth.
+//! A model of S3's latency: log-normal to the first byte, then a connection's bandwidth.
 //!
-//! The numbers are those of `design/performance.md`. Pure: the random numbers come from the caller.
+//! The numbers come from `design/performance.md`. Pure: random numbers come from the caller.
 
 use rand::{Rng, RngExt};
 use std::time::Duration;
 
-/// The distribution of a store's answers.
+/// The distribution of a store's response times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct S3Latency {
-    /// Writes and deletions: time to the answer, beyond the body's own.
+    /// Writes and deletions: time to the answer, in addition to the body's transfer.
     pub put: LogNormal,
     /// Reads and listings: time to the first byte.
     pub get: LogNormal,
@@ -16,7 +16,7 @@ pub struct S3Latency {
     pub bytes_per_second: f64,
 }
 
-/// A log-normal distribution, by two of its quantiles.
+/// A log-normal distribution, given by two quantiles.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogNormal {
     /// The median.
@@ -42,7 +42,7 @@ impl Default for S3Latency {
 }
 
 impl S3Latency {
-    /// The time that a body takes on one connection.
+    /// The transfer time of a body on one connection.
     pub fn transfer(&self, bytes: u64) -> Duration {
         #[expect(clippy::cast_precision_loss, reason = "a delay needs no more than 52 bits")]
         let seconds = bytes as f64 / self.bytes_per_second;
@@ -56,7 +56,7 @@ impl LogNormal {
         /// The standard normal distribution's 99th percentile.
         const Z99: f64 = 2.326_347_874;
         let sigma = (self.p99.as_secs_f64() / self.p50.as_secs_f64()).ln() / Z99;
-        // Box and Muller; 1 − u is never zero.
+        // Box–Muller transform; 1 − u is never zero.
         let (u, v) = (1.0 - rng.random::<f64>(), rng.random::<f64>());
         let z = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
         Duration::try_from_secs_f64(self.p50.as_secs_f64() * (sigma * z).exp()).unwrap_or(self.p50)

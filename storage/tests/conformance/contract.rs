@@ -1,4 +1,4 @@
-//! The contract of each method, word by word, over an honest store.
+//! The contract of each method over an honest store.
 
 use crate::{Ground, Kind, WRITERS, concurrent_appends, content};
 use bytes::Bytes;
@@ -19,7 +19,7 @@ macro_rules! over_every_store {
             super::$test(&ground).await;
             super::$test(&ground.anew().await.behind_a_quiet_network()).await;
         })* }
-        /// One server for all of the suite, so that it is started once.
+        /// One server for the whole suite.
         #[tokio::test(flavor = "multi_thread")]
         async fn minio() {
             let ground = Ground::new(Kind::Minio).await;
@@ -52,7 +52,7 @@ over_every_store!(
 );
 
 impl Ground {
-    /// Another, empty buffer of the same kind; in the same server, where there is one.
+    /// Another, empty buffer of the same kind, in the same server if there is one.
     async fn anew(&self) -> Self {
         match &self.minio {
             None => Self::new(self.kind).await,
@@ -69,7 +69,7 @@ impl Ground {
         }
     }
 
-    /// The same buffer through the fault wrapper while nothing is wrong: it must not be noticed.
+    /// The same buffer through the fault wrapper without faults, which must make no difference.
     fn behind_a_quiet_network(mut self) -> Self {
         self.store = self.store.behind(Faults::default()).0;
         self
@@ -192,7 +192,7 @@ async fn a_listing_is_complete_and_in_order(ground: &Ground) {
     let listed = store.list("s/a").await.expect("list");
     assert!(
         listed.is_empty(),
-        "a folder is asked for, not an object: {listed:?}"
+        "the argument names a folder, not an object: {listed:?}"
     );
     let listed = store.list("").await.expect("list");
     let year_2020_ms = 1_577_836_800_000;
@@ -259,12 +259,12 @@ async fn impossible_keys_are_refused(ground: &Ground) {
         let cas = store.compare_and_set(key, None, Bytes::new()).await;
         assert!(matches!(cas, Cas::Unknown(_)), "{key}");
     }
-    assert_eq!(store.requests().put, 0, "nothing is sent for a key that is none");
+    assert_eq!(store.requests().put, 0, "nothing is sent for an invalid key");
 }
 
 async fn a_big_body_arrives_whole(ground: &Ground) {
     let store = &ground.store;
-    // No two of the pieces are alike, and the size is nothing round.
+    // All pieces differ, and the size is not round.
     let pieces: Vec<Bytes> = (0..25u8)
         .map(|i| vec![i; (1 << 20) + usize::from(i)].into())
         .collect();
@@ -315,7 +315,7 @@ async fn of_concurrent_creations_one_wins(ground: &Ground) {
 async fn concurrent_writers_lose_nothing(ground: &Ground) {
     let mut stores = vec![ground.store.clone()];
     if !ground.url.to_string().starts_with("memory") {
-        // A second opening, as another process has it: nothing is shared but the store.
+        // A second opening, as in another process: the two share only the store.
         stores.push(Store::open(&ground.url, &ground.options).await.expect("open"));
     }
     let unknown = concurrent_appends(&stores, "log", 5).await;

@@ -1,5 +1,5 @@
-//! What holds of every store behind a bad network: nothing is lost that was reported, nothing happens
-//! twice, and whoever reads again finds out.
+//! Guarantees of every store behind a bad network: no reported write is lost, nothing happens twice, and reading again
+//! resolves every outcome.
 
 use crate::{Ground, Kind, WRITERS, concurrent_appends, content, patiently};
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use millpond_storage::{Created, SelfTestError, Store};
 use object_store::memory::InMemory;
 use std::sync::Arc;
 
-/// The same store through a network where a third of the writes and a tenth of the reads go wrong.
+/// The same store through a network that fails a third of the writes and a tenth of the reads.
 fn behind_faults(ground: &Ground, seed: u64) -> (Store, Controls) {
     ground.store.behind(Faults {
         seed,
@@ -29,7 +29,7 @@ async fn every_invariant_holds(kind: Kind) {
     }
     let (store, controls) = ground.store.behind(Faults {
         seed: 3,
-        // Few enough that eight attempts get every answer.
+        // Low enough that eight attempts get every answer.
         write: WriteFaults::each(0.02),
         read_error: 0.02,
         latency: None,
@@ -77,7 +77,7 @@ async fn one_creation_wins(store: &Store, controls: &Controls, folder: &str) {
             .iter()
             .filter(|(claim, _)| *claim == Created::New)
             .collect();
-        // The winner may have been told "existed", after its own write was not reported.
+        // The winner may get "existed", if its own write was reported as an error.
         assert!(winners.len() <= 1, "{claims:?}");
         assert!(winners.iter().all(|(_, body)| *body == found), "{claims:?}");
         assert!(claims.iter().any(|(_, body)| *body == found));
@@ -109,7 +109,7 @@ async fn everything_reported_is_there(store: &Store, controls: &Controls, folder
 async fn no_network_makes_a_good_store_look_unfit() {
     let mut tests = tokio::task::JoinSet::new();
     for seed in 0..48u32 {
-        // Up to one in which three of four writes go wrong.
+        // Up to three failures in four writes.
         let probability = f64::from(seed % 8) / 28.0;
         let faults = Faults {
             seed: u64::from(seed),

@@ -1,5 +1,5 @@
-//! One suite for every kind of store: memory, a directory, a real MinIO; each honest, and each behind a
-//! network that loses, delays and breaks off.
+//! One suite for every kind of store: memory, a directory, a real MinIO. Each runs directly, and behind a network that
+//! loses, delays and breaks off requests.
 
 mod contract;
 mod faults;
@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// The number of concurrent writers that the issue and the self-test speak of.
+/// The number of concurrent writers, as in the self-test.
 const WRITERS: usize = 16;
 
-/// A store to test, and what must live as long as it does.
+/// A store under test and everything that it needs to stay alive.
 struct Ground {
     kind: Kind,
     store: Store,
@@ -93,8 +93,8 @@ async fn content(store: &Store, key: &str) -> Option<Bytes> {
     found.map(|found| found.bytes)
 }
 
-/// Adds a line to an object as a committer does: read, compare and set, and after anything but a commit
-/// read again to see what became of it. The number of unknown outcomes on the way.
+/// Adds a line to an object as a committer does: read, compare and set, and after anything but a commit read again to
+/// find out. Returns the number of unknown outcomes.
 async fn append(store: &Store, key: &str, line: &str) -> usize {
     let mut unknown = 0;
     loop {
@@ -116,7 +116,7 @@ async fn append(store: &Store, key: &str, line: &str) -> usize {
     }
 }
 
-/// Sixteen writers add lines to one object; every line must be there once. The unknown outcomes on the way.
+/// Sixteen writers add lines to one object; every line must occur once. Returns the number of unknown outcomes.
 async fn concurrent_appends(stores: &[Store], key: &str, lines_each: usize) -> usize {
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..WRITERS {

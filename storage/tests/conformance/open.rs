@@ -1,4 +1,4 @@
-//! Opening: what is missing, refused or out of reach is said, with what to do about it.
+//! Opening: errors for what is missing, refused or out of reach name a remedy.
 
 use crate::minio;
 use millpond_storage::testing::Minio;
@@ -51,7 +51,7 @@ async fn an_endpoint_elsewhere_without_tls_must_be_allowed() {
 
 #[tokio::test]
 async fn a_server_out_of_reach_is_a_transient_error() {
-    // A port that was free a moment ago: nobody listens there.
+    // A port that was free a moment ago: nothing listens there.
     let free = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
     let endpoint = format!("http://{}", free.local_addr().expect("address"));
     drop(free);
@@ -94,7 +94,7 @@ async fn a_missing_bucket_is_made_or_told() {
     );
     let made = Store::open(&url, &minio.options()).await.expect("made");
     assert_eq!(made.put_if_absent("k", vec!["x".into()]).await, Ok(Created::New));
-    // Now that it is there, opening makes nothing and finds what was written.
+    // Now that the bucket exists, opening creates nothing and finds the existing data.
     let store = Store::open(&url, &options).await.expect("open");
     assert_eq!(store.head("k").await.expect("head").expect("there").size, 1);
 }
@@ -129,7 +129,7 @@ async fn a_server_that_stops_and_comes_back_is_a_transient_trouble() {
         .await
         .expect("join")
         .expect("restart");
-    // It may answer for a moment that it is still starting, which is one more transient trouble.
+    // The server may briefly answer that it is still starting, which is also a transient error.
     let patience = tokio::time::timeout(Duration::from_secs(60), async {
         loop {
             match store.get("m").await {

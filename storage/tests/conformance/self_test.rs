@@ -1,4 +1,4 @@
-//! Stores that break a promise each, and must be refused for it.
+//! Stores that each break a guarantee, and must be refused.
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
@@ -14,14 +14,14 @@ use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
-    /// Checks the precondition, then acts on it: right while nobody else writes.
+    /// Checks the precondition, then acts on it: right as long as nobody else writes.
     ChecksThenActs,
-    /// The same, for creations only.
+    /// The same for creations only.
     ChecksThenCreates,
     IgnoresIfMatch,
     IgnoresIfNoneMatch,
     CreatesOnIfMatch,
-    /// Tells one winner, and keeps what a loser wrote.
+    /// Reports one winner, and keeps a loser's write.
     KeepsTheRefused,
     Refuses,
 }

@@ -1,8 +1,8 @@
-// Sends what test_sdks.py expects with OpenTelemetry's JavaScript SDK, and prints the ids of its spans as JSON.
+// Sends the telemetry that test_sdks.py expects with OpenTelemetry's JavaScript SDK, and prints the ids of its spans as JSON.
 //
 //     send.js grpc|http/json|http/protobuf SERVICE TIME_UNIX_NANO
 //
-// Where to, and how compressed, is in the SDK's own OTEL_EXPORTER_OTLP_… variables. The SDK is found by NODE_PATH.
+// The SDK's own OTEL_EXPORTER_OTLP_… variables set the destination and compression. NODE_PATH locates the SDK.
 
 const { ROOT_CONTEXT, SpanKind, SpanStatusCode, trace } = require('@opentelemetry/api');
 const { SeverityNumber } = require('@opentelemetry/api-logs');

@@ -1,9 +1,9 @@
-"""Sends what test_sdks.py expects with OpenTelemetry's Python SDK, and prints the ids of its spans
-as JSON.
+"""Sends the telemetry that test_sdks.py expects with OpenTelemetry's Python SDK, and prints the ids
+of its spans as JSON.
 
     send.py grpc|http/protobuf SERVICE TIME_UNIX_NANO
 
-Where to, and how compressed, is in the SDK's own OTEL_EXPORTER_OTLP_… variables.
+The SDK's own OTEL_EXPORTER_OTLP_… variables set the destination and compression.
 """
 
 import importlib

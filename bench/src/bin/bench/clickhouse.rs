@@ -1,4 +1,4 @@
-//! Questions to ClickHouse: is every record there once, and has it come to rest.
+//! Queries ClickHouse: whether every record occurs once, and whether merges are done.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use anyhow::bail;
 use millpond_bench::clickhouse::UNIQUE;
 use tokio::time::{Instant, sleep};
 
-/// How long merges may go on before the engine's time is taken anyway.
+/// Time limit for merges before the engine's CPU time is taken anyway.
 const MERGES_PATIENCE: Duration = Duration::from_secs(10);
 
 async fn query(clickhouse: SocketAddr, sql: &str) -> anyhow::Result<String> {
     millpond_bench::clickhouse::query(&format!("http://{clickhouse}/"), sql).await
 }
 
-/// An error unless exactly `records` records are there, each once.
+/// Fails unless exactly `records` records are present, each once.
 pub(crate) async fn check_exact(clickhouse: SocketAddr, records: u64) -> anyhow::Result<()> {
     let sql = format!("SELECT count(), uniqExact(LogAttributes['{UNIQUE}']) FROM otel.otel_logs FORMAT TSV");
     let answer = query(clickhouse, &sql).await?;
@@ -30,11 +30,11 @@ pub(crate) async fn check_exact(clickhouse: SocketAddr, records: u64) -> anyhow:
     Ok(())
 }
 
-/// Waits until no merge runs, for a while at most.
+/// Waits until no merge runs, up to the time limit.
 pub(crate) async fn rest(clickhouse: SocketAddr) -> anyhow::Result<()> {
     let until = Instant::now() + MERGES_PATIENCE;
     let mut idle = 0;
-    // Between two merges none runs for a moment.
+    // Between two merges there is a moment without any.
     while idle < 3 && Instant::now() < until {
         sleep(Duration::from_millis(300)).await;
         let merges = query(clickhouse, "SELECT count() FROM system.merges FORMAT TSV").await?;

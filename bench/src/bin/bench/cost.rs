@@ -1,5 +1,5 @@
-//! What a record costs: CPU time of each process per million records beside zstd alone over the same bytes, and how many
-//! records a second go through all of them on this machine.
+//! The cost of a record: CPU time of each process per million records, next to zstd alone on the same bytes, and the
+//! end-to-end throughput of this machine in records per second.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,19 +13,20 @@ use crate::report::Spread;
 use crate::stack::{Settings, Stack};
 use millpond_bench::process::{Process, ended_cpu_seconds};
 
-/// The load may take this long: 20,000 records a second, far below what any machine should do, for the default number.
+/// Time limit of the load. It allows 20,000 records per second for the default number, far below any machine's
+/// throughput.
 const LOAD_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Figures of all repeats with one kind of indexes. Times are CPU-seconds per million records.
+/// Results of all repeats with one kind of index. Times are CPU-seconds per million records.
 #[derive(Debug, Serialize)]
 pub(crate) struct Cost {
-    /// Of the table: `bloom`, or `exporter`, the default, which is `text` on this engine.
+    /// Indexes of the table: `bloom`, or `exporter`, the default, which is `text` on this engine.
     pub(crate) indexes: &'static str,
     pub(crate) bodies: String,
     pub(crate) records: u64,
     pub(crate) raw_bytes_per_record: f64,
     pub(crate) stored_bytes_per_record: f64,
-    /// From the first record sent to the last one written, everything on this machine.
+    /// From the first record sent to the last one written, all on this machine.
     pub(crate) records_per_second: Spread,
     pub(crate) zstd1: Spread,
     pub(crate) zstd_decompress: Spread,
@@ -33,9 +34,9 @@ pub(crate) struct Cost {
     pub(crate) gateway_over_zstd1: Spread,
     pub(crate) consumer: Spread,
     pub(crate) consumer_records_per_core_second: Spread,
-    /// The engine until the last record was written.
+    /// The engine, until the last record is written.
     pub(crate) engine: Spread,
-    /// The engine until its merges were done.
+    /// The engine, until its merges are done.
     pub(crate) engine_merged: Spread,
     pub(crate) load: Spread,
 }
@@ -64,7 +65,7 @@ const fn consumer(flags: &'static [&'static str]) -> Settings {
     }
 }
 
-/// Runs the repeats, those of the two kinds in turn, so that a machine that gets slower slows both.
+/// Alternates repeats of the two kinds, so that a machine that gets slower slows both.
 pub(crate) async fn measure(bodies: Option<&Path>, records: u64, repeats: u32) -> anyhow::Result<Vec<Cost>> {
     let mut runs = INDEXES.map(|_| Vec::new());
     for repeat in 1..=repeats {
@@ -108,7 +109,7 @@ async fn run(bodies: Option<&Path>, records: u64, settings: Settings) -> anyhow:
     let floor = floor::measure(&stack.buffer())?;
     anyhow::ensure!(
         floor.raw_bytes == sent.raw_bytes,
-        "{} bytes were sent and {} are in the buffer",
+        "{} bytes were sent, but the buffer has {}",
         sent.raw_bytes,
         floor.raw_bytes
     );

@@ -1,5 +1,5 @@
-//! The floor: what zstd alone takes for the very bytes that a gateway has just committed. They are read back from the
-//! buffer, put together to blocks of 1 MiB, and compressed and decompressed on one thread, whose time alone is counted.
+//! The floor: CPU time of zstd alone on the bytes that a gateway has just committed. Reads them from the buffer, groups
+//! them into blocks of 1 MiB, and compresses and decompresses them on one thread. Only that thread's time counts.
 
 use std::fs;
 use std::path::Path;
@@ -11,14 +11,14 @@ use nix::time::ClockId;
 
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// CPU time of zstd at level 1, and what it made of how much.
+/// CPU time of zstd at level 1, with its input and output sizes.
 #[derive(Debug, Default)]
 pub(crate) struct Floor {
     pub(crate) compress_seconds: f64,
     pub(crate) decompress_seconds: f64,
     pub(crate) raw_bytes: u64,
     pub(crate) compressed_bytes: u64,
-    /// Of all segments, with their headers and indexes.
+    /// Size of all segments, including headers and indexes.
     pub(crate) stored_bytes: u64,
 }
 
@@ -31,13 +31,13 @@ struct Worker {
     floor: Floor,
 }
 
-/// Measures the floor for everything in the first shard of the buffer in this directory.
+/// Measures the floor for the first shard of the buffer in this directory.
 pub(crate) fn measure(buffer: &Path) -> anyhow::Result<Floor> {
     let mut worker = Worker {
         compressor: zstd::bulk::Compressor::new(1)?,
         decompressor: zstd::bulk::Decompressor::new()?,
         block: Vec::with_capacity(2 * BLOCK_BYTES),
-        // Written once, so that no page is new while the time is taken.
+        // Touched in advance, so that page faults do not count.
         compressed: vec![1; zstd::zstd_safe::compress_bound(2 * BLOCK_BYTES)],
         decompressed: vec![1; 2 * BLOCK_BYTES],
         floor: Floor::default(),
@@ -86,7 +86,7 @@ impl Worker {
         floor.compressed_bytes += self.compressed.len() as u64;
         anyhow::ensure!(
             self.decompressed == self.block,
-            "zstd did not give back what it got"
+            "zstd's round trip changed the data"
         );
         self.block.clear();
         Ok(())

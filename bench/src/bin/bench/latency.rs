@@ -1,5 +1,5 @@
-//! How long a record takes from the gateway to ClickHouse at a steady, moderate rate, over a store whose requests take
-//! as long as S3's, and how many requests a second that is.
+//! The latency of a record from gateway to ClickHouse at a steady, moderate rate, over a store with S3's latency, and
+//! the request rates.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use millpond_bench::metrics::{Requests, Scrape};
 
 const RATE: u64 = 20_000;
 
-/// Not measured at first: the first segments, connections and inserts.
+/// Excluded from the measurement: the first segments, connections and inserts.
 const WARM_UP: Duration = Duration::from_secs(3);
 pub(crate) const MEASURED: Duration = Duration::from_secs(20);
 /// The load goes on for this long after the measurement, so that it is steady to the end.
@@ -44,24 +44,24 @@ const fn simulated(gateway: &'static [&'static str]) -> Settings {
     }
 }
 
-/// Figures with one linger.
+/// Results with one linger.
 #[derive(Debug, Serialize)]
 pub(crate) struct Latency {
     pub(crate) linger: &'static str,
-    /// Records a second.
+    /// Records per second.
     pub(crate) rate: u64,
     pub(crate) seconds: f64,
-    /// From a message's reception to the INSERT's success, in steps of 15 %.
+    /// From receiving a message to the INSERT's success, in steps of 15 %.
     pub(crate) p50_ms: f64,
     pub(crate) p90_ms: f64,
     pub(crate) p99_ms: f64,
     pub(crate) p999_ms: f64,
-    /// Messages that this is of.
+    /// Number of messages measured.
     pub(crate) messages: f64,
-    /// Requests a second.
+    /// Requests per second.
     pub(crate) gateway: Requests,
     pub(crate) consumer: Requests,
-    /// Of both, requests alone.
+    /// Requests of both processes.
     pub(crate) usd_per_month: f64,
 }
 
@@ -118,7 +118,7 @@ async fn run(
     })
 }
 
-/// Of the gateway and of the consumer.
+/// Reads the metrics of the gateway and the consumer.
 async fn scrape(stack: &Stack) -> anyhow::Result<[Scrape; 2]> {
     Ok([stack.gateway_metrics().await?, stack.consumer_metrics().await?])
 }

@@ -1,6 +1,6 @@
-//! `make bench`: the released programs as processes, real log lines through all of them, and what that took. Every
-//! figure that is printed was measured in this run; the floors that must hold decide the exit code. It never measures a
-//! run that did not deliver every record exactly once.
+//! `make bench`: runs the released programs as processes with real log lines and measures them. It prints only
+//! measurements of this run; the required bounds decide the exit code. A run counts only if it delivered every record
+//! exactly once.
 
 mod clickhouse;
 mod cost;
@@ -19,7 +19,7 @@ use clap::{Parser, ValueEnum};
 use report::Results;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Measure the pipeline and compare it with what must hold.
+/// Measure the pipeline and compare the results with the required bounds.
 #[derive(Debug, Parser)]
 struct Flags {
     /// Records of each repeat of the part "cost".
@@ -38,11 +38,11 @@ struct Flags {
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
 
-    /// A folder of *.log files whose lines become bodies [default: the load generator's].
+    /// A folder of *.log files whose lines become log bodies [default: the load generator's].
     #[arg(long, env = "MILLPOND_LOGHUB")]
     bodies: Option<PathBuf>,
 
-    /// Where the JSON goes.
+    /// Folder for the JSON results.
     #[arg(long, default_value = "bench-results")]
     results: PathBuf,
 }
@@ -50,11 +50,11 @@ struct Flags {
 /// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// CPU per record, and records per second end to end.
+    /// CPU per record, and end-to-end records per second.
     Cost,
-    /// Latency and requests at a steady rate over a store as slow as S3.
+    /// Latency and requests at a steady rate over a store with S3's latency.
     Latency,
-    /// Peak memory while ClickHouse stands still.
+    /// Peak memory while ClickHouse is stopped.
     Memory,
 }
 
@@ -75,7 +75,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Whether every floor held.
+/// Returns whether every bound held.
 async fn run(flags: Flags) -> anyhow::Result<bool> {
     let wanted = |part| flags.only.is_empty() || flags.only.contains(&part);
     let bodies = flags.bodies.as_deref();
@@ -103,7 +103,7 @@ async fn run(flags: Flags) -> anyhow::Result<bool> {
     Ok(results.held())
 }
 
-/// Ends with an error when somebody wants this program to stop, so that its children end with it.
+/// Fails on SIGINT or SIGTERM, so that the children end with this program.
 async fn stopped() -> anyhow::Result<bool> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -113,5 +113,5 @@ async fn stopped() -> anyhow::Result<bool> {
         _ = terminate.recv() => {}
         _ = hangup.recv() => {}
     }
-    bail!("stopped before the end; nothing is written")
+    bail!("interrupted; no results written")
 }

@@ -1,5 +1,4 @@
-//! How much memory gateway and consumer have resident at most, with small limits, while as much is sent as goes and
-//! ClickHouse stands still in the middle of it.
+//! The peak memory of gateway and consumer with small limits, under maximum load, while ClickHouse is stopped halfway.
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,10 +30,10 @@ pub(crate) const STALL: Duration = Duration::from_secs(15);
 #[derive(Debug, Serialize)]
 pub(crate) struct Memory {
     pub(crate) records: u64,
-    /// Attempts after the first: the gateway refuses while it has no memory.
+    /// Retries: the gateway refuses requests while it has no memory.
     pub(crate) retries: u64,
     pub(crate) stall_seconds: f64,
-    /// Peak of what was resident (VmHWM), in bytes.
+    /// Peak resident memory (VmHWM) in bytes.
     pub(crate) gateway: u64,
     pub(crate) gateway_limit: u64,
     pub(crate) consumer: u64,

@@ -1,4 +1,4 @@
-//! The results: as a table for people, as JSON for programs, and held against the floors.
+//! The results: a table for people, JSON for programs, and the comparison with the bounds.
 
 use std::fmt;
 use std::fs;
@@ -12,14 +12,14 @@ use crate::cost::Cost;
 use crate::latency::Latency;
 use crate::memory::Memory;
 
-/// The gateway's CPU time over zstd-1's at most.
+/// Maximum ratio of the gateway's CPU time to zstd-1's.
 const GATEWAY_OVER_ZSTD1_MAX: f64 = 3.0;
-/// Records that the consumer gets done in a second of one core at least.
+/// Minimum records per second of one core for the consumer.
 const CONSUMER_RECORDS_PER_CORE_SECOND_MIN: f64 = 250_000.0;
-/// Peak memory over the limit at most.
+/// Maximum ratio of peak memory to the limit.
 const MEMORY_OVER_LIMIT_MAX: f64 = 1.25;
 
-/// A figure of several repeats.
+/// A result of several repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -28,7 +28,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// Summarizes at least one value.
     pub(crate) fn of(mut values: Vec<f64>) -> Spread {
         values.sort_by(f64::total_cmp);
         let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
@@ -49,7 +49,7 @@ impl fmt::Display for Spread {
     }
 }
 
-/// Something that must hold.
+/// A required bound.
 #[derive(Debug, Serialize)]
 struct Floor {
     what: String,
@@ -58,7 +58,7 @@ struct Floor {
     held: bool,
 }
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Debug, Serialize)]
 pub(crate) struct Results {
     at: String,
@@ -86,8 +86,7 @@ impl Results {
         }
     }
 
-    /// Holds what was measured against the floors. That every record arrived exactly once is a condition of
-    /// having measured at all.
+    /// Compares the measurements with the bounds. Exactly-once delivery is a precondition of every measurement.
     pub(crate) fn judge(&mut self) {
         let at_most = |what, found, bound| Floor {
             what,
@@ -130,7 +129,7 @@ impl Results {
         self.floors.iter().all(|floor| floor.held)
     }
 
-    /// Writes the JSON to a file of its own in this folder.
+    /// Writes the JSON to a new file in this folder.
     pub(crate) fn write(&self, folder: &Path) -> anyhow::Result<PathBuf> {
         let file = folder.join(format!("{}.json", self.at.replace(':', "")));
         fs::create_dir_all(folder)
@@ -166,7 +165,7 @@ impl Results {
         };
         writeln!(
             f,
-            "{} records a repeat, 1,000 a request, {:.0} raw bytes a record and {:.0} stored, bodies: {}",
+            "{} records per repeat, 1,000 per request, {:.0} raw bytes per record and {:.0} stored, bodies: {}",
             first.records, first.raw_bytes_per_record, first.stored_bytes_per_record, first.bodies
         )?;
         writeln!(f, "\nCPU-seconds per million records: median (min..max)")?;
@@ -223,7 +222,7 @@ impl Results {
             }
             writeln!(
                 f,
-                "  both      ${:.2} a month of requests, us-east-1",
+                "  both      ${:.2} per month for requests, us-east-1",
                 latency.usd_per_month
             )?;
         }

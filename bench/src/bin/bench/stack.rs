@@ -1,5 +1,4 @@
-//! Gateway, consumer, ClickHouse and the load, as processes on free ports over a directory of their own, which is gone
-//! when they are.
+//! Gateway, consumer, ClickHouse and the load as processes on free ports, in a temporary directory.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,20 +14,20 @@ use millpond_bench::metrics::Scrape;
 use millpond_bench::ports::free_addresses;
 use millpond_bench::process::Process;
 
-/// How long the table may stand still before what is missing counts as missing.
+/// Time without progress after which missing records count as lost.
 const STALLED: Duration = Duration::from_secs(60);
 
-/// How often it is looked whether everything has arrived.
+/// Interval of checks for arrived records.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What differs from stack to stack.
+/// The differences between stacks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Settings {
     pub(crate) gateway: &'static [&'static str],
     pub(crate) consumer: &'static [&'static str],
 }
 
-/// The three, running. They are killed when this is dropped.
+/// The three running processes. Dropping this kills them.
 pub(crate) struct Stack {
     pub(crate) gateway: Process,
     pub(crate) consumer: Process,
@@ -41,7 +40,7 @@ pub(crate) struct Stack {
     directory: TempDir,
 }
 
-/// What the load generator says at its end.
+/// The load generator's final report.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Sent {
     pub(crate) bodies: String,
@@ -102,7 +101,7 @@ impl Stack {
         })
     }
 
-    /// Starts the load generator with these flags beside those that it always gets.
+    /// Starts the load generator with these flags, in addition to the standard ones.
     pub(crate) fn load(&self, bodies: Option<&Path>, flags: &[&str]) -> anyhow::Result<Process> {
         let mut command = program("millpond")?;
         command.args([
@@ -120,10 +119,10 @@ impl Stack {
         Process::start("load", command, self.directory.path())
     }
 
-    /// Waits for the end of a load. Everything that it sent must have been acknowledged.
+    /// Waits for the end of a load and checks that everything it sent was acknowledged.
     pub(crate) async fn sent(&self, load: Process, patience: Duration) -> anyhow::Result<Sent> {
         let report = load.output(patience).await?;
-        // Standard error is in the same log, before the report.
+        // Standard error precedes the report in the same log.
         let json = report.lines().last().unwrap_or_default();
         let sent: Sent = serde_json::from_str(json)
             .with_context(|| format!("the load generator printed {report:?} instead of its report"))?;
@@ -144,13 +143,13 @@ impl Stack {
             if now > last {
                 (last, moved) = (now, Instant::now());
             } else if moved.elapsed() > STALLED {
-                bail!("the consumer stands still at {now} of {records} records for {STALLED:?}");
+                bail!("the consumer is stuck at {now} of {records} records for {STALLED:?}");
             }
             sleep(POLL).await;
         }
     }
 
-    /// Records that the consumer has written until now.
+    /// Number of records that the consumer has written so far.
     pub(crate) async fn written(&self) -> anyhow::Result<f64> {
         Ok(self
             .consumer_metrics()
@@ -166,12 +165,12 @@ impl Stack {
         Scrape::of(self.consumer_admin).await
     }
 
-    /// The folder in which the buffer is.
+    /// The buffer's folder.
     pub(crate) fn buffer(&self) -> PathBuf {
         self.directory.path().join("buffer")
     }
 
-    /// Stops them in the order of the data. An error when one of them does not end cleanly.
+    /// Stops the processes in the order of the data flow. Fails if one does not end cleanly.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         self.gateway.stop().await?;
         self.consumer.stop().await?;
@@ -179,7 +178,7 @@ impl Stack {
     }
 }
 
-/// A program that was built beside this one.
+/// A program from the folder of this one.
 fn program(name: &str) -> anyhow::Result<Command> {
     let path = std::env::current_exe()?.with_file_name(name);
     if !path.exists() {

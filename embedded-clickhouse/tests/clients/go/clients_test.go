@@ -14,7 +14,7 @@ import (
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 )
 
-// event has the kinds of columns that Millpond's tables have.
+// event has the column types of Millpond's tables.
 type event struct {
 	ID         uint64            `ch:"id"`
 	Time       time.Time         `ch:"time"`
@@ -86,7 +86,7 @@ func TestTypedRowsGoInAndComeOutWithEveryCompression(t *testing.T) {
 		}
 		read := selectEvents(t, ctx, conn)
 		if !reflect.DeepEqual(read, written) {
-			t.Fatalf("%d rows read are not the %d written", len(read), len(written))
+			t.Fatalf("the %d rows read do not match the %d rows written", len(read), len(written))
 		}
 	})
 }
@@ -171,7 +171,8 @@ func TestATokenDeduplicates(t *testing.T) {
 	})
 }
 
-// hasCode says whether an error is ClickHouse's exception with this code. Only the native protocol has it as a number.
+// hasCode reports whether an error is a ClickHouse exception with this code. Only the native protocol transmits it as a
+// number.
 func hasCode(err error, code int) bool {
 	var exception *clickhouse.Exception
 	if errors.As(err, &exception) {
@@ -215,9 +216,9 @@ func TestAnExceptionInMidResultIsAnError(t *testing.T) {
 			read++
 		}
 		if rows.Err() == nil {
-			t.Fatalf("%d rows were taken for the whole", read)
+			t.Fatalf("%d rows counted as the whole result", read)
 		}
-		// In compressed blocks clickhouse-go 2.47 does not find the text.
+		// With compressed blocks, clickhouse-go 2.47 does not find the text.
 		if options.Compression == nil && !strings.Contains(rows.Err().Error(), "too far") {
 			t.Fatal(rows.Err())
 		}
@@ -271,7 +272,7 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 			t.Error(failure)
 		}
 		if read := selectEvents(t, ctx, conn); !reflect.DeepEqual(read, rows) {
-			t.Fatalf("%d rows read are not the %d written", len(read), len(rows))
+			t.Fatalf("the %d rows read do not match the %d rows written", len(read), len(rows))
 		}
 	})
 }

@@ -1,7 +1,7 @@
-// Package clients holds clickhouse-go, unmodified, in HTTP mode against embedded-clickhouse. One server runs
-// for all tests, over a folder of its own and on a free port; every test has a database of its own.
+// Package clients tests the unmodified clickhouse-go against embedded-clickhouse. One server runs for all tests on a
+// free port with a temporary folder; every test has its own database.
 //
-// The program is target/debug/embedded-clickhouse or what MILLPOND_EMBEDDED_CLICKHOUSE names.
+// The program is target/debug/embedded-clickhouse or the value of MILLPOND_EMBEDDED_CLICKHOUSE.
 package clients
 
 import (
@@ -20,10 +20,10 @@ import (
 	"github.com/ClickHouse/clickhouse-go/v2/lib/driver"
 )
 
-// How long anything may take before it counts as hung.
+// Longer than this counts as hung.
 const patience = 2 * time.Minute
 
-// addresses of the server, HOST:PORT, by protocol.
+// addresses maps each protocol to the server's HOST:PORT.
 var addresses = map[clickhouse.Protocol]string{}
 
 func TestMain(m *testing.M) {
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// withServer runs the tests with a server, which must end well when it is asked to.
+// withServer runs the tests with a server, which must shut down cleanly.
 func withServer(tests func() int) (code int, err error) {
 	program := os.Getenv("MILLPOND_EMBEDDED_CLICKHOUSE")
 	if program == "" {
@@ -73,15 +73,15 @@ func withServer(tests func() int) (code int, err error) {
 	hung := time.AfterFunc(patience, func() { server.Process.Kill() })
 	defer hung.Stop()
 	if err := server.Wait(); err != nil {
-		return 1, fmt.Errorf("the server did not end well: %w", err)
+		return 1, fmt.Errorf("the server did not shut down cleanly: %w", err)
 	}
 	return code, nil
 }
 
-// protocols in the order in which the server prints their addresses.
+// protocols are in the order in which the server prints their addresses.
 var protocols = []clickhouse.Protocol{clickhouse.HTTP, clickhouse.Native}
 
-// onEachProtocol runs a test over HTTP and over the native protocol, with a database of its own.
+// onEachProtocol runs a test over HTTP and over the native protocol, each with a new database.
 func onEachProtocol(t *testing.T, test func(t *testing.T, ctx context.Context, options *clickhouse.Options)) {
 	for _, protocol := range protocols {
 		t.Run(protocol.String(), func(t *testing.T) {
@@ -91,7 +91,7 @@ func onEachProtocol(t *testing.T, test func(t *testing.T, ctx context.Context, o
 	}
 }
 
-// withEachCompression does so with every compression of each protocol (but brotli) and without.
+// withEachCompression runs a test with every compression of each protocol (except brotli) and without.
 func withEachCompression(t *testing.T, test func(t *testing.T, ctx context.Context, options *clickhouse.Options)) {
 	compressions := map[string]*clickhouse.Compression{
 		"none":    nil,
@@ -114,7 +114,7 @@ func withEachCompression(t *testing.T, test func(t *testing.T, ctx context.Conte
 	}
 }
 
-// database makes a database for the test and returns a context and options that name it.
+// database creates a database for the test and returns a context and options for it.
 func database(t *testing.T, protocol clickhouse.Protocol) (context.Context, *clickhouse.Options) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -149,7 +149,7 @@ func exec1(t *testing.T, ctx context.Context, conn driver.Conn, sql string, args
 	}
 }
 
-// one reads the one value of a query.
+// one returns the single value of a query.
 func one[T any](t *testing.T, ctx context.Context, conn driver.Conn, sql string, args ...any) T {
 	t.Helper()
 	var value T

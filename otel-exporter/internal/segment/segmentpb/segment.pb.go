@@ -23,12 +23,12 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// How the messages of a stream are to be read.
+// How to interpret the messages of a stream.
 type Encoding int32
 
 const (
-	Encoding_ENCODING_UNSPECIFIED Encoding = 0 // never written; a reader refuses it
-	Encoding_ENCODING_OTLP        Encoding = 1 // each message is one Export...ServiceRequest in protobuf, untouched
+	Encoding_ENCODING_UNSPECIFIED Encoding = 0 // never written; readers reject it
+	Encoding_ENCODING_OTLP        Encoding = 1 // each message is one Export...ServiceRequest in protobuf, unchanged
 	Encoding_ENCODING_NDJSON      Encoding = 2 // each message is newline-delimited JSON, one record a line
 )
 
@@ -73,7 +73,7 @@ func (Encoding) EnumDescriptor() ([]byte, []int) {
 	return file_segment_proto_rawDescGZIP(), []int{0}
 }
 
-// What a segment holds. The streams' blocks fill the bytes between the segment's header and its index
+// The content of a segment. The streams' blocks fill the bytes between the segment's header and its index
 // without a gap, in the order of `streams`.
 type Index struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -130,8 +130,8 @@ type Stream struct {
 	Blocks            uint32                 `protobuf:"varint,6,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	Messages          uint64                 `protobuf:"varint,7,opt,name=messages,proto3" json:"messages,omitempty"`
 	Records           uint64                 `protobuf:"varint,8,opt,name=records,proto3" json:"records,omitempty"`                                                    // as counted by the writer
-	FirstReceivedAtUs int64                  `protobuf:"zigzag64,9,opt,name=first_received_at_us,json=firstReceivedAtUs,proto3" json:"first_received_at_us,omitempty"` // smallest of the messages', unix microseconds
-	LastReceivedAtUs  int64                  `protobuf:"zigzag64,10,opt,name=last_received_at_us,json=lastReceivedAtUs,proto3" json:"last_received_at_us,omitempty"`   // largest of the messages', unix microseconds
+	FirstReceivedAtUs int64                  `protobuf:"zigzag64,9,opt,name=first_received_at_us,json=firstReceivedAtUs,proto3" json:"first_received_at_us,omitempty"` // earliest receive time of a message, unix microseconds
+	LastReceivedAtUs  int64                  `protobuf:"zigzag64,10,opt,name=last_received_at_us,json=lastReceivedAtUs,proto3" json:"last_received_at_us,omitempty"`   // latest receive time of a message, unix microseconds
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }

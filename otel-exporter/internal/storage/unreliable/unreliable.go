@@ -1,6 +1,6 @@
-// Package unreliable puts a bad network in front of a store, for tests of everything that must survive one. It loses
-// requests and answers, delays them, and lets writes land after they were reported as failed; it never breaks the
-// promises of the store behind it. All chance is seeded.
+// Package unreliable simulates a bad network in front of a store. It loses requests and answers, delays them, and lets
+// writes land after it reported them as failed. It never breaks the guarantees of the store behind it. All randomness
+// is seeded.
 package unreliable
 
 import (
@@ -14,37 +14,37 @@ import (
 	"millpond.dev/otel-exporter/internal/storage"
 )
 
-// A Fault is what can become of a write. (Of a read, every one of them is a lost connection, but for Hangs.)
+// A Fault is the fate of a write. For a read, every fault but Hangs is a lost connection.
 type Fault int
 
 const (
-	// Honest: what was reported is what happened.
+	// Honest: the report is true.
 	Honest Fault = iota
-	// Lost: it never reached the store.
+	// Lost: the write never reaches the store.
 	Lost
-	// LandsUnreported: it landed, or was refused, and the answer was lost.
+	// LandsUnreported: the store handles the write, and the answer is lost.
 	LandsUnreported
-	// LandsLate: it lands some time after it was reported as failed.
+	// LandsLate: the write lands some time after it was reported as failed.
 	LandsLate
 	// Hangs: no answer ever comes, and nothing lands.
 	Hangs
-	// Repeated: it lands, and a proxy sends it again a second later. The answer is the one to the second copy.
+	// Repeated: the write lands, and a proxy sends it again a second later. The caller gets the answer to the second copy.
 	Repeated
 )
 
-// RepeatedAfter is how long after the first copy the second one of a repeated write is sent.
+// RepeatedAfter is the delay of the second copy of a repeated write.
 const RepeatedAfter = time.Second
 
-// Faults are chances.
+// Faults are probabilities.
 type Faults struct {
-	Write float64       // of each of Lost, LandsUnreported and LandsLate, for a write
-	Read  float64       // of a lost connection, for a read
-	Late  time.Duration // how late a late write lands, at most
+	Write float64       // each of Lost, LandsUnreported and LandsLate, for a write
+	Read  float64       // a lost connection, for a read
+	Late  time.Duration // maximum delay of a late write
 
-	Repeated float64 // of a write that a proxy sends twice
+	Repeated float64 // a write that a proxy sends twice
 }
 
-// Methods that a rule can be for.
+// Methods that a rule can match.
 const (
 	Get     = "get"
 	Create  = "create"
@@ -56,14 +56,14 @@ type Gate struct {
 	arrived, released chan struct{}
 }
 
-// Arrived is closed when the request is there.
+// Arrived is closed when the request arrives.
 func (g *Gate) Arrived() <-chan struct{} { return g.arrived }
 
-// Release lets the request go on.
+// Release lets the request continue.
 func (g *Gate) Release() { close(g.released) }
 
 type rule struct {
-	method, key string // the key contains it
+	method, key string // substring of the key
 	fault       Fault
 	gate        *Gate
 }
@@ -74,7 +74,7 @@ var (
 	errLate   = errors.New("no answer came in time")
 )
 
-// A Backend passes requests on to another one, or not.
+// A Backend forwards requests to another one, or loses them.
 type Backend struct {
 	storage.Backend
 
@@ -86,36 +86,36 @@ type Backend struct {
 	late   sync.WaitGroup
 }
 
-// New gives the store behind a network that does nothing bad until it is told to.
+// New returns the store behind a network without faults.
 func New(inner storage.Backend, seed uint64) *Backend {
 	return &Backend{Backend: inner, random: rand.New(rand.NewPCG(seed, 0))}
 }
 
-// Set makes chance decide from now on.
+// Set makes faults random from now on.
 func (b *Backend) Set(faults Faults) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	b.faults = faults
 }
 
-// Outage gives every request the same fate (Lost or Hangs) until it is Honest again.
+// Outage applies one fault (Lost or Hangs) to every request, until it is set to Honest.
 func (b *Backend) Outage(fate Fault) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	b.outage = fate
 }
 
-// Once gives the next request of that method, on a key that contains the text, a fate.
+// Once applies a fault to the next request of that method on a key that contains the text.
 func (b *Backend) Once(method, key string, fate Fault) { b.add(rule{method, key, fate, nil}) }
 
-// Hold keeps the next such request waiting on its way to the store; it is honest then.
+// Hold keeps the next such request waiting before the store, and then passes it on.
 func (b *Backend) Hold(method, key string) *Gate {
 	gate := newGate()
 	b.add(rule{method, key, Honest, gate})
 	return gate
 }
 
-// Detain reports the next such write as failed and lets it land when it is released.
+// Detain reports the next such write as failed, and lets it land on release.
 func (b *Backend) Detain(method, key string) *Gate {
 	gate := newGate()
 	b.add(rule{method, key, LandsLate, gate})
@@ -127,7 +127,7 @@ func newGate() *Gate { return &Gate{make(chan struct{}), make(chan struct{})} }
 // Settled waits until every late write has landed.
 func (b *Backend) Settled() { b.late.Wait() }
 
-// Unused is how many scripted fates no request has met.
+// Unused is the number of scripted faults that no request has met.
 func (b *Backend) Unused() int {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -140,7 +140,7 @@ func (b *Backend) add(rule rule) {
 	b.rules = append(b.rules, rule)
 }
 
-// fate decides about a request: its fault, the gate it has to pass, and how late it lands.
+// fate draws a request's fault, gate and delay.
 func (b *Backend) fate(method, key string) (Fault, *Gate, time.Duration) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -182,7 +182,7 @@ func (g *Gate) pass(ctx context.Context) error {
 	}
 }
 
-// Get reads an object, or does not.
+// Get reads an object, or fails.
 func (b *Backend) Get(ctx context.Context, key string, bytesMax int64) ([]byte, storage.Version, error) {
 	fault, gate, _ := b.fate(Get, key)
 	if gate != nil {
@@ -200,14 +200,14 @@ func (b *Backend) Get(ctx context.Context, key string, bytesMax int64) ([]byte, 
 	return nil, "", errBefore
 }
 
-// Create writes an object, or does not.
+// Create writes an object, or fails.
 func (b *Backend) Create(ctx context.Context, key string, body storage.Body) (storage.Version, error) {
 	return b.write(ctx, Create, key, func(ctx context.Context) (storage.Version, error) {
 		return b.Backend.Create(ctx, key, body)
 	})
 }
 
-// Replace writes an object, or does not.
+// Replace writes an object, or fails.
 func (b *Backend) Replace(ctx context.Context, key string, expected storage.Version, body storage.Body) (storage.Version, error) {
 	return b.write(ctx, Replace, key, func(ctx context.Context) (storage.Version, error) {
 		return b.Backend.Replace(ctx, key, expected, body)
@@ -220,12 +220,12 @@ func (b *Backend) write(ctx context.Context, method, key string, send func(conte
 	case Lost:
 		return "", errBefore
 	case LandsUnreported:
-		// Whether it took effect or was refused is what gets lost.
+		// The answer is lost, whether the write took effect or not.
 		_, _ = send(ctx)
 		return "", errAfter
 	case LandsLate:
 		b.late.Go(func() {
-			// Its sender has gone; the request has not.
+			// The sender has left; the request lives on.
 			after := context.WithoutCancel(ctx)
 			if gate != nil {
 				_ = gate.pass(after)

@@ -322,31 +322,31 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.MillpondCommitsFound, err = builder.meter.Int64ObservableCounter(
 		"otelcol_millpond.commits.found",
-		metric.WithDescription("Commits found in the manifest after an outcome that was unknown [Alpha]"),
+		metric.WithDescription("Commits found in the manifest after an unknown outcome [Alpha]"),
 		metric.WithUnit("{commit}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.MillpondExpired, err = builder.meter.Int64ObservableCounter(
 		"otelcol_millpond.expired",
-		metric.WithDescription("Times that the manifest had forgotten this producer [Alpha]"),
+		metric.WithDescription("Times the manifest had forgotten this producer [Alpha]"),
 		metric.WithUnit("{time}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.MillpondMemoryHeld, err = builder.meter.Int64ObservableGauge(
 		"otelcol_millpond.memory.held",
-		metric.WithDescription("Bytes that the producer holds for what is not committed yet [Alpha]"),
+		metric.WithDescription("Bytes of uncommitted data that the producer holds [Alpha]"),
 		metric.WithUnit("By"),
 	)
 	errs = errors.Join(errs, err)
 	builder.MillpondMemoryLimit, err = builder.meter.Int64ObservableGauge(
 		"otelcol_millpond.memory.limit",
-		metric.WithDescription("Bytes that the producer may hold for what is not committed yet [Alpha]"),
+		metric.WithDescription("Maximum bytes of uncommitted data that the producer may hold [Alpha]"),
 		metric.WithUnit("By"),
 	)
 	errs = errors.Join(errs, err)
 	builder.MillpondPages, err = builder.meter.Int64ObservableCounter(
 		"otelcol_millpond.pages",
-		metric.WithDescription("Pages that a full tail of the manifest was sealed into [Alpha]"),
+		metric.WithDescription("Pages sealed from a full tail of the manifest [Alpha]"),
 		metric.WithUnit("{page}"),
 	)
 	errs = errors.Join(errs, err)
@@ -358,13 +358,13 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.MillpondRefused, err = builder.meter.Int64ObservableCounter(
 		"otelcol_millpond.refused",
-		metric.WithDescription("Messages refused before they were accepted: over the memory limit, closed or not acceptable [Alpha]"),
+		metric.WithDescription("Messages refused before acceptance: over the memory limit, producer closed or message invalid [Alpha]"),
 		metric.WithUnit("{message}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.MillpondReuploads, err = builder.meter.Int64ObservableCounter(
 		"otelcol_millpond.reuploads",
-		metric.WithDescription("Segments uploaded again under a new name, for the orphan floor [Alpha]"),
+		metric.WithDescription("Segments uploaded again under a new name because of the orphan floor [Alpha]"),
 		metric.WithUnit("{upload}"),
 	)
 	errs = errors.Join(errs, err)

@@ -87,7 +87,7 @@ func AssertEqualMillpondCommitDuration(t *testing.T, tt *componenttest.Telemetry
 func AssertEqualMillpondCommitsFound(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_millpond.commits.found",
-		Description: "Commits found in the manifest after an outcome that was unknown [Alpha]",
+		Description: "Commits found in the manifest after an unknown outcome [Alpha]",
 		Unit:        "{commit}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,
@@ -103,7 +103,7 @@ func AssertEqualMillpondCommitsFound(t *testing.T, tt *componenttest.Telemetry, 
 func AssertEqualMillpondExpired(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_millpond.expired",
-		Description: "Times that the manifest had forgotten this producer [Alpha]",
+		Description: "Times the manifest had forgotten this producer [Alpha]",
 		Unit:        "{time}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,
@@ -119,7 +119,7 @@ func AssertEqualMillpondExpired(t *testing.T, tt *componenttest.Telemetry, dps [
 func AssertEqualMillpondMemoryHeld(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_millpond.memory.held",
-		Description: "Bytes that the producer holds for what is not committed yet [Alpha]",
+		Description: "Bytes of uncommitted data that the producer holds [Alpha]",
 		Unit:        "By",
 		Data: metricdata.Gauge[int64]{
 			DataPoints: dps,
@@ -133,7 +133,7 @@ func AssertEqualMillpondMemoryHeld(t *testing.T, tt *componenttest.Telemetry, dp
 func AssertEqualMillpondMemoryLimit(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_millpond.memory.limit",
-		Description: "Bytes that the producer may hold for what is not committed yet [Alpha]",
+		Description: "Maximum bytes of uncommitted data that the producer may hold [Alpha]",
 		Unit:        "By",
 		Data: metricdata.Gauge[int64]{
 			DataPoints: dps,
@@ -147,7 +147,7 @@ func AssertEqualMillpondMemoryLimit(t *testing.T, tt *componenttest.Telemetry, d
 func AssertEqualMillpondPages(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_millpond.pages",
-		Description: "Pages that a full tail of the manifest was sealed into [Alpha]",
+		Description: "Pages sealed from a full tail of the manifest [Alpha]",
 		Unit:        "{page}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,
@@ -179,7 +179,7 @@ func AssertEqualMillpondRecords(t *testing.T, tt *componenttest.Telemetry, dps [
 func AssertEqualMillpondRefused(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_millpond.refused",
-		Description: "Messages refused before they were accepted: over the memory limit, closed or not acceptable [Alpha]",
+		Description: "Messages refused before acceptance: over the memory limit, producer closed or message invalid [Alpha]",
 		Unit:        "{message}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,
@@ -195,7 +195,7 @@ func AssertEqualMillpondRefused(t *testing.T, tt *componenttest.Telemetry, dps [
 func AssertEqualMillpondReuploads(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_millpond.reuploads",
-		Description: "Segments uploaded again under a new name, for the orphan floor [Alpha]",
+		Description: "Segments uploaded again under a new name because of the orphan floor [Alpha]",
 		Unit:        "{upload}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,

@@ -1,4 +1,4 @@
-//! Each signal's requests taken apart into rows.
+//! Takes each signal's requests apart into rows.
 
 use super::{Cutter, Waiting};
 use crate::rows::attributes::Space;
@@ -98,11 +98,11 @@ impl Waiting for Traces {
     }
 }
 
-/// The rows of one table of metrics.
+/// The rows of one metrics table.
 #[derive(Default)]
 struct Lane<C> {
     rows: Rows<C>,
-    /// For the scope that is being read, unless the rows were emitted since.
+    /// For the current scope, unless the rows were emitted since.
     shared: Option<Shared>,
     raw_len: usize,
 }
@@ -137,8 +137,8 @@ impl<C: MetricColumns> Lane<C> {
     }
 }
 
-/// Data points. A batch's go into as many tables as it has kinds of them. All that wait for their chunks together
-/// hold no more bytes than one chunk: when they would, the largest goes.
+/// Data points. A batch's points go into one table per kind. The waiting rows of all tables together hold no more bytes
+/// than one chunk: at that limit, the largest is emitted.
 #[derive(Default)]
 pub(super) struct Metrics {
     gauge: Lane<GaugeColumns>,
@@ -260,7 +260,7 @@ impl Metrics {
         ]
     }
 
-    /// The first of equals.
+    /// The first of several equally large ones.
     fn emit_largest(&mut self, cutter: &mut Cutter) -> bool {
         let lengths = self.lengths();
         let largest = lengths.iter().max();

@@ -36,7 +36,7 @@ fn pair(key: &str, value: &str) -> KeyValue {
     }
 }
 
-/// A request with a record per timestamp; `number` tells requests apart.
+/// A request with one record per timestamp; `number` distinguishes requests.
 fn request(number: usize, times: &[u64]) -> Vec<u8> {
     let record = |(index, &time): (usize, &u64)| LogRecord {
         time_unix_nano: time,
@@ -87,7 +87,7 @@ fn batch_of(signal: Signal, messages: &[Vec<u8>], per_block: usize, per_part: us
         .map(|(block, messages)| {
             let mut builder = BlockBuilder::with_buffer(1, Vec::new(), &Limits::default());
             for (index, message) in messages.iter().enumerate() {
-                // The time of a message is its place in the batch, whatever block it is in.
+                // The time of a message is its index in the batch, whatever its block.
                 builder
                     .push(i64::try_from(block * per_block + index).unwrap(), message)
                     .unwrap();
@@ -140,7 +140,7 @@ fn policy(chunk_rows: u64, chunk_bytes: u64, max_partitions_per_chunk: u32) -> B
     }
 }
 
-/// The chunks of a batch that can be read.
+/// The chunks of a readable batch.
 fn cut_all(batch: &Batch, policy: &BatchingPolicy, columns: Columns) -> Vec<Chunk> {
     let mut workspace = Workspace::new().unwrap();
     let mut chunks = Vec::new();
@@ -185,7 +185,7 @@ fn without_ids(chunk: &Chunk) -> Vec<BTreeMap<String, String>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
-    /// Blocks do not change the chunks. Segments change nothing but the identities.
+    /// Blocks do not affect the chunks. Segments affect only the identities.
     #[test]
     fn chunks_do_not_depend_on_blocks(
         sizes in proptest::collection::vec(0usize..30, 1..12),
@@ -235,7 +235,7 @@ proptest! {
             let expected: Vec<String> = read(chunk).into_iter().map(|mut row| row.remove("_millpond_received_at").unwrap()).collect();
             prop_assert_eq!(received, expected);
         }
-        // Every row is there once.
+        // Every row occurs once.
         let mut found = bodies(&whole).concat();
         let mut expected: Vec<String> = sizes
             .iter()
@@ -250,7 +250,7 @@ proptest! {
     }
 }
 
-/// A request of one metric of each kind, with as many points as are given.
+/// A request with one metric of each kind and the given numbers of points.
 fn metrics(number: usize, points: [usize; 5]) -> Vec<u8> {
     let time = |point: usize| (point as u64 % 3) * DAY;
     let numbers = |points: usize| {
@@ -309,7 +309,7 @@ fn metrics(number: usize, points: [usize; 5]) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 50, ..ProptestConfig::default() })]
 
-    /// Five tables, and the same chunks for each of them however the messages came.
+    /// Each of the five tables gets the same chunks, however the messages arrive.
     #[test]
     fn chunks_of_metrics_do_not_depend_on_blocks(
         sizes in proptest::collection::vec([0usize..12, 0..12, 0..12, 0..12, 0..12], 1..10),
@@ -332,7 +332,7 @@ proptest! {
             prop_assert!((1..=chunk_rows).contains(&one.rows));
             rows[one.table as usize - Table::Gauge.number() as usize] += one.rows;
         }
-        // Each row knows its point, and alone it becomes the same row of the same table.
+        // Each row knows its point. Extracted, the point becomes the same row of the same table.
         let of_batch = batch_of(Signal::Metrics, &messages, per_block, per_part);
         let mut seen = BTreeSet::new();
         for chunk in cut_all(&of_batch, &policy, Columns::None) {
@@ -352,7 +352,7 @@ proptest! {
     }
 }
 
-/// The rows of five tables wait at once, and take no more memory than those of one.
+/// The rows of five tables wait together, and take no more memory than those of one.
 #[test]
 fn the_largest_table_of_metrics_goes_first() {
     let chunks = |bytes| {
@@ -442,7 +442,7 @@ fn rows_over_many_partitions_are_split_by_partition() {
             vec![day(3), day(2), day(3), day(2)]
         ]
     );
-    // The maps and dictionaries of a part are those of its rows.
+    // The maps and dictionaries of a part cover only its rows.
     let whole = cut_all(&batch(&messages, 1, 1), &policy(1000, 1 << 20, 50), Columns::None);
     let mut rows: Vec<_> = cut_all(&batch(&messages, 1, 1), &policy(1000, 1 << 20, 2), Columns::None)
         .iter()
@@ -490,7 +490,7 @@ fn it_stops_when_no_more_is_wanted() {
     )
     .unwrap();
     assert_eq!(given, 2);
-    // What was left does not leak into the next batch.
+    // Leftovers do not leak into the next batch.
     let mut rows = 0;
     cut(
         &batch,

@@ -1,13 +1,13 @@
-//! How a table is made that we make: its engine, and what its partitions are.
+//! The engine and partitions of the tables that Millpond creates.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The engine of a table that we make, as `ENGINE =` takes it.
+/// The engine of new tables, in the form of `ENGINE =`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Engine(String);
 
-/// Engines that keep every row that they are given.
+/// Engines that keep every row.
 const ENGINES: [&str; 3] = ["MergeTree", "ReplicatedMergeTree", "SharedMergeTree"];
 
 impl Engine {
@@ -51,7 +51,7 @@ impl FromStr for Engine {
         };
         if !ENGINES.contains(&name) {
             return Err(format!(
-                "use {}; a table of another engine can be of your own making (`millpond tables print`)",
+                "use {}; create a table with another engine yourself (`millpond tables print`)",
                 ENGINES.join(", ")
             ));
         }
@@ -63,34 +63,34 @@ impl FromStr for Engine {
         }
         if !parameters.contains("{table}") && !parameters.contains("{uuid}") {
             return Err(format!(
-                "{parameters} would be the same for all tables: have {{table}} or {{uuid}} in the path"
+                "{parameters} would be the same for all tables: use {{table}} or {{uuid}} in the path"
             ));
         }
         Ok(Engine(format!("{name}({parameters})")))
     }
 }
 
-/// What is one partition of a table that we make.
+/// The partitions of new tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PartitionBy {
-    /// The whole table.
+    /// The whole table in one partition.
     None,
-    /// An hour.
+    /// One per hour.
     Hour,
-    /// A day.
+    /// One per day.
     #[default]
     Day,
-    /// A month.
+    /// One per month.
     Month,
-    /// An expression, with `{time}` for the table's time.
+    /// An expression, with `{time}` for the table's time column.
     Expression(String),
 }
 
-/// What stands for the column of a table's time.
+/// The placeholder for the table's time column.
 const TIME: &str = "{time}";
 
 impl PartitionBy {
-    /// The partition key of a table with this column of time.
+    /// The partition key of a table with this time column.
     pub(crate) fn key(&self, time: &str) -> Option<String> {
         match self {
             PartitionBy::None => None,
@@ -158,15 +158,15 @@ mod tests {
         }
         assert_eq!(Engine::default().to_string(), "MergeTree");
         for (text, reason) in [
-            ("ReplacingMergeTree", "of your own making"),
-            ("Distributed(c, d, t)", "of your own making"),
-            ("Memory", "of your own making"),
-            ("", "of your own making"),
+            ("ReplacingMergeTree", "another engine yourself"),
+            ("Distributed(c, d, t)", "another engine yourself"),
+            ("Memory", "another engine yourself"),
+            ("", "another engine yourself"),
             ("MergeTree(Date, (a, b), 8192)", "takes no parameters"),
             ("ReplicatedMergeTree('/a/{table}'", "closing bracket"),
             (
                 "ReplicatedMergeTree('/a/{shard}', '{replica}')",
-                "have {table} or {uuid}",
+                "use {table} or {uuid}",
             ),
         ] {
             let error = text.parse::<Engine>().unwrap_err();

@@ -5,8 +5,8 @@ use crate::native::{Column, Maps};
 use crate::text;
 use millpond_otlp::KeyValue;
 
-/// A sequence of attribute keys that records have: how it sorts, and the keys' numbers in that order. Most
-/// records repeat the keys of the one before, so that neither sorting nor looking up is done for each.
+/// A sequence of attribute keys: its sort order, and the keys' indexes in that order. Most records repeat the keys of
+/// the previous one, so sorting and lookups happen rarely.
 struct Shape {
     keys: Vec<Box<[u8]>>,
     order: Vec<usize>,
@@ -19,19 +19,19 @@ impl Shape {
     }
 }
 
-/// How many shapes are remembered.
+/// Maximum number of remembered shapes.
 const SHAPES_MAX: usize = 16;
 
-/// Map(LowCardinality(String), String), sorted by key; equal keys stay in the order in which they were given.
+/// Map(LowCardinality(String), String), sorted by key. Equal keys keep their order.
 #[derive(Default)]
 pub(crate) struct AttributeMaps {
     maps: Maps,
     shapes: Vec<Shape>,
-    /// The shape that fitted last, or the one to forget next.
+    /// The last matching shape; the one after it is the next to be replaced.
     shape: usize,
 }
 
-/// Room that rows are made in, kept to save allocations.
+/// Scratch space, kept to save allocations.
 #[derive(Default)]
 pub(crate) struct Space<'a> {
     pub(crate) pairs: Vec<KeyValue<'a>>,
@@ -65,10 +65,10 @@ impl AttributeMaps {
         }
     }
 
-    /// Remembers the shape of `pairs`, in place of the one after the last when there are too many.
+    /// Stores the shape of `pairs`. At the limit it replaces the one after the last match.
     fn learn(&mut self, pairs: &[KeyValue]) -> usize {
         let mut order: Vec<usize> = (0..pairs.len()).collect();
-        // Stable: equal keys stay in the order in which they were given.
+        // Stable: equal keys keep their order.
         order.sort_by(|&one, &other| pairs[one].key.cmp(pairs[other].key));
         let numbers = order
             .iter()
@@ -109,7 +109,7 @@ impl Column for AttributeMaps {
     fn clear(&mut self) {
         let Self { maps, shapes, shape } = self;
         maps.clear();
-        // They hold numbers of the dictionary.
+        // Shapes hold indexes of the dictionary.
         shapes.clear();
         *shape = 0;
     }

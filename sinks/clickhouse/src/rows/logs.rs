@@ -37,7 +37,7 @@ impl TableColumns for LogColumns {
     }
 }
 
-/// Dictionary numbers of what a resource and a scope give to each of their rows, until the next `clear`.
+/// Dictionary indexes of the values that a resource and a scope share among their rows, until the next `clear`.
 pub(crate) struct Shared {
     service: u32,
     resource_schema_url: u32,
@@ -73,11 +73,11 @@ impl Rows<LogColumns> {
         } else {
             record.time_unix_nano
         };
-        // Go's time takes the same 64 bits, so times after 2262 become times before 1970 in both.
+        // Go's time uses the same 64 bits, so times after 2262 become times before 1970 in both.
         columns.timestamp.0.push(time.cast_signed());
         push_id(record.trace_id, 16, &mut columns.trace_id);
         push_id(record.span_id, 8, &mut columns.span_id);
-        // Both columns are UInt8; the exporter too keeps the low eight bits.
+        // Both columns are UInt8; the exporter also keeps the low eight bits.
         columns.trace_flags.0.push(record.flags.to_le_bytes()[0]);
         columns.severity_text.push(record.severity_text);
         columns

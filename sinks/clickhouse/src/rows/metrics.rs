@@ -11,7 +11,7 @@ use millpond_otlp::metrics::{
 };
 
 columns! {
-    /// What every data point has.
+    /// Columns of every data point.
     Head {
         resource_attributes: Maps,
         resource_schema_url: Strings,
@@ -105,7 +105,7 @@ columns! {
     }
 }
 
-/// The columns of a table of metrics.
+/// The columns of a metrics table.
 pub(crate) trait MetricColumns: TableColumns {
     fn head(&mut self) -> &mut Head;
 }
@@ -136,14 +136,14 @@ tables! {
     SummaryColumns: Summary,
 }
 
-/// Dictionary numbers of what a resource and a scope give to each of their rows, until the next `clear`.
+/// Dictionary indexes of the values that a resource and a scope share among their rows, until the next `clear`.
 pub(crate) struct Shared {
     service: u32,
     resource_keys: Vec<u32>,
     scope_keys: Vec<u32>,
 }
 
-/// What all data points of a metric share.
+/// Values that all data points of a metric share.
 pub(crate) struct Common<'a> {
     pub(crate) resource: &'a Resource<'a>,
     pub(crate) scope: &'a Scope<'a>,
@@ -152,14 +152,14 @@ pub(crate) struct Common<'a> {
     pub(crate) is_monotonic: bool,
 }
 
-/// The parts of a data point that every kind has.
+/// Parts of every kind of data point.
 struct Times<A> {
     attributes: A,
     start: u64,
     time: u64,
 }
 
-/// A kind of data point, and the columns that it goes into.
+/// A kind of data point and its columns.
 pub(crate) trait PointRow<'a> {
     type Columns: MetricColumns;
 
@@ -210,7 +210,7 @@ impl Head {
     }
 }
 
-/// DateTime: the low 32 bits of the seconds of Go's time, which takes the nanoseconds as signed.
+/// DateTime: the low 32 bits of the seconds in Go's time, which treats nanoseconds as signed.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the exporter's driver cuts the same bits off"
@@ -222,7 +222,7 @@ fn seconds(nanoseconds: u64) -> u32 {
         .cast_unsigned() as u32
 }
 
-/// One column takes both kinds of numbers; none is 0.
+/// One column takes both kinds of numbers; a missing number is 0.
 #[expect(clippy::cast_precision_loss, reason = "the column is a double")]
 fn double(number: Number) -> f64 {
     match number {
@@ -232,7 +232,7 @@ fn double(number: Number) -> f64 {
     }
 }
 
-/// An id as hexadecimal of its full length, zeros where there is none: so the exporter writes those of exemplars alone.
+/// An id as hexadecimal of its full length; a missing id is zeros. The exporter does this only for exemplars.
 fn push_full_id<const LENGTH: usize>(id: &[u8], column: &mut Strings) {
     let id: [u8; LENGTH] = id.try_into().unwrap_or([0; LENGTH]);
     push_hex(&id, column);

@@ -1,4 +1,4 @@
-//! Values and attributes against what the Collector makes of them.
+//! Values and attributes compared with the Collector's output.
 
 use super::attributes::Space;
 use super::logs::LogColumns;
@@ -27,7 +27,7 @@ struct Map {
     pairs: Vec<(String, String)>,
 }
 
-/// What the Collector's own code (pdata 1.67, clickhouse-go 2.47) makes of requests; all in hexadecimal.
+/// The output of the Collector's own code (pdata 1.67, clickhouse-go 2.47) for requests, all in hexadecimal.
 fn truth() -> Truth {
     serde_json::from_str(include_str!("../../testdata/collector.json")).unwrap()
 }
@@ -90,7 +90,7 @@ fn bodies_are_the_text_that_the_collector_writes() {
 fn attributes_are_the_map_that_the_collector_writes() {
     let mut all = Maps::default();
     let truth = truth().attributes;
-    // Twice, so that a known shape is used as well as a new one.
+    // Twice, to cover known shapes as well as new ones.
     let requests: Vec<_> = truth.iter().chain(&truth).map(|map| hex(&map.request)).collect();
     for Map { name, request, pairs } in truth.iter().chain(&truth) {
         let mut expected = Maps::default();
@@ -103,14 +103,14 @@ fn attributes_are_the_map_that_the_collector_writes() {
         expected.end_row();
         all.end_row();
         let found = rows(&[&hex(request)]);
-        // The dictionary's own order is ours: compare what rows say.
+        // Our dictionary order differs: compare the rows' values.
         assert_eq!(entries(found.log_attributes.maps()), entries(&expected), "{name}");
     }
     let requests: Vec<_> = requests.iter().map(|request| &request[..]).collect();
     assert_eq!(entries(rows(&requests).log_attributes.maps()), entries(&all));
 }
 
-/// A column brought into one order of its dictionary.
+/// A column with its dictionary in a canonical order.
 fn entries(map: &Maps) -> Vec<u8> {
     let mut same = Maps::default();
     let rows: Vec<usize> = (0..map.rows()).collect();

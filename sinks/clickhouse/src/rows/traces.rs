@@ -42,7 +42,7 @@ impl TableColumns for SpanColumns {
     }
 }
 
-/// Dictionary numbers of what a resource gives to each of its rows, until the next `clear`.
+/// Dictionary indexes of the values that a resource shares among its rows, until the next `clear`.
 pub(crate) struct Shared {
     service: u32,
     resource_keys: Vec<u32>,
@@ -65,7 +65,7 @@ impl Rows<SpanColumns> {
         space: &mut Space<'a>,
     ) {
         let columns = &mut self.columns;
-        // As with logs: Go's time takes the same 64 bits.
+        // As with logs, Go's time uses the same 64 bits.
         columns.timestamp.0.push(span.start_time_unix_nano.cast_signed());
         push_id(span.trace_id, 16, &mut columns.trace_id);
         push_id(span.span_id, 8, &mut columns.span_id);
@@ -117,7 +117,7 @@ impl SpanColumns {
     }
 }
 
-/// The Collector's names; empty for what OTLP does not define.
+/// The Collector's names; empty for values that OTLP does not define.
 fn kind(kind: i32) -> &'static [u8] {
     match kind {
         0 => b"Unspecified",

@@ -1,4 +1,4 @@
-//! The DDL of everything that we make.
+//! The DDL of everything that Millpond creates.
 
 use super::judge::{is_replicated, window_setting};
 use super::{
@@ -9,29 +9,28 @@ use crate::config::{Columns, Config, Indexes, PartitionBy};
 use millpond_otlp::Signal;
 use std::fmt::Write as _;
 
-/// Deduplication tokens that a table of ours remembers (tokens × partitions): ClickHouse's default for replicated
-/// tables.
+/// Deduplication window of new tables (tokens × partitions): ClickHouse's default for replicated tables.
 pub(super) const WINDOW: u64 = 10_000;
 
-/// The same where a day has 24 partitions: what can be in doubt by default is 16 chunks of 50 days each.
+/// The same for 24 partitions per day: by default 16 chunks of 50 days each can be in doubt.
 const WINDOW_BY_HOUR: u64 = 20_000;
 
-/// For how long a replicated table of ours remembers a token: a week, which was ClickHouse's default until 25.10 made it an hour.
+/// How long a new replicated table remembers a token: a week, ClickHouse's default until 25.10 made it an hour.
 const WINDOW_SECONDS: u64 = 604_800;
 
-/// One of the things that we make.
+/// An object that Millpond creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Object {
     Database,
     Table(Table),
-    /// The traces' table of times.
+    /// The trace lookup table.
     Lookup,
-    /// The view that fills it.
+    /// The view that fills the lookup table.
     View,
 }
 
 impl Object {
-    /// Everything that these tables need, in the order of its making.
+    /// Everything that these tables need, in creation order.
     pub(crate) fn all(tables: &[Table]) -> Vec<Object> {
         let mut objects = vec![Object::Database];
         objects.extend(tables.iter().copied().map(Object::Table));
@@ -50,7 +49,7 @@ impl Object {
         }
     }
 
-    /// What it is and its full name, quoted.
+    /// Its kind and its full, quoted name.
     pub(crate) fn title(self, config: &Config) -> String {
         let name = self.name(config);
         match self {
@@ -60,7 +59,7 @@ impl Object {
         }
     }
 
-    /// What makes it unless it is there. `server`: the server's version, major and minor.
+    /// The statement that creates it if it does not exist. `server`: the server's version, major and minor.
     pub(crate) fn create(self, config: &Config, server: (u32, u32)) -> String {
         match self {
             Object::Database => {
@@ -90,7 +89,7 @@ fn create_table(config: &Config, table: Table, server: (u32, u32)) -> String {
         items.extend(MILLPOND.iter().map(definition));
         items.push(format!("INDEX {SEQUENCE_INDEX}"));
     }
-    // The exporter makes text indexes for logs alone, where the server has them.
+    // The exporter creates text indexes only for logs, on servers that support them.
     let text = match config.indexes {
         Indexes::Exporter => table == Table::Logs && server >= TEXT_INDEXES,
         Indexes::Text => true,
@@ -109,7 +108,7 @@ fn create_table(config: &Config, table: Table, server: (u32, u32)) -> String {
     .sql(config)
 }
 
-/// The first version whose text indexes the exporter uses.
+/// The first version on which the exporter uses text indexes.
 pub(crate) const TEXT_INDEXES: (u32, u32) = (26, 2);
 
 fn create_lookup(config: &Config) -> String {
@@ -127,7 +126,7 @@ fn create_lookup(config: &Config) -> String {
     .sql(config)
 }
 
-/// A table to be made.
+/// The parts of a CREATE TABLE.
 struct Making {
     path: String,
     /// Columns and indexes.
@@ -167,10 +166,10 @@ impl Making {
     }
 }
 
-/// The exporter's, and those by which a table of this engine remembers tokens for long enough.
+/// The exporter's settings, and those that make a table of this engine remember tokens for long enough.
 fn settings(config: &Config) -> String {
     let mut settings = String::from("index_granularity = 8192");
-    // In a table that is one partition, no part is ever old enough as a whole.
+    // In a table with a single partition, no part ever expires as a whole.
     if config.partition_by != PartitionBy::None {
         settings.push_str(", ttl_only_drop_parts = 1");
     }
@@ -202,7 +201,7 @@ fn create_view(config: &Config) -> String {
     )
 }
 
-/// The view's rows of those spans for which the condition holds.
+/// The view's rows for the spans that match the condition.
 pub(super) fn lookup_rows(config: &Config, condition: &str) -> String {
     format!(
         "SELECT TraceId, min(Timestamp) AS Start, max(Timestamp) AS End\nFROM {}\nWHERE {condition}\nGROUP BY TraceId",
@@ -231,7 +230,7 @@ fn interval(seconds: u64) -> String {
     format!("toInterval{unit}({})", seconds / length)
 }
 
-/// The exporter's indexes: of text, or bloom filters.
+/// The exporter's indexes: text indexes or bloom filters.
 fn indexes(table: Table, text: bool) -> Vec<String> {
     let (ids, maps) = if text {
         ("text(tokenizer = 'array')", "text(tokenizer = 'array')")

@@ -11,7 +11,7 @@ pub(crate) struct Distributed {
 }
 
 impl Distributed {
-    /// Parses `engine_full`. Returns `None` for another engine, and where a name is an expression or empty.
+    /// Parses `engine_full`. Returns `None` for another engine, or if a name is an expression or empty.
     pub(crate) fn parse(engine_full: &str) -> Option<Self> {
         let arguments = arguments(engine_full.strip_prefix("Distributed(")?)?;
         let mut names = arguments.iter().take(3).map(|text| name(text));

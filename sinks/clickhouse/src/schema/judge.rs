@@ -1,4 +1,4 @@
-//! Whether a table that is there fits, and what is known of it by its engine.
+//! Checks whether an existing table fits, and what its engine implies.
 
 use super::ddl::{SEQUENCE_INDEX, WINDOW, definition};
 use super::partition::Partitioning;
@@ -8,7 +8,7 @@ use crate::presence::Ask;
 use crate::server::RowTtl;
 use std::fmt;
 
-/// A column of a table that is there.
+/// A column of an existing table.
 #[derive(Clone, Debug, serde::Deserialize)]
 pub(crate) struct Found {
     pub(crate) name: String,
@@ -19,12 +19,12 @@ pub(crate) struct Found {
     pub(crate) is_in_partition_key: u8,
 }
 
-/// What keeps us from writing to a table, and what mends it.
+/// A problem that prevents writing to a table, and its fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What is wrong, with which table.
+    /// The problem and its table.
     pub what: String,
-    /// A statement for the server, or words for the operator.
+    /// A statement for the server, or an instruction for the operator.
     pub mend: String,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Everything that keeps us from writing to a table with these columns.
+/// Lists everything that prevents writing to a table with these columns.
 pub(crate) fn faults(config: &Config, table: Table, found: &[Found]) -> Vec<Fault> {
     let migration = migration(config, table, found);
     let replaced = |column: &&ColumnKind| migration.is_some() && [SEQUENCE, RECORD].contains(&column.name);
@@ -70,7 +70,7 @@ pub(crate) fn faults(config: &Config, table: Table, found: &[Found]) -> Vec<Faul
     faults.chain(migration.clone()).collect()
 }
 
-/// What keeps the view from writing to the traces' table of times.
+/// Lists everything that prevents the view from writing to the trace lookup table.
 pub(crate) fn lookup_faults(config: &Config, found: &[Found]) -> Vec<Fault> {
     let table = lookup_path(config);
     let there = |column: &&ColumnKind| found.iter().all(|found| found.name != column.name);
@@ -131,7 +131,7 @@ pub(crate) fn migration(config: &Config, table: Table, found: &[Found]) -> Optio
     })
 }
 
-/// A time zone is how a time is shown, not what it holds.
+/// A time zone changes how a time is displayed, not its value.
 fn same_kind(expected: &str, found: &str) -> bool {
     if let (Some(expected), Some(found)) = (item_kind(expected), item_kind(found)) {
         return same_kind(expected, found);
@@ -146,12 +146,12 @@ fn same_kind(expected: &str, found: &str) -> bool {
     expected == found || expected == without_zone(found)
 }
 
-/// What a server says of a table, as far as it matters for tokens.
+/// The properties of a table that matter for tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) engine: String,
     pub(crate) engine_full: String,
-    /// The server's deduplication window for tables of this engine that name none.
+    /// The server's default deduplication window for tables of this engine.
     pub(crate) default_window: u64,
     pub(crate) partitioning: Partitioning,
     /// The strategy of questions about its rows.
@@ -164,12 +164,12 @@ pub(crate) struct Known {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InDoubt {
     pub(crate) chunks: u64,
-    /// Days that a chunk's rows may be of.
+    /// Maximum number of days in a chunk's rows.
     pub(crate) days: u64,
 }
 
 impl Known {
-    /// What to warn of about deduplication: a table forgets tokens once more than its window have followed.
+    /// A warning about deduplication: a table forgets a token after as many later ones as its window holds.
     pub(crate) fn window_warning(&self, config: &Config, table: &str, in_doubt: InDoubt) -> Option<String> {
         let InDoubt { chunks, days } = in_doubt;
         let setting = window_setting(&self.engine);
@@ -205,7 +205,7 @@ impl Known {
     }
 }
 
-/// The statement that makes a replica fetch what the others have.
+/// The statement that makes a replica fetch the others' data.
 pub(crate) fn sync_replica(config: &Config, table: Table) -> String {
     format!("SYSTEM SYNC REPLICA {} LIGHTWEIGHT", table.path(config))
 }
@@ -223,12 +223,13 @@ pub(crate) fn is_replicated(engine: &str) -> bool {
     engine.starts_with("Replicated") || engine.starts_with("Shared")
 }
 
-/// Whether the rows of one INSERT land partition by partition, each whole. Behind a Distributed table they land shard by shard as well.
+/// Whether the rows of one INSERT land partition by partition, each partition atomically. Behind a Distributed table
+/// they also land shard by shard.
 pub(crate) fn lands_by_partition(engine: &str) -> bool {
     engine.ends_with("MergeTree")
 }
 
-/// The setting that holds the window of tables of this engine.
+/// The name of the deduplication window setting for tables of this engine.
 pub(crate) fn window_setting(engine: &str) -> &'static str {
     if is_replicated(engine) {
         "replicated_deduplication_window"

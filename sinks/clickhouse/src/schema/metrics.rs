@@ -1,4 +1,4 @@
-//! `otel_metrics_…`: five tables with much in common.
+//! `otel_metrics_…`: five similar tables.
 
 use super::{ColumnKind, MAP, MAPS, STRING, STRINGS, WORD, ZSTD, column};
 
@@ -7,7 +7,7 @@ const DELTA_8: &str = "Delta(8), ZSTD(1)";
 const DOUBLES: &str = "Array(Float64)";
 const COUNTS: &str = "Array(UInt64)";
 
-/// What every data point has, in the order of [`crate::rows::metrics::Head`].
+/// Columns of every data point, in the order of [`crate::rows::metrics::Head`].
 const HEAD: [ColumnKind; 14] = [
     column("ResourceAttributes", MAP, ZSTD, ""),
     column("ResourceSchemaUrl", STRING, ZSTD, ""),

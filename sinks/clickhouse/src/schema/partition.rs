@@ -1,4 +1,5 @@
-//! The inputs of a row's partition or shard. A server knows a token by both, so they must not change between attempts.
+//! The inputs of a row's partition or shard. A server stores tokens per partition and shard, so both must not change
+//! between attempts.
 
 use super::judge::{Fault, Found};
 use super::{MILLPOND, Table, identifier};
@@ -8,13 +9,13 @@ use std::collections::BTreeSet;
 /// How a chunk's rows fall into partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Partitioning {
-    /// There is one partition: a chunk lands whole.
+    /// One partition: a chunk lands as a whole.
     Whole,
-    /// A row's partition follows from its time alone; a day has at most so many.
+    /// A row's partition depends on its time alone. A day has at most this many partitions.
     Time { a_day: u64 },
-    /// It follows from other columns too, so that rows of one time may be here and there.
+    /// The partition also depends on other columns, so rows with the same time may land in different ones.
     Rows { key: String },
-    /// Rows land by shards, or in ways that we know nothing of.
+    /// Rows land by shard, or in an unknown way.
     Elsewhere,
 }
 
@@ -26,12 +27,12 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Of what `EXPLAIN AST SELECT <expression>` answers, a line a node.
+    /// Parses the answer to `EXPLAIN AST SELECT <expression>`, one line per node.
     pub(crate) fn of_tree(lines: &[String]) -> Self {
         let mut terms = Terms::default();
         for line in lines {
             let line = line.trim_start();
-            // A literal is escaped, so that it is one line and begins with its own word.
+            // A literal is escaped: it stays on one line, which begins with its own keyword.
             if let Some(name) = line.strip_prefix("Identifier ") {
                 terms.columns.insert(name.to_owned());
             } else if let Some(rest) = line.strip_prefix("Function ") {
@@ -43,25 +44,25 @@ impl Terms {
     }
 }
 
-/// A column of the key that we do not fill: the server computes it.
+/// A key column that the sink does not fill: the server computes it.
 #[derive(Clone, Debug)]
 pub(crate) struct Computed {
     pub(crate) name: String,
     pub(crate) expression: String,
 }
 
-/// What a partition key is of: the columns that we fill, and the computed ones on the way to them.
+/// The inputs of a partition key: the filled columns, and the computed columns that lead to them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) filled: BTreeSet<String>,
     pub(crate) computed: Vec<Computed>,
-    /// All functions that compute those.
+    /// All functions in those computations.
     pub(crate) functions: BTreeSet<String>,
     unread: Vec<String>,
 }
 
 impl Sources {
-    /// Of the key's own columns.
+    /// Starts from the key's own columns.
     pub(crate) fn new(found: &[Found]) -> Self {
         let key = found.iter().filter(|column| column.is_in_partition_key != 0);
         Sources {
@@ -79,7 +80,7 @@ impl Sources {
         }
     }
 
-    /// The key's own columns, taken as they are.
+    /// The key's own columns, unchanged.
     pub(crate) fn of_key(found: &[Found]) -> Self {
         Sources {
             filled: Self::new(found).unread.into_iter().collect(),
@@ -87,7 +88,7 @@ impl Sources {
         }
     }
 
-    /// The next computed column whose expression is to be read, if there is one; [`Self::add`] takes what is in it.
+    /// The next computed column whose expression is still unread. [`Self::add`] takes its content.
     pub(crate) fn next(&mut self, config: &Config, table: Table, found: &[Found]) -> Option<Computed> {
         while let Some(name) = self.unread.pop() {
             let filled = table.filled(config.columns).any(|column| column.name == name);
@@ -105,7 +106,7 @@ impl Sources {
                         expression: there.default_expression.clone(),
                     });
                 }
-                // A part of a column, or what we do not understand, is certainly not the time.
+                // A subcolumn, or something we do not understand, is certainly not the time.
                 _ => {
                     self.filled.insert(name);
                 }
@@ -120,8 +121,8 @@ impl Sources {
         self.unread.extend(terms.columns);
     }
 
-    /// The first input that changes between attempts, so that a row that is sent again would go elsewhere. `volatile`: the functions
-    /// that are not deterministic.
+    /// The first input that changes between attempts, so that a retried row would go elsewhere. `volatile`: the
+    /// non-deterministic functions.
     fn changing(&self, volatile: &[String]) -> Option<String> {
         let inserted_at = MILLPOND[1].name;
         if self.filled.contains(inserted_at) {
@@ -130,27 +131,27 @@ impl Sources {
         volatile.first().map(|function| format!("{function}()"))
     }
 
-    /// The fault of partitions that change between attempts.
+    /// The fault of a partition key that changes between attempts.
     pub(crate) fn fault(&self, config: &Config, table: Table, volatile: &[String]) -> Option<Fault> {
         let of = self.changing(volatile)?;
         Some(Fault {
             what: format!(
-                "the partitions of table {} depend on {of}, which is another when a row is sent again: it would land in \
-                 another partition, where its token is not known, and be there twice",
+                "the partitions of table {} depend on {of}, which changes when a row is sent again: it would land in \
+                 another partition, which does not know its token, and occur twice",
                 table.path(config)
             ),
-            mend: "make the table anew, partitioned by what is in its rows, such as their time (`millpond tables print`)"
+            mend: "create the table again with a partition key that depends on the row alone, such as its time (`millpond tables print`)"
                 .to_owned(),
         })
     }
 
-    /// The fault of shards that change between attempts.
+    /// The fault of a sharding key that changes between attempts.
     pub(crate) fn shard_fault(&self, config: &Config, table: Table, volatile: &[String]) -> Option<Fault> {
         let of = self.changing(volatile)?;
         Some(Fault {
             what: format!(
                 "the sharding key of table {} depends on {of}, which changes when a row is sent again: the row would go \
-                 to another shard, which does not know its token, and be there twice",
+                 to another shard, which does not know its token, and occur twice",
                 table.path(config)
             ),
             mend: "create the table again with a sharding key that depends on the row alone, such as \
@@ -159,12 +160,12 @@ impl Sources {
         })
     }
 
-    /// Whether it is of nothing but this column of time.
+    /// Whether it depends on this time column alone.
     pub(crate) fn only_time(&self, time: &str) -> bool {
         self.filled.iter().all(|name| name == time)
     }
 
-    /// How many partitions one day is of, in SQL: of a table with this column of time.
+    /// An SQL expression for the number of partitions per day, for a table with this time column.
     pub(crate) fn partitions_of_a_day(&self, time: &str, key: &str, found: &[Found]) -> String {
         let kind = found.iter().find(|column| column.name == time);
         let kind = kind.map_or("DateTime", |column| column.kind.as_str());

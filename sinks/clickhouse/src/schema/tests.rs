@@ -1,4 +1,4 @@
-//! What is made of settings, and what is said of tables.
+//! DDL for settings, and faults and warnings for tables.
 
 use super::ddl::Object;
 use super::judge::*;
@@ -172,7 +172,7 @@ fn a_ttl_is_in_the_largest_unit_that_fits() {
     }
 }
 
-/// The embedded engine has no replicas: this is what is sent to a server that has.
+/// The embedded engine has no replicas: this is the statement for a server that has.
 #[test]
 fn a_replica_is_told_to_catch_up() {
     let config = Config::default();
@@ -207,7 +207,7 @@ fn known(engine: &str, engine_full: &str, default_window: u64, partitioning: Par
     }
 }
 
-/// Of 8 chunks of 50 days.
+/// The warning for 8 chunks of 50 days.
 fn warning(known: &Known) -> Option<String> {
     let config = Config::default();
     let in_doubt = InDoubt { chunks: 8, days: 50 };
@@ -252,7 +252,7 @@ fn the_window_that_is_needed_follows_from_the_partitions() {
         assert!(needs(partitioning.clone(), needed - 1), "{partitioning:?}");
         assert!(!needs(partitioning.clone(), needed), "{partitioning:?}");
     }
-    // As many as there are rows: no window is certainly large enough.
+    // As many partitions as rows: no window is certainly large enough.
     let rows = Partitioning::Rows {
         key: "(toDate(Timestamp), ServiceName)".to_owned(),
     };
@@ -270,7 +270,7 @@ fn the_window_that_is_needed_follows_from_the_partitions() {
     assert!(said.contains("a deduplication window of at least 400"), "{said}");
 }
 
-/// What `EXPLAIN AST SELECT toDate(Timestamp) + length('Identifier x'), NOW()` answers.
+/// The answer to `EXPLAIN AST SELECT toDate(Timestamp) + length('Identifier x'), NOW()`.
 const TREE: &str = r"SelectWithUnionQuery (children 1)
  ExpressionList (children 1)
   SelectQuery (children 1)
@@ -294,7 +294,8 @@ fn an_expression_is_known_by_its_columns_and_functions() {
     assert!(terms.functions.iter().eq(["length", "now", "plus", "todate"]));
 }
 
-/// The columns of a logs table with these of somebody's own, the names of the key's, and what the expressions are of.
+/// The sources of a logs table with these additional columns, the names of the key's columns, and the inputs of the
+/// expressions.
 fn sources(own: &[(&str, &str, &[&str])], key: &[&str]) -> Sources {
     let config = Config::default();
     let mut columns = found(&config);

@@ -1,4 +1,4 @@
-//! `otel_traces`, and the table and view by which a trace's time is found.
+//! `otel_traces`, and the table and view that find a trace's time range.
 
 use super::{ColumnKind, DELTA, MAP, MAPS, STRING, STRINGS, WORD, WORDS, ZSTD, column};
 

@@ -196,8 +196,7 @@ async fn a_partition_that_is_not_of_the_rows_is_refused() {
         let Err(SinkError::Schema(error)) = ClickHouse::open(logs(&server)).await else {
             panic!("{partition_by} is no key of a batch")
         };
-        let said =
-            format!("the partitions of table `otel`.`otel_logs` depend on {of}, which is another when");
+        let said = format!("the partitions of table `otel`.`otel_logs` depend on {of}, which changes when");
         assert!(error.contains(&said), "{error}");
         let [_, report] = tables::create(logs(&server)).await.unwrap().try_into().unwrap();
         assert!(matches!(report.state, State::Unfit(_)), "{report:?}");

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 const GOLDEN: &str = include_str!("../../../testdata/numbering.txt");
 
-/// A request of spans, in two resources of two scopes each.
+/// A request with spans in two resources of two scopes each.
 fn spans(number: usize, spans: usize) -> Vec<u8> {
     let scope = |scope: usize| ScopeSpans {
         spans: (0..spans)
@@ -30,7 +30,7 @@ fn spans(number: usize, spans: usize) -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// A metric without data, one without points, and one of a point.
+/// A metric without data, one without points, and one with a point.
 fn empty_metrics() -> Vec<u8> {
     let gauge = |points: usize| {
         Data::Gauge(Gauge {
@@ -131,7 +131,7 @@ fn a_record_has_the_number_that_it_always_had() {
     let mut told = String::new();
     for signal in Signal::ALL {
         let found = numbered(signal, &policy(1000, 1 << 20, 50));
-        // The chunks' boundaries do not matter.
+        // The boundaries of chunks do not matter.
         assert_eq!(found, numbered(signal, &policy(2, 1 << 20, 1)));
         writeln!(told, "{}", signal.stream()).unwrap();
         for (RowId { sequence, record }, what) in found {

@@ -1,4 +1,4 @@
-//! Native blocks read back, as text.
+//! Reads Native blocks back as text.
 
 use crate::frame::decompress;
 use crate::schema::{MAP, STRING, WORD, item_kind};
@@ -91,7 +91,7 @@ impl Native<'_> {
         (0..rows).map(|_| self.word(size).to_string()).collect()
     }
 
-    /// Where the items of each row end.
+    /// The end of each row's items.
     fn ends(&mut self, rows: usize) -> Vec<usize> {
         (0..rows)
             .map(|_| usize::try_from(self.word(8)).unwrap())
