@@ -3,8 +3,9 @@
 //!
 //! The model checks the protocols in `design/protocols.md`: producers, owners of a cursor and a garbage collector over one
 //! abstract store, every interleaving of their steps within a bound. What a step means is decided by the pure
-//! functions of `millpond-manifest` and by `millpond_consumer::schedule`, the very ones that run in production; here is only
-//! the glue around them, as thin as `producer/src/committer.rs`, `consumer/src/tenure.rs` and `consumer/src/gc.rs` allow.
+//! functions of `millpond-manifest`, by `millpond_producer::commit` and by `millpond_consumer::schedule`, the very ones that run
+//! in production; here is only the glue around them, as thin as `producer/src/committer.rs`, `consumer/src/tenure.rs` and
+//! `consumer/src/gc.rs` allow.
 //!
 //! A compare-and-set lands or not, and is reported or not; one that is not reported may land later still. Actors crash at
 //! any step. Time is a small counter: segments are named by it, and the garbage collector's orphan floor follows it.
