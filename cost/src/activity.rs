@@ -14,8 +14,9 @@ const LIST_PAGE: f64 = 1_000.0;
 const MANIFEST_BYTES: f64 = 268.0;
 const ENTRY_BYTES: f64 = 64.0;
 const PART_BYTES: f64 = 30.0;
-/// Once a producer has met another, so many more of its commits read the manifest first.
-const READS_FIRST: f64 = 12.0;
+/// After another producer has committed, this many commits of a producer read the manifest first. The program does not
+/// compile unless it is the producer's own number.
+pub const READS_FIRST: u32 = 12;
 /// While segments come one at a time, so many are planned before they are committed.
 const PLANNED_AHEAD: f64 = 8.0;
 /// A process that stands by looks again after a second.
@@ -117,7 +118,7 @@ impl Activity {
         // A round's swap makes the version stale that a lone producer knows, who then takes it for a while that others
         // commit; those who share a shard read first anyway.
         let lone = 2.0 - sharing.min(2.0);
-        let wary = (rounds.rate * READS_FIRST / commits.landed).min(1.0);
+        let wary = (rounds.rate * f64::from(READS_FIRST) / commits.landed).min(1.0);
         let wary_reads = commits.landed * active * wary * lone;
         let stale = rounds.rate * active * (1.0 - wary) * lone;
         // Consumers twice, segments and pages once.

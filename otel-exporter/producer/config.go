@@ -16,7 +16,7 @@ import (
 type Config struct {
 	// Linger is how long after its first message a segment closes at the latest; and how long after it a segment that was
 	// full before may wait for others that share its commit, the upload not counted. 1 s: most of the latency; one PUT
-	// and one commit a second is what a producer costs at least.
+	// and one commit a second is what a producer costs at least. 0 commits every message at once.
 	Linger time.Duration
 	// SegmentBytes are the compressed bytes at which a segment closes before its linger is over. 16 MiB: past that a PUT
 	// gets slower, not cheaper.
@@ -34,7 +34,8 @@ type Config struct {
 	// MemoryLimit is how many bytes the producer may hold: messages, blocks and segments that are not committed yet.
 	// 256 MiB. Who calls Append when it is full waits.
 	MemoryLimit int
-	// MaxWait is how long Append waits for memory before it is refused. 10 s: within the patience of OTLP clients.
+	// MaxWait is how long Append waits for memory before it is refused. 10 s: within the patience of OTLP clients. 0: not
+	// at all.
 	MaxWait time.Duration
 	// Shard is the shard to write to; negative (the default) draws one at random.
 	Shard int
@@ -121,11 +122,17 @@ func (c *Config) Check() error {
 		}
 	}
 	for _, wait := range []struct {
-		setting string
-		found   time.Duration
-	}{{"linger", c.Linger}, {"max_wait", c.MaxWait}, {"request_timeout", c.RequestTimeout}, {"start_timeout", c.StartTimeout}} {
-		if wait.found <= 0 {
-			return fmt.Errorf("%s is %s: use a time above zero, like 1s", wait.setting, wait.found)
+		setting      string
+		found, least time.Duration
+		rule         string
+	}{
+		{"linger", c.Linger, 0, "use a time, like 1s"},
+		{"max_wait", c.MaxWait, 0, "use a time, like 1s"},
+		{"request_timeout", c.RequestTimeout, 1, "use a time above zero, like 1s"},
+		{"start_timeout", c.StartTimeout, 1, "use a time above zero, like 1s"},
+	} {
+		if wait.found < wait.least {
+			return fmt.Errorf("%s is %s: %s", wait.setting, wait.found, wait.rule)
 		}
 	}
 	return nil
