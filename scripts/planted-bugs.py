@@ -41,6 +41,7 @@ def model(test, *invariants):
 
 
 PRODUCERS = "two_producers_and_gc"
+UNKNOWN = "2: an outcome is unknown only to a producer that was forgotten"
 OWNERS = "two_owners_of_a_cursor"
 RULES = "two_owners_with_different_rules"
 LEFT_BEHIND = "an_owner_that_leaves_batches_behind_a_hole"
@@ -89,15 +90,15 @@ CATCHERS = {
             r'"message 1", 2',
         ),
     ],
-    "resolved-too-early": [model(PRODUCERS, "2")],
-    "unresolved-group-changed": [model(PRODUCERS, "2")],
+    "resolved-too-early": [model(PRODUCERS, UNKNOWN)],
+    "unresolved-group-changed": [model(PRODUCERS, UNKNOWN)],
     "group-grows-after-mismatch": [
         Catcher(
             "producer/tests/faults.rs",
             "a_refusal_that_our_own_commit_caused_acknowledges_nothing_but_that_commit",
             r'right: \(\[0, 1, 2\], \["a", "b", "c"\]\)',
         ),
-        model(PRODUCERS, "2"),
+        model(PRODUCERS, "2: a success"),
     ],
     "clock-empties-producer-table": [
         Catcher(
@@ -121,6 +122,7 @@ CATCHERS = {
     "orphan-floor-ignored": [model(PRODUCERS, "1: what the log refers to")],
     "page-reference-dropped": [model(PRODUCERS, "1: the log is whole")],
     "page-not-stored": [
+        model(PRODUCERS, "1: what the log refers to"),
         Catcher(
             "producer/tests/pages.rs",
             "the_upload_of_a_page_and_the_swap_after_it_may_have_each_of_their_outcomes",

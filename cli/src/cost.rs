@@ -19,6 +19,8 @@ use std::path::Path;
 
 /// Raw bytes for each stored one when nobody says: real logs of twelve systems, as `design/performance.md` measured them.
 const RATIO: f64 = 5.4;
+/// The arithmetic counts the reads that the producer makes.
+const _: () = assert!(millpond_cost::READS_FIRST == millpond_producer::reads_first::READS_FIRST);
 
 /// Answers, or says what is wrong with the question.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {

@@ -14,8 +14,9 @@ const LIST_PAGE: f64 = 1_000.0;
 const MANIFEST_BYTES: f64 = 268.0;
 const ENTRY_BYTES: f64 = 64.0;
 const PART_BYTES: f64 = 30.0;
-/// After meeting another producer, a producer reads the manifest first for this many commits.
-const READS_FIRST: f64 = 12.0;
+/// After meeting another producer, a producer reads the manifest first for this many commits. The program does not
+/// compile unless it is the producer's own number.
+pub const READS_FIRST: u32 = 12;
 /// While segments arrive one at a time, a plan covers this many in advance.
 const PLANNED_AHEAD: f64 = 8.0;
 /// A standby process checks every second.
@@ -117,7 +118,7 @@ impl Activity {
         // The swap of a round makes the version stale that a lone producer knows. The producer then assumes for a while
         // that others commit. Producers that share a shard read first anyway.
         let lone = 2.0 - sharing.min(2.0);
-        let wary = (rounds.rate * READS_FIRST / commits.landed).min(1.0);
+        let wary = (rounds.rate * f64::from(READS_FIRST) / commits.landed).min(1.0);
         let wary_reads = commits.landed * active * wary * lone;
         let stale = rounds.rate * active * (1.0 - wary) * lone;
         // Consumers are listed twice, segments and pages once.

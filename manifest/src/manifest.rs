@@ -505,7 +505,7 @@ impl Manifest {
             let known = self.streams[index as usize].encoding;
             if known != part.encoding {
                 return Err(invalid(format!(
-                    "stream {} holds {known:?} messages, not {:?}",
+                    "stream {} holds {known} messages, not {}",
                     part.stream, part.encoding
                 )));
             }

@@ -24,10 +24,10 @@ macro_rules! bugs {
 bugs! {
     /// A producer's commit is taken for new whatever the manifest's table says.
     ProducerTableIgnored = "producer-table-ignored",
-    /// An attempt of unknown outcome is given up although the state that it named is still in force: it may land late.
-    /// Planted in the model alone: what the committer does next makes of it an error for the caller and no lie.
+    /// An attempt of unknown outcome is given up although the state that it named is still in force: it may land late. Then
+    /// the producer tells callers that an outcome is unknown although the table has it.
     ResolvedTooEarly = "resolved-too-early",
-    /// Other segments join a commit whose outcome is unknown. Planted in the model alone, as above.
+    /// Other segments join a commit whose outcome is unknown.
     UnresolvedGroupChanged = "unresolved-group-changed",
     /// A group grows between a swap that was refused and the read that shows whether our own write caused the refusal,
     /// and the answer of the table counts for all of it.

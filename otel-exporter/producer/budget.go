@@ -29,7 +29,8 @@ func (b *budget) reserve(ctx context.Context, bytes int64) error {
 	}
 	waiting, end := context.WithTimeout(ctx, b.maxWait)
 	defer end()
-	if b.free.Acquire(waiting, bytes) != nil {
+	// The first try is for those who do not wait at all.
+	if !b.free.TryAcquire(bytes) && b.free.Acquire(waiting, bytes) != nil {
 		if err := ctx.Err(); err != nil {
 			return err
 		}

@@ -18,6 +18,7 @@ type Config struct {
 	// Linger is how long after its first message a segment closes at the latest. A segment that fills up earlier may wait
 	// for the rest of its linger, uploads not counted, to share a commit. Default 1 s: this is most of the latency, and
 	// limits a quiet producer to one PUT and one commit a second.
+	// 0 commits every message at once.
 	Linger time.Duration
 	// SegmentBytes is the compressed size at which a segment closes before its linger ends. Default 16 MiB: above that a
 	// PUT gets slower, not cheaper.
@@ -36,7 +37,8 @@ type Config struct {
 	// MemoryLimit is the maximum size of uncommitted messages, blocks and segments. Default 256 MiB. When it is reached,
 	// Append waits.
 	MemoryLimit int
-	// MaxWait limits how long Append waits for memory. Default 10 s: shorter than the timeouts of OTLP clients.
+	// MaxWait limits how long Append waits for memory. Default 10 s: shorter than the timeouts of OTLP clients. 0:
+	// Append does not wait.
 	MaxWait time.Duration
 	// Shard is the shard to write to. Negative (the default): draw one at random.
 	Shard int
@@ -124,11 +126,17 @@ func (c *Config) Check() error {
 		}
 	}
 	for _, wait := range []struct {
-		setting string
-		found   time.Duration
-	}{{"linger", c.Linger}, {"max_wait", c.MaxWait}, {"request_timeout", c.RequestTimeout}, {"start_timeout", c.StartTimeout}} {
-		if wait.found <= 0 {
-			return fmt.Errorf("%s is %s: use a time above zero, like 1s", wait.setting, wait.found)
+		setting      string
+		found, least time.Duration
+		rule         string
+	}{
+		{"linger", c.Linger, 0, "use a time, like 1s"},
+		{"max_wait", c.MaxWait, 0, "use a time, like 1s"},
+		{"request_timeout", c.RequestTimeout, 1, "use a time above zero, like 1s"},
+		{"start_timeout", c.StartTimeout, 1, "use a time above zero, like 1s"},
+	} {
+		if wait.found < wait.least {
+			return fmt.Errorf("%s is %s: %s", wait.setting, wait.found, wait.rule)
 		}
 	}
 	return nil

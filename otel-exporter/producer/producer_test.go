@@ -73,6 +73,23 @@ func TestASegmentClosesWhenItsLingerIsOver(t *testing.T) {
 	})
 }
 
+func TestWithoutALingerNoMessageWaitsForAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		config := testConfig()
+		config.SegmentRawBytes = 1 << 20
+		config.Linger = 0
+		p := w.producer(config, 1)
+		started := time.Now()
+		w.mustAppend(p, "a")
+		w.mustAppend(p, "b")
+		w.checkLog("a", "b")
+		if waited := time.Since(started); waited != 0 {
+			t.Error(waited)
+		}
+	})
+}
+
 func TestASegmentClosesWhenItIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
@@ -261,6 +278,16 @@ func TestABudgetIsGrantedInTheOrderOfAsking(t *testing.T) {
 	})
 }
 
+func TestACallerThatDoesNotWaitGetsWhatIsFree(t *testing.T) {
+	b := newBudget(100, 0)
+	if err := b.reserve(t.Context(), 100); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.reserve(t.Context(), 1); !isA[*OverBudgetError](err) {
+		t.Error(err)
+	}
+}
+
 func TestMemoryThatIsFullMakesCallersWaitAndThenRefusesThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
@@ -357,7 +384,7 @@ func TestConfigsThatMakeNoSenseAreRefused(t *testing.T) {
 		"shard is 10000":              func(c *Config) { c.Shard = 10_000 },
 		"shards is 0":                 func(c *Config) { c.Shards = 0 },
 		"memory_limit is 1048576":     func(c *Config) { c.MemoryLimit = 1 << 20 },
-		"linger is 0s: use a time":    func(c *Config) { c.Linger = 0 },
+		"linger is -1ns: use a time":  func(c *Config) { c.Linger = -1 },
 		"max_wait is -1ns: use a":     func(c *Config) { c.MaxWait = -1 },
 		"request_timeout is 0s: use":  func(c *Config) { c.RequestTimeout = 0 },
 		"start_timeout is 0s: use a ": func(c *Config) { c.StartTimeout = 0 },

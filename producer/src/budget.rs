@@ -156,6 +156,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_caller_that_does_not_wait_gets_what_is_free() {
+        let budget = Budget::new(100, Duration::ZERO);
+        let start = tokio::time::Instant::now();
+        let _held = budget.reserve(100).await.unwrap();
+        assert!(budget.reserve(1).await.is_err());
+        assert_eq!(start.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_could_never_be_granted_is_refused_at_once() {
         let start = tokio::time::Instant::now();
         assert!(budget(100).reserve(101).await.is_err());

@@ -1,7 +1,10 @@
 //! What can be set about a producer, with the defaults and their reasons.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use millpond_manifest::buffer::SHARDS_MAX;
 use millpond_segment::Limits;
 
 /// How a producer batches, and how much it may hold.
@@ -9,7 +12,7 @@ use millpond_segment::Limits;
 pub struct Config {
     /// How long after its first message a segment closes at the latest; and how long after it a segment that was full
     /// before may wait for others that share its commit, the upload not counted (1 s: with S3's 60 ms a PUT this is
-    /// most of the latency; one PUT and one CAS a second is what a producer costs at least).
+    /// most of the latency; one PUT and one CAS a second is what a producer costs at least). 0 commits every message at once.
     pub linger: Duration,
     /// Compressed bytes at which a segment closes (16 MiB: past that a PUT gets slower, not cheaper).
     pub segment_bytes: usize,
@@ -23,7 +26,7 @@ pub struct Config {
     pub compression_level: i32,
     /// Bytes that the producer and whoever shares its [`Budget`](crate::Budget) may hold (256 MiB).
     pub memory_limit: usize,
-    /// How long a caller waits for budget before it is refused (10 s: within the patience of OTLP clients).
+    /// How long a caller waits for budget before it is refused (10 s: within the patience of OTLP clients). 0: not at all.
     pub max_wait: Duration,
     /// Blocks compressed at the same time (the number of cores).
     pub encoders: usize,
@@ -64,7 +67,7 @@ pub struct ConfigError {
     /// The setting's name.
     pub setting: &'static str,
     /// Its value.
-    pub found: u64,
+    pub found: String,
     /// What it must be.
     pub rule: &'static str,
 }
@@ -82,52 +85,63 @@ impl Config {
 
     /// Checks every setting; the first that makes no sense is the error.
     pub fn check(&self) -> Result<(), ConfigError> {
-        const GIB: u64 = 1 << 30;
-        let within = |setting, found: usize, least: u64, most: u64, rule| {
-            let found = found as u64;
-            if (least..=most).contains(&found) {
-                Ok(())
-            } else {
-                Err(ConfigError { setting, found, rule })
-            }
-        };
+        const MIB_512: u64 = 512 << 20;
         let block_max = Limits::default().block_raw_max;
+        let in_bytes = "use 1 byte to 512 MiB";
         within(
             "block_bytes",
             self.block_bytes,
-            1,
-            block_max,
+            1..=block_max,
             "use 1 byte to 64 MiB",
         )?;
-        within(
-            "segment_bytes",
-            self.segment_bytes,
-            1,
-            GIB / 2,
-            "use 1 byte to 512 MiB",
-        )?;
-        within(
-            "segment_raw_bytes",
-            self.segment_raw_bytes,
-            1,
-            GIB / 2,
-            "use 1 byte to 512 MiB",
-        )?;
+        within("segment_bytes", self.segment_bytes, 1..=MIB_512, in_bytes)?;
+        within("segment_raw_bytes", self.segment_raw_bytes, 1..=MIB_512, in_bytes)?;
         let blocks = self.segment_raw_bytes / self.block_bytes;
+        let rule = "use at most 30,000 blocks in a segment";
+        within("segment_raw_bytes / block_bytes", blocks, 0..=30_000, rule)?;
+        within("tail_max", self.tail_max, 1..=65_536, "use 1 to 65,536")?;
+        within("max_uploads", self.max_uploads, 1..=1_024, "use 1 to 1024")?;
+        within("encoders", self.encoders, 1..=1_024, "use 1 to 1024")?;
+        within("compression_level", self.compression_level, 1..=22, "use 1 to 22")?;
+        let rule = "use 0 to 9,999, or leave it out";
         within(
-            "segment_raw_bytes / block_bytes",
-            blocks,
-            0,
-            30_000,
-            "use at most 30,000 blocks in a segment",
+            "shard",
+            self.shard.unwrap_or(0),
+            0..=u64::from(SHARDS_MAX) - 1,
+            rule,
         )?;
-        within("tail_max", self.tail_max, 1, 65_536, "use 1 to 65,536")?;
-        within("max_uploads", self.max_uploads, 1, 1024, "use 1 to 1024")?;
-        within("encoders", self.encoders, 1, 1024, "use 1 to 1024")?;
-        let working = self.working_memory() as u64;
-        let most = u64::from(u32::MAX) * 256;
-        let least = working + self.block_bytes as u64;
+        let rule = "use 1 to 10,000";
+        within(
+            "shards",
+            self.shards_when_created,
+            1..=u64::from(SHARDS_MAX),
+            rule,
+        )?;
+        let least = (self.working_memory() + self.block_bytes) as u64;
         let rule = "use at least (2 × encoders + 2) × block_bytes: the encoders hold all but one of them at all times";
-        within("memory_limit", self.memory_limit, least, most, rule)
+        let most = u64::from(u32::MAX) * 256;
+        within("memory_limit", self.memory_limit, least..=most, rule)?;
+        if self.start_timeout.is_zero() {
+            return Err(ConfigError {
+                setting: "start_timeout",
+                found: "0s".into(),
+                rule: "use a time above zero, like 1s",
+            });
+        }
+        Ok(())
     }
+}
+
+fn within<T: Copy + Display + TryInto<u64>>(
+    setting: &'static str,
+    found: T,
+    range: RangeInclusive<u64>,
+    rule: &'static str,
+) -> Result<(), ConfigError> {
+    // A negative number is in none of the ranges.
+    if found.try_into().is_ok_and(|found| range.contains(&found)) {
+        return Ok(());
+    }
+    let found = found.to_string();
+    Err(ConfigError { setting, found, rule })
 }

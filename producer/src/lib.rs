@@ -10,6 +10,8 @@
 mod accumulator;
 mod append;
 mod budget;
+#[doc(hidden)]
+pub mod commit;
 mod commit_delay;
 mod committer;
 mod config;
@@ -19,6 +21,8 @@ mod flow;
 mod health;
 mod metrics;
 mod producer;
+#[doc(hidden)]
+pub mod reads_first;
 mod segment;
 mod streams;
 mod trace;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond_manifest::buffer::SHARDS_MAX;
 use millpond_manifest::{Buffer, ReadError, cas, layout};
 use millpond_segment::{BlockBuilder, Limits};
 use millpond_storage::{Backoff, ErrorKind, Store};
@@ -270,7 +269,7 @@ async fn open_buffer(
 ) -> Result<Buffer, StartError> {
     let new = Buffer {
         id: environment.uuid(),
-        shards: shards.clamp(1, SHARDS_MAX),
+        shards,
     };
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(3));
     loop {

@@ -45,6 +45,24 @@ async fn messages_within_a_linger_share_a_segment_that_closes_when_it_is_over() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn without_a_linger_no_message_waits_for_another() {
+    let world = World::new();
+    let mut config = batching();
+    config.linger = Duration::ZERO;
+    let producer = world.producer(config, 1).await;
+    let start = Instant::now();
+    for (sequence, message) in (0..).zip(["a", "b"]) {
+        assert_eq!(append(&producer, message).await.unwrap().sequence, sequence);
+    }
+    // A commit that waits for others waits for 50 ms at least.
+    assert!(
+        start.elapsed() < Duration::from_millis(50),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn streams_share_a_segment_and_keep_their_order() {
     let world = World::new();
     let producer = world.producer(batching(), 1).await;

@@ -2,9 +2,10 @@
 //! ([`simulator`]) in which each seed is a run.
 //!
 //! The model checks the protocols in `design/protocols.md`: producers, owners of a cursor and a garbage collector over
-//! one abstract store, in every interleaving of their steps within a bound. The pure functions of `millpond-manifest`
-//! and `millpond_consumer::schedule` decide each step, exactly as in production. This crate only adds the glue between
-//! them, as thin as `producer/src/committer.rs`, `consumer/src/tenure.rs` and `consumer/src/gc.rs` allow.
+//! one abstract store, in every interleaving of their steps within a bound. The pure functions of `millpond-manifest`,
+//! `millpond_producer::commit` and `millpond_consumer::schedule` decide each step, exactly as in production. This crate
+//! only adds the glue between them, as thin as `producer/src/committer.rs`, `consumer/src/tenure.rs` and
+//! `consumer/src/gc.rs` allow.
 //!
 //! A compare-and-set lands or not, and its result is reported or not; an unreported one may still land later. Actors
 //! crash at any step. Time is a small counter: segment names and the garbage collector's orphan floor follow it.

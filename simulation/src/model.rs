@@ -126,7 +126,9 @@ impl Model for System {
                 forbidden: bounds.forbidden.iter().copied().collect(),
                 ..Store::new()
             },
-            producers: vec![Producer::default(); bounds.segments.len()],
+            producers: (0..bounds.segments.len())
+                .map(|place| Producer::new(place, bounds))
+                .collect(),
             owners: vec![Owner::default(); bounds.owners],
             gc: GarbageCollector::default(),
             clock: 0,

@@ -1,12 +1,14 @@
-//! A producer: uploads segments and commits them in order, as `producer/src/committer.rs` does.
+//! A producer: uploads segments and commits them in order. `millpond_producer::commit` decides every step of a commit, as it
+//! does for the real committer; here are only the requests.
 
+use crate::bounds::Bounds;
 use crate::model::{System, World};
-use crate::store::{Answer, Broken, Outcome, Store, StoredPage, Versioned, Write, outcomes};
-use millpond_manifest::planted::{self, Bug};
-use millpond_manifest::{Commit, CommitRefusal, Manifest, NewPart, NewSegment, ProducerId};
+use crate::store::{self, Broken, Outcome, Store, Versioned, Write, outcomes};
+use millpond_manifest::{Manifest, NewPart, NewSegment, ProducerId};
+use millpond_producer::commit::{Answer, Commits, Draw, Found, Landed, NewPage, Next, Swap};
 use millpond_segment::Encoding;
-use std::sync::Arc;
 use ulid::Ulid;
+use uuid::Uuid;
 
 /// The one stream of the model.
 pub const STREAM: &str = "otlp.logs";
@@ -20,29 +22,69 @@ pub struct Work {
     pub segment: Ulid,
 }
 
-/// A commit that was sent and not confirmed. Its segments are those of the group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Attempt {
-    /// The number of the state that it named.
-    expected: u64,
-    /// The sequence that its first segment gets if it lands.
-    first_sequence: u64,
-    /// The store answered that it refused the swap.
-    refused: bool,
+/// A producer, or the ones that follow it in its place after crashes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Producer {
+    names: Names,
+    begun: u8,
+    group: Vec<Work>,
+    commits: Commits<Versioned<Manifest>>,
 }
 
-/// A producer, or the ones that follow it in its place after crashes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Producer {
-    life: u8,
-    begun: u8,
+impl Found for Versioned<Manifest> {
+    type Version = u64;
+
+    fn manifest(&self) -> &Manifest {
+        self
+    }
+
+    fn version(&self) -> u64 {
+        Versioned::version(self)
+    }
+}
+
+/// The names that a place's producers have drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Names {
+    place: u8,
+    ids: u8,
     pages: u8,
-    group: Vec<Work>,
-    registered: bool,
-    last: u64,
-    known: Option<Versioned<Manifest>>,
-    unresolved: Option<Attempt>,
-    page: Option<StoredPage>,
+}
+
+impl Names {
+    fn id(self) -> ProducerId {
+        let mut id = [0; 16];
+        (id[0], id[1]) = (self.place, self.ids);
+        ProducerId(id)
+    }
+}
+
+/// The clock of the model, and names that follow from how many were drawn before.
+struct Drawn<'a> {
+    clock: u8,
+    names: &'a mut Names,
+}
+
+impl Draw for Drawn<'_> {
+    fn unix_ms(&mut self) -> u64 {
+        0
+    }
+
+    fn nonce(&mut self) -> u64 {
+        0
+    }
+
+    /// The name of a page: a segment's has no bit so high.
+    fn ulid(&mut self, not_before_ms: u64) -> Ulid {
+        self.names.pages += 1;
+        let salt = u128::from(self.names.place) << 8 | u128::from(self.names.pages) | 1 << 64;
+        Ulid::from_parts(u64::from(self.clock).max(not_before_ms), salt)
+    }
+
+    fn producer_id(&mut self) -> ProducerId {
+        self.names.ids += 1;
+        self.names.id()
+    }
 }
 
 /// What a producer can do next.
@@ -50,19 +92,10 @@ pub struct Producer {
 pub enum Step {
     /// Puts a new segment.
     Upload,
-    /// Reads the manifest.
-    Read,
-    /// Puts the page of a full tail.
-    StorePage,
-    /// Registers; `expiry`: the table has become too large, and all others go.
-    Register {
-        /// What becomes of the swap.
-        outcome: Outcome,
-        /// Whether the others are forgotten.
-        expiry: bool,
-    },
-    /// Commits its group, or finds out why not.
-    Commit(Outcome),
+    /// Does what its commit needs next, with this outcome of the request.
+    Next(Outcome),
+    /// Registers, and the table has become too large: all others go.
+    RegisterAlone(Outcome),
     /// Ends, and another one starts in its place.
     Crash,
 }
@@ -83,244 +116,205 @@ pub fn upload(segment: Ulid) -> u8 {
 }
 
 impl Producer {
-    fn id(&self, place: usize) -> ProducerId {
-        let mut id = [0; 16];
-        id[0] = u8::try_from(place).unwrap_or(u8::MAX);
-        id[1] = self.life;
-        ProducerId(id)
+    /// The first producer in a place.
+    pub fn new(place: usize, bounds: &Bounds) -> Producer {
+        let names = Names {
+            place: u8::try_from(place).unwrap_or(u8::MAX),
+            ids: 0,
+            pages: 0,
+        };
+        Producer {
+            names,
+            begun: 0,
+            group: Vec::new(),
+            commits: commits(names, bounds),
+        }
     }
 
     /// Adds the steps that are possible.
     pub fn steps(&self, place: usize, system: &System, world: &World, steps: &mut Vec<Step>) {
         let own = system.bounds.segments[place].len();
-        let free = match self.unresolved {
-            None => true,
-            Some(attempt) if attempt.refused => planted::is(Bug::GroupGrowsAfterMismatch),
-            Some(_) => planted::is(Bug::UnresolvedGroupChanged),
-        };
-        if usize::from(self.begun) < own && free {
+        if usize::from(self.begun) < own && self.commits.may_grow() {
             steps.push(Step::Upload);
         }
         if !self.group.is_empty() {
-            match &self.known {
-                None => steps.push(Step::Read),
-                Some(_) if !self.registered => {
-                    for &outcome in outcomes(world.left.producer_faults) {
-                        steps.push(Step::Register {
-                            outcome,
-                            expiry: false,
-                        });
-                        if world.left.expiries > 0 {
-                            steps.push(Step::Register {
-                                outcome,
-                                expiry: true,
-                            });
-                        }
-                    }
-                }
-                Some(known) if self.needs_page(known, system) => steps.push(Step::StorePage),
-                Some(_) => {
-                    let outcomes = outcomes(world.left.producer_faults);
-                    steps.extend(outcomes.iter().map(|&outcome| Step::Commit(outcome)));
+            for &outcome in outcomes(world.left.producer_faults) {
+                steps.push(Step::Next(outcome));
+                if world.left.expiries > 0 && !self.commits.is_registered() {
+                    steps.push(Step::RegisterAlone(outcome));
                 }
             }
         }
-        let has_something_to_lose = self.registered || !self.group.is_empty();
+        let has_something_to_lose = self.commits.is_registered() || !self.group.is_empty();
         if world.left.producer_crashes > 0 && has_something_to_lose {
             steps.push(Step::Crash);
         }
     }
 
     /// Whether this state of the producer has an attempt of unknown outcome that is in the log.
-    pub fn landed_unreported(&self, place: usize, store: &Store) -> bool {
-        let row = store.manifest.producer(self.id(place));
-        self.unresolved.is_some() && row.is_some_and(|row| row.commit == self.last + 1)
+    pub fn landed_unreported(&self, store: &Store) -> bool {
+        let row = store.manifest.producer(self.commits.producer());
+        let landed = row.is_some_and(|row| row.commit == self.commits.last() + 1);
+        self.commits.unresolved().is_some() && landed
     }
 
     /// Whether its attempt is in the log although the store says that it refused it.
-    pub fn landed_refused(&self, place: usize, store: &Store) -> bool {
-        self.unresolved.is_some_and(|attempt| attempt.refused) && self.landed_unreported(place, store)
+    pub fn landed_refused(&self, store: &Store) -> bool {
+        let refused = self.commits.unresolved().is_some_and(|(_, refused)| refused);
+        refused && self.landed_unreported(store)
     }
 
     /// Takes a step; `None` if it is none.
     pub fn step(place: usize, step: Step, system: &System, world: &mut World) -> Option<()> {
-        let World {
-            store,
-            producers,
-            clock,
-            left,
-            told,
-            unknown,
-            ..
-        } = world;
-        let me = &mut producers[place];
+        let me = &mut world.producers[place];
         match step {
             Step::Upload => {
                 let number = system.bounds.number(place, me.begun);
-                let segment = name((*clock).into(), number, 0);
+                let segment = name(world.clock.into(), number, 0);
                 me.begun += 1;
-                store.segments.insert(segment);
+                world.store.segments.insert(segment);
                 me.group.push(Work { number, segment });
             }
-            Step::Read => {
-                me.resolve(place, &store.manifest);
-                me.known = Some(store.manifest.clone());
-            }
-            Step::StorePage => {
-                let state = me.known.as_ref()?;
-                me.pages += 1;
-                let salt = u128::from(me.id(place).0[0]) << 8 | u128::from(me.pages) | 1 << 64;
-                let name = Ulid::from_parts(u64::from(*clock).max(state.orphan_floor_ms), salt);
-                let (page, _) = state.seal(name, state.next_sequence - 1)?;
-                let page = StoredPage {
-                    name,
-                    page: Arc::new(page),
-                };
-                if !planted::is(Bug::PageNotStored) {
-                    store.pages.insert(name, page.clone());
-                }
-                me.page = Some(page);
-            }
-            Step::Register { outcome, expiry } => {
-                let state = me.known.clone()?;
-                let id = me.id(place);
-                if state.producer(id).is_some() {
-                    me.registered = true;
-                    return (outcome == Outcome::Reported && !expiry).then_some(());
-                }
-                let mut table = (*state).clone();
-                if expiry {
-                    table.producers.clear();
-                }
-                left.expiries -= u8::from(expiry);
-                left.producer_faults -= u8::from(outcome != Outcome::Reported);
-                let next = Versioned::new(table.register(id, 0).stamped(0));
-                me.known = None;
-                if store.swap(Write::Manifest(next.clone()), outcome)? == Answer::Committed {
-                    me.known = Some(next);
-                    me.registered = true;
-                }
-            }
-            Step::Commit(outcome) => {
-                let state = me.known.clone()?;
-                match me.attempt(place, &state, system) {
-                    Ok(Commit::Next {
-                        state: next,
-                        first_sequence,
-                    }) => {
-                        let next = Versioned::new(next.stamped(0));
-                        left.producer_faults -= u8::from(outcome != Outcome::Reported);
-                        me.known = None;
-                        match store.swap(Write::Manifest(next.clone()), outcome)? {
-                            Answer::Committed => {
-                                if let Some(new) = &me.page
-                                    && next.pages.iter().any(|page| page.page == new.name)
-                                {
-                                    me.page = None;
-                                }
-                                me.known = Some(next);
-                                me.succeed(first_sequence, told);
-                            }
-                            answer => {
-                                me.unresolved = Some(Attempt {
-                                    expected: state.version(),
-                                    first_sequence,
-                                    refused: answer == Answer::Mismatch,
-                                });
-                            }
-                        }
-                    }
-                    // What follows costs no request: there is but one way for it to come out.
-                    _ if outcome != Outcome::Reported => return None,
-                    Ok(Commit::Already {
-                        first_sequence,
-                        count,
-                    }) => {
-                        let grew = planted::is(Bug::GroupGrowsAfterMismatch)
-                            || planted::is(Bug::UnresolvedGroupChanged);
-                        if count != me.group.len() as u64 && !grew {
-                            store.broken.get_or_insert(Broken::Forbidden);
-                        }
-                        me.succeed(first_sequence, told);
-                    }
-                    Err(CommitRefusal::BelowFloor { segments, floor_ms }) => {
-                        for at in segments {
-                            let work = &mut me.group[at];
-                            let again = upload(work.segment) + 1;
-                            work.segment = name(u64::from(*clock).max(floor_ms), work.number, again);
-                            store.segments.insert(work.segment);
-                        }
-                    }
-                    Err(CommitRefusal::NotRegistered(_)) => {
-                        let segments: Vec<_> = me.group.iter().map(|work| work.segment).collect();
-                        let in_doubt = me.unresolved.take().is_some_and(|attempt| {
-                            !(attempt.refused && state.lacks(attempt.first_sequence, &segments))
-                        });
-                        if in_doubt && !planted::is(Bug::ForgottenSentAgain) {
-                            unknown.extend(me.group.drain(..).map(|work| work.number));
-                        }
-                        me.life += 1;
-                        me.registered = false;
-                        me.last = 0;
-                    }
-                    Err(
-                        CommitRefusal::Superseded { .. }
-                        | CommitRefusal::Gap { .. }
-                        | CommitRefusal::Invalid(_),
-                    ) => {
-                        store.broken.get_or_insert(Broken::Forbidden);
-                    }
-                }
-            }
+            Step::Next(outcome) => Producer::request(place, outcome, false, system, world)?,
+            Step::RegisterAlone(outcome) => Producer::request(place, outcome, true, system, world)?,
             Step::Crash => {
-                left.producer_crashes -= 1;
-                *me = Producer {
-                    life: me.life + 1,
-                    begun: me.begun,
-                    pages: me.pages,
-                    ..Producer::default()
-                };
+                world.left.producer_crashes -= 1;
+                me.names.ids += 1;
+                me.group.clear();
+                me.commits = commits(me.names, &system.bounds);
             }
         }
         Some(())
     }
 
-    /// The commit of the group on a state, its full tail sealed before.
-    fn attempt(&self, place: usize, state: &Manifest, system: &System) -> Result<Commit, CommitRefusal> {
-        let id = self.id(place);
-        let base = self.sealed(state).unwrap_or_else(|| state.clone());
-        let segments: Vec<_> = self.group.iter().map(|work| describe(*work, system)).collect();
-        base.commit(id, self.last + 1, &segments, 0)
-    }
-
-    /// Whether the tail is full and the page for it is not in the store.
-    fn needs_page(&self, state: &Manifest, system: &System) -> bool {
-        state.tail.len() >= system.bounds.tail_max && !state.tail.is_empty() && self.sealed(state).is_none()
-    }
-
-    fn sealed(&self, state: &Manifest) -> Option<Manifest> {
-        let new = self.page.as_ref()?;
-        let (page, sealed) = state.seal(new.name, new.page.last())?;
-        (page == *new.page).then_some(sealed)
-    }
-
-    /// Forgets an unresolved attempt once it is certain that it did not land and never will.
-    fn resolve(&mut self, place: usize, found: &Versioned<Manifest>) {
-        let Some(attempt) = self.unresolved else { return };
-        let row = found.producer(self.id(place));
-        let changed = found.version() != attempt.expected || planted::is(Bug::ResolvedTooEarly);
-        if changed && row.is_some_and(|row| row.commit <= self.last) {
-            self.unresolved = None;
+    /// Does what the commit needs next. `alone`: it registers, and the table forgets all others.
+    fn request(
+        place: usize,
+        outcome: Outcome,
+        alone: bool,
+        system: &System,
+        world: &mut World,
+    ) -> Option<()> {
+        let me = &mut world.producers[place];
+        let mut drawn = Drawn {
+            clock: world.clock,
+            names: &mut me.names,
+        };
+        let group: Vec<_> = me.group.iter().map(|work| describe(*work, system)).collect();
+        let is_known = world.store.manifest.producer(me.commits.producer()).is_some();
+        let mut next = me.commits.next(&group, &mut drawn);
+        if next == Next::Registered {
+            // It makes no request.
+            next = me.commits.next(&group, &mut drawn);
+        }
+        match next {
+            Next::Swap(swap) if !alone || swap.attempt.is_none() => {
+                Producer::swap(place, swap, outcome, alone, world)
+            }
+            Next::StorePage(page) if !alone => Producer::store_page(place, page, outcome, world),
+            // The others have but one way to come out.
+            _ if alone || outcome != Outcome::Reported => None,
+            Next::Renew(renewal) if renewal.in_doubt && is_known => {
+                world.store.broken.get_or_insert(Broken::Doubt);
+                Some(())
+            }
+            other => {
+                Producer::obey(place, other, world);
+                Some(())
+            }
         }
     }
 
-    /// Tells the callers of the group where their records are.
-    fn succeed(&mut self, first_sequence: u64, told: &mut Vec<(u8, u64)>) {
-        self.last += 1;
-        self.unresolved = None;
-        told.extend(self.group.drain(..).map(|work| work.number).zip(first_sequence..));
+    /// One compare-and-set.
+    fn swap(place: usize, swap: Swap<u64>, outcome: Outcome, alone: bool, world: &mut World) -> Option<()> {
+        let World {
+            store,
+            producers,
+            left,
+            told,
+            ..
+        } = world;
+        let me = &mut producers[place];
+        let mut state = *swap.next;
+        if alone {
+            state.producers.retain(|row| row.id == me.commits.producer());
+        }
+        left.expiries -= u8::from(alone);
+        left.producer_faults -= u8::from(outcome != Outcome::Reported);
+        let next = Versioned::new(state);
+        let answer = match store.swap(Write::Manifest(next.clone()), outcome)? {
+            store::Answer::Committed => Answer::Committed(next),
+            store::Answer::Mismatch => Answer::Mismatch,
+            store::Answer::Unknown => Answer::Unknown,
+        };
+        if let Some(landed) = me.commits.swapped(answer).landed {
+            me.tell(landed, told);
+        }
+        Some(())
+    }
+
+    /// Puts a page. Its answer is lost, or the page is.
+    fn store_page(place: usize, page: NewPage, outcome: Outcome, world: &mut World) -> Option<()> {
+        if outcome == Outcome::Repeated {
+            return None;
+        }
+        world.left.producer_faults -= u8::from(outcome != Outcome::Reported);
+        if outcome != Outcome::Late {
+            world.store.pages.insert(page.name, page);
+        }
+        world.producers[place]
+            .commits
+            .stored(outcome == Outcome::Reported);
+        Some(())
+    }
+
+    /// Does what can come out in one way only.
+    fn obey(place: usize, next: Next<u64>, world: &mut World) {
+        let World {
+            store,
+            producers,
+            clock,
+            told,
+            unknown,
+            ..
+        } = world;
+        let me = &mut producers[place];
+        match next {
+            Next::Read => {
+                let exists = store.manifest.version() > 0;
+                me.commits.read(exists.then(|| store.manifest.clone()));
+            }
+            Next::Acknowledge(landed) => me.tell(landed, told),
+            Next::UploadAgain { places, floor_ms } => {
+                for at in places {
+                    let work = &mut me.group[at];
+                    let again = upload(work.segment) + 1;
+                    work.segment = name(u64::from(*clock).max(floor_ms), work.number, again);
+                    store.segments.insert(work.segment);
+                }
+            }
+            Next::Renew(renewal) => {
+                if renewal.in_doubt {
+                    unknown.extend(me.group.drain(..).map(|work| work.number));
+                }
+            }
+            Next::Drop { .. } => {
+                store.broken.get_or_insert(Broken::Forbidden);
+            }
+            Next::Registered | Next::StorePage(_) | Next::Swap(_) => {}
+        }
+    }
+
+    /// Tells callers where their records are.
+    fn tell(&mut self, landed: Landed, told: &mut Vec<(u8, u64)>) {
+        let numbers = self.group.drain(..landed.count).map(|work| work.number);
+        told.extend(numbers.zip(landed.first_sequence..));
         told.sort_unstable();
     }
+}
+
+fn commits(names: Names, bounds: &Bounds) -> Commits<Versioned<Manifest>> {
+    Commits::new(Uuid::nil(), 0, bounds.tail_max, names.id())
 }
 
 fn describe(work: Work, system: &System) -> NewSegment {

@@ -3,7 +3,8 @@
 
 use crate::producer::number;
 use millpond_manifest::cursor::Plan;
-use millpond_manifest::{Cursor, Manifest, Object, Page};
+use millpond_manifest::{Cursor, Manifest, Object};
+use millpond_producer::commit::NewPage;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -79,33 +80,6 @@ impl<T: fmt::Debug> fmt::Debug for Versioned<T> {
     }
 }
 
-/// A page in the store or in a producer's memory. Its name determines its content.
-#[derive(Debug, Clone)]
-pub struct StoredPage {
-    /// Its name.
-    pub name: Ulid,
-    /// Its content.
-    pub page: Arc<Page>,
-}
-
-impl PartialEq for StoredPage {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name && self.page == other.page
-    }
-}
-
-impl Eq for StoredPage {}
-
-impl Hash for StoredPage {
-    fn hash<H: Hasher>(&self, hasher: &mut H) {
-        self.name.hash(hasher);
-        self.page.first.hash(hasher);
-        for entry in &self.page.entries {
-            entry.segment.hash(hasher);
-        }
-    }
-}
-
 /// A new state of one of the two objects. It replaces only the state with the preceding number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Write {
@@ -165,6 +139,8 @@ pub enum Broken {
     Missing,
     /// The store lacks an object that the log refers to.
     Lost,
+    /// A producer told callers that an outcome is unknown, although the table knows the producer.
+    Doubt,
     /// A pure function refused a step as the caller's bug.
     Forbidden,
 }
@@ -194,7 +170,7 @@ pub struct Store {
     /// Segment objects.
     pub segments: BTreeSet<Ulid>,
     /// Page objects.
-    pub pages: BTreeMap<Ulid, StoredPage>,
+    pub pages: BTreeMap<Ulid, NewPage>,
     /// Swaps that may still land.
     pub late: Vec<Write>,
     /// The rows in the sink. A segment is one row.

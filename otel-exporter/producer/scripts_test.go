@@ -1,0 +1,420 @@
+package producer
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/oklog/ulid/v2"
+
+	"millpond.dev/otel-exporter/internal/manifest"
+	"millpond.dev/otel-exporter/internal/segment"
+	"millpond.dev/otel-exporter/internal/storage"
+)
+
+// TestTheScriptsLeadToWhatTheySay runs the scripts that the producer in Rust runs, too (producer/tests/scripts.rs, which can
+// also write them): the same commands lead to the same requests and the same states.
+func TestTheScriptsLeadToWhatTheySay(t *testing.T) {
+	paths, err := filepath.Glob("../../producer/testdata/*.txt")
+	if err != nil || len(paths) != 5 {
+		t.Fatalf("%v, %v", paths, err)
+	}
+	for _, path := range paths {
+		script, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		world := newScriptWorld(1_000)
+		lines := strings.Split(strings.TrimSuffix(string(script), "\n"), "\n")
+		for at := 0; at < len(lines); {
+			line := lines[at]
+			at++
+			if line == "" || strings.HasPrefix(line, "#") {
+				continue
+			}
+			from := at
+			for at < len(lines) && strings.HasPrefix(lines[at], "  > ") {
+				at++
+			}
+			words := strings.Fields(line)
+			var found []string
+			if leadsTo := world.run(words[0], words[1:]); leadsTo != "" {
+				for _, line := range strings.Split(leadsTo, "\n") {
+					found = append(found, "  > "+line)
+				}
+			}
+			if !slices.Equal(found, lines[from:at]) {
+				t.Fatalf("%s:%d: %s leads to\n%s\nand not to\n%s", path, from, line,
+					strings.Join(found, "\n"), strings.Join(lines[from:at], "\n"))
+			}
+		}
+	}
+}
+
+// A scriptDraw has the clock, and names in the order of their drawing.
+type scriptDraw struct {
+	clockMs          uint64
+	producers, pages byte
+}
+
+func (d *scriptDraw) unixMs() uint64 { return d.clockMs }
+
+func (d *scriptDraw) nonce() uint64 { return 0 }
+
+func (d *scriptDraw) ulid(notBeforeMs uint64) ulid.ULID {
+	d.pages++
+	return scriptName(max(d.clockMs, notBeforeMs), d.pages)
+}
+
+func (d *scriptDraw) producerID() manifest.ProducerID {
+	d.producers++
+	return scriptProducer(d.producers)
+}
+
+func scriptProducer(number byte) (id manifest.ProducerID) {
+	for i := range id {
+		id[i] = number
+	}
+	return id
+}
+
+func scriptName(atMs uint64, letter byte) (name ulid.ULID) {
+	_ = name.SetTime(atMs)
+	name[15] = letter
+	return name
+}
+
+// scriptOther is the name of the producer that the scripts call the other one.
+var scriptOther = scriptProducer(255)
+
+type scriptWorld struct {
+	stored     *manifest.Manifest
+	draw       scriptDraw
+	commits    commitState
+	readsFirst readsFirst
+	group      []manifest.NewSegment
+	sent, late swapStep
+}
+
+func newScriptWorld(tailMax int) *scriptWorld {
+	world := &scriptWorld{}
+	world.commits = commitState{bufferID: uuid.Nil, tailMax: tailMax, producer: world.draw.producerID()}
+	return world
+}
+
+func (w *scriptWorld) run(command string, arguments []string) string {
+	switch command {
+	case "start":
+		*w = *newScriptWorld(scriptValue(arguments[0]))
+	case "clock":
+		w.draw.clockMs = scriptNumber(arguments[0])
+	case "upload":
+		if !w.commits.mayGrow() {
+			return "the group must not change"
+		}
+		for _, text := range arguments {
+			w.group = append(w.group, scriptSegment(text, w.draw.clockMs))
+		}
+		return "group: " + shownNames(w.group)
+	case "begin":
+		w.readsFirst.begin(&w.commits)
+	case "next":
+		return w.next()
+	case "read":
+		return w.hear("read", w.commits.read(w.snapshot()))
+	case "store":
+		w.commits.stored(arguments[0] == "succeeds")
+	case "swap":
+		return w.swap(arguments[0])
+	case "land":
+		if w.land(w.late) {
+			return "it lands"
+		}
+		return "the store refuses it"
+	case "other":
+		return w.commitAs(scriptOther, arguments)
+	case "impostor":
+		return w.commitAs(w.commits.producer, arguments)
+	case "forget":
+		w.change(func(state *manifest.Manifest) { state.Producers = nil })
+	case "floor":
+		w.change(func(state *manifest.Manifest) { state.OrphanFloorMs = scriptNumber(arguments[0]) })
+	case "remove":
+		w.stored = nil
+	case "state":
+		if w.stored == nil {
+			return "there is no manifest"
+		}
+		return shownState(w.stored)
+	case "constants":
+		return fmt.Sprintf("reads first: %d\nsegments of a commit: %d\ntail: %d\nstreams: %d\n"+
+			"producers: %d\nproducers kept: %d\nproducer expiry: %d ms", readsFirstMax, commitSegmentsMax,
+			manifest.TailMax, manifest.StreamsMax, manifest.ProducersMax, manifest.ProducersKept, manifest.ProducerExpiryMs)
+	case "check":
+		return scriptCheck(arguments)
+	default:
+		panic("no such command: " + command)
+	}
+	return ""
+}
+
+func (w *scriptWorld) snapshot() *manifest.Snapshot {
+	if w.stored == nil {
+		return nil
+	}
+	return &manifest.Snapshot{State: w.stored, Version: versionOf(w.stored)}
+}
+
+func versionOf(state *manifest.Manifest) storage.Version {
+	return storage.Version(strconv.FormatUint(state.Stamp.Version, 10))
+}
+
+func (w *scriptWorld) next() string {
+	switch next := w.commits.next(w.group, &w.draw).(type) {
+	case readStep:
+		return "read the manifest"
+	case storePageStep:
+		page := next.page
+		return fmt.Sprintf("store %s with sequences %d to %d", shownName(page.name), page.page.First, page.page.Last())
+	case swapStep:
+		w.sent = next
+		return w.shownSwap(next)
+	case registeredStep:
+		return shownProducer(w.commits.producer) + " is registered"
+	case acknowledgeStep:
+		return w.acknowledge(landed(next))
+	case uploadAgainStep:
+		for _, place := range next.places {
+			old := &w.group[place].Segment
+			*old = scriptName(max(w.draw.clockMs, next.floorMs), old[15])
+		}
+		return "upload again, group: " + shownNames(w.group)
+	case dropStep:
+		name := w.group[next.place].Segment
+		w.group = slices.Delete(w.group, next.place, next.place+1)
+		// The name is the same in both languages; a script is easier to read with the short one.
+		return fmt.Sprintf("drop %s: %s", shownName(name), strings.ReplaceAll(next.reason, name.String(), shownName(name)))
+	case renewStep:
+		var unknown []manifest.NewSegment
+		if next.inDoubt {
+			unknown, w.group = w.group, nil
+		}
+		return fmt.Sprintf("go on as %s: %s\nunknown: %s\ngroup: %s", shownProducer(next.producer), next.reason,
+			shownNames(unknown), shownNames(w.group))
+	}
+	panic("no such step")
+}
+
+func (w *scriptWorld) shownSwap(swap swapStep) string {
+	expected := "nothing"
+	if swap.expected != nil {
+		expected = "version " + string(*swap.expected)
+	}
+	text := fmt.Sprintf("swap %s: register %s", expected, shownProducer(w.commits.producer))
+	if attempt := swap.attempt; attempt != nil {
+		var segments []string
+		for _, name := range attempt.segments {
+			segments = append(segments, shownName(name))
+		}
+		text = fmt.Sprintf("swap %s: commit %d has %s from sequence %d", expected, attempt.number,
+			strings.Join(segments, " "), attempt.firstSequence)
+	}
+	for _, page := range swap.next.Pages {
+		text += ", after " + shownName(page.Page)
+	}
+	return text
+}
+
+func (w *scriptWorld) acknowledge(landed landed) string {
+	told := w.group[:landed.count]
+	w.group = w.group[landed.count:]
+	return fmt.Sprintf("acknowledge %s from sequence %d", shownNames(told), landed.firstSequence)
+}
+
+func (w *scriptWorld) hear(text string, news news) string {
+	w.readsFirst.hear(news)
+	if news.pageJoined {
+		text += ", the page is in the log"
+	}
+	if news.metAnother {
+		text += ", another producer may have committed"
+	}
+	if news.landed != nil {
+		text += "\n" + w.acknowledge(*news.landed)
+	}
+	return text
+}
+
+func (w *scriptWorld) swap(outcome string) string {
+	swap := w.sent
+	lands, answer := true, storage.Committed
+	switch outcome {
+	case "reported":
+	case "unreported":
+		answer = storage.Unknown
+	case "repeated":
+		answer = storage.Mismatch
+	case "lost":
+		lands, answer = false, storage.Unknown
+	case "late":
+		lands, answer = false, storage.Unknown
+		w.late = swap
+	default:
+		panic("no such outcome: " + outcome)
+	}
+	if lands && !w.land(swap) {
+		answer = storage.Mismatch
+	}
+	var found *manifest.Snapshot
+	text := map[storage.Outcome]string{storage.Mismatch: "refused", storage.Unknown: "unknown"}[answer]
+	if answer == storage.Committed {
+		text, found = "committed", w.snapshot()
+	}
+	return w.hear(text, w.commits.swapped(answer, found))
+}
+
+func (w *scriptWorld) land(swap swapStep) bool {
+	lands := swap.expected == nil && w.stored == nil ||
+		swap.expected != nil && w.stored != nil && *swap.expected == versionOf(w.stored)
+	if lands {
+		w.stored = swap.next
+	}
+	return lands
+}
+
+func (w *scriptWorld) change(change func(*manifest.Manifest)) {
+	w.stored = w.stored.Stamped(0)
+	change(w.stored)
+}
+
+// commitAs: somebody else commits, registering first where that is needed.
+func (w *scriptWorld) commitAs(id manifest.ProducerID, texts []string) string {
+	state := w.stored
+	if state == nil {
+		state = manifest.New(uuid.Nil, 0)
+	}
+	state = state.Register(id, w.draw.clockMs)
+	var segments []manifest.NewSegment
+	for _, text := range texts {
+		segments = append(segments, scriptSegment(text, w.draw.clockMs))
+	}
+	row, _ := state.Producer(id)
+	commit, err := state.Commit(id, row.Commit+1, segments, w.draw.clockMs)
+	if err != nil {
+		panic(err)
+	}
+	w.stored = commit.State.Stamped(0)
+	return fmt.Sprintf("from sequence %d", commit.FirstSequence)
+}
+
+// scriptSegment: `a`, `a:ndjson` in a stream of this encoding, `a#2` with two parts of one stream, or `a!` in a stream of no
+// valid name.
+func scriptSegment(text string, atMs uint64) manifest.NewSegment {
+	part := manifest.NewPart{Stream: "events", Encoding: segment.OTLP}
+	part.Part = manifest.Part{Length: 1, RawLen: 1, Messages: 1, Records: 1}
+	if strings.Contains(text, ":ndjson") {
+		part.Encoding = segment.NDJSON
+	}
+	if strings.HasSuffix(text, "!") {
+		part.Stream = "a/b"
+	}
+	parts := []manifest.NewPart{part}
+	if strings.HasSuffix(text, "#2") {
+		parts = append(parts, part)
+	}
+	return manifest.NewSegment{Segment: scriptName(atMs, text[0]), Size: 1, Parts: parts}
+}
+
+func shownName(name ulid.ULID) string {
+	if drawn := name[15]; drawn < 'a' {
+		return fmt.Sprintf("page%d@%d", drawn, name.Time())
+	}
+	return fmt.Sprintf("%c@%d", name[15], name.Time())
+}
+
+func shownNames(segments []manifest.NewSegment) string {
+	if len(segments) == 0 {
+		return "nothing"
+	}
+	var names []string
+	for i := range segments {
+		names = append(names, shownName(segments[i].Segment))
+	}
+	return strings.Join(names, " ")
+}
+
+func shownProducer(id manifest.ProducerID) string { return fmt.Sprintf("producer %d", id[0]) }
+
+func shownState(state *manifest.Manifest) string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "version %d, next sequence %d, orphan floor %d\n", state.Stamp.Version, state.NextSequence, state.OrphanFloorMs)
+	for _, stream := range state.Streams {
+		fmt.Fprintf(&text, "stream %s: %s\n", stream.Name, stream.Encoding)
+	}
+	for _, page := range state.Pages {
+		fmt.Fprintf(&text, "%s: sequences %d to %d\n", shownName(page.Page), page.First, page.Last)
+	}
+	var tail []string
+	for i := range state.Tail {
+		tail = append(tail, shownName(state.Tail[i].Segment))
+	}
+	fmt.Fprintf(&text, "tail from %d: %s\n", state.TailStart(), strings.Join(tail, " "))
+	for _, row := range state.Producers {
+		fmt.Fprintf(&text, "%s: commit %d has %d from sequence %d\n", shownProducer(row.ID), row.Commit, row.Count, row.FirstSequence)
+	}
+	return strings.TrimSpace(text.String())
+}
+
+func scriptNumber(text string) uint64 {
+	number, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		panic(err)
+	}
+	return number
+}
+
+func scriptValue(setting string) int {
+	_, value, _ := strings.Cut(setting, "=")
+	return int(scriptNumber(value))
+}
+
+func scriptCheck(settings []string) string {
+	config := DefaultConfig()
+	config.Encoders = 2
+	for _, text := range settings {
+		setting, _, _ := strings.Cut(text, "=")
+		value := scriptValue(text)
+		numbers := map[string]*int{
+			"segment_bytes": &config.SegmentBytes, "segment_raw_bytes": &config.SegmentRawBytes,
+			"block_bytes": &config.BlockBytes, "max_uploads": &config.MaxUploads,
+			"compression_level": &config.CompressionLevel, "memory_limit": &config.MemoryLimit,
+			"encoders": &config.Encoders, "shard": &config.Shard, "shards": &config.Shards, "tail_max": &config.TailMax,
+		}
+		times := map[string]*time.Duration{
+			"linger_ms": &config.Linger, "max_wait_ms": &config.MaxWait, "start_timeout_ms": &config.StartTimeout,
+		}
+		switch {
+		case numbers[setting] != nil:
+			*numbers[setting] = value
+		case times[setting] != nil:
+			*times[setting] = time.Duration(value) * time.Millisecond
+		default:
+			panic("no such setting: " + setting)
+		}
+	}
+	err := config.Check()
+	if err == nil {
+		return "it is right"
+	}
+	// The rule of this one is another in Rust.
+	if text, _, cut := strings.Cut(err.Error(), ": "); cut && strings.HasPrefix(text, "memory_limit ") {
+		return text
+	}
+	return err.Error()
+}
