@@ -294,6 +294,16 @@ CATCHERS = {
     "uncertain-later-round": [
         known("no_later_round_acts_on_an_answer_that_is_not_certain", "a replica may have the rows")
     ],
+    "address-trusted": [
+        Catcher(
+            "sinks/clickhouse/tests/server/main.rs",
+            "addresses::an_address_is_compared_again_each_time_it_takes_over",
+            "another table took the rows",
+        )
+    ],
+    "loss-forgotten": [
+        known("a_loss_is_remembered_when_answers_stop_being_certain", "the rows are lost")
+    ],
     "later-round-unsettled": [
         known(
             "rows_that_are_seen_later_than_their_token_are_not_sent_again",

@@ -106,6 +106,8 @@ pub(crate) struct Attempts {
     /// A request of a later round may be under way. Its token differs from the first round's, so it can bring rows that the first
     /// round brings too.
     later_round: bool,
+    /// The sink has accepted a token, and certainly lacked rows of it. From then on a success proves nothing without a certain answer.
+    lost: bool,
 }
 
 /// Sends a chunk for the first time.
@@ -144,6 +146,9 @@ pub(crate) async fn again(
         }
         let (presence, since) = ask(sender, &**sink, id, chunk, round > from).await?;
         let Some((lacks, certain)) = lacking(sender, presence)? else {
+            if round > from || attempts.lost {
+                return Err(not_certain_any_more(id, chunk));
+            }
             send(sender, &**sink, id, chunk, (round, false), since).await?;
             return Ok(Found::Nothing);
         };
@@ -166,14 +171,13 @@ pub(crate) async fn again(
         if !certain && sender.sent_under_other_tokens() && !planted::is(Bug::UncertainTrusted) {
             return Err(uncertain(id, chunk));
         }
-        if !certain && round > from && !planted::is(Bug::UncertainLaterRound) {
+        let told_before = round > from || attempts.lost && !planted::is(Bug::LossForgotten);
+        if !certain && told_before && !planted::is(Bug::UncertainLaterRound) {
             // The answer before was certain. Another server gave this one, and it may lag behind.
-            return Err(Failed::Sink(SinkError::Transient(format!(
-                "it is not certain any more which rows of chunk {} of {id} the table has",
-                chunk.index
-            ))));
+            return Err(not_certain_any_more(id, chunk));
         }
         attempts.later_round |= round > from;
+        attempts.lost |= round > from;
         send_missing(sender, sink, id, chunk, lacks, (round, since)).await?;
         if !certain || planted::is(Bug::SuccessTrusted) {
             sink.complete(&source, chunk).await?;
@@ -192,6 +196,13 @@ fn lacking(sender: &dyn Sender, presence: Presence) -> Result<Option<(Vec<u64>, 
         Presence::Unknown if sender.trusts_tokens() => Ok(None),
         Presence::Lacks { .. } | Presence::Unknown => Err(Failed::CannotTell),
     }
+}
+
+fn not_certain_any_more(id: &BatchId, chunk: &Chunk) -> Failed {
+    Failed::Sink(SinkError::Transient(format!(
+        "it is not certain any more which rows of chunk {} of {id} the table has",
+        chunk.index
+    )))
 }
 
 /// Other tokens may have brought the missing rows to a replica that nobody could ask.
@@ -266,6 +277,7 @@ async fn send(
     (round, first): (u32, bool),
     since: u64,
 ) -> Result<(), Failed> {
+    sink.ready().await;
     // After a pause, the answer may be older than the sink's memory of a token: rows that came meanwhile would come again.
     if !sender.may_still_send(since) {
         return Err(Failed::Sink(SinkError::Transient(

@@ -350,6 +350,9 @@ pub trait Sink: Send + Sync + 'static {
     /// Returns the records with these identities in the given order, each as a separate message. Runs on a CPU thread.
     fn records(&self, batch: &Batch, ids: &[RowId]) -> Result<Vec<Record>, SinkError>;
 
+    /// Returns when the sink has chosen where the next request goes. The lease is checked after this wait and before the request.
+    async fn ready(&self) {}
+
     /// Writes the rows of a chunk: one request, in one block, under one token. A success says that the sink knows the token, and
     /// of a token's first request that the rows are in the sink. ClickHouse can know a token and lack its rows. When the future is
     /// dropped, nothing more of the request is sent.

@@ -102,6 +102,10 @@ bugs! {
     SkipKeepsRefusals = "skip-keeps-refusals",
     /// The halves of a refused chunk are sent before the cursor records the refusal.
     HalvesBeforeRefusal = "halves-before-refusal",
+    /// An address that was compared once is used again without a comparison.
+    AddressTrusted = "address-trusted",
+    /// An attempt forgets that an earlier one found a token without its rows.
+    LossForgotten = "loss-forgotten",
     /// A chunk is sent whole although the cursor records that it was refused.
     RefusedSentAgain = "refused-sent-again",
     /// A refused row gets no dead letter.

@@ -131,7 +131,7 @@ pub(crate) fn names_a_view(error: &Error) -> bool {
 }
 
 /// An exception can quote a whole query.
-fn shown(error: &Error) -> String {
+pub(crate) fn shown(error: &Error) -> String {
     let text = error.to_string();
     match text.char_indices().nth(2000) {
         Some((end, _)) => format!("{} …", &text[..end]),

@@ -8,7 +8,7 @@ mod ttl;
 
 use crate::client::{Client, Error};
 use crate::config::{Columns, Config};
-use crate::failure::{classify, is_away};
+use crate::failure::{classify, is_away, shown};
 use crate::presence::{Ask, all_servers};
 use crate::schema::ddl::Object;
 use crate::schema::distributed::Distributed;
@@ -77,7 +77,7 @@ impl Server {
     /// Keeps a failure that another server may not have.
     pub(crate) fn note(&self, error: &Error) {
         if is_away(error) {
-            *self.away.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+            *self.away.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown(error));
         }
     }
 
@@ -99,16 +99,21 @@ impl Server {
         self.one("asking for the time", sql).await
     }
 
-    /// Returns the version of a server that answers and that can write.
-    pub(crate) async fn answers(&self) -> Result<(u32, u32), SinkError> {
-        let version = self.version().await?;
+    /// Checks that the server answers and that none of the sink's tables is read-only there.
+    pub(crate) async fn check_writable(&self) -> Result<(), SinkError> {
+        let objects = Object::all(&self.config.tables());
+        let names: Vec<String> = objects
+            .iter()
+            .map(|object| literal(&object.name(&self.config)))
+            .collect();
         let sql = format!(
-            "SELECT count() FROM system.replicas WHERE is_readonly AND database = {}",
-            literal(&self.config.database)
+            "SELECT count() FROM system.replicas WHERE is_readonly AND database = {} AND has([{}], table)",
+            literal(&self.config.database),
+            names.join(", ")
         );
         match self.one::<u64>("asking for read-only tables", &sql).await {
             // Nothing follows from a right that is missing.
-            Ok(0) | Err(SinkError::Schema(_)) => Ok(version),
+            Ok(0) | Err(SinkError::Schema(_)) => Ok(()),
             Ok(_) => Err(SinkError::Transient(format!(
                 "{}: tables are read-only",
                 self.url

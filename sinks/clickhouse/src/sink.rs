@@ -223,9 +223,17 @@ impl Sink for ClickHouse {
             return Err(node.refused_by_table(target, chunk, &error, failed).await);
         }
         if *first && !target.proved.load(Ordering::Relaxed) {
-            node.prove(target, token, chunk).await?;
+            // The rows have arrived. A server that cannot be asked now does not make them doubtful; a later chunk is the proof.
+            match node.prove(target, token, chunk).await {
+                Err(SinkError::Transient(reason)) => warn!("{reason}"),
+                proved => proved?,
+            }
         }
         Ok(())
+    }
+
+    async fn ready(&self) {
+        self.addresses.node().await;
     }
 
     async fn presence(&self, source: &str, chunk: &Chunk) -> Result<Presence, SinkError> {
@@ -245,7 +253,9 @@ impl Sink for ClickHouse {
             return Ok(());
         }
         let span = Span::new(target.table, chunk, &ticks(target.table, chunk).await);
-        node.server.complete_lookup(source, &span).await
+        node.server
+            .complete_lookup(&target.known.ask, source, &span)
+            .await
     }
 
     fn attempt_max(&self) -> Duration {

@@ -2,6 +2,7 @@
 
 use super::Server;
 use crate::answer::IDENTITIES_BYTES_MAX;
+use crate::client::Client;
 use crate::failure::is_exception;
 use crate::presence::{Ask, ReadFrom, Span, There};
 use crate::schema::judge::sync_replica;
@@ -73,7 +74,7 @@ impl Server {
     where
         T: DeserializeOwned,
     {
-        if let Some(rows) = self.caught_up(table, &here).await? {
+        if let Some(rows) = self.caught_up(&self.client, table, &here).await? {
             return Ok((rows, true));
         }
         let config = &self.config;
@@ -91,14 +92,19 @@ impl Server {
 
     /// Returns the answer of a replica that has caught up. Only the server that holds a session knows it, so the session proves that both
     /// requests reached the same server. Returns `None` if SYNC is denied or no session holds.
-    async fn caught_up<T>(&self, table: Table, sql: &str) -> Result<Option<Vec<T>>, SinkError>
+    async fn caught_up<T>(
+        &self,
+        client: &Client,
+        table: Table,
+        sql: &str,
+    ) -> Result<Option<Vec<T>>, SinkError>
     where
         T: DeserializeOwned,
     {
         let sync = sync_replica(&self.config, table);
         for _ in 0..SESSIONS {
             let session = Uuid::new_v4().to_string();
-            let client = self.client.clone().with_setting("session_id", &session);
+            let client = client.clone().with_setting("session_id", &session);
             let told = client.execute(&sync).await;
             match self.failing("waiting for the replica to catch up", told) {
                 Err(SinkError::Schema(reason)) => {
@@ -125,7 +131,14 @@ impl Server {
     ///
     /// Where both tables are Distributed, each subquery is answered once, for all shards (`GLOBAL`; without it the server refuses the
     /// query, or asks each shard for its own rows alone), and one server compares all times, instead of each shard its own.
-    pub(crate) async fn complete_lookup(&self, source: &str, span: &Span) -> Result<(), SinkError> {
+    ///
+    /// A replica that lags lacks the spans too, so it catches up first where it may be told to.
+    pub(crate) async fn complete_lookup(
+        &self,
+        ask: &Ask,
+        source: &str,
+        span: &Span,
+    ) -> Result<(), SinkError> {
         let condition = span.condition(Table::Traces, source);
         let sql = lookup_rows_missing(&self.config, &condition);
         let client = self
@@ -135,6 +148,12 @@ impl Server {
             .with_setting("insert_distributed_sync", "1")
             .with_setting("parallel_distributed_insert_select", "0")
             .with_setting("max_partitions_per_insert_block", "0");
+        if *ask == Ask::Replicas {
+            let caught_up = self.caught_up::<(u8,)>(&client, Table::Traces, &sql);
+            if caught_up.await?.is_some() {
+                return Ok(());
+            }
+        }
         let what = format!("completing {}", lookup_path(&self.config));
         self.failing(&what, client.execute(&sql).await)
     }

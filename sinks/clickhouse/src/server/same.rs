@@ -89,7 +89,14 @@ impl Server {
              FROM system.clusters WHERE cluster = {} ORDER BY shard_num, place",
             literal(cluster)
         );
-        let layout = self.all("asking for the shards of a cluster", &sql).await?;
+        let layout: Vec<String> = self.all("asking for the shards of a cluster", &sql).await?;
+        if layout.is_empty() {
+            return Err(SinkError::Schema(format!(
+                "{} knows no servers of cluster {cluster}, so nothing shows that the addresses lead to the same shards: name the \
+                 cluster in the table's engine without macros, or give one address",
+                self.url
+            )));
+        }
         let sql = format!(
             "SELECT DISTINCT concat({SERVER}, '/', toString(uuid)) AS place FROM {} WHERE database = {} AND name = {} ORDER BY place",
             all_servers(cluster, "system", "tables"),

@@ -176,6 +176,25 @@ async fn an_address_with_other_tables_never_takes_over() {
     assert_eq!(other.ask(COUNT).await, "0");
 }
 
+/// Somebody makes the table again, differently, after both addresses were checked.
+#[tokio::test]
+async fn an_address_is_compared_again_each_time_it_takes_over() {
+    let (near, mut far) = two().await;
+    let sink = open(everywhere(&[&far.url, &near.url])).await;
+    near.run("DROP TABLE otel.everywhere SYNC").await;
+    near.run("CREATE TABLE otel.everywhere AS otel.otel_logs").await;
+    far.kill();
+    let batch = six_rows(&sink, 1);
+    for _ in 0..3 {
+        let chunk = chunk(&sink, &batch);
+        let sent = write_again(&sink, &batch.id, &chunk).await;
+        let rows = near.ask("SELECT count() FROM otel.everywhere").await;
+        assert_eq!(rows, "0", "another table took the rows");
+        let error = sent.unwrap_err().to_string();
+        assert!(error.contains(&far.url), "{error}");
+    }
+}
+
 /// The cluster names one of the servers: only its address shows what runs on the other one.
 #[tokio::test]
 async fn requests_at_every_address_are_ended() {
