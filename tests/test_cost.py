@@ -101,7 +101,7 @@ CONFIGURATIONS = [
         consumers=2,
     ),
     Configuration(
-        "two streams and a collector",
+        "two streams and gc",
         ("1s",),
         consumer={"--gc-interval": "2s", "--gc-grace": "20s"},
         segments=60,

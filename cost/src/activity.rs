@@ -121,9 +121,14 @@ impl Activity {
         let wary = (rounds.rate * f64::from(READS_FIRST) / commits.landed).min(1.0);
         let wary_reads = commits.landed * active * wary * lone;
         let stale = rounds.rate * active * (1.0 - wary) * lone;
-        // Consumers are listed twice, segments and pages once.
-        let listed = |keys: f64| active * (keys / active / LIST_PAGE + 0.5).max(1.0) + shards - active;
-        let lists = 2.0 * shards + listed(segments * lifetime) + listed(pages * lifetime);
+        // A round looks at the consumers of a shard, and again when it changes the manifest: because it trims what an acknowledgement has
+        // released, or else because a listing of segments and pages has shown garbage. It then lists those again to delete.
+        let trims = (swaps.rate * rounds.interval).min(1.0);
+        let finds = (1.0 - trims) * (segments / active * rounds.interval).min(1.0);
+        let listed = |keys: f64| active * (keys / active / LIST_PAGE + 0.5).max(1.0);
+        let kept = listed(segments * lifetime) + listed(pages * lifetime);
+        let looks = shards + active * (trims + finds);
+        let lists = looks + kept * (1.0 + finds) + 2.0 * (shards - active);
 
         let tail = (segments / active * rounds.interval / 2.0).min(f64::from(settings.tail_max) / 2.0);
         let entry = ENTRY_BYTES + PART_BYTES * (f64::from(settings.streams) - 1.0);
@@ -141,9 +146,9 @@ impl Activity {
             page_reads: consumers * pages * (1.0 - swaps.acknowledged),
             cursor_swaps: consumers * (active * swaps.rate + idle_swaps),
             standby_reads: standbys * shards * 2.0 / (STANDBY_SECONDS + 2.0 * request.get_seconds),
-            gc_reads: rounds.rate * (1.0 + shards * (2.0 + 2.0 * consumers)) + pages * rounds.processes,
+            gc_reads: rounds.rate * (1.0 + looks * (1.0 + consumers)) + pages * rounds.processes,
             gc_lists: rounds.rate * lists,
-            gc_swaps: rounds.rate * active,
+            gc_swaps: rounds.rate * active * (trims + finds),
             deletes: if rounds.rate > 0.0 { segments + pages } else { 0.0 },
             bytes_written: 0.0,
             bytes_read: 0.0,
@@ -155,8 +160,7 @@ impl Activity {
             },
         };
         let manifests_written = activity.commits + activity.swaps_refused + activity.gc_swaps;
-        let manifests_read =
-            activity.commit_reads + consumers * active * swaps.news + 2.0 * rounds.rate * shards;
+        let manifests_read = activity.commit_reads + consumers * active * swaps.news + rounds.rate * looks;
         activity.bytes_written = compressed + manifest * manifests_written;
         activity.bytes_read = consumers * compressed + manifest * manifests_read;
         activity
