@@ -37,8 +37,8 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) consumer: String,
 
-    /// The streams that it takes: names, or with * at the end how names begin. `acme.*` are those of the gateway's tokens with
-    /// the prefix acme, `otlp.*` those without a prefix. Of the others the buffer keeps nothing for this consumer.
+    /// Streams to read: names, or prefixes that end with *. `acme.*` selects the streams of tokens with the prefix acme, `otlp.*` those
+    /// without a prefix. The buffer keeps no other streams for this consumer.
     #[arg(
         long,
         env = "MILLPOND_STREAMS",
@@ -57,11 +57,12 @@ pub(crate) struct ConsumeArgs {
     #[command(flatten)]
     pub(crate) making: MakingArgs,
 
-    /// Make neither database nor tables: they come from elsewhere, such as `millpond tables print`, edited. They are checked all the same.
+    /// Create neither database nor tables. Use it for tables that you create yourself, for instance from `millpond tables print`. The consumer
+    /// still checks them.
     #[arg(long, env = "MILLPOND_NO_CREATE")]
     pub(crate) no_create: bool,
 
-    /// Where the status page, /healthz, /readyz and /metrics are served.
+    /// Address of the status page, /healthz, /readyz and /metrics.
     #[arg(
         long,
         env = "MILLPOND_CONSUME_ADMIN",
@@ -74,23 +75,20 @@ pub(crate) struct ConsumeArgs {
     #[command(flatten)]
     pub(crate) telemetry: TelemetryArgs,
 
-    /// This process's name as the cursor's owner. Without it a random one. A stable name (a StatefulSet's pod)
-    /// lets a restarted process go on at once instead of waiting for its own old lease; never give two living
-    /// processes the same.
+    /// Name of this process as the owner of cursors. Default: random. With a stable name, such as a StatefulSet's pod, a restarted process
+    /// continues at once instead of waiting for its old lease. Never give the same name to two living processes.
     #[arg(long, env = "MILLPOND_INSTANCE", value_name = "NAME")]
     pub(crate) instance: Option<String>,
 
-    /// How long a cursor stays with an owner that shows no sign of life. 15s: longer than a pause, shorter than
-    /// anybody's patience.
+    /// How long a cursor stays with an owner that has stopped renewing it.
     #[arg(long, env = "MILLPOND_LEASE", value_name = "TIME", default_value = "15s", value_parser = lease)]
     pub(crate) lease: Time,
 
-    /// Take the cursor at once, whoever holds it. The old owner is fenced.
+    /// Take the cursor at once, even if another process holds it. This fences the old owner.
     #[arg(long, env = "MILLPOND_TAKE_OVER")]
     pub(crate) take_over: bool,
 
-    /// How often the manifest is asked for news. 250ms: four GETs a second are $4 a month, and an eighth of a
-    /// second of latency at the median.
+    /// How often to read the manifest. Four GETs per second cost $4 a month on S3 and add 125 ms to the median latency.
     #[arg(
         long,
         env = "MILLPOND_POLL_INTERVAL",
@@ -100,8 +98,8 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) poll_interval: Time,
 
-    /// How often acknowledgements are made durable when nothing has to be planned; sooner when nothing has been written for a
-    /// third of that. 5s: a PUT every five seconds, and a successor asks ClickHouse for what was written since.
+    /// How often to write acknowledgements to the cursor when there is nothing to plan, or after a third of it without an INSERT. Each costs a
+    /// PUT. After a crash, the successor asks ClickHouse about the rows of the last interval.
     #[arg(
         long,
         env = "MILLPOND_ACK_INTERVAL",
@@ -111,7 +109,7 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) ack_interval: Time,
 
-    /// The most bytes held for batches under way. 512MiB: four batches of the default size.
+    /// Maximum size of the batches in flight. 512MiB hold four batches of the default size.
     #[arg(
         long,
         env = "MILLPOND_CONSUME_MEMORY_LIMIT",
@@ -120,16 +118,16 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) memory_limit: Size,
 
-    /// INSERTs at a time. 2: more makes a ClickHouse server merge more, not write faster.
+    /// Concurrent INSERTs. More than 2 make a ClickHouse server merge more, not write faster.
     #[arg(long, env = "MILLPOND_WRITERS", value_name = "N", default_value_t = 2, value_parser = at_least_one)]
     pub(crate) writers: usize,
 
-    /// Ranged GETs at a time.
+    /// Concurrent ranged GETs.
     #[arg(long, env = "MILLPOND_FETCHERS", value_name = "N", default_value_t = 8, value_parser = at_least_one)]
     pub(crate) fetchers: usize,
 
-    /// Records that a batch should have; a segment with half of it is a batch by itself. 100000: ClickHouse's
-    /// cost a row no longer falls above.
+    /// Target number of records per batch. A segment with at least half of it is a batch by itself. Above 100000, ClickHouse's cost per row
+    /// no longer falls.
     #[arg(
         long,
         env = "MILLPOND_BATCH_RECORDS",
@@ -138,7 +136,7 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) batch_records: u64,
 
-    /// Raw bytes that a batch should have; a segment with half of it is a batch by itself.
+    /// Target raw size of a batch. A segment with at least half of it is a batch by itself.
     #[arg(
         long,
         env = "MILLPOND_BATCH_BYTES",
@@ -147,7 +145,7 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) batch_bytes: Size,
 
-    /// The most rows in one INSERT. Pinned while batches are in doubt.
+    /// Maximum rows per INSERT. Pinned while batches are in doubt.
     #[arg(
         long,
         env = "MILLPOND_CHUNK_ROWS",
@@ -156,7 +154,7 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) chunk_rows: u64,
 
-    /// The most uncompressed bytes in one INSERT: far below the 256 MiB at which the server would split it.
+    /// Maximum uncompressed size of an INSERT, far below the 256 MiB at which the server would split it.
     #[arg(
         long,
         env = "MILLPOND_CHUNK_BYTES",
@@ -165,13 +163,13 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) chunk_bytes: Size,
 
-    /// Batches of a stream in flight past the acknowledged position: what a successor may have to send again.
+    /// Maximum batches per stream that are planned and not acknowledged. After a crash, a successor asks ClickHouse about all of them.
     #[arg(long, env = "MILLPOND_MAX_IN_FLIGHT", value_name = "N", default_value_t = 16)]
     pub(crate) max_in_flight: u32,
 
-    /// The most dead letters of one batch: records that the table refuses, and messages that cannot be read, which are left out
-    /// and kept in the buffer (`millpond dead-letters`). With more of them it is not the rows that are wrong, and the
-    /// consumer ends. 100: to find as many, scattered over a batch, takes some 2,000 INSERTs. 0: the first one ends it.
+    /// Maximum dead letters per batch: records that the table rejects, and messages that cannot be read. The buffer keeps them (`millpond
+    /// dead-letters`). With more, something other than the rows must be wrong, and the consumer exits. Finding 100 scattered over a batch takes
+    /// about 2,000 INSERTs. 0: exit at the first one.
     #[arg(
         long,
         env = "MILLPOND_DEAD_LETTERS_MAX",

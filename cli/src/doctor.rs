@@ -232,7 +232,7 @@ async fn look_at_shard(
     let checked = check_patiently(store, buffer, shard).await?;
     for broken in &checked.broken {
         let todo = broken.todo.unwrap_or(
-            "restore it from a backup or the bucket's versions; else leave it out with `millpond consumer skip`, or go on behind it with `millpond consumer reset`",
+            "restore it from a backup or the bucket's versions; otherwise skip it with `millpond consumer skip`, or continue after it with `millpond consumer reset`",
         );
         report.error(&broken.what, todo);
     }

@@ -28,11 +28,11 @@ pub(crate) struct GatewayArgs {
     #[command(flatten)]
     pub(crate) prices: PriceArgs,
 
-    /// Make the bucket or directory when it is missing. Off: a typing error should not make a bucket.
+    /// Create the bucket or directory if it is missing. Default: off, so that a typing error creates no bucket.
     #[arg(long, env = "MILLPOND_CREATE_BUCKET")]
     pub(crate) create_bucket: bool,
 
-    /// Where OTLP/gRPC is accepted. Loopback: other addresses need TLS (--tls-cert, --tls-key) or --insecure.
+    /// Address for OTLP/gRPC. Any address but loopback requires TLS (--tls-cert, --tls-key) or --insecure.
     #[arg(
         long,
         env = "MILLPOND_LISTEN",
@@ -42,7 +42,7 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) listen: SocketAddr,
 
-    /// Where OTLP/HTTP is accepted: protobuf and JSON, HTTP/1.1 and HTTP/2. Loopback, as above.
+    /// Address for OTLP/HTTP (protobuf and JSON, HTTP/1.1 and HTTP/2). Any address but loopback requires TLS or --insecure.
     #[arg(
         long,
         env = "MILLPOND_LISTEN_HTTP",
@@ -55,8 +55,8 @@ pub(crate) struct GatewayArgs {
     #[command(flatten)]
     pub(crate) security: SecurityArgs,
 
-    /// Where the status page, /healthz, /readyz and /metrics are served, to everybody who can reach it. Loopback; what is there tells of load
-    /// and of tokens' names, and nothing of what is sent.
+    /// Address of the status page, /healthz, /readyz and /metrics. It needs no credentials. It shows the load and the names of tokens, never
+    /// the content of requests.
     #[arg(
         long,
         env = "MILLPOND_GATEWAY_ADMIN",
@@ -69,14 +69,12 @@ pub(crate) struct GatewayArgs {
     #[command(flatten)]
     pub(crate) telemetry: TelemetryArgs,
 
-    /// How long after its first message a segment is closed at the latest; and how long segments that are full before may wait
-    /// for each other, to share one commit. 1s: most of the latency and, with one PUT and one commit a second, most of the cost
-    /// of a quiet gateway.
+    /// Close a segment this long after its first message. Segments that fill up earlier may wait as long for each other, to share one
+    /// commit. Most of the latency, and of the cost of a quiet gateway: one PUT and one commit per second. 0s commits every message at once.
     #[arg(long, env = "MILLPOND_LINGER", value_name = "TIME", default_value = "1s")]
     pub(crate) linger: Time,
 
-    /// Compressed bytes at which a segment is closed before its linger is over. 16MiB: past that a PUT gets
-    /// slower, not cheaper.
+    /// Compressed size at which a segment closes before its linger ends. Above 16MiB a PUT gets slower, not cheaper.
     #[arg(
         long,
         env = "MILLPOND_SEGMENT_BYTES",
@@ -85,7 +83,7 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) segment_bytes: Size,
 
-    /// Raw bytes at which a segment is closed, for content that compresses extremely well.
+    /// Raw size at which a segment closes, for content that compresses extremely well.
     #[arg(
         long,
         env = "MILLPOND_SEGMENT_RAW_BYTES",
@@ -94,7 +92,7 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) segment_raw_bytes: Size,
 
-    /// Raw bytes of a block, the unit of compression. 1MiB: larger blocks compress no better.
+    /// Raw size of a block, the unit of compression. Larger blocks compress no better.
     #[arg(
         long,
         env = "MILLPOND_BLOCK_BYTES",
@@ -103,11 +101,11 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) block_bytes: Size,
 
-    /// Segments uploaded at a time. 4: enough to fill the network while the commits stay in order.
+    /// Concurrent uploads. 4 fill the network while commits stay in order.
     #[arg(long, env = "MILLPOND_MAX_UPLOADS", value_name = "N", default_value_t = 4)]
     pub(crate) max_uploads: usize,
 
-    /// zstd's level. 1: the fastest; 3 takes half as much CPU again for 6 % fewer bytes.
+    /// zstd level. 1 is the fastest. 3 needs 50 % more CPU for 6 % fewer bytes.
     #[arg(
         long,
         env = "MILLPOND_COMPRESSION_LEVEL",
@@ -117,8 +115,8 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) compression_level: i32,
 
-    /// How much memory the gateway may take. Four fifths are for requests, blocks and segments; the rest is for
-    /// connections, idle buffers and the allocator. 256MiB: a minute of 30 MB/s compressed tenfold.
+    /// Maximum memory of the gateway: four fifths for requests, blocks and segments, the rest for connections, idle buffers and the
+    /// allocator. 256MiB hold a minute of 30 MB/s compressed tenfold.
     #[arg(
         long,
         env = "MILLPOND_GATEWAY_MEMORY_LIMIT",
@@ -127,12 +125,12 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) memory_limit: Size,
 
-    /// How long a request waits for memory before it is answered RESOURCE_EXHAUSTED (429 over HTTP). 10s: within the patience of
-    /// OTLP clients.
+    /// Reject a request that has waited this long for memory, with RESOURCE_EXHAUSTED (429 over HTTP). The default is shorter than the
+    /// timeouts of OTLP clients. 0s rejects at once.
     #[arg(long, env = "MILLPOND_MAX_WAIT", value_name = "TIME", default_value = "10s")]
     pub(crate) max_wait: Time,
 
-    /// The longest request, as sent and decompressed. 16MiB: batches of the Collector stay far below.
+    /// Maximum size of a request, both as sent and decompressed. The Collector's batches stay far below 16MiB.
     #[arg(
         long,
         env = "MILLPOND_MAX_MESSAGE_BYTES",
@@ -141,11 +139,11 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) max_message_bytes: Size,
 
-    /// The shard to write to. Without it one is drawn at random.
+    /// The shard to write to. Default: a random one.
     #[arg(long, env = "MILLPOND_SHARD", value_name = "N")]
     pub(crate) shard: Option<u32>,
 
-    /// How many shards a buffer gets that does not exist yet. 1: a shard carries 10 to 20 commits a second.
+    /// Number of shards of a new buffer. One shard sustains 10 to 20 commits per second.
     #[arg(
         long,
         env = "MILLPOND_SHARDS",
@@ -155,12 +153,12 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) shards: u32,
 
-    /// Entries in the manifest at which the next commit seals them into a page of their own. 2048: a commit then moves
-    /// 120 KB at most, whatever the backlog.
+    /// Number of entries in the manifest at which the next commit seals them into a page. With 2048 a commit moves at most 120 KB,
+    /// whatever the backlog.
     #[arg(long, env = "MILLPOND_TAIL_MAX", value_name = "N", default_value_t = 2048)]
     pub(crate) tail_max: usize,
 
-    /// How long a stopping gateway works on what it has accepted.
+    /// How long a stopping gateway keeps committing the requests that it has accepted.
     #[arg(
         long,
         env = "MILLPOND_GATEWAY_DRAIN_TIMEOUT",

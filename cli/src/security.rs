@@ -31,7 +31,7 @@ pub(crate) struct SecurityArgs {
     pub(crate) tokens: Option<PathBuf>,
 
     /// How often the files above are looked at for a change. SIGHUP does so at once. 10s: soon enough for a token that
-    /// was taken away; 0s: on SIGHUP alone. What cannot be used is refused, and what was in force stays so.
+    /// was taken away; 0s: on SIGHUP alone. An unusable file is rejected, and the previous one stays in force.
     #[arg(
         long,
         env = "MILLPOND_RELOAD_INTERVAL",

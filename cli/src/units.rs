@@ -30,7 +30,7 @@ impl Size {
 pub(crate) fn pause(text: &str) -> Result<Time, String> {
     match text.parse()? {
         Time(Duration::ZERO) => {
-            Err("it would ask without a pause: give more than nothing, like 1s".to_owned())
+            Err("0 would mean requests without a pause: give a longer time, such as 1s".to_owned())
         }
         pause => Ok(pause),
     }
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_pause_is_not_nothing() {
         assert_eq!(pause("1s"), Ok(Time(Duration::from_secs(1))));
-        assert!(pause("0s").unwrap_err().contains("more than nothing"));
+        assert!(pause("0s").unwrap_err().contains("without a pause"));
         assert!(pause("soon").unwrap_err().contains("250ms"));
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub enum Readiness {
     /// The last request of every kind to the store succeeded.
     Ready,
-    /// The producer goes on trying; the sentence says what and why.
+    /// The producer keeps retrying; the sentence names the stage and the reason.
     Waiting(String),
     /// The producer was told to drain.
     Closed,
@@ -42,7 +42,7 @@ impl Health {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = &mut waiting[stage as usize];
         if slot.is_none() {
-            tracing::warn!("{stage} waits for the store and goes on trying: {reason}");
+            tracing::warn!("{stage} is waiting for the store and keeps retrying: {reason}");
         } else {
             tracing::debug!("{stage} still waits: {reason}");
         }

@@ -119,7 +119,7 @@ impl Metrics {
             "Compare-and-sets of the manifest by outcome",
             m.commit_attempts,
         );
-        let found = "Commits found in the manifest after an outcome that was unknown";
+        let found = "Commits found in the manifest after an unknown outcome";
         to.register("commits_found", found, m.commits_found);
         to.register(
             "expired",

@@ -284,7 +284,7 @@ impl TelemetryArgs {
     fn interval(&self, set: Variables<'_>) -> anyhow::Result<Duration> {
         let variable = "OTEL_METRIC_EXPORT_INTERVAL";
         match (&self.otlp_interval, set(variable)) {
-            (Some(flag), _) if flag.0.is_zero() => bail!("--otlp-interval: it must be more than nothing"),
+            (Some(flag), _) if flag.0.is_zero() => bail!("--otlp-interval must be longer than 0s"),
             (Some(flag), _) => Ok(flag.0),
             (None, Some(value)) => milliseconds(&value).context(variable),
             (None, None) => Ok(Duration::from_secs(60)),

@@ -55,7 +55,7 @@ impl Node {
                     proved: AtomicBool::new(false),
                 }),
                 Checked::Missing => faults.push(format!(
-                    "there is no table {} at {}: make it (`millpond tables create`, or of your own as `millpond tables print` \
+                    "there is no table {} at {}: create it (`millpond tables create`, or your own as `millpond tables print` \
                      has it)",
                     table.path(&server.config),
                     server.url

@@ -117,7 +117,7 @@ async fn without_leave_to_create_nothing_is_made() {
     assert_eq!(
         error.to_string(),
         format!(
-            "there is no table `otel`.`otel_logs` at {}: make it (`millpond tables create`, or of your own as `millpond \
+            "there is no table `otel`.`otel_logs` at {}: create it (`millpond tables create`, or your own as `millpond \
              tables print` has it)",
             server.url
         )
