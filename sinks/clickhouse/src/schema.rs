@@ -213,6 +213,24 @@ pub(crate) fn literal(text: &str) -> String {
     quoted
 }
 
+/// The name of a cluster as SQL: `{macro}` becomes what the server substitutes for it, as in the arguments of an engine.
+pub(crate) fn cluster_name(name: &str) -> String {
+    let mut parts = Vec::new();
+    let mut rest = name;
+    while let Some((before, (inside, after))) = rest
+        .split_once('{')
+        .and_then(|(before, rest)| Some((before, rest.split_once('}')?)))
+    {
+        parts.extend([literal(before), format!("getMacro({})", literal(inside))]);
+        rest = after;
+    }
+    parts.push(literal(rest));
+    match &parts[..] {
+        [name] => name.clone(),
+        parts => format!("concat({})", parts.join(", ")),
+    }
+}
+
 fn path(config: &Config, table: &str) -> String {
     format!("{}.{}", identifier(&config.database), identifier(table))
 }

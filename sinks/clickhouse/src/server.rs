@@ -251,7 +251,7 @@ impl Server {
         let sql = format!(
             "SELECT DISTINCT if(any(internal_replication) = 1, 1, uniqExact(host_address, port)) FROM system.clusters \
              WHERE cluster = {} GROUP BY shard_num",
-            literal(cluster)
+            schema::cluster_name(cluster)
         );
         match self.all("counting the replicas behind a table", &sql).await {
             Ok(copies) if copies.len() > 1 => Ok(None),
@@ -310,7 +310,7 @@ impl Server {
         if sharding_key.is_empty() {
             let sql = format!(
                 "SELECT uniqExact(shard_num) FROM system.clusters WHERE cluster = {}",
-                literal(cluster)
+                schema::cluster_name(cluster)
             );
             let shards: u64 = self.one("counting the shards behind a table", &sql).await?;
             return Ok((shards > 1).then(|| Fault {

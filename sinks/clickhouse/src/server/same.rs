@@ -5,7 +5,7 @@ use crate::presence::{SERVER, all_servers};
 use crate::same::{Home, Kind, Tables};
 use crate::schema::distributed::Distributed;
 use crate::schema::judge::{self, Known};
-use crate::schema::literal;
+use crate::schema::{cluster_name, literal};
 use millpond_consumer::SinkError;
 
 /// A table: its quoted and its plain name, and its engine.
@@ -87,13 +87,13 @@ impl Server {
         let sql = format!(
             "SELECT concat(toString(shard_num), ' ', toString(shard_weight), ' ', host_name, ':', toString(port)) AS place \
              FROM system.clusters WHERE cluster = {} ORDER BY shard_num, place",
-            literal(cluster)
+            cluster_name(cluster)
         );
         let layout: Vec<String> = self.all("asking for the shards of a cluster", &sql).await?;
         if layout.is_empty() {
             return Err(SinkError::Schema(format!(
-                "{} knows no servers of cluster {cluster}, so nothing shows that the addresses lead to the same shards: name the \
-                 cluster in the table's engine without macros, or give one address",
+                "{} knows no servers of cluster {cluster}, so nothing shows that the addresses lead to the same shards: check the \
+                 table's engine and remote_servers, or give one address",
                 self.url
             )));
         }

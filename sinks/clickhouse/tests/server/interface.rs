@@ -183,6 +183,10 @@ async fn a_sharding_key_that_is_not_of_the_row_is_refused() {
             Some("2 shards and no sharding key"),
         ),
         (
+            "Distributed('sh{size}s', 'otel', 'otel_logs')",
+            Some("2 shards and no sharding key"),
+        ),
+        (
             "Distributed('shards', 'otel', 'otel_logs', cityHash64(TraceId))",
             None,
         ),

@@ -68,6 +68,7 @@ impl Server {
             "<clickhouse><logger><level>none</level></logger>\
              <background_distributed_schedule_pool_size>2</background_distributed_schedule_pool_size>\
              <tcp_port>{tcp}</tcp_port><http_port>{http}</http_port><listen_host>127.0.0.1</listen_host>\
+             <macros><size>ard</size></macros>\
              <remote_servers><pair><shard>{one}</shard></pair><far><shard>{far}</shard></far>\
              <shards><shard>{one}</shard><shard>{other}</shard></shards></remote_servers></clickhouse>"
         );
