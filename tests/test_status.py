@@ -179,4 +179,4 @@ def test_who_watches_sees_an_outage_end(own_site):
 
 
 def test_a_watch_that_never_pauses_is_refused(site):
-    assert "more than nothing" in site.millpond("status", "--watch", "0s", code=2).messages()
+    assert "without a pause" in site.millpond("status", "--watch", "0s", code=2).messages()
