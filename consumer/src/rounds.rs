@@ -146,7 +146,7 @@ pub(crate) async fn again(
         }
         let (presence, since) = ask(sender, &**sink, id, chunk, round > from).await?;
         let Some((lacks, certain)) = lacking(sender, presence)? else {
-            if round > from || attempts.lost {
+            if round > from || attempts.lost && !planted::is(Bug::LossForgotten) {
                 return Err(not_certain_any_more(id, chunk));
             }
             send(sender, &**sink, id, chunk, (round, false), since).await?;

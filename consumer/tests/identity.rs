@@ -372,25 +372,34 @@ async fn no_later_round_acts_on_an_answer_that_is_not_certain() {
     consumer.crash().await;
 }
 
-/// One replica can be asked for certain, the next one cannot.
+/// One replica can be asked for certain, the next one cannot, or cannot tell anything.
 #[tokio::test]
 async fn a_loss_is_remembered_when_answers_stop_being_certain() {
-    let mut log = Log::new(Store::memory()).await;
-    log.commit(&[4]).await;
-    let table = Table::shut("table");
-    // The first token has no rows, and the request of the later round fails.
-    table.fail_next(&[Fault::Poisons, Fault::Succeeds, Fault::Down]);
-    table.let_through(2);
-    let consumer = start(&log.store, config("a"), &table);
-    eventually("a later round is under way", async || table.begun() == 3).await;
-    table.set_uncertain(true);
-    let asked = table.asked().len();
-    table.let_through(1 << 20);
-    eventually("the next attempt asks", async || table.asked().len() > asked).await;
-    table.set_uncertain(false);
-    acknowledged(&log, 1).await;
-    consumer.stop().await.unwrap();
-    assert_eq!(table.rows(), log.rows(), "the rows are lost");
+    for silent in [false, true] {
+        let mut log = Log::new(Store::memory()).await;
+        log.commit(&[4]).await;
+        let table = Table::shut("table");
+        let worsen = |worse: bool| {
+            if silent {
+                table.set_silent(worse);
+            } else {
+                table.set_uncertain(worse);
+            }
+        };
+        // The first token has no rows, and the request of the later round fails.
+        table.fail_next(&[Fault::Poisons, Fault::Succeeds, Fault::Down]);
+        table.let_through(2);
+        let consumer = start(&log.store, config("a"), &table);
+        eventually("a later round is under way", async || table.begun() == 3).await;
+        worsen(true);
+        let asked = table.asked().len();
+        table.let_through(1 << 20);
+        eventually("the next attempt asks", async || table.asked().len() > asked).await;
+        worsen(false);
+        acknowledged(&log, 1).await;
+        consumer.stop().await.unwrap();
+        assert_eq!(table.rows(), log.rows(), "the rows are lost");
+    }
 }
 
 /// A swap that settles the cursor is not answered, and lands after a batch has announced a later round.

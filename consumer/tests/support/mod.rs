@@ -287,6 +287,7 @@ struct State {
     hidden: Vec<(Identity, String)>,
     /// A replica that nobody asked may have more rows.
     uncertain: bool,
+    silent: bool,
     /// A row that never lands.
     swallowed: Option<String>,
     /// Messages that are none.
@@ -330,6 +331,11 @@ impl Table {
     /// Whether another replica may have more rows than those that are seen.
     pub fn set_uncertain(&self, uncertain: bool) {
         self.state.lock().unwrap().uncertain = uncertain;
+    }
+
+    /// Whether it cannot tell which rows it has.
+    pub fn set_silent(&self, silent: bool) {
+        self.state.lock().unwrap().silent = silent;
     }
 
     /// The requests that are under way end: their rows are seen.
@@ -567,6 +573,9 @@ impl State {
     fn presence(&mut self, source: &str, chunk: &Chunk) -> Presence {
         let before = self.tokens.len();
         self.asked.push((chunk.id(0).unwrap(), before));
+        if self.silent {
+            return Presence::Unknown;
+        }
         let there: HashSet<RowId> = self
             .rows
             .iter()
