@@ -145,8 +145,11 @@ pub(crate) async fn again(
             send(sender, &**sink, id, chunk, (round, false), since).await?;
         }
         let (presence, since) = ask(sender, &**sink, id, chunk, round > from).await?;
+        let lost = attempts.lost && !planted::is(Bug::LossForgotten);
+        // An earlier answer was certain. Another server may have given this one, and it may lag behind.
+        let was_certain = round > from || lost;
         let Some((lacks, certain)) = lacking(sender, presence)? else {
-            if round > from || attempts.lost && !planted::is(Bug::LossForgotten) {
+            if was_certain {
                 return Err(not_certain_any_more(id, chunk));
             }
             send(sender, &**sink, id, chunk, (round, false), since).await?;
@@ -171,9 +174,7 @@ pub(crate) async fn again(
         if !certain && sender.sent_under_other_tokens() && !planted::is(Bug::UncertainTrusted) {
             return Err(uncertain(id, chunk));
         }
-        let told_before = round > from || attempts.lost && !planted::is(Bug::LossForgotten);
-        if !certain && told_before && !planted::is(Bug::UncertainLaterRound) {
-            // The answer before was certain. Another server gave this one, and it may lag behind.
+        if !certain && was_certain && !planted::is(Bug::UncertainLaterRound) {
             return Err(not_certain_any_more(id, chunk));
         }
         attempts.later_round |= round > from;

@@ -115,16 +115,18 @@ impl Activity {
         let consumers = f64::from(settings.consumers);
         let standbys = consumers * f64::from(settings.standbys);
 
-        // The swap of a round makes the version stale that a lone producer knows. The producer then assumes for a while
-        // that others commit. Producers that share a shard read first anyway.
-        let lone = 2.0 - sharing.min(2.0);
-        let wary = (rounds.rate * f64::from(READS_FIRST) / commits.landed).min(1.0);
-        let wary_reads = commits.landed * active * wary * lone;
-        let stale = rounds.rate * active * (1.0 - wary) * lone;
         // A round looks at the consumers of a shard, and again when it changes the manifest: because it trims what an acknowledgement has
         // released, or else because a listing of segments and pages has shown garbage. It then lists those again to delete.
         let trims = (swaps.rate * rounds.interval).min(1.0);
         let finds = (1.0 - trims) * (segments / active * rounds.interval).min(1.0);
+        let changes = rounds.rate * (trims + finds);
+
+        // The swap of a round makes the version stale that a lone producer knows. The producer then assumes for a while
+        // that others commit. Producers that share a shard read first anyway.
+        let lone = 2.0 - sharing.min(2.0);
+        let wary = (changes * f64::from(READS_FIRST) / commits.landed).min(1.0);
+        let wary_reads = commits.landed * active * wary * lone;
+        let stale = changes * active * (1.0 - wary) * lone;
         let listed = |keys: f64| active * (keys / active / LIST_PAGE + 0.5).max(1.0);
         let kept = listed(segments * lifetime) + listed(pages * lifetime);
         let looks = shards + active * (trims + finds);
@@ -148,7 +150,7 @@ impl Activity {
             standby_reads: standbys * shards * 2.0 / (STANDBY_SECONDS + 2.0 * request.get_seconds),
             gc_reads: rounds.rate * (1.0 + looks * (1.0 + consumers)) + pages * rounds.processes,
             gc_lists: rounds.rate * lists,
-            gc_swaps: rounds.rate * active * (trims + finds),
+            gc_swaps: changes * active,
             deletes: if rounds.rate > 0.0 { segments + pages } else { 0.0 },
             bytes_written: 0.0,
             bytes_read: 0.0,

@@ -202,13 +202,14 @@ impl Addresses {
     /// The node at this place, if it can be used now. Compares its tables each time: since the last time somebody may have replaced the
     /// server, or made its tables again.
     async fn usable(&self, place: usize, ours: &Node) -> Result<Arc<Node>, SinkError> {
-        if let Some(node) = self.known(place) {
-            in_time(&node.server.url, node.server.check_writable()).await?;
-            if planted::is(Bug::AddressTrusted) {
-                return Ok(node);
-            }
+        if planted::is(Bug::AddressTrusted)
+            && let Some(node) = self.known(place)
+        {
+            return Ok(node);
         }
-        let checked = check(&self.config, &self.all[place], false, Some(ours)).await?;
+        let address = &self.all[place];
+        let checked = check(&self.config, address, false, Some(ours)).await?;
+        in_time(&address.url, checked.server.check_writable()).await?;
         Ok(Arc::new(checked))
     }
 

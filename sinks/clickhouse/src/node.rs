@@ -128,25 +128,5 @@ async fn create_missing(server: &Server, wanted: &[Table], version: (u32, u32)) 
         .into_iter()
         .filter(|object| !there.contains(object))
         .collect();
-    check_replicates(server, &missing)?;
     server.create(&missing, version).await
-}
-
-/// Refuses to make tables at one of several addresses that would not be replicas of each other.
-pub(crate) fn check_replicates(server: &Server, missing: &[Object]) -> Result<(), SinkError> {
-    let config = &server.config;
-    let Some(first) = missing.first().filter(|_| config.has_several_urls()) else {
-        return Ok(());
-    };
-    if config.engine.is_replicated() && (config.engine.has_path() || config.cluster.is_some()) {
-        return Ok(());
-    }
-    Err(SinkError::Schema(format!(
-        "there is no {} at {}, and engine {} would make a separate table at each address: give --engine \
-         \"ReplicatedMergeTree('/clickhouse/tables/{{shard}}/{{database}}/{{table}}', '{{replica}}')\" or --cluster with a replicated \
-         engine, create the tables, or give one address",
-        first.title(config),
-        server.url,
-        config.engine
-    )))
 }

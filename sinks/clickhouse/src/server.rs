@@ -146,6 +146,7 @@ impl Server {
 
     /// Makes these.
     pub(crate) async fn create(&self, objects: &[Object], version: (u32, u32)) -> Result<(), SinkError> {
+        self.check_replicates(objects)?;
         for object in objects {
             if *object == Object::View && matches!(self.check_lookup().await?, Checked::Unfit(_)) {
                 // It could not be made; what is wrong is said of its table.
@@ -156,6 +157,25 @@ impl Server {
             self.failing(&what, self.client.execute(&sql).await)?;
         }
         Ok(())
+    }
+
+    /// Refuses to create tables at one of several addresses that would not be replicas of each other.
+    fn check_replicates(&self, missing: &[Object]) -> Result<(), SinkError> {
+        let config = &self.config;
+        let Some(first) = missing.first().filter(|_| config.has_several_urls()) else {
+            return Ok(());
+        };
+        if config.engine.is_replicated() && (config.engine.has_path() || config.cluster.is_some()) {
+            return Ok(());
+        }
+        Err(SinkError::Schema(format!(
+            "there is no {} at {}, and engine {} would make a separate table at each address: give --engine \
+             \"ReplicatedMergeTree('/clickhouse/tables/{{shard}}/{{database}}/{{table}}', '{{replica}}')\" or --cluster with a \
+             replicated engine, create the tables, or give one address",
+            first.title(config),
+            self.url,
+            config.engine
+        )))
     }
 
     /// Whether a table takes our rows, and how it deduplicates.

@@ -1,7 +1,7 @@
 //! Operations on the tables alone: print their DDL, create them on a server, or inspect them.
 
 use crate::config::{Config, Indexes};
-use crate::node::{self, Node, Target};
+use crate::node::{Node, Target};
 use crate::presence::Ask;
 use crate::schema::ddl::{Object, TEXT_INDEXES};
 pub use crate::schema::judge::Fault;
@@ -70,7 +70,6 @@ pub async fn create(config: Config) -> Result<Vec<Report>, SinkError> {
             .copied()
             .filter(|object| config.cluster.is_some() || !there.contains(object))
             .collect();
-        node::check_replicates(&server, &missing)?;
         server.create(&missing, version).await?;
         let mut here = look_at_all(&server, &objects).await?;
         for (report, object) in here.iter_mut().zip(&objects) {
