@@ -325,7 +325,10 @@ async fn a_successor_takes_apart_what_its_predecessor_began_to() {
     acknowledged(&log, 1).await;
     second.stop().await.unwrap();
     assert_delivered_or_dead(&log, &table, "once each").await;
-    assert!(log.dead_letters().await.is_empty(), "it was mended in time");
+    assert!(
+        log.dead_letters().await.is_empty(),
+        "the table was repaired in time"
+    );
 }
 
 /// A row is refused for good once the cursor says so: its dead letter may be there.

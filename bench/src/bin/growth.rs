@@ -41,7 +41,7 @@ const CYCLE: u64 = TAIL_MAX as u64;
 /// Number of measurements per cycle, evenly spaced, the first and last half a step from a sealing.
 const POINTS: u64 = 32;
 const STEP: u64 = CYCLE / POINTS;
-/// Commits at each point until a producer expects no other's any more: it reads the manifest before the first ones.
+/// Commits at each point before a producer stops reading the manifest first.
 const UNEXPECTING_MAX: u64 = STEP - 3;
 /// How often the CPU time of a commit is taken at each point; the median counts.
 const REPEATS: usize = 51;

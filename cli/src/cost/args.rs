@@ -180,7 +180,7 @@ pub(crate) struct LiveArgs {
     #[arg(long, value_name = "URL", value_parser = BufferUrl::parse, help_heading = "A live buffer")]
     pub(super) buffer: Option<BufferUrl>,
 
-    /// How far to look back. What the garbage collector has deleted meanwhile cannot be seen: an hour, with its default grace.
+    /// How far to look back. The estimate misses objects that garbage collection has deleted: with its default grace, those older than an hour.
     #[arg(
         long,
         value_name = "TIME",

@@ -38,8 +38,8 @@ pub(crate) struct TelemetryArgs {
     #[arg(long, env = "MILLPOND_OTLP_INTERVAL", value_name = "TIME")]
     pub(crate) otlp_interval: Option<Time>,
 
-    /// Push traces of this process's own work too: of so many of the segments, from 0 to 1. Off. Gateway and consumer with the same
-    /// ratio take the same segments, and their spans join one trace. OTEL_TRACES_SAMPLER holds where no flag is given.
+    /// Export traces of this process's own work for this fraction of segments (0 to 1). Default: off. A gateway and a consumer with the same
+    /// ratio sample the same segments, and their spans join one trace. Without this flag, OTEL_TRACES_SAMPLER applies.
     #[arg(long, env = "MILLPOND_OTLP_TRACES", value_name = "RATIO")]
     pub(crate) otlp_traces: Option<f64>,
 }
