@@ -100,8 +100,10 @@ def test_refused_records_are_letters_that_can_be_replayed(site):
     assert _bodies(site) == good
 
     _mend(site)
-    done = site.answer("dead-letters", "replay", "--all-of", "e2e", *_table(site))
+    replayed = site.millpond("dead-letters", "replay", "--all-of", "e2e", *_table(site), "--json")
+    done = site.parsed(replayed)
     assert (done["rows"], sorted(done["replayed"]), done["kept"]) == (2, names, [])
+    assert "deduplication_window" not in replayed.messages(), "a sufficient window needs no advice"
     assert _bodies(site) == sorted(["bad one", "bad two", *good])
     assert _letters(site) == []
     assert consumer.terminate() == 0

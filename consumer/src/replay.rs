@@ -194,12 +194,14 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
     })
 }
 
-/// A policy that leaves a message whole.
+/// A policy that leaves a message whole. A sink estimates from it how many tokens can be in doubt, so it states how many
+/// records the message can have: a record takes at least one byte.
 fn one_chunk(letter: &DeadLetter) -> BatchingPolicy {
+    let records = (letter.payload.len() as u64).max(1);
     BatchingPolicy {
-        batch_records: u64::MAX,
+        batch_records: records,
         batch_bytes: u64::MAX,
-        chunk_rows: u64::MAX,
+        chunk_rows: records,
         chunk_bytes: u64::MAX,
         max_partitions_per_chunk: u32::MAX,
         max_in_flight: 1,

@@ -78,7 +78,7 @@ impl ClickHouse {
             .max(1);
         let in_doubt = InDoubt {
             chunks: chunks.saturating_mul(policy.max_in_flight.into()),
-            days: policy.max_partitions_per_chunk.into(),
+            days: u64::from(policy.max_partitions_per_chunk).min(policy.chunk_rows.max(1)),
         };
         let config = &self.config;
         let mut warnings = BTreeSet::new();

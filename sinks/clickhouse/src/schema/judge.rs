@@ -168,10 +168,14 @@ pub(crate) struct InDoubt {
     pub(crate) days: u64,
 }
 
+/// The number of days that a `DateTime64(9)` since 1970 can name.
+const DAYS_MAX: u64 = i64::MAX as u64 / 1_000_000_000 / 86_400 + 1;
+
 impl Known {
     /// A warning about deduplication: a table forgets a token after as many later ones as its window holds.
     pub(crate) fn window_warning(&self, config: &Config, table: &str, in_doubt: InDoubt) -> Option<String> {
         let InDoubt { chunks, days } = in_doubt;
+        let days = days.min(DAYS_MAX);
         let setting = window_setting(&self.engine);
         let window = setting_in(&self.engine_full, setting).unwrap_or(self.default_window);
         let partitions = match &self.partitioning {

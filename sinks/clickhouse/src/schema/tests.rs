@@ -215,7 +215,7 @@ fn warning(known: &Known) -> Option<String> {
 }
 
 #[test]
-fn a_window_that_is_too_small_is_warned_of() {
+fn a_window_that_is_too_small_causes_a_warning() {
     let warn =
         |engine, full, default| warning(&known(engine, full, default, Partitioning::Time { a_day: 1 }));
     let ours =
@@ -268,6 +268,55 @@ fn the_window_that_is_needed_follows_from_the_partitions() {
     ))
     .unwrap();
     assert!(said.contains("a deduplication window of at least 400"), "{said}");
+}
+
+/// A message of `bytes` under the policy of a replay: one chunk, of as many days as it can have records.
+#[test]
+fn a_replayed_message_needs_no_more_than_its_days() {
+    let config = Config::default();
+    let known = known("MergeTree", "MergeTree", 0, Partitioning::Time { a_day: 1 });
+    let recommended = |days| {
+        let warning = known.window_warning(&config, "t", InDoubt { chunks: 1, days });
+        recommendation(&warning.expect("no window suffices"))
+    };
+    assert_eq!(recommended(300), 10_000);
+    assert_eq!(recommended(u64::MAX), 106_752, "the days between 1970 and 2262");
+}
+
+/// The number at the end of a warning's ALTER statement.
+fn recommendation(warning: &str) -> u64 {
+    let (_, window) = warning.rsplit_once(" = ").expect("an ALTER statement");
+    window.parse().expect("a number")
+}
+
+proptest::proptest! {
+    /// The recommended window ends the warning, is sufficient, and exceeds neither the need nor the usual window.
+    #[test]
+    fn a_recommended_window_suffices(
+        window in 0..200_000_u64,
+        chunks in 1..=u64::from(u32::MAX),
+        days in 1..=u64::MAX,
+        a_day in proptest::sample::select(vec![None, Some(1), Some(24)]),
+        engine in proptest::sample::select(vec!["MergeTree", "ReplicatedMergeTree"]),
+    ) {
+        let partitioning = a_day.map_or(Partitioning::Whole, |a_day| Partitioning::Time { a_day });
+        let config = Config::default();
+        let in_doubt = InDoubt { chunks, days };
+        let warn = |window: u64| {
+            let full = format!("{engine} ORDER BY x SETTINGS {} = {window}", window_setting(engine));
+            known(engine, &full, 0, partitioning.clone()).window_warning(&config, "t", in_doubt)
+        };
+        let needed = chunks * a_day.map_or(1, |a_day| days.min(106_752) * a_day);
+        match warn(window) {
+            None => proptest::prop_assert!(window >= needed),
+            Some(warning) => {
+                let recommended = recommendation(&warning);
+                proptest::prop_assert!(window < needed && needed <= recommended);
+                proptest::prop_assert_eq!(recommended, needed.max(10_000));
+                proptest::prop_assert_eq!(warn(recommended), None);
+            }
+        }
+    }
 }
 
 /// The answer to `EXPLAIN AST SELECT toDate(Timestamp) + length('Identifier x'), NOW()`.
