@@ -48,7 +48,7 @@ fn described(args: &Args) -> anyhow::Result<()> {
     let inputs = args.inputs(load, &settings, request, &prices, target_seconds);
     if axes.is_empty() {
         let estimate = Estimate::of(&inputs)?;
-        return args.show(&estimate, || print::estimate(&estimate, None));
+        return args.show(&estimate, || print::estimate(&estimate, None, args.compare));
     }
     let found = sweep(&inputs, &axes)?;
     if let Some(file) = &args.chart {
@@ -74,7 +74,10 @@ async fn live(args: &Args) -> anyhow::Result<()> {
         answer["observed"] = serde_json::to_value(&seen.observed)?;
         say!("{answer}")
     } else {
-        write(format_args!("{}", print::estimate(&estimate, Some(&seen))))
+        write(format_args!(
+            "{}",
+            print::estimate(&estimate, Some(&seen), args.compare)
+        ))
     }
 }
 
@@ -158,6 +161,9 @@ impl Args {
             bail!(
                 "--latency decides the linger: give either --latency or a linger (--linger, --sweep linger=…)"
             );
+        }
+        if self.compare && !axes.is_empty() {
+            bail!("--compare prices one load, not a sweep: leave out --sweep, or --compare");
         }
         if self.chart.is_some() && axes.is_empty() {
             bail!(

@@ -1,4 +1,5 @@
-//! Savings from single settings, each changed by one step.
+//! Savings from single settings, each changed by one step. The number of gateways and consumers is never lowered: they are there for
+//! availability as much as for the load.
 
 use crate::estimate::Inputs;
 use crate::settings::{bytes, time};
@@ -103,15 +104,6 @@ fn steps(settings: &Settings) -> Vec<Step> {
             })
         })
         .collect();
-    if settings.producers > 1 {
-        let fewer = settings.producers.div_ceil(2);
-        steps.push(step(
-            "--producers",
-            settings.producers.to_string(),
-            fewer.to_string(),
-            &|s| s.producers = fewer,
-        ));
-    }
     if settings.shards > 1 {
         let fewer = settings.shards.div_ceil(2);
         steps.push(step(

@@ -22,7 +22,7 @@ pub struct Observed {
     pub bytes_kept: u64,
     /// Shards of the buffer.
     pub shards: u32,
-    /// Producers that committed in the span.
+    /// Producers that committed in the last minute of the span that has commits.
     pub producers: u32,
     /// Consumers with a cursor.
     pub consumers: u32,

@@ -161,6 +161,9 @@ proptest! {
         let then = estimate.advice.change.as_ref().map_or(estimate.total_usd_per_month, |change| change.then_usd_per_month);
         // Other knobs may save more; none of these saves noticeably more than the advice.
         prop_assert!(then <= best * 1.0101, "{then} and {best}: {:?}", estimate.advice);
+        // Gateways are there for availability, too.
+        let all = estimate.advice.change.iter().chain(&estimate.advice.others);
+        prop_assert!(all.clone().all(|change| change.knob != "--producers"), "{:?}", estimate.advice);
         if let Some(change) = &estimate.advice.change {
             prop_assert!(close(change.saves_usd_per_month, estimate.total_usd_per_month - change.then_usd_per_month));
             prop_assert!(estimate.advice.others.iter().all(|other| other.saves_usd_per_month <= change.saves_usd_per_month));

@@ -42,6 +42,10 @@ pub(crate) struct CostArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) chart: Option<PathBuf>,
 
+    /// Also show the same load on Kafka, MSK, WarpStream, Kinesis and OpenData Buffer, by their public prices.
+    #[arg(long)]
+    pub(super) compare: bool,
+
     /// Print one JSON object.
     #[arg(long)]
     pub(super) json: bool,
@@ -49,7 +53,7 @@ pub(crate) struct CostArgs {
 
 const EXAMPLES: &str = "\
 Examples:
-  millpond cost --throughput 500GB/day
+  millpond cost --throughput 500GB/day --compare
   millpond cost --throughput 1.1Gbps --compressed --latency 2s --producers 3 --zones 3 --zone-aware
   millpond cost --events 200000 --event-bytes 600B --sweep linger=250ms,1s,5s,segment=4MiB,16MiB --chart cost.svg
   millpond cost --buffer s3://my-bucket/telemetry --since 1h

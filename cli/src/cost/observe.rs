@@ -90,16 +90,22 @@ fn named_at(found: &Listed) -> Option<u64> {
     Ulid::from_string(name).ok().map(|ulid| ulid.timestamp_ms())
 }
 
+/// How far before the newest commit a producer's last commit may lie if it still runs.
+const ACTIVE_MS: u64 = 60_000;
+
 /// Adds what a shard's log says of the time since `from`.
 async fn add_log(store: &Store, shard: u32, from: u64, observed: &mut Observed) -> anyhow::Result<()> {
     let Some(found) = cas::read::<Manifest>(store, &layout::manifest(shard)).await? else {
         return Ok(());
     };
     let log = whole(store, found.state).await?;
+    // A restarted gateway is another producer to the log, so only those of the last minute with commits count.
+    let newest = log.producers.iter().map(|row| row.seen_at_ms).max().unwrap_or(0);
+    let since = from.max(newest.saturating_sub(ACTIVE_MS));
     let active = log
         .producers
         .iter()
-        .filter(|row| row.commit > 0 && row.seen_at_ms >= from);
+        .filter(|row| row.commit > 0 && row.seen_at_ms >= since);
     observed.producers += u32::try_from(active.count()).unwrap_or(u32::MAX);
     // All entries of a commit have its time.
     let mut commits = BTreeSet::new();

@@ -14,8 +14,13 @@ macro_rules! line {
     }};
 }
 
-pub(super) fn estimate(estimate: &Estimate, seen: Option<&Seen>) -> String {
+/// `compare`: with the cost of the same load elsewhere.
+pub(super) fn estimate(estimate: &Estimate, seen: Option<&Seen>, compare: bool) -> String {
     let mut out = String::new();
+    // First, since they qualify every figure below.
+    for warning in &estimate.warnings {
+        line!(out, "warning: {warning}\n");
+    }
     if let Some(Seen {
         url,
         asked_seconds,
@@ -117,12 +122,11 @@ pub(super) fn estimate(estimate: &Estimate, seen: Option<&Seen>) -> String {
         number(estimate.compute.vcpus_busy),
         money(estimate.compute.usd_per_month)
     );
-    line!(out, "\nthe same load elsewhere, a month");
-    for comparator in &estimate.comparators {
-        print_comparator(&mut out, comparator);
-    }
-    for warning in &estimate.warnings {
-        line!(out, "\nwarning: {warning}");
+    if compare {
+        line!(out, "\nthe same load elsewhere, a month");
+        for comparator in &estimate.comparators {
+            print_comparator(&mut out, comparator);
+        }
     }
     out
 }
