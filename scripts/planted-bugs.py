@@ -137,20 +137,20 @@ CATCHERS = {
         )
     ],
     "delete-before-trim": [
-        gc("the_slowest_stream_of_the_slowest_consumer_is_what_counts", "live and gone")
+        gc("the_slowest_stream_of_the_slowest_consumer_is_what_counts", "live and missing")
     ],
     "fence-ignored": [model(OWNERS, "5")],
     "lease-ignored": [
         consuming(
             "an_owner_whose_lease_ran_out_begins_nothing_until_it_is_renewed",
-            "it sent what another may have sent",
+            "the owner resent rows that another may have sent",
         )
     ],
     "plan-after-sink": [model(OWNERS, "3: nothing is in the sink twice")],
     "large-not-planned": [model(FENCED_RULES, "3: nothing is in the sink twice")],
     "acknowledge-over-hole": [model(OWNERS, "3: all below next")],
     "horizon-ignored": [
-        paged("streams_at_different_positions_both_arrive", "never: all is there"),
+        paged("streams_at_different_positions_both_arrive", "never: every row is in the table"),
     ],
     "position-not-written": [
         gc(
@@ -217,17 +217,17 @@ CATCHERS = {
         )
     ],
     "removal-ignored": [
-        known("an_owner_whose_cursor_is_removed_ends", "it goes on without its cursor"),
+        known("an_owner_whose_cursor_is_removed_ends", "the consumer continues without its cursor"),
         known(
             "an_owner_whose_cursor_is_deleted_ends_and_makes_no_other",
-            "it goes on without its cursor",
+            "the consumer continues without its cursor",
         ),
     ],
     "skip-keeps-refusals": [model(SKIPPED_REFUSAL, "3: a letter")],
     "halves-before-refusal": [model(REFUSING, "3: nothing is in the sink twice", "3: a letter")],
     "refused-sent-again": [model(REFUSING, "3: nothing is in the sink twice", "3: a letter")],
     "letter-forgotten": [model(REFUSING, "3: all below next")],
-    "wall-clock-ignored": [leased(STOOD_STILL, "paused: somebody else may own the cursor")],
+    "wall-clock-ignored": [leased(STOOD_STILL, "paused: another owner may have the cursor")],
     "request-outlives-lease": [
         leased(
             "a_request_under_way_is_dropped_when_the_lease_runs_out",
@@ -257,7 +257,7 @@ CATCHERS = {
     "inherited-sent-as-new": [
         known(
             "a_successor_asks_for_what_was_planned_before_although_it_sees_the_log_late",
-            "what was planned is not new",
+            "planned rows were sent as new ones",
         )
     ],
     "replay-shares-name": [
@@ -302,7 +302,7 @@ CATCHERS = {
         )
     ],
     "loss-forgotten": [
-        known("a_loss_is_remembered_when_answers_stop_being_certain", "the rows are lost")
+        known("a_loss_is_remembered_when_answers_stop_being_certain", "a row is missing")
     ],
     "later-round-unsettled": [
         known(
@@ -334,7 +334,7 @@ CATCHERS = {
             "the rows are there twice",
         )
     ],
-    "lease-checked-once": [leased(STOOD_STILL, "somebody else may own the cursor")],
+    "lease-checked-once": [leased(STOOD_STILL, "another owner may have the cursor")],
 }
 
 
