@@ -213,7 +213,7 @@ CATCHERS = {
         Catcher(
             "manifest/tests/cursor.rs",
             "an_opening_of_the_same_epoch_is_another_opening",
-            "it takes another's cursor for its own",
+            "an owner takes another's cursor for its own",
         )
     ],
     "removal-ignored": [
