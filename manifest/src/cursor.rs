@@ -582,9 +582,9 @@ impl Cursor {
         let reason = if skip.sequence < next {
             format!("sequence {} lies before the acknowledged {next}", skip.sequence)
         } else if self.is_skipped(&skip.stream, skip.sequence) {
-            format!("sequence {} is left out already", skip.sequence)
+            format!("sequence {} is skipped already", skip.sequence)
         } else if self.skipped.len() >= SKIPS_MAX {
-            format!("{SKIPS_MAX} parts are left out already")
+            format!("{SKIPS_MAX} parts are skipped already")
         } else {
             let planned = self
                 .planned(&skip.stream)
@@ -731,7 +731,7 @@ impl Object for Cursor {
             max: ALL_PLANS_MAX,
         },
         Count {
-            of: "parts to leave out",
+            of: "skipped parts",
             path: &[13],
             max: SKIPS_MAX,
         },

@@ -17,7 +17,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 #[test]
 fn an_object_that_repeats_something_too_often_is_refused_before_it_is_decoded() {
     // 7 MiB: four million empty skipped parts.
-    refused::<Cursor>("parts to leave out", &field(13, &[]).repeat(4_000_000));
+    refused::<Cursor>("skipped parts", &field(13, &[]).repeat(4_000_000));
     refused::<Cursor>("streams", &field(12, &[]).repeat(1_000_000));
     refused::<Cursor>("planned batches", &field(12, &field(3, &[]).repeat(1_000_000)));
     let spread = field(12, &field(3, &[]).repeat(300)).repeat(1_000);
