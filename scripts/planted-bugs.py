@@ -372,7 +372,7 @@ def build(bugs):
 
 
 def run(programs, catcher, bug):
-    """Whether the test passed, its output, and its duration."""
+    """Returns whether the test passed, its output, and its duration."""
     environment = {
         **os.environ,
         "MILLPOND_PLANTED_BUG": bug,

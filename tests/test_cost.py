@@ -227,7 +227,7 @@ class Pipeline:
         return Reading.of(self.gateways, self.consumers)
 
     def is_under_way(self) -> bool:
-        """Whether each consumer has written each stream, more than once."""
+        """Returns true if each consumer has written each stream, more than once."""
         streams = 2 if self.configuration.metrics else 1
         written = re.compile(r"^millpond_consumer_batches_total\{.*\} (?!1$)\d+$", re.MULTILINE)
         return all(len(written.findall(c.metrics())) == streams for c in self.consumers)
