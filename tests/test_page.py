@@ -66,7 +66,7 @@ def test_the_page_shows_the_pipeline_at_work(own_site):
     assert _charts(consumer) == wanted
 
     site.clickhouse.kill()
-    eventually("it to wait", lambda: not consumer.ready())
+    eventually("the wait to be reported", lambda: not consumer.ready())
     # The first reason may be an interrupted INSERT; then it becomes this one.
     refused = r"waiting[^]*writing to the sink[^]*Connection refused[^]*WARN"
     _look(site, consumer, refused)

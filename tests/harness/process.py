@@ -41,7 +41,7 @@ def eventually(
                 return last
         except TimedOut:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever is not there yet
+        except Exception as error:  # noqa: BLE001 - anything may not exist yet
             last = error
         if time.monotonic() > deadline:
             raise TimedOut(f"waited {timeout:.0f} s for {what}; last: {last!r:.500}")
@@ -147,7 +147,7 @@ class Process:
             raise TimedOut(f"{self.name} {self._how_it_ended()}: {self.messages()[-1500:]}")
 
     def ended_by(self, signal_number: int) -> bool:
-        """Whether the latest start died from this signal, and nobody has waited for that yet."""
+        """Returns true if the latest start died from this signal and nobody has waited for it."""
         return self._child is not None and self._child.poll() == -signal_number
 
     def _how_it_ended(self) -> str:
