@@ -47,7 +47,7 @@ def test_the_page_shows_the_pipeline_at_work(own_site):
     load.start()
 
     # The chart, with its range, needs two samples of the process.
-    charted = r"\s+[1-9][\d,]*/s\s+\d+ min\s+max [1-9][\d,]*/s"
+    charted = r"\s+[1-9][\d,]*/s\s+10 min ago\s+max [1-9][\d,]*/s"
     seen = _look(site, gateway, rf"records in{charted}")
     assert seen["title"] == "Millpond gateway"
     for stage in ("clients", "gateway", "encode", "upload", "commit", "bucket"):

@@ -158,7 +158,7 @@ function chart({ title, unit, values }) {
     if (run.length) svg.append(shape("polyline", { points: run.join(" ") }));
   }
   const known = values.some((value) => value !== null);
-  const range = element("div", [element("span", `${Math.round((values.length * history.every_seconds) / 60)} min`), element("span", known ? `max ${SHOW[unit](top)}` : "")], "range dim");
+  const range = element("div", [element("span", `${Math.round((CHART_POINTS * history.every_seconds) / 60)} min ago`), element("span", known ? `max ${SHOW[unit](top)}` : "")], "range dim");
   return [svg, range];
 }
 
