@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -48,18 +49,27 @@ def eventually(
         time.sleep(interval)
 
 
-_taken: set[int] = set()
+# Below the ports that the system gives to outgoing connections (from 32768 on Linux): otherwise one
+# of these could take a server's port while the test keeps the server down.
+_PORTS = range(10_240, 32_768)
+_reserved: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on and that this run has not handed out before."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port not in _taken:
-            _taken.add(port)
-            return port
+    """A loopback port for a server of this run. Until this process ends, no other run gets it: a
+    UDP socket, which does not disturb TCP, reserves it."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        reservation = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            reservation.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            reservation.close()
+            continue
+        _reserved.append(reservation)
+        return port
+    raise RuntimeError("no loopback port is free")
 
 
 def _dying_with_parent() -> list[str]:
