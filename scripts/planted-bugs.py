@@ -137,20 +137,20 @@ CATCHERS = {
         )
     ],
     "delete-before-trim": [
-        gc("the_slowest_stream_of_the_slowest_consumer_is_what_counts", "live and gone")
+        gc("the_slowest_stream_of_the_slowest_consumer_is_what_counts", "live and missing")
     ],
     "fence-ignored": [model(OWNERS, "5")],
     "lease-ignored": [
         consuming(
             "an_owner_whose_lease_ran_out_begins_nothing_until_it_is_renewed",
-            "it sent what another may have sent",
+            "the owner resent rows that another may have sent",
         )
     ],
     "plan-after-sink": [model(OWNERS, "3: nothing is in the sink twice")],
     "large-not-planned": [model(FENCED_RULES, "3: nothing is in the sink twice")],
     "acknowledge-over-hole": [model(OWNERS, "3: all below next")],
     "horizon-ignored": [
-        paged("streams_at_different_positions_both_arrive", "never: all is there"),
+        paged("streams_at_different_positions_both_arrive", "never: every row is in the table"),
     ],
     "position-not-written": [
         gc(
@@ -213,21 +213,21 @@ CATCHERS = {
         Catcher(
             "manifest/tests/cursor.rs",
             "an_opening_of_the_same_epoch_is_another_opening",
-            "it takes another's cursor for its own",
+            "an owner takes another's cursor for its own",
         )
     ],
     "removal-ignored": [
-        known("an_owner_whose_cursor_is_removed_ends", "it goes on without its cursor"),
+        known("an_owner_whose_cursor_is_removed_ends", "the consumer continues without its cursor"),
         known(
             "an_owner_whose_cursor_is_deleted_ends_and_makes_no_other",
-            "it goes on without its cursor",
+            "the consumer continues without its cursor",
         ),
     ],
     "skip-keeps-refusals": [model(SKIPPED_REFUSAL, "3: a letter")],
     "halves-before-refusal": [model(REFUSING, "3: nothing is in the sink twice", "3: a letter")],
     "refused-sent-again": [model(REFUSING, "3: nothing is in the sink twice", "3: a letter")],
     "letter-forgotten": [model(REFUSING, "3: all below next")],
-    "wall-clock-ignored": [leased(STOOD_STILL, "paused: somebody else may own the cursor")],
+    "wall-clock-ignored": [leased(STOOD_STILL, "paused: another owner may have the cursor")],
     "request-outlives-lease": [
         leased(
             "a_request_under_way_is_dropped_when_the_lease_runs_out",
@@ -257,7 +257,7 @@ CATCHERS = {
     "inherited-sent-as-new": [
         known(
             "a_successor_asks_for_what_was_planned_before_although_it_sees_the_log_late",
-            "what was planned is not new",
+            "planned rows were sent as new ones",
         )
     ],
     "replay-shares-name": [
@@ -302,7 +302,7 @@ CATCHERS = {
         )
     ],
     "loss-forgotten": [
-        known("a_loss_is_remembered_when_answers_stop_being_certain", "the rows are lost")
+        known("a_loss_is_remembered_when_answers_stop_being_certain", "a row is missing")
     ],
     "later-round-unsettled": [
         known(
@@ -317,14 +317,14 @@ CATCHERS = {
         Catcher(
             "sinks/clickhouse/tests/server/main.rs",
             "interface::what_a_distributed_table_sends_on_is_ended_too",
-            "a shard still works on it",
+            "the request still runs at a shard",
         )
     ],
     "settled-at-one-address": [
         Catcher(
             "sinks/clickhouse/tests/server/main.rs",
             "addresses::requests_at_every_address_are_ended",
-            "the other address still works on it",
+            "the request still runs at the other address",
         )
     ],
     "failover-within-attempt": [
@@ -334,7 +334,7 @@ CATCHERS = {
             "the rows are there twice",
         )
     ],
-    "lease-checked-once": [leased(STOOD_STILL, "somebody else may own the cursor")],
+    "lease-checked-once": [leased(STOOD_STILL, "another owner may have the cursor")],
 }
 
 
@@ -372,7 +372,7 @@ def build(bugs):
 
 
 def run(programs, catcher, bug):
-    """Whether the test passed, its output, and its duration."""
+    """Returns whether the test passed, its output, and its duration."""
     environment = {
         **os.environ,
         "MILLPOND_PLANTED_BUG": bug,

@@ -70,7 +70,7 @@ def test_an_agent_that_answers_with_the_gateways_answer_adds_nothing(
         time.sleep(dice.uniform(0, 0.5))
         _restart(process, signal_number)
     known = len(load.acknowledged())
-    eventually("the agent to go on", lambda: len(load.acknowledged()) > known)
+    eventually("the agent to continue", lambda: len(load.acknowledged()) > known)
     assert _came_compressed(gateway)
     load.terminate(120)
     acknowledged = load.acknowledged()

@@ -2,8 +2,8 @@
 command itself.
 
 No comparison depends on the time. Counters are read twice during a load, and the model gets the
-facts of that span: the stored bytes, the intervals between segments, the duration of requests to
-the store. A slow machine makes fewer requests, and the model knows why.
+facts of that time: the stored bytes, the intervals between segments, the duration of requests to
+the store. A slow machine makes fewer requests, and these facts explain it to the model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OFFER = REPOSITORY / "cost" / "testdata" / "offer.json"
 
 @dataclass(frozen=True)
 class Configuration:
-    """The settings of the pipeline, and what the model is told about it. Intervals are long, so
+    """The settings of the pipeline, and the model's input about it. Intervals are long, so
     that the delays of a busy machine are small in comparison."""
 
     name: str
@@ -43,11 +43,11 @@ class Configuration:
     # Requests per second of each load, and the number of segments to wait for.
     requests: int = 20
     segments: int = 30
-    # Segments close by size, and the model predicts their number. Otherwise the model is told:
-    # their interval is the linger plus the machine's delay until the next message.
+    # Segments close by size, and the model predicts their number. Otherwise the test tells the
+    # model: their interval is the linger plus the machine's delay until the next message.
     by_size: bool = False
-    # Segments that fill long before their linger ends share commits. The number of commits is told
-    # to the model too: a machine that pauses looks like a load that has ended, which commits early.
+    # Segments that fill long before their linger ends share commits. The test also tells the model
+    # the number of commits: a machine that pauses looks like an ended load, and commits early.
     shared: bool = False
     # A second stream in addition to logs.
     metrics: bool = False
@@ -227,7 +227,7 @@ class Pipeline:
         return Reading.of(self.gateways, self.consumers)
 
     def is_under_way(self) -> bool:
-        """Whether each consumer has written each stream, more than once."""
+        """Returns true if each consumer has written each stream, more than once."""
         streams = 2 if self.configuration.metrics else 1
         written = re.compile(r"^millpond_consumer_batches_total\{.*\} (?!1$)\d+$", re.MULTILINE)
         return all(len(written.findall(c.metrics())) == streams for c in self.consumers)

@@ -126,7 +126,7 @@ def test_a_page_stops_who_has_not_read_it_and_nobody_else(site, damaged):
     kept = sum(
         p["records"] for e in shard["entries"] if e["sequence"] >= behind for p in e["parts"]
     )
-    eventually("what is behind it", lambda: rows_of(site.clickhouse, other) == kept + 1)
+    eventually("the records behind it", lambda: rows_of(site.clickhouse, other) == kept + 1)
     assert consumer.terminate() == 0
 
 

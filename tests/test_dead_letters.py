@@ -60,8 +60,8 @@ def test_refused_records_are_letters_that_can_be_replayed(site):
     good = [f"good {number:03}" for number in range(200)]
     mixed = [*good[:70], "bad one", *good[70:150], "bad two", *good[150:]]
     _send(gateway, *mixed)
-    eventually("the good ones", lambda: _bodies(site) == good)
-    eventually("all to be acknowledged", lambda: _acknowledged(site, consumer))
+    eventually("the good records", lambda: _bodies(site) == good)
+    eventually("everything to be acknowledged", lambda: _acknowledged(site, consumer))
 
     letters = _letters(site)
     assert len(letters) == 2
@@ -154,8 +154,8 @@ def test_refused_rows_of_every_table_are_replayed_into_it_alone(site):
     for of, made in requests.items():
         export(gateway.address, made.SerializeToString(), method=METHODS[of])
     taken = dict.fromkeys(_TABLES, ["one", "two"])
-    eventually("what the tables take", lambda: _cases(site) == taken)
-    eventually("all to be acknowledged", lambda: _acknowledged(site, consumer))
+    eventually("the accepted records", lambda: _cases(site) == taken)
+    eventually("everything to be acknowledged", lambda: _acknowledged(site, consumer))
 
     letters = _letters(site)
     streams = Counter(letter["stream"] for letter in letters)
@@ -189,7 +189,7 @@ def test_a_letter_replayed_twice_is_one_row(site):
     eventually("the consumer to own its cursor", consumer.owns)
     _forbid(site, "Body = 'bad'")
     _send(gateway, "good", "bad")
-    eventually("all to be acknowledged", lambda: _acknowledged(site, consumer))
+    eventually("everything to be acknowledged", lambda: _acknowledged(site, consumer))
     assert consumer.terminate() == 0
     [letter] = _letters(site)
     file = folder / letter["letter"]
@@ -228,7 +228,7 @@ def test_a_consumer_killed_in_the_midst_of_it_leaves_every_record_in_one_place(s
         )
         consumer.kill()
         consumer.up()
-    eventually("all to be acknowledged", lambda: _acknowledged(site, consumer))
+    eventually("everything to be acknowledged", lambda: _acknowledged(site, consumer))
     bad = [body for body in bodies if body.endswith("bad")]
     assert _bodies(site) == sorted(set(bodies) - set(bad))
     assert len(_letters(site)) == len(bad)
@@ -238,7 +238,7 @@ def test_a_consumer_killed_in_the_midst_of_it_leaves_every_record_in_one_place(s
     assert _bodies(site) == sorted(bodies)
 
 
-def test_a_table_that_refuses_everything_ends_the_consumer_and_mended_lets_it_go_on(site):
+def test_a_table_that_refuses_everything_ends_the_consumer_which_continues_after_the_repair(site):
     gateway = site.gateway()
     first = site.consumer("--dead-letters-max", 10, name="consumer-stopped")
     eventually("the consumer to own its cursor", first.owns)

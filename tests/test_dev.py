@@ -1,5 +1,5 @@
-"""`millpond dev`: runs everything in one command and stops on a signal; it ends when one of its
-children does."""
+"""`millpond dev`: runs everything in one command and stops on a signal; it ends when a
+child ends."""
 
 import os
 import signal

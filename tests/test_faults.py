@@ -79,7 +79,7 @@ def test_acknowledged_records_survive_every_fault(own_site):
             load.terminate(180)
         faults.until_all_are_ready()
         acknowledged = [name for load in loads for name in load.acknowledged()]
-        assert len(acknowledged) > 1_000, "too few records were acknowledged to show anything"
+        assert len(acknowledged) > 1_000, "too few acknowledged records for a meaningful test"
         runs = [f"{number}{n}" for n in "ab"]
         wait_for_all(acknowledged, site.clickhouse, site.database, *consumers, runs=runs)
         _wait_for_others(site, others, consumers)
@@ -192,7 +192,7 @@ def test_a_store_that_is_away_at_the_start_is_waited_for(own_site):
     gateway, consumer = site.gateway_of(), site.consumer_of()
     for process in (gateway, consumer):
         process.start()
-        eventually("it to wait", lambda p=process: "trying again" in p.messages())
+        eventually("the wait to be reported", lambda p=process: "trying again" in p.messages())
         assert not process.ready()
     site.store.up()
     gateway.until_ready()

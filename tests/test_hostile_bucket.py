@@ -81,13 +81,13 @@ def _peak_mib(site, *command: object, code: int) -> tuple[int, str]:
 
 
 def test_a_cursor_that_is_a_bomb_costs_no_memory_and_keeps_only_its_shard(site, cursor):
-    # Four million empty parts to leave out, which would take 264 MiB decoded.
+    # Four million empty skipped parts, which would take 264 MiB decoded.
     _append(cursor, bytes([13 << 3 | 2, 0]) * 4_000_000)
     for command in (("gc", "--gc-grace", "0s"), ("status",), ("doctor", "--read-only")):
         peak, said = _peak_mib(site, *command, code=1)
         assert peak < 128, f"{command} took {peak} MiB"
         assert "consumers/e2e/cursor" in said, said
-        assert "parts to leave out" in said, said
+        assert "skipped parts" in said, said
     done = site.parsed(site.millpond("gc", "--json", code=1))
     [why] = done["unreadable_cursors"]
     assert why.startswith("shards/0000/consumers/e2e/cursor: "), why

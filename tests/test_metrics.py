@@ -25,12 +25,12 @@ def test_the_owner_shows_what_it_has_before_it(own_site):
     load = site.load(gateway, records=1_000)
     load.run()
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, owner)
-    eventually("nothing to be before it", lambda: set(_backlog(owner).values()) == {0})
+    eventually("an empty backlog", lambda: set(_backlog(owner).values()) == {0})
 
     site.clickhouse.kill()
     behind = site.load(gateway, records=3_000, name="load-behind")
     behind.run()
-    eventually("all of it to be shown", lambda: _backlog(owner)["records"] == 3_000)
+    eventually("the whole backlog to be shown", lambda: _backlog(owner)["records"] == 3_000)
     assert _backlog(owner)["bytes"] > 0
     before = _backlog(owner)["seconds"]
     eventually("its age to grow", lambda: _backlog(owner)["seconds"] > before)
@@ -38,7 +38,7 @@ def test_the_owner_shows_what_it_has_before_it(own_site):
 
     assert "millpond_consumer_backlog_records{" not in standby.metrics()
     site.clickhouse.up()
-    eventually("nothing to be before it again", lambda: set(_backlog(owner).values()) == {0})
+    eventually("an empty backlog again", lambda: set(_backlog(owner).values()) == {0})
     eventually("nothing to wait", lambda: _queued(owner, "write") == 0)
     for stage in ("fetch", "decode", "write", "cursor_commit"):
         assert owner.metric(f"millpond_consumer_{stage}_seconds_count") > 0, stage

@@ -208,10 +208,10 @@ def test_a_mistake_ends_the_collector_and_loses_nothing(
     assert wrong.wait() == 1
     assert reason in wrong.messages()
     # With the mistake fixed, it sends the content of its queue.
-    mended = site.millpond_collector("mended", **queue)
+    repaired = site.millpond_collector("repaired", **queue)
     consumer = site.consumer()
-    wait_for_all(acknowledged, site.clickhouse, site.database, mended, consumer)
-    assert mended.terminate() == 0
+    wait_for_all(acknowledged, site.clickhouse, site.database, repaired, consumer)
+    assert repaired.terminate() == 0
     assert consumer.terminate() == 0
     assert_exactly_once(acknowledged, site.clickhouse, site.database)
 

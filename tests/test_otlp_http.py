@@ -52,7 +52,7 @@ def _arrive(site, processes, runs: int) -> None:
             process.must_run()
         return all(rows(table) >= count for table, count in expected.items())
 
-    eventually("what was generated", arrived, timeout=120)
+    eventually("the generated records", arrived, timeout=120)
     for process in processes:
         assert process.terminate() == 0
     assert {table: rows(table) for table in expected} == expected
@@ -97,7 +97,7 @@ def _cases() -> list[tuple[str, bytes]]:
 
 def test_json_arrives_as_protobuf_does(site):
     cases = _cases()
-    assert len(cases) > 450, "too few for this to show anything"
+    assert len(cases) > 450, "too few for a meaningful test"
 
     def by_grpc(gateway, signal, payload) -> str:
         return answer(gateway.address, payload, signal)[0]

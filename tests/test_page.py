@@ -2,6 +2,7 @@
 
 import json
 import re
+import urllib.request
 
 from harness.process import Process, eventually
 from harness.services import REPOSITORY, tool
@@ -32,6 +33,12 @@ def _look(site, of, until: str) -> dict:
     return seen
 
 
+def _charts(of) -> list[str]:
+    """The titles of the charts that the process keeps."""
+    with urllib.request.urlopen(f"http://{of.admin}/history.json", timeout=10) as answer:
+        return [chart["title"] for chart in json.load(answer)["charts"]]
+
+
 def test_the_page_shows_the_pipeline_at_work(own_site):
     site = own_site
     gateway = site.gateway()
@@ -39,21 +46,27 @@ def test_the_page_shows_the_pipeline_at_work(own_site):
     load = site.load(gateway, "--rate", 1_000, records=1_000_000)
     load.start()
 
-    seen = _look(site, gateway, r"records in\s+[1-9][\d,]*/s")
+    # The chart, with its range, needs two samples of the process.
+    charted = r"\s+[1-9][\d,]*/s\s+10 min ago\s+max [1-9][\d,]*/s"
+    seen = _look(site, gateway, rf"records in{charted}")
     assert seen["title"] == "Millpond gateway"
     for stage in ("clients", "gateway", "encode", "upload", "commit", "bucket"):
         assert re.search(stage, seen["text"], re.IGNORECASE), stage
     assert "ready" in seen["text"]
     assert site.buffer.url in seen["text"]
 
-    seen = _look(site, consumer, r"records out\s+[1-9][\d,]*/s[^]*otlp\.logs")
+    assert _charts(gateway) == ["records in", "p99 of a request", "stored", "memory held"]
+
+    seen = _look(site, consumer, rf"records out{charted}[^]*otlp\.logs")
     assert seen["title"] == "Millpond consumer"
     for stage in ("bucket", "fetch", "decode", "write", "clickhouse"):
         assert re.search(stage, seen["text"], re.IGNORECASE), stage
     assert re.search(r"p99 from gateway to table\s+[\d.]+ (ms|s|min)", seen["text"])
+    wanted = ["records out", "p99 from gateway to table", "behind by", "backlog"]
+    assert _charts(consumer) == wanted
 
     site.clickhouse.kill()
-    eventually("it to wait", lambda: not consumer.ready())
+    eventually("the wait to be reported", lambda: not consumer.ready())
     # The first reason may be an interrupted INSERT; then it becomes this one.
     refused = r"waiting[^]*writing to the sink[^]*Connection refused[^]*WARN"
     _look(site, consumer, refused)

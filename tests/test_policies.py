@@ -1,5 +1,5 @@
 """The policies in deploy/iam, each attached to a user of a real MinIO without further rights:
-everything that a role needs works, and everything else is refused."""
+a role can do everything that it needs, and nothing else."""
 
 from __future__ import annotations
 

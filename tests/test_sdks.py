@@ -1,5 +1,5 @@
 """OpenTelemetry's own SDKs, as an application has them, export to a gateway: every signal arrives
-in ClickHouse with every field. What they send is in clients/python/send.py and clients/js/send.js,
+in ClickHouse with every field. clients/python/send.py and clients/js/send.js send their telemetry,
 the same in both."""
 
 import json
@@ -77,7 +77,7 @@ def test_every_field_of_every_signal_arrives(way, language, protocol, settings):
         *(language, protocol, way.endpoint(protocol), service, sent_at),
         **settings,
     )
-    eventually(f"what {service} sent", lambda: way.arrived(service))
+    eventually(f"the telemetry of {service}", lambda: way.arrived(service))
     logs_are_as_sent(way, service, sent_at, ids)
     spans_are_as_sent(way, service, sent_at, ids)
     metrics_are_as_sent(way, service)

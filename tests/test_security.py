@@ -21,7 +21,7 @@ GLOBEX = "globex-0123456789abcdef0123456789abcdef"
 def _tokens(site, *entries: tuple[str, str, str | None]):
     """Writes the tokens file: each entry has a name, a token and optionally a prefix. The file
     contains only digests."""
-    text = "# Who may send.\n"
+    text = "# Allowed senders.\n"
     for name, token, prefix in entries:
         digest = hashlib.sha256(token.encode()).hexdigest()
         text += f'[[token]]\nname = "{name}"\nsha256 = "{digest}"\n'

@@ -50,7 +50,7 @@ def test_a_consumer_acknowledges_and_releases_its_cursor(site):
 
 
 def test_a_consumer_whose_store_is_away_ends_all_the_same(own_site):
-    """The next consumer redoes what it could not acknowledge; nobody waits forever."""
+    """The next consumer repeats the unacknowledged batches; nobody waits forever."""
     site = own_site
     gateway = site.gateway()
     consumer = site.consumer("--drain-timeout", "1s", "--lease", "3s")

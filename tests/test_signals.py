@@ -1,5 +1,5 @@
 """Traces and metrics end to end, next to logs: sent by telemetrygen, and by senders that record
-acknowledgements while everything behind them is killed."""
+acknowledgements while the test kills everything behind them."""
 
 import os
 import random
@@ -52,7 +52,7 @@ def test_telemetrygen_sends_every_signal(site):
             process.must_run()
         return all(_rows(site, table) >= rows for table, rows in expected.items())
 
-    eventually("what was generated", arrived, timeout=120)
+    eventually("the generated records", arrived, timeout=120)
     for process in (collector, gateway, consumer):
         assert process.terminate() == 0
     assert {table: _rows(site, table) for table in expected} == expected
@@ -90,7 +90,7 @@ def test_acknowledged_spans_and_points_survive_every_kill(own_site):
             process.up()
         acknowledged = senders.stop()
     print(f"{len(acknowledged)} acknowledged")
-    assert len(acknowledged) >= 10 * Senders.RECORDS, "too few for this to show anything"
+    assert len(acknowledged) >= 10 * Senders.RECORDS, "too few for a meaningful test"
 
     def arrived() -> bool:
         gateway.must_run()

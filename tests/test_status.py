@@ -37,7 +37,7 @@ def test_what_is_there_and_what_is_not_read_yet(site):
     assert "no consumer has read this shard" in text
 
     consumer = site.consumer("--gc-interval", "0s", "--ack-interval", "50ms")
-    eventually("all to be acknowledged", lambda: _behind(site) == [0])
+    eventually("everything to be acknowledged", lambda: _behind(site) == [0])
     found = _consumer(site)
     assert (found["consumer"], found["state"], found["waiting_for"]) == ("e2e", "running", [])
     assert found["lease_seconds"] > 0
@@ -101,7 +101,7 @@ def test_a_consumer_that_ended_says_why_and_leaves_no_lease(site):
 
     site.clickhouse.query(f"ALTER TABLE {table} DROP CONSTRAINT tidy")
     second = site.consumer("--lease", "600s", "--ack-interval", "50ms", name="consumer-second")
-    eventually("its successor to go on", lambda: _behind(site) == [0])
+    eventually("its successor to continue", lambda: _behind(site) == [0])
     assert _consumer(site)["waiting_for"] == []
     assert second.terminate() == 0
     assert site.clickhouse.scalar(f"SELECT count() FROM {table}") == "1"
@@ -111,7 +111,7 @@ def test_watching_gives_rates(site):
     gateway = site.gateway("--linger", "20ms")
     consumer = site.consumer("--ack-interval", "50ms", "--gc-interval", "0s")
     site.load(gateway, records=100).run()
-    eventually("all to be acknowledged", lambda: _behind(site) == [0])
+    eventually("everything to be acknowledged", lambda: _behind(site) == [0])
     watching = site.begun("status", *site.buffer.flags, "--watch", "100ms", "--json")
 
     def rates() -> list[float | None]:

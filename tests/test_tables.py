@@ -1,5 +1,5 @@
-"""`millpond tables` and unusual tables: DDL that is printed, edited and run by somebody, or created
-by the command; each row arrives once, whatever happens."""
+"""`millpond tables` and unusual tables: DDL that an operator prints, edits and runs, or that
+the command runs; each row arrives once, whatever happens."""
 
 import json
 import re
@@ -179,7 +179,7 @@ def test_a_table_of_ones_own_gets_every_record_once_through_kills(own_site, part
     load = site.load(gateway, "--concurrency", 4, records=20_000)
     load.start()
     for victim, rows in ((consumer, 1), (site.clickhouse, 5_000), (consumer, 10_000)):
-        # Whatever it is doing at that moment.
+        # Kill it at any moment of its work.
         eventually(
             f"{rows} rows",
             lambda rows=rows: rows_of(site.clickhouse, site.database) >= rows,
@@ -293,7 +293,7 @@ def _shape(site, sql: str) -> tuple[str, dict[str, str]]:
     ],
 )
 def test_on_a_cluster_the_ddl_is_the_exporters(site, engine, parameters):
-    """Our engine has no clusters: compares the statements that both would send to one."""
+    """The embedded engine has no clusters: compares the statements that both would send to one."""
     recorder = Recorder(site.clickhouse.url)
     site.collector(
         "clickhouse",

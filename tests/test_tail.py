@@ -81,7 +81,7 @@ def test_what_is_committed_later_is_shown_when_it_comes(site):
         _send(gateway, "logs", request(record("after", body=sent[-1])))
         return tail.stdout().splitlines()
 
-    eventually("what comes to be shown", lambda: len(shown()) > 2)
+    eventually("new records to be shown", lambda: len(shown()) > 2)
     lines = tail.stdout().splitlines()
     bodies = [next(body for body in sent if f" {body} " in f"{line} ") for line in lines]
     first = sent.index(bodies[0])
@@ -93,12 +93,12 @@ def test_an_outage_of_the_store_leaves_nothing_out(own_site):
     gateway = site.gateway("--linger", "20ms")
     _send(gateway, "logs", request(record("before", body="before")))
     tail = site.begun("tail", *site.buffer.flags, *ALL, "--poll-interval", "50ms")
-    eventually("what was there", lambda: len(tail.stdout().splitlines()) == 1)
+    eventually("the earlier record", lambda: len(tail.stdout().splitlines()) == 1)
     site.store.kill()
     eventually("the outage to be logged", lambda: "trying again" in tail.messages())
     site.store.up()
     _send(gateway, "logs", request(record("after", body="after")))
-    eventually("what came since", lambda: len(tail.stdout().splitlines()) == 2)
+    eventually("the new record", lambda: len(tail.stdout().splitlines()) == 2)
     tail.must_run()
     before, after = tail.stdout().splitlines()
     assert (" before" in before, " after" in after) == (True, True)

@@ -45,7 +45,7 @@ def receiver(site) -> Receiver:
 
 
 def _all_of(spans: list[dict], segments: int) -> bool:
-    """Whether all spans of this many acknowledged segments have arrived."""
+    """Returns true if all spans of this many acknowledged segments have arrived."""
     batches = {span["spanId"] for span in spans if span["name"] == "batch otlp.logs"}
     settled = {span["parentSpanId"] for span in _named(spans, "acknowledge")}
     processed = _named(spans, "process otlp.logs")
@@ -132,7 +132,7 @@ def test_what_went_wrong_is_in_the_trace(own_site):
     load = site.load(gateway, "--retry-for", "60s", records=100, name="load-away")
     load.start()
     retries = "millpond_producer_upload_retries_total"
-    eventually("an upload to be tried again", lambda: gateway.metric(retries) > 0)
+    eventually("an upload to be retried", lambda: gateway.metric(retries) > 0)
     site.store.up()
     assert load.wait() == 0
 
@@ -149,7 +149,7 @@ def test_what_went_wrong_is_in_the_trace(own_site):
     site.clickhouse.kill()
     site.load(gateway, records=100, name="load-behind").run()
     writes = "millpond_consumer_write_retries_total"
-    eventually("an INSERT to be tried again", lambda: consumer.metric(writes) > 0)
+    eventually("an INSERT to be retried", lambda: consumer.metric(writes) > 0)
     site.clickhouse.up()
     (insert, *_) = eventually("its span", lambda: retried(f"INSERT {site.database}"))
     assert {event["name"] for event in insert["events"]} == {"retry"}

@@ -55,7 +55,7 @@ def _clone(directory: Path) -> Path:
 
 
 def _script(steps: list[Step], logs: Path) -> str:
-    # Whatever ends it, nothing that it started stays behind.
+    # However the shell ends, none of its processes stays behind.
     lines = [
         "set -eu -o pipefail",
         "trap exit TERM",

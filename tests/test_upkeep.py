@@ -15,7 +15,7 @@ def test_a_backlog_in_pages_is_read_once_though_the_consumer_is_killed(site):
     assert len(shard["pages"]) > 5
     assert len(shard["entries"]) == shard["next_sequence"]
 
-    # Small batches, so that it dies in the middle.
+    # Small batches, so that the consumer dies in the middle.
     flags = ("--batch-records", 500, "--gc-interval", "0s")
     first = site.consumer(*flags, name="consumer-one")
     eventually("some rows", lambda: rows_of(site.clickhouse, site.database) > 0)
@@ -87,7 +87,7 @@ def test_retention_drops_what_nobody_read_and_says_so(site):
     assert done["unread_sequences"] > 0
     load = site.load(gateway, records=1_000, name="load-after")
     load.run()
-    # It continues where the log begins now.
+    # The consumer continues at the new beginning of the log.
     consumer = site.consumer("--gc-interval", "0s")
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
     assert "were trimmed before this consumer had read them" in consumer.messages()
@@ -172,7 +172,7 @@ def test_a_segment_that_cannot_be_read_is_named_and_left_out_when_told_so(site):
     words = ("consumer", "skip", "e2e", "--stream", "otlp.logs", "--reason", "a bit flipped")
     site.millpond(*words, "--sequence", 2)
     again = site.millpond(*words, "--sequence", 2, code=1)
-    assert "is left out already" in again.messages()
+    assert "is skipped already" in again.messages()
     past = site.millpond(*words, "--sequence", 999, code=1)
     assert "has no otlp.logs" in past.messages()
 

@@ -1,5 +1,6 @@
 //! The small HTTP server beside a long-running command: a page for people at `/`, `/healthz`, `/readyz`, `/metrics`.
 
+mod history;
 mod server;
 
 use crate::clock::now_ms;
@@ -10,13 +11,15 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use history::History;
 use millpond_gateway::Connections;
 use millpond_storage::BufferUrl;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::net::TcpListener;
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// How many file descriptors the server may have open.
 pub(crate) const ADMIN_DESCRIPTORS: usize = Connections::descriptors(server::CONNECTIONS_MAX);
@@ -44,6 +47,7 @@ struct Inner {
     about: About,
     registries: Mutex<Vec<Registry>>,
     readiness: Mutex<Option<Readiness>>,
+    history: Mutex<History>,
 }
 
 impl Admin {
@@ -62,11 +66,13 @@ impl Admin {
             },
             registries: Mutex::default(),
             readiness: Mutex::default(),
+            history: Mutex::default(),
         }));
         let router = Router::new()
             .route("/", get(page))
             .route("/page.js", get(script))
             .route("/status.json", get(status))
+            .route("/history.json", get(history))
             .route("/healthz", get(|| async { "ok\n" }))
             .route("/readyz", get(ready))
             .route("/metrics", get(metrics))
@@ -78,6 +84,7 @@ impl Admin {
         })?;
         let address = listener.local_addr()?;
         tokio::spawn(server::serve(listener, router));
+        tokio::spawn(sample(Arc::downgrade(&admin.0)));
         Ok((admin, address))
     }
 
@@ -105,6 +112,19 @@ impl Admin {
     /// From now on, this says whether the command is ready.
     pub(crate) fn ready_when(&self, readiness: impl Fn() -> Vec<String> + Send + Sync + 'static) {
         *self.0.readiness.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(readiness));
+    }
+}
+
+/// Samples the metrics for the charts of the page until the server is gone.
+async fn sample(admin: Weak<Inner>) {
+    let (began, mut ticks) = (Instant::now(), interval(history::EVERY));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let Some(admin) = admin.upgrade() else { return };
+        let registries = admin.registries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut history = admin.history.lock().unwrap_or_else(PoisonError::into_inner);
+        history.sample(&registries, began.elapsed());
     }
 }
 
@@ -144,6 +164,20 @@ async fn status(State(admin): State<Admin>) -> Response {
         about: &admin.0.about,
         waiting_for: admin.waiting_for(),
         events: events::recent(),
+    })
+    .into_response()
+}
+
+async fn history(State(admin): State<Admin>) -> Response {
+    #[derive(serde::Serialize)]
+    struct Charts {
+        every_seconds: u64,
+        charts: Vec<history::Shown>,
+    }
+    let history = admin.0.history.lock().unwrap_or_else(PoisonError::into_inner);
+    axum::Json(Charts {
+        every_seconds: history::EVERY.as_secs(),
+        charts: history.charts(),
     })
     .into_response()
 }

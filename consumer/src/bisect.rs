@@ -1,6 +1,7 @@
-//! A chunk that the sink refused, taken apart: halved, and each half that is refused too, until single rows are left.
-//! Those become dead letters; everything else goes in. Nobody sends the halves of a piece before the cursor says that it was
-//! refused: otherwise a successor could send it whole, to a table that has been mended meanwhile and has its halves.
+//! Bisects a chunk that the sink refused: sends each half, and halves again each half that the sink refuses, down to
+//! single rows. These rows become dead letters; the sink takes all others. The consumer sends the halves of a piece
+//! only after the cursor records that the sink refused it. Otherwise a successor could send the whole piece to a table
+//! that was repaired meanwhile and already has its halves.
 
 use crate::dead_letters::DeadLetterWriter;
 use crate::decode::cpu;
@@ -16,38 +17,38 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
-/// A reason is kept in the cursor only until the dead letter is written.
+/// The cursor keeps a reason only until the dead letter is written.
 const REASON_MAX: usize = 500;
 
-/// Pieces of a batch that the sink refused, for the owner of the cursor to write down.
+/// Refused pieces of a batch, for the owner of the cursor to record.
 pub(crate) struct Refusal {
     pub(crate) stream: String,
     pub(crate) batch: Plan,
     pub(crate) pieces: Vec<u32>,
     pub(crate) reason: String,
-    /// Told when it is durable.
+    /// Signalled when the cursor has the refusal.
     pub(crate) durable: oneshot::Sender<()>,
 }
 
-/// How the refusals of a batch are made durable.
+/// The channel that takes a batch's refusals to the owner of the cursor.
 pub(crate) type Refusals = mpsc::UnboundedSender<Refusal>;
 
-/// What takes the chunks of one batch apart.
+/// Bisects the refused chunks of one batch.
 pub(crate) struct Bisection<'w> {
     worker: &'w BatchWorker,
     batch: Arc<Batch>,
     refusals: Refusals,
-    /// What the cursor knows of the batch: a predecessor's work.
+    /// The refusals that the cursor already records: a predecessor's work.
     known: Option<Refused>,
     trace: BatchTrace,
     term: Term,
 }
 
-/// A chunk or a piece that was refused.
+/// A chunk or a piece that the sink refused.
 struct Piece {
     chunk: Chunk,
     reason: String,
-    /// An earlier attempt at it may still be under way.
+    /// An earlier attempt at this piece may still be in flight.
     in_doubt: bool,
 }
 
@@ -70,7 +71,7 @@ impl<'w> Bisection<'w> {
         }
     }
 
-    /// Gets a chunk into the sink, but for rows that it refuses. `in_doubt`: some of it may be there.
+    /// Inserts a chunk except for the rows that the sink refuses. `in_doubt`: the sink may have some of its rows.
     pub(crate) async fn write(
         &self,
         chunk: Chunk,
@@ -83,7 +84,7 @@ impl<'w> Bisection<'w> {
         }
     }
 
-    /// The piece, if the sink refuses it, now or before a predecessor ended.
+    /// Returns the piece if the sink refuses it, in this term or in a predecessor's.
     async fn try_piece(&self, chunk: Chunk, in_doubt: bool) -> Result<Option<Piece>, ConsumeError> {
         let known = self.known.as_ref().filter(|known| known.covers(chunk.index));
         let known = known.filter(|_| !planted::is(Bug::RefusedSentAgain));
@@ -116,7 +117,7 @@ impl<'w> Bisection<'w> {
         }
     }
 
-    /// Level by level, so that however many rows are refused, the cursor is written once a level.
+    /// Works level by level, so the cursor is written once per level however many rows the sink refuses.
     async fn take_apart(
         &self,
         whole: Piece,
@@ -137,7 +138,8 @@ impl<'w> Bisection<'w> {
         dead_letters.check(1, reason)?;
         warn!(batch = %self.id(), chunk = number, rows, "the sink refuses a chunk, which is taken apart: {reason}");
         if *in_doubt {
-            // It would bring rows whole beside its halves, if somebody repaired the table meanwhile.
+            // A late request would insert whole the rows that the halves insert too, if an operator repaired the table
+            // meanwhile.
             let requests = rounds::requests_of_batch(self.id());
             self.worker.sink.end_requests(&requests).await;
         }
@@ -155,7 +157,7 @@ impl<'w> Bisection<'w> {
                     continue;
                 }
                 for half in self.halves(&refused.chunk).await {
-                    // Part of what it was cut from may have landed before that was refused.
+                    // Part of the parent piece may have landed before the sink refused it.
                     next.extend(self.try_piece(half, true).await?);
                 }
             }
@@ -183,7 +185,7 @@ impl<'w> Bisection<'w> {
         cpu(&*self.worker.environment, cut).await
     }
 
-    /// Returns when the cursor has it.
+    /// Returns when the cursor records these refusals.
     async fn write_down(&self, level: &[Piece]) {
         let known = |number| self.known.as_ref().is_some_and(|known| known.covers(number));
         let numbers = level.iter().map(|piece| piece.chunk.index);
@@ -207,12 +209,12 @@ impl<'w> Bisection<'w> {
         };
         let sent = self.refusals.send(refusal).is_ok();
         if !sent || done.await.is_err() {
-            // The term has ended, and this task is about to.
+            // The term has ended, and this task is about to end.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Writes the dead letters of rows that the cursor says are refused.
+    /// Writes the dead letters of rows that the cursor records as refused.
     async fn bury(
         &self,
         rows: Vec<Piece>,

@@ -5,50 +5,50 @@ use crate::streams::StreamPattern;
 use millpond_manifest::{BatchingPolicy, layout};
 use std::time::Duration;
 
-/// How a consumer works. The defaults suit one ClickHouse server and segments from a few gateways.
+/// The consumer's settings. The defaults suit one ClickHouse server and segments from a few gateways.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The consumer's name: consumers with different names read the buffer independently.
     pub consumer: String,
-    /// Which streams it takes, of those that its sink accepts: any of these.
+    /// The streams to consume, of those that the sink accepts: a stream that matches any pattern.
     pub streams: Vec<StreamPattern>,
-    /// This process's name as an owner. An owner that comes back under its old name need not wait
-    /// for its lease to run out, so give stable names only where two never live at once.
+    /// This process's name as an owner. An owner that returns under its old name does not wait for its old lease to
+    /// expire, so use stable names only where two processes never share one.
     pub instance: String,
-    /// How long a cursor stays with an owner that shows no sign of life.
+    /// How long a silent owner keeps a cursor.
     pub lease: Duration,
-    /// Take the cursors at once, whoever holds them.
+    /// Take the cursors at once, whoever owns them.
     pub take_over: bool,
-    /// How often the manifest is asked for news.
+    /// The interval at which the consumer polls the manifest.
     pub poll_interval: Duration,
-    /// How often acknowledgements are made durable when there is nothing to plan; sooner when nothing has been finished
-    /// for a third of that (5 s: what a successor may have to ask the sink for).
+    /// The interval at which acknowledgements become durable when there is nothing to plan. After a third of it without
+    /// a finished batch they become durable sooner. Default 5 s: a successor asks the sink about at most these batches.
     pub ack_interval: Duration,
-    /// The most bytes held for batches that are under way.
+    /// Memory limit for the batches in flight, in bytes.
     pub memory_limit: u64,
-    /// Ranged GETs at a time.
+    /// Ranged GETs in parallel.
     pub fetchers: usize,
-    /// Batches decoded at a time.
+    /// Batches decoded in parallel.
     pub decoders: usize,
-    /// INSERTs at a time.
+    /// INSERTs in parallel.
     pub writers: usize,
-    /// How long a stopping consumer works on what it has begun.
+    /// The time that a stopping consumer gives the work it has begun.
     pub drain_timeout: Duration,
-    /// Records that a batch should have.
+    /// Target number of records in a batch.
     pub batch_records: u64,
-    /// Raw bytes that a batch should have.
+    /// Target size of a batch in raw bytes.
     pub batch_bytes: u64,
-    /// The most rows in one INSERT.
+    /// Maximum rows per INSERT.
     pub chunk_rows: u64,
-    /// The most uncompressed bytes in one INSERT.
+    /// Maximum uncompressed bytes per INSERT.
     pub chunk_bytes: u64,
-    /// The most partitions that one INSERT may touch.
+    /// Maximum partitions per INSERT.
     pub max_partitions_per_chunk: u32,
-    /// Batches of a stream in flight past the acknowledged position.
+    /// Maximum batches of a stream in flight past the acknowledged position.
     pub max_in_flight: u32,
-    /// Dead letters that one batch may have. With more, it is not the rows that are wrong: the consumer ends.
+    /// Maximum dead letters per batch. Beyond it the rows are not to blame, and the consumer ends.
     pub dead_letters_max: usize,
-    /// Compare these ranges with the sink and insert the missing rows, instead of reading on.
+    /// Compare these ranges with the sink and insert the missing rows, instead of consuming.
     pub repair: Option<Repair>,
 }
 
@@ -80,7 +80,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The name of its cursors.
+    /// The name of this consumer's cursors.
     pub(crate) fn cursor(&self) -> String {
         match &self.repair {
             Some(_) => layout::repair(&self.consumer),
@@ -88,7 +88,7 @@ impl Config {
         }
     }
 
-    /// The policy that this configuration asks for.
+    /// The batching policy that this configuration sets.
     pub(crate) fn policy(&self, sink: &str, schema_version: u32) -> BatchingPolicy {
         BatchingPolicy {
             batch_records: self.batch_records,

@@ -1,4 +1,5 @@
-//! Dead letters of one batch: what its sink will never take, written down in the buffer before the batch is acknowledged.
+//! The dead letters of one batch: records that its sink refuses for good and unreadable messages. The buffer has them
+//! before the batch is acknowledged.
 
 use crate::environment::{now_ms, pause};
 use crate::error::ConsumeError;
@@ -14,12 +15,12 @@ use millpond_storage::{Backoff, Created};
 use std::time::Duration;
 use tracing::warn;
 
-/// The dead letters of a batch, counted.
+/// Writes and counts the dead letters of a batch.
 pub(crate) struct DeadLetterWriter<'w> {
     worker: &'w BatchWorker,
     id: BatchId,
     encoding: Encoding,
-    /// The most that a batch may have.
+    /// The limit per batch.
     max: usize,
     written: usize,
 }
@@ -35,7 +36,7 @@ impl<'w> DeadLetterWriter<'w> {
         }
     }
 
-    /// Whether so many more may be written: beyond, it is not the rows that are wrong.
+    /// Fails if `more` dead letters would exceed the limit: then the rows are not to blame.
     pub(crate) fn check(&self, more: usize, reason: &str) -> Result<(), ConsumeError> {
         if self.written + more <= self.max {
             return Ok(());
@@ -47,7 +48,7 @@ impl<'w> DeadLetterWriter<'w> {
         })
     }
 
-    /// The record of a row that the sink refused.
+    /// Writes the record of a row that the sink refused.
     pub(crate) async fn refused(
         &mut self,
         id: RowId,
@@ -57,7 +58,7 @@ impl<'w> DeadLetterWriter<'w> {
         self.write(dead_letter::Kind::Refused, id, record, reason).await
     }
 
-    /// A message that cannot be read.
+    /// Writes a message that cannot be read.
     pub(crate) async fn unreadable(
         &mut self,
         id: RowId,
@@ -124,7 +125,7 @@ impl<'w> DeadLetterWriter<'w> {
         Ok(())
     }
 
-    /// Writes it, unless a predecessor did.
+    /// Writes the object, unless a predecessor has written it.
     async fn put(&self, key: &str, body: Bytes) -> Created {
         let BatchWorker {
             store,

@@ -1,5 +1,5 @@
-//! CPU work: the sink cuts a batch into chunks on the blocking pool, one chunk ahead of the writer. It knows nothing of
-//! fetching and writing.
+//! CPU work: the sink cuts a batch into chunks on the blocking pool, one chunk ahead of the writer. This module neither
+//! fetches nor writes.
 
 use crate::Environment;
 use crate::metrics::InStage;
@@ -12,21 +12,21 @@ use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{JoinHandle, spawn_blocking};
 
-/// A batch to be cut into chunks.
+/// A batch to cut into chunks.
 pub(crate) struct Decode {
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) batch: Arc<Batch>,
     pub(crate) policy: BatchingPolicy,
-    /// The turn of a decoder, given back at the end.
+    /// The decoder's permit, released at the end.
     pub(crate) decoder: OwnedSemaphorePermit,
     pub(crate) queued: InStage,
-    /// Where the time that a chunk takes is counted.
+    /// The histogram of the time per chunk.
     pub(crate) seconds: Histogram,
     pub(crate) step: Step,
 }
 
 impl Decode {
-    /// The chunks, and what could not be read, as they come, and after them whether these were all.
+    /// Returns the chunks and the unreadable messages as they come, and after them the outcome.
     pub(crate) fn begin(
         self,
         environment: &dyn Environment,
@@ -36,7 +36,7 @@ impl Decode {
             None => spawn_blocking(move || self.run(&mut |cut| sender.blocking_send(cut).is_ok())),
             Some(time) => tokio::spawn(async move {
                 tokio::time::sleep(time).await;
-                // Nothing may block the only thread there is: all of it is held at once.
+                // Nothing may block the only thread, so the result holds all chunks at once.
                 let mut all = Vec::new();
                 let outcome = self.run(&mut |cut| {
                     all.push(cut);
@@ -67,7 +67,7 @@ impl Decode {
         let outcome = sink.chunks(&batch, &policy, &mut |cut| {
             seconds.observe(began.elapsed().as_secs_f64());
             let more = emit(cut);
-            // What it waited for the chunk to be taken is the writers' time.
+            // The wait for the channel counts as the writers' time.
             began = Instant::now();
             more
         });
@@ -75,7 +75,7 @@ impl Decode {
     }
 }
 
-/// Short CPU work, on the blocking pool.
+/// Runs short CPU work on the blocking pool.
 pub(crate) async fn cpu<T: Send + 'static>(
     environment: &dyn Environment,
     work: impl FnOnce() -> T + Send + 'static,

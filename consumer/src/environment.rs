@@ -1,21 +1,21 @@
-//! The wall clock, the random numbers and the threads, behind one trait so that a simulation can replace them.
-//! Nothing here is trusted for safety: the clock says only when, the nonce only tells states apart.
+//! The wall clock, the random numbers and the threads, behind one trait so that a simulation can replace them. Safety
+//! depends on none of them: the clock only times actions, and the nonce only tells states apart.
 
 use millpond_storage::Backoff;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Where the time, random numbers and threads come from.
+/// The source of time, random numbers and threads.
 pub trait Environment: Send + Sync + 'static {
     /// Unix time in microseconds.
     fn now_us(&self) -> i64;
-    /// The time since some moment, on a clock that is never set and goes on while the machine is suspended.
+    /// The time since some moment, on a clock that nobody sets and that advances while the machine is suspended.
     fn uptime(&self) -> Duration;
     /// Sixty-four random bits.
     fn random(&self) -> u64;
-    /// `None`: CPU work runs on the blocking pool, and takes what it takes. `Some`: it runs on the caller's thread after this
-    /// time on tokio's clock, so that nothing in a simulation depends on threads.
+    /// `None`: CPU work runs on the blocking pool, without a fixed duration. `Some`: it runs on the caller's thread
+    /// after this time on tokio's clock, so that a simulation does not depend on threads.
     fn cpu_time(&self) -> Option<Duration> {
         None
     }
@@ -40,7 +40,7 @@ impl Environment for SystemEnvironment {
     }
 }
 
-/// `Instant` stands still while Linux is suspended.
+/// On Linux, `Instant` stands still while the machine is suspended.
 #[cfg(target_os = "linux")]
 fn uptime() -> Duration {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)

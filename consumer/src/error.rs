@@ -1,14 +1,14 @@
-//! Why a consumer cannot go on. Everything that could pass by itself is waited for instead.
+//! The reasons that end a consumer. It waits for everything that can pass by itself.
 
 use thiserror::Error;
 
-/// What ends a consumer.
+/// An error that ends a consumer.
 #[derive(Debug, Error)]
 pub enum ConsumeError {
-    /// A name that cannot be used.
+    /// An invalid name.
     #[error(transparent)]
     Name(#[from] millpond_manifest::layout::InvalidName),
-    /// A setting that cannot be meant.
+    /// An invalid setting.
     #[error("{0}")]
     Setting(String),
     /// An object of the buffer is damaged or of another version.
@@ -16,22 +16,22 @@ pub enum ConsumeError {
     Format {
         /// The object's key.
         key: String,
-        /// What is wrong.
+        /// The defect.
         wrong: millpond_manifest::FormatError,
     },
-    /// The cursor belongs to another buffer than the one at this URL.
+    /// The cursor belongs to a buffer other than the one at this URL.
     #[error(
         "{key} belongs to buffer {found}, but the buffer here is {expected}: objects of two buffers are mixed at this URL"
     )]
     OtherBuffer {
         /// The object's key.
         key: String,
-        /// Its buffer.
+        /// The cursor's buffer.
         found: uuid::Uuid,
         /// The buffer at this URL.
         expected: uuid::Uuid,
     },
-    /// Batches are in doubt that only the sink they were begun for can finish.
+    /// Only the sink that batches in doubt were started for can finish them.
     #[error(
         "consumer {consumer} was stopped while batches were on their way to {pinned_sink} (schema version \
          {pinned_version}), and is now started for {sink} (schema version {version}): start it once more as \
@@ -40,46 +40,46 @@ pub enum ConsumeError {
     PinnedSink {
         /// The consumer's name.
         consumer: String,
-        /// The sink pinned.
+        /// The pinned sink.
         pinned_sink: String,
         /// Its schema version.
         pinned_version: u32,
-        /// The sink configured.
+        /// The configured sink.
         sink: String,
         /// Its schema version.
         version: u32,
     },
-    /// A committed segment, or a page of the log, is gone.
+    /// A committed segment or page is missing.
     #[error(
         "{key} (sequence {sequence}) is in the manifest but not in the store: it was deleted by hand or by a lifecycle rule; restore it"
     )]
     Lost {
-        /// Its key.
+        /// The object's key.
         key: String,
-        /// Its place in the log.
+        /// The sequence of the object in the log.
         sequence: u64,
     },
-    /// Retention dropped what was about to be read.
+    /// Retention trimmed a segment or page that this consumer had not read.
     #[error(
         "{key} (sequence {sequence}) was trimmed before this consumer had read it: the log begins at {first} now; start it again to go on from there"
     )]
     Trimmed {
         /// The object's key.
         key: String,
-        /// Its place in the log.
+        /// The sequence of the object in the log.
         sequence: u64,
-        /// Where the log begins.
+        /// The first sequence of the log.
         first: u64,
     },
-    /// A page is another one than the manifest refers to.
+    /// The page differs from the one that the manifest refers to.
     #[error("{key}: {wrong}")]
     WrongPage {
         /// The page's key.
         key: String,
-        /// What is wrong.
+        /// The defect.
         wrong: millpond_manifest::log::WrongPage,
     },
-    /// A batch cannot be read, or not taken apart.
+    /// A batch cannot be read or bisected.
     #[error(
         "batch {batch} cannot be written: {reason}. Nothing is left out by itself: `millpond consumer skip` leaves a sequence out"
     )]
@@ -89,7 +89,7 @@ pub enum ConsumeError {
         /// In the sink's words.
         reason: String,
     },
-    /// So much of a batch is refused that something else than its rows must be wrong.
+    /// The sink refuses more of a batch than may become dead letters, so the cause is not its rows.
     #[error(
         "more than {max} records of batch {batch} are refused, the most that may become dead letters: {reason}. Fix the table, or \
          raise --dead-letters-max, and start the consumer again: it continues where it was"
@@ -99,10 +99,10 @@ pub enum ConsumeError {
         batch: String,
         /// The limit.
         max: usize,
-        /// Of one of them, in the sink's words.
+        /// The reason for one of them, in the sink's words.
         reason: String,
     },
-    /// The sink accepted rows in every round, and does not have them.
+    /// The sink accepted the rows in every round and still lacks some.
     #[error(
         "batch {batch}: the sink has taken chunk {chunk} in every round and lacks {rows} of its rows all the same. Something removes \
          them (a TTL, an engine that merges rows, a row policy), or the sink forgets what it has taken"
@@ -110,9 +110,9 @@ pub enum ConsumeError {
     Missing {
         /// The batch's identity.
         batch: String,
-        /// The chunk's or the piece's number.
+        /// The number of the chunk or piece.
         chunk: u32,
-        /// How many rows.
+        /// The number of missing rows.
         rows: u64,
     },
     /// An operator removed the consumer.
@@ -126,7 +126,7 @@ pub enum ConsumeError {
         /// The shard.
         shard: u32,
     },
-    /// The sink cannot tell which rows it has, so that nothing can be repaired.
+    /// The sink cannot tell which rows it has, so a repair is impossible.
     #[error(
         "{sink} cannot tell which rows of stream {stream} it has, so that they cannot be repaired: its table does not keep the \
          identities of its rows (columns = \"none\"), or not all replicas can be asked (a consumer's --cluster)"
@@ -147,7 +147,7 @@ pub enum ConsumeError {
         /// The reason, and what to do.
         reason: String,
     },
-    /// Our own bookkeeping broke a rule of the protocol; stopping is the safe answer.
+    /// The consumer's state violates an invariant of the protocol. Stopping is the safe answer.
     #[error("stopped before breaking the protocol: {0}")]
     Forbidden(millpond_manifest::cursor::Forbidden),
 }

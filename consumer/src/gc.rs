@@ -1,6 +1,6 @@
-//! The garbage collector: the only one that deletes. A round moves the manifest's beginning and its orphan floor forward, and
-//! deletes after that, and only what that manifest can neither refer to nor ever will. It may stop anywhere, and many may
-//! run at once: the next round of any of them finishes.
+//! The garbage collector: the only part that deletes. A round first advances the manifest's beginning and its orphan
+//! floor. Then it deletes objects that this manifest does not refer to and no later one can. A round may stop anywhere,
+//! and many may run at once: the next round of any collector finishes the work.
 
 use crate::environment::{Environment, now_ms};
 use futures::{StreamExt, stream};
@@ -19,36 +19,36 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use ulid::Ulid;
 
-/// How a garbage collector goes about it.
+/// The settings of a garbage collector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GcConfig {
-    /// How often it looks.
+    /// The interval between rounds.
     pub interval: Duration,
-    /// How old an object must be that no manifest refers to before it is deleted: a producer whose segment has waited
-    /// longer for its commit has to upload it again.
+    /// The minimum age of an unreferenced object before the collector deletes it. A producer whose segment waits longer
+    /// for its commit must upload it again.
     pub grace: Duration,
-    /// Committed longer ago than this, a segment goes although a consumer has not read it. `None`: never.
+    /// Trim segments that were committed longer ago than this, read or not. `None`: never.
     pub max_age: Option<Duration>,
 }
 
-/// Why a round could not be finished. The next one begins anew.
+/// The reasons that stop a round. The next round starts afresh.
 #[derive(Debug, Error)]
 pub enum CollectError {
     /// The store did not answer, or an object is damaged.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// A page that the manifest refers to is gone.
+    /// A page that the manifest refers to is missing.
     #[error("{0} is in the manifest but not in the store: nothing of this shard is deleted until it is back")]
     PageGone(String),
-    /// A page is another one than the manifest refers to.
+    /// The page differs from the one that the manifest refers to.
     #[error("{key}: {wrong}: nothing of this shard is deleted until it is back")]
     WrongPage {
         /// The page's key.
         key: String,
-        /// What is wrong.
+        /// The defect.
         wrong: millpond_manifest::log::WrongPage,
     },
-    /// Others changed the manifest all the time, or the store did not say what became of a swap.
+    /// Other writers kept changing the manifest, or the outcome of a swap is unknown.
     #[error("the manifest of shard {0:04} could not be changed; another round will try again")]
     Contended(u32),
 }
@@ -59,16 +59,16 @@ impl From<millpond_storage::Error> for CollectError {
     }
 }
 
-/// What a round did, or would do.
+/// The changes of a round, or of a dry round those that it would make.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Collected {
-    /// Sequences that left the log.
+    /// Sequences trimmed from the log.
     pub trimmed_sequences: u64,
-    /// Of these, sequences that some consumer had not read: retention dropped them.
+    /// Trimmed sequences that some consumer had not read: retention dropped them.
     pub unread_sequences: u64,
     /// Segments deleted.
     pub segments: u64,
-    /// Their bytes.
+    /// Bytes of the deleted segments.
     pub bytes: u64,
     /// Pages deleted.
     pub pages: u64,
@@ -104,41 +104,41 @@ pub struct GarbageCollector {
     config: GcConfig,
     environment: Arc<dyn Environment>,
     metrics: Metrics,
-    /// What the pages that are referred to hold: they never change, so each is read once.
+    /// The segments of each referenced page. Pages are immutable, so the collector reads each once.
     pages: HashMap<Ulid, Vec<Ulid>>,
 }
 
-/// Deletions under way at a time.
+/// The maximum number of parallel deletions.
 const DELETES_AT_A_TIME: usize = 16;
 
-/// Swaps that are tried in a round.
+/// The maximum number of swaps in a round.
 const SWAPS_MAX: u32 = 10;
 
-/// How far the log of a shard may be trimmed.
+/// The decision how far to trim the log of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Trim {
-    /// The log may begin here.
+    /// The new beginning of the log.
     to: u64,
-    /// Some consumer needs everything from here on.
+    /// Some consumer needs everything from this sequence on.
     needed: u64,
 }
 
 /// The part of a shard's log that its consumers still need.
 #[derive(Debug, Default)]
 struct Needs {
-    /// Some consumer needs everything from here on; none where there are no consumers.
+    /// Some consumer needs everything from this sequence on. `None` without consumers.
     from: Option<u64>,
     /// Cursors that cannot be read: key and reason.
     unreadable: Vec<String>,
 }
 
-/// Trims sequences that every consumer has read, and those that retention drops. Without consumers, or with an unreadable cursor whose
-/// consumer may need everything, only retention trims.
+/// Trims sequences that every consumer has read, and those that retention drops. Without consumers, only retention
+/// trims. The same holds with an unreadable cursor: its consumer may need everything.
 fn trim(log: &Manifest, needs: &Needs, committed_before_ms: Option<u64>) -> Trim {
     let known = needs.from.filter(|_| needs.unreadable.is_empty());
     let needed = known.unwrap_or(log.first_sequence);
     let too_old = committed_before_ms.map_or(log.first_sequence, |cutoff| {
-        // A page was named when all of it had been committed.
+        // A page gets its name after all of its segments are committed.
         let pages = log
             .pages
             .iter()
@@ -202,10 +202,10 @@ impl GarbageCollector {
         self
     }
 
-    /// A round every interval until `shutdown`. What fails is logged, counted and tried again.
+    /// Runs a round every interval until `shutdown`. Logs and counts failures, and retries in the next round.
     pub async fn run(mut self, shutdown: CancellationToken) {
         loop {
-            // Not all garbage collectors at once: up to a quarter earlier.
+            // Start up to a quarter of the interval early, so that the collectors do not all run at once.
             let early = self
                 .config
                 .interval
@@ -242,7 +242,7 @@ impl GarbageCollector {
         }
     }
 
-    /// One round over all shards. `dry`: nothing is changed; the result is what would be deleted.
+    /// Runs one round over all shards. `dry`: change nothing, and return what a round would delete.
     pub async fn round(&mut self, dry: bool) -> Result<Collected, CollectError> {
         let mut all = Collected::default();
         let Some(buffer) = cas::read::<Buffer>(&self.store, layout::BUFFER).await? else {
@@ -252,7 +252,7 @@ impl GarbageCollector {
         for shard in 0..buffer.state.shards {
             match self.collect(shard, dry).await {
                 Ok(done) => all.add(done),
-                // One shard's trouble is not the others'.
+                // A failing shard does not stop the others.
                 Err(error) => failed = Some(error),
             }
         }
@@ -279,11 +279,11 @@ impl GarbageCollector {
             let Some((log, advanced)) = self.advance(shard, dry).await? else {
                 return Ok(done);
             };
-            // Found again in each turn.
+            // Each attempt finds them again.
             done.unreadable_cursors.clear();
             done.add(advanced);
             match self.garbage(&log).await {
-                // Another garbage collector has gone on meanwhile, and deleted what it trimmed.
+                // Another garbage collector has trimmed further meanwhile, and deleted the page.
                 Err(CollectError::PageGone(key)) if !self.refers_to(shard, &key).await? => {}
                 garbage => break garbage?,
             }
@@ -301,18 +301,18 @@ impl GarbageCollector {
         Ok(done)
     }
 
-    /// Whether a round would trim or delete anything. In a shard where nothing happens the orphan floor alone is not worth a
-    /// new manifest, which every consumer would read.
+    /// Returns true if a round would trim or delete anything. In a shard where nothing happens, the orphan floor alone
+    /// does not justify a new manifest, which every consumer would read.
     async fn is_worth_it(&mut self, log: &Manifest, would: &Collected) -> bool {
         if would.trimmed_sequences > 0 {
             return true;
         }
-        // What is in the way is the round's own to find.
+        // The round itself reports an error.
         let garbage = self.garbage(log).await;
         garbage.map_or(true, |garbage| !garbage.is_empty())
     }
 
-    /// Whether the manifest, as it is now, refers to the page with this key.
+    /// Returns true if the current manifest refers to the page with this key.
     async fn refers_to(&self, shard: u32, key: &str) -> Result<bool, CollectError> {
         let found = cas::read::<Manifest>(&self.store, &layout::manifest(shard)).await?;
         Ok(found.is_some_and(|found| {
@@ -321,7 +321,7 @@ impl GarbageCollector {
         }))
     }
 
-    /// Moves the log's beginning and the orphan floor forward. The state returned is in force (but for a dry round).
+    /// Advances the log's beginning and the orphan floor. The returned state is in force, except in a dry round.
     async fn advance(&self, shard: u32, dry: bool) -> Result<Option<(Manifest, Collected)>, CollectError> {
         let key = layout::manifest(shard);
         for _ in 0..SWAPS_MAX {
@@ -345,7 +345,7 @@ impl GarbageCollector {
                 return Ok(Some((next, done)));
             }
             let next = next.stamped(self.environment.random());
-            // An outcome that is not known is read again, like a mismatch: doing it twice does no harm.
+            // Read again after an unknown outcome, as after a mismatch: trimming twice is harmless.
             if let Swap::Committed(snapshot) = cas::swap(&self.store, &key, Some(&version), next).await {
                 self.metrics.trimmed_sequences.inc_by(done.trimmed_sequences);
                 self.metrics.unread_sequences.inc_by(done.unread_sequences);
@@ -364,7 +364,8 @@ impl GarbageCollector {
         Err(CollectError::Contended(shard))
     }
 
-    /// Asks every cursor of a shard, one at a time: a consumer's key may be enough to write many, and each may be large.
+    /// Reads every cursor of a shard, one at a time: one consumer's credentials may suffice to write many, and each may
+    /// be large.
     async fn needs(&self, shard: u32) -> Result<Needs, CollectError> {
         let mut needs = Needs::default();
         for found in self.store.list(&layout::consumers(shard)).await? {
@@ -372,7 +373,7 @@ impl GarbageCollector {
                 continue;
             }
             match cas::read::<Cursor>(&self.store, &found.key).await {
-                // A consumer that was removed needs nothing.
+                // A removed consumer needs nothing.
                 Ok(Some(cursor)) if !cursor.state.is_removed() => {
                     let from = cursor.state.needs();
                     needs.from = Some(needs.from.map_or(from, |least| least.min(from)));
@@ -385,10 +386,11 @@ impl GarbageCollector {
         Ok(needs)
     }
 
-    /// What is named before the floor and not referred to: nothing can refer to it any more.
+    /// Returns the objects that were named before the floor and that the log does not refer to. Nothing can refer to
+    /// them later.
     async fn garbage(&mut self, log: &Manifest) -> Result<Garbage, CollectError> {
         let mut garbage = Garbage::default();
-        // What is not named as Millpond names it is not Millpond's to delete.
+        // Millpond deletes only objects that bear its names.
         let below = |key: &str, named: &dyn Fn(Ulid) -> Option<String>| {
             let name = Ulid::from_string(key.rsplit(['/', '-']).next()?).ok()?;
             let ours = named(name).is_some_and(|named| named == key);
@@ -450,7 +452,7 @@ impl GarbageCollector {
 }
 
 impl Collected {
-    /// Reports whether the round changed nothing.
+    /// Returns true if the round changed nothing.
     fn is_nothing(&self) -> bool {
         let Collected {
             trimmed_sequences,
@@ -470,7 +472,7 @@ impl Garbage {
     }
 }
 
-/// Keys of what can go.
+/// The keys to delete.
 #[derive(Debug, Default)]
 struct Garbage {
     segments: Vec<(String, u64)>,

@@ -47,7 +47,7 @@ impl Lease {
         self.runs_out_at_ms.store(ms(began + lasts), Ordering::Release);
     }
 
-    /// Whether the lease runs.
+    /// Returns true if the lease runs.
     pub(crate) fn runs(&self) -> bool {
         let uptime = ms(self.environment.uptime()) < self.runs_out_at_ms.load(Ordering::Acquire);
         let wall = now_ms(&*self.environment) < self.runs_out_at_unix_ms.load(Ordering::Acquire)
@@ -64,7 +64,7 @@ impl Lease {
         self.lapses.load(Ordering::Acquire)
     }
 
-    /// Whether the lease runs and has not lapsed since [`wait`](Self::wait) returned this.
+    /// Returns true if the lease runs and has not lapsed since [`wait`](Self::wait) returned `lapses`.
     pub(crate) fn has_run_since(&self, lapses: u64) -> bool {
         let same = self.lapses.load(Ordering::Acquire) == lapses;
         self.runs() && (same || planted::is(Bug::AnswerOutlivesLease))

@@ -1,6 +1,6 @@
-//! The consumer: discover → plan → fetch → decode → write → acknowledge. Batches are worked on in
-//! parallel and out of order; what is acknowledged is contiguous. `design/consumer.md` tells the
-//! whole; the decisions are pure and live in `schedule`, the rest only carries.
+//! The consumer: discover → plan → fetch → decode → write → acknowledge. It works on batches in parallel and out of
+//! order, and acknowledges a contiguous prefix. `design/consumer.md` describes the whole. `schedule` makes the
+//! decisions and is pure; the other modules carry them out.
 
 mod bisect;
 mod config;
@@ -54,7 +54,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 use work::{BatchWorker, Memory};
 
-/// A named reader of a buffer that writes the streams of its settings that its sink accepts into that sink.
+/// A named reader of a buffer. It writes the streams that its settings select and its sink accepts into that sink.
 pub struct Consumer {
     store: Store,
     config: Config,
@@ -66,7 +66,7 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// A consumer that is ready to [`run`](Self::run). Its metrics go to `registry`.
+    /// Creates a consumer, ready to [`run`](Self::run). Its metrics go to `registry`.
     pub fn new(
         store: Store,
         config: Config,
@@ -98,7 +98,7 @@ impl Consumer {
         self
     }
 
-    /// What it waits for, to be shown to operators.
+    /// The consumer's current waits, for operators.
     pub fn status(&self) -> Status {
         self.status.clone()
     }
@@ -108,9 +108,9 @@ impl Consumer {
         self.tally.clone()
     }
 
-    /// Consumes until `shutdown`, then finishes what it has begun and gives the cursors back. An
-    /// error means that it cannot go on; what it has acknowledged is in the sink either way. A repair ends by
-    /// itself when its ranges are done.
+    /// Consumes until `shutdown`, then finishes the work in flight and releases the cursors. An error means that the
+    /// consumer cannot continue; the sink has everything that it acknowledged either way. A repair ends by itself when
+    /// its ranges are done.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), ConsumeError> {
         let buffer = tokio::select! {
             biased;
@@ -134,7 +134,7 @@ impl Consumer {
             dead_letters_max: self.config.dead_letters_max,
             repair: self.config.repair.is_some().then(|| self.tally.clone()),
         });
-        // One shard that cannot go on ends the process; the others finish what they have begun.
+        // One shard that cannot continue ends the process. The other shards finish the work in flight.
         let shutdown = shutdown.child_token();
         let mut shards = JoinSet::new();
         for shard in self.shards(&buffer) {
@@ -158,7 +158,7 @@ impl Consumer {
         outcome
     }
 
-    /// Those that this process works on.
+    /// Returns the shards that this process works on.
     fn shards(&self, buffer: &Buffer) -> Vec<u32> {
         let asked = |shard: &u32| match &self.config.repair {
             Some(repair) => repair.ranges.contains_key(shard),
@@ -167,7 +167,7 @@ impl Consumer {
         (0..buffer.shards).filter(asked).collect()
     }
 
-    /// A repair leaves streams alone that its consumer does not read.
+    /// Returns the streams to consume. A repair leaves out those that its consumer does not read.
     async fn streams(&self, buffer: &Buffer) -> Result<Vec<StreamPattern>, ConsumeError> {
         if self.config.repair.is_none() {
             return Ok(self.config.streams.clone());
@@ -196,7 +196,7 @@ impl Consumer {
         }
     }
 
-    /// Waits until a producer has made the buffer.
+    /// Waits until a producer has created the buffer.
     async fn buffer(&self) -> Result<Buffer, ConsumeError> {
         let what = format!("the buffer at {}", self.store.url());
         loop {

@@ -1,5 +1,5 @@
-//! What the consumer counts. Names and labels are stable; the only label with open values is the
-//! stream, whose number the manifest bounds.
+//! The consumer's metrics. Names and labels are stable. Only the stream label has open values, and the manifest bounds
+//! their number.
 
 use crate::rounds::Found;
 use millpond_manifest::Lag;
@@ -14,20 +14,20 @@ use prometheus_client::registry::{Registry, Unit};
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Labels of what is counted by stream.
+/// Labels of the metrics by stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct StreamLabel {
     pub(crate) stream: String,
 }
 
-/// Labels of what is counted by stream and shard. Only the owner of the shard's cursor has them.
+/// Labels of the metrics by stream and shard. Only the owner of the shard's cursor exports them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct ShardLabel {
     pub(crate) shard: u32,
     pub(crate) stream: String,
 }
 
-/// Where work is under way, or waits for its turn.
+/// A stage in which work is in flight or waits for its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelValue)]
 #[expect(non_camel_case_types, reason = "the names are the label's values")]
 pub(crate) enum Stage {
@@ -35,26 +35,26 @@ pub(crate) enum Stage {
     memory,
     /// Parts of segments.
     fetch,
-    /// Batches that are cut into chunks.
+    /// Batches to cut into chunks.
     decode,
     /// Chunks.
     write,
 }
 
-/// Labels of what is counted by stage.
+/// Labels of the metrics by stage.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct StageLabel {
     stage: Stage,
 }
 
-/// Labels of chunks that the sink was asked for.
+/// Labels of the chunks that the consumer asked the sink for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct FoundLabel {
     /// `nothing`, `some` or `all` of the rows.
     found: &'static str,
 }
 
-/// One piece of work in a stage, until dropped.
+/// Counts one piece of work in a stage until it is dropped.
 pub(crate) struct InStage(Gauge);
 
 impl Drop for InStage {
@@ -63,7 +63,7 @@ impl Drop for InStage {
     }
 }
 
-/// Labels of what belongs to a consumer's name, whichever of its processes shows it.
+/// Labels of the metrics by consumer name, for all processes of the consumer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ConsumerLabel {
     consumer: String,
@@ -110,7 +110,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Of a process of this consumer.
+    /// Registers the metrics of a process of this consumer.
     pub(crate) fn register(registry: &mut Registry, consumer: &str) -> Self {
         let label = ConsumerLabel {
             consumer: consumer.to_owned(),
@@ -119,7 +119,7 @@ impl Metrics {
             Family::<ConsumerLabel, Gauge>::default(),
             Family::<ConsumerLabel, Gauge>::default(),
         );
-        // Fine enough to read a percentile from (steps of 15 %), from 10 ms to about 10 minutes.
+        // Steps of 15 %, fine enough for percentiles, from 10 ms to about 10 minutes.
         let latency = || Histogram::new(exponential_buckets(0.01, 1.15, 80));
         // 5 ms to 82 s.
         let seconds = || Histogram::new(exponential_buckets(0.005, 2.0, 15));
@@ -300,7 +300,7 @@ impl FoundLabel {
 }
 
 impl Metrics {
-    /// Counts a chunk that the sink was asked for.
+    /// Counts a chunk that the consumer asked the sink for.
     pub(crate) fn count_asked(&self, found: Found) {
         self.chunks_asked.get_or_create(&FoundLabel::of(found)).inc();
     }
@@ -312,7 +312,7 @@ impl Metrics {
         InStage(gauge)
     }
 
-    /// Shows what is before a reader of the stream in the shard.
+    /// Exports the lag of this consumer in a stream of the shard.
     pub(crate) fn show_backlog(&self, shard: u32, stream: &str, lag: &Lag, now_ms: u64) {
         let labels = ShardLabel {
             shard,
@@ -331,7 +331,7 @@ impl Metrics {
         self.backlog_seconds
             .get_or_create(&labels)
             .set(Duration::from_millis(age_ms).as_secs_f64());
-        // A counter that is born at 1 has not risen, for those who ask by how much it has.
+        // `increase()` does not see a counter that first appears with the value 1.
         for reason in [Kind::Refused, Kind::Unreadable].map(Kind::name) {
             drop(self.dead_letters.get_or_create(&DeadLabel {
                 stream: stream.to_owned(),
@@ -340,7 +340,7 @@ impl Metrics {
         }
     }
 
-    /// Whoever owns the cursor now shows it.
+    /// Drops the gauges: the new owner of the cursor exports them.
     pub(crate) fn forget_backlog(&self, shard: u32, stream: &str) {
         let labels = ShardLabel {
             shard,
@@ -358,7 +358,7 @@ pub(crate) fn label(stream: &str) -> StreamLabel {
     }
 }
 
-/// A batch's sequences, for logs.
+/// Formats a batch's sequences for logs.
 pub(crate) fn range(plan: Plan) -> String {
     format!("{}-{}", plan.low, plan.high)
 }

@@ -1,5 +1,5 @@
-//! Taking, keeping and giving back a cursor. Whoever holds an `Owned` won the swap that made its
-//! epoch; every later swap names the state before it, so a fenced owner cannot win another.
+//! Takes, keeps and releases a cursor. The holder of an `Owned` won the swap that created its epoch. Every later swap
+//! names the state before it, so a fenced owner loses all of them.
 
 use crate::environment::{Environment, now_ms, pause};
 use crate::error::ConsumeError;
@@ -17,13 +17,13 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-/// Which cursor, and who wants it.
+/// Identifies a cursor and the process that claims it.
 #[derive(Clone)]
 pub(crate) struct Claim {
     pub(crate) store: Store,
     pub(crate) buffer_id: Uuid,
     pub(crate) shard: u32,
-    /// The consumer, which is part of the rows' source.
+    /// The consumer's name, which is part of the rows' source.
     pub(crate) consumer: String,
     /// The name of the cursor: the consumer's, or its repair's.
     pub(crate) cursor: String,
@@ -35,20 +35,20 @@ pub(crate) struct Claim {
     pub(crate) status: Status,
 }
 
-/// A cursor in our hands.
+/// A cursor that this process owns.
 pub(crate) struct Owned {
     pub(crate) durable: Snapshot<Cursor>,
     /// The predecessor may have sent what it did not acknowledge.
     pub(crate) in_doubt: bool,
-    /// When the swap that opened it was begun, by [`Environment::uptime`]: the lease runs from then on.
+    /// The start of the swap that opened the cursor, by [`Environment::uptime`]: the lease runs from then on.
     pub(crate) leased_at: Duration,
-    /// How long owners before this one may go on sending.
+    /// The time for which earlier owners may continue to send.
     pub(crate) outlived: Duration,
 }
 
-/// What became of a swap, once everything unknown has been looked up.
+/// The outcome of a swap after every unknown outcome has been looked up.
 pub(crate) enum Outcome {
-    /// This state of ours is in force; it may be an earlier attempt than the last.
+    /// A state of ours is in force, perhaps one of an earlier attempt.
     Ours(Box<Snapshot<Cursor>>),
     /// Another owner took the cursor.
     Fenced { owner: String, epoch: u64 },
@@ -56,15 +56,15 @@ pub(crate) enum Outcome {
     Removed,
 }
 
-/// Whether the cursor is looked at again, and when.
+/// The result of an attempt to take the cursor.
 pub(crate) enum Attempt {
     Opened(Box<Owned>),
     Held(HeldByAnother),
-    /// The cursor is gone.
+    /// The cursor no longer exists.
     Removed,
 }
 
-/// Where a consumer without a cursor begins.
+/// The position at which a consumer without a cursor starts.
 #[derive(Debug, Clone)]
 pub(crate) struct Beginning {
     /// The first sequence of the log, or of a repair's range.
@@ -194,8 +194,8 @@ impl Claim {
         })
     }
 
-    /// A pinned policy can be followed unless it names another sink than ours: those rows cannot be
-    /// made again here.
+    /// Checks that this process can follow a pinned policy. It cannot if the policy names another sink, because only
+    /// that sink can build the same rows again.
     fn check_rule(&self, cursor: &Cursor, pinned: bool) -> Result<(), ConsumeError> {
         let (theirs, ours) = (&cursor.policy, &self.policy);
         if !pinned || (theirs.sink == ours.sink && theirs.schema_version == ours.schema_version) {
@@ -210,7 +210,7 @@ impl Claim {
         })
     }
 
-    /// One swap of a cursor that is ours, everything unknown looked up.
+    /// Swaps a cursor that this process owns, and looks up unknown outcomes.
     pub(crate) async fn swap(&self, before: Snapshot<Cursor>, next: Cursor) -> Result<Outcome, ConsumeError> {
         let next = next.stamped(self.environment.random());
         let began = Instant::now();
@@ -232,8 +232,8 @@ impl Claim {
                 self.status.waits(&self.what(), &error.to_string(), Level::Warn);
             }
         }
-        // Whatever state carries our opening was written by us (this attempt, or one before it that landed late) or by an
-        // operator who did not fence us. Either way it is the truth, plans included.
+        // This process wrote any state that carries its opening (in this attempt, or in an earlier one that landed
+        // late), or an operator did without fencing it. In both cases that state is in force, plans included.
         let found = self.read().await?;
         Ok(match found {
             Some(snapshot) if snapshot.state.is_of(&before.state) => Outcome::Ours(Box::new(snapshot)),
@@ -255,13 +255,13 @@ impl Claim {
         })
     }
 
-    /// Reads the cursor, for as long as that takes.
+    /// Reads the cursor, and retries until the store answers.
     async fn read(&self) -> Result<Option<Snapshot<Cursor>>, ConsumeError> {
         read_patiently(&self.store, &self.key(), &self.status, &*self.environment).await
     }
 }
 
-/// Reads a compare-and-set object, waiting for the store for as long as it takes.
+/// Reads a compare-and-set object, and retries until the store answers.
 pub(crate) async fn read_patiently<T: cas::Object>(
     store: &Store,
     key: &str,

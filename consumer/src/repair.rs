@@ -1,6 +1,6 @@
-//! A repair: compares the rows of a range that a consumer has acknowledged with those that its sink has, and inserts what is
-//! missing. A repair is a consumer with a separate cursor, `<name>.repair`, and therefore separate tokens. It stops at the end of
-//! its range. The identities of the rows stay those of the consumer. It never sends a row without asking for it first.
+//! A repair compares the rows of a range that a consumer has acknowledged with those in the sink, and inserts the
+//! missing ones. It is a consumer with a separate cursor, `<name>.repair`, and therefore separate tokens. It stops at
+//! the end of its range. Its rows have the consumer's identities. It asks the sink for every row before it sends one.
 
 use crate::Config;
 use crate::environment::now_ms;
@@ -44,12 +44,12 @@ impl Tally {
         self.0.inserted.load(Ordering::Relaxed)
     }
 
-    /// Records that the sink refuses and messages that cannot be read: they have dead letters.
+    /// Records that the sink refuses and messages that cannot be read. Each has a dead letter.
     pub fn dead_letters(&self) -> u64 {
         self.0.dead_letters.load(Ordering::Relaxed)
     }
 
-    /// Shards whose range is repaired.
+    /// Shards whose range is complete.
     pub fn shards(&self) -> u64 {
         self.0.shards.load(Ordering::Relaxed)
     }
@@ -71,11 +71,11 @@ impl Tally {
 /// The state that a repair's new cursor copies from the consumer's cursor.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
-    /// Requests of the consumer's earlier owners may be under way, and nobody may be settling them.
+    /// Requests of the consumer's earlier owners may be in flight without a process that settles them.
     pub(crate) unsettled: bool,
-    /// How long those owners may go on sending.
+    /// The time for which those owners may continue to send.
     lease_ms: u64,
-    /// Parts that an operator said to leave out.
+    /// Parts that an operator skipped.
     skipped: Vec<Skip>,
 }
 
@@ -84,7 +84,7 @@ impl Origin {
         let dirty = match &cursor.ownership {
             Ownership::Released | Ownership::Removed => false,
             Ownership::Abandoned => true,
-            // An owner that lives has asked for whatever its predecessors may have sent.
+            // A living owner has asked the sink for every row that its predecessors may have sent.
             Ownership::Held { .. } => cursor.held_at(now_ms).is_none(),
         };
         let unsettled = cursor.unsettled || dirty;
@@ -95,7 +95,7 @@ impl Origin {
         }
     }
 
-    /// A repair's cursor that nobody has opened since it was made or removed.
+    /// Prepares a repair's cursor that nobody has opened since its creation or removal.
     pub(crate) fn begin(&self, cursor: Cursor) -> Cursor {
         Cursor {
             unsettled: cursor.unsettled || self.unsettled,
@@ -107,8 +107,9 @@ impl Origin {
 }
 
 impl Claim {
-    /// Checks that the consumer has acknowledged a range and that the log has it. Checked before the repair's cursor is opened,
-    /// and again afterwards: from then on the garbage collector keeps the range, and a reset of the consumer ends the repair.
+    /// Checks that the consumer has acknowledged a range and that the log has it. The repair checks before it opens its
+    /// cursor, and again afterwards: from then on the garbage collector keeps the range, and a reset of the consumer
+    /// ends the repair.
     pub(crate) async fn origin(
         &self,
         range: &RangeInclusive<u64>,
@@ -142,7 +143,7 @@ impl Claim {
         Ok(Origin::of(consumer, now_ms(&*self.environment)))
     }
 
-    /// The cursor of the consumer whose rows these are.
+    /// Reads the cursor of the consumer whose rows the repair compares.
     async fn reader(&self) -> Result<Cursor, ConsumeError> {
         let key = layout::cursor(self.shard, &self.consumer);
         let found = read_patiently::<Cursor>(&self.store, &key, &self.status, &*self.environment).await?;
@@ -152,7 +153,8 @@ impl Claim {
         cursor.ok_or_else(|| self.unrepairable("the consumer has never read it".into()))
     }
 
-    /// The streams that the consumer reads, of those that these patterns name. A stream that it reads has a position.
+    /// Returns the streams that match these patterns and that the consumer reads. A stream that it reads has a
+    /// position.
     pub(crate) async fn streams_read(
         &self,
         patterns: &[StreamPattern],

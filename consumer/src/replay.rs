@@ -1,5 +1,5 @@
-//! Sends a dead letter again after an operator has repaired the table. The row keeps the record's identity, so the sink can
-//! tell whether it has it: replaying twice inserts once.
+//! Resends a dead letter after an operator has repaired the table. The row keeps the record's identity, so the sink can
+//! tell whether it has the row: replaying twice inserts once.
 
 use crate::rounds::{self, Attempts, Failed, Unleased};
 use crate::sink::{Batch, BatchId, Cut, Part, Sink, SinkError};
@@ -14,10 +14,10 @@ use thiserror::Error;
 use ulid::Ulid;
 use uuid::Uuid;
 
-/// Why a dead letter stays where it is.
+/// The reason why a dead letter stays in the buffer.
 #[derive(Debug, Error)]
 pub enum ReplayError {
-    /// It is not there, or not any more.
+    /// The dead letter does not exist, or no longer does.
     #[error("there is no such dead letter")]
     Gone,
     /// The store did not answer, or the dead letter is damaged.
@@ -26,45 +26,45 @@ pub enum ReplayError {
     /// The store did not delete the dead letter.
     #[error("its rows are in the sink, but it could not be deleted: {0}")]
     Delete(millpond_storage::Error),
-    /// It is not the dead letter of its name: somebody has put it there, or moved it.
+    /// The content does not match the name: somebody put the dead letter there, or moved it.
     #[error("it does not belong there: by its content it is {of}")]
     Misplaced {
         /// The name that follows from its content.
         of: String,
     },
-    /// It is of another buffer.
+    /// The dead letter belongs to another buffer.
     #[error("it is of the buffer {of}, and this is {here}")]
     OtherBuffer {
-        /// The dead letter's.
+        /// The dead letter's buffer.
         of: Uuid,
-        /// The store's.
+        /// The store's buffer.
         here: Uuid,
     },
-    /// It was refused by another sink.
+    /// Another sink refused the record.
     #[error("it was refused by {refused}, and these settings name {named}")]
     OtherSink {
-        /// The dead letter's.
+        /// The dead letter's sink.
         refused: String,
-        /// Ours.
+        /// The sink of these settings.
         named: String,
     },
-    /// Its consumer may write it again.
+    /// The consumer may write the dead letter again.
     #[error(
         "its consumer has not acknowledged sequence {0} of its stream: it may send it itself, or write the letter again"
     )]
     NotAcknowledged(u64),
-    /// The sink cannot make rows of it.
+    /// The sink cannot build rows from the message.
     #[error("it cannot be read: {0}")]
     Unreadable(String),
-    /// The sink did not take it.
+    /// The sink did not take the rows.
     #[error(transparent)]
     Sink(#[from] SinkError),
-    /// The sink accepted rows in every round, and does not have them.
+    /// The sink accepted the rows in every round and still lacks some.
     #[error("the sink has taken it in every round and lacks {0} of its rows all the same")]
     Missing(u64),
 }
 
-/// Gets what a dead letter holds into the sink, and deletes the dead letter. Returns how many rows it gave.
+/// Inserts the content of a dead letter into the sink and deletes the dead letter. Returns the number of rows.
 pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u64, ReplayError> {
     let found = cas::read::<DeadLetter>(store, key).await?;
     let letter = found.ok_or(ReplayError::Gone)?.state;
@@ -91,7 +91,7 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
     match cuts.pop() {
         Some(Cut::Unreadable { reason, .. }) => return Err(ReplayError::Unreadable(reason)),
         Some(Cut::Chunk(_)) if !cuts.is_empty() => {
-            // One token has one chunk.
+            // A dead letter has one token, so it must be one chunk.
             return Err(ReplayError::Unreadable(format!(
                 "it makes {} chunks",
                 cuts.len() + 1
@@ -99,7 +99,7 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
         }
         Some(Cut::Chunk(chunk)) => {
             rows = chunk.rows;
-            // A replay of this dead letter may have been interrupted.
+            // An earlier replay of this dead letter may have been interrupted.
             sink.settle(&rounds::requests_of_batch(&batch.id), None).await?;
             match rounds::again(&Unleased, sink, &batch.id, &chunk, &mut Attempts::default()).await {
                 Ok(_) => {}
@@ -115,8 +115,8 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
     Ok(rows)
 }
 
-/// A dead letter is where its shard, consumer and content say, in its own buffer. Whoever can write dead letters for one consumer could
-/// otherwise have an operator insert rows in the name of another.
+/// Checks that a dead letter is in its own buffer, under the name that its shard, consumer and content give. A writer
+/// of one consumer's dead letters could otherwise make an operator insert rows in the name of another.
 async fn check_place(store: &Store, key: &str, letter: &DeadLetter) -> Result<(), ReplayError> {
     let of = letter.key();
     if of != key {
@@ -133,7 +133,7 @@ async fn check_place(store: &Store, key: &str, letter: &DeadLetter) -> Result<()
     Ok(())
 }
 
-/// A batch of the dead letter's message alone, under a token that no consumer's batch has.
+/// Builds a batch of the dead letter's message alone, under a token that no consumer's batch has.
 fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
     let unreadable = |error: &dyn std::fmt::Display| ReplayError::Unreadable(error.to_string());
     let mut block = BlockBuilder::with_buffer(letter.received_at_us, Vec::new(), &Limits::default());
@@ -194,8 +194,8 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
     })
 }
 
-/// A policy that leaves a message whole. A sink estimates from it how many tokens can be in doubt, so it states how many
-/// records the message can have: a record takes at least one byte.
+/// A policy that keeps a message in one chunk. The sink estimates from it how many tokens can be in doubt, so the policy
+/// states the maximum number of records in the message: a record takes at least one byte.
 fn one_chunk(letter: &DeadLetter) -> BatchingPolicy {
     let records = (letter.payload.len() as u64).max(1);
     BatchingPolicy {

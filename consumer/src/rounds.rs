@@ -1,6 +1,6 @@
-//! Inserts a chunk that may have been sent before, once. An attempt works in rounds: it asks which rows the sink lacks, sends
-//! exactly those, and asks again. `design/protocols.md` ("Row identity") has the proof. Nothing here waits
-//! or tries again.
+//! Inserts a chunk that may have been sent before, once. An attempt works in rounds: it asks which rows the sink lacks,
+//! sends exactly those, and asks again. `design/protocols.md` ("Row identity") has the proof. This module neither waits
+//! nor retries.
 
 use crate::decode::cpu;
 use crate::environment::{Environment as _, SystemEnvironment};
@@ -12,8 +12,8 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-/// Rounds of one attempt. A round after the first is needed only where a sink knows a token and lacks its rows, and then again
-/// only where it lost those of the second token too.
+/// Rounds per attempt. A second round is needed only if a sink knows a token and lacks its rows, and a third only if it
+/// also lost the rows of the second token.
 pub(crate) const ROUNDS: u32 = 3;
 
 /// The rows of a chunk that the first question of an attempt found.
@@ -23,7 +23,7 @@ pub enum Found {
     Nothing,
     /// Some of them.
     Some,
-    /// All of them: nothing was sent.
+    /// All of them: the attempt sent nothing.
     All,
 }
 
@@ -44,41 +44,45 @@ impl From<SinkError> for Failed {
     }
 }
 
-/// The sender of requests: names them, and decides when one may be sent.
+/// The sender of requests. It names them and decides when one may go out.
 #[async_trait]
 pub(crate) trait Sender: Sync {
     /// Returns when the sender may send, for [`may_still_send`](Self::may_still_send).
     async fn may_send(&self) -> u64;
-    /// Whether the sender could send at any time since [`may_send`](Self::may_send) returned this, and can now.
+    /// Returns true if the sender could send at any time since [`may_send`](Self::may_send) returned `since`, and still
+    /// can.
     fn may_still_send(&self, since: u64) -> bool;
-    /// Returns when the sender may not send any more.
+    /// Returns when the sender must stop sending.
     async fn may_send_no_more(&self);
-    /// The opening in whose name it sends.
+    /// The opening under which it sends.
     fn opening(&self) -> u64;
     /// Sixty-four random bits.
     fn random(&self) -> u64;
-    /// Whether rows of the chunk may be in the sink under tokens of another generation, which do not prevent duplicates.
+    /// Returns true if rows of the chunk may be in the sink under tokens of another generation, which do not prevent
+    /// duplicates.
     fn sent_under_other_tokens(&self) -> bool {
         false
     }
-    /// Whether the sender sends where the sink cannot tell which rows it has, and its tokens alone prevent duplicates.
+    /// Returns true if the sender also sends to a sink that cannot tell which rows it has. Its tokens alone then
+    /// prevent duplicates.
     fn trusts_tokens(&self) -> bool {
         true
     }
-    /// Returns when whoever comes after this sender will know that requests of later rounds may be under way.
+    /// Returns when any successor of this sender will know that requests of later rounds may be in flight.
     async fn announce_later_round(&self) {}
     /// Cuts these rows out of a chunk ([`Sink::some`]).
     async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk;
 }
 
-/// An announcement that requests of a batch's later rounds may be under way.
+/// An announcement that requests of a batch's later rounds may be in flight.
 pub(crate) struct LaterRound {
     pub(crate) batch: Key,
-    /// Told when the cursor says so.
+    /// Signalled when the cursor has the announcement.
     pub(crate) durable: oneshot::Sender<()>,
 }
 
-/// How a batch announces later rounds to the owner of the cursor. A successor that knows of them waits until they have ended.
+/// The channel on which a batch announces later rounds to the owner of the cursor. A successor that sees the
+/// announcement waits until those requests have ended.
 #[derive(Clone)]
 pub(crate) struct LaterRounds {
     pub(crate) announcements: mpsc::UnboundedSender<LaterRound>,
@@ -86,13 +90,13 @@ pub(crate) struct LaterRounds {
 }
 
 impl LaterRounds {
-    /// Returns when the cursor says that requests of later rounds may be under way.
+    /// Returns when the cursor records that requests of later rounds may be in flight.
     pub(crate) async fn announce(&self) {
         let (durable, done) = oneshot::channel();
         let batch = self.batch.clone();
         let sent = self.announcements.send(LaterRound { batch, durable }).is_ok();
         if !sent || done.await.is_err() {
-            // The term has ended, and this task is about to.
+            // The term has ended, and this task is about to end.
             std::future::pending::<()>().await;
         }
     }
@@ -103,10 +107,11 @@ impl LaterRounds {
 pub(crate) struct Attempts {
     /// The number of rows that the sink lacked at the first question.
     pub(crate) lacked: Option<u64>,
-    /// A request of a later round may be under way. Its token differs from the first round's, so it can bring rows that the first
-    /// round brings too.
+    /// A request of a later round may be in flight. Its token differs from the first round's, so both rounds may insert
+    /// the same rows.
     later_round: bool,
-    /// The sink has accepted a token, and certainly lacked rows of it. From then on a success proves nothing without a certain answer.
+    /// The sink accepted a token and certainly lacked rows of it. From then on a success without a certain answer
+    /// proves nothing.
     lost: bool,
 }
 
@@ -135,7 +140,7 @@ pub(crate) async fn again(
         end_others(&**sink, id).await?;
         attempts.later_round = false;
     } else {
-        // Late requests of the first round have its token, which the sink knows while they are running.
+        // Late requests of the first round share its token, which the sink knows while they run.
         sink.end_requests(&requests_of_batch(id)).await;
     }
     let from = u32::from(planted::is(Bug::RoundSkipped));
@@ -146,7 +151,7 @@ pub(crate) async fn again(
         }
         let (presence, since) = ask(sender, &**sink, id, chunk, round > from).await?;
         let lost = attempts.lost && !planted::is(Bug::LossForgotten);
-        // An earlier answer was certain. Another server may have given this one, and it may lag behind.
+        // An earlier answer was certain. This answer may come from another server that lags behind.
         let was_certain = round > from || lost;
         let Some((lacks, certain)) = lacking(sender, presence)? else {
             if was_certain {
@@ -162,7 +167,8 @@ pub(crate) async fn again(
             _ => Found::Nothing,
         });
         if lacks.is_empty() {
-            // A single request that brought every row has also brought what the sink derives from them.
+            // Only a single request that inserted every row has also produced all the data that the sink derives from
+            // these rows.
             if first != Found::Nothing || round > from + 1 {
                 sink.complete(&source, chunk).await?;
             }
@@ -188,7 +194,8 @@ pub(crate) async fn again(
     unreachable!("the last round returns")
 }
 
-/// The rows that the sink lacks, and whether that is certain. `None`: the sink cannot tell, and the token decides.
+/// Returns the rows that the sink lacks and whether the answer is certain. `None`: the sink cannot tell, and the token
+/// decides.
 fn lacking(sender: &dyn Sender, presence: Presence) -> Result<Option<(Vec<u64>, bool)>, Failed> {
     match presence {
         Presence::Lacks { rows, certain } if certain || rows.is_empty() || sender.trusts_tokens() => {
@@ -206,7 +213,7 @@ fn not_certain_any_more(id: &BatchId, chunk: &Chunk) -> Failed {
     )))
 }
 
-/// Other tokens may have brought the missing rows to a replica that nobody could ask.
+/// Requests under other tokens may have inserted the missing rows on a replica that did not answer.
 fn uncertain(id: &BatchId, chunk: &Chunk) -> Failed {
     Failed::Sink(SinkError::Schema(format!(
         "it is not certain which rows of chunk {} of {id} the table has, because a replica that was not asked may have more; \
@@ -215,7 +222,7 @@ fn uncertain(id: &BatchId, chunk: &Chunk) -> Failed {
     )))
 }
 
-/// Sends the rows that the sink lacks, in one request. `since` is the answer of [`Sender::may_send`].
+/// Sends the rows that the sink lacks, in one request. `since` is the result of [`Sender::may_send`].
 async fn send_missing(
     sender: &dyn Sender,
     sink: &Arc<dyn Sink>,
@@ -231,8 +238,8 @@ async fn send_missing(
     send(sender, &**sink, id, &some, (round, false), since).await
 }
 
-/// Asks which rows of a chunk the sink lacks. Also returns the answer of [`Sender::may_send`] from before the question.
-/// `later`: this is not the first round.
+/// Asks which rows of a chunk the sink lacks. Also returns the result of [`Sender::may_send`] from before the question.
+/// `later`: this is a round after the first.
 async fn ask(
     sender: &dyn Sender,
     sink: &dyn Sink,
@@ -260,9 +267,9 @@ fn lacks_any(presence: &Presence) -> bool {
     matches!(presence, Presence::Lacks { rows, .. } if !rows.is_empty())
 }
 
-/// Returns when no earlier request of the batch is under way. ClickHouse answers with success as soon as it knows a token, and the
-/// rows of the request that brought the token may be seen a little later: a question in between would find them missing. Chunks of
-/// a batch are sent one after another, so this ends nothing that anybody waits for.
+/// Returns when no earlier request of the batch is in flight. ClickHouse reports success as soon as it knows a token.
+/// The rows of the request that brought the token may become visible a little later, and a question in between would
+/// miss them. A batch sends its chunks one after another, so this ends no request that anybody waits for.
 async fn end_others(sink: &dyn Sink, id: &BatchId) -> Result<(), SinkError> {
     if sink.settle(&requests_of_batch(id), None).await? == Settled::Waits {
         tokio::time::sleep(sink.attempt_max()).await;
@@ -279,7 +286,8 @@ async fn send(
     since: u64,
 ) -> Result<(), Failed> {
     sink.ready().await;
-    // After a pause, the answer may be older than the sink's memory of a token: rows that came meanwhile would come again.
+    // After a pause, the answer may be older than the sink's memory of a token. Rows that arrived meanwhile would be
+    // inserted twice.
     if !sender.may_still_send(since) {
         return Err(Failed::Sink(SinkError::Transient(
             "the lease ran out since the sink was asked".to_owned(),
@@ -307,7 +315,7 @@ pub(crate) fn requests_of(buffer_id: Uuid, shard: u32, consumer: &str) -> String
     format!("millpond/{buffer_id}/{shard:04}/{consumer}/")
 }
 
-/// The prefix of the query ids of one batch's requests, whoever sends them.
+/// The prefix of the query ids of one batch's requests, for any sender.
 pub(crate) fn requests_of_batch(id: &BatchId) -> String {
     let BatchId {
         buffer_id,
@@ -328,7 +336,7 @@ pub(crate) fn requests_of_opening(opening: u64) -> String {
     format!("/{opening:016x}/")
 }
 
-/// Inserts a chunk as a consumer does that may not be the first to send it. For tests of sinks.
+/// Inserts a chunk as a consumer does when it may not be the first to send the chunk. For tests of sinks.
 #[doc(hidden)]
 pub async fn write_again(sink: &Arc<dyn Sink>, id: &BatchId, chunk: &Chunk) -> Result<Found, SinkError> {
     let failed = |failed| match failed {
@@ -341,7 +349,7 @@ pub async fn write_again(sink: &Arc<dyn Sink>, id: &BatchId, chunk: &Chunk) -> R
         .map_err(failed)
 }
 
-/// A sender without a cursor and a lease: an operator's replay, or a test.
+/// A sender without a cursor or a lease: an operator's replay, or a test.
 pub(crate) struct Unleased;
 
 #[async_trait]

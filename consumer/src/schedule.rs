@@ -1,5 +1,5 @@
-//! What to do next, decided from the durable cursor, the log and what is under way. Pure: it starts
-//! nothing and waits for nothing. Public for the model check of the protocols, which walks through its decisions.
+//! Decides the next actions from the durable cursor, the log and the work in flight. Pure: it starts nothing and waits
+//! for nothing. Public because the model check of the protocols explores its decisions.
 
 use millpond_manifest::cursor::Plan;
 use millpond_manifest::plan::{Candidate, PlanStatus, Size, candidates};
@@ -10,63 +10,63 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A batch of a stream.
 pub type Key = (String, Plan);
 
-/// How far a batch that was started is.
+/// The progress of a batch that was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Progress {
     Running,
     Done,
 }
 
-/// What is under way, and what must be done before anything new.
+/// The work in flight, and the batches that must be done before anything new.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Schedule {
     work: BTreeMap<Key, Progress>,
     doubt: BTreeSet<Key>,
-    /// Of each stream, the last sequence that was planned when the cursor was opened.
+    /// For each stream, the last sequence that was planned when this owner opened the cursor.
     inherited: BTreeMap<String, u64>,
-    /// Nothing is planned from this sequence on.
+    /// The schedule plans nothing from this sequence on.
     until: Option<u64>,
 }
 
-/// What the driver should do now.
+/// The actions for the driver to take now.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     /// Batches to start: their boundaries are durable.
     pub start: Vec<Key>,
     /// Boundaries to make durable.
     pub plans: Vec<Key>,
-    /// Batches of segments that are not committed yet, after those: a swap that is made anyway makes them durable, and then
-    /// their segments wait for none.
+    /// Further batches, of segments that are not committed yet. Any swap makes them durable, and their segments then
+    /// wait for no swap.
     pub ahead: Vec<Key>,
-    /// How far each stream can be acknowledged.
+    /// The new acknowledged position of each stream.
     pub acknowledge: Vec<(String, u64)>,
-    /// Some batch's acknowledgement is among them: they are worth a request.
+    /// True if the acknowledgements include a finished batch and justify a request.
     pub progress: bool,
-    /// Batches, or pages, wait only because so much is finished and not acknowledged.
+    /// True if batches or pages wait only because too many finished batches are not acknowledged.
     pub blocked: bool,
 }
 
-/// How much there is room for.
+/// The capacity for new work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Batches that the writers can take at once.
+    /// The number of batches that the writers can take at once.
     pub writers: usize,
-    /// Sequences after the end of the log that are planned ahead, each as a batch by itself. 0 while several come at a time:
-    /// they would better share one.
+    /// The number of sequences after the end of the log to plan ahead, each as a separate batch. 0 while several
+    /// segments come at a time: they should share a batch.
     pub ahead: u64,
 }
 
-/// What the decision is made for.
+/// The purpose of the decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Take on everything.
+    /// Start all work.
     Working,
-    /// Finish what was started or planned, and take on nothing else.
+    /// Finish the batches that were started or planned, and start no other.
     Draining,
 }
 
 impl Schedule {
-    /// A successor's schedule: all that its predecessor may have sent comes first.
+    /// A successor's schedule: the batches that its predecessor may have sent come first.
     pub fn in_doubt(cursor: &Cursor, log: &Log, accepts: &dyn Fn(&str) -> bool) -> Self {
         let mut doubt = BTreeSet::new();
         for (_, stream) in streams(log, accepts) {
@@ -81,7 +81,7 @@ impl Schedule {
         }
     }
 
-    /// The schedule of an owner that opened the cursor so, and sees no log yet.
+    /// The schedule of an owner that opened this cursor and has not read the log.
     pub fn after(cursor: &Cursor) -> Self {
         let planned = cursor.streams.iter();
         let last = planned.filter_map(|(stream, of)| Some((stream.clone(), of.planned.back()?.high)));
@@ -91,18 +91,19 @@ impl Schedule {
         }
     }
 
-    /// Limits the schedule to sequences below `until`: it plans no further batches there, and finishes those already planned.
+    /// Limits the schedule to sequences below `until`: it plans no further batches there, and finishes those already
+    /// planned.
     #[must_use]
     pub fn until(self, until: Option<u64>) -> Self {
         Schedule { until, ..self }
     }
 
-    /// Whether a predecessor may have sent this batch.
+    /// Returns true if a predecessor may have sent this batch.
     pub fn is_in_doubt(&self, key: &Key) -> bool {
         self.doubt.contains(key)
     }
 
-    /// Whether a predecessor planned this batch.
+    /// Returns true if a predecessor planned this batch.
     pub fn is_inherited(&self, key: &Key) -> bool {
         if planted::is(Bug::InheritedSentAsNew) {
             return self.doubt.contains(key);
@@ -111,22 +112,22 @@ impl Schedule {
         self.inherited.get(stream).is_some_and(|last| plan.high <= *last)
     }
 
-    /// How many batches are still to be replayed before anything new.
+    /// The number of batches to resend before anything new.
     pub fn doubtful(&self) -> usize {
         self.doubt.len()
     }
 
-    /// How many batches are being worked on.
+    /// The number of batches in flight.
     pub fn running(&self) -> usize {
         self.work.values().filter(|p| **p == Progress::Running).count()
     }
 
-    /// A batch was started.
+    /// Records that a batch was started.
     pub fn started(&mut self, key: Key) {
         self.work.insert(key, Progress::Running);
     }
 
-    /// A batch is in the sink.
+    /// Records that a batch is in the sink.
     pub fn finished(&mut self, key: &Key) {
         if let Some(progress) = self.work.get_mut(key) {
             *progress = Progress::Done;
@@ -134,17 +135,18 @@ impl Schedule {
         self.doubt.remove(key);
     }
 
-    /// The cursor is durable: what lies below its positions is forgotten.
+    /// Forgets the work below the positions of the durable cursor.
     pub fn acknowledged(&mut self, cursor: &Cursor) {
         self.work
             .retain(|(stream, plan), _| plan.high >= cursor.next(stream));
-        // Retention may have dropped what was in doubt.
+        // Retention may have trimmed batches in doubt.
         self.doubt
             .retain(|(stream, plan)| plan.high >= cursor.next(stream));
     }
 
-    /// The last sequence of a stream that must be seen for anything to go on: the batch that comes first may be planned
-    /// over more of the log than is looked at otherwise, and nothing new begins before what is in doubt is done.
+    /// The last sequence of a stream that the log must show before any work can continue. The first batch may be
+    /// planned over more of the log than the two loaded pages, and nothing new starts before the batches in doubt are
+    /// done.
     pub fn reaches(&self, cursor: &Cursor, log: &Log, stream: &str) -> Option<u64> {
         let from = begins(cursor, log, stream);
         let planned = cursor.planned(stream).find(|plan| plan.high >= from);
@@ -153,7 +155,7 @@ impl Schedule {
         plans.map(|plan| plan.high).max()
     }
 
-    /// What to do now.
+    /// Returns the actions to take now.
     pub fn decide(
         &self,
         cursor: &Cursor,
@@ -198,7 +200,7 @@ impl Schedule {
                         busy += 1;
                         decision.plans.push(key);
                     }
-                    // More could still join it: it goes only when a writer would be idle otherwise.
+                    // The batch may still grow, so it starts only if a writer would be idle otherwise.
                     PlanStatus::Open if calm && busy < room.writers => {
                         busy += 1;
                         decision.plans.push(key);
@@ -217,8 +219,8 @@ impl Schedule {
         decision
     }
 
-    /// Whether something of this stream is in doubt and can be sent: it is committed, and there is a part of it, or it is not
-    /// seen whether there is.
+    /// Returns true if a batch of this stream is in doubt and can be sent: it is committed, and it has a part of the
+    /// stream or the loaded pages do not show whether it has.
     fn presses(&self, log: &Log, index: u32, stream: &str) -> bool {
         let doubtful = self.doubt.iter().filter(|(of, _)| of == stream);
         let mut committed = doubtful.filter(|(_, plan)| plan.low < log.next_sequence);
@@ -228,20 +230,20 @@ impl Schedule {
         })
     }
 
-    /// Over finished batches that are contiguous, never over a hole; sequences without a part of this
-    /// stream are no hole.
+    /// Acknowledges contiguous finished batches, never past a hole. Sequences without a part of this stream are not
+    /// holes.
     fn acknowledge(&self, decision: &mut Decision, cursor: &Cursor, log: &Log, stream: &str, seen: &Seen) {
         let (finished, next) = self.finished_to(stream, seen);
         let moves = next > cursor.next(stream);
-        // A stream that is taken and has no position gets one: the garbage collector keeps what comes after it.
+        // A consumed stream without a position gets one, so that the garbage collector keeps the log from there on.
         if moves || (!cursor.streams.contains_key(stream) && !planted::is(Bug::PositionNotWritten)) {
             decision.acknowledge.push((stream.to_owned(), next));
-            // Over pages without a part of this stream, too: which pages are looked at follows the position.
+            // Also acknowledge pages without a part of this stream, because the position decides which pages to load.
             decision.progress |= moves && (finished > 0 || next < log.tail_start());
         }
     }
 
-    /// How many batches from the position on are in the sink, and the sequence that comes after them.
+    /// Returns the number of finished batches from the position on, and the sequence after them.
     fn finished_to(&self, stream: &str, Seen { candidates, end }: &Seen) -> (usize, u64) {
         let done = |plan: Plan| self.work.get(&(stream.to_owned(), plan)) == Some(&Progress::Done);
         let finished = match planted::is(Bug::AcknowledgeOverHole) {
@@ -258,14 +260,14 @@ impl Schedule {
         (finished, next)
     }
 
-    /// How far a stream is in the sink without a hole; the cursor may not say so yet.
+    /// Returns the sequence up to which the sink has the stream without a hole. The cursor may not record it yet.
     pub fn reached(&self, cursor: &Cursor, log: &Log, index: u32, stream: &str) -> u64 {
         let seen = self.candidates(cursor, log, index, stream, cursor.policy.max_in_flight as usize);
         let (_, next) = self.finished_to(stream, &seen);
         next.max(cursor.next(stream))
     }
 
-    /// Whether everything below [`until`](Self::until) is in the sink and known to be.
+    /// Returns true if the sink has everything below [`until`](Self::until) and the cursor records it.
     pub fn is_complete(&self, cursor: &Cursor, log: &Log, accepts: &dyn Fn(&str) -> bool) -> bool {
         let mut streams = streams(log, accepts).into_iter();
         self.until.is_some()
@@ -274,7 +276,7 @@ impl Schedule {
             })
     }
 
-    /// The sequence after the last one of a stream that may be worked on.
+    /// The end (exclusive) of the sequences of a stream that the schedule may work on.
     fn end(&self, cursor: &Cursor, log: &Log, stream: &str) -> u64 {
         let Some(until) = self.until else {
             return log.next_sequence;
@@ -283,8 +285,8 @@ impl Schedule {
         until.max(planned).min(log.next_sequence)
     }
 
-    /// Returns one more than `limit`, so that the caller sees whether there are more. Leaves out a batch that could still change
-    /// when more of the log is loaded.
+    /// Returns up to `limit` + 1 candidates, so that the caller sees whether there are more. Leaves out a batch that
+    /// could still change when more of the log is loaded.
     fn candidates(&self, cursor: &Cursor, log: &Log, index: u32, stream: &str, limit: usize) -> Seen {
         let (from, log_end) = (begins(cursor, log, stream), self.end(cursor, log, stream));
         let parts = log.parts(index, from).map(|(sequence, _, part)| {
@@ -305,7 +307,7 @@ impl Schedule {
         let mut end = horizon.max(from);
         if end < log_end
             && let Some(last) = found.last()
-            // A group that fills everything that is loaded is large enough.
+            // A group that fills all loaded pages is large enough.
             && (last.plan.high >= end || (last.status == PlanStatus::Open && found.len() > 1))
         {
             end = last.plan.low;
@@ -321,8 +323,8 @@ impl Schedule {
         }
     }
 
-    /// Plans ahead that this owner made and has not begun with, since their segments are not in its log: who ends takes
-    /// them back. What its predecessor planned, the predecessor may have sent.
+    /// Plans ahead that this owner made and has not started, because their segments are not in its log: an owner that
+    /// ends withdraws them. A predecessor may have sent its own plans, so they stay.
     pub fn unsent(&self, cursor: &Cursor, log: &Log) -> Vec<Key> {
         let all = planted::is(Bug::WithdrawnInDoubt);
         let plans = cursor.streams.iter().flat_map(|(stream, of)| {
@@ -335,7 +337,7 @@ impl Schedule {
     }
 }
 
-/// Plans the sequences after the end of the log, as far as they are not planned.
+/// Plans the sequences after the end of the log that have no plan yet.
 fn plan_ahead(decision: &mut Decision, cursor: &Cursor, log: &Log, stream: &str, ahead: u64) {
     let planned = cursor.planned(stream).last().map_or(0, |last| last.high + 1);
     let end = log.next_sequence.saturating_add(ahead);
@@ -356,16 +358,16 @@ fn streams<'a>(log: &'a Log, accepts: &dyn Fn(&str) -> bool) -> Vec<(u32, &'a st
         .collect()
 }
 
-/// A stream's batches to be, as far as the log is seen.
+/// A stream's candidate batches, as far as the log is loaded.
 struct Seen {
     candidates: Vec<Candidate>,
-    /// They say all about the sequences below this one.
+    /// The candidates cover all sequences below this one.
     end: u64,
 }
 
-/// Where a stream's batches begin: at its position, or after a planned batch of which retention dropped a part. Some of it
-/// may have been sent: under its tokens the rest would be taken for that, under others it could be there twice. So it is
-/// lost as a whole.
+/// The start of a stream's batches: its position, or the end of a planned batch that retention trimmed in part. The
+/// predecessor may have sent some of that batch. Under the same tokens the sink would take the rest for a duplicate;
+/// under others it could insert rows twice. So the whole batch is lost.
 pub fn begins(cursor: &Cursor, log: &Log, stream: &str) -> u64 {
     let cut = cursor
         .planned(stream)

@@ -1,5 +1,5 @@
-//! A shard of the buffer and its consumer's cursor: waits until the cursor can be had, serves a term as its owner
-//! ([`crate::tenure`]), and waits again. It also reads what the log consists of and settles requests of earlier owners.
+//! A shard of the buffer and its consumer's cursor. It waits until it can take the cursor, serves a term as its owner
+//! ([`crate::tenure`]), and waits again. It also reads the log and settles requests of earlier owners.
 
 use crate::Config;
 use crate::environment::{now_ms, pause};
@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// A shard of the buffer, and what is needed to consume it.
+/// A shard of the buffer, with the context to consume it.
 pub(crate) struct Shard {
     pub(crate) config: Config,
     pub(crate) claim: Claim,
@@ -33,7 +33,7 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// Consumes the shard until the shutdown: as its cursor's owner, or waiting to become it.
+    /// Consumes the shard until the shutdown, as the cursor's owner or in standby.
     pub(crate) async fn run(self) -> Result<(), ConsumeError> {
         let (mut take_over, mut known) = (self.config.take_over, false);
         loop {
@@ -42,7 +42,8 @@ impl Shard {
             };
             self.worker.metrics.owned_shards.inc();
             let term = async {
-                // Read after the epoch was won: it shows all that the predecessor can have seen.
+                // Read after this process won the epoch, so that the log includes everything that the predecessor can
+                // have seen.
                 let stopped = async {
                     self.shutdown.cancelled().await;
                     tokio::time::sleep(RELEASE_PATIENCE).await;
@@ -63,13 +64,14 @@ impl Shard {
             self.worker.metrics.owned_shards.dec();
             match term? {
                 Term::Released => return Ok(()),
-                // Whoever took it knows why; taking it back at once would be a tug of war.
+                // Another process took the cursor on purpose. If this one took it back at once, the two would fight
+                // over it.
                 Term::Fenced => take_over = false,
             }
         }
     }
 
-    /// Waits until the cursor can be had. `None`: the shutdown came first.
+    /// Stands by until this process takes the cursor. `None`: the shutdown came first.
     async fn stand_by(&self, take_over: bool, known: &mut bool) -> Result<Option<Box<Owned>>, ConsumeError> {
         let mut said = false;
         loop {
@@ -89,7 +91,7 @@ impl Shard {
                 attempt = attempt => attempt?,
                 () = self.shutdown.cancelled() => return Ok(None),
             };
-            // If another process finished the repair meanwhile, it begins anew.
+            // If another process finished the repair meanwhile, this one starts a new repair.
             *known = self.repair.is_none();
             let held = match attempt {
                 Attempt::Opened(owned) => return Ok(Some(owned)),
@@ -102,7 +104,7 @@ impl Shard {
                     "standing by: the cursor is held by {}", held.owner
                 );
                 said = true;
-                // What was waited for as the owner is another's to wait for.
+                // The waits of this process as an owner now concern another owner.
                 self.claim.status.forget();
             }
             let now = now_ms(&*self.claim.environment);
@@ -159,7 +161,7 @@ impl Shard {
         Ok(log)
     }
 
-    /// Reads a page, for as long as that takes.
+    /// Reads a page, and retries until the store answers.
     pub(crate) async fn read_page(&self, reference: &PageReference) -> Result<PageRead, ConsumeError> {
         let key = layout::page(self.claim.shard, reference.first, reference.page);
         let Claim {
@@ -174,7 +176,7 @@ impl Shard {
         }
         match self.read_log().await? {
             Some(log) if reference.last < log.state.first_sequence => Ok(PageRead::Trimmed(Box::new(log))),
-            // As long as the log begins inside of it, it must be there.
+            // As long as the log begins inside this page, the page must exist.
             _ => Err(ConsumeError::Lost {
                 key,
                 sequence: reference.last,
@@ -182,7 +184,7 @@ impl Shard {
         }
     }
 
-    /// Tells why a segment is missing: the log was trimmed past it, or it was deleted by something else.
+    /// Finds out why a segment is missing: the log was trimmed past it, or somebody deleted it.
     pub(crate) async fn gone(&self, key: &str, sequence: u64) -> Result<ConsumeError, ConsumeError> {
         let log = self.read_log().await?;
         let first = log.map_or(0, |log| log.state.first_sequence);
@@ -194,8 +196,9 @@ impl Shard {
         })
     }
 
-    /// Waits until no request of an earlier generation is under way to the sink: owners before this one may have begun some until
-    /// their leases ran out, `outlived` from now at the latest. Ends those that the sink can end, and waits for the others.
+    /// Waits until no request of an earlier generation is in flight to the sink. Earlier owners may have started some
+    /// until their leases expired, at the latest `outlived` from now. Ends the requests that the sink can end, and
+    /// waits for the others.
     pub(crate) fn settle(&self, term: &work::Term, outlived: Duration) -> BoxFuture<'static, ()> {
         let Claim {
             buffer_id,
@@ -242,12 +245,12 @@ impl Shard {
     }
 }
 
-/// How long a process that stops takes to release the cursor, and for what it must read before it can.
+/// The time that a stopping process takes at most to release the cursor, including the reads before the release.
 pub(crate) const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The answer to the read of a page.
 pub(crate) enum PageRead {
     Page(Arc<Page>),
-    /// The garbage collector deleted the page: this manifest begins after it.
+    /// The garbage collector deleted the page: this newer manifest begins after it.
     Trimmed(Box<Snapshot<Manifest>>),
 }

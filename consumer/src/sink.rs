@@ -1,5 +1,5 @@
-//! Where batches go: the [`Sink`] trait and what it is given. The identities of rows and the deduplication tokens are made
-//! here, so nothing here may depend on the time, the process or the attempt.
+//! The destination of batches: the [`Sink`] trait and its arguments. This module makes the identities of rows and the
+//! deduplication tokens, so it must not depend on the time, the process or the attempt.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -12,22 +12,22 @@ use thiserror::Error;
 use ulid::Ulid;
 use uuid::Uuid;
 
-/// The identity of a batch: it never changes, whoever sends the batch and however often.
+/// The identity of a batch. It never changes, for any sender and any number of attempts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct BatchId {
-    /// Which buffer.
+    /// The buffer.
     pub buffer_id: Uuid,
-    /// Which shard of it.
+    /// The shard.
     pub shard: u32,
-    /// Which stream.
+    /// The stream.
     pub stream: String,
-    /// For which consumer: part of the identity of its rows.
+    /// The consumer, which is part of the identity of the rows.
     pub consumer: String,
-    /// The name of the cursor that plans it: the consumer's, or its repair's.
+    /// The name of the cursor that plans the batch: the consumer's, or its repair's.
     pub cursor: String,
     /// The cursor's generation ([`millpond_manifest::Cursor::generation`]).
     pub generation: u64,
-    /// Into which sink, e.g. `clickhouse:otel.otel_logs`.
+    /// The sink, e.g. `clickhouse:otel.otel_logs`.
     pub sink: String,
     /// First sequence.
     pub low: u64,
@@ -41,8 +41,8 @@ impl BatchId {
     /// The deduplication token of one chunk of this batch.
     ///
     /// `millpond/2/<buffer>/<shard>/<stream>/<cursor>/<sink>/v<schema version>/g<generation>/<low>-<high>/<chunk>`, and
-    /// `/<round>` in rounds after the first: stable and printable. None of the names can contain a slash but the sink's, which
-    /// is followed by the fixed-form rest, so two identities never share a token.
+    /// `/<round>` in rounds after the first: stable and printable. Only the sink's name can contain a slash. The rest
+    /// after it has a fixed form, so two identities never share a token.
     pub fn token(&self, chunk: u32, round: u32) -> String {
         let chunk = if planted::is(Bug::TokenWithoutChunk) {
             0
@@ -55,7 +55,7 @@ impl BatchId {
         }
     }
 
-    /// Where rows of this batch come from, the first part of their identity: `<buffer>/<shard>/<stream>/<consumer>`.
+    /// The source of the batch's rows, the first part of their identity: `<buffer>/<shard>/<stream>/<consumer>`.
     pub fn source(&self) -> String {
         let BatchId {
             buffer_id,
@@ -89,22 +89,22 @@ impl fmt::Display for BatchId {
     }
 }
 
-/// One stream's part of one committed segment, fetched.
+/// The fetched part of a committed segment that holds one stream.
 #[derive(Debug, Clone)]
 pub struct Part {
-    /// The segment's place in the log.
+    /// The segment's sequence in the log.
     pub sequence: u64,
-    /// The number of its first record: 0, but for a record that stands alone.
+    /// The number of the part's first record: 0, except for a record that stands alone.
     pub first_record: u32,
     /// The segment's name, for errors.
     pub segment: Ulid,
-    /// Where `data` begins in the segment object, for errors.
+    /// The offset of `data` in the segment object, for errors.
     pub offset: u64,
     /// The stream's blocks, compressed, as stored.
     pub data: Bytes,
-    /// Uncompressed, in bytes.
+    /// The uncompressed length in bytes.
     pub raw_len: u64,
-    /// How many records the manifest says it has.
+    /// The number of records according to the manifest.
     pub records: u64,
 }
 
@@ -132,36 +132,36 @@ impl Part {
     }
 }
 
-/// What a sink is given: the parts of a contiguous range of sequences of one stream.
+/// A batch for a sink: the parts of a contiguous range of sequences of one stream.
 #[derive(Debug, Clone)]
 pub struct Batch {
-    /// Who it is.
+    /// The batch's identity.
     pub id: BatchId,
-    /// What its messages are.
+    /// The encoding of its messages.
     pub encoding: Encoding,
-    /// In order of their sequences.
+    /// The parts, in order of their sequences.
     pub parts: Vec<Part>,
 }
 
 /// A run of a batch's rows, encoded, sent as one unit with one token.
 #[derive(Debug, Clone)]
 pub struct Chunk {
-    /// Its place in the batch; of a piece of a chunk, its number ([`millpond_manifest::piece`]).
+    /// The chunk's number in the batch, or a piece's number ([`millpond_manifest::piece`]).
     pub index: u32,
-    /// Which of the sink's tables it is for: the sink's own number of it, 0 where it has one table alone.
+    /// The sink's number of the table for these rows. 0 for a sink with one table.
     pub table: u32,
-    /// How many rows.
+    /// The number of rows.
     pub rows: u64,
     /// Bytes in the sink's format before compression.
     pub raw_bytes: u64,
-    /// What is sent, in pieces.
+    /// The encoded rows, in buffers to send in order.
     pub body: Vec<Bytes>,
-    /// When the messages that these rows come from were received, for the latency that users feel.
+    /// The times at which the messages of these rows were received, for the end-to-end latency.
     pub received: Vec<Received>,
 }
 
 impl Chunk {
-    /// The identity of a row of the chunk.
+    /// Returns the identity of a row of the chunk.
     pub fn id(&self, row: u64) -> Option<RowId> {
         let mut before = 0;
         self.received.iter().find_map(|run| {
@@ -171,13 +171,13 @@ impl Chunk {
         })
     }
 
-    /// The identities of all rows, in order.
+    /// Returns the identities of all rows, in order.
     pub fn ids(&self) -> impl Iterator<Item = RowId> {
         let runs = self.received.iter();
         runs.flat_map(|run| (0..run.rows).map(|row| run.first.after(row)))
     }
 
-    /// When the messages of these rows, which ascend, were received.
+    /// Returns the reception times of the messages of these rows. `rows` must ascend.
     pub fn received(&self, rows: &[u64]) -> Vec<Received> {
         let mut some: Vec<Received> = Vec::new();
         let mut runs = self.received.iter();
@@ -198,17 +198,18 @@ impl Chunk {
     }
 }
 
-/// The identity of a row within its source ([`BatchId::source`]): it follows from the log alone, whatever was sent how.
+/// The identity of a row within its source ([`BatchId::source`]). It follows from the log alone, however the rows are
+/// sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RowId {
-    /// The sequence of the segment that its record is in.
+    /// The sequence of the segment that has the record.
     pub sequence: u64,
-    /// The record's number among those of the stream in that segment. A message that cannot be read has one number.
+    /// The record's number among those of the stream in that segment. An unreadable message takes one number.
     pub record: u32,
 }
 
 impl RowId {
-    /// The record `records` places after this one in the same segment.
+    /// Returns the record `records` places after this one in the same segment.
     fn after(self, records: u64) -> RowId {
         let records = u32::try_from(records).expect("a segment has under 2^32 records of a stream");
         RowId {
@@ -223,14 +224,14 @@ impl RowId {
 pub struct Received {
     /// Unix time in microseconds.
     pub at_us: i64,
-    /// How many rows.
+    /// The number of rows.
     pub rows: u64,
-    /// The identity of the first one. Those of the others follow it.
+    /// The identity of the first row. The identities of the others follow it.
     pub first: RowId,
 }
 
 impl Received {
-    /// Runs of rows in as few runs as there can be.
+    /// Joins runs of rows into as few runs as possible.
     pub fn joined(runs: impl IntoIterator<Item = Received>) -> Vec<Received> {
         let mut joined: Vec<Received> = Vec::new();
         for next in runs {
@@ -245,41 +246,42 @@ impl Received {
     }
 }
 
-/// What a batch is cut into.
+/// A part of a batch after the sink has cut it.
 #[derive(Debug, Clone)]
 pub enum Cut {
-    /// Rows to be written.
+    /// Rows to write.
     Chunk(Chunk),
-    /// A message that its encoding cannot read. It has no rows, and one record number.
+    /// A message that cannot be read in its encoding. It has no rows and takes one record number.
     Unreadable {
-        /// That number.
+        /// The number of the message.
         id: RowId,
         /// The message.
         message: Record,
-        /// What is wrong with it.
+        /// The reason why it cannot be read.
         reason: String,
     },
 }
 
-/// A message out of a batch; or a record of it, as a message of its own.
+/// A message of a batch, or one of its records as a separate message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// When it was received, in unix microseconds.
+    /// The time of reception, in unix microseconds.
     pub received_at_us: i64,
-    /// In the batch's encoding, if it is readable.
+    /// The payload in the batch's encoding, or the bytes of an unreadable message.
     pub payload: Vec<u8>,
 }
 
-/// Why a sink did not take something, by what the consumer should do.
+/// The reasons why a sink did not take rows, by the consumer's next action.
 #[derive(Debug, Error)]
 pub enum SinkError {
-    /// It may take it later: try again for as long as it takes.
+    /// The sink may take the rows later: the consumer retries without limit.
     #[error("{0}")]
     Transient(String),
-    /// The sink's table does not fit: nothing can be written until somebody mends it.
+    /// The sink's table does not fit: nothing can be written until somebody repairs it.
     #[error("{0}")]
     Schema(String),
-    /// It will never take all of these rows, and has taken none of them in this attempt: it may take some without the others.
+    /// The sink will never take all of these rows and has taken none of them in this attempt. It may take some without
+    /// the others.
     #[error("{0}")]
     Refused(String),
 }
@@ -289,9 +291,9 @@ pub enum SinkError {
 pub struct Attempt {
     /// The deduplication token.
     pub token: String,
-    /// The request's own name at the sink:
-    /// `millpond/<buffer>/<shard>/<consumer>/<cursor>/<stream>/<low>-<high>/<chunk>/<opening>/<random>`, so that others can be
-    /// found by what they send and for whom, and ended.
+    /// The request's name at the sink:
+    /// `millpond/<buffer>/<shard>/<consumer>/<cursor>/<stream>/<low>-<high>/<chunk>/<opening>/<random>`. It lets a
+    /// consumer find and end requests by their content and consumer.
     pub query_id: String,
     /// Nothing was ever sent under this token.
     pub first: bool,
@@ -311,7 +313,7 @@ pub enum Presence {
     },
 }
 
-/// How requests of earlier openings were ended.
+/// The outcome of ending the requests of earlier openings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settled {
     /// No request is under way.
@@ -320,23 +322,22 @@ pub enum Settled {
     Waits,
 }
 
-/// Where batches go.
+/// A destination of batches.
 #[async_trait]
 pub trait Sink: Send + Sync + 'static {
-    /// Its name, part of every batch's identity, e.g. `clickhouse:otel.otel_logs`.
+    /// The sink's name, part of every batch's identity, e.g. `clickhouse:otel.otel_logs`.
     fn name(&self) -> &str;
 
-    /// The version of its mapping from messages to rows: changed whenever the same batch would
-    /// give other rows, another order or other chunks.
+    /// The version of the mapping from messages to rows. It changes whenever the same batch would give other rows,
+    /// another order or other chunks.
     fn schema_version(&self) -> u32;
 
-    /// Whether it takes this stream.
+    /// Returns true if the sink takes this stream.
     fn accepts(&self, stream: &str, encoding: Encoding) -> bool;
 
-    /// Cuts a batch into chunks and gives each to `emit`, in order. CPU work, called on a blocking
-    /// thread; `emit` blocks for backpressure and returns false to stop early (which is no error).
-    /// The chunks' boundaries and rows follow from the batch and the policy alone. An error means that the
-    /// batch is damaged.
+    /// Cuts a batch into chunks and passes each to `emit`, in order. CPU work on a blocking thread. `emit` blocks for
+    /// backpressure and returns false to stop early, which is not an error. The batch and the policy alone determine
+    /// the chunks' boundaries and rows. An error means that the batch is damaged.
     fn chunks(
         &self,
         batch: &Batch,
@@ -344,18 +345,19 @@ pub trait Sink: Send + Sync + 'static {
         emit: &mut dyn FnMut(Cut) -> bool,
     ) -> Result<(), SinkError>;
 
-    /// Cuts rows out of a chunk by their places, ascending. They keep the chunk's number. CPU work.
+    /// Cuts rows out of a chunk by their ascending places. The result keeps the chunk's number. CPU work.
     fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk;
 
     /// Returns the records with these identities in the given order, each as a separate message. Runs on a CPU thread.
     fn records(&self, batch: &Batch, ids: &[RowId]) -> Result<Vec<Record>, SinkError>;
 
-    /// Returns when the sink has chosen where the next request goes. The lease is checked after this wait and before the request.
+    /// Returns when the sink has chosen the destination of the next request. The lease is checked after this wait and
+    /// before the request.
     async fn ready(&self) {}
 
-    /// Writes the rows of a chunk: one request, in one block, under one token. A success says that the sink knows the token, and
-    /// of a token's first request that the rows are in the sink. ClickHouse can know a token and lack its rows. When the future is
-    /// dropped, nothing more of the request is sent.
+    /// Writes the rows of a chunk: one request, in one block, under one token. A success means that the sink knows the
+    /// token. For a token's first request it also means that the rows are in the sink. ClickHouse can know a token and
+    /// lack its rows. A dropped future sends nothing more of the request.
     async fn insert(&self, chunk: &Chunk, attempt: &Attempt) -> Result<(), SinkError>;
 
     /// Asks which rows of a chunk of this source the sink lacks.
@@ -366,13 +368,13 @@ pub trait Sink: Send + Sync + 'static {
     /// Ends requests whose [`Attempt::query_id`] begins with `of`, where that is possible and quick.
     async fn end_requests(&self, _of: &str) {}
 
-    /// All rows of a chunk are in the sink, and may have been brought by several requests: completes what the sink derives from
-    /// them, such as tables that views fill.
+    /// Completes the data that the sink derives from the rows of a chunk, such as tables that views fill. All rows are
+    /// in the sink, and several requests may have inserted them.
     async fn complete(&self, _source: &str, _chunk: &Chunk) -> Result<(), SinkError> {
         Ok(())
     }
 
-    /// The longest that the sink works on one [`insert`](Self::insert), whatever became of who sent it.
+    /// The longest time that the sink works on one [`insert`](Self::insert), even after its sender has ended.
     fn attempt_max(&self) -> Duration {
         Duration::ZERO
     }

@@ -1,5 +1,5 @@
-//! What the consumer waits for, if anything: said in the log when it begins, again from time to
-//! time, and to whoever asks whether the consumer is ready.
+//! The consumer's current waits. The log reports each when it begins and again from time to time, and `/readyz` shows
+//! them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{error, info, warn};
 
-/// How often the same wait is logged again.
+/// The interval at which the log repeats the same wait.
 const REPEAT: Duration = Duration::from_secs(10);
 
-/// The consumer's readiness, shared with whoever serves `/readyz`.
+/// The consumer's readiness, shared with the server of `/readyz`.
 #[derive(Debug, Clone, Default)]
 pub struct Status(Arc<Mutex<BTreeMap<String, Wait>>>);
 
@@ -20,17 +20,17 @@ struct Wait {
     said: Instant,
 }
 
-/// How loud a wait is.
+/// The log level of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// It should pass by itself.
+    /// The wait should pass by itself.
     Warn,
-    /// Somebody has to do something.
+    /// Somebody has to act.
     Error,
 }
 
 impl Status {
-    /// Empty when the consumer is at work; else what it waits for.
+    /// Returns the current waits. Empty when the consumer is at work.
     pub fn waiting_for(&self) -> Vec<String> {
         self.lock().values().map(|wait| wait.reason.clone()).collect()
     }
@@ -42,7 +42,7 @@ impl Status {
         let said = said.filter(|said| said.elapsed() < REPEAT).unwrap_or_else(|| {
             match level {
                 Level::Warn => warn!("{what}: {reason}; trying again"),
-                Level::Error => error!("{what}: {reason}; trying again until it is mended"),
+                Level::Error => error!("{what}: {reason}; trying again until it is fixed"),
             }
             Instant::now()
         });
@@ -56,13 +56,13 @@ impl Status {
         }
     }
 
-    /// Nothing of what was waited for matters any more; what still does is said again at the next attempt.
+    /// Drops all waits. Those that still matter return at the next attempt.
     pub(crate) fn forget(&self) {
         self.lock().clear();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Wait>> {
-        // A panic while it was held leaves the map as good as before: every change is one call.
+        // A panic while the lock was held leaves the map valid, because every change is one call.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -76,7 +76,7 @@ mod tests {
         let status = Status::default();
         status.waits("writing", "connection reset", Level::Warn);
         status.waits("reading", "connection refused", Level::Warn);
-        // ClickHouse is back, and says what has become of the table.
+        // ClickHouse is back, and reports what has happened to the table.
         status.waits("writing", "there is no table", Level::Error);
         assert_eq!(
             status.waiting_for(),

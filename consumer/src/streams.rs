@@ -1,9 +1,9 @@
-//! Which streams a consumer takes, of those that its sink accepts.
+//! The streams that a consumer reads, of those that its sink accepts.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A stream's name; or with `*` at its end, how names begin.
+/// A stream's name, or a prefix of names with `*` at its end.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamPattern {
     text: String,
@@ -18,7 +18,7 @@ pub struct StreamPattern {
 pub struct BadPattern(String);
 
 impl StreamPattern {
-    /// Of every stream.
+    /// The pattern that matches every stream.
     pub fn any() -> StreamPattern {
         StreamPattern {
             text: String::new(),
@@ -34,7 +34,7 @@ impl StreamPattern {
         }
     }
 
-    /// Whether this is the name of such a stream.
+    /// Returns true if the pattern matches this name.
     pub fn matches(&self, stream: &str) -> bool {
         match self.open {
             true => stream.starts_with(&self.text),

@@ -1,5 +1,5 @@
-//! One term as the owner of a cursor: a loop that decides, starts batches and waits for the first thing that happens. It
-//! carries out what [`crate::schedule`] decides.
+//! One term as the owner of a cursor: a loop that decides, starts batches and waits for the first event. It carries out
+//! the decisions of [`crate::schedule`].
 
 mod job;
 mod log;
@@ -31,14 +31,14 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-/// How a term as the cursor's owner ended.
+/// The end of a term as the cursor's owner.
 pub(crate) enum Term {
     Released,
     Fenced,
 }
 
-/// The number of sequences after the end of the log to plan ahead while segments come one at a time. More than come between
-/// two acknowledgements at one segment a second.
+/// The number of sequences after the end of the log to plan ahead while segments come one at a time. At one segment a
+/// second, fewer segments than this come between two acknowledgements.
 const PLANNED_AHEAD: u64 = 8;
 
 /// One term as the owner of the cursor.
@@ -61,23 +61,23 @@ pub(crate) struct Tenure<'a> {
     /// Refusals that the cursor does not have yet.
     undurable: Vec<Refusal>,
     announced: mpsc::UnboundedReceiver<LaterRound>,
-    /// Later rounds that the cursor does not say yet.
+    /// Later rounds that the cursor does not record yet.
     unannounced: Vec<LaterRound>,
     /// Batches of this term that are running and have announced later rounds.
     later_rounds: BTreeSet<Key>,
     poll_at: Instant,
     swapped_at: Instant,
-    /// When the swap under way was begun, by the clock of the lease.
+    /// The start of the swap in flight, by the clock of the lease.
     swap_began: Duration,
     term: work::Term,
-    /// Waits for requests of earlier generations. Nothing is sent meanwhile.
+    /// The wait for requests of earlier generations. The consumer sends nothing meanwhile.
     settling: Option<BoxFuture<'static, ()>>,
-    /// After a failure, no swap before this.
+    /// No swap starts before this time after a failed one.
     swap_again_at: Instant,
     drain_until: Option<Instant>,
-    /// When the last batch was finished.
+    /// The time at which the last batch finished.
     finished_at: Instant,
-    /// Segments came one at a time when the log was last found changed.
+    /// True if segments came one at a time at the last change of the log.
     one_by_one: bool,
     ignored: HashSet<String>,
     /// The start of the log at the last check for trimmed sequences.
@@ -125,7 +125,7 @@ impl<'a> Tenure<'a> {
             unannounced: Vec::new(),
             later_rounds: BTreeSet::new(),
             poll_at: now,
-            // Reading the log has taken its time: the lease is due for renewal the sooner.
+            // The lease is due for renewal earlier, because reading the log took time.
             swapped_at: now.checked_sub(since_leased).unwrap_or(now),
             swap_began: owned.leased_at,
             term,
@@ -159,7 +159,8 @@ impl<'a> Tenure<'a> {
         let shutdown = self.shard.shutdown.clone();
         loop {
             let decision = self.decide();
-            // Another may own the cursor and have done all of it, so long ago that the sink would take it again.
+            // Another process may own the cursor and have finished the batch so long ago that the sink would accept its
+            // rows again.
             if self.term.lease.runs() {
                 for key in &decision.start {
                     self.start(key.clone());
@@ -178,14 +179,15 @@ impl<'a> Tenure<'a> {
             self.begin_read();
             self.begin_load();
             let timer = self.next_timer(&decision);
-            // None of these can be ready for ever, so none starves another; a seed gives the same order each time.
+            // None of these branches stays ready forever, so none starves another. The fixed order makes a seed
+            // reproducible.
             tokio::select! {
                 biased;
                 Some(done) = self.work.join_next(), if !self.work.is_empty() => {
                     let (key, outcome) = done.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
                     match outcome {
                         Ok(()) => {
-                            // It has waited for the requests of its later rounds.
+                            // The batch has waited for the requests of its later rounds.
                             self.later_rounds.remove(&key);
                             self.finished(&key);
                         }

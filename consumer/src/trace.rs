@@ -1,8 +1,8 @@
-//! The spans of a batch's way: fetch, decode, insert, acknowledge. They decide nothing, and are nothing at all unless
-//! somebody listens to their target ([`millpond_manifest::trace`]).
+//! The spans of a batch: fetch, decode, insert, acknowledge. They decide nothing, and cost nothing unless a subscriber
+//! listens to their target ([`millpond_manifest::trace`]).
 //!
-//! Each part has a span `process` in the trace of its segment, and below it what is the part's alone; the batch has a span
-//! of its own, which follows from those of its parts, and below it what is done for all of them at once.
+//! Each part has a span `process` in the trace of its segment, with the part's steps below it. The batch has a separate
+//! span, which follows from those of its parts, with the steps for the whole batch below it.
 
 use crate::sink::{BatchId, Chunk};
 use crate::work::Wanted;
@@ -11,20 +11,20 @@ use std::fmt::Display;
 use tracing::field::{Empty, display};
 use tracing::{Level, Span, event, span};
 
-/// Of a batch's parts, so many have spans: a batch of tiny segments can have thousands.
+/// The maximum number of a batch's parts with spans: a batch of tiny segments can have thousands of parts.
 const PARTS_MAX: usize = 1_024;
 
-/// What is recorded of one batch, from its start to its acknowledgement. Clones share it.
+/// The spans of one batch, from its start to its acknowledgement. Clones share them.
 #[derive(Clone)]
 pub(crate) struct BatchTrace {
     batch: Span,
-    /// In the order of the parts, as far as they have any.
+    /// The parts' spans in order, up to [`PARTS_MAX`].
     parts: Vec<Span>,
     acknowledge: Span,
 }
 
 impl BatchTrace {
-    /// The batch is started.
+    /// Starts the spans of a batch.
     pub(crate) fn begin(id: &BatchId, wanted: &[Wanted], in_doubt: bool) -> BatchTrace {
         let (stream, shard, consumer) = (&*id.stream, id.shard, &*id.consumer);
         let batch = span!(
@@ -51,7 +51,7 @@ impl BatchTrace {
         }
     }
 
-    /// A part is fetched.
+    /// Starts the span of fetching a part.
     pub(crate) fn fetch(&self, place: usize, wanted: &Wanted) -> Step {
         let Some(part) = self.parts.get(place) else {
             return Step(Span::none());
@@ -60,12 +60,12 @@ impl BatchTrace {
         Step(span!(target: TARGET, parent: part, Level::INFO, "fetch", key, bytes, error = Empty))
     }
 
-    /// The batch is cut into chunks.
+    /// Starts the span of cutting the batch into chunks.
     pub(crate) fn decode(&self) -> Step {
         Step(span!(target: TARGET, parent: &self.batch, Level::INFO, "decode", error = Empty))
     }
 
-    /// A chunk is written.
+    /// Starts the span of writing a chunk.
     pub(crate) fn insert(&self, id: &BatchId, chunk: &Chunk) -> Step {
         if self.batch.is_disabled() {
             return Step(Span::none());
@@ -76,13 +76,13 @@ impl BatchTrace {
         ))
     }
 
-    /// It is in the sink, and waits to be acknowledged.
+    /// Starts the span between the batch's arrival in the sink and its acknowledgement.
     pub(crate) fn finished(&mut self) {
         self.acknowledge =
             span!(target: TARGET, parent: &self.batch, Level::INFO, "acknowledge", error = Empty);
     }
 
-    /// This process ends its work on it before it is acknowledged: another will do it again.
+    /// Records that this process stops working on the batch before the acknowledgement: another will repeat it.
     pub(crate) fn give_up(&self, reason: &dyn Display) {
         for span in self.parts.iter().chain([&self.batch, &self.acknowledge]) {
             span.record("error", display(reason));
@@ -90,16 +90,16 @@ impl BatchTrace {
     }
 }
 
-/// A step of the work, until dropped.
+/// The span of a step, which ends when dropped.
 pub(crate) struct Step(Span);
 
 impl Step {
-    /// An attempt was in vain; another follows.
+    /// Records a failed attempt that a retry follows.
     pub(crate) fn again(&self, reason: &dyn Display) {
         event!(target: TARGET, parent: &self.0, Level::INFO, error = %reason, "retry");
     }
 
-    /// It was in vain.
+    /// Records a failure without a retry.
     pub(crate) fn fail(&self, reason: &dyn Display) {
         self.0.record("error", display(reason));
     }

@@ -1,5 +1,5 @@
-//! One batch's way: fetch its parts, have the sink cut them into chunks, write each chunk until the sink has it or has
-//! refused it. It never plans or acknowledges.
+//! The way of one batch: fetch its parts, have the sink cut them into chunks, and write each chunk until the sink takes
+//! or refuses it. This module never plans or acknowledges.
 
 use crate::bisect::{Bisection, Refusals};
 use crate::dead_letters::DeadLetterWriter;
@@ -28,10 +28,10 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// Parts of one batch fetched at a time; the fetchers of all batches together are bounded apart.
+/// Parts of one batch to fetch in parallel. A separate limit bounds the fetchers of all batches.
 const PARTS_AT_A_TIME: usize = 16;
 
-/// What all batches of a process share.
+/// The state that all batches of a process share.
 pub(crate) struct BatchWorker {
     pub(crate) store: Store,
     pub(crate) sink: Arc<dyn Sink>,
@@ -48,7 +48,7 @@ pub(crate) struct BatchWorker {
     pub(crate) repair: Option<Tally>,
 }
 
-/// The one budget that every byte held for a batch is drawn from.
+/// The one memory budget for all bytes held for batches.
 pub(crate) struct Memory {
     free: Arc<Semaphore>,
     limit_kib: u32,
@@ -63,8 +63,8 @@ impl Memory {
         }
     }
 
-    /// Waits for its turn: first come, first served, so that no batch starves. What asks for more
-    /// than there is gets all there is, and so works alone.
+    /// Waits for memory, first come, first served, so that no batch starves. A request for more than the whole budget
+    /// gets the whole budget and runs alone.
     async fn reserve(&self, bytes: u64) -> OwnedSemaphorePermit {
         let kib = u32::try_from(bytes.div_ceil(1024))
             .unwrap_or(u32::MAX)
@@ -83,7 +83,7 @@ impl Memory {
 pub(crate) struct Wanted {
     pub(crate) key: String,
     pub(crate) length: u64,
-    /// Without its data.
+    /// The part, without its data.
     pub(crate) part: Part,
 }
 
@@ -94,13 +94,13 @@ pub(crate) struct Term {
     /// Rows of the batch may be in the sink under tokens of another generation.
     pub(crate) other_tokens: bool,
     pub(crate) opening: u64,
-    /// Where batches announce later rounds.
+    /// The channel on which batches announce later rounds.
     pub(crate) later_rounds: LaterRounds,
 }
 
-/// Why a chunk is not in the sink.
+/// The reasons why a chunk is not in the sink.
 pub(crate) enum Undone {
-    /// The sink refuses the chunk for good, with its reason. `in_doubt`: an earlier attempt may still be under way.
+    /// The sink refuses the chunk for good, with this reason. `in_doubt`: an earlier attempt may still be in flight.
     Refused { reason: String, in_doubt: bool },
     /// The sink accepted every round and still lacks this many rows.
     Missing(u64),
@@ -108,25 +108,25 @@ pub(crate) enum Undone {
     CannotTell,
 }
 
-/// A batch to do.
+/// A batch to write.
 pub(crate) struct Job {
-    /// Its parts still empty.
+    /// The batch, with its parts still empty.
     pub(crate) batch: Batch,
     pub(crate) wanted: Vec<Wanted>,
     pub(crate) policy: BatchingPolicy,
     /// A predecessor may have sent it.
     pub(crate) in_doubt: bool,
-    /// What the cursor says that the sink refused of it.
+    /// The pieces that the cursor records as refused.
     pub(crate) refused: Option<Refused>,
-    /// Where to write down what the sink refuses.
+    /// The channel to the owner of the cursor, which records refusals.
     pub(crate) refusals: Refusals,
     pub(crate) trace: BatchTrace,
     pub(crate) term: Term,
 }
 
 impl Job {
-    /// What it holds at its largest: the fetched blocks, a chunk as it is built (columns, and their
-    /// compressed copy), and the chunks that wait for or are in an INSERT.
+    /// The maximum memory of a batch: the fetched blocks, a chunk under construction (columns and their compressed
+    /// copy), and the chunks that wait for an INSERT or are in one.
     fn memory(&self) -> u64 {
         let fetched: u64 = self.wanted.iter().map(|w| w.length).sum();
         let raw: u64 = self.wanted.iter().map(|w| w.part.raw_len).sum();
@@ -135,17 +135,17 @@ impl Job {
 }
 
 impl BatchWorker {
-    /// Whether this consumer was told to take this stream.
+    /// Returns true if the settings select this stream.
     pub(crate) fn selects(&self, stream: &str) -> bool {
         self.streams.iter().any(|pattern| pattern.matches(stream))
     }
 
-    /// Whether this consumer takes this stream, and its sink accepts it.
+    /// Returns true if the settings select this stream and the sink accepts it.
     pub(crate) fn takes(&self, stream: &str, encoding: Encoding) -> bool {
         self.selects(stream) && self.sink.accepts(stream, encoding)
     }
 
-    /// Does a batch: when it returns, the sink has all of it, but for its dead letters, which the store has.
+    /// Writes a batch. When it returns, the sink has all of the batch except its dead letters, which the store has.
     pub(crate) async fn work(self: Arc<Self>, mut job: Job) -> Result<(), ConsumeError> {
         let queued = self.metrics.enter(Stage::memory);
         let _memory = self.memory.reserve(job.memory()).await;
@@ -256,7 +256,7 @@ impl BatchWorker {
         }
     }
 
-    /// Tries until the sink has the chunk, or says that it will never take it, and why. `in_doubt`: it may have some of it.
+    /// Retries until the sink has the chunk or refuses it for good. `in_doubt`: the sink may have some of its rows.
     pub(crate) async fn write(
         &self,
         term: &Term,
@@ -292,7 +292,7 @@ impl BatchWorker {
                 Err(Failed::Missing(rows)) => return Err(Undone::Missing(rows)),
                 Err(Failed::CannotTell) => return Err(Undone::CannotTell),
             };
-            // Whatever the error says, the rows may have landed before it.
+            // The rows may have landed before the error, whatever it says.
             in_doubt = !planted::is(Bug::RetryNotAnnounced);
             self.metrics.write_retries.inc();
             step.again(&reason);
@@ -317,7 +317,7 @@ impl BatchWorker {
             .inc_by(chunk.body.iter().map(|b: &Bytes| b.len() as u64).sum());
         let latency = self.metrics.latency.get_or_create(&stream);
         for received in &chunk.received {
-            // Clocks may disagree: never below zero.
+            // Clocks may disagree, so clamp the latency at zero.
             latency.observe(
                 Duration::from_micros(now_us.saturating_sub(received.at_us).max(0).unsigned_abs())
                     .as_secs_f64(),
@@ -326,7 +326,7 @@ impl BatchWorker {
     }
 }
 
-/// Sends in the name of a term.
+/// Sends under the lease and the opening of a term.
 struct OfTerm<'a> {
     worker: &'a BatchWorker,
     term: &'a Term,

@@ -1,4 +1,4 @@
-//! What is planned before it is committed: it waits for no swap, and nobody is kept by it.
+//! Tests planning ahead of commits: batches planned ahead wait for no swap, and they block nobody.
 
 mod support;
 
@@ -17,13 +17,13 @@ fn single(sequence: u64) -> Plan {
     }
 }
 
-/// What the cursor plans of the stream and nobody has acknowledged.
+/// Returns the stream's batches that the cursor plans and that are not acknowledged.
 async fn planned(log: &Log, stream: &str) -> Vec<Plan> {
     let cursor = log.cursor("default").await;
     cursor.map_or_else(Vec::new, |cursor| cursor.planned(stream).collect())
 }
 
-/// Commits one segment after another, each when the one before is in the table.
+/// Commits segments one after another, each when the rows of the previous one are in the table.
 async fn one_by_one(log: &mut Log, table: &Table, segments: u64) {
     for _ in 0..segments {
         log.commit(&[3]).await;
@@ -31,7 +31,7 @@ async fn one_by_one(log: &mut Log, table: &Table, segments: u64) {
     }
 }
 
-/// Takes the cursor at once from one that has died.
+/// Takes the cursor at once from an owner that has died.
 fn successor() -> Config {
     Config {
         take_over: true,
@@ -39,21 +39,24 @@ fn successor() -> Config {
     }
 }
 
-/// Two segments, and a consumer that dies after it has planned eight more.
+/// Commits two segments, and crashes a consumer after it has planned eight more batches.
 async fn crash_with_eight_planned(log: &mut Log, table: &Arc<Table>) {
     let consumer = start(&log.store, config("a"), table);
     one_by_one(log, table, 2).await;
-    eventually("more is planned", async || planned(log, STREAM).await.len() == 8).await;
+    eventually("more batches are planned", async || {
+        planned(log, STREAM).await.len() == 8
+    })
+    .await;
     consumer.crash().await;
 }
 
-/// Two segments of both streams, and a consumer that dies after it has planned eight more of each.
+/// Commits two segments of both streams, and crashes a consumer after it has planned eight more batches of each.
 async fn crash_with_both_planned(log: &mut Log, table: &Arc<Table>) {
     let consumer = start(&log.store, config("a"), table);
     log.commit_one(&[(STREAM, 1), (OTHER, 1)]).await;
     table.has(2).await;
     log.commit_one(&[(STREAM, 1), (OTHER, 1)]).await;
-    eventually("more of both is planned", async || {
+    eventually("more batches of both are planned", async || {
         planned(log, STREAM).await.len() == 8 && planned(log, OTHER).await.len() == 8
     })
     .await;
@@ -69,14 +72,14 @@ async fn segments_that_come_one_at_a_time_wait_for_no_swap() {
     log.commit(&[3]).await;
     table.has(3).await;
     one_by_one(&mut log, &table, 1).await;
-    eventually("more is planned than was committed", async || {
+    eventually("more is planned than committed", async || {
         planned(&log, STREAM).await == (2..10).map(single).collect::<Vec<_>>()
     })
     .await;
-    // From here on the cursor cannot be written.
+    // The network now holds every write of the cursor.
     let swaps = network.hold(On::Update, "cursor");
     one_by_one(&mut log, &table, 8).await;
-    // What was planned is used up.
+    // The batches planned ahead are used up.
     log.commit(&[3]).await;
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(table.attempts().len(), 10);
@@ -102,7 +105,7 @@ async fn segments_that_come_together_share_a_batch() {
         assert_eq!(planned(&log, STREAM).await, []);
     }
     consumer.stop().await.unwrap();
-    // Three segments in each, two chunks of four rows at most.
+    // Three segments in each batch, in at most two chunks of four rows.
     let tokens = table.attempts();
     let batches: Vec<_> = tokens
         .iter()
@@ -112,7 +115,7 @@ async fn segments_that_come_together_share_a_batch() {
     assert_eq!(batches.len(), 10);
 }
 
-/// What it would come after is not planned yet.
+/// The batches that it would follow are not planned yet.
 #[tokio::test]
 async fn nothing_is_planned_ahead_of_what_waits_for_a_writer() {
     let mut log = Log::new(Store::memory()).await;
@@ -125,17 +128,17 @@ async fn nothing_is_planned_ahead_of_what_waits_for_a_writer() {
     let consumer = start(&log.store, busy, &table);
     for _ in 0..14 {
         log.commit(&[3]).await;
-        // Most come one at a time, and more than are planned ahead at once.
+        // Most segments come one at a time, and there are more than the consumer plans ahead at once.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     // Renewals could carry plans.
     let version = log.cursor("default").await.unwrap().stamp.version;
-    eventually("it is renewed", async || {
+    eventually("the lease is renewed", async || {
         log.cursor("default").await.unwrap().stamp.version >= version + 2
     })
     .await;
     table.let_through(1 << 10);
-    eventually("all is there", async || {
+    eventually("every row is in the table", async || {
         table.rows() == log.rows() || consumer.task.is_finished()
     })
     .await;
@@ -149,7 +152,7 @@ async fn who_stops_takes_back_what_it_planned_ahead() {
     let table = Table::open("table");
     let consumer = start(&log.store, config("a"), &table);
     one_by_one(&mut log, &table, 3).await;
-    eventually("more is planned", async || {
+    eventually("more batches are planned", async || {
         !planned(&log, STREAM).await.is_empty()
     })
     .await;
@@ -168,11 +171,11 @@ async fn a_successor_sends_what_was_planned_ahead_as_it_was_planned_and_then_goe
     let table = Table::open("table");
     crash_with_eight_planned(&mut log, &table).await;
     let second = start(&log.store, successor(), &table);
-    // They would make one batch, were they not planned as two. The first may have been sent by who is gone.
+    // Without the plans the two segments would make one batch. The dead owner may have sent the first.
     log.commit(&[1, 1]).await;
     table.has(8).await;
     second.stop().await.unwrap();
-    // It cannot take back what another planned.
+    // A successor cannot withdraw another owner's plans.
     let cursor = log.cursor("default").await.unwrap();
     assert_eq!(cursor.ownership, Ownership::Abandoned);
     assert_eq!(
@@ -199,7 +202,7 @@ async fn a_successor_sends_what_was_planned_ahead_as_it_was_planned_and_then_goe
     assert!(tokens.iter().any(|token| token.contains("/10-")), "{tokens:?}");
 }
 
-/// The rest does not wait for segments of a stream of which none comes.
+/// The other stream does not wait for planned segments of a stream that has ended.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_has_ended_keeps_no_successor_from_going_on() {
     let mut log = Log::new(Store::memory()).await;
@@ -215,7 +218,8 @@ async fn a_stream_that_has_ended_keeps_no_successor_from_going_on() {
     );
 }
 
-/// Nor does the backlog of one stream wait for what was planned ahead of another, when nothing is committed any more.
+/// The backlog of one stream does not wait for another stream's planned segments either, when nothing is committed any
+/// more.
 #[tokio::test(start_paused = true)]
 async fn what_was_planned_ahead_and_never_comes_keeps_nothing_from_being_sent() {
     let mut log = Log::new(Store::memory()).await;
@@ -223,7 +227,7 @@ async fn what_was_planned_ahead_and_never_comes_keeps_nothing_from_being_sent() 
     crash_with_eight_planned(&mut log, &table).await;
     log.commit_to(OTHER, &[3, 3]).await;
     let second = start(&log.store, successor(), &table);
-    eventually("it is sent and acknowledged", async || {
+    eventually("the backlog is sent and acknowledged", async || {
         table.rows() == log.rows() && log.cursor("default").await.unwrap().next(OTHER) == 4
     })
     .await;
@@ -231,7 +235,7 @@ async fn what_was_planned_ahead_and_never_comes_keeps_nothing_from_being_sent() 
     assert_eq!(table.rows(), log.rows());
 }
 
-/// It cannot know what was sent of it.
+/// The successor cannot know which of the planned rows were sent.
 #[tokio::test(start_paused = true)]
 async fn a_successor_that_does_not_take_a_stream_leaves_what_was_planned_of_it() {
     let mut log = Log::new(Store::memory()).await;

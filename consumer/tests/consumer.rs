@@ -1,5 +1,5 @@
-//! What a consumer promises: every committed record in the sink exactly once, whatever crashes,
-//! loses an answer or takes over; acknowledgements never over a hole.
+//! Tests a consumer's promise: every committed record is in the sink exactly once, through crashes, lost answers and
+//! takeovers, and acknowledgements never skip a hole.
 
 mod support;
 
@@ -87,14 +87,14 @@ async fn small_segments_are_coalesced_into_batches() {
     );
 }
 
-/// The story that planning exists for: an owner sends what has arrived and dies before it
-/// acknowledges; more arrives; its successor must cut the old rows as the old owner did.
+/// Planning exists for this case: an owner sends the rows that have arrived and dies before it acknowledges them. More
+/// rows arrive. Its successor must cut the old rows as the old owner did.
 #[tokio::test]
 async fn a_batch_that_a_crashed_owner_sent_is_sent_again_as_it_was() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3]).await;
     let table = Table::open("table");
-    // It never acknowledges: as if it died in between.
+    // The owner never acknowledges, as if it died in between.
     let never = std::time::Duration::from_secs(3_600);
     let first = start(
         &log.store,
@@ -117,7 +117,7 @@ async fn a_batch_that_a_crashed_owner_sent_is_sent_again_as_it_was() {
         &table,
     );
     table.has(7).await;
-    eventually("all is acknowledged", async || {
+    eventually("everything is acknowledged", async || {
         log.cursor("default").await.unwrap().next(STREAM) == 3
     })
     .await;
@@ -181,7 +181,7 @@ async fn an_answer_lost_by_the_sink_is_no_duplicate() {
 #[tokio::test]
 async fn nothing_is_acknowledged_over_a_hole() {
     let mut log = Log::new(Store::memory()).await;
-    // One chunk a batch, so that the one write let through finishes a batch.
+    // One chunk per batch, so the one write that gets through finishes a batch.
     log.commit(&[20, 20]).await;
     let table = Table::shut("table");
     let consumer = start(
@@ -205,7 +205,7 @@ async fn nothing_is_acknowledged_over_a_hole() {
         assert_eq!(log.cursor("default").await.unwrap().next(STREAM), 0);
     }
     table.let_through(1 << 10);
-    eventually("all is there", async || table.rows() == log.rows()).await;
+    eventually("every row is in the table", async || table.rows() == log.rows()).await;
     consumer.stop().await.unwrap();
 }
 
@@ -235,7 +235,7 @@ async fn a_second_owner_fences_the_first() {
     .await;
     table.let_through(1 << 10);
     log.commit(&[4, 4, 30, 1]).await;
-    eventually("all is acknowledged", async || {
+    eventually("everything is acknowledged", async || {
         log.cursor("default").await.unwrap().next(STREAM) == 7
     })
     .await;
@@ -247,17 +247,17 @@ async fn a_second_owner_fences_the_first() {
     second.stop().await.unwrap();
     assert_eq!(table.rows(), log.rows());
 
-    // The first, standing by, takes over in its turn.
+    // The first owner, now in standby, takes over in turn.
     log.commit(&[2]).await;
     eventually("the first owns it again", async || {
         log.cursor("default").await.unwrap().epoch == 3
     })
     .await;
-    eventually("all is there", async || table.rows() == log.rows()).await;
+    eventually("every row is in the table", async || table.rows() == log.rows()).await;
     first.stop().await.unwrap();
 }
 
-/// It would never be ready again, though it waits for nothing but its turn.
+/// Otherwise the owner would never be ready again, though it waits only for its turn.
 #[tokio::test]
 async fn an_owner_that_waited_for_the_sink_and_was_fenced_stands_by_ready() {
     let mut log = Log::new(Store::memory()).await;
@@ -272,7 +272,7 @@ async fn an_owner_that_waited_for_the_sink_and_was_fenced_stands_by_ready() {
     let status = owner.status();
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(owner.run(shutdown.clone()));
-    eventually("the sink is waited for", async || {
+    eventually("the owner waits for the sink", async || {
         !status.waiting_for().is_empty()
     })
     .await;
@@ -375,7 +375,7 @@ async fn a_stop_finishes_what_was_begun_and_nothing_else_is_in_doubt() {
     assert_eq!(cursor.ownership, Ownership::Released);
     assert_eq!(cursor.planned(STREAM).count(), 0);
     let next = start(&log.store, config("b"), &table);
-    eventually("all is there", async || table.rows() == log.rows()).await;
+    eventually("every row is in the table", async || table.rows() == log.rows()).await;
     next.stop().await.unwrap();
 }
 
@@ -435,7 +435,7 @@ async fn a_damaged_manifest_is_named_and_nothing_is_sent() {
     assert!(table.attempts().is_empty());
 }
 
-/// Opening, planning and acknowledging are swaps of the cursor: each of them lands, and says that it failed.
+/// Opening, planning and acknowledging are swaps of the cursor. Each of them lands and reports a failure.
 #[tokio::test]
 async fn cursor_swaps_that_landed_but_were_not_reported_send_nothing_twice_and_skip_nothing() {
     let mut log = Log::new(Store::memory()).await;
@@ -449,7 +449,7 @@ async fn cursor_swaps_that_landed_but_were_not_reported_send_nothing_twice_and_s
     table.has(25).await;
     log.commit(&[4, 30, 1]).await;
     table.has(60).await;
-    eventually("all is acknowledged", async || {
+    eventually("everything is acknowledged", async || {
         log.cursor("default").await.unwrap().next(STREAM) == 6
     })
     .await;
@@ -461,7 +461,7 @@ async fn cursor_swaps_that_landed_but_were_not_reported_send_nothing_twice_and_s
     assert_eq!(tokens.len(), attempts.len(), "nothing was in doubt: {attempts:?}");
 }
 
-/// All four outcomes of a write at random, failing reads, and owners that crash or leave in the midst of it.
+/// All four outcomes of a write at random, failing reads, and owners that crash or stop in between.
 #[tokio::test]
 async fn whatever_the_network_does_and_whoever_crashes_every_row_is_in_the_sink_once() {
     for seed in 0..6 {
@@ -482,7 +482,7 @@ async fn whatever_the_network_does_and_whoever_crashes_every_row_is_in_the_sink_
             let consumer = start(&store, successor, &table);
             log.commit(&[3, 1, 12, 2]).await;
             rows += 18;
-            // Some end with all of it unsent, some with some of it unacknowledged.
+            // Some owners end with all rows unsent, some with some rows unacknowledged.
             if round % 3 != 0 {
                 table.has(rows).await;
             }
@@ -529,8 +529,8 @@ async fn a_store_that_is_away_is_waited_for() {
     assert_eq!(table.rows(), log.rows());
 }
 
-/// It was away when its plan landed, and so long that somebody else may have taken the cursor, sent the batch, and
-/// given the sink the time to forget its tokens.
+/// The owner was cut off when its plan landed. It was away so long that another owner may have sent the batch, and the
+/// sink may have forgotten its tokens.
 #[tokio::test(start_paused = true)]
 async fn an_owner_whose_lease_ran_out_begins_nothing_until_it_is_renewed() {
     let mut log = Log::new(Store::memory()).await;
@@ -540,7 +540,7 @@ async fn an_owner_whose_lease_ran_out_begins_nothing_until_it_is_renewed() {
     let lease = Duration::from_secs(6);
     let consumer = start(&store, Config { lease, ..config("a") }, &table);
     table.has(20).await;
-    eventually("it is acknowledged", async || {
+    eventually("the batch is acknowledged", async || {
         log.cursor("default").await.unwrap().next(STREAM) == 1
     })
     .await;
@@ -558,7 +558,7 @@ async fn an_owner_whose_lease_ran_out_begins_nothing_until_it_is_renewed() {
     assert_eq!(
         table.attempts(),
         sent,
-        "it sent what another may have sent long ago"
+        "the owner resent rows that another may have sent long ago"
     );
     renews.release();
     table.has(50).await;

@@ -1,5 +1,5 @@
-//! Rows that a table will never take, and messages that nobody can read: each is in one dead letter, everything else is in the
-//! table once, whoever crashes in the midst of it and whatever the network and the table do meanwhile.
+//! Rows that a table will never take, and unreadable messages: each is in one dead letter, and every other row is in
+//! the table once. This holds through crashes and failures of the network and the table.
 
 mod support;
 
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use support::{Fault, Log, STREAM, Table, acknowledged, config, eventually, start};
 
-/// One chunk a batch.
+/// One chunk per batch.
 fn whole(instance: &str) -> Config {
     Config {
         chunk_rows: 1_000,
@@ -26,7 +26,7 @@ fn whole(instance: &str) -> Config {
     }
 }
 
-/// The rows of the dead letters.
+/// Returns the rows of the dead letters.
 async fn dead(log: &Log) -> Vec<String> {
     let dead_letters = log.dead_letters().await.into_values();
     dead_letters
@@ -34,7 +34,7 @@ async fn dead(log: &Log) -> Vec<String> {
         .collect()
 }
 
-/// Every row is in the table once, or in one dead letter.
+/// Checks that every row is in the table once, or in one dead letter.
 async fn assert_delivered_or_dead(log: &Log, table: &Table, what: &str) {
     let mut rows = table.rows();
     for row in dead(log).await {
@@ -57,7 +57,10 @@ async fn what_is_refused_is_in_letters_and_the_rest_in_the_table() {
     found.sort();
     assert_eq!(found, ["row-0", "row-22", "row-55", "row-7", "row-8"]);
     let cursor = log.cursor("default").await.unwrap();
-    assert!(cursor.refused.is_empty(), "what is acknowledged is forgotten");
+    assert!(
+        cursor.refused.is_empty(),
+        "the cursor keeps refusals of acknowledged batches"
+    );
     for (key, letter) in log.dead_letters().await {
         assert_eq!(letter.key(), key);
         assert_eq!(
@@ -104,7 +107,7 @@ fn sink(table: &Arc<Table>) -> Arc<dyn Sink> {
     table.clone()
 }
 
-/// The rows of a replayed message have a source of their own, which no consumer can have.
+/// The rows of a replayed message have a separate source that no consumer can have.
 #[tokio::test]
 async fn a_replayed_message_is_not_taken_for_a_row_of_another_consumer() {
     let mut log = Log::new(Store::memory()).await;
@@ -119,7 +122,7 @@ async fn a_replayed_message_is_not_taken_for_a_row_of_another_consumer() {
     other.stop().await.unwrap();
     table.cannot_read(&[5]);
     let consumer = start(&log.store, config("a"), &table);
-    eventually("the letter is there", async || {
+    eventually("the consumer has written dead letters", async || {
         log.dead_letters().await.len() == 1
     })
     .await;
@@ -139,7 +142,7 @@ async fn a_letter_is_replayed_once_however_often_it_is_tried() {
     table.forbid(&[4]);
     table.cannot_read(&[21]);
     let consumer = start(&log.store, config("a"), &table);
-    eventually("the letters are there", async || {
+    eventually("the consumer has written dead letters", async || {
         log.dead_letters().await.len() == 2
     })
     .await;
@@ -147,7 +150,7 @@ async fn a_letter_is_replayed_once_however_often_it_is_tried() {
     let dead_letters = log.dead_letters().await;
     let key_of = |kind| {
         let mut found = dead_letters.iter().filter(|(_, letter)| letter.kind == kind);
-        found.next().expect("it is there").0.clone()
+        found.next().expect("a dead letter").0.clone()
     };
     let (refused, unreadable) = (key_of(Kind::Refused), key_of(Kind::Unreadable));
 
@@ -162,9 +165,13 @@ async fn a_letter_is_replayed_once_however_often_it_is_tried() {
     assert!(matches!(other, ReplayError::OtherSink { .. }), "{other}");
     let unread = replay(&log.store, &sink(&table), &unreadable).await.unwrap_err();
     assert!(matches!(unread, ReplayError::Unreadable(_)), "{unread}");
-    assert_eq!(log.dead_letters().await, dead_letters, "all of them stay");
+    assert_eq!(
+        log.dead_letters().await,
+        dead_letters,
+        "a replay deleted a dead letter"
+    );
 
-    // The row lands, the answer is lost; then it is there, and the dead letter cannot be deleted.
+    // The row lands and the answer is lost. Then the row is in the table, and the dead letter cannot be deleted.
     table.forbid(&[]);
     table.fail_next(&[Fault::LandsUnreported]);
     let lost = replay(&log.store, &sink(&table), &refused).await.unwrap_err();
@@ -186,7 +193,7 @@ async fn a_letter_is_replayed_once_however_often_it_is_tried() {
     assert!(log.dead_letters().await.is_empty());
 }
 
-/// Its consumer may send the row itself, after a reset.
+/// The consumer may send the row itself, after a reset.
 #[tokio::test]
 async fn a_letter_is_not_replayed_before_its_batch_is_acknowledged() {
     let mut log = Log::new(Store::memory()).await;
@@ -196,13 +203,18 @@ async fn a_letter_is_not_replayed_before_its_batch_is_acknowledged() {
     let consumer = start(&log.store, config("a"), &table);
     acknowledged(&log, 1).await;
     consumer.stop().await.unwrap();
-    let key = log.dead_letters().await.into_keys().next().expect("it is there");
+    let key = log
+        .dead_letters()
+        .await
+        .into_keys()
+        .next()
+        .expect("a dead letter");
     log.reset("default", 0).await;
     let early = replay(&log.store, &sink(&table), &key).await.unwrap_err();
     assert!(matches!(early, ReplayError::NotAcknowledged(0)), "{early}");
 }
 
-/// Whoever may write one consumer's dead letters could otherwise have an operator insert rows in the name of another.
+/// A writer of one consumer's dead letters could otherwise make an operator insert rows in the name of another.
 #[tokio::test]
 async fn a_letter_is_replayed_under_its_own_name_and_in_its_own_buffer_alone() {
     let mut log = Log::new(Store::memory()).await;
@@ -213,7 +225,7 @@ async fn a_letter_is_replayed_under_its_own_name_and_in_its_own_buffer_alone() {
     acknowledged(&log, 1).await;
     consumer.stop().await.unwrap();
     table.forbid(&[]);
-    let (key, letter) = log.dead_letters().await.pop_first().expect("it is there");
+    let (key, letter) = log.dead_letters().await.pop_first().expect("a dead letter");
     let rows = table.rows();
 
     let of_another = key.replace("/default/", "/other/");
@@ -265,14 +277,14 @@ async fn gc_leaves_letters_alone() {
     assert_eq!((dead_letters.len(), log.dead_letters().await), (1, dead_letters));
 }
 
-/// An outage in the midst of it is no refusal, and an answer that is lost is no second row.
+/// An outage during a bisection is not a refusal, and a lost answer does not duplicate a row.
 #[tokio::test]
 async fn a_piece_is_retried_as_any_write() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[20]).await;
     let table = Table::open("table");
     table.forbid(&[13]);
-    // The chunk is refused at once; then its first half meets the others.
+    // The table refuses the chunk at once; its first half meets the other faults.
     table.fail_next(&[Fault::Refuses, Fault::Down, Fault::LandsUnreported, Fault::Down]);
     let consumer = start(&log.store, whole("a"), &table);
     acknowledged(&log, 1).await;
@@ -281,7 +293,7 @@ async fn a_piece_is_retried_as_any_write() {
     assert_eq!(dead(&log).await, ["row-13"]);
 }
 
-/// A chunk that landed without an answer is not refused, though the table would by now.
+/// A chunk that landed without an answer is not refused, though the table would refuse it by now.
 #[tokio::test]
 async fn a_chunk_that_is_there_is_not_taken_apart() {
     let mut log = Log::new(Store::memory()).await;
@@ -299,8 +311,8 @@ async fn a_chunk_that_is_there_is_not_taken_apart() {
     assert!(log.dead_letters().await.is_empty());
 }
 
-/// The story that the cursor knows refusals for: half of a chunk is in the table when its owner dies and the table is mended.
-/// Sent whole, the chunk would be taken now.
+/// The cursor records refusals for this case: half of a chunk is in the table when its owner dies, and then somebody
+/// repairs the table. The table would now accept the whole chunk.
 #[tokio::test]
 async fn a_successor_takes_apart_what_its_predecessor_began_to() {
     let mut log = Log::new(Store::memory()).await;
@@ -308,7 +320,7 @@ async fn a_successor_takes_apart_what_its_predecessor_began_to() {
     let table = Table::shut("table");
     table.forbid(&[15]);
     let first = start(&log.store, whole("a"), &table);
-    // The chunk, its halves, and the first quarter of the second half.
+    // The table answers the chunk, its halves, and the first quarter of the second half.
     table.let_through(4);
     table.has(12).await;
     first.crash().await;
@@ -331,7 +343,7 @@ async fn a_successor_takes_apart_what_its_predecessor_began_to() {
     );
 }
 
-/// A row is refused for good once the cursor says so: its dead letter may be there.
+/// The refusal of a row is final once the cursor records it, because its dead letter may exist.
 #[tokio::test]
 async fn a_row_whose_letter_may_be_written_is_not_sent_again() {
     let mut log = Log::new(Store::memory()).await;
@@ -339,12 +351,12 @@ async fn a_row_whose_letter_may_be_written_is_not_sent_again() {
     log.commit(&[1]).await;
     let table = Table::open("table");
     table.forbid(&[0]);
-    // The dead letter lands and the answer is lost, for as long as the first lives.
+    // The dead letter lands and the answer is lost, for as long as the first owner lives.
     for _ in 0..1_000 {
         network.once(On::Create, "", unreliable::Fault::LandsUnreported);
     }
     let first = start(&store, whole("a"), &table);
-    eventually("the letter is there", async || {
+    eventually("the consumer has written dead letters", async || {
         !log.dead_letters().await.is_empty()
     })
     .await;
@@ -391,8 +403,8 @@ async fn more_than_the_limit_ends_the_consumer_and_mending_the_table_lets_all_in
     assert_delivered_or_dead(&log, &table, "once each").await;
 }
 
-/// Everything at once: all four outcomes of every write to the table and to the store, failing reads, owners that crash
-/// or leave anywhere, and a table that is changed and mended between them.
+/// All faults at once: all four outcomes of every write to the table and to the store, failing reads, owners that crash
+/// or stop anywhere, and a table that changes and is repaired between them.
 #[tokio::test]
 async fn whatever_fails_and_whoever_crashes_every_row_is_delivered_once_or_in_one_letter() {
     for seed in 0..4 {
@@ -427,7 +439,7 @@ async fn whatever_fails_and_whoever_crashes_every_row_is_delivered_once_or_in_on
                 table.let_through(1 << 10);
                 consumer.stop().await.unwrap();
             } else {
-                // It dies after so many attempts, or when it has nothing left to do.
+                // The owner dies after this many attempts, or when it has nothing left to do.
                 let attempts = table.attempts().len() + random.random_range(1..60);
                 table.let_through(attempts - table.attempts().len());
                 died(&log, &table, attempts).await;
@@ -456,7 +468,7 @@ async fn whatever_fails_and_whoever_crashes_every_row_is_delivered_once_or_in_on
     }
 }
 
-/// Waits until the table has seen so many attempts, or all is acknowledged.
+/// Waits until the table has seen this many attempts, or everything is acknowledged.
 async fn died(log: &Log, table: &Arc<Table>, attempts: usize) {
     let next = log.manifest().await.state.next_sequence;
     eventually("the attempts are made", async || {

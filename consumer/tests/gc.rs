@@ -1,5 +1,5 @@
-//! What a garbage collector promises: it deletes what nobody needs any more, in the end all of it, and never what the log
-//! refers to, whatever the store, other garbage collectors and stalled producers do.
+//! Tests a garbage collector's promise: it deletes all unneeded objects eventually, and never one that the log refers
+//! to, through failures of the store, other garbage collectors and stalled producers.
 
 mod support;
 
@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 const GRACE: Duration = Duration::from_secs(10);
 
-/// A clock that is set, and numbers that are told apart.
+/// A clock that the test sets, and distinct random numbers.
 #[derive(Debug)]
 struct Clock {
     now_ms: AtomicU64,
@@ -85,7 +85,7 @@ fn counter(registry: &Registry, name: &str) -> u64 {
         .unwrap()
 }
 
-/// A consumer's position, as if it had read so far.
+/// Sets a consumer's position, as if it had acknowledged everything before.
 async fn acknowledge(log: &Log, consumer: &str, stream: &str, next: u64) {
     let policy = BatchingPolicy {
         batch_records: 10,
@@ -115,7 +115,7 @@ async fn keys(store: &Store) -> BTreeSet<String> {
     found.into_iter().map(|object| object.key).collect()
 }
 
-/// The segments and pages that the log refers to.
+/// Returns the segments and pages that the log refers to.
 async fn live(store: &Store) -> BTreeSet<String> {
     let state = cas::read::<Manifest>(store, &layout::manifest(0))
         .await
@@ -131,19 +131,19 @@ async fn live(store: &Store) -> BTreeSet<String> {
     while let Some(reference) = log.missing(0).cloned() {
         let key = layout::page(0, reference.first, reference.page);
         let page = cas::read::<Page>(store, &key).await.unwrap();
-        let page = page.unwrap_or_else(|| panic!("{key} is gone")).state;
+        let page = page.unwrap_or_else(|| panic!("{key} is missing")).state;
         log.load(&reference, Arc::new(page)).unwrap();
     }
     live.extend(log.entries(0).map(|(_, entry)| layout::segment(0, entry.segment)));
     live
 }
 
-/// All that the log refers to is there; what else there is of segments and pages is the answer.
+/// Checks that all objects that the log refers to exist. Returns the other segments and pages.
 async fn garbage(store: &Store) -> BTreeSet<String> {
     let live = live(store).await;
     let there: BTreeSet<String> = keys(store).await;
     let missing: Vec<_> = live.difference(&there).collect();
-    assert!(missing.is_empty(), "live and gone: {missing:?}");
+    assert!(missing.is_empty(), "live and missing: {missing:?}");
     let data = there
         .into_iter()
         .filter(|key| key.contains("/segments/") || key.contains("/pages/"));
@@ -154,7 +154,7 @@ async fn put(store: &Store, key: &str) {
     store.put_if_absent(key, vec!["x".into()]).await.unwrap();
 }
 
-/// Eight segments: two pages of three, and two in the tail.
+/// Creates eight segments: two pages of three, and two in the tail.
 async fn eight() -> Log {
     let mut log = Log::new(Store::memory()).await;
     log.now_ms = 1_000;
@@ -163,7 +163,7 @@ async fn eight() -> Log {
     log
 }
 
-/// Anybody with a consumer's key can write a cursor that nobody can read.
+/// Anybody with one consumer's credentials can write an unreadable cursor.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
     let store = Store::memory();
@@ -187,7 +187,7 @@ async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
     let swapped = cas::swap(&store, &layout::cursor(1, "default"), None, cursor).await;
     assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
 
-    // Four million empty parts to leave out, in 7 MiB.
+    // A cursor with four million empty skipped parts, in 7 MiB.
     let body = [13 << 3 | 2, 0].repeat(4_000_000);
     let version = 1_u16.to_le_bytes();
     let checksum = crc32c::crc32c_append(crc32c::crc32c(&version), &body);
@@ -210,10 +210,7 @@ async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
         let [bomb, short] = &done.unreadable_cursors[..] else {
             panic!("{done:?}")
         };
-        assert!(
-            bomb.starts_with(&key) && bomb.contains("parts to leave out"),
-            "{bomb}"
-        );
+        assert!(bomb.starts_with(&key) && bomb.contains("skipped parts"), "{bomb}");
         assert!(
             short.starts_with("shards/0000/consumers/short/cursor: "),
             "{short}"
@@ -227,10 +224,10 @@ async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
     let mut text = String::new();
     encode(&mut text, &registry).unwrap();
     assert!(text.contains("millpond_gc_unreadable_cursors 2\n"), "{text}");
-    // No log refers to it, so that no consumer can need it.
+    // No log refers to the orphan, so no consumer can need it.
     assert!(!keys(&store).await.contains(&orphan));
 
-    // Retention holds for consumers that nobody can read as for others.
+    // Retention applies to consumers with unreadable cursors too.
     let (mut keeping, _) = gc_of(&store, &clock, Some(Duration::from_secs(50)));
     let done = keeping.round(false).await.unwrap();
     assert_eq!(
@@ -239,7 +236,7 @@ async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
         "{done:?}"
     );
 
-    // Without these cursors nothing is in the way, and the metric says so.
+    // Without these cursors nothing blocks trimming, and the metric shows it.
     store.delete(&key).await.unwrap();
     store.delete(&layout::cursor(0, "short")).await.unwrap();
     let done = gc.round(false).await.unwrap();
@@ -275,7 +272,7 @@ async fn what_every_consumer_has_acknowledged_goes_and_nothing_else() {
     }
     let before = keys(&log.store).await;
 
-    // Nobody reads it: all of it may still be wanted.
+    // Nobody has read the log, so all of it may still be needed.
     assert_eq!(gc.round(false).await.unwrap(), Collected::default());
     assert_eq!(keys(&log.store).await, before);
 
@@ -287,7 +284,7 @@ async fn what_every_consumer_has_acknowledged_goes_and_nothing_else() {
     let done = gc.round(false).await.unwrap();
     assert_eq!(would, done);
     assert_eq!((done.trimmed_sequences, done.unread_sequences), (4, 0));
-    // Of the second page one segment is gone, and the page stays.
+    // The log has lost one segment of the second page, so the page stays.
     assert_eq!((done.segments, done.pages), (4, 1));
     assert_eq!(log.manifest().await.state.first_sequence, 4);
     assert_eq!(garbage(&log.store).await, foreign_data(&foreign));
@@ -337,7 +334,7 @@ async fn the_slowest_stream_of_the_slowest_consumer_is_what_counts() {
     assert_eq!(garbage(&log.store).await, BTreeSet::new());
 }
 
-/// Nobody is there who would ever read it.
+/// No consumer would ever read it.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_the_sink_does_not_take_keeps_nothing() {
     let mut log = Log::new(Store::memory()).await;
@@ -353,7 +350,8 @@ async fn a_stream_that_the_sink_does_not_take_keeps_nothing() {
     assert_eq!(garbage(&log.store).await, BTreeSet::new());
 }
 
-/// Its first batch is not even planned, because the only writer is busy with another stream, which goes on.
+/// The first batch of the stream is not even planned, because the only writer is busy with another stream, which
+/// continues.
 #[tokio::test(start_paused = true)]
 async fn a_stream_of_which_nothing_is_acknowledged_yet_keeps_what_it_has() {
     let mut log = Log::new(Store::memory()).await;
@@ -397,13 +395,13 @@ async fn orphans_are_deleted_when_they_are_older_than_the_grace() {
     }
     let clock = Clock::at(15_000);
     let mut gc = gc(&log.store, &clock);
-    // At the grace exactly, a commit of it is still allowed.
+    // At exactly the grace, a commit of the segment is still allowed.
     assert_eq!(gc.round(false).await.unwrap(), Collected::default());
     clock.set(15_001);
     let done = gc.round(false).await.unwrap();
     assert_eq!((done.segments, done.pages, done.bytes), (1, 1, 1));
     assert_eq!(garbage(&log.store).await, orphans[1].iter().cloned().collect());
-    // A clock that goes back takes nothing back, and one that is far ahead does no harm to what is in the log.
+    // A clock that goes back undoes nothing. A clock that is far ahead does not harm segments in the log.
     clock.set(0);
     assert_eq!(gc.round(false).await.unwrap(), Collected::default());
     assert_eq!(log.manifest().await.state.orphan_floor_ms, 5_001);
@@ -438,7 +436,7 @@ async fn retention_drops_what_is_too_old_and_counts_what_nobody_had_read() {
         (2, 2, 1)
     );
     assert_eq!(live(&log.store).await.len(), 4);
-    // The last page and the tail; and a log that is empty can be committed to.
+    // Retention takes the last page and the tail. Producers can still commit to an empty log.
     clock.set(60_000);
     let done = gc.round(false).await.unwrap();
     assert_eq!(
@@ -453,7 +451,7 @@ async fn retention_drops_what_is_too_old_and_counts_what_nobody_had_read() {
     assert_eq!(counter(&registry, "millpond_gc_unread_sequences"), 6);
 }
 
-/// Its segment waits for its commit longer than the grace, and is deleted meanwhile.
+/// The segment waits for its commit longer than the grace, and is deleted meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_stalled_producer_uploads_again_what_was_deleted() {
     let store = Store::memory();
@@ -486,7 +484,7 @@ async fn a_stalled_producer_uploads_again_what_was_deleted() {
         };
         producer.append(append).await.unwrap().sequence
     };
-    // The third is committed with a page, which is deleted as well.
+    // The third segment is committed with a page, which is deleted as well.
     for round in 0..3 {
         let mut held = controls.hold(On::Update, "manifest");
         let collect = async {
@@ -566,7 +564,7 @@ async fn a_round_that_died_after_its_swap_is_finished_by_the_next() {
     assert_eq!(garbage(&log.store).await, BTreeSet::new());
 }
 
-/// A page is gone since another garbage collector had every right to delete it.
+/// A page is missing because another garbage collector rightly deleted it.
 #[tokio::test(start_paused = true)]
 async fn a_stalled_collector_is_not_misled_by_another() {
     let log = eight().await;
@@ -601,7 +599,7 @@ async fn a_swap_may_have_each_of_its_outcomes() {
         network.once(On::Update, "manifest", fault);
         let clock = Clock::at(100_000);
         let mut gc = gc(&store, &clock);
-        // Whichever attempt it was that landed, nothing is deleted before it has.
+        // Whichever attempt landed, the collector deletes nothing before it.
         while gc.round(false).await.is_err() {}
         network.settled().await;
         assert_eq!(network.unused(), 0);

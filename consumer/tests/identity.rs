@@ -1,5 +1,5 @@
-//! Rows are known by their identities, so that nothing is lost or doubled when tokens are not enough: a token whose rows never came,
-//! other chunks than before, owners that come and go by an operator's hand.
+//! Identities of rows prevent loss and duplicates where tokens are not enough: a token whose rows never came, different
+//! chunks than before, owners that an operator removes or resets.
 
 mod support;
 
@@ -12,8 +12,8 @@ use millpond_storage::unreliable::{Faults, On, Outage};
 use std::time::Duration;
 use support::{Fault, Log, STREAM, Table, acknowledged, config, eventually, start};
 
-/// ClickHouse writes a token down and then renames the part. If it dies in between, it says yes to the token for ever and has no
-/// rows.
+/// ClickHouse records a token and then renames the part. If it dies in between, it reports success for the token
+/// forever and has no rows.
 #[tokio::test]
 async fn a_token_without_rows_loses_nothing() {
     for poisoned in 1..=3 {
@@ -45,13 +45,13 @@ async fn a_chunk_of_which_one_partition_has_landed_is_completed() {
     assert_eq!(table.rows(), log.rows());
 }
 
-/// A success is no proof that the rows are there.
+/// A success does not prove that the rows are there.
 #[tokio::test]
 async fn rows_that_are_not_there_after_every_round_end_the_consumer() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[4]).await;
     let table = Table::open("table");
-    // The first attempt and each round poison a token of their own.
+    // The first attempt and each round poison a separate token.
     table.fail_next(&[Fault::Poisons; 4]);
     table.swallow("row-2");
     let consumer = start(&log.store, config("a"), &table);
@@ -80,7 +80,7 @@ async fn a_reset_inserts_what_is_missing_and_doubles_nothing() {
     consumer.stop().await.unwrap();
     table.delete(1);
     table.delete(30);
-    // Other batches, other chunks, and no token is known any more.
+    // Different batches and chunks, and the table knows no token any more.
     table.forget_tokens();
     log.reset("default", 0).await;
     let other = Config {
@@ -95,7 +95,7 @@ async fn a_reset_inserts_what_is_missing_and_doubles_nothing() {
     assert_eq!(table.rows(), log.rows());
 }
 
-/// The tokens of before are known still, of batches that began at the same sequence and had other rows.
+/// The table still knows earlier tokens, of batches that began at the same sequence and had other rows.
 #[tokio::test]
 async fn a_reset_takes_no_token_of_before_for_its_own() {
     let mut log = Log::new(Store::memory()).await;
@@ -104,7 +104,7 @@ async fn a_reset_takes_no_token_of_before_for_its_own() {
     let consumer = start(&log.store, config("a"), &table);
     acknowledged(&log, 1).await;
     consumer.stop().await.unwrap();
-    // Deleted rows come back although the same batch with the same chunks is sent.
+    // Deleted rows return although the consumer sends the same batch with the same chunks.
     table.delete(0);
     table.delete(2);
     for _ in 0..4 {
@@ -117,16 +117,16 @@ async fn a_reset_takes_no_token_of_before_for_its_own() {
     }
 }
 
-/// After a reset with requests under way, the next owner ends them before it sends anything.
+/// After a reset with requests in flight, the next owner ends them before it sends anything.
 #[tokio::test]
 async fn requests_that_may_be_under_way_are_ended_before_other_chunks_are_sent() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3, 20]).await;
     let table = Table::shut("table");
-    // The next owner waits for as long as this one may go on sending.
+    // The next owner waits for as long as this one may continue to send.
     let lease = Duration::from_millis(200);
     let first = start(&log.store, Config { lease, ..config("a") }, &table);
-    eventually("a request is under way", async || table.begun() > 0).await;
+    eventually("a request is in flight", async || table.begun() > 0).await;
     first.crash().await;
     log.reset("default", 0).await;
     let cursor = log.cursor("default").await.unwrap();
@@ -135,7 +135,7 @@ async fn requests_that_may_be_under_way_are_ended_before_other_chunks_are_sent()
     let second = start(&log.store, Config { lease, ..config("b") }, &table);
     acknowledged(&log, 2).await;
     second.stop().await.unwrap();
-    // Leave out the calls for single batches, which spare nobody.
+    // Leave out the calls for single batches, which spare no request.
     let mut settled = table.settled();
     settled.retain(|(_, spared)| spared.is_some());
     let opening = log.cursor("default").await.unwrap().opening;
@@ -149,7 +149,7 @@ async fn requests_that_may_be_under_way_are_ended_before_other_chunks_are_sent()
     assert!(!cursor.unsettled && cursor.ownership == Ownership::Released);
 }
 
-/// The consumer ends at a block that is damaged, in the second of three segments, and an operator leaves that one out.
+/// The consumer ends at a damaged block in the second of three segments, and an operator skips that segment.
 #[tokio::test]
 async fn a_skip_loses_nothing_of_the_neighbours() {
     let mut log = Log::new(Store::memory()).await;
@@ -157,12 +157,12 @@ async fn a_skip_loses_nothing_of_the_neighbours() {
     let manifest = log.manifest().await.state;
     let key = layout::segment(0, manifest.tail[1].segment);
     let whole = log.store.get(&key).await.unwrap().unwrap().bytes;
-    // The sink cuts nothing of a batch with a damaged block. So rows of it are sent first, and then the block is damaged. The answer
-    // to the last chunk is missing: a batch that is finished would be acknowledged.
+    // The sink cuts nothing of a batch with a damaged block. So the consumer sends rows first, and then the test
+    // damages the block. The last chunk gets no answer, because a finished batch would be acknowledged.
     let table = Table::shut("table");
     table.let_through(2);
     let stuck = Config {
-        // The owner after the skip waits for as long as this one may go on sending.
+        // The owner after the skip waits for as long as this one may continue to send.
         lease: Duration::from_millis(200),
         ..config("a")
     };
@@ -204,14 +204,14 @@ async fn an_owner_whose_cursor_is_removed_ends() {
     let owner = start(&log.store, config("a"), &table);
     acknowledged(&log, 1).await;
     let standby = start(&log.store, config("b"), &table);
-    eventually("it stands by", async || !standby.task.is_finished()).await;
+    eventually("the owner stands by", async || !standby.task.is_finished()).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     log.remove("default").await;
     log.commit(&[2]).await;
     for ended in [owner, standby] {
         let ended = tokio::time::timeout(Duration::from_secs(20), ended.task).await;
         let error = ended
-            .expect("it goes on without its cursor")
+            .expect("the consumer continues without its cursor")
             .unwrap()
             .unwrap_err();
         assert!(matches!(error, ConsumeError::Removed { shard: 0, .. }), "{error}");
@@ -230,7 +230,7 @@ async fn an_owner_whose_cursor_is_deleted_ends_and_makes_no_other() {
     log.commit(&[2]).await;
     let ended = tokio::time::timeout(Duration::from_secs(20), owner.task).await;
     let error = ended
-        .expect("it goes on without its cursor")
+        .expect("the consumer continues without its cursor")
         .unwrap()
         .unwrap_err();
     assert!(matches!(error, ConsumeError::Removed { .. }), "{error}");
@@ -247,7 +247,7 @@ async fn a_consumer_that_begins_again_after_a_removal_doubles_nothing() {
         acknowledged(&log, 2).await;
         consumer.stop().await.unwrap();
         if deleted {
-            // By hand, with the cursor's object: nothing tells any more what was sent.
+            // Deleting the cursor object by hand leaves no record of the rows that were sent.
             log.store.delete(&layout::cursor(0, "default")).await.unwrap();
         } else {
             log.remove("default").await;
@@ -265,7 +265,7 @@ async fn a_consumer_that_begins_again_after_a_removal_doubles_nothing() {
     }
 }
 
-/// The cursor is deleted and made again, so that its epochs begin at 1 again.
+/// The cursor is deleted and created again, so its epochs start at 1 again.
 #[tokio::test]
 async fn two_owners_in_one_epoch_are_not_taken_for_each_other() {
     let mut log = Log::new(Store::memory()).await;
@@ -293,7 +293,8 @@ async fn two_owners_in_one_epoch_are_not_taken_for_each_other() {
     first.crash().await;
 }
 
-/// ClickHouse says yes to a repetition as soon as it knows the token, and shows the rows of the request that brought it later.
+/// ClickHouse reports success for a repetition as soon as it knows the token, and shows the rows of the original
+/// request later.
 #[tokio::test]
 async fn rows_that_are_seen_later_than_their_token_are_not_sent_again() {
     let mut log = Log::new(Store::memory()).await;
@@ -307,7 +308,7 @@ async fn rows_that_are_seen_later_than_their_token_are_not_sent_again() {
     assert_eq!(table.rows(), log.rows(), "some rows were only not seen yet");
 }
 
-/// A request of a later round is still under way when the table has forgotten the first round's token.
+/// A request of a later round is still in flight when the table has forgotten the first round's token.
 #[tokio::test]
 async fn a_later_round_that_is_under_way_is_waited_for() {
     let mut log = Log::new(Store::memory()).await;
@@ -323,7 +324,7 @@ async fn a_later_round_that_is_under_way_is_waited_for() {
     assert!(!cursor.unsettled, "nothing is under way after a clean release");
 }
 
-/// The same, and the consumer dies meanwhile.
+/// The same case, and the consumer dies meanwhile.
 #[tokio::test]
 async fn a_successor_waits_for_later_rounds() {
     let mut log = Log::new(Store::memory()).await;
@@ -333,7 +334,7 @@ async fn a_successor_waits_for_later_rounds() {
     table.let_through(2);
     let lease = Duration::from_millis(200);
     let first = start(&log.store, Config { lease, ..config("a") }, &table);
-    eventually("the later round is under way", async || table.begun() == 3).await;
+    eventually("the later round is in flight", async || table.begun() == 3).await;
     let cursor = log.cursor("default").await.unwrap();
     assert!(
         cursor.unsettled,
@@ -351,7 +352,7 @@ async fn a_successor_waits_for_later_rounds() {
     assert!(!log.cursor("default").await.unwrap().unsettled);
 }
 
-/// The first question was certain, and another server answers the next one.
+/// The answer to the first question was certain, and another server answers the next one.
 #[tokio::test]
 async fn no_later_round_acts_on_an_answer_that_is_not_certain() {
     let mut log = Log::new(Store::memory()).await;
@@ -360,19 +361,19 @@ async fn no_later_round_acts_on_an_answer_that_is_not_certain() {
     table.fail_next(&[Fault::Poisons]);
     table.let_through(1);
     let consumer = start(&log.store, config("a"), &table);
-    eventually("the first round is under way", async || table.begun() == 2).await;
+    eventually("the first round is in flight", async || table.begun() == 2).await;
     table.set_uncertain(true);
     table.let_through(1);
-    eventually("the next request is under way", async || table.begun() == 3).await;
+    eventually("the next request is in flight", async || table.begun() == 3).await;
     table.set_uncertain(false);
     table.let_through(1);
-    eventually("it has ended", async || table.attempts().len() == 3).await;
+    eventually("the request has ended", async || table.attempts().len() == 3).await;
     let third = table.attempts().pop().unwrap();
     assert!(third.ends_with("/0-0/0"), "{third}: a replica may have the rows");
     consumer.crash().await;
 }
 
-/// One replica can be asked for certain, the next one cannot, or cannot tell anything.
+/// One replica gives a certain answer. The next one gives an uncertain answer, or none.
 #[tokio::test]
 async fn a_loss_is_remembered_when_answers_stop_being_certain() {
     for silent in [false, true] {
@@ -390,7 +391,7 @@ async fn a_loss_is_remembered_when_answers_stop_being_certain() {
         table.fail_next(&[Fault::Poisons, Fault::Succeeds, Fault::Down]);
         table.let_through(2);
         let consumer = start(&log.store, config("a"), &table);
-        eventually("a later round is under way", async || table.begun() == 3).await;
+        eventually("a later round is in flight", async || table.begun() == 3).await;
         worsen(true);
         let asked = table.asked().len();
         table.let_through(1 << 20);
@@ -398,11 +399,11 @@ async fn a_loss_is_remembered_when_answers_stop_being_certain() {
         worsen(false);
         acknowledged(&log, 1).await;
         consumer.stop().await.unwrap();
-        assert_eq!(table.rows(), log.rows(), "the rows are lost");
+        assert_eq!(table.rows(), log.rows(), "a row is missing");
     }
 }
 
-/// A swap that settles the cursor is not answered, and lands after a batch has announced a later round.
+/// A swap that settles the cursor gets no answer, and lands after a batch has announced a later round.
 #[tokio::test(start_paused = true)]
 async fn a_late_swap_does_not_take_an_announcement_back() {
     let mut log = Log::new(Store::memory()).await;
@@ -415,7 +416,7 @@ async fn a_late_swap_does_not_take_an_announcement_back() {
     let unsettled = |cursor: &Cursor| {
         let mut cursor = cursor.clone();
         cursor.unsettle();
-        // Shorter than the time between renewals: the first swap after the opening is the one that settles.
+        // Shorter than the time between renewals: the first swap after the opening is the one that settles the cursor.
         cursor.lease_ms = 1_000;
         cursor.release();
         cursor
@@ -441,7 +442,7 @@ async fn a_late_swap_does_not_take_an_announcement_back() {
     // By then the announcement has been made.
     tokio::time::sleep(Duration::from_millis(10)).await;
     reads_again.release();
-    eventually("the later round is under way", async || table.begun() == 4).await;
+    eventually("the later round is in flight", async || table.begun() == 4).await;
     settles.release();
     network.settled().await;
     let cursor = log.cursor("default").await.unwrap();
@@ -452,7 +453,7 @@ async fn a_late_swap_does_not_take_an_announcement_back() {
     assert_eq!(table.rows(), log.rows());
 }
 
-/// A replica that cannot be asked may have what came before the reset, and no token says so.
+/// A replica that does not answer may have rows from before the reset, and no token protects them.
 #[tokio::test]
 async fn nothing_is_sent_after_a_reset_where_a_replica_may_have_it() {
     let mut log = Log::new(Store::memory()).await;
@@ -473,7 +474,7 @@ async fn nothing_is_sent_after_a_reset_where_a_replica_may_have_it() {
         &table,
     );
     eventually(
-        "it has sent what a replica may have, or says which right it lacks",
+        "the consumer has sent rows that a replica may have, or names the missing privilege",
         async || {
             let cursor = log.cursor("default").await.unwrap();
             let says = |reason: &String| reason.contains("grant SYSTEM SYNC REPLICA");
@@ -488,7 +489,7 @@ async fn nothing_is_sent_after_a_reset_where_a_replica_may_have_it() {
     assert_eq!(table.rows(), log.rows());
 }
 
-/// The manifest is away when a successor opens the cursor, and is there again later.
+/// The manifest is unavailable when a successor opens the cursor, and returns later.
 #[tokio::test]
 async fn a_successor_asks_for_what_was_planned_before_although_it_sees_the_log_late() {
     let mut log = Log::new(Store::memory()).await;
@@ -497,7 +498,7 @@ async fn a_successor_asks_for_what_was_planned_before_although_it_sees_the_log_l
         ack_interval: Duration::from_secs(3_600),
         ..config("a")
     };
-    // A new cursor asks for what was in the log before it.
+    // A new cursor asks the sink about the segments that were in the log before it.
     log.commit(&[1]).await;
     let earlier = start(&log.store, config("a"), &table);
     acknowledged(&log, 1).await;
@@ -519,5 +520,5 @@ async fn a_successor_asks_for_what_was_planned_before_although_it_sees_the_log_l
     assert!(matches!(swap, Swap::Committed(_)));
     acknowledged(&log, 3).await;
     second.stop().await.unwrap();
-    assert_eq!(table.rows(), log.rows(), "what was planned is not new");
+    assert_eq!(table.rows(), log.rows(), "planned rows were sent as new ones");
 }

@@ -1,5 +1,5 @@
-//! Nobody sends without a lease: not a machine that stood still, not in the midst of a request, and no successor before the
-//! leases of earlier owners have run out.
+//! Nobody sends without a lease: not a machine that stood still, not in the middle of a request, and no successor
+//! before the leases of earlier owners have expired.
 
 mod support;
 
@@ -17,10 +17,11 @@ fn one_writer() -> Config {
     }
 }
 
-/// How a machine can stand still.
+/// A way in which a machine can stand still.
 type Stands = fn(&Machine, Duration);
 
-/// Suspended, a machine's wall clock may be wrong for a while. Paused by a hypervisor, its uptime is.
+/// On a suspended machine the wall clock may be wrong for a while. On a machine that a hypervisor paused, the uptime is
+/// wrong.
 const STANDS: [(&str, Stands); 2] = [("suspended", Machine::suspend), ("paused", Machine::pause)];
 
 /// The machine stands still in the middle of a batch, for as long as the lease lasts.
@@ -34,7 +35,7 @@ async fn a_machine_that_stood_still_begins_no_request_before_its_lease_is_renewe
         let machine = Machine::with_one_thread();
         let lease = one_writer().lease;
         let consumer = start_on(&machine, &store, one_writer(), &table);
-        eventually("the first request is under way", async || table.begun() == 1).await;
+        eventually("the first request is in flight", async || table.begun() == 1).await;
         network.set_outage(Some(Outage::Fails));
         stand_still(&machine, lease);
         table.let_through(1);
@@ -46,7 +47,7 @@ async fn a_machine_that_stood_still_begins_no_request_before_its_lease_is_renewe
         assert_eq!(
             table.begun(),
             1,
-            "{how}: somebody else may own the cursor and have sent the rest"
+            "{how}: another owner may have the cursor and have sent the rest"
         );
         table.let_through(1 << 20);
         network.set_outage(None);
@@ -56,7 +57,7 @@ async fn a_machine_that_stood_still_begins_no_request_before_its_lease_is_renewe
     }
 }
 
-/// A request that arrives after the lease may find its token forgotten.
+/// A request that arrives after the lease has expired may find its token forgotten.
 #[tokio::test(start_paused = true)]
 async fn a_request_under_way_is_dropped_when_the_lease_runs_out() {
     for (_, stand_still) in STANDS {
@@ -66,7 +67,7 @@ async fn a_request_under_way_is_dropped_when_the_lease_runs_out() {
         let table = Table::shut("table");
         let machine = Machine::with_one_thread();
         let consumer = start_on(&machine, &store, one_writer(), &table);
-        eventually("a request is under way", async || table.hanging() == 1).await;
+        eventually("a request is in flight", async || table.hanging() == 1).await;
         network.set_outage(Some(Outage::Fails));
         stand_still(&machine, one_writer().lease);
         eventually("the request is dropped", async || table.hanging() == 0).await;
@@ -78,7 +79,7 @@ async fn a_request_under_way_is_dropped_when_the_lease_runs_out() {
     }
 }
 
-/// An operator resets the cursor, and the owner that is fenced does not know it. It may send until its lease runs out.
+/// An operator resets the cursor, and the fenced owner does not know it. It may send until its lease expires.
 #[tokio::test(start_paused = true)]
 async fn a_successor_waits_for_the_leases_of_earlier_owners_after_a_reset() {
     let mut log = Log::new(Store::memory()).await;
@@ -89,7 +90,7 @@ async fn a_successor_waits_for_the_leases_of_earlier_owners_after_a_reset() {
         ..config(instance)
     };
     let first = start_on(&Machine::with_one_thread(), &log.store, of("a"), &table);
-    eventually("a request is under way", async || table.begun() == 1).await;
+    eventually("a request is in flight", async || table.begun() == 1).await;
     first.crash().await;
     let reset = Instant::now();
     log.reset("default", 0).await;

@@ -1,5 +1,5 @@
-//! A consumer of a log that is mostly in pages: it reads every record once and in order however far the pages are
-//! behind, whoever dies in the midst of them, and names the page that it cannot read.
+//! A consumer of a log that is mostly in pages reads every record once and in order, however many pages it is behind
+//! and whoever crashes. It names a page that it cannot read.
 
 mod support;
 
@@ -28,14 +28,14 @@ async fn acknowledged(log: &Log, stream: &str, next: u64) {
     .await;
 }
 
-/// All is in the table, once, and acknowledged; the consumer that did it is stopped.
+/// Checks that every row is in the table once and acknowledged, and stops the consumer.
 async fn delivered(log: &Log, consumer: Running, table: &Table) {
-    eventually("all is there", async || table.rows() == log.rows()).await;
+    eventually("every row is in the table", async || table.rows() == log.rows()).await;
     acknowledged(log, STREAM, log.manifest().await.state.next_sequence).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), log.rows());
     assert_eq!(table.unannounced(), [""; 0]);
-    // Rows in a chunk are in their order.
+    // A chunk keeps its rows in order.
     for rows in table.chunks() {
         let numbers: Vec<u64> = rows.iter().map(|row| row[4..].parse().unwrap()).collect();
         assert!(numbers.is_sorted(), "{numbers:?}");
@@ -48,8 +48,8 @@ async fn a_backlog_of_many_pages_is_delivered_once_and_in_order() {
     let large = vec![20; 17];
     let mixed: Vec<u64> = (0..43).map(|i| [1, 1, 25, 2, 1, 9, 1, 3][i % 8]).collect();
     for sizes in [tiny, large, mixed] {
-        // A group of tiny segments is full within a page, across pages, or not in all of the log: it must go all the
-        // same when it fills all that is loaded.
+        // A group of tiny segments fills up within a page, across pages, or not in the whole log. It must start in each
+        // case when it fills all loaded pages.
         for (batch_records, max_in_flight, entries) in [(2, 16, 3), (10, 2, 3), (1_000, 16, 2), (1_000, 1, 1)]
         {
             let mut log = Log::new(Store::memory()).await;
@@ -62,7 +62,7 @@ async fn a_backlog_of_many_pages_is_delivered_once_and_in_order() {
                 ..config("a")
             };
             let consumer = start(&log.store, settings.clone(), &table);
-            // More comes, and is sealed, while it reads.
+            // More segments arrive and are sealed while it reads.
             for more in sizes.chunks(4).take(3) {
                 log.commit(more).await;
                 log.seal(entries + 1).await;
@@ -75,7 +75,7 @@ async fn a_backlog_of_many_pages_is_delivered_once_and_in_order() {
     }
 }
 
-/// The table of streams tells nothing of where a stream's records are: pages without any are passed quickly.
+/// The table of streams does not tell where a stream's records are: the consumer must pass pages without any quickly.
 #[tokio::test]
 async fn streams_at_different_positions_both_arrive() {
     let mut log = Log::new(Store::memory()).await;
@@ -87,7 +87,7 @@ async fn streams_at_different_positions_both_arrive() {
     let table = Table::open("table");
     let consumer = start(&log.store, config("a"), &table);
     delivered(&log, consumer, &table).await;
-    // One stream alone has news, far ahead of the other's position.
+    // Only one stream has new segments, far ahead of the other's position.
     log.commit_to(OTHER, &[20; 31]).await;
     log.commit(&[1]).await;
     log.seal(1).await;
@@ -95,7 +95,7 @@ async fn streams_at_different_positions_both_arrive() {
     delivered(&log, consumer, &table).await;
 }
 
-/// Nothing in them is worth an acknowledgement, but for the pages behind them.
+/// Nothing in these pages justifies an acknowledgement, except for the pages behind them.
 #[tokio::test]
 async fn many_pages_of_streams_that_the_sink_does_not_take_are_passed() {
     let mut log = Log::new(Store::memory()).await;
@@ -125,7 +125,7 @@ async fn a_planned_batch_over_pages_and_a_tail_that_became_one_is_sent_again_as_
     let (store, network) = log.store.behind(Faults::default());
     let mut second_page = network.hold(On::Get, &log.page_key(1).await);
     let first = start(&store, settings, &table);
-    // The only writer is busy with the large segment until all of the log is seen.
+    // The only writer is busy with the large segment until the consumer has seen the whole log.
     second_page.arrived().await;
     second_page.release();
     for _ in 0..1_000 {
@@ -138,11 +138,11 @@ async fn a_planned_batch_over_pages_and_a_tail_that_became_one_is_sent_again_as_
         plans.next() == Some((1, 5))
     })
     .await;
-    // One chunk of it gets through, then the owner dies.
+    // One chunk of the batch gets through, then the owner dies.
     table.let_through(1);
     table.has(24).await;
     first.crash().await;
-    // The tail is in pages of its own when the successor comes: the plan is over four.
+    // The tail is in separate pages when the successor comes, so the plan covers four pages.
     log.seal(1).await;
     log.commit(&[1, 20, 1, 1]).await;
     log.seal(2).await;
@@ -232,7 +232,7 @@ async fn a_page_that_is_damaged_gone_or_another_one_is_named() {
         "{found}"
     );
 
-    // Half of it was trimmed; the other half must still be there, and "start it again" would not help.
+    // Half of the page was trimmed. The other half must still be there, and "start it again" would not help.
     log.change(|log| log.collect(7, 0)).await;
     let found = error(&log.store).await;
     assert!(
@@ -272,7 +272,7 @@ async fn pages_that_cannot_be_read_for_a_while_are_waited_for() {
             },
             &table,
         );
-        eventually("all is there", async || table.rows() == log.rows()).await;
+        eventually("every row is in the table", async || table.rows() == log.rows()).await;
         assert_eq!(network.unused(), 0);
         network.heal();
         consumer.stop().await.unwrap();
@@ -280,7 +280,7 @@ async fn pages_that_cannot_be_read_for_a_while_are_waited_for() {
     }
 }
 
-/// A batch is planned over the segment, and a part of it may be in the table.
+/// The consumer has planned a batch over the segment, and the table may have a part of it.
 #[tokio::test]
 async fn a_segment_that_was_trimmed_before_it_was_read_is_named_and_a_restart_goes_on() {
     let mut log = Log::new(Store::memory()).await;
@@ -332,8 +332,8 @@ async fn has_all_but_the_first_three(log: &Log, consumer: Running, table: &Table
     );
 }
 
-/// A new stream has no position, so the owner reads it from the cursor's start on. The garbage collector keeps nothing before the
-/// position of the other stream: the new one has no part there.
+/// A new stream has no position, so the owner reads it from the cursor's start on. The garbage collector keeps nothing
+/// before the position of the other stream, because the new one has no part there.
 #[tokio::test]
 async fn an_owner_with_an_old_manifest_goes_on_past_a_trimmed_page_that_only_a_new_stream_asks_for() {
     let mut log = Log::new(Store::memory()).await;
@@ -357,8 +357,8 @@ async fn an_owner_with_an_old_manifest_goes_on_past_a_trimmed_page_that_only_a_n
     delivered(&log, consumer, &table).await;
 }
 
-/// The swap lands after the tail became a page that the owner has not read: without it, the owner sees less of the log than
-/// the position covers.
+/// The swap lands after the tail became a page that the owner has not read. Without that page, the owner sees less of
+/// the log than the position covers.
 #[tokio::test]
 async fn an_owner_releases_a_cursor_whose_position_is_past_a_page_that_it_has_not_read() {
     let mut log = Log::new(Store::memory()).await;
@@ -390,8 +390,8 @@ async fn an_owner_releases_a_cursor_whose_position_is_past_a_page_that_it_has_no
     delivered(&log, second, &table).await;
 }
 
-/// Retention cuts a batch of which the table has a part. What is left of it cannot be sent under its tokens: they stand
-/// for other rows.
+/// Retention cuts a batch of which the table has a part. The consumer cannot send the rest under the batch's tokens,
+/// because they stand for other rows.
 #[tokio::test]
 async fn no_two_row_sets_share_a_token_though_a_planned_batch_was_trimmed() {
     let mut log = Log::new(Store::memory()).await;
@@ -435,7 +435,7 @@ async fn batches_in_doubt_that_were_trimmed_hold_nothing_up() {
         log.cursor("default").await.unwrap().epoch == 2
     })
     .await;
-    // What it has not begun is trimmed under its eyes.
+    // Garbage collection trims the batches that the second owner has not started.
     log.change(|log| log.collect(4, 0)).await;
     second.crash().await;
     let third = start(&log.store, successor("c"), &table);

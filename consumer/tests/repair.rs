@@ -1,4 +1,4 @@
-//! A repair inserts what the sink lacks of a range that is acknowledged, once, whatever runs beside it and wherever it is killed.
+//! A repair inserts the missing rows of an acknowledged range once, whatever runs beside it and wherever it is killed.
 
 mod support;
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 use support::{Fault, Log, OTHER, Running, STREAM, Table, acknowledged, config, eventually, start};
 use tokio_util::sync::CancellationToken;
 
-/// The name of the cursor.
+/// The name of the repair's cursor.
 const REPAIR: &str = "default.repair";
 
 fn repair_of(instance: &str, range: RangeInclusive<u64>) -> Config {
@@ -35,7 +35,7 @@ fn begin(store: &Store, config: Config, table: &Arc<Table>) -> (Running, Tally) 
     (Running { shutdown, task }, tally)
 }
 
-/// Rows found, rows inserted, dead letters, shards done.
+/// Returns the counts: rows found, rows inserted, dead letters, shards done.
 fn counts(tally: &Tally) -> [u64; 4] {
     [
         tally.found(),
@@ -61,7 +61,7 @@ async fn refused(log: &Log, config: Config, table: &Arc<Table>) -> String {
     error.to_string()
 }
 
-/// A log that the consumer has read to its end and was stopped.
+/// Creates a log that a consumer has read to its end.
 async fn read(sizes: &[u64]) -> (Log, Arc<Table>) {
     let mut log = Log::new(Store::memory()).await;
     log.commit(sizes).await;
@@ -86,7 +86,7 @@ async fn deleted_rows_come_back_once() {
     let cursor = log.cursor(REPAIR).await.unwrap();
     assert!(cursor.is_removed() && !cursor.unsettled, "{cursor:?}");
     assert_eq!(log.cursor("default").await.unwrap().next(STREAM), 5);
-    // Deleted again, they come back again: no token of the first repair is in the way.
+    // Rows that are deleted again return again: no token of the first repair blocks them.
     table.delete(4);
     assert_eq!(
         repair(&log, repair_of("r", 0..=4), &table).await.unwrap(),
@@ -99,7 +99,7 @@ async fn deleted_rows_come_back_once() {
     );
 }
 
-/// The rows of the other segments stay as they are, also where a batch of the consumer reached over the end of the range.
+/// The rows of the other segments stay as they are, even where a batch of the consumer crossed the end of the range.
 #[tokio::test]
 async fn only_the_range_is_repaired() {
     let (log, table) = read(&[2, 2, 2, 2, 2]).await;
@@ -128,7 +128,7 @@ async fn a_poisoned_token_of_a_repair_loses_nothing() {
     assert_eq!(
         (found, inserted),
         (0, 29),
-        "what it inserted and asked for again was not there before"
+        "the repair counts its own rows as found"
     );
     assert_eq!(table.rows(), log.rows());
 }
@@ -154,7 +154,7 @@ async fn a_killed_repair_goes_on_where_it_was() {
     let cursor = log.cursor(REPAIR).await.unwrap();
     let left = 32 - cursor.next(STREAM) * 8;
     assert!(matches!(cursor.ownership, Ownership::Held { .. }));
-    // Another range would leave some of the first one out.
+    // Another range would leave out a part of the first one.
     let said = refused(&log, repair_of("r", 1..=3), &table).await;
     assert!(
         said.contains("finish it with --from 0") && said.contains("consumer remove default.repair"),
@@ -173,7 +173,7 @@ async fn a_stopped_repair_releases_its_cursor_and_goes_on() {
     let (log, table) = read(&[8, 8, 8, 8]).await;
     (0..32).for_each(|row| table.delete(row));
     for allowed in 1..=6 {
-        // The table takes some requests, and hangs.
+        // The table takes some requests, and then hangs.
         let stuck = Config {
             drain_timeout: Duration::ZERO,
             ..repair_of("r", 0..=3)
@@ -237,7 +237,7 @@ async fn requests_of_a_dead_consumer_are_ended_first() {
     let shut = Table::shut("table");
     let lease = Duration::from_millis(200);
     let consumer = start(&log.store, Config { lease, ..config("b") }, &shut);
-    eventually("a request is under way", async || shut.begun() > 0).await;
+    eventually("a request is in flight", async || shut.begun() > 0).await;
     consumer.crash().await;
     tokio::time::sleep(lease).await;
     table.delete(3);
@@ -366,17 +366,17 @@ async fn a_repair_whose_cursor_is_removed_ends() {
     let (log, table) = read(&[8, 8]).await;
     (0..16).for_each(|row| table.delete(row));
     let shut = Table::shut("table");
-    // The next one waits for as long as this one may go on sending.
+    // The next repair waits for as long as this one may continue to send.
     let brief = Config {
         lease: Duration::from_millis(200),
         ..repair_of("r", 0..=1)
     };
     let (running, tally) = begin(&log.store, brief.clone(), &shut);
-    eventually("a request is under way", async || shut.begun() > 0).await;
+    eventually("a request is in flight", async || shut.begun() > 0).await;
     log.remove(REPAIR).await;
     shut.let_through(100);
     let error = running.task.await.unwrap();
-    // All of it was in the sink when it looked, or not.
+    // The repair found all rows in the sink, or ended when its cursor was removed.
     assert!(tally.shards() == 1 || matches!(error, Err(ConsumeError::Removed { .. })));
     assert!(log.cursor(REPAIR).await.unwrap().unsettled);
     repair(&log, brief, &shut).await.unwrap();
@@ -385,7 +385,7 @@ async fn a_repair_whose_cursor_is_removed_ends() {
     assert_eq!(ended.count(), 1, "its requests may have been under way");
 }
 
-/// Over pages, of which a few are loaded at a time.
+/// A range over many pages, of which the repair loads a few at a time.
 #[tokio::test]
 async fn a_range_over_many_pages_is_repaired() {
     let mut log = Log::new(Store::memory()).await;
@@ -439,7 +439,7 @@ async fn a_schedule_plans_nothing_from_its_end_on() {
     let decision = schedule.decide(&cursor, &log, &accepts, Mode::Working, room);
     assert_eq!(decision.acknowledge, [(STREAM.to_owned(), 4)]);
     assert_eq!(decision.plans, []);
-    // A batch that an earlier repair planned beyond the end is still done.
+    // A repair still finishes a batch that an earlier repair planned beyond the end.
     let plan = millpond_manifest::cursor::Plan { low: 4, high: 4 };
     cursor.plan(STREAM, plan).unwrap();
     let decision = schedule.decide(&cursor, &log, &accepts, Mode::Working, room);

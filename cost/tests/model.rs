@@ -50,7 +50,7 @@ fn load() -> impl Strategy<Value = Load> {
 }
 
 fn estimate(load: Load, settings: &Settings) -> Estimate {
-    with(load, settings, |inputs| Estimate::of(&inputs)).expect("these settings can be meant")
+    with(load, settings, |inputs| Estimate::of(&inputs)).expect("valid settings")
 }
 
 fn with<T>(load: Load, settings: &Settings, ask: impl FnOnce(Inputs<'_>) -> T) -> T {
@@ -102,7 +102,7 @@ proptest! {
             prop_assert!(close(item.usd_per_month, item.quantity_per_month * item.usd_per_unit));
         }
         let most = lines.map(|item| item.usd_per_month).fold(0.0, f64::max);
-        let dominant = estimate.dominant.expect("something costs something");
+        let dominant = estimate.dominant.expect("a cost");
         prop_assert_eq!(dominant.usd_per_month, most);
         prop_assert!(close(estimate.usd_per_gib * load.gib_per_month(), groups));
         prop_assert!(close(estimate.usd_per_gib_raw * load.ratio, estimate.usd_per_gib));
@@ -156,7 +156,7 @@ proptest! {
         for (knob, now) in knobs {
             let axes = [Axis { knob, values: vec![now, 2.0 * now] }];
             let found = with(load, &settings, |inputs| sweep(&inputs, &axes)).expect("a sweep");
-            best = best.min(found.points[found.cheapest.expect("one is cheapest")].usd_per_month.expect("a price"));
+            best = best.min(found.points[found.cheapest.expect("a cheapest point")].usd_per_month.expect("a price"));
         }
         let then = estimate.advice.change.as_ref().map_or(estimate.total_usd_per_month, |change| change.then_usd_per_month);
         // Other knobs may save more; none of these saves noticeably more than the advice.
@@ -178,7 +178,7 @@ proptest! {
         ];
         let found = with(load, &settings, |inputs| sweep(&inputs, &axes)).expect("a sweep");
         prop_assert_eq!(found.points.len(), 6);
-        let cheapest = &found.points[found.cheapest.expect("one is cheapest")];
+        let cheapest = &found.points[found.cheapest.expect("a cheapest point")];
         for point in &found.points {
             prop_assert!(cheapest.usd_per_month.expect("a price") <= point.usd_per_month.expect("a price"));
             let there = Settings { linger_seconds: point.values[0], segment_bytes: point.values[1], ..settings.clone() };
@@ -339,7 +339,7 @@ fn a_live_buffer_is_priced_by_what_was_counted() {
         segments: 0,
         ..observed
     })
-    .expect_err("nothing was seen");
+    .expect_err("an empty observation");
     assert!(nothing.to_string().contains("longer --since"));
 }
 

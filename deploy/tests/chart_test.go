@@ -36,7 +36,7 @@ const (
 	namespace   = "observability"
 )
 
-// The values that the chart is rendered with: ci/<name>-values.yaml.
+// The values to render the chart with: ci/<name>-values.yaml.
 var cases = []string{"minimal", "full"}
 
 func loadChart(t *testing.T) *chart.Chart {
@@ -71,7 +71,7 @@ func set(values map[string]any, path string, value any) {
 	values[names[len(names)-1]] = value
 }
 
-// render gives the text of each template, as `helm template` would. Values are checked against the schema.
+// render returns the text of each template, as `helm template` would. It checks the values against the schema.
 func render(t *testing.T, values map[string]any) (map[string]string, error) {
 	t.Helper()
 	options := chartutil.ReleaseOptions{Name: release, Namespace: namespace, Revision: 1, IsInstall: true}
@@ -123,7 +123,7 @@ func rendered(t *testing.T, values map[string]any) objects {
 	return decode(t, files)
 }
 
-// of gives the objects of one type, by name.
+// of returns the objects of one type, by name.
 func of[T interface {
 	runtime.Object
 	meta.Object
@@ -137,7 +137,7 @@ func of[T interface {
 	return found
 }
 
-// templates gives every pod template, by its owner.
+// templates returns every pod template, by its owner.
 func templates(all objects) map[string]core.PodTemplateSpec {
 	found := map[string]core.PodTemplateSpec{}
 	for name, one := range of[*apps.Deployment](all) {
@@ -197,7 +197,7 @@ func TestEveryPartIsRendered(t *testing.T) {
 	if found := kinds(rendered(t, valuesOf(t, "minimal"))); !slices.Equal(found, want) {
 		t.Errorf("minimal: %v", found)
 	}
-	// The consumer's account is not the chart's there.
+	// The chart does not create the consumer's account there.
 	want = append(want, "CronJob", "HorizontalPodAutoscaler", "NetworkPolicy", "ServiceMonitor")
 	slices.Sort(want)
 	if found := kinds(rendered(t, valuesOf(t, "full"))); !slices.Equal(found, want) {
@@ -521,7 +521,7 @@ func TestASecretOfTheFilesIsWhereTheFlagsLook(t *testing.T) {
 	}
 }
 
-// secretsOf names the Secrets that a pod can read.
+// secretsOf returns the Secrets that a pod can read.
 func secretsOf(pod core.PodSpec) map[string]bool {
 	found := map[string]bool{}
 	for _, container := range pod.Containers {
@@ -560,7 +560,7 @@ func TestEachPartHasSecretsOfItsOwn(t *testing.T) {
 	}
 }
 
-// The admin port asks nobody who they are.
+// The admin port has no authentication.
 func TestNotEverybodyReachesTheAdminPort(t *testing.T) {
 	everyCase(t, func(t *testing.T, all objects) {
 		policies, pods := of[*networking.NetworkPolicy](all), templates(all)
@@ -612,7 +612,7 @@ func TestValuesThatCannotBeMeantAreRefused(t *testing.T) {
 	}
 }
 
-// Every value has its place in the schema and the other way round.
+// The schema covers every value, and nothing else.
 func TestTheSchemaKnowsTheValues(t *testing.T) {
 	var schema map[string]any
 	if err := yaml.Unmarshal([]byte(read(t, chartFolder, "values.schema.json")), &schema); err != nil {
@@ -622,7 +622,7 @@ func TestTheSchemaKnowsTheValues(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(read(t, chartFolder, "values.yaml")), &values); err != nil {
 		t.Fatal(err)
 	}
-	// Helm's own.
+	// Helm sets this one.
 	values["global"] = map[string]any{}
 	var compare func(path string, schema, values map[string]any)
 	compare = func(path string, schema, values map[string]any) {

@@ -26,7 +26,7 @@ func project(t *testing.T) *types.Project {
 	return loaded
 }
 
-// ours gives the services that run the program.
+// ours returns the services that run the program.
 func ours(t *testing.T) map[string]types.ServiceConfig {
 	t.Helper()
 	found := map[string]types.ServiceConfig{}

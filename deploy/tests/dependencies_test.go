@@ -17,7 +17,7 @@ import (
 	"github.com/google/licensecheck"
 )
 
-// rules are what deny.toml says, as far as it is held to here.
+// rules returns the part of deny.toml that these tests enforce.
 func rules(t *testing.T) (rules struct {
 	Graph      struct{ Targets []string }
 	Advisories struct{ Yanked, Unmaintained, Unsound string }
@@ -36,7 +36,7 @@ func rules(t *testing.T) (rules struct {
 	return rules
 }
 
-// output is what a program prints; it must succeed.
+// output returns the output of a program, which must succeed.
 func output(t *testing.T, folder, name string, arguments ...string) []byte {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), name, arguments...)
@@ -56,7 +56,7 @@ type crate struct {
 	Dependencies                   []struct{ Name, Req, Path string }
 }
 
-// crates are all that a build for deny.toml's target may need, those of tests too.
+// crates returns every crate that a build for deny.toml's target may need, including those of tests.
 func crates(t *testing.T) []crate {
 	t.Helper()
 	var metadata struct{ Packages []crate }
@@ -74,7 +74,7 @@ func crates(t *testing.T) []crate {
 func TestEveryCrateMayBeShipped(t *testing.T) {
 	allowed := rules(t).Licenses.Allow
 	for _, crate := range crates(t) {
-		// The form of before 2018.
+		// The notation from before 2018.
 		expression := regexp.MustCompile(` */ *`).ReplaceAllString(crate.License, " OR ")
 		if ok, err := spdxexp.Satisfies(expression, allowed); !ok {
 			t.Errorf("%s %s: the licence is %q, which deny.toml does not allow (%v)",
@@ -83,7 +83,7 @@ func TestEveryCrateMayBeShipped(t *testing.T) {
 	}
 }
 
-// Whoever has no database is told that nothing was checked, and a release that needs the check fails.
+// Without the database, the script reports that nothing was checked; a release that requires the check fails.
 func TestAdvisoriesAreErrorsAndAreNotSkippedInSilence(t *testing.T) {
 	if a := rules(t).Advisories; a.Yanked != "deny" || a.Unmaintained != "all" || a.Unsound != "all" {
 		t.Errorf("deny.toml: %+v", a)
@@ -121,7 +121,7 @@ func TestNoCrateIsBannedOrFromElsewhere(t *testing.T) {
 	}
 }
 
-// What a Go program links has its licence in the module's folder, as a text.
+// Every module that a Go program links has its licence as a text in the module's folder.
 func TestEveryGoModuleMayBeShipped(t *testing.T) {
 	allowed := rules(t).Licenses.Allow
 	type module struct {

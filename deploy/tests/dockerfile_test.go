@@ -27,7 +27,7 @@ import (
 
 var dockerfiles = []string{"Dockerfile", "minio.Dockerfile"}
 
-// noRegistry stands for the registry, which only a build needs: every image is there and says nothing of itself.
+// noRegistry stands for the registry, which only a build needs: every image exists and has no metadata.
 type noRegistry struct{}
 
 func (noRegistry) ResolveImageConfig(_ context.Context, ref string, _ sourceresolver.Opt) (string, digest.Digest, []byte, error) {
@@ -55,7 +55,7 @@ func TestBuildkitHasNothingAgainstTheDockerfiles(t *testing.T) {
 	}
 }
 
-// stages are a Dockerfile's, and what is before the first.
+// stages returns a Dockerfile's stages, and the arguments before the first one.
 func stages(t *testing.T, name string) ([]instructions.Stage, []instructions.ArgCommand) {
 	t.Helper()
 	parsed, err := parser.Parse(strings.NewReader(read(t, "..", name)))
@@ -83,7 +83,7 @@ func only[T instructions.Command](t *testing.T, stage instructions.Stage) T {
 	return found[0]
 }
 
-// BuildKit takes an unknown stage for an image of that name.
+// BuildKit takes an unknown stage for an image with that name.
 func TestWhatIsCopiedIsMadeInAStageBefore(t *testing.T) {
 	for _, name := range dockerfiles {
 		stages, _ := stages(t, name)
@@ -150,7 +150,7 @@ func TestVersionsAreThoseOfTheTree(t *testing.T) {
 	}
 }
 
-// buildContext copies what the build may see of the tree.
+// buildContext copies the part of the tree that the build may see.
 func buildContext(t *testing.T) string {
 	t.Helper()
 	patterns, err := ignorefile.ReadAll(strings.NewReader(read(t, "..", "Dockerfile.dockerignore")))
@@ -171,7 +171,7 @@ func buildContext(t *testing.T) string {
 		if err != nil {
 			return err
 		}
-		// Nothing is let in again from within a folder that is left out.
+		// No pattern includes anything again inside an excluded folder.
 		if out && entry.IsDir() {
 			return filepath.SkipDir
 		}
@@ -193,7 +193,7 @@ func buildContext(t *testing.T) string {
 	return target
 }
 
-// A crate that the build does not see would only show in a build.
+// Without this test, only a build would show that it does not see a crate.
 func TestTheBuildSeesTheWholeWorkspaceAndLittleElse(t *testing.T) {
 	seen := buildContext(t)
 	metadata := exec.CommandContext(t.Context(), "cargo", "metadata", "--locked", "--offline", "--no-deps", "--format-version=1")

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// pages are what is written for operators, without their blocks of code.
+// pages returns the pages for operators, without their blocks of code.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
@@ -35,7 +35,7 @@ func pages(t *testing.T) map[string]string {
 	return found
 }
 
-// anchor is what a heading is linked to by.
+// anchor returns the fragment that links to a heading.
 func anchor(heading string) string {
 	kept := regexp.MustCompile(`[^a-z0-9 _-]`).ReplaceAllString(strings.ToLower(heading), "")
 	return strings.ReplaceAll(strings.TrimSpace(kept), " ", "-")
@@ -66,7 +66,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
-// The commands that operators are told of.
+// The commands in the operators' pages.
 var commands = []string{
 	"gateway", "consume", "gc", "doctor", "load", "config", "cost", "tables print", "tables create", "manifest dump", "manifest check", "segment dump",
 	"status", "tail", "consumer list", "consumer wait", "consumer reset", "consumer repair", "consumer skip", "consumer remove",
@@ -109,7 +109,7 @@ func TestFlagsAndCommandsOfThePagesAreThePrograms(t *testing.T) {
 	}
 }
 
-// An operator who is woken finds the rule in docs/monitoring.md and what to do in docs/failures.md.
+// An operator who is woken finds the rule in docs/monitoring.md and the remedy in docs/failures.md.
 func TestAlertsAreDocumented(t *testing.T) {
 	rules := read(t, filepath.Join("..", "grafana", "alerts.yaml"))
 	monitoring := read(t, filepath.Join(root, "docs", "monitoring.md"))

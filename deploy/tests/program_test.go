@@ -17,7 +17,7 @@ import (
 // The root of the tree.
 const root = "../.."
 
-// program is the built millpond: that of MILLPOND_BIN_DIR, or of target/debug.
+// program returns the path of the built millpond, from MILLPOND_BIN_DIR or target/debug.
 func program(t *testing.T) string {
 	t.Helper()
 	directory := os.Getenv("MILLPOND_BIN_DIR")
@@ -34,11 +34,10 @@ func program(t *testing.T) string {
 	return path
 }
 
-// run runs the program to its end with nothing in its environment but what is given, and returns what it said and its
-// exit code.
+// run runs the program to its end with only the given environment, and returns its output and exit code.
 func run(t *testing.T, environment []string, arguments ...string) (string, int) {
 	t.Helper()
-	// Far more than it takes: only a hang gets there.
+	// Far longer than a run takes: only a hang gets there.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	command := exec.CommandContext(ctx, program(t), arguments...)
@@ -53,7 +52,7 @@ func run(t *testing.T, environment []string, arguments ...string) (string, int) 
 	return said.String(), command.ProcessState.ExitCode()
 }
 
-// help is what a command's --help says.
+// help returns a command's --help.
 var help = func() func(t *testing.T, command string) string {
 	var mutex sync.Mutex
 	known := map[string]string{}
@@ -72,29 +71,29 @@ var help = func() func(t *testing.T, command string) string {
 	}
 }()
 
-// hasFlag says whether a command has the flag.
+// hasFlag reports whether a command has the flag.
 func hasFlag(t *testing.T, command, flag string) bool {
 	t.Helper()
 	return regexp.MustCompile(`(?m)^ +(-[a-zA-Z], )?` + regexp.QuoteMeta(flag) + `( |=|$)`).MatchString(help(t, command))
 }
 
-// hasVariable says whether a command reads the variable.
+// hasVariable reports whether a command reads the variable.
 func hasVariable(t *testing.T, command, variable string) bool {
 	t.Helper()
 	return regexp.MustCompile(`\b` + regexp.QuoteMeta(variable) + `\b`).MatchString(help(t, command))
 }
 
-// A commandLine is the program as some file starts it.
+// A commandLine is a start of the program in some file.
 type commandLine struct {
-	// Where it is written, for messages.
+	// The file that has it, for messages.
 	where string
-	// What comes after the program's name, the command first.
+	// The arguments after the program's name, the command first.
 	arguments []string
 	// Variables of the environment.
 	environment map[string]string
 }
 
-// value is what a flag is given, or "" and false.
+// value returns a flag's value, or "" and false.
 func (c commandLine) value(flag string) (string, bool) {
 	for i, argument := range c.arguments {
 		if value, ok := strings.CutPrefix(argument, flag+"="); ok {
@@ -107,7 +106,7 @@ func (c commandLine) value(flag string) (string, bool) {
 	return "", false
 }
 
-// port is the port in a flag's address, or "".
+// port returns the port in a flag's address, or "".
 func (c commandLine) port(flag string) string {
 	value, _ := c.value(flag)
 	_, port, _ := strings.Cut(value, ":")
@@ -116,12 +115,12 @@ func (c commandLine) port(flag string) string {
 
 var (
 	address = regexp.MustCompile(`^(--[a-z-]+=)?(0\.0\.0\.0|127\.0\.0\.1):[0-9]+$`)
-	// What Kubernetes or systemd put in.
+	// The placeholders that Kubernetes or systemd replace.
 	placeholder = regexp.MustCompile(`\$\([A-Z_]+\)|%H`)
 )
 
-// check asks the program whether it takes the command line: each flag and variable by its name, and then all of it with
-// its values, up to the point where it would open the buffer.
+// check tests whether the program accepts the command line: each flag and variable by its name, and then all of it with
+// its values, up to the point where the program would open the buffer.
 func (c commandLine) check(t *testing.T) {
 	t.Helper()
 	command := c.arguments[0]
@@ -143,10 +142,10 @@ func (c commandLine) check(t *testing.T) {
 			}
 			argument = flag + "=" + file
 		}
-		// Any port will do here.
+		// Any port works here.
 		argument = address.ReplaceAllString(argument, "${1}${2}:0")
 		argument = placeholder.ReplaceAllString(argument, "name")
-		// A day of load is not needed to see that it starts.
+		// A start does not need a day of load.
 		if flag == "--duration" {
 			argument = "--duration=1ms"
 		}
@@ -161,7 +160,7 @@ func (c commandLine) check(t *testing.T) {
 	var environment []string
 	for name, value := range c.environment {
 		if name == "MILLPOND_BUFFER" {
-			// Nothing can be made below a device: this is where it ends.
+			// Nothing can be created below a device, so the program ends here.
 			value = "file:///dev/null/buffer"
 		}
 		if strings.HasPrefix(name, "MILLPOND_") && !hasVariable(t, command, name) {
@@ -170,7 +169,7 @@ func (c commandLine) check(t *testing.T) {
 		environment = append(environment, name+"="+value)
 	}
 	said, code := run(t, environment, arguments...)
-	// 2 is what it ends with when it does not understand its arguments.
+	// The program ends with 2 if it does not understand its arguments.
 	if code == 2 {
 		t.Errorf("%s: millpond %s: %s", c.where, strings.Join(arguments, " "), said)
 	}
@@ -180,7 +179,7 @@ func (c commandLine) check(t *testing.T) {
 	}
 }
 
-// seconds is a flag's value, or else its default, as a length of time.
+// seconds returns a flag's value, or else its default, as a duration.
 func (c commandLine) seconds(t *testing.T, flag string) time.Duration {
 	t.Helper()
 	value, ok := c.value(flag)
@@ -194,7 +193,7 @@ func (c commandLine) seconds(t *testing.T, flag string) time.Duration {
 	return length
 }
 
-// defaultOf is what a flag is when it is not given.
+// defaultOf returns the default of a flag.
 func defaultOf(t *testing.T, command, flag string) string {
 	t.Helper()
 	_, after, ok := strings.Cut(help(t, command), "\n      "+flag+" <")
@@ -209,10 +208,10 @@ func defaultOf(t *testing.T, command, flag string) string {
 	return value
 }
 
-// lastPush is the longest that a command takes at its end to push what it tells of itself (docs/telemetry.md).
+// lastPush is the maximum time of a command's last push of its own telemetry (docs/telemetry.md).
 const lastPush = 3 * time.Second
 
-// stopping is the longest that a gateway or a consumer needs to end after SIGTERM.
+// stopping is the maximum time that a gateway or a consumer needs to end after SIGTERM.
 func (c commandLine) stopping(t *testing.T) time.Duration {
 	t.Helper()
 	drain := c.seconds(t, "--drain-timeout")
@@ -220,11 +219,11 @@ func (c commandLine) stopping(t *testing.T) time.Duration {
 		// Requests in flight, and then the producer's commits.
 		return 2*drain + lastPush
 	}
-	// A swap of the cursor that is under way is waited for.
+	// The consumer waits for a swap of the cursor in flight.
 	return drain + c.seconds(t, "--request-timeout") + lastPush
 }
 
-// memory is the program's memory limit in bytes.
+// memory returns the program's memory limit in bytes.
 func (c commandLine) memory(t *testing.T) int64 {
 	t.Helper()
 	value, ok := c.value("--memory-limit")
@@ -234,11 +233,11 @@ func (c commandLine) memory(t *testing.T) int64 {
 	return bytesOf(t, value)
 }
 
-// residentMax is how much a program with such a limit may have resident: `make bench` holds it to a quarter more
-// (design/performance.md).
+// residentMax is the maximum resident memory of a program with this limit: `make bench` checks that it exceeds the
+// limit by at most a quarter (design/performance.md).
 func residentMax(limit int64) int64 { return limit + limit/4 }
 
-// bytesOf reads 256MiB and 1GiB, and 384M and 1G as systemd does.
+// bytesOf parses 256MiB and 1GiB, and 384M and 1G as systemd does.
 func bytesOf(t *testing.T, text string) int64 {
 	t.Helper()
 	parts := regexp.MustCompile(`^([0-9]+)(MiB|GiB|M|G)$`).FindStringSubmatch(text)

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// secrets makes a file for each flag that wants one: a certificate that is its own authority, its key, and a token.
+// secrets creates a file for each flag that needs one: a self-signed certificate, its key, and a token.
 func secrets(t *testing.T) map[string]string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -12,7 +12,7 @@ import (
 
 var units = []string{"millpond-gateway.service", "millpond-consumer.service"}
 
-// setting is the last value of a unit's setting.
+// setting returns the last value of a unit's setting.
 func setting(unit, name string) string {
 	found := regexp.MustCompile(`(?m)^`+name+`=(.*)$`).FindAllStringSubmatch(unit, -1)
 	if len(found) == 0 {
@@ -21,7 +21,7 @@ func setting(unit, name string) string {
 	return found[len(found)-1][1]
 }
 
-// started is a unit's command line, with its settings file as it is in the tree.
+// started returns a unit's command line, with its settings file from the tree.
 func started(t *testing.T, name string) commandLine {
 	t.Helper()
 	words := strings.Fields(setting(read(t, "../systemd", name), "ExecStart"))
@@ -36,7 +36,7 @@ func started(t *testing.T, name string) commandLine {
 	return commandLine{where: name, arguments: words[1:]}
 }
 
-// settingsFile is the settings file with a buffer that cannot be opened and ports that are free.
+// settingsFile returns the settings file with a buffer that cannot be opened and free ports.
 func settingsFile(t *testing.T) string {
 	t.Helper()
 	text := read(t, "../systemd/millpond.toml")
@@ -49,7 +49,7 @@ func settingsFile(t *testing.T) string {
 	return file
 }
 
-// configured is a key of one of the settings file's tables.
+// configured returns a key of one of the settings file's tables.
 func configured(t *testing.T, table, key string) string {
 	t.Helper()
 	_, text, _ := strings.Cut(read(t, "../systemd/millpond.toml"), "["+table+"]")
@@ -75,7 +75,7 @@ func TestTheProgramTakesTheUnitsCommandLines(t *testing.T) {
 		}
 	}
 	if setting(read(t, "../systemd/millpond-gateway-tls.conf"), "SupplementaryGroups") == "" {
-		t.Error("a user of its own cannot read them")
+		t.Error("a separate user cannot read them")
 	}
 }
 
@@ -117,7 +117,7 @@ func TestUnitsFitTheirPrograms(t *testing.T) {
 	}
 }
 
-// With systemd at hand, it reads the units itself; the program is put where they can find it.
+// If systemd is available, it reads the units itself; the program is where the units expect it.
 func TestSystemdTakesTheUnits(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {

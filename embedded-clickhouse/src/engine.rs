@@ -142,7 +142,7 @@ const CRASHES: [(c_int, &[u8]); 5] = [
 /// Time for ClickHouse's logging thread to finish after a crash, in seconds.
 const LOG_S: libc::c_uint = 1;
 
-/// Whether a log is configured.
+/// True if a log is configured.
 static LOGS: AtomicBool = AtomicBool::new(false);
 
 /// Reports a crash of ClickHouse on stderr. The process still dies from the signal.

@@ -1,7 +1,7 @@
-//! What the fuzz targets share: the bound on what a decoder may allocate, envelopes and checksums that are right
-//! whatever is in them (random bytes would never get past a checksum), and the properties of the buffer's objects.
+//! Shared by the fuzz targets: the limit on a decoder's allocations, envelopes and checksums that are valid for any
+//! content (random bytes would never pass a checksum), and the properties of the buffer's objects.
 //!
-//! A target panics when something that came from outside breaks a property. That is the whole of its verdict.
+//! A target panics if foreign input breaks a property, and fails in no other way.
 
 pub mod memory;
 pub mod objects;

@@ -1,4 +1,4 @@
-//! How much a decoder allocates, counted: a length in the input must not decide it, only the bytes that are there.
+//! Counts a decoder's allocations: the number of input bytes may determine them, but not a length inside the input.
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
@@ -6,10 +6,10 @@ use std::alloc::System;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Runs `decode` and holds it to `limit` bytes; what it frees is not taken off.
+/// Runs `decode` and limits its allocations to `limit` bytes. Freed memory still counts.
 ///
 /// # Panics
-/// When it has allocated more.
+/// If `decode` has allocated more.
 pub fn bounded<T>(limit: usize, decode: impl FnOnce() -> T) -> T {
     let region = Region::new(ALLOCATOR);
     let decoded = decode();
@@ -21,13 +21,14 @@ pub fn bounded<T>(limit: usize, decode: impl FnOnce() -> T) -> T {
     decoded
 }
 
-/// What decoding a protobuf message of `bytes` may allocate: an empty message in it takes two bytes on the wire and
-/// about a hundred in memory, twice while it is brought into its final form.
+/// The limit for decoding a protobuf message of `bytes`: an empty nested message takes two bytes on the wire and about
+/// a hundred in memory, and twice that while it is converted to its final form.
 pub fn of_protobuf(bytes: usize) -> usize {
     4096 + 256 * bytes
 }
 
-/// What reading `bytes` of TOML may allocate: three bytes can be a key with a value, which the parser holds in several forms.
+/// The limit for parsing `bytes` of TOML: three bytes can be a key with a value, which the parser stores in several
+/// forms.
 pub fn of_toml(bytes: usize) -> usize {
     (64 << 10) + 4096 * bytes
 }

@@ -1,4 +1,4 @@
-//! The properties of every object that has an envelope.
+//! The properties of every object with an envelope.
 
 use crate::memory;
 use millpond_manifest::{FORMAT_VERSION, Object};
@@ -7,8 +7,8 @@ use std::fmt::Debug;
 /// Bytes of an envelope: magic, version, CRC32C.
 const ENVELOPE: usize = 4 + 2 + 4;
 
-/// Reads `data` as it is; then what follows its first bytes, in an envelope that is right, so that the message is
-/// reached whatever the checksum. The state, if the message is one.
+/// Reads `data` as it is, and then the data after its first bytes in a valid envelope, so that the decoder reaches the
+/// message. Returns the state if the message is valid.
 pub fn read<T: Object + PartialEq + Debug>(data: &[u8]) -> Option<T> {
     decode::<T>(data);
     let body = data.get(ENVELOPE..)?;
@@ -31,10 +31,10 @@ fn decode<T: Object + PartialEq + Debug>(bytes: &[u8]) -> Option<T> {
     }
 }
 
-/// What is written is read as the same.
+/// Checks that a written state reads back as the same state.
 ///
 /// # Panics
-/// When it is not.
+/// If it does not.
 pub fn check<T: Object + PartialEq + Debug>(state: &T) {
     let again = T::decode(&state.encode());
     assert_eq!(again.as_ref(), Ok(state));

@@ -1,4 +1,4 @@
-//! Segments whose checksums are right, whatever else is wrong with them.
+//! Segments with valid checksums, whatever else is wrong with them.
 
 use bytes::Bytes;
 use crc32c::{crc32c, crc32c_append};
@@ -9,8 +9,8 @@ const FOOTER: usize = 12;
 const BLOCK_HEADER: usize = 25;
 const BLOCK_CHECKSUM: Range<usize> = 12..16;
 
-/// `data` with the magic bytes and the checksums that a segment of these bytes would have. The lengths in it are
-/// believed as far as they lie within it.
+/// Returns `data` with the magic bytes and the checksums of a segment with these bytes. Trusts the lengths in it as far
+/// as they lie within it.
 pub fn repaired(data: &[u8]) -> Bytes {
     let mut object = data.to_vec();
     let length = object.len();
@@ -23,14 +23,14 @@ pub fn repaired(data: &[u8]) -> Bytes {
     };
     object[..4].copy_from_slice(b"MPSG");
     object[length - 4..].copy_from_slice(b"MPSG");
-    // The index, and its length after it.
+    // The checksum covers the index and its length after it.
     let checksum = crc32c(&object[index.start..index.end + 4]);
     put(&mut object, index.end + 4, checksum);
     repair_blocks(&mut object[HEADER..index.start]);
     object.into()
 }
 
-/// A stream's part with the checksums that its blocks would have.
+/// Returns a stream's part with the checksums of its blocks.
 pub fn repaired_part(data: &[u8]) -> Bytes {
     let mut part = data.to_vec();
     repair_blocks(&mut part);

@@ -1,4 +1,4 @@
-//! A buffer's URL: what is read is written as a URL of the same place.
+//! A buffer's URL: a parsed URL is written as a URL of the same place.
 #![no_main]
 
 use millpond_storage::BufferUrl;

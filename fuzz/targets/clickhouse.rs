@@ -1,6 +1,6 @@
-//! What the gateway accepts of any signal the sink can encode: a message that it could not would be a dead letter. A row
-//! for each record, chunks that keep to the policy, and the same ones whenever they are cut: tokens stand for them. And each
-//! record can be taken out, which a dead letter of it is.
+//! The sink can encode every message of any signal that the gateway accepts: otherwise the message would become a dead
+//! letter. It makes a row for each record, and chunks that follow the policy. Every attempt cuts the same chunks,
+//! because tokens stand for them. Each record can be extracted, for its dead letter.
 #![no_main]
 
 use bytes::Bytes;
@@ -46,7 +46,7 @@ fn encoded(signal: Signal, data: &[u8], records: u64) {
     }
 }
 
-/// The first, the last, and nothing beyond.
+/// The first record, the last, and nothing beyond.
 fn taken_out(signal: Signal, data: &[u8], records: u64) {
     for place in [0, records.saturating_sub(1), records] {
         let alone = record_alone(signal, data, place);
@@ -64,11 +64,11 @@ fn chunks(batch: &Batch, policy: &BatchingPolicy) -> Vec<Chunk> {
         chunks.push(chunk);
         true
     })
-    .expect("what the gateway accepts can be encoded");
+    .expect("the sink encodes every accepted message");
     chunks
 }
 
-/// The message twice: once more after itself, when everything about it is known.
+/// The message twice: the second time after itself, when the encoder knows all its names.
 fn batch(signal: Signal, message: &[u8], records: u64) -> Batch {
     let mut block = BlockBuilder::new(1_000_000);
     for received_at_us in [1_000_000, 2_000_000] {

@@ -1,5 +1,6 @@
-//! Answers of ClickHouse, or of whatever answers in its place: read or refused, alike however the network cuts them, and no memory is
-//! allocated by a number in them. What a text has in quotes does not decide what an exception is taken for.
+//! Answers of ClickHouse, or of another server in its place. The sink accepts or rejects them the same way however the
+//! network splits them, and no number in them determines an allocation. Quoted text in an exception does not decide its
+//! kind.
 #![no_main]
 
 use millpond_clickhouse::{read_answer, read_exception};

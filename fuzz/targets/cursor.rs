@@ -1,4 +1,4 @@
-//! A cursor; and that every transition of one that was read gives one that can be read.
+//! A cursor. Every transition of a valid cursor gives a valid cursor.
 #![no_main]
 
 use millpond_fuzz::objects;
@@ -61,7 +61,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     });
 });
 
-/// A transition that is made leaves a cursor that can be read; one that is refused leaves the acknowledged positions.
+/// A successful transition leaves a valid cursor. A refused one leaves the acknowledged positions unchanged.
 fn step(cursor: &Cursor, transition: impl FnOnce(&mut Cursor) -> bool) {
     let mut after = cursor.clone();
     if transition(&mut after) {

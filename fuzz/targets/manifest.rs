@@ -1,4 +1,4 @@
-//! The manifest; and that every transition of one that was read gives one that can be read.
+//! The manifest. Every transition of a valid manifest gives a valid manifest.
 #![no_main]
 
 use millpond_fuzz::objects;
@@ -62,7 +62,7 @@ fn segment(now_ms: u64) -> NewSegment {
     }
 }
 
-/// What readers ask a log.
+/// Runs the queries of a log's readers.
 fn look(manifest: &Manifest) {
     let log = Log::new(manifest.clone());
     for from in [0, manifest.first_sequence, manifest.next_sequence, u64::MAX] {

@@ -1,5 +1,5 @@
-//! OTLP/JSON as it comes from the network: no input makes it take more than its room, and the protobuf of what is taken
-//! passes the gateway's validation.
+//! OTLP/JSON from the network: no input makes the converter take more than its memory limit, and the protobuf of
+//! accepted input passes the gateway's validation.
 #![no_main]
 
 use millpond_fuzz::memory;
@@ -26,5 +26,5 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// The path to a fault: a step and its text for each message that is open.
+/// The path to a fault: a step and its text for each open message.
 const REFUSAL: usize = 64 << 10;

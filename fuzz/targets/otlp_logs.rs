@@ -1,4 +1,5 @@
-//! OTLP logs as they come from the network: what passes the gateway's validation has views, and both count the same.
+//! OTLP logs from the network: a request that passes the gateway's validation has views, and both count the same
+//! records.
 #![no_main]
 
 use millpond_fuzz::memory;
@@ -6,7 +7,7 @@ use millpond_otlp::logs::Request;
 use millpond_otlp::{AnyValue, DEPTH_MAX, KeyValue};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    // A refusal has the path to the fault, an acceptance nothing.
+    // A rejection has the path to the fault; an acceptance allocates nothing.
     let request = match memory::bounded(of_a_refusal(data.len()), || Request::parse(data)) {
         Ok(request) => request,
         Err(malformed) => {
@@ -20,7 +21,8 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     assert_eq!(records, request.counts().records);
 });
 
-/// For each message that is open, at most two of which are in one byte, the counts of its repeated fields.
+/// The limit for a rejection: for each open message the counts of its repeated fields. A byte opens at most two
+/// messages.
 fn of_a_refusal(bytes: usize) -> usize {
     64 * 1024 + bytes
 }
@@ -45,7 +47,7 @@ fn pair(pair: KeyValue) {
     value(pair.value, 0);
 }
 
-/// As deep as it goes, which validation has bounded.
+/// Reads the value at every depth, which validation has limited.
 fn value(of: AnyValue, depth: u32) {
     assert!(depth <= DEPTH_MAX);
     match of {

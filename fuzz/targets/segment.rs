@@ -1,5 +1,4 @@
-//! A segment as a whole, its tail alone, and a stream's part; and that the messages of one that is right can be written
-//! again.
+//! A segment as a whole, its tail alone, and a stream's part. The messages of a valid segment can be written again.
 #![no_main]
 
 use bytes::Bytes;
@@ -9,7 +8,7 @@ use millpond_segment::{
     read_index_tail, verify,
 };
 
-/// Small, so that a length over it is soon found.
+/// Small limits, so that the fuzzer soon finds a length beyond them.
 fn limits() -> Limits {
     Limits {
         block_raw_max: 1 << 20,
@@ -39,14 +38,14 @@ fn read_object(object: &Bytes) {
     }
 }
 
-/// The blocks one after another, as a consumer reads them.
+/// Reads the blocks one after another, as a consumer does.
 fn read_part(part: &Bytes) {
     let limits = limits();
     let mut decompressor = Decompressor::new().expect("a zstd context is a few kilobytes");
     let mut read = 0;
     for block in blocks(part, 0, &limits).map_while(Result::ok) {
         read += block.encoded_len();
-        // What zstd itself needs is not counted: it is C.
+        // The count leaves out zstd's own allocations, because zstd is C.
         let raw_max = usize::try_from(limits.block_raw_max).unwrap_or(usize::MAX);
         let Ok(raw) = memory::bounded(raw_max + 4096, || block.decode(&mut decompressor)) else {
             continue;

@@ -1,4 +1,4 @@
-//! A settings file: what is taken apart is written and read again, and no error quotes a value.
+//! A settings file: the parsed settings are written and parsed again, and no error quotes a value.
 #![no_main]
 
 #[path = "../../cli/src/settings_file.rs"]
@@ -30,7 +30,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             };
             place.insert(setting.key.clone(), value);
         }
-        let mut read = parse(&again.to_string(), &TABLES).expect("what was written");
+        let mut read = parse(&again.to_string(), &TABLES).expect("the written text");
         let mut settings = settings;
         read.sort_by(|a, b| (&a.table, &a.key).cmp(&(&b.table, &b.key)));
         settings.sort_by(|a, b| (&a.table, &a.key).cmp(&(&b.table, &b.key)));

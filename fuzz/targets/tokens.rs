@@ -1,4 +1,5 @@
-//! A tokens file: a mistake names its line and quotes no token, and a file that says how many tokens it has is taken whole or not at all.
+//! A tokens file: an error names the line of a mistake and quotes no token, and a file with a count of tokens applies
+//! as a whole or not at all.
 #![no_main]
 
 use millpond_fuzz::memory::{bounded, of_toml};
@@ -20,11 +21,11 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             return;
         }
     };
-    // By itself the text may be no file: without a token, or in the midst of a table.
+    // The shortened text may not be a valid file: it may lack a token or end inside a table.
     let Ok(shorter) = counted else { return };
     assert_eq!(longer, shorter + 1);
     let with_count = |rest: &str| count_tokens(format!("count = {longer}\n{text}\n{rest}").as_bytes());
-    // Unless the text has a count itself, the file is whole with the entry and half of one without it.
+    // Unless the text has a count itself, the file is complete with the entry and incomplete without it.
     if let Ok(whole) = with_count(&entry) {
         assert_eq!(whole, longer);
         assert!(with_count("").is_err());

@@ -107,7 +107,7 @@ impl Refused {
         }
     }
 
-    /// Whether somebody should fix a client or the gateway. The other causes occur daily on any network port.
+    /// Returns true if somebody should fix a client or the gateway. The other causes occur daily on any network port.
     pub(crate) fn is_worth_a_look(&self) -> bool {
         match self {
             Refused::Slow | Refused::NotHttp2 | Refused::Io(_) => false,

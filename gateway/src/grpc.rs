@@ -150,7 +150,7 @@ fn unknown(method: &str) -> Status {
     ))
 }
 
-/// Whether a request's content type is gRPC's.
+/// Returns true if a request's content type is gRPC's.
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     let essence = essence(headers);
     essence.eq_ignore_ascii_case(b"application/grpc")

@@ -191,7 +191,7 @@ impl Security {
         tls.into_iter().chain(self.tokens.is_some().then_some("tokens"))
     }
 
-    /// Whether there are files to reread.
+    /// Returns true if there are files to reread.
     pub fn is_watching(&self) -> bool {
         self.tls.is_some() || self.tokens.is_some()
     }
@@ -318,12 +318,12 @@ impl Security {
         *said = of;
     }
 
-    /// Whether a finished TLS handshake implies a client certificate.
+    /// Returns true if a finished TLS handshake implies a client certificate.
     pub(crate) fn asks_for_certificates(&self) -> bool {
         self.tls().is_some_and(|tls| tls.client_certificates)
     }
 
-    /// Whether clients authenticate in any way.
+    /// Returns true if clients authenticate in any way.
     pub(crate) fn identifies(&self) -> bool {
         self.tokens.is_some() || self.asks_for_certificates()
     }

@@ -43,7 +43,7 @@ impl TlsFiles {
 pub(crate) struct Tls {
     /// Without ALPN: each port sets its protocols.
     config: ServerConfig,
-    /// Whether clients must present a certificate.
+    /// True if clients must present a certificate.
     pub(crate) client_certificates: bool,
     pub(crate) valid_from: SystemTime,
     pub(crate) valid_until: SystemTime,

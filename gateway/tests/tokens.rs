@@ -107,7 +107,7 @@ async fn a_request_without_a_token_is_refused_before_anything_is_read_or_reserve
     assert_eq!(common::grpc_status(unknown).await.code(), Code::Unauthenticated);
 }
 
-/// Whether the manifest has a stream of this name.
+/// Returns true if the manifest has a stream of this name.
 async fn has_stream(gateway: &Running, name: &str) -> bool {
     let manifest = gateway
         .store

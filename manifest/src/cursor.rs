@@ -117,7 +117,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// Whether this chunk or piece was refused.
+    /// Returns true if this chunk or piece was refused.
     pub fn covers(&self, number: u32) -> bool {
         self.pieces
             .iter()
@@ -335,18 +335,18 @@ impl Cursor {
         }
     }
 
-    /// Whether this state belongs to the same opening as `own`: an owner that finds another one is fenced.
+    /// Returns true if this state belongs to the same opening as `own`: an owner that finds another one is fenced.
     pub fn is_of(&self, own: &Cursor) -> bool {
         let same_epoch = self.epoch == own.epoch && planted::is(Bug::EpochFences);
         self.opening == own.opening || same_epoch || planted::is(Bug::FenceIgnored)
     }
 
-    /// Whether an operator removed the consumer: it has no positions, and nothing is kept for it.
+    /// Returns true if an operator removed the consumer: it has no positions, and nothing is kept for it.
     pub fn is_removed(&self) -> bool {
         self.ownership == Ownership::Removed
     }
 
-    /// Whether somebody may have tried to send this batch before, not counting the current generation.
+    /// Returns true if somebody may have tried to send this batch before, not counting the current generation.
     pub fn may_have_sent(&self, batch: Plan) -> bool {
         batch.low < self.sent_below && !planted::is(Bug::ResetForgetsSent)
     }
@@ -582,9 +582,9 @@ impl Cursor {
         let reason = if skip.sequence < next {
             format!("sequence {} lies before the acknowledged {next}", skip.sequence)
         } else if self.is_skipped(&skip.stream, skip.sequence) {
-            format!("sequence {} is left out already", skip.sequence)
+            format!("sequence {} is skipped already", skip.sequence)
         } else if self.skipped.len() >= SKIPS_MAX {
-            format!("{SKIPS_MAX} parts are left out already")
+            format!("{SKIPS_MAX} parts are skipped already")
         } else {
             let planned = self
                 .planned(&skip.stream)
@@ -625,7 +625,7 @@ impl Cursor {
         self.unsettled = false;
     }
 
-    /// Whether an operator skipped this part.
+    /// Returns true if an operator skipped this part.
     pub fn is_skipped(&self, stream: &str, sequence: u64) -> bool {
         self.skipped
             .iter()
@@ -731,7 +731,7 @@ impl Object for Cursor {
             max: ALL_PLANS_MAX,
         },
         Count {
-            of: "parts to leave out",
+            of: "skipped parts",
             path: &[13],
             max: SKIPS_MAX,
         },

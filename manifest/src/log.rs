@@ -118,7 +118,7 @@ impl Log {
             .retain(|name, _| manifest.pages.iter().any(|r| r.page == *name && keep(r)));
     }
 
-    /// Whether a page is loaded.
+    /// Returns true if a page is loaded.
     pub fn is_loaded(&self, reference: &PageReference) -> bool {
         self.pages.contains_key(&reference.page)
     }

@@ -388,7 +388,7 @@ impl Manifest {
         })
     }
 
-    /// Whether the log has exactly these segments from `first_sequence` on, as far as the tail shows. Ignores pages and
+    /// Returns true if the log has exactly these segments from `first_sequence` on, as far as the tail shows. Ignores pages and
     /// trimmed entries.
     pub fn may_have(&self, first_sequence: u64, segments: &[Ulid]) -> bool {
         let start = self.tail_start();
@@ -401,7 +401,7 @@ impl Manifest {
         })
     }
 
-    /// Whether the tail proves that the log does not have these segments from `first_sequence` on.
+    /// Returns true if the tail proves that the log does not have these segments from `first_sequence` on.
     pub fn lacks(&self, first_sequence: u64, segments: &[Ulid]) -> bool {
         self.tail_start() <= first_sequence && !self.may_have(first_sequence, segments)
     }

@@ -13,7 +13,7 @@ pub const ROWS_MAX: u64 = 1 << (PLACE_BITS - 1);
 /// Chunks of a batch from this index on cannot be halved: their pieces would have no numbers.
 pub const CHUNKS_MAX: u32 = PIECES >> PLACE_BITS;
 
-/// Whether a chunk with this many rows can be halved.
+/// Returns true if a chunk with this many rows can be halved.
 pub fn can_be_halved(chunk: u32, rows: u64) -> bool {
     chunk < CHUNKS_MAX && rows <= ROWS_MAX
 }
@@ -48,7 +48,7 @@ fn split(number: u32) -> (u32, u32) {
     (number >> PLACE_BITS, number & ((1 << PLACE_BITS) - 1))
 }
 
-/// Whether [`halves`] can return this number.
+/// Returns true if [`halves`] can return this number.
 pub(crate) fn is_piece(number: u32) -> bool {
     number >= PIECES && split(number).1 >= 2
 }

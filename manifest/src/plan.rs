@@ -35,7 +35,7 @@ pub struct Candidate {
 }
 
 impl BatchingPolicy {
-    /// Whether a part is a batch by itself: at least half the target size of a batch.
+    /// Returns true if a part is a batch by itself: at least half the target size of a batch.
     pub fn is_large(&self, size: Size) -> bool {
         size.records.saturating_mul(2) >= self.batch_records
             || size.raw_bytes.saturating_mul(2) >= self.batch_bytes
@@ -56,7 +56,7 @@ pub fn candidates(
 ) -> Vec<Candidate> {
     let mut planned = planned.into_iter().peekable();
     let mut out: Vec<Candidate> = Vec::new();
-    // Whether the last of `out` is a group of small parts with room for another one.
+    // True if the last of `out` is a group of small parts with room for another one.
     let mut group_open = false;
     for (sequence, size) in parts {
         while planned.next_if(|plan| plan.high < sequence).is_some() {}

@@ -1,161 +1,162 @@
-//! Mistakes made on purpose, one line each, where the protocols' rules are kept: so that the tests can be shown to find
-//! them (`make planted-bugs`). They are compiled only with the feature `planted-bugs`, which a release build refuses, and do
-//! nothing unless `MILLPOND_PLANTED_BUG` names one. Never a switch of the product.
+//! Deliberate bugs, one line each, at the places that uphold the protocols' rules. They prove that the tests find such
+//! bugs (`make planted-bugs`). They are compiled only with the feature `planted-bugs`, which a release build rejects,
+//! and do nothing unless `MILLPOND_PLANTED_BUG` names one. They are never an option of the product.
 
 #[cfg(all(feature = "planted-bugs", not(debug_assertions)))]
 compile_error!("the feature `planted-bugs` is for tests: a release build must not have it");
 
-/// Whether this build can have a planted bug.
+/// True if this build can have a planted bug.
 pub const POSSIBLE: bool = cfg!(feature = "planted-bugs");
 
 macro_rules! bugs {
     ($($(#[doc = $what:literal])+ $bug:ident = $name:literal,)+) => {
-        /// A rule that is not kept.
+        /// A violated rule.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Bug {
             $($(#[doc = $what])+ $bug,)+
         }
 
-        /// Every bug and its name, as `MILLPOND_PLANTED_BUG` has it.
+        /// Every bug with its name in `MILLPOND_PLANTED_BUG`.
         pub const ALL: &[(Bug, &str)] = &[$((Bug::$bug, $name),)+];
     };
 }
 
 bugs! {
-    /// A producer's commit is taken for new whatever the manifest's table says.
+    /// A producer treats its commit as new, whatever the manifest's table shows.
     ProducerTableIgnored = "producer-table-ignored",
-    /// An attempt of unknown outcome is given up although the state that it named is still in force: it may land late. Then
-    /// the producer tells callers that an outcome is unknown although the table has it.
+    /// A producer gives up an attempt of unknown outcome although the expected state is still in force: the attempt may
+    /// land late. It then tells callers that an outcome is unknown although the table has it.
     ResolvedTooEarly = "resolved-too-early",
-    /// Other segments join a commit whose outcome is unknown.
+    /// Other segments join a commit with an unknown outcome.
     UnresolvedGroupChanged = "unresolved-group-changed",
-    /// A group grows between a swap that was refused and the read that shows whether our own write caused the refusal,
-    /// and the answer of the table counts for all of it.
+    /// A group grows between a refused swap and the read that shows whether our own write caused the refusal, and the
+    /// table's answer counts for the whole group.
     GroupGrowsAfterMismatch = "group-grows-after-mismatch",
-    /// The clock of a producer that registers decides which others are forgotten.
+    /// The clock of a registering producer decides which other producers are forgotten.
     ClockEmptiesProducerTable = "clock-empties-producer-table",
-    /// A producer that was forgotten sends again what may have been committed.
+    /// A forgotten producer resends segments that may have been committed.
     ForgottenSentAgain = "forgotten-sent-again",
-    /// Segments that are named before the orphan floor are committed.
+    /// A producer commits segments that are named before the orphan floor.
     OrphanFloorIgnored = "orphan-floor-ignored",
-    /// Sealing takes the entries out of the tail and forgets to refer to their page.
+    /// Sealing removes the entries from the tail without a reference to their page.
     PageReferenceDropped = "page-reference-dropped",
     /// A manifest refers to a page that is not in the store.
     PageNotStored = "page-not-stored",
-    /// The checksum of manifests, pages and cursors is not checked.
+    /// Nobody checks the checksum of manifests, pages and cursors.
     ChecksumIgnored = "checksum-ignored",
-    /// The garbage collector deletes what a manifest that is not in force yet does not refer to.
+    /// The garbage collector deletes objects that a manifest does not refer to before that manifest is in force.
     DeleteBeforeTrim = "delete-before-trim",
-    /// An owner goes on with a cursor that another one has opened.
+    /// An owner continues with a cursor that another owner has opened.
     FenceIgnored = "fence-ignored",
-    /// An owner begins batches although its lease has run out.
+    /// An owner starts batches although its lease has expired.
     LeaseIgnored = "lease-ignored",
-    /// Batches are sent before a durable cursor plans them.
+    /// An owner sends batches before a durable cursor plans them.
     PlanAfterSink = "plan-after-sink",
-    /// Batches of one large segment are sent without a plan: the policy says that they are batches.
+    /// An owner sends a batch of one large segment without a plan, because the policy makes it a batch.
     LargeNotPlanned = "large-not-planned",
-    /// The position moves to the end of the last finished batch.
+    /// The position moves to the end of the last finished batch, across holes.
     AcknowledgeOverHole = "acknowledge-over-hole",
-    /// What is not loaded of the log is taken for its end.
+    /// The consumer treats the first unloaded page as the end of the log.
     HorizonIgnored = "horizon-ignored",
-    /// The position of a stream of which nothing is acknowledged is not written.
+    /// The cursor does not record the position of a stream without acknowledgements.
     PositionNotWritten = "position-not-written",
-    /// An opening brings its own policy into force although the cursor was not released.
+    /// An opening applies its own policy although the cursor was not released.
     PolicyNotPinned = "policy-not-pinned",
-    /// A cursor with planned batches is released as if nothing were in doubt.
+    /// An owner releases a cursor with planned batches as if nothing were in doubt.
     ReleasedInDoubt = "released-in-doubt",
-    /// An owner that goes takes back what its predecessor planned ahead, too.
+    /// An owner that ends also withdraws its predecessor's plans ahead.
     WithdrawnInDoubt = "withdrawn-in-doubt",
-    /// A chunk's token does not say which chunk of the batch it is.
+    /// A chunk's token does not contain the chunk's number.
     TokenWithoutChunk = "token-without-chunk",
-    /// A batch that may have been sent is cut into smaller chunks than before.
+    /// A successor cuts a batch that may have been sent into smaller chunks than before.
     RetryWithOtherChunks = "retry-with-other-chunks",
-    /// A second attempt is made as if there had been no first.
+    /// A second attempt runs as if there had been no first.
     RetryNotAnnounced = "retry-not-announced",
-    /// A success of a second attempt is taken for rows in the sink: nobody asks again.
+    /// The consumer takes the success of a second attempt as proof that the rows are in the sink, and does not ask
+    /// again.
     SuccessTrusted = "success-trusted",
-    /// A chunk that may have been sent goes out whole before the sink is asked for its rows.
+    /// A chunk that may have been sent goes out whole before the consumer asks the sink for its rows.
     SentBeforeAsked = "sent-before-asked",
-    /// The first round of a chunk that may have been sent is left out.
+    /// A chunk that may have been sent skips the first round.
     RoundSkipped = "round-skipped",
-    /// After a reset, rows that were sent before it are taken for rows never sent.
+    /// After a reset, rows that were sent before it count as never sent.
     ResetForgetsSent = "reset-forgets-sent",
     /// A reset, a skip or a removal keeps the tokens.
     GenerationKept = "generation-kept",
-    /// The owner after a reset, a skip or a removal does not wait for requests that are under way.
+    /// The owner after a reset, a skip or a removal does not wait for requests in flight.
     ResetUnsettled = "reset-unsettled",
-    /// A second reset forgets how long the owners before the first one may send.
+    /// A second reset forgets how long the owners before the first one may continue to send.
     SecondResetForgetsLease = "second-reset-forgets-lease",
     /// A new cursor assumes that no earlier cursor sent anything.
     NewCursorSentNothing = "new-cursor-sent-nothing",
     /// An attempt does not wait for a later round of the attempt before.
     LaterRoundForgotten = "later-round-forgotten",
-    /// A batch is told that its later round is announced while a swap that settles the cursor may still land.
+    /// A batch learns that its later round is announced while a swap that settles the cursor may still land.
     AnnouncedTooEarly = "announced-too-early",
-    /// A later round acts on an answer that is not certain.
+    /// A later round acts on an uncertain answer.
     UncertainLaterRound = "uncertain-later-round",
-    /// A successor is not told of later rounds.
+    /// A successor does not learn of later rounds.
     LaterRoundUnannounced = "later-round-unannounced",
     /// A skip inside a planned batch leaves the batch's tokens as they are.
     SkipKeepsTokens = "skip-keeps-tokens",
-    /// A skip inside a planned batch keeps what the sink refused of the chunks before the skip.
+    /// A skip inside a planned batch keeps the refusals of the chunks before the skip.
     SkipKeepsRefusals = "skip-keeps-refusals",
-    /// The halves of a refused chunk are sent before the cursor records the refusal.
+    /// A consumer sends the halves of a refused chunk before the cursor records the refusal.
     HalvesBeforeRefusal = "halves-before-refusal",
     /// An address that was compared once is used again without a comparison.
     AddressTrusted = "address-trusted",
     /// An attempt forgets that an earlier one found a token without its rows.
     LossForgotten = "loss-forgotten",
-    /// A chunk is sent whole although the cursor records that it was refused.
+    /// An owner sends a chunk whole although the cursor records its refusal.
     RefusedSentAgain = "refused-sent-again",
     /// A refused row gets no dead letter.
     LetterForgotten = "letter-forgotten",
-    /// An owner takes a cursor of its own epoch for its own, whoever opened it.
+    /// An owner treats a cursor with its own epoch as its own, whoever opened it.
     EpochFences = "epoch-fences",
-    /// An owner whose cursor was removed makes a new one.
+    /// An owner whose cursor was removed creates a new one.
     RemovalIgnored = "removal-ignored",
-    /// A lease runs for as long as the uptime says, whatever the wall clock says.
+    /// A lease runs by the uptime alone, whatever the wall clock shows.
     WallClockIgnored = "wall-clock-ignored",
-    /// A request that is under way when the lease runs out is not dropped.
+    /// A request in flight survives the expiry of the lease.
     RequestOutlivesLease = "request-outlives-lease",
-    /// Rows are sent on an answer of the sink that is older than the lease.
+    /// An owner sends rows on an answer of the sink that is older than the lease.
     AnswerOutlivesLease = "answer-outlives-lease",
-    /// An opening forgets the longer lease of an owner that was fenced.
+    /// An opening forgets the longer lease of a fenced owner.
     LongestLeaseForgotten = "longest-lease-forgotten",
     /// The owner after a reset, a skip or a removal does not wait for the leases of earlier owners.
     LeaseNotOutlived = "lease-not-outlived",
-    /// Batches that a predecessor planned are sent as new where the log was not there at the opening.
+    /// An owner sends a predecessor's planned batches as new ones if the log was not readable at the opening.
     InheritedSentAsNew = "inherited-sent-as-new",
-    /// A replay takes a name for its rows that a consumer can have.
+    /// A replay names its rows' source with a name that a consumer can have.
     ReplaySharesName = "replay-shares-name",
-    /// A consumer may have the name of a repair's cursor.
+    /// A consumer may take the name of a repair's cursor.
     RepairNameFree = "repair-name-free",
-    /// Rows that came under tokens of another generation are sent again where a replica may have them.
+    /// Rows that arrived under tokens of another generation are sent again although a replica may have them.
     UncertainTrusted = "uncertain-trusted",
-    /// A later round acts on a question that earlier requests were still under way for.
+    /// A later round acts on a question that was asked while earlier requests were in flight.
     LaterRoundUnsettled = "later-round-unsettled",
     /// A chunk of which the sink has some rows is sent whole.
     WholeChunkAgain = "whole-chunk-again",
-    /// Requests that another server passes on are not ended with the one that began them.
+    /// Ending a request does not end the requests that another server forwarded for it.
     SettledByOwnId = "settled-by-own-id",
-    /// Requests at the address in use are ended, and those at other addresses go on.
+    /// The consumer ends requests at the current address, and those at other addresses continue.
     SettledAtOneAddress = "settled-at-one-address",
-    /// A request that fails at one address is sent to another one within the same attempt, without a question.
+    /// A request that fails at one address goes to another one within the same attempt, without a question.
     FailoverWithinAttempt = "failover-within-attempt",
-    /// An owner looks at its lease once a batch.
+    /// An owner checks its lease once per batch.
     LeaseCheckedOnce = "lease-checked-once",
 }
 
-/// Whether this bug is planted.
+/// Returns true if this bug is planted.
 #[cfg(not(feature = "planted-bugs"))]
 pub const fn is(_: Bug) -> bool {
     false
 }
 
-/// Whether this bug is planted.
+/// Returns true if this bug is planted.
 ///
 /// # Panics
-/// When `MILLPOND_PLANTED_BUG` names none.
+/// If `MILLPOND_PLANTED_BUG` names no bug.
 #[cfg(feature = "planted-bugs")]
 pub fn is(bug: Bug) -> bool {
     static PLANTED: std::sync::OnceLock<Option<Bug>> = std::sync::OnceLock::new();

@@ -1,5 +1,5 @@
-//! Small objects that would fill a large memory: refused before anything is allocated for what they repeat. Whoever may write to a
-//! folder of the bucket can put them there.
+//! Small objects that would fill a large memory: the decoder rejects them before it allocates anything for their
+//! repeated fields. Anybody who may write to a folder of the bucket can put them there.
 
 use bytes::Bytes;
 use millpond_manifest::{
@@ -13,11 +13,11 @@ use std::fmt::Debug;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// One test, so that nobody else allocates.
+/// A single test, so that no other test allocates.
 #[test]
 fn an_object_that_repeats_something_too_often_is_refused_before_it_is_decoded() {
-    // 7 MiB: four million parts to leave out, all of them empty.
-    refused::<Cursor>("parts to leave out", &field(13, &[]).repeat(4_000_000));
+    // 7 MiB: four million empty skipped parts.
+    refused::<Cursor>("skipped parts", &field(13, &[]).repeat(4_000_000));
     refused::<Cursor>("streams", &field(12, &[]).repeat(1_000_000));
     refused::<Cursor>("planned batches", &field(12, &field(3, &[]).repeat(1_000_000)));
     let spread = field(12, &field(3, &[]).repeat(300)).repeat(1_000);
@@ -33,7 +33,7 @@ fn an_object_that_repeats_something_too_often_is_refused_before_it_is_decoded() 
     refused::<Manifest>("producers", &field(11, &[]).repeat(1_000_000));
     refused::<Page>("entries", &field(4, &[]).repeat(1_000_000));
     refused::<Page>("parts of segments", &field(4, &field(4, &[]).repeat(5_000_000)));
-    // Groups nest without a length: what is in them could not be counted.
+    // Groups nest without a length, so their content cannot be counted.
     let grouped = [
         &[99 << 3 & 0x7f | 3][..],
         &field(13, &[]).repeat(1_000),
@@ -86,7 +86,7 @@ fn too_large<T: Object + Debug>() {
     assert!(matches!(error, FormatError::TooLarge { .. }), "{error}");
 }
 
-/// An object that is too large is not even read.
+/// The reader does not even read an object that is too large.
 fn unread() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,5 +1,5 @@
-//! The cursor's transitions, told as stories and as properties: who may own it, which policy is in
-//! force, what may be planned and acknowledged.
+//! The cursor's transitions, as stories and as properties: the owner, the policy in force, and the rules for plans and
+//! acknowledgements.
 
 use millpond_manifest::cas::Object;
 use millpond_manifest::cursor::{Opening, Ownership, PIECES_MAX, Plan, SENT_UNKNOWN, Skip};
@@ -105,7 +105,7 @@ fn the_rule_changes_only_where_nothing_is_in_doubt() {
 fn a_plan_is_never_unmade_and_never_cut() {
     let mut cursor = fresh();
     cursor.plan("s", plan(2, 5)).unwrap();
-    assert!(cursor.plan("s", plan(5, 6)).is_err(), "5 is decided already");
+    assert!(cursor.plan("s", plan(5, 6)).is_err(), "5 is already planned");
     assert!(cursor.plan("s", plan(7, 6)).is_err(), "it is empty");
     cursor.plan("s", plan(8, 9)).unwrap();
 
@@ -224,8 +224,8 @@ fn plans_made(log: &[(u64, Size)], seen: usize, wanted: usize) -> Vec<Plan> {
 }
 
 proptest! {
-    /// Invariant 4's half that planning answers for: what an owner may have sent, a successor that
-    /// sees a longer log finds again, boundary for boundary.
+    /// The part of invariant 4 that planning guarantees: a successor that sees a longer log finds every batch that its
+    /// predecessor may have sent, with the same boundaries.
     #[test]
     fn a_successor_finds_every_batch_its_predecessor_could_send(
         log in some_log(), seen in any::<prop::sample::Index>(), wanted in 0_usize..20,
@@ -235,7 +235,7 @@ proptest! {
         let plans = plans_made(&log, seen, wanted);
         let after = candidates(&policy(), plans.clone(), log.iter().copied(), 1_000);
         for sent in before.iter().take(wanted) {
-            prop_assert!(after.iter().any(|c| c.plan == sent.plan), "{sent:?} is gone from {after:?}");
+            prop_assert!(after.iter().any(|c| c.plan == sent.plan), "{sent:?} is missing from {after:?}");
         }
     }
 
@@ -351,7 +351,7 @@ fn a_part_is_left_out_only_where_it_still_matters_and_the_reason_is_kept() {
             .contains("already")
     );
     assert!(cursor.is_skipped("s", 3) && !cursor.is_skipped("s", 4) && !cursor.is_skipped("t", 3));
-    let read = Cursor::decode(&cursor.encode()).expect("it reads back");
+    let read = Cursor::decode(&cursor.encode()).expect("the bytes read back");
     assert_eq!(read.skipped, [skip(3)]);
 }
 
@@ -386,18 +386,18 @@ fn a_reset_reads_again_from_one_position_and_remembers_what_was_sent() {
     assert_eq!(cursor.needs(), 0);
     assert_eq!((reset.generation, reset.sent_below), (1, 9));
     assert!(!reset.is_of(&cursor), "its owner is fenced");
-    // To where somebody plans ahead of the log, something may have been sent.
+    // Rows up to the end of plans ahead of the log may have been sent.
     cursor.plan("t", Plan { low: 12, high: 12 }).expect("a plan");
     assert_eq!(cursor.reset(2).sent_below, 13);
     assert_eq!(
         reset.reset(20).sent_below,
         9,
-        "what was never sent is not asked for"
+        "rows that were never sent need no question"
     );
     assert!(reset.may_have_sent(plan(8, 12)) && !reset.may_have_sent(plan(9, 12)));
 }
 
-/// Somebody deletes the cursor, and it is made again: its epochs begin at 1 again.
+/// Somebody deletes the cursor, and it is created again: its epochs start at 1 again.
 #[test]
 fn an_opening_of_the_same_epoch_is_another_opening() {
     let policy = policy();
@@ -410,7 +410,7 @@ fn an_opening_of_the_same_epoch_is_another_opening() {
     assert_eq!(one.epoch, other.epoch);
     assert!(
         one.is_of(&one) && !other.is_of(&one),
-        "it takes another's cursor for its own"
+        "an owner takes another's cursor for its own"
     );
 }
 
@@ -424,7 +424,7 @@ fn requests_are_waited_for_after_every_change_by_an_operator() {
     for cursor in [released, held, abandoned] {
         for changed in [cursor.reset(0), cursor.remove()] {
             assert!(changed.unsettled);
-            // Whatever comes then, until an owner says that it has waited.
+            // Any change may follow before an owner reports that it has waited.
             let mut later = changed.reset(0).remove().begin_again(0, policy());
             later = later.open(&opening("b", 0, &policy())).unwrap().state;
             assert!(later.unsettled);
@@ -447,7 +447,7 @@ fn the_longest_lease_of_those_who_may_send_is_known() {
     let taken = held.open(&hurried).unwrap().state;
     assert_eq!(taken.lease_ms, 100, "the fenced owner does not know it yet");
     assert_eq!(taken.reset(0).open(&hurried).unwrap().state.lease_ms, 100);
-    // A reset releases the cursor too, and the fenced owner sends for as long after a second one.
+    // A reset releases the cursor too, and the fenced owner may send for just as long after a second reset.
     assert_eq!(taken.reset(0).reset(0).lease_ms, 100);
     let mut released = taken;
     released.release();
@@ -474,15 +474,16 @@ fn a_removed_consumer_leaves_what_protects_its_rows() {
     assert_eq!(state.epoch, tombstone.epoch + 1);
 }
 
-/// A sink that does not take a stream for a while (an older program, say) must not cost what is in it.
+/// A sink that does not take a stream for a while (an older program, say) must not cause the loss of that stream's
+/// data.
 #[test]
 fn what_has_a_position_is_kept_and_what_has_none_is_not() {
     let mut cursor = Cursor::new(Uuid::nil(), 0, "default", 5, policy());
     assert_eq!(cursor.needs(), 5, "it has seen nothing yet");
     cursor.acknowledge("s", 9).expect("forward");
     assert_eq!((cursor.needs(), cursor.next("t")), (9, 5));
-    cursor.acknowledge("t", 5).expect("where it is");
-    assert_eq!(cursor.needs(), 5, "t is taken");
+    cursor.acknowledge("t", 5).expect("an unchanged position");
+    assert_eq!(cursor.needs(), 5, "t is consumed");
     cursor.acknowledge("t", 12).expect("forward");
     assert_eq!(cursor.needs(), 9);
 }
@@ -502,12 +503,12 @@ fn what_was_refused_is_known_until_its_batch_is_acknowledged() {
     let batch = plan(3, 5);
     cursor.refuse("s", batch, &[0], "bad").expect("a chunk");
     let [first, second] = piece::halves(0);
-    assert!(cursor.refused("s", batch).expect("it is there").covers(0));
-    assert!(!cursor.refused("s", batch).expect("it is there").covers(first));
+    assert!(cursor.refused("s", batch).expect("a refusal").covers(0));
+    assert!(!cursor.refused("s", batch).expect("a refusal").covers(first));
 
-    // A half that is refused stands for the whole, too.
+    // A refused half also stands for the whole chunk.
     cursor.refuse("s", batch, &[second], "worse").expect("a half");
-    let refused = cursor.refused("s", batch).expect("it is there");
+    let refused = cursor.refused("s", batch).expect("a refusal");
     assert_eq!(
         (refused.pieces.len(), refused.reason.as_str()),
         (1, "worse"),
@@ -515,15 +516,15 @@ fn what_was_refused_is_known_until_its_batch_is_acknowledged() {
     );
     assert!(refused.covers(0) && refused.covers(second) && !refused.covers(first));
 
-    // What is known already changes nothing; other chunks and batches are others.
+    // A known refusal changes nothing. Other chunks and batches are separate.
     cursor.refuse("s", batch, &[0, 1], "bad").expect("again");
-    assert_eq!(cursor.refused("s", batch).expect("it is there").pieces.len(), 2);
+    assert_eq!(cursor.refused("s", batch).expect("a refusal").pieces.len(), 2);
     assert_eq!(
         (cursor.refused("s", plan(3, 6)), cursor.refused("t", batch)),
         (None, None)
     );
 
-    let read = Cursor::decode(&cursor.encode()).expect("it reads back");
+    let read = Cursor::decode(&cursor.encode()).expect("the bytes read back");
     assert_eq!(read, cursor);
     assert!(cursor.reset(3).refused.is_empty());
     cursor.acknowledge("s", 3).expect("forward");
@@ -553,7 +554,7 @@ fn refusals_that_cannot_be_are_forbidden() {
     }
 }
 
-/// The batch's chunks change, so its earlier tokens no longer mean the same rows.
+/// The batch's chunks change, so its earlier tokens no longer stand for the same rows.
 #[test]
 fn a_skip_within_a_planned_batch_fences_its_owner_and_changes_the_tokens() {
     let mut cursor = fresh().open(&opening("a", 0, &policy())).unwrap().state;

@@ -1,4 +1,4 @@
-//! Dead letters: they read back as they were written, a change of any bit is found, and a name follows from the content.
+//! Dead letters read back as written, the checksum detects any changed bit, and a name follows from the content.
 
 use bytes::Bytes;
 use millpond_manifest::cas::Object;
@@ -122,5 +122,5 @@ fn the_golden_letter_is_read_and_written_alike() {
 #[test]
 #[ignore = "writes the golden file"]
 fn write_golden() {
-    std::fs::write(GOLDEN, letter().encode()).expect("the folder is there");
+    std::fs::write(GOLDEN, letter().encode()).expect("the folder exists");
 }

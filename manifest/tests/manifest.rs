@@ -1,5 +1,5 @@
-//! The log's transitions, told as stories and as properties: what a commit does, what it refuses,
-//! and that a state reads back as it was written or not at all.
+//! The log's transitions, as stories and as properties: the effect of a commit, its refusals, and that a state either
+//! reads back as written or not at all.
 
 use millpond_manifest::cas::Object;
 use millpond_manifest::manifest::{PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, ProducerRow};
@@ -53,7 +53,7 @@ fn a_commit_appends_in_order_and_a_repeated_one_is_recognised() {
     let (log, first) = next(log.commit(B, 1, &[segment(1, 3)], 12));
     assert_eq!((first, log.next_sequence), (2, 3));
 
-    // The story of the lost answer: A never heard of its commit 1 and asks again.
+    // The case of the lost answer: A never heard of its commit 1 and asks again.
     let again = log.commit(A, 1, &[segment(1, 1), segment(1, 2)], 13);
     assert_eq!(
         again,
@@ -101,7 +101,7 @@ fn what_would_break_the_log_is_refused() {
         Err(CommitRefusal::Invalid(_))
     ));
 
-    // Once in the log, and once in one commit.
+    // Once in the log, and once in the same commit.
     assert!(matches!(
         log.commit(A, 3, &[segment(1, 3), segment(1, 4), segment(1, 3)], 12),
         Err(CommitRefusal::Invalid(_))
@@ -141,7 +141,7 @@ fn a_segment_below_the_orphan_floor_must_be_uploaded_anew() {
     );
 }
 
-/// A table of producers that have each made one commit, in the order of their ids; each was seen at its time.
+/// A table of producers with one commit each, in the order of their ids and with these times.
 fn committed(seen_ms: impl IntoIterator<Item = u64>) -> Manifest {
     let mut log = empty();
     for (i, seen_at_ms) in (0_u64..).zip(seen_ms) {
@@ -199,7 +199,7 @@ fn a_producer_seen_in_the_future_is_forgotten_once_others_have_taken_its_place()
     assert_eq!(
         log.register(NEW, 5).producers.len() as u64,
         KEPT + 1,
-        "nobody else goes"
+        "another producer is forgotten"
     );
 }
 
@@ -210,7 +210,7 @@ fn a_full_table_forgets_the_producer_whose_commit_is_furthest_back_in_the_log() 
     assert_eq!(registered.producers.len(), PRODUCERS_MAX);
     assert!(registered.producer(id(0)).is_none());
     assert!(registered.producer(NEW).is_some());
-    // The next one takes the place of a producer that has committed nothing.
+    // The next producer takes the place of one that has committed nothing.
     let again = registered.register(ProducerId([254; 16]), 0);
     assert_eq!(again.producers.len(), PRODUCERS_MAX);
     assert!(again.producer(NEW).is_none() && again.producer(id(1)).is_some());
@@ -264,7 +264,7 @@ proptest! {
         for (place, row) in log.producers.iter().enumerate() {
             prop_assert!(place == whose || registered.producer(row.id) == Some(row));
         }
-        // Whatever the clock of the registering producer says, it forgets the same ones.
+        // Whatever the clock of the registering producer shows, the manifest forgets the same producers.
         let others = |log: &Manifest| log.producers.iter().filter(|row| row.id != NEW).cloned().collect::<Vec<_>>();
         prop_assert_eq!(others(&registered), others(&log.register(NEW, 0)));
     }
@@ -313,8 +313,8 @@ fn each_kind_of_damage_has_its_own_error() {
     ));
 }
 
-/// What a second implementation has to read. Written by `cargo test -p millpond-manifest --
-/// --ignored write_golden`; a change of these bytes is a change of the format.
+/// A state that a second implementation must read. Written by `cargo test -p millpond-manifest -- --ignored
+/// write_golden`; a change of these bytes is a change of the format.
 fn golden() -> Manifest {
     let log = empty().register(A, 10).register(B, 20);
     let mut two_streams = segment(1_700_000_000_000, 0xfeed);

@@ -1,5 +1,5 @@
-//! Sealing and collecting, as stories and as properties: whatever is sealed and trimmed, a reader with the pages sees the
-//! same log; and the manifest stays small.
+//! Sealing and collecting, as stories and as properties: after any sealing and trimming, a reader with the pages sees
+//! the same log, and the manifest stays small.
 
 use millpond_manifest::cas::Object;
 use millpond_manifest::manifest::TAIL_MAX;
@@ -81,12 +81,12 @@ impl Shard {
         let mut log = Log::new(self.manifest.clone());
         while let Some(reference) = log.missing(0).cloned() {
             let page = self.pages[&reference.page].clone();
-            log.load(&reference, Arc::new(page)).expect("the page it is");
+            log.load(&reference, Arc::new(page)).expect("the matching page");
         }
         log
     }
 
-    /// A reader sees exactly what is retained, in order, from wherever it starts.
+    /// Checks that a reader sees exactly the retained entries, in order, from any start.
     fn check(&self) {
         assert_eq!(self.manifest.check(), Ok(()));
         let log = self.log();
@@ -109,7 +109,7 @@ impl Shard {
                 .collect();
             assert_eq!(seen, there, "from {from}");
         }
-        let again = Manifest::decode(&self.manifest.encode()).expect("it reads back");
+        let again = Manifest::decode(&self.manifest.encode()).expect("the bytes read back");
         assert_eq!(again, self.manifest);
         for page in self.pages.values() {
             assert_eq!(Page::decode(&page.encode()).as_ref(), Ok(page));
@@ -188,7 +188,7 @@ fn what_is_not_loaded_is_a_horizon_and_not_the_end() {
 
     log.unload(|page| page.last >= 2);
     assert!(!log.is_loaded(first) && log.is_loaded(second));
-    // A page that is not the one referred to never becomes part of the log.
+    // A page other than the referenced one never joins the log.
     let mistaken = log
         .load(first, Arc::new(shard.pages[&second.page].clone()))
         .expect_err("another page");
@@ -225,7 +225,7 @@ fn gc_moves_the_log_forward_only() {
     shard.commit(5);
     shard.seal(2);
     let collected = shard.manifest.collect(1, 50);
-    // Inside of the page: it stays until all of it is gone.
+    // Inside the page: it stays until all of it is trimmed.
     assert_eq!((collected.first_sequence, collected.pages.len()), (1, 1));
     let collected = collected.collect(4, 40);
     assert_eq!(
@@ -256,7 +256,7 @@ fn the_manifest_of_a_million_segments_is_hardly_larger_than_that_of_a_thousand()
         shard.commit(1);
     }
     let thousand = shard.manifest.encode().len();
-    // Pages alone: what is in them costs nothing here.
+    // Pages alone: their entries cost nothing here.
     let page = shard
         .manifest
         .seal(Ulid::from_parts(9_999, 0), 999)
@@ -293,9 +293,9 @@ fn a_page_without_entries_is_not_valid() {
     ));
 }
 
-/// What a second implementation has to read: a log that begins inside its first page, which is sealed, and goes on in the
-/// tail. Written by `cargo test -p millpond-manifest -- --ignored write_golden`; a change of these bytes is a change of the
-/// format.
+/// A log that a second implementation must read: it begins inside its first page, which is sealed, and continues in the
+/// tail. Written by `cargo test -p millpond-manifest -- --ignored write_golden`; a change of these bytes is a change of
+/// the format.
 fn golden() -> (Manifest, Page) {
     let mut shard = Shard::new();
     shard.now_ms = 1_700_000_000_000;
@@ -319,12 +319,11 @@ fn the_golden_page_and_its_manifest_are_read_and_written_alike() {
     let bytes = std::fs::read(GOLDEN_PAGE).expect("the golden file is in the repository");
     assert_eq!(Page::decode(&bytes).as_ref(), Ok(&page));
     assert_eq!(page.encode(), bytes);
-    // They belong together.
+    // The page and the manifest belong together.
     let reference = manifest.pages[0].clone();
     assert_eq!((reference.first, reference.last), (0, 2));
     let mut log = Log::new(manifest);
-    log.load(&reference, Arc::new(page))
-        .expect("the page it refers to");
+    log.load(&reference, Arc::new(page)).expect("the referenced page");
     let sequences: Vec<_> = log.entries(0).map(|(sequence, _)| sequence).collect();
     assert_eq!(sequences, [1, 2, 3, 4]);
 }

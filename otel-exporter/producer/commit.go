@@ -11,16 +11,17 @@ import (
 	"millpond.dev/otel-exporter/internal/storage"
 )
 
-// This file decides the producer's next request for a commit, from the manifest that it knows, its group of uploaded
-// segments, its page and its unresolved attempt. It has no clock, no store and no waiting: committer.go makes the requests
-// and hands the answers back. producer/src/commit.rs decides the same in Rust, and producer/testdata has the scripts that
-// both run.
+// This file decides the producer's next request for a commit. The inputs are the manifest that it knows, its group of
+// uploaded segments, its page and its unresolved attempt. It has no clock, no store and no waiting: committer.go makes
+// the requests and reports the answers. producer/src/commit.rs decides the same in Rust, and both run the scripts in
+// producer/testdata.
 
-// commitSegmentsMax is the most segments in one commit: the tail of the manifest has room for this many at a time.
+// commitSegmentsMax is the maximum number of segments in one commit: the tail of the manifest has room for this many at
+// a time.
 const commitSegmentsMax = 512
 
-// readsFirstMax is how many commits read the manifest before they swap it, after another producer has committed between two
-// of ours. 12: a read costs a twelfth of a swap that is refused.
+// readsFirstMax is the number of commits that read the manifest first after another producer has committed between two
+// of ours. 12: a read costs a twelfth of a refused swap.
 const readsFirstMax = 12
 
 // A drawer gives decisions the time and the random numbers.
@@ -31,7 +32,7 @@ type drawer interface {
 	producerID() manifest.ProducerID
 }
 
-// knowledge says what the producer knows of the manifest in force.
+// knowledge is the producer's knowledge of the manifest in force.
 type knowledge int
 
 const (
@@ -41,7 +42,7 @@ const (
 	current                   // the known one was in force when the producer last looked
 )
 
-// doubt says what the store answered to the unresolved attempt.
+// doubt is the store's answer to the unresolved attempt.
 type doubt int
 
 const (
@@ -50,10 +51,10 @@ const (
 	refused               // the store answered that it refused the swap
 )
 
-// An attempt is a commit that was sent. Its outcome is unresolved from that moment. While the manifest still has the version
-// that it expected, the write may yet land. Once the manifest has another version, either the table shows the commit, or the
-// write never happened and never will. A refusal proves no more than a lost answer: where a proxy repeats a request, the store
-// refuses the second copy because the first landed.
+// An attempt is a commit that was sent. Its outcome is unresolved from that moment. While the manifest still has the
+// expected version, the write may yet land. Once the manifest has another version, either the table shows the commit,
+// or the write never happened and never will. A refusal proves no more than a lost answer: if a proxy repeats a
+// request, the store refuses the second copy because the first landed.
 type attempt struct {
 	expected      storage.Version
 	number        uint64
@@ -61,14 +62,15 @@ type attempt struct {
 	segments      []ulid.ULID // the names, in their order
 }
 
-// A newPage is a page that is to join the manifest.
+// A newPage is a page that the next swap adds to the manifest.
 type newPage struct {
 	name   ulid.ULID
 	page   *manifest.Page
 	stored bool // a manifest may refer to it
 }
 
-// sealed is the state with the page's entries sealed; nil if the log is no longer the one that the page was made of.
+// sealed returns the state with the page's entries sealed; nil if the log is no longer the one that the page was made
+// from.
 func (p *newPage) sealed(state *manifest.Manifest) *manifest.Manifest {
 	page, sealed, ok := state.Seal(p.name, p.page.Last())
 	if !ok || !page.Equal(p.page) {
@@ -77,7 +79,7 @@ func (p *newPage) sealed(state *manifest.Manifest) *manifest.Manifest {
 	return sealed
 }
 
-// A step is the next one of a commit: one of the types below.
+// A step is the next step of a commit: one of the types below.
 type step interface{}
 
 type (
@@ -91,12 +93,12 @@ type (
 		next     *manifest.Manifest
 		attempt  *attempt // nil: the swap registers the producer
 	}
-	// registeredStep: nothing to request, the manifest has this producer in its table.
+	// registeredStep: no request is needed, the manifest has this producer in its table.
 	registeredStep struct{}
-	// acknowledgeStep: tell callers that their segments are in the log, for an earlier attempt landed unreported.
+	// acknowledgeStep: tell callers that their segments are in the log, because an earlier attempt landed unreported.
 	acknowledgeStep landed
-	// uploadAgainStep: upload these segments again under names of no time before floorMs. Those they have may be deleted at
-	// any moment.
+	// uploadAgainStep: upload these segments again under names with a time of at least floorMs. The objects under the
+	// present names may be deleted at any time.
 	uploadAgainStep struct {
 		places  []int
 		floorMs uint64
@@ -106,34 +108,33 @@ type (
 		place  int
 		reason string
 	}
-	// renewStep: the producer goes on under a new id, because the manifest does not tell what became of the commits under
-	// the old one.
+	// renewStep: the producer continues under a new id, because the manifest does not show the outcome of the commits
+	// under the old one.
 	renewStep struct {
 		producer manifest.ProducerID
 		reason   string
-		// The whole group may be in the log or not, so its callers are told that the outcome is unknown. Otherwise no
-		// segment of it is in the log, and it is committed under the new id.
+		// True if the whole group may or may not be in the log, so callers learn that the outcome is unknown. Otherwise no
+		// segment of it is in the log, and the producer commits it under the new id.
 		inDoubt bool
-		// The manifest contradicts what this producer did: another one has its id, or the manifest was put back to an
-		// older state.
+		// True if the manifest contradicts this producer: another one has its id, or somebody restored an older state.
 		contradicted bool
 	}
 )
 
-// landed: the first segments of the group are in the log.
+// landed are the first segments of the group, which are in the log.
 type landed struct {
 	firstSequence uint64
 	count         int
 }
 
-// news is that of an answer or of a manifest that was read.
+// news is the news from an answer or from a manifest that was read.
 type news struct {
 	landed     *landed // tell callers that their segments are in the log
 	pageJoined bool    // the manifest refers to this producer's page
 	metAnother bool    // another producer has committed since this one last knew the manifest
 }
 
-// commitState is that of one producer in one shard, whose commits go one at a time.
+// commitState is the state of one producer in one shard, which makes one commit at a time.
 type commitState struct {
 	bufferID   uuid.UUID
 	shard      uint32
@@ -151,12 +152,12 @@ type commitState struct {
 	page *newPage // of a full tail, on its way; nil: none
 }
 
-// mayGrow reports whether more segments may join the group. The segments that an unresolved attempt named must not change, or
-// its landing would be misread.
+// mayGrow reports whether more segments may join the group. The segments of an unresolved attempt must not change, or
+// the producer would misread its landing.
 func (c *commitState) mayGrow() bool { return c.doubt == resolved }
 
-// doubtKnown forgets the manifest, which others have probably replaced: the store would refuse a swap of it. It reports
-// whether one was known.
+// doubtKnown forgets a manifest that others have probably replaced: the store would refuse the swap. It reports whether
+// one was known.
 func (c *commitState) doubtKnown() bool {
 	switch c.knows {
 	case current:
@@ -169,8 +170,8 @@ func (c *commitState) doubtKnown() bool {
 	return true
 }
 
-// next is the next step for a group of segments, which must not change until the step is reported. An empty group registers
-// the producer, and no more.
+// next returns the next step for a group of segments, which must not change until the step is reported. An empty group
+// only registers the producer.
 func (c *commitState) next(group []manifest.NewSegment, draw drawer) step {
 	next := c.decide(group, draw)
 	switch next := next.(type) {
@@ -192,10 +193,10 @@ func (c *commitState) next(group []manifest.NewSegment, draw drawer) step {
 	return next
 }
 
-// read: the manifest was read. It is this one, or there is none.
+// read reports a manifest that was read. nil: there is none.
 func (c *commitState) read(found *manifest.Snapshot) news {
 	if c.doubt != resolved && found != nil && c.unresolved.expected != found.Version {
-		// An attempt that landed is found in the table.
+		// The table shows an attempt that landed.
 		if row, there := found.State.Producer(c.producer); there && row.Commit <= c.last {
 			c.resolve()
 		}
@@ -208,12 +209,12 @@ func (c *commitState) read(found *manifest.Snapshot) news {
 	return news{pageJoined: c.learn(found), metAnother: metAnother}
 }
 
-// stored: the upload of the page ended. isStored: it is there for certain.
+// stored reports the end of the page's upload. isStored: the page is certainly in the store.
 func (c *commitState) stored(isStored bool) {
 	c.page.stored = c.page.stored || isStored
 }
 
-// swapped: the store answered a swap, with the state that is in force if it landed, or nobody knows.
+// swapped reports the answer to a swap, with the state in force if it landed, or the absence of an answer.
 func (c *commitState) swapped(outcome storage.Outcome, found *manifest.Snapshot) (news news) {
 	switch outcome {
 	case storage.Committed:
@@ -228,21 +229,21 @@ func (c *commitState) swapped(outcome storage.Outcome, found *manifest.Snapshot)
 			c.doubt = refused
 		}
 	case storage.Unknown:
-		// The attempt is unresolved since it was sent. Whether a registration landed is seen in the table.
+		// The attempt has been unresolved since it was sent. The table shows whether a registration landed.
 	}
 	return news
 }
 
 func (c *commitState) resolve() { c.doubt, c.unresolved = resolved, nil }
 
-// succeed: the commit after the last one has landed.
+// succeed records that the commit after the last one has landed.
 func (c *commitState) succeed() {
 	c.last++
 	c.resolve()
 }
 
-// learn: this state is in force. It reports whether it refers to the page, as the swap that brought it in may have landed
-// unreported.
+// learn takes over the state in force. It reports whether that state refers to the page: the swap that added the page
+// may have landed unreported.
 func (c *commitState) learn(found *manifest.Snapshot) (joined bool) {
 	if c.page != nil {
 		for _, page := range found.State.Pages {
@@ -263,7 +264,8 @@ func (c *commitState) decide(group []manifest.NewSegment, draw drawer) step {
 	case !c.registered:
 		return c.register(draw)
 	case c.knows == absent:
-		// It was registered, and the manifest is gone: as if it had been forgotten.
+		// The producer was registered, and the manifest no longer exists: treat it as if the manifest had forgotten the
+		// producer.
 		return c.forgotten(nil, "the manifest is gone", draw)
 	}
 	if page := c.pageToStore(c.known.State, draw); page != nil {
@@ -272,7 +274,7 @@ func (c *commitState) decide(group []manifest.NewSegment, draw drawer) step {
 	return c.commit(group, draw)
 }
 
-// register enters this producer into the manifest's table, which is its commit number 0.
+// register enters this producer into the manifest's table as its commit number 0.
 func (c *commitState) register(draw drawer) step {
 	state, expected := manifest.New(c.bufferID, c.shard), (*storage.Version)(nil)
 	if c.known != nil {
@@ -284,12 +286,12 @@ func (c *commitState) register(draw drawer) step {
 	return swapStep{expected, state.Register(c.producer, draw.unixMs()).Stamped(draw.nonce()), nil}
 }
 
-// pageToStore is the page of a full tail, which must be in the store before any manifest refers to it.
+// pageToStore returns the page of a full tail. The store must have the page before any manifest refers to it.
 func (c *commitState) pageToStore(state *manifest.Manifest, draw drawer) *newPage {
 	if len(state.Tail) < c.tailMax || c.sealed(state) != nil {
 		return nil
 	}
-	// One that was begun is uploaded again as long as the log is the same: its name is our own.
+	// As long as the log is the same, repeat an upload that was started: only this producer has the name.
 	if c.page != nil && c.page.sealed(state) != nil {
 		return c.page
 	}
@@ -301,7 +303,7 @@ func (c *commitState) pageToStore(state *manifest.Manifest, draw drawer) *newPag
 	return &newPage{name: name, page: page}
 }
 
-// sealed is the state with its full tail sealed, once that page is in the store.
+// sealed returns the state with its full tail sealed, once that page is in the store.
 func (c *commitState) sealed(state *manifest.Manifest) *manifest.Manifest {
 	if c.page == nil || !c.page.stored {
 		return nil
@@ -339,8 +341,8 @@ func (c *commitState) commit(group []manifest.NewSegment, draw drawer) step {
 	return swapStep{&expected, commit.State.Stamped(draw.nonce()), attempt}
 }
 
-// already: the table has a commit of the next number. It acknowledges the attempt that carried this number, and nothing else
-// of the group.
+// already handles a table that shows a commit of the next number. That commit acknowledges the attempt with this
+// number, and nothing else of the group.
 func (c *commitState) already(found manifest.Commit, group []manifest.NewSegment, draw drawer) step {
 	number := c.last + 1
 	if c.doubt == resolved || !c.unresolved.isConfirmed(c.known.State, number, found, group) {
@@ -350,7 +352,7 @@ func (c *commitState) already(found manifest.Commit, group []manifest.NewSegment
 	return acknowledgeStep{found.FirstSequence, len(c.unresolved.segments)}
 }
 
-// isConfirmed reports whether the table's answer is about this attempt, and the group still begins with what it named.
+// isConfirmed reports whether the table's answer is about this attempt, and the group still begins with its segments.
 func (a *attempt) isConfirmed(state *manifest.Manifest, number uint64, found manifest.Commit, group []manifest.NewSegment) bool {
 	if a.number != number || a.firstSequence != found.FirstSequence || uint64(len(a.segments)) != found.Count ||
 		len(a.segments) > len(group) {
@@ -364,8 +366,8 @@ func (a *attempt) isConfirmed(state *manifest.Manifest, number uint64, found man
 	return state.MayHave(a.firstSequence, a.segments)
 }
 
-// dropInvalid finds the first segment that the manifest refuses. The state that refuses it is not the one that an earlier
-// attempt was made on, so it is certain that it did not land.
+// dropInvalid drops the first segment that the manifest refuses. An earlier attempt was made on another state than this
+// one, so that attempt certainly did not land.
 func (c *commitState) dropInvalid(group []manifest.NewSegment, nowMs uint64, err error) step {
 	var invalid *manifest.InvalidError
 	for place := range group {
@@ -373,35 +375,35 @@ func (c *commitState) dropInvalid(group []manifest.NewSegment, nowMs uint64, err
 			return dropStep{place, invalid.Reason}
 		}
 	}
-	// What a sealed state refuses, the whole one refuses, too.
+	// The unsealed state refuses every segment that the sealed one refuses.
 	return dropStep{len(group) - 1, err.Error()}
 }
 
-// forgotten: the manifest does not know this producer (any more), so its table cannot resolve an attempt. The end of the log
-// may: a refusal is worth the look, since it nearly always means that another producer was first.
+// forgotten handles a manifest that does not know this producer (any more), so its table cannot resolve an attempt. The
+// end of the log may: after a refusal it is worth a look, because another producer nearly always was first.
 func (c *commitState) forgotten(state *manifest.Manifest, reason string, draw drawer) step {
 	disproved := c.doubt == refused && state != nil && state.Lacks(c.unresolved.firstSequence, c.unresolved.segments)
 	return renewStep{draw.producerID(), reason, c.doubt != resolved && !disproved, false}
 }
 
-// contradicted: somebody else uses the id, or the manifest was put back to an older state. Nothing that it says about the group
-// is to be trusted.
+// contradicted handles a manifest that contradicts this producer: another process uses the id, or somebody restored an
+// older manifest. Its statements about the group are not trustworthy.
 func contradicted(reason string, draw drawer) step {
 	return renewStep{draw.producerID(), reason, true, true}
 }
 
-// readsFirst is how many more groups read the manifest before they swap it, although the producer knows one. It saves refused
-// swaps, and no promise depends on it.
+// readsFirst is the number of further groups that read the manifest before they swap it, although the producer knows
+// one. It saves refused swaps, and no promise depends on it.
 type readsFirst int
 
-// hear: there was news.
+// hear takes note of news.
 func (r *readsFirst) hear(news news) {
 	if news.metAnother {
 		*r = readsFirstMax
 	}
 }
 
-// begin: a group begins.
+// begin starts a group.
 func (r *readsFirst) begin(commits *commitState) {
 	if *r > 0 && commits.doubtKnown() {
 		*r--

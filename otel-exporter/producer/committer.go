@@ -10,9 +10,9 @@ import (
 	"millpond.dev/otel-exporter/internal/storage"
 )
 
-// The committer is one goroutine that commits uploaded segments in their order, as many as there are with one
-// compare-and-set, never two at a time. commit.go decides what comes next, and package manifest what a commit means; this file
-// makes the requests, waits and tells the callers. It never gives up.
+// The committer is one goroutine that commits uploaded segments in order, as many as are ready with one
+// compare-and-set, never two at a time. commit.go decides the next step, and package manifest defines a commit. This
+// file makes the requests, waits and answers the callers. It never gives up.
 type committer struct {
 	*pipeline
 	bufferID   uuid.UUID
@@ -50,7 +50,7 @@ func newCommitter(pipeline *pipeline, bufferID uuid.UUID, tailMax int, streams *
 	}
 }
 
-// run goes on until the uploaders are gone and everything that they brought is committed.
+// run commits until the uploaders have ended and all their segments are committed.
 func (c *committer) run(arrivals <-chan arrival) {
 	for arrival := range arrivals {
 		c.arrive(arrival)
@@ -68,7 +68,7 @@ func (c *committer) arrive(arrival arrival) {
 	c.waiting[arrival.number] = arrival
 }
 
-// extend moves what has arrived and is next in order into the group.
+// extend moves the segments that have arrived and are next in order into the group.
 func (c *committer) extend(group []uploadedWork, arrivals <-chan arrival) []uploadedWork {
 	for more := true; more; {
 		select {
@@ -94,8 +94,8 @@ func (c *committer) extend(group []uploadedWork, arrivals <-chan arrival) []uplo
 	return group
 }
 
-// gather lets segments that were full before their linger was over wait for others to share their commit, as long as
-// that is worth it.
+// gather lets segments that filled before the end of their linger wait for others to share their commit, as long as
+// that is worthwhile.
 func (c *committer) gather(group []uploadedWork, arrivals <-chan arrival) []uploadedWork {
 	c.pace.begin()
 	look := time.NewTimer(time.Hour)
@@ -119,7 +119,7 @@ func (c *committer) gather(group []uploadedWork, arrivals <-chan arrival) []uplo
 	return group
 }
 
-// due is when the commit of a group begins at the latest.
+// due is the latest time at which the commit of a group starts.
 func due(group []uploadedWork) time.Time {
 	due := group[0].commitBy
 	for i := range group {
@@ -130,7 +130,7 @@ func due(group []uploadedWork) time.Time {
 	return due
 }
 
-// commit commits a group of segments, however long it takes.
+// commit commits a group of segments. It retries without limit.
 func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 	started := time.Now()
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
@@ -154,7 +154,7 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 	}
 }
 
-// step takes one step of the group's commit. It gives what is left to commit.
+// step takes one step of the group's commit. It returns the segments that are left to commit.
 func (c *committer) step(group []uploadedWork) ([]uploadedWork, progress) {
 	switch next := c.commits.next(describe(group), c.environment).(type) {
 	case readStep:
@@ -243,7 +243,7 @@ func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, p
 	return group, heldUp
 }
 
-// tryRegister registers before the first segment is there. It reports whether it is registered now.
+// tryRegister registers before the first segment is there. It reports whether the producer is registered now.
 func (c *committer) tryRegister() bool {
 	for !c.commits.registered {
 		if _, progress := c.step(nil); progress == heldUp {
@@ -254,7 +254,8 @@ func (c *committer) tryRegister() bool {
 	return true
 }
 
-// succeed tells the callers of the group's first segments that they are in the log. It gives what is left to commit.
+// succeed tells the callers of the group's first segments that they are in the log. It returns the segments that are
+// left to commit.
 func (c *committer) succeed(group []uploadedWork, landed landed) []uploadedWork {
 	for i := range group[:landed.count] {
 		work := &group[i]
@@ -276,14 +277,15 @@ func (c *committer) succeed(group []uploadedWork, landed landed) []uploadedWork 
 	return group[landed.count:]
 }
 
-// failed tells the callers of a segment that it is not going to be committed.
+// failed tells the callers of a segment that it will not be committed.
 func (c *committer) failed(work *uploadedWork, err error) {
 	c.counters.segmentsUncommitted.Add(-1)
 	c.budget.release(work.cost)
 	fail(work.waiters, err)
 }
 
-// uploadAgain uploads segments under names above the orphan floor: those they had may be deleted any moment.
+// uploadAgain uploads segments under names above the orphan floor: the objects under the present names may be deleted
+// at any time.
 func (c *committer) uploadAgain(group []uploadedWork, again uploadAgainStep) {
 	c.log.Warn("millpond: uploading segments again that are named before the orphan floor",
 		"segments", len(again.places), "floor_ms", again.floorMs)
@@ -301,7 +303,7 @@ func (c *committer) dropInvalid(group []uploadedWork, drop dropStep) []uploadedW
 	return append(group[:drop.place:drop.place], group[drop.place+1:]...)
 }
 
-// goOnAnew tells the callers of the group that the outcome is unknown, where that is in doubt.
+// goOnAnew tells the callers of the group, if the outcome is in doubt, that it is unknown.
 func (c *committer) goOnAnew(group []uploadedWork, renew renewStep) []uploadedWork {
 	c.counters.expired.Add(1)
 	if renew.contradicted {

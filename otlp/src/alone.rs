@@ -63,7 +63,7 @@ impl Search {
         Some(())
     }
 
-    /// Whether the next record is the wanted one.
+    /// Returns true if the next record is the wanted one.
     fn passes(&mut self) -> bool {
         if self.found {
             return false;

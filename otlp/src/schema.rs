@@ -89,7 +89,7 @@ const SFIXED64: Kind = Kind::Fixed64(Fixed64::Signed);
 const DOUBLE: Kind = Kind::Fixed64(Fixed64::Double);
 
 impl Kind {
-    /// Whether a field of this kind may have this wire type.
+    /// Returns true if a field of this kind may have this wire type.
     #[inline]
     pub(crate) fn takes(self, wire: u32) -> bool {
         match self {

@@ -1,6 +1,5 @@
-//! The accumulator: one task that puts messages into blocks and blocks into segments, and decides when a
-//! segment closes. The order in which it takes messages is the order in which they are committed. It never
-//! waits for the store.
+//! The accumulator: one task that collects messages into blocks and blocks into segments, and decides when a segment
+//! closes. Messages are committed in the order in which it takes them. It never waits for the store.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,13 +16,13 @@ use crate::segment::{DoneBlock, EncodedWork, FillingSegment, FullBlock, Waiter};
 use crate::uploader::Uploaders;
 use crate::{Append, Budget, Config};
 
-/// An accepted message and where its caller waits.
+/// An accepted message and the channel to its caller.
 pub(crate) struct Accepted {
     pub(crate) append: Append,
     pub(crate) waiter: Waiter,
 }
 
-/// Messages taken from the queue in one go.
+/// The maximum number of messages to take from the queue at once.
 const TAKEN_MAX: usize = 64;
 
 pub(crate) struct Accumulator {
@@ -35,10 +34,10 @@ pub(crate) struct Accumulator {
     metrics: Metrics,
     next_number: u64,
     open: Option<FillingSegment>,
-    /// Closed, and waiting for encoders.
+    /// Closed segments that wait for encoders.
     closed: HashMap<u64, FillingSegment>,
     encoding: JoinSet<DoneBlock>,
-    /// Streams that filled a block lately: their next block gets a whole buffer at once.
+    /// Streams that filled a block recently: their next block starts with a full-size buffer.
     busy: HashSet<Arc<str>>,
 }
 
@@ -66,8 +65,8 @@ impl Accumulator {
         }
     }
 
-    /// Runs until `closing` (or until nobody can append any more) and then until everything accepted is with
-    /// the uploaders.
+    /// Runs until `closing`, or until nobody can append any more, and then until the uploaders have every accepted
+    /// message.
     pub(crate) async fn run(mut self, mut messages: mpsc::Receiver<Accepted>, closing: CancellationToken) {
         let mut taken = Vec::with_capacity(TAKEN_MAX);
         let mut accepting = true;
@@ -78,7 +77,7 @@ impl Accumulator {
                 () = closing.cancelled(), if accepting && !messages.is_closed() => messages.close(),
                 Some(done) = self.encoding.join_next(), if !self.encoding.is_empty() => match done {
                     Ok(done) => self.put(done),
-                    // The task only waits; it ends this way when the runtime goes down, and we with it.
+                    // The task only waits. It fails only when the runtime shuts down, and this task with it.
                     Err(error) => return tracing::error!("an encoder's task broke off: {error}"),
                 },
                 () = sleep_until(close_at.unwrap_or_else(Instant::now)), if close_at.is_some() => self.close_open(),
@@ -149,7 +148,7 @@ impl Accumulator {
         self.hand_over(number);
     }
 
-    /// Gives a closed segment to the uploaders once its last block is encoded.
+    /// Hands a closed segment to the uploaders once its last block is encoded.
     fn hand_over(&mut self, number: u64) {
         if self.closed.get(&number).is_none_or(FillingSegment::is_encoding) {
             return;

@@ -1,5 +1,5 @@
-//! One budget of bytes for everything that is held. It grants in the order of asking, so that a large
-//! request is not starved by small ones; it never grants more than its limit.
+//! One budget of bytes for all memory that a process holds. It grants requests in order, so that small requests do not
+//! starve a large one. It never grants more than its limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,21 +7,21 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// There was no budget within the wait: retry later.
+/// The budget had no room within the wait: retry later.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "over the memory limit: {needed} bytes more than the {held} held would pass the limit of {limit}; retry later"
 )]
 pub struct OverBudget {
-    /// Bytes asked for.
+    /// The bytes requested.
     pub needed: usize,
-    /// Bytes held at the time.
+    /// The bytes held at the time.
     pub held: usize,
-    /// Bytes that may be held.
+    /// The limit in bytes.
     pub limit: usize,
 }
 
-/// The bytes that a process may hold. Clones share one budget.
+/// The limit of the bytes that a process may hold. Clones share one budget.
 #[derive(Clone, Debug)]
 pub struct Budget {
     free: Arc<Semaphore>,
@@ -30,7 +30,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A budget of `limit` bytes, for which a caller waits at most `max_wait`.
+    /// Creates a budget of `limit` bytes. A caller waits for it at most `max_wait`.
     pub fn new(limit: usize, max_wait: Duration) -> Self {
         let limit = limit.min(Semaphore::MAX_PERMITS);
         Self {
@@ -40,10 +40,10 @@ impl Budget {
         }
     }
 
-    /// Reserves `bytes`, in the order of asking. Dropping the future gives up the place in the queue.
+    /// Reserves `bytes`, first come, first served. Dropping the future gives up the place in the queue.
     ///
     /// # Errors
-    /// When the budget is exhausted for `max_wait`, or could never give that much.
+    /// If the budget stays exhausted for `max_wait`, or `bytes` exceeds its limit.
     pub async fn reserve(&self, bytes: usize) -> Result<Reservation, OverBudget> {
         let over = || OverBudget {
             needed: bytes,
@@ -61,24 +61,24 @@ impl Budget {
         }
     }
 
-    /// Bytes held now, with what is being gathered for the first in the queue.
+    /// The bytes held now, including those gathered for the first request in the queue.
     pub fn held(&self) -> usize {
         self.limit - self.free.available_permits().min(self.limit)
     }
 
-    /// Bytes that may be held.
+    /// The limit in bytes.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Another budget, of one `share`th of this one's limit and with the same wait.
+    /// Creates a separate budget with one `share`th of this one's limit and the same wait.
     pub fn part(&self, share: usize) -> Self {
         Self::new(self.limit / share, self.max_wait)
     }
 
-    /// A reservation of nothing, to [`merge`](Reservation::merge) into.
+    /// An empty reservation, to [`merge`](Reservation::merge) into.
     pub fn nothing(&self) -> Reservation {
-        // Asking for no permits succeeds even when there are none; it cannot block.
+        // Acquiring zero permits always succeeds and cannot block.
         let permit = Arc::clone(&self.free).try_acquire_many_owned(0);
         Reservation {
             permit: permit.expect("zero permits of a semaphore that is never closed"),
@@ -86,14 +86,14 @@ impl Budget {
     }
 }
 
-/// Bytes drawn from a [`Budget`]; they go back when this is dropped. It travels with what it pays for.
+/// Bytes drawn from a [`Budget`], which a drop returns. The reservation travels with the data that it pays for.
 #[derive(Debug)]
 pub struct Reservation {
     permit: OwnedSemaphorePermit,
 }
 
 impl Reservation {
-    /// Bytes reserved.
+    /// The number of reserved bytes.
     pub fn bytes(&self) -> usize {
         self.permit.num_permits()
     }
@@ -101,12 +101,12 @@ impl Reservation {
     /// Takes over the bytes of another reservation of the same budget.
     ///
     /// # Panics
-    /// When the other is of another budget, or both together are over 4 GiB.
+    /// If the other reservation is from another budget, or both together exceed 4 GiB.
     pub fn merge(&mut self, other: Reservation) {
         self.permit.merge(other.permit);
     }
 
-    /// Takes `bytes` out of this reservation; all of it if there are fewer.
+    /// Takes `bytes` out of this reservation, or all of it if it has fewer.
     pub fn split(&mut self, bytes: usize) -> Reservation {
         let bytes = bytes.min(self.bytes());
         let permit = self.permit.split(bytes);
@@ -115,7 +115,7 @@ impl Reservation {
         }
     }
 
-    /// Gives back what is over `bytes`.
+    /// Returns the excess over `bytes` to the budget.
     pub fn shrink(&mut self, bytes: usize) {
         drop(self.split(self.bytes().saturating_sub(bytes)));
     }
@@ -179,7 +179,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(1)).await;
             drop(held);
         });
-        // Granted first, the large one holds everything until the small one has waited in vain.
+        // The large request holds everything until the small one has timed out.
         assert_eq!(large.unwrap().bytes(), 100);
         assert!(small.is_err());
     }

@@ -1,6 +1,7 @@
-//! The producer's next request for a commit, decided from the manifest that it knows, its group of uploaded segments, its
-//! page and its unresolved attempt. Pure: no clock, no store, no waiting. `committer.rs` makes the requests and hands the
-//! answers back. Public for the model check of the protocols and for the scripts that Rust and Go both run.
+//! Decides the producer's next request for a commit. The inputs are the manifest that it knows, its group of uploaded
+//! segments, its page and its unresolved attempt. Pure: no clock, no store, no waiting. `committer.rs` makes the
+//! requests and reports the answers. Public for the model check of the protocols and for the scripts that Rust and Go
+//! both run.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use millpond_storage::Version;
 use ulid::Ulid;
 use uuid::Uuid;
 
-/// The most segments in one commit: the tail of the manifest has room for this many at a time.
+/// The maximum number of segments in one commit: the tail of the manifest has room for this many at a time.
 pub const COMMIT_SEGMENTS_MAX: usize = 512;
 
 /// A manifest in the store, and the version that a swap must expect to replace it.
 pub trait Found {
-    /// Names a state of the manifest.
+    /// Identifies a state of the manifest.
     type Version: Clone + PartialEq;
     /// The state.
     fn manifest(&self) -> &Manifest;
@@ -36,19 +37,19 @@ impl Found for Snapshot<Manifest> {
     }
 }
 
-/// The time and the random numbers that a decision is given.
+/// The source of time and random numbers for a decision.
 pub trait Draw {
     /// Unix time in milliseconds.
     fn unix_ms(&mut self) -> u64;
-    /// Tells one write from every other.
+    /// A nonce that tells one write from every other.
     fn nonce(&mut self) -> u64;
-    /// A new name of no time before `not_before_ms`.
+    /// A new name with a time of at least `not_before_ms`.
     fn ulid(&mut self, not_before_ms: u64) -> Ulid;
     /// A new producer id.
     fn producer_id(&mut self) -> ProducerId;
 }
 
-/// What the producer knows of the manifest in force.
+/// The producer's knowledge of the manifest in force.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Known<S, V> {
     /// Nothing: the producer must read it.
@@ -61,39 +62,39 @@ enum Known<S, V> {
     Current(S),
 }
 
-/// A commit that was sent.
+/// A commit whose swap was sent.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Attempt<V> {
     /// The version that the swap replaces.
     pub expected: V,
     /// The producer's number of this commit.
     pub number: u64,
-    /// The sequence that its first segment gets if it lands.
+    /// The sequence of its first segment if it lands.
     pub first_sequence: u64,
     /// The names of its segments, in their order.
     pub segments: Vec<Ulid>,
 }
 
-/// The commit whose outcome is not known, from the moment its swap is sent.
+/// A commit with an unknown outcome, from the moment its swap is sent.
 ///
-/// While the manifest still has the version that it expected, the write may yet land. Once the manifest has another
-/// version, either the table shows the commit, or the write never happened and never will. A refusal proves no more
-/// than a lost answer: where a proxy repeats a request, the store refuses the second copy because the first landed.
+/// While the manifest still has the expected version, the write may yet land. Once the manifest has another version,
+/// either the table shows the commit, or the write never happened and never will. A refusal proves no more than a lost
+/// answer: if a proxy repeats a request, the store refuses the second copy because the first landed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Unresolved<V> {
     Nothing,
     /// The store has not answered.
     Unknown(Attempt<V>),
-    /// The store answered that it refused the swap.
+    /// The store refused the swap.
     Refused(Attempt<V>),
 }
 
-/// A page that is to join the manifest.
+/// A page that the next swap adds to the manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewPage {
-    /// Its name, which nobody else has: so it decides the content.
+    /// The page's name. Nobody else has this name, so it determines the content.
     pub name: Ulid,
-    /// Its content.
+    /// The page's content.
     pub page: Arc<Page>,
 }
 
@@ -108,20 +109,20 @@ impl Hash for NewPage {
 }
 
 impl NewPage {
-    /// The page and the state with its entries sealed, if the state's log is still the one that the page was made of.
+    /// Returns the page and the sealed state, if the state's log is still the one that the page was made from.
     fn sealed(&self, state: &Manifest) -> Option<Manifest> {
         let (page, sealed) = state.seal(self.name, self.page.last())?;
         (page == *self.page).then_some(sealed)
     }
 }
 
-/// The page of a full tail, on its way.
+/// The page of a full tail, before the manifest refers to it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Sealing {
     Nothing,
-    /// Its upload was sent.
+    /// The upload was sent.
     Begun(NewPage),
-    /// It is in the store: a manifest may refer to it.
+    /// The page is in the store: a manifest may refer to it.
     Stored(NewPage),
 }
 
@@ -134,11 +135,12 @@ pub enum Next<V> {
     StorePage(NewPage),
     /// Swap the manifest, and report to [`Commits::swapped`].
     Swap(Swap<V>),
-    /// Nothing to request: the manifest has this producer in its table.
+    /// No request is needed: the manifest has this producer in its table.
     Registered,
     /// Tell callers that their segments are in the log: an earlier attempt landed unreported.
     Acknowledge(Landed),
-    /// Upload these segments again under names of no time before `floor_ms`: those they have may be deleted at any moment.
+    /// Upload these segments again under names with a time of at least `floor_ms`: the objects under the present names
+    /// may be deleted at any time.
     UploadAgain {
         /// Their places in the group.
         places: Vec<usize>,
@@ -152,63 +154,63 @@ pub enum Next<V> {
         /// For its callers.
         reason: String,
     },
-    /// The producer goes on under a new id.
+    /// The producer continues under a new id.
     Renew(Renewal),
 }
 
 /// One compare-and-set of the manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Swap<V> {
-    /// The version to replace; `None`: there must be no manifest.
+    /// The version to replace. `None`: the manifest must not exist.
     pub expected: Option<V>,
     /// The state to write.
     pub next: Box<Manifest>,
-    /// The commit that it carries; `None`: it registers the producer.
+    /// The commit that the swap carries. `None`: it registers the producer.
     pub attempt: Option<Attempt<V>>,
 }
 
 /// The first segments of the group are in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Landed {
-    /// Sequence of the first of them.
+    /// The sequence of the first of these segments.
     pub first_sequence: u64,
-    /// How many.
+    /// The number of these segments.
     pub count: usize,
 }
 
-/// A new id, because the manifest does not tell what became of the commits under the old one.
+/// A new id, because the manifest does not show the outcome of the commits under the old one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Renewal {
     /// The new id.
     pub producer: ProducerId,
-    /// For the log and for callers.
+    /// The reason, for the log and for callers.
     pub reason: String,
-    /// The whole group may be in the log or not, so its callers are told that the outcome is unknown. Otherwise no segment
-    /// of it is in the log, and it is committed under the new id.
+    /// True if the whole group may or may not be in the log, so callers learn that the outcome is unknown. Otherwise no
+    /// segment of it is in the log, and the producer commits it under the new id.
     pub in_doubt: bool,
-    /// The manifest contradicts this producer: another one has its id, or somebody put an older state back.
+    /// True if the manifest contradicts this producer: another one has its id, or somebody restored an older state.
     pub contradicted: bool,
 }
 
 /// The answer to a swap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer<S> {
-    /// It landed; this state is in force.
+    /// The swap landed; this state is in force.
     Committed(S),
-    /// The store refused it.
+    /// The store refused the swap.
     Mismatch,
-    /// It may have landed, or may yet.
+    /// The swap may have landed, or may still land.
     Unknown,
 }
 
-/// The news of an answer or of a manifest that was read.
+/// The news from an answer or from a manifest that was read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct News {
     /// Tell callers that their segments are in the log.
     pub landed: Option<Landed>,
     /// The manifest refers to this producer's page.
     pub page_joined: bool,
-    /// Another producer has committed since this one last knew the manifest.
+    /// Another producer has committed since this one last saw the manifest.
     pub met_another: bool,
 }
 
@@ -228,7 +230,7 @@ pub struct Commits<S: Found> {
 }
 
 impl<S: Found> Commits<S> {
-    /// Those of a producer that is not registered. It seals a tail of `tail_max` entries.
+    /// Starts as an unregistered producer. It seals a tail of `tail_max` entries.
     pub fn new(buffer_id: Uuid, shard: u32, tail_max: usize, producer: ProducerId) -> Self {
         Self {
             buffer_id,
@@ -243,22 +245,22 @@ impl<S: Found> Commits<S> {
         }
     }
 
-    /// The present id.
+    /// The current id.
     pub fn producer(&self) -> ProducerId {
         self.producer
     }
 
-    /// Whether the manifest had this id in its table when the producer last looked.
+    /// Returns true if the manifest had this id in its table when the producer last looked.
     pub fn is_registered(&self) -> bool {
         self.registered
     }
 
-    /// The number of the last commit that landed for certain.
+    /// The number of the last commit that certainly landed.
     pub fn last(&self) -> u64 {
         self.last
     }
 
-    /// The commit whose outcome is not known, and whether the store answered that it refused the swap.
+    /// The commit with an unknown outcome, and true if the store answered that it refused the swap.
     pub fn unresolved(&self) -> Option<(&Attempt<S::Version>, bool)> {
         match &self.unresolved {
             Unresolved::Nothing => None,
@@ -267,8 +269,8 @@ impl<S: Found> Commits<S> {
         }
     }
 
-    /// Whether more segments may join the group. The segments that an unresolved attempt named must not change, or its
-    /// landing would be misread.
+    /// Returns true if more segments may join the group. The segments of an unresolved attempt must not change, or the
+    /// producer would misread its landing.
     pub fn may_grow(&self) -> bool {
         match self.unresolved {
             Unresolved::Nothing => true,
@@ -277,7 +279,8 @@ impl<S: Found> Commits<S> {
         }
     }
 
-    /// Forgets the manifest, which others have probably replaced: the store would refuse a swap of it. Whether one was known.
+    /// Forgets a manifest that others have probably replaced: the store would refuse the swap. Returns true if one was
+    /// known.
     pub fn doubt_known(&mut self) -> bool {
         let (known, doubted) = match std::mem::replace(&mut self.known, Known::Unread) {
             Known::Current(found) => (Known::Outdated(found.version()), true),
@@ -288,8 +291,8 @@ impl<S: Found> Commits<S> {
         doubted
     }
 
-    /// The next step for a group of segments, which must not change until the step is reported. An empty group registers
-    /// the producer, and no more.
+    /// Returns the next step for a group of segments, which must not change until the step is reported. An empty group
+    /// only registers the producer.
     pub fn next(&mut self, group: &[NewSegment], draw: &mut impl Draw) -> Next<S::Version> {
         let next = self.decide(group, draw);
         match &next {
@@ -313,7 +316,7 @@ impl<S: Found> Commits<S> {
         next
     }
 
-    /// The manifest was read: it is this one, or there is none.
+    /// Reports a manifest that was read. `None`: there is none.
     pub fn read(&mut self, found: Option<S>) -> News {
         self.resolve(found.as_ref());
         let version = found.as_ref().map(Found::version);
@@ -333,7 +336,7 @@ impl<S: Found> Commits<S> {
         }
     }
 
-    /// The upload of the page ended. `is_stored`: it is there for certain.
+    /// Reports the end of the page's upload. `is_stored`: the page is certainly in the store.
     pub fn stored(&mut self, is_stored: bool) {
         if is_stored || planted::is(Bug::PageNotStored) {
             self.sealing = match std::mem::replace(&mut self.sealing, Sealing::Nothing) {
@@ -343,7 +346,7 @@ impl<S: Found> Commits<S> {
         }
     }
 
-    /// The store answered a swap, or nobody knows.
+    /// Reports the answer to a swap, or its absence.
     pub fn swapped(&mut self, answer: Answer<S>) -> News {
         let mut news = News::default();
         match answer {
@@ -364,19 +367,20 @@ impl<S: Found> Commits<S> {
                     other => other,
                 };
             }
-            // The attempt is unresolved since it was sent. Whether a registration landed is seen in the table.
+            // The attempt has been unresolved since it was sent. The table shows whether a registration landed.
             Answer::Unknown => {}
         }
         news
     }
 
-    /// The commit after the last one has landed.
+    /// Records that the commit after the last one has landed.
     fn succeed(&mut self) {
         self.last += 1;
         self.unresolved = Unresolved::Nothing;
     }
 
-    /// This state is in force. Whether it refers to the page: the swap that brought it in may have landed unreported.
+    /// Takes over the state in force. Returns true if it refers to the page: the swap that added the page may have
+    /// landed unreported.
     fn learn(&mut self, found: S) -> bool {
         let state = found.manifest();
         let joined = match &self.sealing {
@@ -392,8 +396,7 @@ impl<S: Found> Commits<S> {
         joined
     }
 
-    /// Forgets an unresolved attempt once it is certain that it did not land and never will. One that did land is found
-    /// in the table.
+    /// Forgets an unresolved attempt once it certainly did not land and never will. The table shows one that did land.
     fn resolve(&mut self, found: Option<&S>) {
         let Some((attempt, _)) = self.unresolved() else {
             return;
@@ -416,14 +419,15 @@ impl<S: Found> Commits<S> {
             return self.register(found, draw);
         }
         let Some(found) = found else {
-            // It was registered, and the manifest is gone: as if it had been forgotten.
+            // The producer was registered, and the manifest no longer exists: treat it as if the manifest had forgotten
+            // the producer.
             return self.forgotten(None, "the manifest is gone", draw);
         };
         self.page_to_store(found.manifest(), draw)
             .map_or_else(|| self.commit(found, group, draw), Next::StorePage)
     }
 
-    /// Enters this producer into the manifest's table, which is its commit number 0.
+    /// Enters this producer into the manifest's table as its commit number 0.
     fn register(&self, found: Option<&S>, draw: &mut impl Draw) -> Next<S::Version> {
         let now_ms = draw.unix_ms();
         let (expected, registered) = match found {
@@ -444,12 +448,12 @@ impl<S: Found> Commits<S> {
         })
     }
 
-    /// The page of a full tail, which must be in the store before any manifest refers to it.
+    /// Returns the page of a full tail. The store must have the page before any manifest refers to it.
     fn page_to_store(&self, state: &Manifest, draw: &mut impl Draw) -> Option<NewPage> {
         if state.tail.len() < self.tail_max || self.sealed(state).is_some() {
             return None;
         }
-        // One that was begun is uploaded again as long as the log is the same: its name is our own.
+        // As long as the log is the same, repeat an upload that was started: only this producer has the name.
         if let Sealing::Begun(new) = &self.sealing
             && new.sealed(state).is_some()
         {
@@ -463,7 +467,7 @@ impl<S: Found> Commits<S> {
         })
     }
 
-    /// The state with its full tail sealed, once that page is in the store.
+    /// Returns the state with its full tail sealed, once that page is in the store.
     fn sealed(&self, state: &Manifest) -> Option<Manifest> {
         match &self.sealing {
             Sealing::Stored(new) => new.sealed(state),
@@ -510,8 +514,8 @@ impl<S: Found> Commits<S> {
         }
     }
 
-    /// The table has a commit of the next number. It acknowledges the attempt that carried this number, and nothing else of
-    /// the group.
+    /// Handles a table that shows a commit of the next number. That commit acknowledges the attempt with this number,
+    /// and nothing else of the group.
     fn already(
         &self,
         state: &Manifest,
@@ -551,8 +555,8 @@ impl<S: Found> Commits<S> {
         })
     }
 
-    /// The first segment that the manifest refuses. The state that refuses it is not the one that an earlier attempt was
-    /// made on, so it is certain that it did not land.
+    /// Drops the first segment that the manifest refuses. An earlier attempt was made on another state than this one,
+    /// so that attempt certainly did not land.
     fn drop_invalid(
         &self,
         state: &Manifest,
@@ -566,13 +570,13 @@ impl<S: Found> Commits<S> {
                 _ => None,
             }
         });
-        // What a sealed state refuses, the whole one refuses, too.
+        // The unsealed state refuses every segment that the sealed one refuses.
         let (place, reason) = refused.unwrap_or((group.len().saturating_sub(1), reason));
         Next::Drop { place, reason }
     }
 
-    /// The manifest does not know this producer (any more), so its table cannot resolve an attempt. The end of the log may:
-    /// a refusal is worth the look, since it nearly always means that another producer was first.
+    /// The manifest does not know this producer (any more), so its table cannot resolve an attempt. The end of the log
+    /// may: after a refusal it is worth a look, because another producer nearly always was first.
     fn forgotten(&self, state: Option<&Manifest>, reason: &str, draw: &mut impl Draw) -> Next<S::Version> {
         let in_doubt = self.unresolved().is_some_and(|(attempt, refused)| {
             let lacks = state.is_some_and(|state| state.lacks(attempt.first_sequence, &attempt.segments));
@@ -587,8 +591,8 @@ impl<S: Found> Commits<S> {
         })
     }
 
-    /// Somebody else uses the id, or the manifest was put back to an older state: nothing that it says about the group is
-    /// to be trusted.
+    /// Another process uses the id, or somebody restored an older manifest: its statements about the group are not
+    /// trustworthy.
     fn contradicted(reason: String, draw: &mut impl Draw) -> Next<S::Version> {
         Next::Renew(Renewal {
             producer: draw.producer_id(),

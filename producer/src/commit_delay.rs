@@ -1,8 +1,10 @@
-//! How long full segments wait for others to share their commit: a commit costs the same whatever it carries.
+//! Decides how long full segments wait for others to share their commit. The cost of a commit does not depend on the
+//! number of its segments.
 //!
-//! A segment that its linger closed does not wait. One that was full before has the rest of its linger for it: so no
-//! message is committed later than it would be at a trickle. It does not wait when that helps nobody: nothing is
-//! coming, as when callers wait for their answers before they send more, or memory is getting scarce.
+//! A segment that its linger closed does not wait. A segment that was full before waits for at most the rest of its
+//! linger, so no message is committed later than it would be at a trickle. It does not wait when no other segment is
+//! likely to come: callers may wait for their answers before they send more. It does not wait when memory is scarce
+//! either.
 
 use std::time::Duration;
 
@@ -11,17 +13,17 @@ use tokio::time::Instant;
 use crate::Budget;
 use crate::flow::Flow;
 
-/// Nothing is coming when no message has come for so long, and no segment is on its way (50 ms: a fraction of what
-/// an upload and a commit take, and longer than the gaps between the messages of a load that fills segments).
+/// No segment is likely to come if no message has come for this long and no segment is in the pipeline. 50 ms is a
+/// fraction of an upload and a commit, and longer than the gaps between messages of a load that fills segments.
 const QUIET: Duration = Duration::from_millis(50);
 
-/// Looks at what comes down the pipeline while a group waits.
+/// Watches the pipeline while a group waits.
 pub(crate) struct CommitDelay {
     flow: Flow,
     budget: Budget,
-    /// Segments that have come from the uploaders, or will never come.
+    /// Segments that have come from the uploaders, or never will.
     arrived: u64,
-    /// The messages that had been taken when it was looked last, and when to look again.
+    /// The number of messages at the last look, and the time of the next look.
     seen: u64,
     next_look: Instant,
 }
@@ -37,18 +39,18 @@ impl CommitDelay {
         }
     }
 
-    /// One of the segments that were closed has come.
+    /// Records that one of the closed segments has come.
     pub(crate) fn arrived(&mut self) {
         self.arrived += 1;
     }
 
-    /// A group begins to wait.
+    /// Records that a group starts to wait.
     pub(crate) fn begin(&mut self) {
         self.seen = self.flow.messages();
         self.next_look = Instant::now() + QUIET;
     }
 
-    /// Until when a group that is due then may wait before it is asked again; `None`: it is to be committed now.
+    /// Returns the time until which a group with this due time may wait before it asks again. `None`: commit it now.
     pub(crate) fn wait_until(&mut self, due: Instant) -> Option<Instant> {
         let now = Instant::now();
         if now >= due || self.is_scarce() {
@@ -65,7 +67,7 @@ impl CommitDelay {
         Some(due.min(self.next_look))
     }
 
-    /// Three quarters of the memory are held: what waits here is better given back.
+    /// Returns true if three quarters of the memory are held: a commit then frees memory that the group would hold.
     fn is_scarce(&self) -> bool {
         self.budget.held() / 3 >= self.budget.limit() / 4
     }

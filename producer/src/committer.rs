@@ -1,6 +1,6 @@
-//! The committer: one task that commits uploaded segments in their order, as many as there are with one
-//! compare-and-set, never two at a time. `commit.rs` decides what comes next, and `millpond-manifest` what a commit means;
-//! this file makes the requests, waits and tells the callers. It never gives up while the process lives.
+//! The committer: one task that commits uploaded segments in order, as many as are ready with one compare-and-set,
+//! never two at a time. `commit.rs` decides the next step, and `millpond-manifest` defines a commit. This file makes
+//! the requests, waits and answers the callers. It never gives up while the process lives.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ enum Progress {
     Committed,
     /// The next step can follow at once.
     Made,
-    /// The store did not do it: the same follows after a wait.
+    /// The store did not perform the step: repeat it after a wait.
     HeldUp,
 }
 
@@ -82,7 +82,7 @@ impl Committer {
         }
     }
 
-    /// Runs until the uploaders are gone and everything that they brought is committed.
+    /// Runs until the uploaders have ended and all their segments are committed.
     pub(crate) async fn run(mut self, mut arrivals: mpsc::Receiver<Arrival>) {
         while let Some(arrival) = arrivals.recv().await {
             self.arrive(arrival);
@@ -110,7 +110,7 @@ impl Committer {
         self.waiting.insert(number, arrival);
     }
 
-    /// Moves what has arrived and is next in order into the group.
+    /// Moves the segments that have arrived and are next in order into the group.
     fn extend(&mut self, group: &mut Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
         while let Ok(arrival) = arrivals.try_recv() {
             self.arrive(arrival);
@@ -126,8 +126,8 @@ impl Committer {
         }
     }
 
-    /// Lets segments that were full before their linger was over wait for others to share their commit, as long as
-    /// that is worth it.
+    /// Lets segments that filled before the end of their linger wait for others to share their commit, as long as that
+    /// is worthwhile.
     async fn gather(&mut self, group: &mut Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
         self.commit_delay.begin();
         while group.len() < COMMIT_SEGMENTS_MAX
@@ -146,7 +146,7 @@ impl Committer {
         }
     }
 
-    /// Commits a group of segments, however long it takes.
+    /// Commits a group of segments. Retries without limit.
     async fn commit(&mut self, mut group: Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
         let started = Instant::now();
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(3));
@@ -275,7 +275,7 @@ impl Committer {
         self.upload.metrics.pages.inc_by(u64::from(news.page_joined));
     }
 
-    /// One compare-and-set.
+    /// Makes one compare-and-set.
     async fn swap(
         &self,
         expected: Option<Version>,
@@ -300,7 +300,7 @@ impl Committer {
         }
     }
 
-    /// Registers before the first segment is there. Whether it is registered now.
+    /// Registers before the first segment is there. Returns true if the producer is registered now.
     pub(crate) async fn try_register(&mut self) -> bool {
         let mut group = Vec::new();
         while !self.commits.is_registered() {
@@ -312,7 +312,7 @@ impl Committer {
         true
     }
 
-    /// The first segments of the group are in the log.
+    /// Handles the first segments of the group, which are in the log.
     fn succeed(&mut self, group: &mut Vec<UploadedWork>, landed: Landed) {
         let shard = self.upload.shard;
         let metrics = &self.upload.metrics;
@@ -329,13 +329,14 @@ impl Committer {
                 metrics.raw_bytes.inc_by(part.raw_len);
             }
             for waiter in uploaded.work.waiters {
-                // A caller that has gone away does not want to know.
+                // The caller may have gone away.
                 let _ = waiter.send(Ok(Committed { shard, sequence }));
             }
         }
     }
 
-    /// Uploads segments again, under names above the orphan floor: those they had may be deleted any moment.
+    /// Uploads segments again under names above the orphan floor: the objects under the present names may be deleted at
+    /// any time.
     async fn upload_again(&mut self, group: &mut Vec<UploadedWork>, places: &[usize], floor_ms: u64) {
         tracing::warn!(
             "{} segments are named before the orphan floor {floor_ms}: uploading again",
@@ -360,7 +361,7 @@ impl Committer {
         fail(work.waiters, &AppendError::NotCommitted(reason.into()));
     }
 
-    /// Tells the callers of the group that the outcome is unknown, where that is in doubt.
+    /// Continues under a new id. If the outcome is in doubt, tells the callers of the group that it is unknown.
     fn go_on_anew(&self, group: &mut Vec<UploadedWork>, renewal: Renewal) {
         let metrics = &self.upload.metrics;
         let reason = renewal.reason;

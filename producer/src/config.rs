@@ -1,4 +1,4 @@
-//! What can be set about a producer, with the defaults and their reasons.
+//! A producer's settings, with the defaults and their reasons.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -7,34 +7,36 @@ use std::time::Duration;
 use millpond_manifest::buffer::SHARDS_MAX;
 use millpond_segment::Limits;
 
-/// How a producer batches, and how much it may hold.
+/// The settings for batching and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// How long after its first message a segment closes at the latest; and how long after it a segment that was full
-    /// before may wait for others that share its commit, the upload not counted (1 s: with S3's 60 ms a PUT this is
-    /// most of the latency; one PUT and one CAS a second is what a producer costs at least). 0 commits every message at once.
+    /// The maximum time from a segment's first message to its closing. A segment that was full before may wait for the
+    /// rest of this time for others that share its commit; the upload does not count. Default 1 s: with S3's 60 ms per
+    /// PUT this is most of the latency, and one PUT and one CAS per second is a producer's minimum cost. 0 commits
+    /// every message at once.
     pub linger: Duration,
-    /// Compressed bytes at which a segment closes (16 MiB: past that a PUT gets slower, not cheaper).
+    /// Compressed bytes at which a segment closes (16 MiB: beyond that a PUT becomes slower, not cheaper).
     pub segment_bytes: usize,
     /// Raw bytes at which a segment closes (128 MiB), for content that compresses extremely well.
     pub segment_raw_bytes: usize,
-    /// Raw bytes of a block (1 MiB: larger ones compress no better).
+    /// Raw bytes of a block (1 MiB: larger blocks compress no better).
     pub block_bytes: usize,
-    /// Segments uploaded at the same time (4: enough for 64 MiB in flight).
+    /// Maximum number of parallel uploads (4: enough for 64 MiB in flight).
     pub max_uploads: usize,
     /// zstd level (1: the fastest; 3 takes half as much CPU again for 6 % fewer bytes).
     pub compression_level: i32,
-    /// Bytes that the producer and whoever shares its [`Budget`](crate::Budget) may hold (256 MiB).
+    /// Bytes that the producer and all others that share its [`Budget`](crate::Budget) may hold (256 MiB).
     pub memory_limit: usize,
-    /// How long a caller waits for budget before it is refused (10 s: within the patience of OTLP clients). 0: not at all.
+    /// The maximum time that a caller waits for budget (10 s: within the patience of OTLP clients). 0: reject at once.
     pub max_wait: Duration,
-    /// Blocks compressed at the same time (the number of cores).
+    /// Maximum number of blocks compressed in parallel (the number of cores).
     pub encoders: usize,
-    /// The shard to write to; `None` draws one at random.
+    /// The shard to write to. `None`: a random shard.
     pub shard: Option<u32>,
-    /// Shards of a buffer that does not exist yet (1).
+    /// The number of shards of a new buffer (1).
     pub shards_when_created: u32,
-    /// Entries in the manifest at which the next commit seals them into a page (2,048: a manifest of about 120 KB).
+    /// The number of entries in the manifest at which the next commit seals them into a page (2,048: a manifest of
+    /// about 120 KB).
     pub tail_max: usize,
     /// How long [`start`](crate::Producer::start) tries to reach the store (30 s).
     pub start_timeout: Duration,
@@ -60,30 +62,30 @@ impl Default for Config {
     }
 }
 
-/// A setting that makes no sense.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{setting} is {found}: {rule}")]
 pub struct ConfigError {
     /// The setting's name.
     pub setting: &'static str,
-    /// Its value.
+    /// The setting's value.
     pub found: String,
-    /// What it must be.
+    /// The valid values.
     pub rule: &'static str,
 }
 
 impl Config {
-    /// Buffers of a whole block that are used again and again: one in each encoder and one that fills.
+    /// The number of reused block-size buffers: one in each encoder and one that fills.
     pub(crate) fn block_buffers(&self) -> usize {
         self.encoders + 1
     }
 
-    /// Bytes held whatever happens: the block buffers, and in each encoder room to compress a block into.
+    /// The memory held at all times: the block buffers, and for each encoder the space to compress a block into.
     pub(crate) fn working_memory(&self) -> usize {
         (self.encoders + self.block_buffers()) * self.block_bytes
     }
 
-    /// Checks every setting; the first that makes no sense is the error.
+    /// Checks every setting. Returns an error for the first invalid one.
     pub fn check(&self) -> Result<(), ConfigError> {
         const MIB_512: u64 = 512 << 20;
         let block_max = Limits::default().block_raw_max;
@@ -138,7 +140,7 @@ fn within<T: Copy + Display + TryInto<u64>>(
     range: RangeInclusive<u64>,
     rule: &'static str,
 ) -> Result<(), ConfigError> {
-    // A negative number is in none of the ranges.
+    // A negative number is outside all ranges.
     if found.try_into().is_ok_and(|found| range.contains(&found)) {
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! CPU work: blocks are compressed off the runtime's threads, at most `encoders` at a time, with zstd contexts
-//! and block buffers that are used again. It knows nothing of segments.
+//! CPU work: compresses blocks off the runtime's threads, at most `encoders` at a time, with reused zstd contexts and
+//! block buffers. This module knows nothing about segments.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,7 +13,7 @@ use crate::{Config, Environment};
 #[derive(Clone)]
 pub(crate) struct Encoders(Arc<Inner>);
 
-/// Buffers of a whole block: no more of them than were paid for.
+/// Block-size buffers, at most as many as the budget pays for.
 #[derive(Default)]
 struct Buffers {
     idle: Vec<Vec<u8>>,
@@ -45,8 +45,8 @@ impl Encoders {
         }))
     }
 
-    /// A builder for the next block. `full` says that the block is expected to fill: only then is a buffer of
-    /// a whole block worth its memory; others grow as they fill.
+    /// Returns a builder for the next block. `full`: the block is expected to fill, so a block-size buffer is worth its
+    /// memory. Other buffers grow as they fill.
     pub(crate) fn builder(&self, base_received_at_us: i64, full: bool) -> BlockBuilder {
         let buffer = if full { self.0.whole_buffer() } else { None };
         BlockBuilder::with_buffer(
@@ -60,7 +60,7 @@ impl Encoders {
     pub(crate) async fn encode(&self, block: BlockBuilder, records: u64) -> Result<EncodedBlock, String> {
         let inner = Arc::clone(&self.0);
         inner.metrics.blocks_encoding.inc();
-        // Never closed; if it were, compressing without a turn would still be right.
+        // The semaphore never closes. If it did, compressing without a permit would still be correct.
         let turn = self.0.free.acquire().await;
         let result = self
             .0
@@ -105,7 +105,7 @@ impl Inner {
             .push(compressor);
         let buffer = block.into_buffer();
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those of giant messages and of streams that hardly send are not worth keeping.
+        // Buffers of giant messages and of slow streams are not worth keeping.
         let useful = self.block_bytes..=self.block_bytes * 2;
         if buffers.idle.len() < buffers.made && useful.contains(&buffer.capacity()) {
             buffers.idle.push(buffer);

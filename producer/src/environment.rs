@@ -1,4 +1,4 @@
-//! The one module through which the time of day, chance and threads come in. A simulation gives its own.
+//! The only module that reads the time of day, draws random numbers and starts threads. A simulation replaces it.
 //!
 //! Timers are tokio's, which a simulation can pause.
 #![expect(clippy::disallowed_methods, reason = "this is the module that owns them")]
@@ -19,7 +19,7 @@ use ulid::Ulid;
 pub struct Environment {
     clock: Arc<dyn Fn() -> u64 + Send + Sync>,
     rng: Arc<Mutex<StdRng>>,
-    /// Of a simulation that has one thread: how long CPU work takes at most.
+    /// The maximum duration of CPU work in a simulation with one thread.
     cpu_time_max: Option<Duration>,
 }
 
@@ -35,7 +35,7 @@ impl Environment {
         Self::new(clock, rand::random())
     }
 
-    /// A clock of the caller's (unix milliseconds) and random numbers that follow from `seed`.
+    /// Uses the caller's clock (unix milliseconds) and random numbers that follow from `seed`.
     pub fn new(clock: impl Fn() -> u64 + Send + Sync + 'static, seed: u64) -> Self {
         Self {
             clock: Arc::new(clock),
@@ -44,15 +44,15 @@ impl Environment {
         }
     }
 
-    /// CPU work is done on the caller's thread in place of the blocking pool, after a time of up to `cpu_time_max` on tokio's
-    /// clock that follows from the seed: so that nothing in a simulation depends on threads.
+    /// Does CPU work on the caller's thread instead of the blocking pool, after a time of up to `cpu_time_max` on
+    /// tokio's clock. The seed determines that time, so a simulation does not depend on threads.
     #[must_use]
     pub fn on_one_thread(mut self, cpu_time_max: Duration) -> Self {
         self.cpu_time_max = Some(cpu_time_max);
         self
     }
 
-    /// Does CPU work. An error is its panic.
+    /// Does CPU work. An error is the panic of that work.
     pub(crate) async fn compute<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -72,7 +72,7 @@ impl Environment {
         draw(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A name that sorts by time, of no time before `not_before_ms`.
+    /// Returns a name that sorts by time, with a time of at least `not_before_ms`.
     pub(crate) fn ulid(&self, not_before_ms: u64) -> Ulid {
         Ulid::from_parts(self.unix_ms().max(not_before_ms), self.with_rng(RngExt::random))
     }

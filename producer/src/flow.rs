@@ -1,9 +1,9 @@
-//! What comes down the pipeline, so that its end knows whether more is about to come. It decides nothing.
+//! Counts the work in the pipeline, so that its last stage knows whether more is about to come. It decides nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts of what the accumulator did. Clones share them.
+/// The counts of the accumulator. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flow(Arc<Counts>);
 
@@ -22,12 +22,12 @@ impl Flow {
         self.0.closed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Messages taken so far.
+    /// The number of messages taken.
     pub(crate) fn messages(&self) -> u64 {
         self.0.messages.load(Ordering::Relaxed)
     }
 
-    /// Segments closed so far.
+    /// The number of segments closed.
     pub(crate) fn closed(&self) -> u64 {
         self.0.closed.load(Ordering::Relaxed)
     }

@@ -1,9 +1,9 @@
-//! What the producer is waiting for, for `/readyz` and the log. It decides nothing.
+//! The producer's current wait, for `/readyz` and the log. It decides nothing.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Whether the producer gets on.
+/// The producer's readiness.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// The last request of every kind to the store succeeded.
@@ -14,7 +14,7 @@ pub enum Readiness {
     Closed,
 }
 
-/// Where the pipeline can be held up.
+/// A stage of the pipeline that the store can hold up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stage {
     Upload,
@@ -32,12 +32,12 @@ impl fmt::Display for Stage {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Health {
-    /// By stage: what it waits for.
+    /// The current wait of each stage.
     waiting: Arc<Mutex<[Option<String>; 2]>>,
 }
 
 impl Health {
-    /// One line in the log when a stage is held up, not one for each attempt.
+    /// Logs one line when a stage is held up, not one per attempt.
     pub(crate) fn held_up(&self, stage: Stage, reason: &dyn fmt::Display) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = &mut waiting[stage as usize];
@@ -56,7 +56,7 @@ impl Health {
         }
     }
 
-    /// What a stage waits for.
+    /// The current wait of a stage.
     pub(crate) fn reason(&self, stage: Stage) -> Option<String> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting[stage as usize].clone()

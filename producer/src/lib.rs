@@ -1,11 +1,9 @@
 //! The producer: accumulate → encode → upload → commit.
 //!
-//! [`Producer::append`] takes a message and resolves when it is in the shard's log. Between the two, every
-//! byte is drawn from one [`Budget`]; a store that is away makes callers wait for it, never lose anything
-//! that was accepted.
+//! [`Producer::append`] takes a message and resolves when the message is in the shard's log. Until then, every byte is
+//! drawn from one [`Budget`]. While the store is unavailable, callers wait, and no accepted message is lost.
 //!
-//! This crate never decides what a commit means (that is `millpond-manifest`, which is pure) and never reads
-//! a payload.
+//! This crate never defines a commit (the pure `millpond-manifest` does) and never reads a payload.
 
 mod accumulator;
 mod append;

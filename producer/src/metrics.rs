@@ -143,7 +143,7 @@ impl Metrics {
     }
 }
 
-/// Reads the budget when it is asked, so that nothing can be forgotten.
+/// Reads the budget at each export, so that no update can be missed.
 #[derive(Debug)]
 struct BudgetGauges(Budget);
 

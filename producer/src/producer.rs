@@ -1,4 +1,4 @@
-//! The producer as its callers see it: start, append, drain. It only wires the stages together.
+//! The producer's interface: start, append, drain. It only wires the stages together.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +23,14 @@ use crate::streams::Streams;
 use crate::uploader::{Upload, Uploaders};
 use crate::{Append, AppendError, Budget, Committed, Config, ConfigError, Environment, Readiness};
 
-/// Messages between the callers and the accumulator, and segments between the uploaders and the committer:
-/// only to hand over, the waiting is done elsewhere.
+/// The capacity of the queues from the callers to the accumulator and from the uploaders to the committer. The queues
+/// only hand over: the waiting happens elsewhere.
 const QUEUE: usize = 64;
 
-/// A producer that could not be started.
+/// The reasons why a producer cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The buffer object could not be read or written.
@@ -38,17 +38,17 @@ pub enum StartError {
     Buffer {
         /// The buffer.
         url: String,
-        /// What the store answered last.
+        /// The last answer of the store.
         wrong: ReadError,
     },
-    /// There is no such shard.
+    /// The shard does not exist.
     #[error("shard {shard} does not exist: the buffer {url} has the shards 0 to {}", shards - 1)]
     NoSuchShard {
         /// The buffer.
         url: String,
-        /// The shard that was asked for.
+        /// The requested shard.
         shard: u32,
-        /// How many shards there are.
+        /// The number of shards.
         shards: u32,
     },
     /// The producer could not be registered in the manifest.
@@ -58,25 +58,25 @@ pub enum StartError {
         url: String,
         /// The shard.
         shard: u32,
-        /// What it was waiting for when the time was over.
+        /// The last wait before the time ran out.
         reason: String,
     },
 }
 
-/// A drain that did not come to its end.
+/// A drain that ended before everything was committed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes_held} bytes are not committed after {} s of draining: {reason}", after.as_secs())]
 pub struct DrainError {
-    /// Bytes that are still held.
+    /// The bytes that are still held.
     pub bytes_held: usize,
-    /// How long the drain was waited for.
+    /// The time that the drain waited.
     pub after: Duration,
-    /// What the producer waits for.
+    /// The producer's current wait.
     pub reason: String,
 }
 
-/// Appends messages to one shard of a buffer. Cheap to clone; when the last clone is dropped, what was accepted
-/// is still committed, as long as the runtime lives.
+/// Appends messages to one shard of a buffer. Cheap to clone. After the last clone is dropped, accepted messages are
+/// still committed as long as the runtime lives.
 #[derive(Clone)]
 pub struct Producer(Arc<Inner>);
 
@@ -93,16 +93,16 @@ struct Inner {
 }
 
 impl Producer {
-    /// Opens the buffer (writing its object if there is none), registers in a shard and starts the tasks.
+    /// Opens the buffer (creating its object if there is none), registers in a shard and starts the tasks.
     ///
     /// # Errors
-    /// When a setting makes no sense, the store refuses, or it cannot be reached for `start_timeout`. Once
-    /// started, an outage of the store is waited for.
+    /// If a setting is invalid, the store refuses a request, or the store is unreachable for `start_timeout`. A
+    /// producer that has started waits for the store during an outage.
     pub async fn start(store: Store, config: Config, registry: &mut Registry) -> Result<Self, StartError> {
         Self::start_in(Environment::system(), store, config, registry).await
     }
 
-    /// Like [`start`](Self::start), with a time of day and random numbers of the caller's.
+    /// Like [`start`](Self::start), with the caller's time of day and random numbers.
     pub async fn start_in(
         environment: Environment,
         store: Store,
@@ -160,7 +160,8 @@ impl Producer {
         })))
     }
 
-    /// What pays for everything the producer holds. A front end draws the bodies that it reads from it, too.
+    /// The budget that pays for everything the producer holds. A front end also draws the bodies of its requests from
+    /// it.
     pub fn budget(&self) -> &Budget {
         &self.0.budget
     }
@@ -170,23 +171,22 @@ impl Producer {
         self.0.shard
     }
 
-    /// Appends a message and waits until it is committed, however long that takes.
+    /// Appends a message and waits until it is committed, without a time limit.
     ///
-    /// When the returned future is dropped before it resolves, the message may or may not be appended; if it
-    /// was accepted, it is, once.
+    /// If the returned future is dropped before it resolves, the message may or may not be appended. An accepted
+    /// message is appended once.
     ///
     /// # Panics
-    /// When the reservation is not one of this producer's [`budget`](Self::budget).
+    /// If the reservation is from another budget than this producer's [`budget`](Self::budget).
     ///
     /// # Errors
-    /// See [`AppendError`], whose methods say whether to retry and whether it is certain that nothing was
-    /// appended.
+    /// See [`AppendError`]: its methods tell whether to retry, and whether the message is certainly not in the log.
     pub async fn append(&self, append: Append) -> Result<Committed, AppendError> {
         let result = self.accept(append).await;
         if result.is_err() {
             self.0.metrics.refused.inc();
         }
-        // The sender is dropped without an answer only when the runtime goes down.
+        // The sender is dropped without an answer only when the runtime shuts down.
         let gone = || AppendError::OutcomeUnknown("the producer's tasks are gone".into());
         result?.await.unwrap_or_else(|_| Err(gone()))
     }
@@ -212,14 +212,14 @@ impl Producer {
         Ok(outcome)
     }
 
-    /// Bytes of budget for a message of this size, which must be one that can be accepted at all.
+    /// Returns the bytes of budget for a message of this size. Fails if such a message can never be accepted.
     fn cost(&self, payload_len: usize) -> Result<usize, AppendError> {
         let cost = Append::cost(payload_len);
         if cost <= self.0.block_bytes {
             return Ok(cost);
         }
-        // It gets a block of its own, for which the encoders' room does not suffice: it brings its own, to
-        // compress into and for the result.
+        // The message gets a separate block that exceeds the encoders' space, so it pays for its own space: to compress
+        // into and for the result.
         let block_max = usize::try_from(Limits::default().block_raw_max).unwrap_or(usize::MAX);
         let most = (block_max - BlockBuilder::message_len_max(0))
             .min((self.0.budget.limit() / 3).saturating_sub(Append::cost(0)));
@@ -230,10 +230,10 @@ impl Producer {
         Ok(3 * cost)
     }
 
-    /// Refuses new messages and waits until everything accepted is committed, at most `patience`.
+    /// Rejects new messages and waits until everything accepted is committed, at most `patience`.
     ///
     /// # Errors
-    /// When there is something uncommitted by then. The tasks go on; drain can be called again.
+    /// If something is uncommitted by then. The tasks continue, and the caller can drain again.
     pub async fn drain(&self, patience: Duration) -> Result<(), DrainError> {
         self.0.closing.cancel();
         self.0.tasks.close();
@@ -250,7 +250,7 @@ impl Producer {
         })
     }
 
-    /// Whether the producer gets on, for `/readyz`.
+    /// The producer's readiness, for `/readyz`.
     pub fn ready(&self) -> Readiness {
         if self.0.closing.is_cancelled() {
             Readiness::Closed
@@ -260,7 +260,7 @@ impl Producer {
     }
 }
 
-/// Reads the buffer object, or writes it; waits for a store that is away until `give_up_at`.
+/// Reads the buffer object, or creates it. Waits for an unavailable store until `give_up_at`.
 async fn open_buffer(
     environment: &Environment,
     store: &Store,

@@ -1,5 +1,4 @@
-//! One segment on its way: filling with blocks, then encoded, then uploaded. Pure bookkeeping: no task, no
-//! I/O.
+//! One segment: it fills with blocks, is encoded, and is uploaded. Pure bookkeeping: no task, no I/O.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,18 +17,18 @@ use crate::encoder::Encoders;
 use crate::trace::SegmentTrace;
 use crate::{Append, AppendError, Committed, Reservation};
 
-/// Where a caller waits for the commit. That it has gone away is no reason to do anything else.
+/// The channel to a caller that waits for the commit. A caller that has gone away changes nothing.
 pub(crate) type Waiter = oneshot::Sender<Result<Committed, AppendError>>;
 
-/// Tells all `waiters` the same.
+/// Sends all `waiters` the same error.
 pub(crate) fn fail(waiters: Vec<Waiter>, error: &AppendError) {
     for waiter in waiters {
-        // A caller that has gone away does not want to know.
+        // The caller may have gone away.
         let _ = waiter.send(Err(error.clone()));
     }
 }
 
-/// A block that is full, or whose segment closes.
+/// A full block, or the last block of a closing segment.
 pub(crate) struct FullBlock {
     pub(crate) segment: u64,
     pub(crate) stream: usize,
@@ -39,7 +38,7 @@ pub(crate) struct FullBlock {
     pub(crate) reservation: Reservation,
 }
 
-/// What became of a [`FullBlock`].
+/// The result of a [`FullBlock`].
 pub(crate) struct DoneBlock {
     pub(crate) segment: u64,
     pub(crate) stream: usize,
@@ -49,7 +48,7 @@ pub(crate) struct DoneBlock {
 }
 
 impl FullBlock {
-    /// Compresses the block and gives back the part of its reservation that this frees.
+    /// Compresses the block and returns the part of its reservation that this frees.
     pub(crate) async fn encode(self, encoders: Encoders) -> DoneBlock {
         let FullBlock {
             segment,
@@ -86,7 +85,7 @@ struct OpenStream {
     name: Arc<str>,
     encoding: Encoding,
     open: Option<OpenBlock>,
-    /// In order; `None` while an encoder has it.
+    /// The blocks in order. `None` while an encoder has the block.
     encoded: Vec<Option<EncodedBlock>>,
     filled_a_block: bool,
 }
@@ -125,8 +124,8 @@ impl FillingSegment {
         }
     }
 
-    /// Appends a message; `builder` makes the builder of a new block. Gives the blocks that are full now: one
-    /// that has no room for the message, and the message's own if it fills it.
+    /// Appends a message; `builder` creates the builder of a new block. Returns the blocks that are full now: one
+    /// without room for the message, and the message's own if the message fills it.
     pub(crate) fn append(
         &mut self,
         append: Append,
@@ -194,7 +193,7 @@ impl FillingSegment {
         place
     }
 
-    /// Takes a stream's open block, if it has one with messages in it.
+    /// Takes a stream's open block if it has messages.
     fn ship(&mut self, place: usize) -> Option<FullBlock> {
         let stream = &mut self.streams[place];
         let OpenBlock {
@@ -215,7 +214,7 @@ impl FillingSegment {
         })
     }
 
-    /// Takes the blocks that are left: the segment gets no more messages, and so much of its linger is left.
+    /// Takes the remaining blocks: the segment takes no more messages. `linger_left` is the rest of its linger.
     pub(crate) fn close(&mut self, linger_left: Duration) -> Vec<FullBlock> {
         self.linger_left = linger_left;
         self.trace.encode();
@@ -231,7 +230,7 @@ impl FillingSegment {
             .map(|stream| (&stream.name, stream.filled_a_block))
     }
 
-    /// Puts a block that comes from the encoders into its place.
+    /// Puts a block from the encoders into its place.
     pub(crate) fn put(&mut self, done: DoneBlock) {
         self.in_encoders -= 1;
         self.reservation.merge(done.reservation);
@@ -244,12 +243,12 @@ impl FillingSegment {
         }
     }
 
-    /// Whether an encoder still has a block of it.
+    /// Returns true if an encoder still has a block of the segment.
     pub(crate) fn is_encoding(&self) -> bool {
         self.in_encoders > 0
     }
 
-    /// Puts the blocks of a closed segment together. On an error its callers have been told.
+    /// Assembles the blocks of a closed segment. On an error, its callers have their answers.
     pub(crate) fn finish(self) -> Result<EncodedWork, u64> {
         let Self {
             number,
@@ -295,15 +294,15 @@ impl FillingSegment {
     }
 }
 
-/// A segment that is encoded.
+/// An encoded segment.
 pub(crate) struct EncodedWork {
     /// Its place in the producer's order.
     pub(crate) number: u64,
     pub(crate) encoded: EncodedSegment,
     pub(crate) waiters: Vec<Waiter>,
-    /// What was left of its linger when it closed: its commit may be so much later than its upload.
+    /// The rest of the linger when the segment closed: the commit may be this much later than the upload.
     pub(crate) linger_left: Duration,
-    /// Kept until the commit, since the orphan floor may ask for the bytes again.
+    /// Kept until the commit, because the orphan floor may require another upload.
     #[expect(
         dead_code,
         reason = "it is held for what it pays for, and goes back when this is dropped"
@@ -312,16 +311,16 @@ pub(crate) struct EncodedWork {
     pub(crate) trace: Box<SegmentTrace>,
 }
 
-/// A segment that is in the store.
+/// A segment in the store.
 pub(crate) struct UploadedWork {
     pub(crate) name: Ulid,
-    /// When its commit begins at the latest.
+    /// The latest time at which the commit starts.
     pub(crate) commit_by: Instant,
     pub(crate) work: EncodedWork,
 }
 
 impl UploadedWork {
-    /// The segment as a commit describes it.
+    /// Describes the segment for a commit.
     pub(crate) fn describe(&self) -> NewSegment {
         let parts = self.work.encoded.streams.iter().map(new_part).collect();
         NewSegment {

@@ -1,5 +1,5 @@
-//! Which encoding each stream has, as far as known here, so that a message of another is refused before it
-//! can spoil a segment. The manifest's table is the truth; this learns from it.
+//! The known encoding of each stream. It rejects a message of another encoding before that message can spoil a segment.
+//! The manifest's table is authoritative; this cache learns from it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Whether a message may go to `stream`; if not, why not.
+    /// Checks whether `stream` may take a message of this encoding. Returns the reason if it may not.
     pub(crate) fn admit(&self, stream: &str, encoding: Encoding) -> Result<(), String> {
         let mut encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
         match encodings.get(stream) {
@@ -31,7 +31,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Takes over what the manifest says.
+    /// Takes over the manifest's table.
     pub(crate) fn learn(&self, table: &[Stream]) {
         let mut encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
         for stream in table {

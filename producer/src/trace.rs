@@ -1,5 +1,5 @@
-//! The spans of a segment's way: fill, encode, upload, wait, commit. They decide nothing, and are nothing at all unless
-//! somebody listens to their target ([`millpond_manifest::trace`]).
+//! The spans of a segment: fill, encode, upload, wait, commit. They decide nothing, and cost nothing unless a
+//! subscriber listens to their target ([`millpond_manifest::trace`]).
 
 use std::fmt::Display;
 
@@ -9,17 +9,17 @@ use tracing::field::Empty;
 use tracing::{Level, Span, event, span};
 use ulid::Ulid;
 
-/// A span below another.
+/// Creates a span below another.
 macro_rules! below {
     ($parent:expr, $name:literal $(, $field:ident = $value:expr)*) => {
         span!(target: TARGET, parent: $parent, Level::INFO, $name, $($field = $value,)* error = Empty)
     };
 }
 
-/// What is recorded of one segment, from its first message to its commit.
+/// The spans of one segment, from its first message to its commit.
 pub(crate) struct SegmentTrace {
     whole: Span,
-    /// The stage that it is in.
+    /// The span of the current stage.
     stage: Span,
     is_committing: bool,
 }
@@ -40,12 +40,12 @@ impl SegmentTrace {
         })
     }
 
-    /// It is closed, and its last blocks are in the encoders.
+    /// The segment is closed, and the encoders have its last blocks.
     pub(crate) fn encode(&mut self) {
         self.stage = below!(&self.whole, "encode");
     }
 
-    /// It is encoded, and waits for an uploader.
+    /// The segment is encoded, and waits for an uploader.
     pub(crate) fn encoded(&mut self, encoded: &EncodedSegment) {
         self.stage = Span::none();
         if self.whole.is_disabled() {
@@ -60,19 +60,19 @@ impl SegmentTrace {
         self.whole.record("stored_bytes", encoded.size);
     }
 
-    /// It is being uploaded under this name.
+    /// The segment is being uploaded under this name.
     pub(crate) fn upload(&mut self, name: Ulid, key: &str) {
         self.is_committing = false;
         self.whole.record("segment", name.to_string());
         self.stage = below!(&self.whole, "upload", key = key);
     }
 
-    /// It is uploaded, and waits for its turn to be committed, or for others to share the commit.
+    /// The segment is uploaded, and waits for its turn to be committed, or for others to share the commit.
     pub(crate) fn wait(&mut self) {
         self.stage = below!(&self.whole, "wait");
     }
 
-    /// A commit that it is in is attempted, again perhaps.
+    /// A commit with this segment starts, perhaps not for the first time.
     pub(crate) fn commit(&mut self, key: &str, segments: usize) {
         if self.is_committing {
             return;
@@ -81,18 +81,18 @@ impl SegmentTrace {
         self.stage = below!(&self.whole, "commit", key = key, segments = segments);
     }
 
-    /// An attempt of its stage was in vain; another follows.
+    /// An attempt of the current stage failed; a retry follows.
     pub(crate) fn again(&self, reason: &dyn Display) {
         event!(target: TARGET, parent: &self.stage, Level::INFO, error = %reason, "retry");
     }
 
-    /// It is in the log.
+    /// The segment is in the log.
     pub(crate) fn committed(&self, shard: u32, sequence: u64) {
         self.whole.record("shard", shard);
         self.whole.record("sequence", sequence);
     }
 
-    /// Its callers are told that it is not, or that nobody knows.
+    /// The callers learn that the segment is not in the log, or that the outcome is unknown.
     pub(crate) fn fail(&self, reason: &dyn Display) {
         for span in [&self.stage, &self.whole] {
             span.record("error", tracing::field::display(reason));

@@ -1,5 +1,5 @@
-//! The uploaders: at most `max_uploads` segments on their way into the store, each tried again under the
-//! same name until it is there. They never give up and never drop a segment.
+//! The uploaders: at most `max_uploads` segments at a time. They retry each segment under the same name until it is in
+//! the store. They never give up and never drop a segment.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::health::{Health, Stage};
 use crate::metrics::Metrics;
 use crate::segment::{EncodedWork, UploadedWork};
 
-/// What comes to the committer. Every number comes once.
+/// A message to the committer. Every number comes once.
 pub(crate) enum Arrival {
     Uploaded(UploadedWork),
-    /// There is no segment of this number: its callers have been told.
+    /// The segment of this number failed, and its callers have their answers.
     Skipped(u64),
 }
 
-/// Puts segments into the store. Clones share everything.
+/// Uploads segments. Clones share everything.
 #[derive(Clone)]
 pub(crate) struct Upload {
     pub(crate) store: Store,
@@ -33,7 +33,7 @@ pub(crate) struct Upload {
 }
 
 impl Upload {
-    /// Uploads a segment, however long it takes, and gives it the name of a time not before `not_before_ms`.
+    /// Uploads a segment, and retries without limit. Its name gets a time of at least `not_before_ms`.
     pub(crate) async fn put(&self, mut work: EncodedWork, not_before_ms: u64) -> UploadedWork {
         let started = Instant::now();
         let mut name = self.environment.ulid(not_before_ms);
@@ -46,7 +46,7 @@ impl Upload {
             }
             match self.attempt(&key, &work).await {
                 Ok(Created::New) => break,
-                // Nobody else has this name: it was an attempt of ours, though it was reported as an error.
+                // Nobody else has this name, so an earlier attempt of ours landed although it reported an error.
                 Ok(Created::Existed) if tried => break,
                 Ok(Created::Existed) => name = self.environment.ulid(not_before_ms),
                 Err(error) => {
@@ -76,7 +76,7 @@ impl Upload {
     }
 }
 
-/// The uploaders of a producer, in front of its committer.
+/// The uploaders of a producer, which feed its committer.
 pub(crate) struct Uploaders {
     upload: Upload,
     free: Arc<Semaphore>,
@@ -114,7 +114,7 @@ impl Uploaders {
         });
     }
 
-    /// Tells the committer not to wait for a number.
+    /// Tells the committer not to wait for this number.
     pub(crate) fn skip(&self, number: u64) {
         self.hand_over(async move { Arrival::Skipped(number) });
     }
@@ -122,7 +122,7 @@ impl Uploaders {
     fn hand_over(&self, arrival: impl Future<Output = Arrival> + Send + 'static) {
         let committer = self.committer.clone();
         self.tasks.spawn(async move {
-            // The committer goes last; if it is gone, the runtime is going down and callers see that.
+            // The committer ends last. If it has ended, the runtime is shutting down and callers see that.
             let _ = committer.send(arrival.await).await;
         });
     }

@@ -1,4 +1,4 @@
-//! Whatever the network does to commits and uploads, what was acknowledged is in the log, once.
+//! Whatever the network does to commits and uploads, every acknowledged message is in the log once.
 
 mod support;
 
@@ -7,7 +7,8 @@ use std::time::Duration;
 use millpond_storage::unreliable::{Fault, On};
 use support::{World, append_until_acknowledged, config, not_once};
 
-/// Sends messages one after another while the answers to commits get lost. Gives what is not in the log once.
+/// Sends messages one after another while the answers to commits get lost. Returns the messages that are not in the log
+/// once.
 async fn landed_but_unreported_commits() -> Vec<(String, usize)> {
     let world = World::new();
     let producer = world.producer(config(), 1).await;

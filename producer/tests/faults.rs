@@ -1,5 +1,5 @@
-//! Faults of the store that a producer must survive: late and unreported writes, outages, contention, the
-//! orphan floor, being forgotten.
+//! Faults of the store that a producer must survive: late and unreported writes, outages, contention, the orphan floor,
+//! and a manifest that has forgotten the producer.
 
 mod support;
 
@@ -37,9 +37,9 @@ async fn an_upload_that_landed_but_was_not_reported_is_one_segment() {
 async fn a_commit_that_lands_after_the_next_attempt_has_read_the_manifest_counts_once() {
     let world = World::new();
     let producer = world.producer(config(), 1).await;
-    // The first attempt is reported as failed and is still under way ...
+    // The first attempt reports a failure and is still in flight ...
     let late = world.controls.detain(On::Update, "manifest");
-    // ... when the second one, made of the same manifest, is about to be sent.
+    // ... when the second one, made from the same manifest, is about to be sent.
     let mut second = world.controls.hold(On::Update, "manifest");
     let appending = append(&producer, "a");
     let network = async {
@@ -74,7 +74,7 @@ async fn a_refusal_that_our_own_commit_caused_acknowledges_nothing_but_that_comm
     let repeated = Fault::Repeated(Duration::from_secs(1));
     world.controls.once(On::Update, "manifest", repeated);
     let second = async {
-        // Its segment is there before the first commit is answered.
+        // The segment is in the log before the first commit gets its answer.
         until(|| async { world.log().await == ["a"] }).await;
         append(&producer, "b").await
     };
@@ -106,7 +106,7 @@ async fn a_refusal_that_another_producer_caused_lets_more_segments_join() {
     assert_eq!(world.store.requests().cas_committed - before, 1);
 }
 
-/// Somebody else uses the id, or the manifest comes from a copy of the buffer.
+/// Another process uses the id, or the manifest comes from a copy of the buffer.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_the_producer_did_not_make_acknowledges_nothing() {
     let world = World::new();
@@ -299,7 +299,7 @@ async fn a_segment_below_the_orphan_floor_is_uploaded_again_above_it() {
     assert_eq!(
         world.segments().await,
         2,
-        "the first one is left to the collector"
+        "the first one waits for the garbage collector"
     );
 }
 
@@ -422,7 +422,7 @@ async fn segments_are_committed_in_the_order_of_acceptance_whatever_the_uploads_
     let mut slow = world.controls.hold(On::Create, "");
     let messages = names("message", 10);
     let others = async {
-        // The one that is held up is the first: encoders may finish in any order.
+        // The segment that is held up is the first, because encoders may finish in any order.
         slow.arrived().await;
         let clients = join_all(messages[1..].iter().map(|message| append(&producer, message)));
         let network = async {

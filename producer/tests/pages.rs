@@ -1,5 +1,5 @@
-//! Commits that seal a full tail into a page: read through its pages the log is complete and in order, whatever
-//! becomes of the page's upload and of the swap, and the manifest stays small.
+//! Commits that seal a full tail into a page. Whatever the outcome of the page's upload and of the swap, the log is
+//! complete and in order when read through its pages, and the manifest stays small.
 
 mod support;
 
@@ -25,7 +25,7 @@ async fn producer(world: &World, tail_max: usize, seed: u64) -> (Producer, Regis
     (producer.unwrap(), registry)
 }
 
-/// The pages that a producer put into the log, by its own count.
+/// Returns the number of pages that a producer has added to the log, by its own count.
 fn pages(registry: &Registry) -> usize {
     let mut text = String::new();
     encode(&mut text, registry).unwrap();
@@ -35,7 +35,7 @@ fn pages(registry: &Registry) -> usize {
     counted.unwrap().parse().unwrap()
 }
 
-/// The script for the upload of a page: it is the second object that is created, after the segment.
+/// Scripts the upload of a page: it is the second object that is created, after the segment.
 fn on_page(world: &World, fault: Option<Fault>) {
     if let Some(fault) = fault {
         drop(world.controls.hold(On::Create, ""));
@@ -61,7 +61,7 @@ async fn the_manifest_stays_small_however_long_the_log() {
         append(&producer, message).await.unwrap();
         let state = world.manifest().await.state;
         assert!(state.tail.len() <= 4, "{} entries", state.tail.len());
-        // What a page costs is its reference.
+        // The reference is the cost of a page.
         largest = largest.max(state.encode().len().saturating_sub(64 * state.pages.len()));
     }
     assert_eq!(world.log().await, messages);
@@ -76,7 +76,7 @@ async fn the_manifest_stays_small_however_long_the_log() {
     assert_eq!(
         world.honest.list("shards/0000/pages").await.unwrap().len(),
         49,
-        "no page too many"
+        "one page too many"
     );
 }
 
@@ -103,12 +103,12 @@ async fn the_upload_of_a_page_and_the_swap_after_it_may_have_each_of_their_outco
             assert_eq!((state.pages.len(), state.tail.len()), (2, 1), "{story}");
             assert_eq!(pages(&registry), 2, "{story}");
             let stored = world.honest.list("shards/0000/pages").await.unwrap();
-            assert_eq!(stored.len(), 2, "{story}: no page too many");
+            assert_eq!(stored.len(), 2, "{story}: one page too many");
         }
     }
 }
 
-/// Both seal the same tail: one page is in the log, the other is an orphan.
+/// Both producers seal the same tail: one page is in the log, the other is an orphan.
 #[tokio::test(start_paused = true)]
 async fn two_producers_that_seal_at_once_lose_nothing() {
     let world = World::new();
@@ -116,7 +116,7 @@ async fn two_producers_that_seal_at_once_lose_nothing() {
     let (two, counts_two) = producer(&world, 2, 2).await;
     append(&two, "a").await.unwrap();
     append(&one, "b").await.unwrap();
-    // The first has uploaded its page when the second overtakes it.
+    // The first producer has uploaded its page when the second overtakes it.
     let mut held = world.controls.hold(On::Update, "manifest");
     let overtakes = async {
         held.arrived().await;
@@ -131,7 +131,8 @@ async fn two_producers_that_seal_at_once_lose_nothing() {
     assert_eq!(world.honest.list("shards/0000/pages").await.unwrap().len(), 3);
 }
 
-/// A garbage collector may delete a page that no manifest refers to: it is replaced, and comes never into the log.
+/// A garbage collector may delete a page that no manifest refers to. The producer replaces it, and the old one never
+/// joins the log.
 #[tokio::test(start_paused = true)]
 async fn a_page_that_fell_below_the_orphan_floor_before_its_swap_is_replaced() {
     let floor_ms = START_MS + 60_000;
@@ -149,7 +150,7 @@ async fn a_page_that_fell_below_the_orphan_floor_before_its_swap_is_replaced() {
         append(&producer, "a").await.unwrap();
         append(&producer, "b").await.unwrap();
         if late {
-            // The upload is reported as failed, and lands when everything is over.
+            // The upload reports a failure, and lands after everything else.
             drop(world.controls.hold(On::Create, ""));
             let mut upload = world.controls.detain(On::Create, "");
             let others = async {

@@ -1,4 +1,4 @@
-//! What a producer promises when nothing is wrong: batching, budget, drain, refusals, metrics.
+//! Tests a producer's promises without faults: batching, budget, drain, refusals, metrics.
 
 mod support;
 
@@ -54,7 +54,7 @@ async fn without_a_linger_no_message_waits_for_another() {
     for (sequence, message) in (0..).zip(["a", "b"]) {
         assert_eq!(append(&producer, message).await.unwrap().sequence, sequence);
     }
-    // A commit that waits for others waits for 50 ms at least.
+    // A commit that waits for others waits for at least 50 ms.
     assert!(
         start.elapsed() < Duration::from_millis(50),
         "{:?}",
@@ -101,7 +101,7 @@ async fn a_segment_closes_when_its_compressed_size_is_reached() {
         ..batching()
     };
     let producer = world.producer(config, 1).await;
-    // Hexadecimal noise: compresses to half its size at best, blocks of 1 KiB go to the encoders as they fill.
+    // Hexadecimal noise: compresses to half its size at best. Blocks of 1 KiB go to the encoders as they fill.
     let payload = |number: u64| -> String {
         let noise = (0..64).map(|i| {
             (number * 64 + i + 1)
@@ -114,7 +114,7 @@ async fn a_segment_closes_when_its_compressed_size_is_reached() {
     };
     let payloads: Vec<String> = (0..16).map(payload).collect();
     let start = Instant::now();
-    // The rest that does not fill a segment is left to the drain.
+    // The rest that does not fill a segment waits for the drain.
     let clients = join_all(payloads.iter().map(|payload| append(&producer, payload)));
     let drain = async {
         support::until(|| async { world.manifest().await.state.next_sequence >= 1 }).await;

@@ -1,5 +1,6 @@
-//! Runs the scripts in `producer/testdata`, which the producer in Go runs, too (`otel-exporter/producer/scripts_test.go`): the
-//! same commands lead to the same requests and the same states. `MILLPOND_REWRITE=1` writes down what they lead to.
+//! Runs the scripts in `producer/testdata`, which the producer in Go also runs
+//! (`otel-exporter/producer/scripts_test.go`). The same commands lead to the same requests and the same states.
+//! `MILLPOND_REWRITE=1` rewrites the results.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -30,7 +31,7 @@ impl Found for Stored {
     }
 }
 
-/// The clock, and names in the order of their drawing.
+/// The clock, and names in the order in which they are drawn.
 struct Drawn {
     clock_ms: u64,
     producers: u8,
@@ -57,7 +58,7 @@ impl Draw for Drawn {
     }
 }
 
-/// The name of the producer that the script calls the other one.
+/// The id of the producer that the script calls the other one.
 const OTHER: ProducerId = ProducerId([255; 16]);
 
 struct World {
@@ -170,7 +171,7 @@ impl World {
             }
             Next::Drop { place, reason } => {
                 let dropped = self.group.remove(place);
-                // The name is the same in both languages; a script is easier to read with the short one.
+                // The name is the same in both languages; a script is easier to read with the short form.
                 let reason = reason.replace(&dropped.segment.to_string(), &name(dropped.segment));
                 format!("drop {}: {reason}", name(dropped.segment))
             }
@@ -250,7 +251,7 @@ impl World {
         self.stored = Some(state.stamped(0));
     }
 
-    /// Somebody else commits, registering first where that is needed.
+    /// Commits as another producer, and registers it first if necessary.
     fn commit_as(&mut self, id: ProducerId, segments: &[&str]) -> String {
         let state = self
             .stored
@@ -274,7 +275,8 @@ impl World {
     }
 }
 
-/// `a`, `a:ndjson` in a stream of this encoding, `a#2` with two parts of one stream, or `a!` in a stream of no valid name.
+/// `a`, `a:ndjson` in a stream of this encoding, `a#2` with two parts of one stream, or `a!` in a stream with an
+/// invalid name.
 fn segment(text: &str, at_ms: u64) -> NewSegment {
     let letter = text.bytes().next().unwrap();
     let encoding = match text.contains(":ndjson") {
@@ -382,13 +384,13 @@ fn check(settings: &[&str]) -> String {
     }
     match config.check() {
         Ok(()) => "it is right".into(),
-        // The rule of this one is another in Go.
+        // Go has another rule for this setting.
         Err(wrong) if wrong.setting == "memory_limit" => format!("memory_limit is {}", wrong.found),
         Err(wrong) => wrong.to_string(),
     }
 }
 
-/// Runs the commands of a script and puts what they lead to in the place of what it has.
+/// Runs the commands of a script and replaces its results.
 fn rerun(path: &std::path::Path, script: &str) -> String {
     let mut world = World::new(1_000);
     let (mut rerun, mut lines) = (String::new(), script.lines());

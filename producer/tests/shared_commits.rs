@@ -1,4 +1,4 @@
-//! When full segments share a commit, and when they must not wait for one.
+//! Tests when full segments share a commit, and when they must not wait for one.
 
 mod support;
 
@@ -17,13 +17,13 @@ fn full_segments(linger: Duration) -> Config {
     Config { linger, ..config() }
 }
 
-/// Commits so far: the registration is number 0.
+/// Returns the number of commits so far: the registration is number 0.
 async fn commits(world: &World) -> u64 {
     let manifest = world.manifest().await.state;
     manifest.producers.iter().map(|producer| producer.commit).sum()
 }
 
-/// Appends a message every 10 ms without waiting for answers; gives how long each took.
+/// Appends a message every 10 ms without waiting for answers. Returns the duration of each.
 async fn steadily(producer: &Producer, messages: u32, payload: &str) -> Vec<Duration> {
     let appends = (0..messages).map(|number| async move {
         sleep(GAP * number).await;
@@ -36,20 +36,20 @@ async fn steadily(producer: &Producer, messages: u32, payload: &str) -> Vec<Dura
 
 #[tokio::test(start_paused = true)]
 async fn full_segments_share_a_commit_and_wait_no_longer_than_their_linger() {
-    // It ends between two messages.
+    // The linger ends between two messages.
     let linger = Duration::from_secs(1) + GAP / 2;
     let world = World::new();
     let producer = world.producer(full_segments(linger), 1).await;
     let took = steadily(&producer, 300, "x").await;
     assert_eq!(world.manifest().await.state.next_sequence, 300);
-    // One a linger for three seconds, and one for the rest.
+    // One commit per linger for three seconds, and one for the rest.
     assert!(
         (3..=5).contains(&commits(&world).await),
         "{}",
         commits(&world).await
     );
     let longest = took.iter().max().unwrap();
-    // Tokio's timers are of a millisecond.
+    // Tokio's timers have a resolution of 1 ms.
     assert!(*longest <= linger + Duration::from_millis(2), "{longest:?}");
 }
 
@@ -92,7 +92,7 @@ async fn a_segment_on_its_way_is_waited_for_as_long_as_a_linger_allows() {
         };
         let (took, ()) = tokio::join!(first, second);
         let expected = upload.min(linger);
-        // Looked for every 50 ms.
+        // The committer looks every 50 ms.
         let most = expected + Duration::from_millis(60);
         assert!(took >= expected && took <= most, "{took:?} beside {upload:?}");
         assert_eq!(world.log().await, ["a", "b"]);
@@ -120,7 +120,7 @@ async fn what_waits_is_committed_before_it_fills_the_memory() {
     let world = World::new();
     let producer = world.producer(full_segments(linger), 1).await;
     let limit = producer.budget().limit();
-    // Random bytes in hexadecimal: half of it is left of the compression.
+    // Random bytes in hexadecimal: they compress to half their size.
     let noise: String = (1..500_u64)
         .map(|i| {
             format!(
@@ -158,7 +158,7 @@ async fn producers_of_one_shard_read_the_manifest_first_and_one_that_is_alone_ag
         }
     }
     let together = world.store.requests();
-    // Each one once, before it knew of the other.
+    // Each producer once, before it knew of the other.
     assert_eq!(together.cas_mismatch, 2);
     assert_eq!(together.cas_committed - registrations, 2 * rounds);
     for _ in 0..30 {
@@ -166,6 +166,6 @@ async fn producers_of_one_shard_read_the_manifest_first_and_one_that_is_alone_ag
     }
     let alone = world.store.requests();
     assert_eq!(alone.cas_mismatch, together.cas_mismatch);
-    // The first of them finds the other's last commit.
+    // The first of these commits finds the other producer's last commit.
     assert_eq!(alone.get - together.get, 1 + 12);
 }

@@ -1,9 +1,9 @@
-//! A seeded simulation of a shard: clients, producers that are killed, stalled or drained at any moment, a
-//! network in which a write has each of its four outcomes, and a garbage collector that raises the orphan floor and
-//! forgets producers. Whatever they do: what was acknowledged is in the log, once, where the answer said;
-//! what was certainly not appended is not; nothing is there twice; each client's messages are in order.
+//! A seeded simulation of a shard: clients; producers that are killed, stalled or drained at any moment; a network in
+//! which a write has each of its four outcomes; and a garbage collector that raises the orphan floor and forgets
+//! producers. An acknowledged message is in the log, once, at the sequence in the answer. A message that was certainly
+//! not appended is not in the log. No message is there twice, and each client's messages are in order.
 //!
-//! The clock is the paused one of tokio. Only the threads that compress are not seeded.
+//! The clock is tokio's paused clock. Only the threads that compress are not seeded.
 
 mod support;
 
@@ -22,24 +22,24 @@ use support::{START_MS, World, append, config, segments};
 use tokio::time::{Instant, sleep, timeout};
 use ulid::Ulid;
 
-/// Producers that are alive at the same time; each is followed by another when it ends.
+/// The number of producers that live at the same time. A new one follows each that ends.
 const PLACES: usize = 3;
-/// Clients of each producer.
+/// The number of clients of each producer.
 const CLIENTS: usize = 3;
-/// How long things go wrong.
+/// The duration of the faults.
 const DURATION: Duration = Duration::from_secs(30);
 const LATE_BY_MAX: Duration = Duration::from_secs(3);
 
-/// What a client knows of a message.
+/// A client's knowledge of a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Answer {
     Committed(u64),
     NotAppended,
-    /// It was told so, or never told anything.
+    /// The client was told so, or got no answer.
     Unknown,
 }
 
-/// What became of all messages, by the clients. Every attempt is a message of its own.
+/// The outcomes of all messages, as the clients saw them. Every attempt is a separate message.
 #[derive(Default)]
 struct Story(Mutex<HashMap<String, Answer>>);
 
@@ -49,14 +49,14 @@ impl Story {
     }
 }
 
-/// A producer that is away and may come back.
+/// A producer that is cut off and may return.
 struct Stalled {
     producer: Producer,
     controls: Controls,
     registry: Registry,
 }
 
-/// What the runs came across, so that none of it is left out unnoticed.
+/// Counts of the faults that the runs met, so that a fault that never happens is noticed.
 #[derive(Debug, Default)]
 struct Seen {
     acknowledged: usize,
@@ -84,13 +84,13 @@ impl Seen {
     }
 }
 
-/// The time of day, which passes with the paused clock.
+/// The time of day, which follows the paused clock.
 fn environment(start: Instant, seed: u64) -> Environment {
     let clock = move || START_MS + u64::try_from(start.elapsed().as_millis()).unwrap();
     Environment::new(clock, seed)
 }
 
-/// Sends one message after another until its producer is gone.
+/// Sends one message after another until its producer has ended.
 async fn client(producer: &Producer, name: String, story: &Story) {
     for number in 0.. {
         let message = format!("{name} message {number:04}");
@@ -108,7 +108,7 @@ async fn client(producer: &Producer, name: String, story: &Story) {
     }
 }
 
-/// One producer after another in one place. Gives those that stalled.
+/// Runs one producer after another in one place. Returns those that stalled.
 async fn place(
     world: &World,
     name: String,
@@ -145,20 +145,20 @@ async fn place(
         let clients =
             (0..CLIENTS).map(|number| client(&producer, format!("{name}.{incarnation}.{number}"), story));
         let life = Duration::from_millis(rng.random_range(0..6_000));
-        // Clients go away in the midst of a message.
+        // Clients go away in the middle of a message.
         let _ = timeout(life, join_all(clients)).await;
         match rng.random_range(0..3) {
-            // It is stopped in good order, by a network that is no better than before.
+            // An orderly stop, over a network that is still bad.
             0 => {
                 producer.drain(Duration::from_secs(600)).await.unwrap();
                 seen.lock().unwrap().count(&registry);
             }
-            // It is killed: nothing that it does from now on gets out.
+            // A kill: none of its later requests gets out.
             1 => {
                 controls.set_outage(Some(Outage::Hangs));
                 seen.lock().unwrap().count(&registry);
             }
-            // It stalls, and goes on when others have taken its place.
+            // A stall: the producer continues after others have taken its place.
             _ => {
                 controls.set_outage(Some(Outage::Hangs));
                 stalled.push(Stalled {
@@ -175,7 +175,7 @@ async fn place(
     stalled
 }
 
-/// Raises the orphan floor as far as it may, deletes what is not in the log below it, and forgets producers.
+/// Raises the orphan floor as far as allowed, deletes objects below it that are not in the log, and forgets producers.
 async fn gc(world: &World, start: Instant, mut rng: StdRng, seen: &Mutex<Seen>) {
     while start.elapsed() < DURATION {
         sleep(Duration::from_millis(rng.random_range(100..2_000))).await;
@@ -205,7 +205,7 @@ async fn gc(world: &World, start: Instant, mut rng: StdRng, seen: &Mutex<Seen>) 
 
 async fn run(seed: u64, seen: &Mutex<Seen>) {
     let world = World::new();
-    // The manifest is there before the garbage collector.
+    // The manifest exists before the garbage collector starts.
     let first = world.producer(config(), seed).await;
     first.drain(Duration::from_secs(60)).await.unwrap();
     let (start, story) = (Instant::now(), Story::default());
@@ -221,7 +221,7 @@ async fn run(seed: u64, seen: &Mutex<Seen>) {
         stalled.producer.drain(Duration::from_secs(600)).await.unwrap();
         seen.lock().unwrap().count(&stalled.registry);
     }
-    // Late writes of those that were killed.
+    // Late writes of killed producers.
     sleep(LATE_BY_MAX * 2).await;
     let log = segments(&world.honest).await;
     check(seed, log, &story, &mut seen.lock().unwrap());
@@ -238,7 +238,7 @@ fn check(seed: u64, log: Vec<Vec<String>>, story: &Story, seen: &mut Seen) {
             assert!(*last < message, "seed {seed}: {message:?} comes after {last:?}");
             last.clone_from(&message);
             let twice = found.insert(message.clone(), sequence);
-            assert_eq!(twice, None, "seed {seed}: {message:?} is there twice");
+            assert_eq!(twice, None, "seed {seed}: {message:?} is in the log twice");
             assert!(
                 story.contains_key(&message),
                 "seed {seed}: nobody sent {message:?}"

@@ -181,7 +181,7 @@ impl<'a> RawBlock<'a> {
         self.raw.len()
     }
 
-    /// Whether the raw content is empty. Writers never produce that.
+    /// Returns true if the raw content is empty. Writers never produce that.
     pub fn is_empty(&self) -> bool {
         self.raw.is_empty()
     }

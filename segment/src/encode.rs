@@ -132,7 +132,7 @@ impl BlockBuilder {
         u64::from(self.messages)
     }
 
-    /// Whether there is no message yet.
+    /// Returns true if there is no message yet.
     pub fn is_empty(&self) -> bool {
         self.messages == 0
     }
@@ -358,7 +358,7 @@ impl SegmentBuilder {
         self.blocks_len
     }
 
-    /// Whether there is no block yet.
+    /// Returns true if there is no block yet.
     pub fn is_empty(&self) -> bool {
         self.streams.is_empty()
     }

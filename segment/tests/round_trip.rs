@@ -1,4 +1,4 @@
-//! Whatever was written reads back unchanged.
+//! Every written segment reads back unchanged.
 
 use bytes::Bytes;
 use millpond_segment::{

@@ -13,7 +13,7 @@ pub struct Bounds {
     pub ahead: u64,
     /// Batches in flight past the acknowledged position.
     pub max_in_flight: u32,
-    /// Whether the second owner is configured with another policy than the first.
+    /// True if the second owner is configured with another policy than the first.
     pub policies_differ: bool,
     /// Steps of the clock.
     pub ticks: u8,

@@ -10,16 +10,16 @@ use millpond_manifest::BatchingPolicy;
 use millpond_manifest::cursor::Skip;
 use stateright::{Model, Property};
 
-/// What is searched.
+/// The system to search.
 #[derive(Debug, Clone)]
 pub struct System {
-    /// How far.
+    /// The limits of the search.
     pub bounds: Bounds,
 }
 
-/// What may still happen.
+/// The remaining number of each bounded event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "they are those of `Bounds`")]
+#[expect(missing_docs, reason = "`Bounds` documents the same fields")]
 pub struct Left {
     pub rounds: u8,
     pub producer_faults: u8,
@@ -36,31 +36,31 @@ pub struct Left {
     pub expiries: u8,
 }
 
-/// A state of the whole.
+/// A state of the whole system.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct World {
-    /// What all share.
+    /// The store that all actors share.
     pub store: Store,
-    /// Those who write.
+    /// The producers.
     pub producers: Vec<Producer>,
-    /// Those who read.
+    /// The owners of the cursor.
     pub owners: Vec<Owner>,
-    /// The one that deletes.
+    /// The garbage collector.
     pub gc: GarbageCollector,
     /// The time.
     pub clock: u8,
-    /// What may still happen.
+    /// The remaining events.
     pub left: Left,
-    /// Which callers were told success, and at which sequence.
+    /// The callers with a success, and the sequence in their answer.
     pub told: Vec<(u8, u64)>,
-    /// Which callers were told that the outcome is unknown.
+    /// The callers with an unknown outcome.
     pub unknown: Vec<u8>,
 }
 
-/// A step of the whole.
+/// A step of the whole system.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Time passes.
+    /// The clock advances.
     Tick,
     /// A late swap lands.
     Land(usize),
@@ -68,21 +68,21 @@ pub enum Action {
     Reset,
     /// An operator removes the cursor.
     Remove,
-    /// An operator has a segment left out.
+    /// An operator skips a segment.
     Skip(u64),
-    /// Somebody repairs the sink: it refuses nothing any more.
+    /// Somebody repairs the sink, and it refuses no row any more.
     Mend,
-    /// A producer's.
+    /// A step of a producer.
     Producer(usize, producer::Step),
-    /// An owner's.
+    /// A step of an owner.
     Owner(usize, owner::Step),
-    /// The garbage collector's.
+    /// A step of the garbage collector.
     Gc(gc::Step),
 }
 
 impl World {
-    /// Not promised: a fenced owner sends a chunk whole that its successor has taken apart, to a sink that is repaired meanwhile
-    /// (`design/protocols.md`, "Dead letters").
+    /// Returns true if the sink may be repaired now. The promises exclude one case: a fenced owner sends a chunk whole
+    /// that its successor has bisected, to a sink that was repaired meanwhile (`design/protocols.md`, "Dead letters").
     fn may_be_mended(&self) -> bool {
         let refuses = !self.store.forbidden.is_empty();
         refuses && !self.owners.iter().any(|owner| owner.is_fenced(&self.store))
@@ -99,7 +99,7 @@ fn skip(sequence: u64) -> Skip {
 }
 
 impl System {
-    /// An owner's policy as configured.
+    /// Returns an owner's configured policy.
     pub fn policy(&self, owner: usize) -> BatchingPolicy {
         let differs = self.bounds.policies_differ && owner > 0;
         BatchingPolicy {
@@ -153,7 +153,7 @@ impl Model for System {
     }
 
     fn actions(&self, world: &World, actions: &mut Vec<Action>) {
-        // What comes after a mistake shows nothing more.
+        // A search beyond a violation shows nothing more.
         if world.store.broken.is_some() {
             return;
         }

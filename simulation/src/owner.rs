@@ -171,7 +171,7 @@ impl Tenure {
         Some(changed)
     }
 
-    /// Whether a swap without new plans is worthwhile.
+    /// Returns true if a swap without new plans is worthwhile.
     fn is_worth_a_swap(&self, decision: &Decision) -> bool {
         let refused = self
             .sending
@@ -180,7 +180,7 @@ impl Tenure {
         decision.progress || refused || (self.settled && self.durable.unsettled)
     }
 
-    /// Whether the cursor records refusals in a batch that its predecessor planned.
+    /// Returns true if the cursor records refusals in a batch that its predecessor planned.
     fn repeats_cuts(&self) -> bool {
         let mut refused = self.durable.refused.iter();
         refused.any(|refused| self.schedule.is_in_doubt(&(STREAM.to_owned(), refused.batch)))
@@ -228,27 +228,27 @@ impl Owner {
         place as u64 * 256 + u64::from(self.life)
     }
 
-    /// Whether it replays batches that its predecessor may have sent.
+    /// Returns true if it replays batches that its predecessor may have sent.
     pub fn replays(&self) -> bool {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.schedule.doubtful() > 0)
     }
 
-    /// Whether it has waited for the requests of an earlier generation.
+    /// Returns true if it has waited for the requests of an earlier generation.
     pub fn has_settled(&self) -> bool {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.settled && tenure.durable.unsettled)
     }
 
-    /// Whether its predecessor planned sequences beyond the log that it knows.
+    /// Returns true if its predecessor planned sequences beyond the log that it knows.
     pub fn replays_ahead(&self) -> bool {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.replays_ahead())
     }
 
-    /// Whether it continues a bisection that its predecessor began.
+    /// Returns true if it continues a bisection that its predecessor began.
     pub fn repeats_cuts(&self) -> bool {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.repeats_cuts())
     }
 
-    /// Whether it still believes to own a cursor that another owner has opened.
+    /// Returns true if it still believes to own a cursor that another owner has opened.
     pub fn is_fenced(&self, store: &Store) -> bool {
         let epoch = store.cursor.as_ref().map_or(0, |cursor| cursor.epoch);
         matches!(&self.phase, Phase::Serving(tenure) if tenure.durable.epoch < epoch)

@@ -1,5 +1,5 @@
-//! A producer: uploads segments and commits them in order. `millpond_producer::commit` decides every step of a commit, as it
-//! does for the real committer; here are only the requests.
+//! A producer: uploads segments and commits them in order. `millpond_producer::commit` decides every step of a commit,
+//! as it does for the real committer; this file only makes the requests.
 
 use crate::bounds::Bounds;
 use crate::model::{System, World};
@@ -13,16 +13,16 @@ use uuid::Uuid;
 /// The one stream of the model.
 pub const STREAM: &str = "otlp.logs";
 
-/// A segment that is in the store and waits for its commit.
+/// A segment in the store that waits for its commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Work {
-    /// Which of all segments' records it holds.
+    /// The number of its records, among all segments.
     pub number: u8,
-    /// Its present name.
+    /// Its current name.
     pub segment: Ulid,
 }
 
-/// A producer, or the ones that follow it in its place after crashes.
+/// A producer, or its successors in the same place after crashes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Producer {
     names: Names,
@@ -59,7 +59,7 @@ impl Names {
     }
 }
 
-/// The clock of the model, and names that follow from how many were drawn before.
+/// The clock of the model, and names that follow from the number of earlier draws.
 struct Drawn<'a> {
     clock: u8,
     names: &'a mut Names,
@@ -74,7 +74,7 @@ impl Draw for Drawn<'_> {
         0
     }
 
-    /// The name of a page: a segment's has no bit so high.
+    /// The name of a page. It has a higher bit than any segment's name.
     fn ulid(&mut self, not_before_ms: u64) -> Ulid {
         self.names.pages += 1;
         let salt = u128::from(self.names.place) << 8 | u128::from(self.names.pages) | 1 << 64;
@@ -87,30 +87,30 @@ impl Draw for Drawn<'_> {
     }
 }
 
-/// What a producer can do next.
+/// The next steps of a producer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Puts a new segment.
     Upload,
-    /// Does what its commit needs next, with this outcome of the request.
+    /// Makes the next request of its commit, with this outcome.
     Next(Outcome),
-    /// Registers, and the table has become too large: all others go.
+    /// Registers in a table that has become too large, so that it forgets all others.
     RegisterAlone(Outcome),
     /// Ends, and another one starts in its place.
     Crash,
 }
 
-/// A segment's name: when, whose records, and the how-manieth upload of them.
+/// A segment's name: its time, the number of its records, and the number of the upload.
 fn name(at: u64, number: u8, upload: u8) -> Ulid {
     Ulid::from_parts(at, u128::from(number) << 8 | u128::from(upload))
 }
 
-/// Whose records a segment holds.
+/// The number of a segment's records.
 pub fn number(segment: Ulid) -> u8 {
     segment.random().to_be_bytes()[14]
 }
 
-/// How often these records had been uploaded before under another name.
+/// The number of earlier uploads of these records under other names.
 pub fn upload(segment: Ulid) -> u8 {
     segment.random().to_be_bytes()[15]
 }
@@ -131,7 +131,7 @@ impl Producer {
         }
     }
 
-    /// Adds the steps that are possible.
+    /// Adds the possible steps.
     pub fn steps(&self, place: usize, system: &System, world: &World, steps: &mut Vec<Step>) {
         let own = system.bounds.segments[place].len();
         if usize::from(self.begun) < own && self.commits.may_grow() {
@@ -151,20 +151,20 @@ impl Producer {
         }
     }
 
-    /// Whether this state of the producer has an attempt of unknown outcome that is in the log.
+    /// Returns true if this state of the producer has an attempt of unknown outcome that is in the log.
     pub fn landed_unreported(&self, store: &Store) -> bool {
         let row = store.manifest.producer(self.commits.producer());
         let landed = row.is_some_and(|row| row.commit == self.commits.last() + 1);
         self.commits.unresolved().is_some() && landed
     }
 
-    /// Whether its attempt is in the log although the store says that it refused it.
+    /// Returns true if its attempt is in the log although the store says that it refused it.
     pub fn landed_refused(&self, store: &Store) -> bool {
         let refused = self.commits.unresolved().is_some_and(|(_, refused)| refused);
         refused && self.landed_unreported(store)
     }
 
-    /// Takes a step; `None` if it is none.
+    /// Takes a step; `None` if it is impossible.
     pub fn step(place: usize, step: Step, system: &System, world: &mut World) -> Option<()> {
         let me = &mut world.producers[place];
         match step {
@@ -187,7 +187,7 @@ impl Producer {
         Some(())
     }
 
-    /// Does what the commit needs next. `alone`: it registers, and the table forgets all others.
+    /// Makes the next request of the commit. `alone`: it registers, and the table forgets all others.
     fn request(
         place: usize,
         outcome: Outcome,
@@ -204,7 +204,7 @@ impl Producer {
         let is_known = world.store.manifest.producer(me.commits.producer()).is_some();
         let mut next = me.commits.next(&group, &mut drawn);
         if next == Next::Registered {
-            // It makes no request.
+            // This step makes no request.
             next = me.commits.next(&group, &mut drawn);
         }
         match next {
@@ -212,7 +212,7 @@ impl Producer {
                 Producer::swap(place, swap, outcome, alone, world)
             }
             Next::StorePage(page) if !alone => Producer::store_page(place, page, outcome, world),
-            // The others have but one way to come out.
+            // The other requests have only one possible outcome.
             _ if alone || outcome != Outcome::Reported => None,
             Next::Renew(renewal) if renewal.in_doubt && is_known => {
                 world.store.broken.get_or_insert(Broken::Doubt);
@@ -225,7 +225,7 @@ impl Producer {
         }
     }
 
-    /// One compare-and-set.
+    /// Makes one compare-and-set.
     fn swap(place: usize, swap: Swap<u64>, outcome: Outcome, alone: bool, world: &mut World) -> Option<()> {
         let World {
             store,
@@ -253,7 +253,7 @@ impl Producer {
         Some(())
     }
 
-    /// Puts a page. Its answer is lost, or the page is.
+    /// Puts a page. Either its answer is lost, or the page is.
     fn store_page(place: usize, page: NewPage, outcome: Outcome, world: &mut World) -> Option<()> {
         if outcome == Outcome::Repeated {
             return None;
@@ -268,7 +268,7 @@ impl Producer {
         Some(())
     }
 
-    /// Does what can come out in one way only.
+    /// Carries out a step with a single outcome.
     fn obey(place: usize, next: Next<u64>, world: &mut World) {
         let World {
             store,
@@ -305,7 +305,7 @@ impl Producer {
         }
     }
 
-    /// Tells callers where their records are.
+    /// Tells callers the sequences of their records.
     fn tell(&mut self, landed: Landed, told: &mut Vec<(u8, u64)>) {
         let numbers = self.group.drain(..landed.count).map(|work| work.number);
         told.extend(numbers.zip(landed.first_sequence..));

@@ -47,7 +47,7 @@ pub(crate) struct Search {
     /// Batches in flight.
     #[arg(long)]
     max_in_flight: Option<u32>,
-    /// Whether the second owner has a different policy.
+    /// Give the second owner a different policy.
     #[arg(long)]
     policies_differ: Option<bool>,
     /// Owners that compete for the cursor.

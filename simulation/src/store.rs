@@ -37,7 +37,7 @@ impl<T: Object> Versioned<T> {
 }
 
 impl<T: Object + PartialEq> Versioned<T> {
-    /// Whether a reader accepts the written bytes, by checking every rule of the format.
+    /// Returns true if a reader accepts the written bytes, by checking every rule of the format.
     fn reads_back(&self) -> bool {
         T::decode(&self.state.encode()).is_ok_and(|read| read == *self.state)
     }

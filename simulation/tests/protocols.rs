@@ -1,4 +1,4 @@
-//! Small bounds searched to the end. `make planted-bugs` shows that bugs are found so.
+//! Exhaustive searches within small bounds. `make planted-bugs` shows that they find bugs.
 
 use millpond_simulation::{Bounds, System};
 use stateright::{Checker, HasDiscoveries, Model};
@@ -9,7 +9,7 @@ fn threads() -> usize {
     available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Searches the whole bound: everything that must hold does, and everything that must be reached is.
+/// Searches the whole bound: every invariant holds, and the search reaches every required state.
 fn holds(bounds: Bounds) {
     let checker = System { bounds }
         .checker()
@@ -60,13 +60,13 @@ fn two_owners_with_different_rules() {
     holds(different_rules(Bounds::takeover()));
 }
 
-/// An operator resets the cursor whoever owns it, and the sink loses the rows of a token.
+/// An operator resets the cursor, whoever owns it, and the sink loses the rows of a token.
 #[test]
 fn a_cursor_that_is_reset() {
     holds(Bounds::operated());
 }
 
-/// A consumer that begins again after a removal asks for rows that were sent before.
+/// A consumer that starts again after a removal asks the sink about rows that were sent before.
 #[test]
 fn a_cursor_that_is_removed() {
     holds(Bounds {
@@ -77,7 +77,7 @@ fn a_cursor_that_is_removed() {
     });
 }
 
-/// Two tokens lose their rows, and a third one brings them.
+/// Two tokens lose their rows, and a third one inserts them.
 #[test]
 fn a_sink_that_loses_rows() {
     holds(Bounds {
@@ -89,13 +89,13 @@ fn a_sink_that_loses_rows() {
     });
 }
 
-/// Owners take a refused chunk apart, however they follow each other and whenever somebody repairs the sink.
+/// Owners bisect a refused chunk, in any succession and whenever somebody repairs the sink.
 #[test]
 fn a_sink_that_refuses_a_row() {
     holds(Bounds::refused());
 }
 
-/// The halves are halved again.
+/// Each half is halved again.
 #[test]
 fn a_sink_that_refuses_rows_of_a_longer_chunk() {
     holds(Bounds {
@@ -107,7 +107,7 @@ fn a_sink_that_refuses_rows_of_a_longer_chunk() {
     });
 }
 
-/// An operator has a segment left out, of batches that are under way, too.
+/// An operator skips a segment, also one in a batch that is in flight.
 #[test]
 fn a_segment_that_is_left_out() {
     holds(Bounds {
@@ -120,7 +120,7 @@ fn a_segment_that_is_left_out() {
     });
 }
 
-/// A skip begins with new chunks, of which nothing has been refused.
+/// A skip starts with new chunks, of which the sink has refused nothing.
 #[test]
 fn a_segment_of_a_refused_chunk_that_is_left_out() {
     holds(Bounds {
@@ -137,7 +137,7 @@ fn everybody_at_once() {
     holds(Bounds::whole());
 }
 
-/// A fenced owner may send what it planned before it was in the log.
+/// A fenced owner may send a batch that it planned before its segments were in the log.
 #[test]
 fn owners_that_plan_ahead() {
     holds(Bounds {
@@ -147,7 +147,7 @@ fn owners_that_plan_ahead() {
     });
 }
 
-/// They take back what they planned ahead, so that another policy can come into force.
+/// The owners withdraw their plans ahead, so that another policy can come into force.
 #[test]
 fn owners_that_plan_ahead_and_give_the_cursor_back() {
     holds(Bounds {
@@ -160,7 +160,7 @@ fn owners_that_plan_ahead_and_give_the_cursor_back() {
     });
 }
 
-/// What was sent lies behind what was not, and the successor would cut it into other chunks.
+/// Rows that were sent lie behind rows that were not, and the successor would cut them into other chunks.
 #[test]
 fn an_owner_that_leaves_batches_behind_a_hole() {
     holds(Bounds {
@@ -171,8 +171,8 @@ fn an_owner_that_leaves_batches_behind_a_hole() {
     });
 }
 
-/// An owner that was fenced and does not know it goes on while its successor gives the cursor back cleanly and a third
-/// one brings another policy into force.
+/// A fenced owner that does not know it continues, while its successor releases the cursor cleanly and a third owner
+/// brings another policy into force.
 #[test]
 fn a_fenced_owner_that_outlives_a_change_of_the_rule() {
     holds(Bounds {

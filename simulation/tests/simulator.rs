@@ -1,13 +1,13 @@
-//! The real pipeline through many seeds, and a seed that is the same run each time.
+//! Runs the real pipeline through many seeds, and checks that a seed always gives the same run.
 
 use clap::ValueEnum;
 use millpond_simulation::simulator::{Event, first_difference, run, run_all};
 use std::num::NonZero;
 use std::thread::available_parallelism;
 
-/// Runs of every `cargo test`; `make simulate` runs more.
+/// The number of runs in every `cargo test`; `make simulate` runs more.
 const SEEDS: u64 = 2_000;
-/// Runs that are made twice.
+/// The number of runs that are repeated.
 const REPEATED: u64 = 20;
 
 #[test]
@@ -18,7 +18,7 @@ fn a_seed_is_the_same_run_each_time() {
         if let Some((line, one, other)) = first_difference(&one, &other) {
             panic!("seed {seed} is not the same run twice; line {line}:\n{one}\n{other}");
         }
-        // A trace that is not kept is the same all the same.
+        // The hash without a recorded trace equals the hash with one.
         let hashed = run(seed, false);
         assert_eq!(hashed.trace.lines, Vec::<String>::new());
         assert_eq!(one.trace.hash, hashed.trace.hash, "seed {seed}");
@@ -50,7 +50,7 @@ fn whatever_happens_every_promise_is_kept() {
         );
     }
     assert_eq!(summary.seeds, SEEDS);
-    // Nothing of what can go wrong was left out, but what takes two rare things at once.
+    // The runs include every fault, except those that need two rare events at once.
     let usual = Event::value_variants()
         .iter()
         .filter(|event| **event != Event::UnknownOutcome);

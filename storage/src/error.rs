@@ -86,7 +86,7 @@ const RANGE_BEYOND: &str = "Wanted range starting at";
 const BARE_REDIRECT: &str = "Received redirect without LOCATION";
 
 impl Failure {
-    /// Whether the object itself is absent, and not its bucket.
+    /// Returns true if the object itself is absent, and not its bucket.
     pub(crate) fn is_absent(&self) -> bool {
         matches!(self, Self::Store(object_store::Error::NotFound { .. })) && !self.is_missing_bucket()
     }
@@ -102,7 +102,7 @@ impl Failure {
         matches!(code(&refusal), Some("NoSuchBucket" | "ContainerNotFound"))
     }
 
-    /// Whether the store refused a conditional write because the condition does not hold.
+    /// Returns true if the store refused a conditional write because the condition does not hold.
     ///
     /// A 409 is no such decision. S3 answers `ConditionalRequestConflict` while another conditional write to the key is
     /// in progress: it wrote nothing and did not evaluate the condition. `object_store` maps that to `AlreadyExists`

@@ -1,5 +1,5 @@
 """One consumer with the addresses of several replicas: every acknowledged record is there once,
-whichever of them dies or lags."""
+whichever replica dies or lags."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_the_next_replica_takes_the_place_of_one_that_dies(trio, new_pipeline, h
 
 
 def test_a_replica_that_lags_is_not_believed(trio, new_pipeline):
-    """The first replica dies with rows that the second one has not fetched, and cannot fetch: an
-    attempt that may have landed is not repeated on its word."""
+    """The first replica dies with rows that the second one has not fetched and cannot fetch. The
+    consumer must not repeat an attempt that may have landed on the second replica's word."""
     pipeline = new_pipeline(trio)
     pipeline.share_uuid()
-    # Tokens are forgotten at once, so that only the question protects from duplicates.
+    # The table forgets tokens at once, so only the question protects from duplicates.
     setting = "replicated_deduplication_window = 0"
     trio.everywhere(f"ALTER TABLE {pipeline.table} MODIFY SETTING {setting}")
     gateway = pipeline.gateway("--linger", "20ms")

@@ -1,4 +1,4 @@
 """The basis of the whole-process tests: processes, services, OTLP requests, rows.
 
-Nothing in here knows what Millpond should do; the tests do.
+Nothing here knows Millpond's expected behaviour; the tests do.
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -41,25 +42,34 @@ def eventually(
                 return last
         except TimedOut:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever is not there yet
+        except Exception as error:  # noqa: BLE001 - anything may not exist yet
             last = error
         if time.monotonic() > deadline:
             raise TimedOut(f"waited {timeout:.0f} s for {what}; last: {last!r:.500}")
         time.sleep(interval)
 
 
-_taken: set[int] = set()
+# Below the ports that the system gives to outgoing connections (from 32768 on Linux): otherwise one
+# of these could take a server's port while the test keeps the server down.
+_PORTS = range(10_240, 32_768)
+_reserved: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on and that this run has not handed out before."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port not in _taken:
-            _taken.add(port)
-            return port
+    """A loopback port for a server of this run. Until this process ends, no other run gets it: a
+    UDP socket, which does not disturb TCP, reserves it."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        reservation = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            reservation.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            reservation.close()
+            continue
+        _reserved.append(reservation)
+        return port
+    raise RuntimeError("no loopback port is free")
 
 
 def _dying_with_parent() -> list[str]:
@@ -147,7 +157,7 @@ class Process:
             raise TimedOut(f"{self.name} {self._how_it_ended()}: {self.messages()[-1500:]}")
 
     def ended_by(self, signal_number: int) -> bool:
-        """Whether the latest start died from this signal, and nobody has waited for that yet."""
+        """Returns true if the latest start died from this signal and nobody has waited for it."""
         return self._child is not None and self._child.poll() == -signal_number
 
     def _how_it_ended(self) -> str:

@@ -26,7 +26,7 @@ CREDENTIALS = {
 
 
 def program(name: str) -> Path:
-    """One of our own binaries; `make build` builds them."""
+    """One of this project's binaries; `make build` builds them."""
     path = BIN_DIR / name
     assert path.exists(), f"{path} is missing: run `make build` first (or set MILLPOND_BIN_DIR)"
     return path
@@ -272,12 +272,12 @@ class Consumer(Millpond):
         )
 
     def owns(self) -> bool:
-        """Whether it owns its cursor rather than being a standby."""
+        """Returns true if it owns its cursor rather than being a standby."""
         return self.metric("millpond_consumer_shards_owned") > 0
 
     def knows_its_shards(self) -> bool:
-        """Whether it knows the number of shards and which of them it owns. A process that has just
-        started is ready before it has these metrics."""
+        """Returns true if it knows the number of shards and which of them it owns. A new process is
+        ready before it has these metrics."""
         self.metric("millpond_consumer_shards_owned")
         return self.metric("millpond_consumer_shards") > 0
 

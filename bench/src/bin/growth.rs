@@ -91,7 +91,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Whether a large backlog costs little more than a small one.
+/// Returns true if a large backlog costs little more than a small one.
 async fn run(flags: &Flags) -> anyhow::Result<bool> {
     if cfg!(debug_assertions) {
         eprintln!("growth: this is a debug build, so its CPU times mean nothing");

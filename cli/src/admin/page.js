@@ -2,7 +2,7 @@
 // written as text, never as HTML: names of streams and messages of errors come from others.
 "use strict";
 
-const EVERY_MS = 1000, RATE_OVER_MS = 10_000, HISTORY = 300, MONTH_SECONDS = 730 * 3600;
+const EVERY_MS = 1000, RATE_OVER_MS = 10_000, CHART_POINTS = 120, MONTH_SECONDS = 730 * 3600;
 const byId = (id) => document.getElementById(id);
 
 // OpenMetrics' text as a map from a metric's name to its samples: [{labels, value}].
@@ -120,41 +120,56 @@ function consumerStages(look) {
   ];
 }
 
-const history = new Map();
-function sparkline(name, value) {
-  const values = history.get(name) ?? [];
-  // The first look has no rates yet.
-  if (seconds() > 0) values.push(value ?? 0);
-  history.set(name, values.slice(-HISTORY));
-  const top = Math.max(...values, 1e-9);
-  const shown = history.get(name);
-  const points = shown.map((v, i) => `${100 - ((shown.length - 1 - i) / HISTORY) * 100},${40 - (v / top) * 38}`);
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", "0 0 100 40");
-  svg.setAttribute("preserveAspectRatio", "none");
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
-  line.setAttribute("points", points.join(" "));
-  svg.append(line);
-  return svg;
+// The process's own record of the last ten minutes: {every_seconds, charts: [{title, unit, metric, values}]}.
+let history = { every_seconds: 5, charts: [] };
+const SHOW = {
+  "records/s": (value) => `${count(value)}/s`,
+  "bytes/s": (value) => `${bytes(value)}/s`,
+  seconds: time,
+  bytes,
+  records: count,
+};
+// Figures that this page knows more recently than the last sample.
+const LIVE = {
+  millpond_gateway_records_total: rate,
+  millpond_producer_stored_bytes_total: rate,
+  millpond_consumer_records_total: rate,
+};
+
+function shape(name, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+// Ten minutes up to now, from zero to the largest value. Samples without a value leave a gap.
+function chart({ title, unit, values }) {
+  const top = Math.max(...values.map((value) => value ?? 0));
+  const svg = shape("svg", { viewBox: "0 0 100 40", preserveAspectRatio: "none", role: "img", "aria-label": `${title}, last ten minutes` });
+  const x = (place) => 100 - ((values.length - 1 - place) / (CHART_POINTS - 1)) * 100;
+  const runs = [[]];
+  values.forEach((value, place) => {
+    if (value === null) runs.push([]);
+    else runs.at(-1).push(`${x(place)},${39 - (value / (top || 1)) * 37}`);
+  });
+  for (const run of runs) {
+    // A point without neighbours would be invisible.
+    if (run.length === 1) run.push(run[0].replace(/^[^,]+/, (at) => Number(at) + 0.5));
+    if (run.length) svg.append(shape("polyline", { points: run.join(" ") }));
+  }
+  const known = values.some((value) => value !== null);
+  const range = element("div", [element("span", `${Math.round((CHART_POINTS * history.every_seconds) / 60)} min ago`), element("span", known ? `max ${SHOW[unit](top)}` : "")], "range dim");
+  return [svg, range];
 }
 
 const tile = (name, big, more = []) => element("div", [element("b", name, "dim"), element("div", big, "rate"), ...more], "tile");
 
 function tiles(look) {
-  const made = [];
-  for (const [title, name, latency] of [
-    ["records in", "millpond_gateway_records_total", "millpond_gateway_request_duration_seconds"],
-    ["records out", "millpond_consumer_records_total", "millpond_consumer_latency_seconds"],
-  ]) {
-    if (!has(look, name)) continue;
-    const perSecond = rate(name), p99 = quantile(latency, 0.99);
-    made.push(tile(title, `${count(perSecond)}/s`, [sparkline(name, perSecond)]));
-    made.push(tile(title === "records in" ? "p99 of a request" : "p99 from gateway to table", time(p99), [sparkline(latency, p99)]));
-  }
-  if (has(look, "millpond_consumer_backlog_seconds")) {
-    const worst = Math.max(...look.metrics.get("millpond_consumer_backlog_seconds").map((s) => s.value));
-    made.push(tile("behind by", time(worst), [sparkline("backlog", worst)]));
-  }
+  const made = history.charts.map((shown) => {
+    const live = LIVE[shown.metric];
+    const last = live && seconds() > 0 ? live(shown.metric) : shown.values.findLast((value) => value !== null);
+    return tile(shown.title, SHOW[shown.unit](last), chart(shown));
+  });
   const prices = look.metrics.get("millpond_store_price_dollars") ?? [];
   if (prices.length) {
     const perSecond = prices.reduce((all, { labels, value }) => all + value * rate("millpond_store_requests_total", { kind: labels.kind }), 0);
@@ -211,7 +226,8 @@ function show(status) {
 
 async function update() {
   try {
-    const [status, metrics] = await Promise.all([fetch("status.json"), fetch("metrics")]);
+    const [status, metrics, charts] = await Promise.all([fetch("status.json"), fetch("metrics"), fetch("history.json")]);
+    history = await charts.json();
     looks.push({ at: performance.now(), metrics: parse(await metrics.text()) });
     while (looks.length > 2 && newest().at - looks[1].at > RATE_OVER_MS) looks.shift();
     show(await status.json());

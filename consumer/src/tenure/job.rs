@@ -1,4 +1,4 @@
-//! Makes a job of a planned batch: its identity, the parts to fetch, and whether the sink may have some of its rows.
+//! Turns a planned batch into a job: its identity, the parts to fetch, and whether the sink may have some of its rows.
 
 use super::Tenure;
 use crate::rounds::LaterRounds;
@@ -11,7 +11,7 @@ use millpond_manifest::{Log, layout};
 use tracing::warn;
 
 impl Tenure<'_> {
-    /// The batch's identity and what to fetch for it.
+    /// Returns the batch's identity and the parts to fetch.
     pub(super) fn job(&self, log: &Log, key: &Key) -> Option<Job> {
         let (stream, plan) = key;
         let claim = &self.shard.claim;

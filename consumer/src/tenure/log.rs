@@ -1,5 +1,5 @@
-//! The log as the owner of a cursor knows it: reads the manifest, keeps the pages loaded that are needed next, and shows how far
-//! behind the consumer is. It decides nothing.
+//! The log as the owner of a cursor sees it: reads the manifest, keeps the pages loaded that it needs next, and exports
+//! the consumer's lag. It decides nothing.
 
 use super::Tenure;
 use crate::environment::now_ms;
@@ -78,7 +78,7 @@ impl Tenure<'_> {
                         None => Known::new(news),
                         Some(known) => {
                             let came = news.state.next_sequence.saturating_sub(known.log.next_sequence);
-                            // A garbage collector's change brings no segments.
+                            // A change by the garbage collector adds no segments.
                             if came > 0 {
                                 self.one_by_one = came == 1;
                             }
@@ -104,7 +104,7 @@ impl Tenure<'_> {
         }
     }
 
-    /// Keeps the pages loaded that the positions and the batches under way need next, and no others.
+    /// Keeps the pages loaded that the positions and the batches in flight need next, and no others.
     pub(super) fn begin_load(&mut self) {
         let Some(known) = &mut self.log else { return };
         if known.log.pages.is_empty() {

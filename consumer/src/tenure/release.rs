@@ -1,4 +1,4 @@
-//! The end of a term: releases the cursor, gives it back with an error, or reports that another owner has it.
+//! The end of a term: releases the cursor, with an error if there is one, or reports that another owner has it.
 
 use super::{Tenure, Term, accepts};
 use crate::error::ConsumeError;
@@ -11,11 +11,11 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
 
-/// How long a process that ends by an error takes to give the cursor back.
+/// The maximum time that a process that ends with an error takes to release the cursor.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 impl Tenure<'_> {
-    /// Whether this is a repair, and all of its range is in the sink.
+    /// Returns true if this is a repair and all of its range is in the sink.
     pub(super) fn is_repaired(&self) -> bool {
         let Some(Known { log, .. }) = self.log.as_ref().filter(|_| self.settling.is_none()) else {
             return false;
@@ -24,14 +24,15 @@ impl Tenure<'_> {
         self.schedule.running() == 0 && self.schedule.is_complete(&self.durable.state, log, &accepts)
     }
 
-    /// Gives the cursor back, saying whether anything is in doubt. A repair that has reached its end leaves a tombstone.
+    /// Releases the cursor and records whether anything is in doubt. A repair that has reached its end leaves a
+    /// tombstone.
     pub(super) async fn release(&mut self) -> Result<Term, ConsumeError> {
         self.work.abort_all();
-        // A swap under way may still land. The release then finds its state and goes on from there.
+        // A swap in flight may still land. The release then finds its state and continues from there.
         self.swapping = None;
         let patience = Instant::now() + RELEASE_PATIENCE;
         loop {
-            // A swap that landed late may have moved a position past the pages that are loaded now.
+            // A swap that landed late may have moved a position past the loaded pages.
             let decision = self.decide();
             let mut next = self.durable.state.clone();
             for (stream, position) in &decision.acknowledge {
@@ -47,7 +48,7 @@ impl Tenure<'_> {
             if self.has_settled() {
                 next.settle();
             }
-            // The store may be away for long.
+            // The store may be down for a long time.
             match timeout_at(patience, self.give_back(next, repaired)).await {
                 Ok(Ok(Some(term))) => return Ok(term),
                 Ok(Err(error)) => return Err(error),
@@ -64,11 +65,11 @@ impl Tenure<'_> {
         }
     }
 
-    /// Gives the cursor back with the reason why this process ends, so that the next one need not wait for the lease and
-    /// whoever looks knows. If that takes long, it is left.
+    /// Releases the cursor with the reason why this process ends. The next owner then does not wait for the lease, and
+    /// an operator sees the reason. Gives up if the release takes long.
     pub(super) async fn leave(&mut self, error: &ConsumeError) {
         self.work.abort_all();
-        // Wait for the swap under way, or it would win against the release.
+        // Wait for the swap in flight. Otherwise it could win against the release.
         let giving_back = async {
             if let Some(swapping) = self.swapping.take()
                 && let Outcome::Ours(durable) = swapping.await?
@@ -91,19 +92,19 @@ impl Tenure<'_> {
         }
     }
 
-    /// One attempt to release the cursor, and to remove it where it is `done` with. `None`: an earlier swap of ours was in
-    /// force, and is known now.
+    /// Makes one attempt to release the cursor, and removes it if it is `done`. `None`: an earlier swap of ours was in
+    /// force, and its state is known now.
     async fn give_back(&mut self, mut next: Cursor, done: bool) -> Result<Option<Term>, ConsumeError> {
         next.release();
         if done {
-            // Every request of it was followed by one that succeeded under the same token, as before a clean release.
+            // A success under the same token followed every request of the batch, as before a clean release.
             next = next.remove();
             next.settle();
         }
         let ownership = next.ownership.clone();
         match self.shard.claim.swap(self.durable.clone(), next).await? {
             Outcome::Fenced { owner, epoch } => Ok(Some(self.fenced(&owner, epoch))),
-            // Ours, or an operator's: all is in the sink.
+            // This process or an operator removed the cursor: all rows are in the sink.
             Outcome::Removed if done => Ok(Some(self.repaired())),
             Outcome::Removed => Err(self.shard.claim.removed()),
             Outcome::Ours(durable) if done && durable.state.is_removed() => Ok(Some(self.repaired())),

@@ -1,4 +1,4 @@
-//! The owner's swaps of its cursor: when one is worth a request, what it writes, and what follows when it is durable.
+//! The owner's swaps of its cursor: when a swap is worth a request, its content, and the steps after it is durable.
 
 use super::Tenure;
 use crate::Config;
@@ -17,13 +17,13 @@ use tokio::time::Instant;
 pub(super) type Swapping = BoxFuture<'static, Result<Outcome, ConsumeError>>;
 
 impl Tenure<'_> {
-    /// The idle time after which finished batches are acknowledged without waiting for `ack_interval`: no other swap is near
-    /// that could carry the acknowledgement.
+    /// The idle time after which finished batches are acknowledged without waiting for `ack_interval`: no other swap is
+    /// near that could carry the acknowledgement.
     fn rest(&self) -> Duration {
         self.shard.config.ack_interval / 3
     }
 
-    /// Starts a swap if one is called for. True while one is called for or under way.
+    /// Starts a swap if one is due. Returns true while one is due or in flight.
     pub(super) fn begin_swap(&mut self, decision: &Decision) -> Result<bool, ConsumeError> {
         let now = Instant::now();
         let Config {
@@ -36,7 +36,7 @@ impl Tenure<'_> {
                 || decision.blocked
                 || self.drain_until.is_some());
         let renew = since >= lease / 3;
-        // While batches are running, requests of their later rounds may be under way.
+        // While batches run, requests of their later rounds may be in flight.
         let settled = self.durable.state.unsettled && self.has_settled();
         let write_down = !decision.plans.is_empty()
             || !self.undurable.is_empty()
@@ -59,7 +59,7 @@ impl Tenure<'_> {
             next.plan(stream, *plan)?;
         }
         for refusal in &self.undurable {
-            // Retention may have moved the position past a batch that is still under way.
+            // Retention may have moved the position past a batch that is still in flight.
             if next.next(&refusal.stream) <= refusal.batch.low {
                 next.refuse(&refusal.stream, refusal.batch, &refusal.pieces, &refusal.reason)?;
             }
@@ -78,13 +78,13 @@ impl Tenure<'_> {
         next.wait_for(&claim.status.waiting_for());
         let before = self.durable.clone();
         self.swap_began = claim.environment.uptime();
-        // If it fails, the next one waits a little; if it does not, this is of no effect.
+        // After a failure the next swap waits a little. After a success this has no effect.
         self.swap_again_at = now + Duration::from_millis(200);
         self.swapping = Some(async move { claim.swap(before, next).await }.boxed());
         Ok(true)
     }
 
-    /// Whether no request of an earlier generation or of a later round can be under way.
+    /// Returns true if no request of an earlier generation or of a later round can be in flight.
     pub(super) fn has_settled(&self) -> bool {
         self.settling.is_none() && self.unannounced.is_empty() && self.later_rounds.is_empty()
     }
@@ -99,11 +99,11 @@ impl Tenure<'_> {
         self.trace_acknowledged(&durable.state);
         self.durable = durable;
         self.schedule.acknowledged(&self.durable.state);
-        // A swap that settles the cursor may still land on a state that was read again. It is dead once there is a new one.
+        // A swap that settles the cursor may still land on a state that was read again. It cannot land on a new state.
         if self.durable.state.unsettled && (is_new || planted::is(Bug::AnnouncedTooEarly)) {
             for LaterRound { batch, durable } in self.unannounced.drain(..) {
                 self.later_rounds.insert(batch);
-                // The receiver is gone if the batch was given up.
+                // The receiver no longer exists if the batch was given up.
                 let _ = durable.send(());
             }
         }
@@ -112,7 +112,7 @@ impl Tenure<'_> {
             let written = known.is_some_and(|known| refusal.pieces.iter().all(|piece| known.covers(*piece)));
             // Nobody sends an acknowledged batch again.
             if written || self.durable.state.next(&refusal.stream) > refusal.batch.low {
-                // The receiver is gone if the batch was given up.
+                // The receiver no longer exists if the batch was given up.
                 let _ = refusal.durable.send(());
             } else {
                 self.undurable.push(refusal);
@@ -140,7 +140,7 @@ impl Tenure<'_> {
                     .min(self.swapped_at + ack_interval)
                     .min(self.finished_at + self.rest());
             }
-            // A swap that is called for goes as soon as the pause after a failure is over.
+            // A swap that is due starts as soon as the pause after a failure ends.
             timer.max(self.swap_again_at)
         };
         if self.reading.is_none() {

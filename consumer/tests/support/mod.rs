@@ -1,5 +1,5 @@
-//! A log to consume, made through the real formats, and a table that deduplicates by token as
-//! ClickHouse does and checks what every sink may rely on.
+//! A log to consume, made through the real formats, and a table that deduplicates by token as ClickHouse does. The
+//! table also checks the rules on which every sink may rely.
 
 #![allow(unreachable_pub, reason = "a module of tests")]
 #![allow(dead_code, reason = "each test program uses a part of it")]
@@ -33,10 +33,10 @@ pub const STREAM: &str = "events.test";
 pub const OTHER: &str = "events.other";
 const PRODUCER: ProducerId = ProducerId([7; 16]);
 
-/// A buffer with one shard, and a producer of it that does no more than the formats ask for.
+/// A buffer with one shard, and a minimal producer that follows the formats.
 pub struct Log {
     pub store: Store,
-    /// What time it is for whoever commits and seals.
+    /// The current time for commits and seals.
     pub now_ms: u64,
     next_row: u64,
 }
@@ -123,7 +123,7 @@ impl Log {
         };
     }
 
-    /// Swaps the manifest for what `change` makes of it.
+    /// Swaps the manifest for the result of `change`.
     pub async fn change(&self, change: impl Fn(&Manifest) -> Manifest) {
         loop {
             let log = self.manifest().await;
@@ -136,7 +136,7 @@ impl Log {
         }
     }
 
-    /// Seals the tail into pages of so many entries, as far as it fills them.
+    /// Seals the tail into full pages of `entries` entries each.
     pub async fn seal(&self, entries: usize) {
         loop {
             let log = self.manifest().await.state;
@@ -156,7 +156,7 @@ impl Log {
         }
     }
 
-    /// The key of the log's page at a place.
+    /// Returns the key of the page at this place in the log.
     pub async fn page_key(&self, place: usize) -> String {
         let page = &self.manifest().await.state.pages[place];
         layout::page(0, page.first, page.page)
@@ -203,7 +203,7 @@ impl Log {
         self.change_cursor(consumer, Cursor::remove).await;
     }
 
-    /// Swaps a cursor for what `change` makes of it, whoever owns it.
+    /// Swaps a cursor for the result of `change`, whoever owns it.
     pub async fn change_cursor(&self, consumer: &str, change: impl Fn(&Cursor) -> Cursor) {
         let key = layout::cursor(0, consumer);
         loop {
@@ -217,7 +217,7 @@ impl Log {
         }
     }
 
-    /// The dead letters, by key.
+    /// Returns the dead letters by key.
     pub async fn dead_letters(&self) -> BTreeMap<String, DeadLetter> {
         let mut dead_letters = BTreeMap::new();
         for found in self.store.list(&layout::dead_letters(0, None)).await.unwrap() {
@@ -227,43 +227,44 @@ impl Log {
         dead_letters
     }
 
-    /// Every row committed so far, once.
+    /// Returns every row committed so far, each once.
     pub fn rows(&self) -> BTreeMap<String, u64> {
         (0..self.next_row).map(|row| (format!("row-{row}"), 1)).collect()
     }
 }
 
-/// What the table does to the next write.
+/// The table's treatment of the next write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It takes the rows and loses the answer.
+    /// The table takes the rows, and the answer is lost.
     LandsUnreported,
-    /// It takes the rows of one partition, and loses the answer.
+    /// The table takes the rows of one partition, and the answer is lost.
     LandsInPart,
-    /// It takes nothing and says so.
+    /// The table takes nothing and reports an error.
     Down,
-    /// It says that it will never take these rows, and takes none.
+    /// The table reports that it will never take these rows, and takes none.
     Refuses,
-    /// It dies between writing the token down and the rows: it knows the token for ever and has no rows.
+    /// The table dies after it has recorded the token and before it has the rows: it knows the token forever and has no
+    /// rows.
     Poisons,
-    /// It knows the token, loses the answer, and shows the rows only when the request is settled.
+    /// The table knows the token, the answer is lost, and the rows appear only when the request is settled.
     Hides,
-    /// The same, and its window is over at once: it knows no token any more.
+    /// As `Hides`, and the table's deduplication window ends at once: it knows no token any more.
     HidesAndForgets,
-    /// Nothing goes wrong, this time.
+    /// The write succeeds.
     Succeeds,
 }
 
 /// A row of a source.
 type Identity = (String, RowId);
 
-/// A table that drops what comes under a token that it has seen, can be asked for its rows, and remembers every attempt. Its rows
-/// are in two partitions, by their numbers.
+/// A table that drops rows under a known token, answers which rows it has, and remembers every attempt. The numbers of
+/// the rows assign them to two partitions.
 pub struct Table {
     name: String,
     state: Mutex<State>,
     gate: Semaphore,
-    /// Requests that hang.
+    /// The number of hanging requests.
     hanging: AtomicUsize,
     rows_seen: watch::Sender<u64>,
 }
@@ -274,29 +275,29 @@ struct State {
     /// The known tokens of each partition.
     known: [HashSet<String>; 2],
     tokens: Vec<String>,
-    /// The rows of each request that was taken, by token.
+    /// The rows of each accepted request, by token.
     taken: BTreeMap<String, Vec<String>>,
-    /// The token of the chunk that a row is in, of one generation of one cursor.
+    /// The token of the chunk that has a row, within one generation of one cursor.
     chunk_of: HashMap<(String, Identity), String>,
-    /// Requests after a token's first that were not said to be.
+    /// Repeated requests under a token that the consumer sent as first ones.
     unannounced: Vec<String>,
     faults: VecDeque<Fault>,
-    /// A chunk with one of these rows is refused.
+    /// The table refuses a chunk with one of these rows.
     forbidden: BTreeSet<String>,
-    /// Rows of requests that are under way, and have tokens that are known.
+    /// Rows of requests in flight whose tokens are known.
     hidden: Vec<(Identity, String)>,
-    /// A replica that nobody asked may have more rows.
+    /// True if a replica that did not answer may have more rows.
     uncertain: bool,
     silent: bool,
-    /// A row that never lands.
+    /// A row that the table accepts and never has.
     swallowed: Option<String>,
-    /// Messages that are none.
+    /// Messages that cannot be read.
     unreadable: BTreeSet<String>,
-    /// The names of requests to end, and of those to spare.
+    /// The prefixes of the requests to end, and the parts of those to spare.
     settled: Vec<(String, Option<String>)>,
-    /// The requests that were begun, the taken ones included.
+    /// The number of requests, including the accepted ones.
     begun: usize,
-    /// The first row of each question, and how many requests came before it.
+    /// The first row of each question, and the number of requests before it.
     asked: Vec<(RowId, usize)>,
 }
 
@@ -307,7 +308,7 @@ impl Table {
         table
     }
 
-    /// Writes hang until [`let_through`](Self::let_through).
+    /// Creates a table in which writes hang until [`let_through`](Self::let_through).
     pub fn shut(name: &str) -> Arc<Self> {
         let (rows_seen, _) = watch::channel(0);
         Arc::new(Table {
@@ -323,22 +324,22 @@ impl Table {
         self.gate.add_permits(writes);
     }
 
-    /// How many requests hang.
+    /// Returns the number of hanging requests.
     pub fn hanging(&self) -> usize {
         self.hanging.load(Ordering::Acquire)
     }
 
-    /// Whether another replica may have more rows than those that are seen.
+    /// Sets whether another replica may have more rows than the visible ones.
     pub fn set_uncertain(&self, uncertain: bool) {
         self.state.lock().unwrap().uncertain = uncertain;
     }
 
-    /// Whether it cannot tell which rows it has.
+    /// Sets whether the table cannot tell which rows it has.
     pub fn set_silent(&self, silent: bool) {
         self.state.lock().unwrap().silent = silent;
     }
 
-    /// The requests that are under way end: their rows are seen.
+    /// Ends the requests in flight: their rows become visible.
     pub fn reveal(&self) {
         let mut state = self.state.lock().unwrap();
         let hidden = std::mem::take(&mut state.hidden);
@@ -349,17 +350,17 @@ impl Table {
         self.state.lock().unwrap().faults.extend(faults);
     }
 
-    /// Nothing fails any more.
+    /// Drops all pending faults.
     pub fn heal(&self) {
         self.state.lock().unwrap().faults.clear();
     }
 
-    /// Its window is over: it knows no token any more.
+    /// Ends the deduplication window: the table knows no token any more.
     pub fn forget_tokens(&self) {
         self.state.lock().unwrap().known = [HashSet::new(), HashSet::new()];
     }
 
-    /// Somebody deletes this row.
+    /// Deletes this row.
     pub fn delete(&self, row: u64) {
         let text = format!("row-{row}");
         self.state
@@ -369,22 +370,22 @@ impl Table {
             .retain(|(_, found)| *found != text);
     }
 
-    /// It takes this row and does not have it.
+    /// Makes the table accept this row and not have it.
     pub fn swallow(&self, row: &str) {
         self.state.lock().unwrap().swallowed = Some(row.to_owned());
     }
 
-    /// From now on, a chunk with one of these rows is refused.
+    /// From now on, the table refuses a chunk with one of these rows.
     pub fn forbid(&self, rows: &[u64]) {
         self.state.lock().unwrap().forbidden = rows.iter().map(|row| format!("row-{row}")).collect();
     }
 
-    /// These messages cannot be read.
+    /// Makes these messages unreadable.
     pub fn cannot_read(&self, rows: &[u64]) {
         self.state.lock().unwrap().unreadable = rows.iter().map(|row| format!("row-{row}")).collect();
     }
 
-    /// How often each row is in the table.
+    /// Returns how often each row is in the table.
     pub fn rows(&self) -> BTreeMap<String, u64> {
         let mut rows = BTreeMap::new();
         for (_, row) in &self.state.lock().unwrap().rows {
@@ -393,32 +394,32 @@ impl Table {
         rows
     }
 
-    /// The tokens in the order of their requests.
+    /// Returns the tokens in the order of their requests.
     pub fn attempts(&self) -> Vec<String> {
         self.state.lock().unwrap().tokens.clone()
     }
 
-    /// The rows of each request that was taken.
+    /// Returns the rows of each accepted request.
     pub fn chunks(&self) -> Vec<Vec<String>> {
         self.state.lock().unwrap().taken.values().cloned().collect()
     }
 
-    /// Tokens of requests that the consumer took for first ones, and that were not.
+    /// Returns the tokens of repeated requests that the consumer sent as first ones.
     pub fn unannounced(&self) -> Vec<String> {
         self.state.lock().unwrap().unannounced.clone()
     }
 
-    /// How many requests were begun.
+    /// Returns the number of requests.
     pub fn begun(&self) -> usize {
         self.state.lock().unwrap().begun
     }
 
-    /// The first row of each question, and how many requests came before it.
+    /// Returns the first row of each question, and the number of requests before it.
     pub fn asked(&self) -> Vec<(RowId, usize)> {
         self.state.lock().unwrap().asked.clone()
     }
 
-    /// The calls of `settle`: the prefix of the query ids to end, and the part of those to spare.
+    /// Returns the calls of `settle`: the prefix of the query ids to end, and the part of those to spare.
     pub fn settled(&self) -> Vec<(String, Option<String>)> {
         self.state.lock().unwrap().settled.clone()
     }
@@ -433,7 +434,7 @@ impl Table {
 type Numbered = (RowId, Record);
 
 impl Table {
-    /// A batch's messages: those that can be read, and the others.
+    /// Returns a batch's messages: the readable ones, and the others.
     fn messages(&self, batch: &Batch) -> Result<(Vec<Numbered>, Vec<Numbered>), SinkError> {
         let unreadable = self.state.lock().unwrap().unreadable.clone();
         let (mut read, mut other) = (Vec::new(), Vec::new());
@@ -486,7 +487,7 @@ impl Sink for Table {
     ) -> Result<(), SinkError> {
         let (readable, unreadable) = self.messages(batch)?;
         for (id, message) in unreadable {
-            let reason = "it is no row".into();
+            let reason = "not a row".into();
             if !emit(Cut::Unreadable { id, message, reason }) {
                 return Ok(());
             }
@@ -596,7 +597,7 @@ impl State {
             first,
             ..
         } = attempt;
-        // millpond/<buffer>/<shard>/<consumer>/…; the stream is part of the token alone.
+        // millpond/<buffer>/<shard>/<consumer>/…; only the token has the stream.
         let mut words = query_id.split('/').skip(1);
         let mut word = || words.next().unwrap().to_owned();
         let (buffer, shard, consumer) = (word(), word(), word());
@@ -648,7 +649,7 @@ impl State {
         }
     }
 
-    /// The rows of a chunk go out under its own token: whatever is tried, no row is in two chunks of one generation.
+    /// Checks that a chunk's rows go out under its token alone: no row may be in two chunks of one generation.
     fn check_chunk(&mut self, source: &str, token: &str, rows: &[(RowId, String)]) {
         let (batch, chunk) = {
             let words: Vec<&str> = token.split('/').collect();
@@ -669,20 +670,20 @@ impl State {
     }
 }
 
-/// A consumer running in a task of its own.
+/// A consumer that runs in a separate task.
 pub struct Running {
     pub shutdown: CancellationToken,
     pub task: JoinHandle<Result<(), ConsumeError>>,
 }
 
 impl Running {
-    /// As SIGTERM does.
+    /// Stops the consumer as SIGTERM does.
     pub async fn stop(self) -> Result<(), ConsumeError> {
         self.shutdown.cancel();
         self.task.await.unwrap()
     }
 
-    /// As kill -9 does, as far as the buffer and the table can tell.
+    /// Kills the consumer as kill -9 does, as far as the buffer and the table can tell.
     pub async fn crash(self) {
         self.task.abort();
         assert!(self.task.await.unwrap_err().is_cancelled());
@@ -703,7 +704,7 @@ pub fn config(instance: &str) -> Config {
     }
 }
 
-/// A machine whose clocks go as tokio's do, and that can be suspended or paused.
+/// A machine whose clocks follow tokio's, and that can be suspended or paused.
 #[derive(Clone)]
 pub struct Machine {
     began: tokio::time::Instant,
@@ -722,7 +723,7 @@ impl Machine {
         }
     }
 
-    /// One with no other threads: a paused clock stands still while one waits.
+    /// A machine without other threads: a paused clock stands still while a thread works.
     pub fn with_one_thread() -> Self {
         Machine {
             cpu_time: Some(Duration::ZERO),
@@ -730,12 +731,12 @@ impl Machine {
         }
     }
 
-    /// As if it had stood still for so long: only the uptime goes on.
+    /// Simulates a suspension of this length: only the uptime advances.
     pub fn suspend(&self, time: Duration) {
         *self.suspended.lock().unwrap() += time;
     }
 
-    /// As if a hypervisor had held it for so long: only the wall clock goes on.
+    /// Simulates a hypervisor's pause of this length: only the wall clock advances.
     pub fn pause(&self, time: Duration) {
         *self.paused.lock().unwrap() += time;
     }
@@ -775,14 +776,14 @@ pub fn start_on(machine: &Machine, store: &Store, config: Config, table: &Arc<Ta
 
 /// Waits until the consumer `default` has acknowledged everything below `next`.
 pub async fn acknowledged(log: &Log, next: u64) {
-    eventually("it is acknowledged", async || {
+    eventually("the batch is acknowledged", async || {
         let cursor = log.cursor("default").await;
         cursor.is_some_and(|cursor| cursor.next(STREAM) == next)
     })
     .await;
 }
 
-/// Polls until it holds. A test that hangs here names what it waited for.
+/// Polls until the condition holds. A test that hangs here names the condition.
 pub async fn eventually<F: AsyncFnMut() -> bool>(what: &str, mut holds: F) {
     let wait = async {
         while !holds().await {

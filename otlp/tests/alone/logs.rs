@@ -76,8 +76,8 @@ proptest! {
         let bytes = request.encode_to_vec();
         let expected = expected(&request);
         for (place, expected) in (0..).zip(&expected) {
-            let alone = record_alone(Signal::Logs, &bytes, place).expect("it is there");
-            prop_assert_eq!(&ExportLogsServiceRequest::decode(&*alone).expect("it is OTLP"), expected);
+            let alone = record_alone(Signal::Logs, &bytes, place).expect("a record");
+            prop_assert_eq!(&ExportLogsServiceRequest::decode(&*alone).expect("valid OTLP"), expected);
         }
         prop_assert_eq!(record_alone(Signal::Logs, &bytes, expected.len() as u64), None);
     }
@@ -105,8 +105,8 @@ fn the_field_that_scope_logs_replaced_counts_where_it_is_alone() {
     .concat();
     let times: Vec<Vec<u64>> = (0..3)
         .map(|place| {
-            let alone = record_alone(Signal::Logs, &request, place).expect("it is there");
-            let parsed = Request::parse(&alone).expect("it is OTLP");
+            let alone = record_alone(Signal::Logs, &request, place).expect("a record");
+            let parsed = Request::parse(&alone).expect("valid OTLP");
             let scopes = parsed
                 .resources()
                 .flat_map(|resource| resource.scopes().collect::<Vec<_>>());

@@ -113,8 +113,8 @@ proptest! {
         }
         let bytes = request(scopes).encode_to_vec();
         for (place, expected) in (0..).zip(&expected) {
-            let alone = record_alone(Signal::Metrics, &bytes, place).expect("it is there");
-            prop_assert_eq!(&ExportMetricsServiceRequest::decode(&*alone).expect("it is OTLP"), expected);
+            let alone = record_alone(Signal::Metrics, &bytes, place).expect("a record");
+            prop_assert_eq!(&ExportMetricsServiceRequest::decode(&*alone).expect("valid OTLP"), expected);
         }
         prop_assert_eq!(record_alone(Signal::Metrics, &bytes, expected.len() as u64), None);
     }
@@ -143,15 +143,15 @@ fn of_several_data_of_one_metric_the_last_counts_alone() {
     .concat();
     let request = field(1, &field(2, &field(2, &metric)));
     for (place, time) in [(0, 4), (1, 5)] {
-        let alone = record_alone(Signal::Metrics, &request, place).expect("it is there");
+        let alone = record_alone(Signal::Metrics, &request, place).expect("a record");
         let expected = [field(name, b"m"), field(gauge, &point(time))].concat();
         assert_eq!(alone, field(1, &field(2, &field(2, &expected))));
-        let parsed = Request::parse(&alone).expect("it is OTLP");
+        let parsed = Request::parse(&alone).expect("valid OTLP");
         let scope = parsed
             .resources()
             .next()
             .and_then(|resource| resource.scopes().next());
-        let metric = scope.and_then(|scope| scope.items().next()).expect("it is there");
+        let metric = scope.and_then(|scope| scope.items().next()).expect("a record");
         let Data::Gauge(points) = metric.data else {
             panic!("{:?}", metric.data)
         };

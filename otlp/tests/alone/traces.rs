@@ -63,8 +63,8 @@ proptest! {
         }
         let bytes = request(resources).encode_to_vec();
         for (place, expected) in (0..).zip(&expected) {
-            let alone = record_alone(Signal::Traces, &bytes, place).expect("it is there");
-            prop_assert_eq!(&ExportTraceServiceRequest::decode(&*alone).expect("it is OTLP"), expected);
+            let alone = record_alone(Signal::Traces, &bytes, place).expect("a record");
+            prop_assert_eq!(&ExportTraceServiceRequest::decode(&*alone).expect("valid OTLP"), expected);
         }
         prop_assert_eq!(record_alone(Signal::Traces, &bytes, expected.len() as u64), None);
     }

@@ -18,7 +18,7 @@ pub(crate) trait Signal {
     /// Asserts that the items are equal and returns the number of records.
     fn assert_same(ours: Self::Ours<'_>, theirs: &Self::TheirItem) -> usize;
     fn records(theirs: &Self::TheirItem) -> usize;
-    /// Whether prost counts records differently, where we follow the Collector.
+    /// Returns true if prost counts records differently, where we follow the Collector.
     fn is_counted_otherwise(_: &[u8]) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! A buffer in memory behind an unreliable network, and what an honest reader finds in it.
+//! A buffer in memory behind an unreliable network, and the log as a reader without faults sees it.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::collections::BTreeMap;
@@ -14,19 +14,19 @@ use millpond_storage::unreliable::{Controls, Faults, Unreliable};
 use object_store::memory::InMemory;
 use prometheus_client::registry::Registry;
 
-/// When every test begins, unix milliseconds.
+/// The start time of every test, unix milliseconds.
 pub(crate) const START_MS: u64 = 1_767_225_600_000;
 pub(crate) const STREAM: &str = "events.test";
 
 pub(crate) struct World {
-    /// What a producer uses.
+    /// The store that a producer uses.
     pub(crate) store: Store,
     pub(crate) controls: Controls,
     /// The same objects without faults.
     pub(crate) honest: Store,
 }
 
-/// One segment per message, and nothing waits longer than the test wants.
+/// One segment per message and short waits.
 pub(crate) fn config() -> Config {
     Config {
         linger: Duration::from_millis(50),
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// Every message in the log, in its order.
+    /// Returns every message in the log, in order.
     pub(crate) async fn log(&self) -> Vec<String> {
         log(&self.honest).await
     }
@@ -96,7 +96,7 @@ pub(crate) async fn log(store: &Store) -> Vec<String> {
     segments(store).await.concat()
 }
 
-/// The messages of every segment in the log; the first has sequence 0.
+/// Returns the messages of every segment in the log; the first has sequence 0.
 pub(crate) async fn segments(store: &Store) -> Vec<Vec<String>> {
     let manifest: Snapshot<Manifest> = cas::read(store, &layout::manifest(0)).await.unwrap().unwrap();
     let mut log = Log::new(manifest.state);
@@ -145,7 +145,7 @@ pub(crate) async fn append(producer: &Producer, payload: &str) -> Result<Committ
     producer.append(message(producer, payload)).await
 }
 
-/// What a client does: sends again for as long as it is told that this makes sense.
+/// Retries as a client does, for as long as the answers recommend a retry.
 pub(crate) async fn append_until_acknowledged(producer: &Producer, payload: &str) -> Committed {
     loop {
         match append(producer, payload).await {
@@ -155,7 +155,7 @@ pub(crate) async fn append_until_acknowledged(producer: &Producer, payload: &str
     }
 }
 
-/// Waits, with the paused clock, until `condition` holds: by then every task has done what it can.
+/// Waits, with the paused clock, until `condition` holds. By then every task has made all possible progress.
 pub(crate) async fn until<F: Future<Output = bool>>(condition: impl Fn() -> F) {
     while !condition().await {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -163,7 +163,7 @@ pub(crate) async fn until<F: Future<Output = bool>>(condition: impl Fn() -> F) {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
-/// Names what is in the log another number of times than once.
+/// Returns the messages that are not in the log exactly once, with their counts.
 pub(crate) fn not_once<'a>(log: &'a [String], expected: &'a [String]) -> BTreeMap<&'a str, usize> {
     let mut times: BTreeMap<&str, usize> = expected.iter().map(|message| (message.as_str(), 0)).collect();
     for message in log {

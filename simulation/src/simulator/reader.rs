@@ -29,7 +29,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Whether it needs this part. A removed consumer needs none.
+    /// Returns true if it needs this part. A removed consumer needs none.
     pub(crate) fn needs(&self, stream: &str, sequence: u64) -> bool {
         let cursor = self.cursor.as_ref().filter(|cursor| !cursor.is_removed());
         cursor.is_some_and(|cursor| cursor.next(stream) <= sequence)

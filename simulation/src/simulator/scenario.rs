@@ -45,7 +45,7 @@ pub(crate) struct Scenario {
     pub(crate) sink_fault: f64,
     /// Partitions of the table.
     pub(crate) partitions: usize,
-    /// Whether the table records tokens. If not, owners never overlap, and no request outlives its sender.
+    /// True if the table records tokens. If not, owners never overlap, and no request outlives its sender.
     pub(crate) window: bool,
     /// The table forgets tokens as soon as the protocol allows.
     pub(crate) tokens_forgotten: bool,

@@ -162,7 +162,7 @@ impl Table {
         lacking.map(|(place, _)| place).collect()
     }
 
-    /// Whether a read request fails, and its delays in both directions.
+    /// Returns whether a read request fails, and its delays in both directions.
     pub(crate) fn asked(&self) -> (bool, Duration, Duration) {
         let mut state = self.state();
         let (there, back) = (way(&mut state.rng) * 3, way(&mut state.rng) * 3);
@@ -251,7 +251,7 @@ impl Table {
         before != state.under_way.len()
     }
 
-    /// Whether an answer now reflects every replica.
+    /// Returns true if an answer now reflects every replica.
     pub(crate) fn is_certain(&self) -> bool {
         self.scenario.certain || one_in(&mut self.state().rng, 2)
     }

@@ -40,7 +40,7 @@ pub(crate) struct Witness {
     record: Arc<Record>,
     ledger: Arc<Ledger>,
     tables: BTreeMap<String, Arc<Table>>,
-    /// Whether retention drops unread entries.
+    /// True if retention drops unread entries.
     retention: bool,
     state: Mutex<State>,
 }
@@ -198,7 +198,7 @@ impl Witness {
         }
     }
 
-    /// Whether a consumer has read every log to its end, and its positions.
+    /// Returns whether a consumer has read every log to its end, and its positions.
     pub(crate) fn is_read(&self, consumer: &str) -> (bool, String) {
         use fmt::Write;
         let state = self.state();
@@ -446,7 +446,7 @@ impl Witness {
 }
 
 impl Shard {
-    /// Whether a segment or page with this name could still be committed.
+    /// Returns true if a segment or page with this name could still be committed.
     fn may_join(&self, name: Ulid) -> bool {
         let floor_ms = self
             .manifest

@@ -107,7 +107,7 @@ impl World {
         })
     }
 
-    /// Whether the faults have ended.
+    /// Returns true if the faults have ended.
     pub(crate) fn is_over(&self) -> bool {
         Instant::now() >= self.ends_at
     }

@@ -1,5 +1,5 @@
-//! The addresses of ClickHouse, of which one is in use. Another one takes its place when its server is away, between requests and
-//! never within an attempt (`design/clickhouse-sink.md`, "Several addresses").
+//! The addresses of ClickHouse, of which one is in use. If its server is unavailable, another address takes over,
+//! between requests and never within an attempt (`design/clickhouse-sink.md`, "Several addresses").
 
 use crate::client::Client;
 use crate::config::Config;
@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tracing::{error, warn};
 
-/// The longest that a check of one of several addresses may take: a frozen server accepts connections and answers nothing.
+/// The maximum time to check one of several addresses: a frozen server accepts connections and answers nothing.
 const CHECK_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -28,11 +28,11 @@ struct AddressLabel {
 
 /// An address.
 pub(crate) struct Address {
-    /// As it was given.
+    /// The address as configured.
     given: String,
-    /// Without parameters.
+    /// The address without parameters.
     pub(crate) url: String,
-    /// Of a server that may never have been checked.
+    /// A client for a server that may never have been checked.
     pub(crate) client: Client,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Addresses {
     config: Config,
     all: Vec<Address>,
     state: RwLock<State>,
-    /// Held by whoever looks for another address: the last complaint about each.
+    /// The last warning about each address. The task that looks for another address holds the lock.
     moving: Mutex<Vec<String>>,
     failovers: Counter,
     gauge: Family<AddressLabel, Gauge>,
@@ -49,7 +49,7 @@ pub(crate) struct Addresses {
 
 struct State {
     in_use: usize,
-    /// The addresses that have been checked. The one in use has.
+    /// The checked addresses, including the one in use.
     nodes: Vec<Option<Arc<Node>>>,
 }
 
@@ -64,7 +64,8 @@ impl Addresses {
     /// Checks all addresses, and uses the first that answers.
     ///
     /// # Errors
-    /// `Schema` if an address that answers does not fit, or has other tables than the others; `Transient` if no address answers.
+    /// `Schema` if an address that answers does not fit, or has different tables than the others; `Transient` if no
+    /// address answers.
     pub(crate) async fn open(config: Config) -> Result<Self, SinkError> {
         let address = |given: &String| {
             let (url, client) = settings::client(&config, given)?;
@@ -137,7 +138,7 @@ impl Addresses {
         self.all.iter().filter(move |address| address.url != url)
     }
 
-    /// The node in use, whether its server is away or not.
+    /// Returns the node in use, even if its server is unavailable.
     pub(crate) fn in_use(&self) -> Arc<Node> {
         self.state.read().unwrap_or_else(PoisonError::into_inner).node()
     }
@@ -157,21 +158,21 @@ impl Addresses {
         state.in_use = place;
     }
 
-    /// Every node that has been checked.
+    /// Returns every checked node.
     pub(crate) fn checked(&self) -> Vec<Arc<Node>> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.nodes.iter().flatten().cloned().collect()
     }
 
-    /// The node for the next request. Looks for another address if the server of the one in use is away. If it finds none, the one in
-    /// use is tried again.
+    /// Returns the node for the next request. Looks for another address if the current server is unavailable, and
+    /// retries the current one if it finds none.
     pub(crate) async fn node(&self) -> Arc<Node> {
         let node = self.in_use();
         if self.all.len() == 1 || node.server.away().is_none() {
             return node;
         }
         let mut complaints = self.moving.lock().await;
-        // Others may have moved meanwhile.
+        // Another task may have moved meanwhile.
         let node = self.in_use();
         let Some(reason) = node.server.away() else {
             return node;
@@ -199,8 +200,8 @@ impl Addresses {
         node
     }
 
-    /// The node at this place, if it can be used now. Compares its tables each time: since the last time somebody may have replaced the
-    /// server, or made its tables again.
+    /// Returns the node at this place if it is usable now. Compares its tables each time: since the last check somebody
+    /// may have replaced the server or recreated its tables.
     async fn usable(&self, place: usize, ours: &Node) -> Result<Arc<Node>, SinkError> {
         if planted::is(Bug::AddressTrusted)
             && let Some(node) = self.known(place)

@@ -92,7 +92,7 @@ impl Config {
         Table::ALL.into_iter().filter(taken).collect()
     }
 
-    /// Whether rows may go to more than one address.
+    /// Returns true if rows may go to more than one address.
     pub(crate) fn has_several_urls(&self) -> bool {
         self.urls.len() > 1
     }

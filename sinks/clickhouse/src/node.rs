@@ -1,4 +1,4 @@
-//! One address, checked: its server, and the tables that rows go to.
+//! One checked address: its server, and the tables for rows.
 
 use crate::config::Config;
 use crate::presence::Ask;
@@ -16,27 +16,27 @@ pub(crate) struct Node {
     pub(crate) server: Server,
     pub(crate) version: (u32, u32),
     pub(crate) tables: Vec<Target>,
-    /// The traces' table of times, where there is one.
+    /// The trace lookup table, if there is one.
     pub(crate) lookup: Option<Known>,
-    /// What its tables are, where there are other addresses to compare them with.
+    /// The properties of its tables, to compare with those at other addresses.
     pub(crate) same: Option<Tables>,
 }
 
-/// A table that is written to.
+/// A table that the sink writes to.
 pub(crate) struct Target {
     pub(crate) table: Table,
     pub(crate) insert: String,
     pub(crate) known: Known,
-    /// It had all rows of a chunk that was sent to it.
+    /// True if the table had all rows of a chunk that it was sent.
     pub(crate) proved: AtomicBool,
 }
 
 impl Node {
-    /// Connects, creates what is missing (if the settings say so), and checks the tables of the signals that are taken.
+    /// Connects, creates missing tables (if the settings say so), and checks the tables of the accepted signals.
     ///
     /// # Errors
-    /// `Schema` when a table does not fit, naming each column at fault with what mends it, or when the server
-    /// does not let us in; `Transient` when it cannot be reached or cannot answer now.
+    /// `Schema` if a table does not fit, with each faulty column and its fix, or if the server denies access;
+    /// `Transient` if the server cannot be reached or cannot answer now.
     pub(crate) async fn open(config: &Config, url: &str, create: bool) -> Result<Self, SinkError> {
         let server = Server::connect(config.clone(), url).await?;
         let version = server.version().await?;

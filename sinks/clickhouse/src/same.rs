@@ -1,22 +1,22 @@
-//! Whether two addresses lead to the same tables. Pure: compares what two servers say of them.
+//! Decides if two addresses lead to the same tables. Pure: compares the descriptions by two servers.
 
 use crate::schema::distributed::Distributed;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// A UUID that a table in a database of the engine Ordinary has.
+/// The UUID of a table in a database with the engine Ordinary.
 const NIL: &str = "00000000-0000-0000-0000-000000000000";
 
-/// What a server says of the tables that rows go to.
+/// A server's description of the tables for rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tables {
-    /// The partition of a row may depend on it.
+    /// The server's time zone. The partition of a row may depend on it.
     pub(crate) time_zone: String,
-    /// By their quoted names.
+    /// The tables, by their quoted names.
     pub(crate) tables: BTreeMap<String, Home>,
 }
 
-/// What tells a table from all others.
+/// The properties that distinguish a table from all others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Home {
     pub(crate) kind: Kind,
@@ -24,7 +24,7 @@ pub(crate) struct Home {
     pub(crate) views: Vec<String>,
 }
 
-/// Where the rows of a table are.
+/// The location of a table's rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// On this server alone.
@@ -36,24 +36,24 @@ pub(crate) enum Kind {
     Replica {
         /// The path in Keeper; empty for engines without one in `system.replicas`.
         path: String,
-        /// When Keeper made the path, and the table's ID there. `None` if the user may not read `system.zookeeper`.
+        /// The time at which Keeper created the path, and the table's ID there. `None` if the user may not read
+        /// `system.zookeeper`.
         made: Option<String>,
-        /// The table's UUID, which replicas share only if one statement made them.
+        /// The table's UUID. Replicas share it only if one statement created them.
         uuid: String,
     },
     /// Behind a Distributed table.
     Distributed {
         /// The arguments of the engine.
         arguments: Box<Distributed>,
-        /// Each replica's shard, weight, host and port, as the server's configuration has them: a row goes to the shard that follows from
-        /// these.
+        /// Each replica's shard, weight, host and port in the server's configuration: they determine a row's shard.
         layout: Vec<String>,
         /// The servers and the UUIDs of the tables behind it.
         behind: Vec<String>,
     },
 }
 
-/// Says why several addresses cannot be used for these tables.
+/// Returns the reason why several addresses cannot be used for these tables.
 pub(crate) fn alone(url: &str, tables: &Tables) -> Option<String> {
     tables.tables.iter().find_map(|(path, home)| match &home.kind {
         Kind::Alone { engine } => Some(format!(
@@ -64,7 +64,7 @@ pub(crate) fn alone(url: &str, tables: &Tables) -> Option<String> {
     })
 }
 
-/// Says why the tables at `their_url` are not those at `our_url`. `None`: they are.
+/// Returns the reason why the tables at `their_url` are not those at `our_url`. `None`: they are.
 pub(crate) fn difference(our_url: &str, ours: &Tables, their_url: &str, theirs: &Tables) -> Option<String> {
     let both = format!("at {our_url} and {their_url}");
     if ours.time_zone != theirs.time_zone {
@@ -151,7 +151,8 @@ fn other(ours: &Kind, theirs: &Kind) -> Option<String> {
     }
 }
 
-/// The materialized views that only one of two addresses has: rows that are written through the other do not reach them.
+/// Returns the materialized views that only one of two addresses has: they do not get the rows that are written through
+/// the other.
 pub(crate) fn views_of_one(ours: &Tables, theirs: &Tables) -> Vec<String> {
     let mut found = Vec::new();
     for (path, home) in &ours.tables {

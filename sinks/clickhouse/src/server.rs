@@ -26,12 +26,12 @@ pub(crate) use ttl::RowTtl;
 /// A server and the settings of the tables on it.
 pub(crate) struct Server {
     pub(crate) client: Client,
-    /// For INSERTs of chunks.
+    /// The client for INSERTs of chunks.
     pub(crate) inserting: Client,
     pub(crate) config: Config,
-    /// Its address without parameters.
+    /// The server's address without parameters.
     pub(crate) url: String,
-    /// Why it should not be used, since the last time that it was checked.
+    /// The reason not to use this server, since the last check.
     away: Mutex<Option<String>>,
 }
 
@@ -42,7 +42,7 @@ struct Engine {
     partition_key: String,
 }
 
-/// How a table is that rows are to go to.
+/// The state of a table for rows.
 #[derive(Debug)]
 pub(crate) enum Checked {
     Fits(Known),
@@ -63,18 +63,18 @@ impl Server {
         })
     }
 
-    /// Why another server should be used instead of this one.
+    /// Returns the reason to use another server instead of this one.
     pub(crate) fn away(&self) -> Option<String> {
         let away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
         away.clone()
     }
 
-    /// It answers.
+    /// Records that the server answers.
     pub(crate) fn is_back(&self) {
         *self.away.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Keeps a failure that another server may not have.
+    /// Records a failure that another server may not have.
     pub(crate) fn note(&self, error: &Error) {
         if is_away(error) {
             *self.away.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown(error));
@@ -112,7 +112,7 @@ impl Server {
             names.join(", ")
         );
         match self.one::<u64>("asking for read-only tables", &sql).await {
-            // Nothing follows from a right that is missing.
+            // A missing privilege proves nothing.
             Ok(0) | Err(SinkError::Schema(_)) => Ok(()),
             Ok(_) => Err(SinkError::Transient(format!(
                 "{}: tables are read-only",
@@ -122,7 +122,7 @@ impl Server {
         }
     }
 
-    /// Those of the objects that the server has.
+    /// Returns those of the objects that the server has.
     pub(crate) async fn existing(&self, objects: &[Object]) -> Result<Vec<Object>, SinkError> {
         // Not all tables: a database can have any number of them.
         let wanted = objects.iter().filter(|object| **object != Object::Database);
@@ -144,12 +144,12 @@ impl Server {
         Ok(objects.iter().copied().filter(is_there).collect())
     }
 
-    /// Makes these.
+    /// Creates these objects.
     pub(crate) async fn create(&self, objects: &[Object], version: (u32, u32)) -> Result<(), SinkError> {
         self.check_replicates(objects)?;
         for object in objects {
             if *object == Object::View && matches!(self.check_lookup().await?, Checked::Unfit(_)) {
-                // It could not be made; what is wrong is said of its table.
+                // The view cannot be created; the fault of its table says why.
                 continue;
             }
             let what = format!("creating {}", object.title(&self.config));
@@ -178,7 +178,7 @@ impl Server {
         )))
     }
 
-    /// Whether a table takes our rows, and how it deduplicates.
+    /// Checks if a table takes the sink's rows, and how it deduplicates.
     pub(crate) async fn check(&self, table: Table) -> Result<Checked, SinkError> {
         let name = table.name(&self.config);
         let found = self.columns(name).await?;
@@ -350,7 +350,7 @@ impl Server {
         Ok(sources.shard_fault(&self.config, table, &volatile))
     }
 
-    /// The same of the traces' table of times, which the view fills.
+    /// Checks the trace lookup table, which the view fills.
     pub(crate) async fn check_lookup(&self) -> Result<Checked, SinkError> {
         let name = schema::lookup(&self.config);
         let found = self.columns(&name).await?;
@@ -401,7 +401,8 @@ impl Server {
         })
     }
 
-    /// What a row's partition follows from; the server takes the expressions apart. A fault when it is not of the row itself.
+    /// Returns the inputs of a row's partition; the server parses the expressions. Returns a fault if it does not
+    /// depend on the row alone.
     async fn partitioning(
         &self,
         table: Table,
@@ -458,13 +459,13 @@ impl Server {
         Ok(Partitioning::Time { a_day })
     }
 
-    /// Those of the functions that give another value the next time they are called.
+    /// Returns those of the functions whose value changes between calls.
     async fn volatile(&self, functions: impl Iterator<Item = &String>) -> Result<Vec<String>, SinkError> {
         let names: Vec<&String> = functions.collect();
         if names.is_empty() {
             return Ok(Vec::new());
         }
-        // The column's name is not the same in all versions.
+        // The name of the column depends on the version.
         let names: Vec<String> = names.into_iter().map(|name| literal(name)).collect();
         let sql = format!(
             "SELECT lower(name) FROM system.functions \
@@ -482,7 +483,7 @@ impl Server {
         self.failing("reading a table's columns", self.client.rows(&sql).await)
     }
 
-    /// Reports whether materialized views hang on a table, or on those behind it.
+    /// Reports whether a table, or one behind it, has materialized views.
     pub(crate) async fn has_views(&self, table: Table, ask: &Ask) -> Result<bool, SinkError> {
         let (from, database, name) = match ask {
             Ask::Behind(behind, _) => (
@@ -537,7 +538,7 @@ impl Server {
         outcome.map_err(|error| self.failed(what, &error))
     }
 
-    /// A failed question refuses no rows.
+    /// A failed query does not refuse rows.
     fn failed(&self, what: &str, error: &Error) -> SinkError {
         self.note(error);
         match classify(&format!("{what} at {}", self.url), error) {

@@ -25,7 +25,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tracing::{error, warn};
 
-/// The version of the mapping from messages to rows and chunks. Changed with either.
+/// The version of the mapping from messages to rows and chunks. It changes with either.
 pub const SCHEMA_VERSION: u32 = 2;
 
 /// ClickHouse as a [`Sink`].
@@ -47,12 +47,12 @@ impl fmt::Debug for ClickHouse {
 }
 
 impl ClickHouse {
-    /// Connects to all addresses, creates what is missing (if the settings say so), and checks the tables of the signals that are taken.
-    /// One address that answers is enough.
+    /// Connects to all addresses, creates missing tables (if the settings say so), and checks the tables of the
+    /// accepted signals. One address that answers is enough.
     ///
     /// # Errors
-    /// `Schema` when a table does not fit, naming each column at fault with what mends it, when the server does not let us in, or when
-    /// the addresses do not have the same tables; `Transient` when no server can be reached or can answer now.
+    /// `Schema` if a table does not fit, with each faulty column and its fix, if the server denies access, or if the
+    /// addresses do not have the same tables; `Transient` if no server can be reached or can answer now.
     pub async fn open(config: Config) -> Result<Self, SinkError> {
         Ok(Self {
             name: name(&config),
@@ -63,13 +63,13 @@ impl ClickHouse {
         })
     }
 
-    /// Registers which address is in use, and how often it changed.
+    /// Registers the address in use, and the number of changes.
     pub fn register_metrics(&self, registry: &mut Registry) {
         self.addresses.register_metrics(registry);
     }
 
-    /// Which tables may forget a token too early under this policy, and what mends each. Tokens times partitions
-    /// can be in doubt at once: every batch in flight, at its target size.
+    /// Returns the tables that may forget a token too early under this policy, and the fix for each. Tokens times
+    /// partitions can be in doubt at once: every batch in flight, at its target size.
     pub fn window_warnings(&self, policy: &BatchingPolicy) -> Vec<String> {
         let chunks = policy
             .batch_records
@@ -115,17 +115,17 @@ impl ClickHouse {
     }
 }
 
-/// How the name of a sink ends whose tables do not keep the identities of their rows.
+/// The end of a sink's name if its tables do not keep the identities of their rows.
 const COLUMNS_NONE: &str = ";columns=none";
 
-/// Whether the tables of the sink with this name keep the identities of their rows. A cursor has the name, so that a reset
-/// need not ask a server.
+/// Returns true if the tables of the sink with this name keep the identities of their rows. The cursor has the name, so
+/// a reset does not have to ask a server.
 pub fn keeps_identities(sink: &str) -> bool {
     !sink.ends_with(COLUMNS_NONE)
 }
 
-/// The sink's name: where rows go, and so part of their identity. Tables of the usual names are not named, but for
-/// that of logs.
+/// The sink's name: the destination of rows, and so part of their identity. It leaves out tables with default names,
+/// except that of logs.
 fn name(config: &Config) -> String {
     let usual = Config::default();
     let mut name = format!("clickhouse:{}.{}", config.database, config.logs_table);
@@ -223,7 +223,8 @@ impl Sink for ClickHouse {
             return Err(node.refused_by_table(target, chunk, &error, failed).await);
         }
         if *first && !target.proved.load(Ordering::Relaxed) {
-            // The rows have arrived. A server that cannot be asked now does not make them doubtful; a later chunk is the proof.
+            // The rows have arrived. A server that cannot answer now does not make them doubtful; a later chunk is the
+            // proof.
             match node.prove(target, token, chunk).await {
                 Err(SinkError::Transient(reason)) => warn!("{reason}"),
                 proved => proved?,
@@ -267,7 +268,7 @@ impl Sink for ClickHouse {
         let asks = node.asks();
         // A statement for a cluster waits for every server of it.
         if asks.iter().all(|ask| **ask == Ask::Here) && self.config.cluster.is_none() {
-            // Where they cannot be ended now, the table's window has to do.
+            // If they cannot be ended now, the table's window must suffice.
             let _ = node.server.settle(&asks, of, None, &[]).await;
         }
     }
@@ -289,9 +290,9 @@ impl Node {
         found.ok_or_else(|| SinkError::Schema(format!("there is no table number {}", chunk.table)))
     }
 
-    /// Returns the places of the rows that the chunk's table lacks, and whether this holds for all replicas. Leaves out rows that the
-    /// table's TTL removes. A row that some replicas have and others lack is lacking, but not certainly: another token than the first
-    /// would store it again where it is.
+    /// Returns the places of the rows that the chunk's table lacks, and whether this holds for all replicas. Leaves out
+    /// rows that the table's TTL removes. A row that only some replicas have is lacking, but not certainly: a token
+    /// other than the first would store it twice.
     async fn lacks(
         &self,
         target: &Target,
@@ -319,10 +320,11 @@ impl Node {
         Ok((lacks, certain && !partial))
     }
 
-    /// Turns a refusal into a fault of the schema where a view behind the table refused the rows, which the table has by then.
+    /// Turns a refusal into a schema fault if a view behind the table refused the rows, because then the table has
+    /// them.
     ///
-    /// The rows decide and not the text, which may quote them: a record that says it came from a view would else be tried again for
-    /// ever. The text counts only where views exist and nobody can be asked for the rows.
+    /// The rows decide and not the text, which may quote them: a record that claims to come from a view would otherwise
+    /// cause endless retries. The text counts only if views exist and no server can be asked for the rows.
     async fn refused_by_table(
         &self,
         target: &Target,
@@ -339,7 +341,7 @@ impl Node {
             Err(SinkError::Transient(unasked)) => {
                 return SinkError::Transient(format!("{reason}; {unasked}"));
             }
-            // Who may not read system.tables may have views.
+            // A user who may not read system.tables may have views.
             Ok(true) | Err(_) => {}
         }
         let source = recovery::source(&chunk.body).filter(|_| *ask != Ask::Never);

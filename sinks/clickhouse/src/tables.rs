@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct Report {
     /// Its kind and its full, quoted name.
     pub what: String,
-    /// Whether writing requires it. The trace lookup table is optional.
+    /// True if writing requires it. The trace lookup table is optional.
     pub needed: bool,
     /// Its state.
     pub state: State,

@@ -171,7 +171,7 @@ async fn a_range_is_exact(ground: &Ground) {
         let got = store.get_range("s", range.clone()).await;
         assert_eq!(got, Ok(Some(wanted.into())), "{range:?}");
     }
-    #[expect(clippy::reversed_empty_ranges, reason = "what a bad index could ask for")]
+    #[expect(clippy::reversed_empty_ranges, reason = "ranges from a damaged index")]
     for range in [5..11, 10..11, 100..200, 4..4, 7..3, 0..u64::MAX] {
         let error = store
             .get_range("s", range.clone())
@@ -259,7 +259,7 @@ async fn impossible_keys_are_refused(ground: &Ground) {
         let cas = store.compare_and_set(key, None, Bytes::new()).await;
         assert!(matches!(cas, Cas::Unknown(_)), "{key}");
     }
-    assert_eq!(store.requests().put, 0, "nothing is sent for an invalid key");
+    assert_eq!(store.requests().put, 0, "an invalid key sends no request");
 }
 
 async fn a_big_body_arrives_whole(ground: &Ground) {

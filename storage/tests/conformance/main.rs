@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 /// The number of concurrent writers, as in the self-test.
 const WRITERS: usize = 16;
 
-/// A store under test and everything that it needs to stay alive.
+/// A store under test, with the resources that it needs to stay alive.
 struct Ground {
     kind: Kind,
     store: Store,
@@ -93,8 +93,8 @@ async fn content(store: &Store, key: &str) -> Option<Bytes> {
     found.map(|found| found.bytes)
 }
 
-/// Adds a line to an object as a committer does: read, compare and set, and after anything but a commit read again to
-/// find out. Returns the number of unknown outcomes.
+/// Adds a line to an object as a committer does: read and compare-and-set, and after any outcome but a commit, read
+/// again. Returns the number of unknown outcomes.
 async fn append(store: &Store, key: &str, line: &str) -> usize {
     let mut unknown = 0;
     loop {

@@ -1,4 +1,4 @@
-//! Opening: errors for what is missing, refused or out of reach name a remedy.
+//! Opening: errors for a missing, refused or unreachable store name a remedy.
 
 use crate::minio;
 use millpond_storage::testing::Minio;

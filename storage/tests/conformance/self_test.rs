@@ -1,4 +1,4 @@
-//! Stores that each break a guarantee, and must be refused.
+//! Stores that each break a guarantee. The self-test must refuse them.
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
-    /// Checks the precondition, then acts on it: right as long as nobody else writes.
+    /// Checks the precondition, then acts on it: correct as long as nobody else writes.
     ChecksThenActs,
     /// The same for creations only.
     ChecksThenCreates,
@@ -159,7 +159,7 @@ async fn violation(fault: Fault) -> Violation {
 #[tokio::test]
 async fn a_store_that_breaks_only_under_concurrency_is_refused() {
     let Violation::ConcurrentCreates { winners, writers } = violation(Fault::ChecksThenCreates).await else {
-        panic!("creations are what it breaks");
+        panic!("this store breaks creations");
     };
     assert!(winners > 1 && writers == 16);
     let found = violation(Fault::ChecksThenActs).await;

@@ -1,14 +1,15 @@
-//! Requests to a server that means harm, or that is none of ClickHouse's.
+//! Requests to a malicious server, or to one that is not ClickHouse.
 
 use super::*;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::thread::JoinHandle;
 
-/// What the kernel's buffers of a connection may hold of what nobody reads.
+/// The maximum unread data in the kernel's buffers of a connection.
 const IN_BUFFERS: usize = 32 << 20;
 
-/// Answers one request with a head and then `pieces`, until they end or the client goes away. Returns how many bytes went out.
+/// Answers one request with a head and then `pieces`, until they end or the client disconnects. Returns the number of
+/// sent bytes.
 fn hostile(
     head: &'static str,
     pieces: impl Iterator<Item = Vec<u8>> + Send + 'static,
@@ -31,7 +32,7 @@ fn hostile(
     (Client::new(&Config::default(), &url).unwrap(), sent)
 }
 
-/// How much of an answer went out before the client hung up.
+/// Returns the number of bytes of an answer that were sent before the client disconnected.
 async fn taken(client: Client, sent: JoinHandle<usize>) -> usize {
     drop(client);
     tokio::task::spawn_blocking(|| sent.join().unwrap())

@@ -11,13 +11,13 @@ pub struct Engine(String);
 const ENGINES: [&str; 3] = ["MergeTree", "ReplicatedMergeTree", "SharedMergeTree"];
 
 impl Engine {
-    /// Whether tables of this engine replicate.
+    /// Returns true if tables of this engine replicate.
     pub(crate) fn is_replicated(&self) -> bool {
         !self.0.starts_with(ENGINES[0])
     }
 
-    /// Whether the same statement on two servers makes replicas of one table: the path in Keeper does not follow from the UUID that
-    /// each server gives its table.
+    /// Returns true if the same statement on two servers creates replicas of one table: the path in Keeper must not
+    /// follow from the UUID that each server gives its table.
     pub(crate) fn has_path(&self) -> bool {
         self.0.contains('(') && !self.0.contains("{uuid}")
     }

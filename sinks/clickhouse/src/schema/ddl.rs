@@ -15,7 +15,8 @@ pub(super) const WINDOW: u64 = 10_000;
 /// The same for 24 partitions per day: by default 16 chunks of 50 days each can be in doubt.
 const WINDOW_BY_HOUR: u64 = 20_000;
 
-/// How long a new replicated table remembers a token: a week, ClickHouse's default until 25.10 made it an hour.
+/// The time for which a new replicated table remembers a token: a week, ClickHouse's default until 25.10 reduced it to
+/// an hour.
 const WINDOW_SECONDS: u64 = 604_800;
 
 /// An object that Millpond creates.

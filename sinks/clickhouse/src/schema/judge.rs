@@ -160,7 +160,7 @@ pub(crate) struct Known {
     pub(crate) ttl: Option<RowTtl>,
 }
 
-/// What can be in doubt at once under a policy.
+/// The chunks that can be in doubt at once under a policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InDoubt {
     pub(crate) chunks: u64,
@@ -222,12 +222,12 @@ pub(crate) fn keeps_rows(engine: &str) -> bool {
     KEEPS_ROWS.contains(&engine)
 }
 
-/// Whether tables of this engine have replicas.
+/// Returns true if tables of this engine have replicas.
 pub(crate) fn is_replicated(engine: &str) -> bool {
     engine.starts_with("Replicated") || engine.starts_with("Shared")
 }
 
-/// Whether the rows of one INSERT land partition by partition, each partition atomically. Behind a Distributed table
+/// Returns true if the rows of one INSERT land partition by partition, each partition atomically. Behind a Distributed table
 /// they also land shard by shard.
 pub(crate) fn lands_by_partition(engine: &str) -> bool {
     engine.ends_with("MergeTree")

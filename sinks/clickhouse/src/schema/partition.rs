@@ -6,7 +6,7 @@ use super::{MILLPOND, Table, identifier};
 use crate::config::Config;
 use std::collections::BTreeSet;
 
-/// How a chunk's rows fall into partitions.
+/// The distribution of a chunk's rows over partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Partitioning {
     /// One partition: a chunk lands as a whole.
@@ -160,7 +160,7 @@ impl Sources {
         })
     }
 
-    /// Whether it depends on this time column alone.
+    /// Returns true if it depends on this time column alone.
     pub(crate) fn only_time(&self, time: &str) -> bool {
         self.filled.iter().all(|name| name == time)
     }

@@ -126,13 +126,14 @@ impl Server {
         Ok(None)
     }
 
-    /// Adds what the traces' table of times lacks of the traces of these rows. A view fills it after the spans have landed, so an
-    /// attempt may have died in between.
+    /// Adds the missing times of these rows' traces to the trace lookup table. A view fills it after the spans have
+    /// landed, so an attempt may have died in between.
     ///
-    /// Where both tables are Distributed, each subquery is answered once, for all shards (`GLOBAL`; without it the server refuses the
-    /// query, or asks each shard for its own rows alone), and one server compares all times, instead of each shard its own.
+    /// If both tables are Distributed, each subquery runs once, for all shards (`GLOBAL`; without it the server refuses
+    /// the query, or asks each shard for its own rows alone), and one server compares all times, instead of each shard
+    /// its own.
     ///
-    /// A replica that lags lacks the spans too, so it catches up first where it may be told to.
+    /// A lagging replica lacks the spans too, so it first catches up, if the user may request that.
     pub(crate) async fn complete_lookup(
         &self,
         ask: &Ask,

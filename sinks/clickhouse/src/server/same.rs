@@ -1,4 +1,4 @@
-//! Asks a server what tells its tables from those of other servers.
+//! Asks a server for the properties that distinguish its tables from those of other servers.
 
 use super::Server;
 use crate::presence::{SERVER, all_servers};
@@ -61,14 +61,14 @@ impl Server {
             let made = None;
             return Ok(Kind::Replica { path, made, uuid });
         }
-        // Two Keepers that were set up alike can have made the same path by the same transaction.
+        // Two Keepers with the same setup may have created the same path in the same transaction.
         let sql = format!(
             "SELECT if(name = 'replicas', concat(toString(czxid), ' ', toString(toUnixTimestamp(ctime))), value) AS made \
              FROM system.zookeeper WHERE path = {} AND name IN ('replicas', 'table_shared_id') ORDER BY name",
             literal(&path)
         );
         let made = match self.all::<String>("asking Keeper for a table's path", &sql).await {
-            // Without that right the UUIDs have to do.
+            // Without that privilege the UUIDs must suffice.
             Err(SinkError::Schema(_)) => None,
             made => Some(made?)
                 .filter(|made| !made.is_empty())
@@ -120,7 +120,7 @@ mod tests {
     use crate::presence::Ask;
     use crate::schema::partition::Partitioning;
 
-    /// What a stub says of a replica, whose `system.zookeeper` answers so.
+    /// The description of a replica by a stub whose `system.zookeeper` gives these answers.
     async fn replica(keeper: impl Fn() -> Answer + Send + 'static) -> (Result<Tables, SinkError>, Server) {
         let (url, _) = stand_in(move |request| {
             let answers = [

@@ -95,13 +95,13 @@ impl Server {
     }
 }
 
-/// The statements about the requests that are to end.
+/// The statements that kill and count the requests to end.
 struct Requests {
     kill: String,
     count: String,
 }
 
-/// Kills until none is left.
+/// Kills until no request is left.
 async fn kill(client: &Client, requests: &Requests, until: Instant) -> Result<Settled, Error> {
     if !keeps_query_ids(client).await? {
         return Ok(Settled::Waits);
@@ -119,7 +119,8 @@ async fn kill(client: &Client, requests: &Requests, until: Instant) -> Result<Se
     }
 }
 
-/// Kills on a cluster whatever the addresses did not know: a statement for a cluster waits for every server of it.
+/// Kills the remaining requests on the cluster, which the addresses did not know: a statement for a cluster waits for
+/// every server of it.
 async fn end_everywhere(client: &Client, requests: &Requests, until: Instant) -> Result<Settled, Error> {
     let left: u64 = client.value(&requests.count).await?;
     match left {

@@ -1,4 +1,4 @@
-//! Several addresses. A Distributed table stands for replicas here: every server writes to the one that has the rows.
+//! Several addresses. Distributed tables stand in for replicas here: every server writes to the one that has the rows.
 //! `tests/cluster/test_addresses.py` has real replicas.
 
 use crate::support::{NEW_YEAR, Proxy, Server, at, batch, chunk, open, write, write_again};
@@ -15,7 +15,7 @@ fn logs(urls: &[&str]) -> Config {
     }
 }
 
-/// The table `everywhere` of servers that pass its rows on.
+/// The table `everywhere`, on servers that forward its rows.
 fn everywhere(urls: &[&str]) -> Config {
     Config {
         logs_table: "everywhere".to_owned(),
@@ -33,7 +33,7 @@ async fn distribute(server: &Server, cluster: &str) {
         .await;
 }
 
-/// A server that has the rows, and one that passes them on to it.
+/// A server that has the rows, and one that forwards rows to it.
 async fn two() -> (Server, Server) {
     let near = Server::start();
     let far = Server::beside(&near);
@@ -67,7 +67,7 @@ async fn tables_that_do_not_replicate_have_one_address() {
         let made = server
             .ask("SELECT count() FROM system.tables WHERE database = 'otel'")
             .await;
-        assert_eq!(made, "0", "it made a table before it refused");
+        assert_eq!(made, "0", "the sink created a table before it refused");
         open(logs(&[&server.url])).await;
     }
     let error = refused(logs(&[&one.url, &other.url, &one.url])).await;
@@ -132,7 +132,7 @@ async fn the_next_address_takes_the_place_of_one_that_is_away() {
     );
 }
 
-/// The table remembers no tokens: a repetition would be stored.
+/// The table remembers no tokens, so it would store a repetition.
 #[tokio::test]
 async fn an_attempt_of_unknown_outcome_is_asked_for_and_not_repeated_at_the_next_address() {
     let server = Server::start();
@@ -152,7 +152,7 @@ async fn an_attempt_of_unknown_outcome_is_asked_for_and_not_repeated_at_the_next
     assert_eq!(server.ask(COUNT).await, "6");
 }
 
-/// An address that nobody could check at the start is checked before it is used.
+/// The sink checks an address that was unreachable at the start before it uses it.
 #[tokio::test]
 async fn an_address_with_other_tables_never_takes_over() {
     let (mut one, other) = (Server::start(), Server::start());
@@ -173,12 +173,12 @@ async fn an_address_with_other_tables_never_takes_over() {
     }
     assert!(
         proxy.requests().contains("system.clusters"),
-        "nobody looked at it"
+        "nobody checked the address"
     );
     assert_eq!(other.ask(COUNT).await, "0");
 }
 
-/// Somebody makes the table again, differently, after both addresses were checked.
+/// An operator recreates the table, differently, after both addresses were checked.
 #[tokio::test]
 async fn an_address_is_compared_again_each_time_it_takes_over() {
     let (near, mut far) = two().await;
@@ -197,7 +197,7 @@ async fn an_address_is_compared_again_each_time_it_takes_over() {
     }
 }
 
-/// The cluster names one of the servers: only its address shows what runs on the other one.
+/// The cluster has only one of the servers. The requests on the other one are visible only at its address.
 #[tokio::test]
 async fn requests_at_every_address_are_ended() {
     let (near, mut far) = two().await;
@@ -224,7 +224,7 @@ async fn requests_at_every_address_are_ended() {
     assert_eq!(
         far.ask(&running).await,
         "0",
-        "the other address still works on it"
+        "the request still runs at the other address"
     );
     slow.await.unwrap().unwrap_err();
 
@@ -232,6 +232,6 @@ async fn requests_at_every_address_are_ended() {
     assert_eq!(
         sink.settle("millpond/7/0/test/", None).await.unwrap(),
         Settled::Waits,
-        "nobody knows what runs there"
+        "requests may run at the unreachable address"
     );
 }

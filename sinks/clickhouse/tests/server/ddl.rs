@@ -1,5 +1,5 @@
-//! The DDL of every setting: taken by the engine where it can be run here, and by the engine's parser where it cannot (the embedded
-//! engine has neither replicas nor clusters).
+//! The DDL for every setting. The engine runs it if it can; otherwise its parser accepts it (the embedded engine has
+//! neither replicas nor clusters).
 
 use crate::support::{Server, open};
 use millpond_clickhouse::{Columns, Config, tables};
@@ -12,7 +12,7 @@ fn statements(script: &str) -> Vec<&str> {
     statements.into_iter().filter(|sql| !sql.is_empty()).collect()
 }
 
-/// Each as the server's parser writes it.
+/// Each statement as the server's parser formats it.
 async fn parsed(server: &Server, statements: &[&str]) -> Vec<String> {
     let quoted = statements.iter().map(|sql| {
         let escaped = sql.replace('\\', "\\\\").replace('\'', "\\'");
@@ -53,13 +53,13 @@ async fn all_of_it_is_sql() {
             }
         }
     }
-    // Settings that it does not run are settings all the same.
+    // The engine does not use these settings, but it knows them.
     let known = "SELECT count() FROM system.merge_tree_settings WHERE name IN \
                  ('replicated_deduplication_window', 'replicated_deduplication_window_seconds')";
     assert_eq!(server.ask(known).await, "2");
 }
 
-/// What is printed, run by somebody with a client, is what we make ourselves.
+/// A client that runs the printed script creates the same tables as the sink.
 #[tokio::test]
 async fn the_script_makes_the_tables_that_we_make() {
     let server = Server::start();

@@ -31,7 +31,7 @@ async fn an_engine_that_merges_rows_away_is_not_asked() {
     }
 }
 
-/// The embedded engine takes no row policies: the question about them is asked of a table that has some.
+/// The embedded engine has no row policies, so the query for them runs against a table with some.
 #[tokio::test]
 async fn row_policies_that_hide_rows_are_found() {
     let server = Server::start();

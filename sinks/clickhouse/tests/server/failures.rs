@@ -1,4 +1,4 @@
-//! What a failure is taken for: passing, the table's, or the rows'.
+//! The classification of failures: transient, the table's, or the rows'.
 
 use crate::support::{self, NEW_YEAR, Server, at, batch, chunk, write_again};
 use millpond_clickhouse::{ClickHouse, Config};
@@ -83,8 +83,8 @@ async fn rows_that_the_table_forbids_are_refused() {
     assert!(error.to_string().contains("tidy"), "{error}");
 }
 
-/// Something at the other end that answers every request so, or never. The embedded server has no users and no
-/// proxy before it, so what those say is told from here.
+/// A peer that answers every request with this text, or never. The embedded server has no users and no proxy in front
+/// of it, so this peer sends their answers.
 async fn answers(answer: Option<String>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,5 +1,5 @@
-//! Odd records, read back from the table column by column. What the Collector's own code makes of the same values is
-//! in `testdata/collector.json` and compared in `src/rows.rs`; here it is what the engine then says.
+//! Odd records, read back from the table column by column as the engine shows them. `testdata/collector.json` has the
+//! results of the Collector's own code for the same values; `src/rows.rs` compares them.
 
 use crate::support::{NEW_YEAR, Server, any, batch, chunk, pair, text, write};
 
@@ -11,7 +11,7 @@ use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
 
-/// Writes the records and gives the answer to `sql` of all rows, in their order.
+/// Writes the records and returns the answer for all rows, in order.
 async fn answer(records: Vec<LogRecord>, expressions: &str) -> Vec<String> {
     let logs = ResourceLogs {
         resource: Some(Resource {
@@ -192,7 +192,7 @@ async fn a_record_without_anything_is_a_row() {
 #[tokio::test]
 async fn times_and_ids_at_their_limits() {
     let records = numbered([
-        // No time of its own: when it was seen.
+        // No time: the row takes the observed time.
         LogRecord {
             observed_time_unix_nano: 5,
             ..LogRecord::default()
@@ -203,7 +203,7 @@ async fn times_and_ids_at_their_limits() {
             span_id: vec![0; 8],
             ..LogRecord::default()
         },
-        // Past the year 2262, where the Collector's time wraps too.
+        // After the year 2262, where the Collector's time overflows too.
         LogRecord {
             time_unix_nano: u64::MAX,
             trace_id: vec![1; 15],

@@ -1,4 +1,4 @@
-//! Rows known by their identities: whatever was sent before and by whom, each is there once.
+//! Rows known by their identities: whatever was sent before and by whom, each row occurs once.
 
 use crate::support::{
     DAY, NEW_YEAR, Server, at, batch, chunk, insert, open, policy, record, request, write, write_again,
@@ -17,7 +17,7 @@ use std::time::Duration;
 const SOURCE: &str = "00000000-0000-0000-0000-000000000007/0000/otlp.logs/test";
 const STREAM: &str = "otlp.logs";
 
-/// Rows, and how many different ones.
+/// The number of rows, and of distinct ones.
 const COUNT: &str = "SELECT count(), uniqExact(_millpond_sequence, _millpond_record) FROM otel.otel_logs";
 
 /// Makes the table forget every token.
@@ -39,14 +39,14 @@ async fn lacks(sink: &ClickHouse, chunk: &Chunk) -> Vec<u64> {
     }
 }
 
-/// A server that is killed between the token and the rows knows the token of rows that it does not have.
+/// A server that is killed between the token and the rows knows the token of rows that it lacks.
 #[tokio::test]
 async fn rows_whose_token_is_known_without_them_are_sent_under_another() {
     let server = Server::start();
     let sink = server.open().await;
     let batch = batch(1, &[at([NEW_YEAR, NEW_YEAR + DAY, NEW_YEAR])]);
     let chunk = chunk(&sink, &batch);
-    // The tokens of the first two rounds, in one of two partitions.
+    // Records the tokens of the first two rounds, in one of two partitions.
     for round in 0..2 {
         let other = crate::support::batch(2 + u64::from(round), &[at([NEW_YEAR])]);
         let other = crate::support::chunk(&sink, &other);
@@ -61,7 +61,7 @@ async fn rows_whose_token_is_known_without_them_are_sent_under_another() {
     assert_eq!((found, server.ask(COUNT).await.as_str()), (Found::All, "5\t5"));
 }
 
-/// The first chunk of a table is asked for, even after a success.
+/// The sink asks about the first chunk of a table even after a success.
 #[tokio::test]
 async fn a_table_that_lacks_what_it_has_taken_is_a_fault() {
     let server = Server::start();
@@ -82,7 +82,7 @@ async fn a_table_that_lacks_what_it_has_taken_is_a_fault() {
     assert!(matches!(error, SinkError::Schema(_)), "{error}");
     assert!(error.to_string().contains("lacks 2 of them"), "{error}");
     sink.insert(&chunk, &attempt("mine")).await.unwrap();
-    // Once is enough.
+    // The first chunk is enough.
     sink.insert(&chunk, &attempt("mine")).await.unwrap();
 }
 
@@ -130,7 +130,7 @@ fn part(sequence: u64, data: Vec<u8>) -> Part {
     }
 }
 
-/// Cuts a batch into chunks of so many rows, until it is damaged.
+/// Cuts a batch into chunks of `chunk_rows` rows, up to the damage.
 fn small_chunks(sink: &ClickHouse, batch: &Batch, chunk_rows: u64) -> Vec<Chunk> {
     let policy = BatchingPolicy {
         chunk_rows,
@@ -145,8 +145,8 @@ fn small_chunks(sink: &ClickHouse, batch: &Batch, chunk_rows: u64) -> Vec<Chunk>
     chunks
 }
 
-/// The consumer has sent what comes before a damaged block, and an operator skips the segment: other rows in chunks of the same
-/// numbers.
+/// The consumer has sent the rows before a damaged block, and an operator skips the segment. The chunks with the same
+/// numbers then have other rows.
 #[tokio::test]
 async fn what_follows_a_skipped_segment_goes_in() {
     let server = Server::start();
@@ -172,7 +172,7 @@ async fn what_follows_a_skipped_segment_goes_in() {
     assert_eq!(server.ask(bodies).await, "[0,1,2,3,10,11,20,21,22,23]");
 }
 
-/// Whatever boundaries earlier attempts had, and with no token known.
+/// Earlier attempts had any boundaries, and the table knows no token.
 #[tokio::test]
 async fn other_chunks_of_the_same_log_add_what_is_missing() {
     let server = Server::start();
@@ -207,7 +207,7 @@ async fn a_late_insert_of_the_same_chunk_adds_nothing() {
     let chunk = chunk(&sink, &batch);
     for partition in ["20240102", "20240103"] {
         write_again(&sink, &batch.id, &chunk).await.unwrap();
-        // Only some of it landed, and nobody remembers the token of the rest.
+        // Only a part of the INSERT landed, and the table has forgotten the token of the rest.
         server
             .run(&format!(
                 "ALTER TABLE otel.otel_logs DROP PARTITION ID '{partition}'"
@@ -220,7 +220,7 @@ async fn a_late_insert_of_the_same_chunk_adds_nothing() {
     }
 }
 
-/// Where functions of a time give what they give for another one.
+/// Times for which ClickHouse's date functions overflow to other times.
 #[tokio::test]
 async fn rows_of_odd_times_are_found() {
     let server = Server::start();
@@ -294,7 +294,7 @@ fn small_chunks_and_unreadable(sink: &ClickHouse, batch: &Batch) -> Chunk {
     chunks.pop().unwrap()
 }
 
-/// Rows that the table's TTL removes are not inserted again.
+/// The sink does not insert rows again that the table's TTL removed.
 #[tokio::test]
 async fn rows_past_the_tables_ttl_are_not_missed() {
     let server = Server::start();
@@ -319,13 +319,13 @@ async fn rows_past_the_tables_ttl_are_not_missed() {
         assert_eq!(server.ask(&kept).await, "2");
         let found = write_again(&sink, &batch.id, &chunk).await.unwrap();
         assert_eq!((found, server.ask(&kept).await.as_str()), (Found::All, "2"));
-        // As a table of somebody's own has it.
+        // An operator's table may have such a column.
         server
             .run("ALTER TABLE otel.otel_logs ADD COLUMN IF NOT EXISTS Seconds DateTime DEFAULT toDateTime(Timestamp)")
             .await;
         server.run(by_other_column).await;
     }
-    // Nobody can tell without the row.
+    // The server cannot evaluate this TTL without the row.
     server
         .run("ALTER TABLE otel.otel_logs MODIFY TTL toDateTime(Timestamp) + toIntervalSecond(length(Body))")
         .await;
@@ -334,7 +334,7 @@ async fn rows_past_the_tables_ttl_are_not_missed() {
     assert_eq!(lacks(&sink, &chunk(&sink, &batch)).await, [0]);
 }
 
-/// A server killed at the moment at which it makes a part visible has written the part's token before.
+/// A server that is killed when it makes a part visible has already written the part's token.
 #[tokio::test]
 async fn a_server_killed_between_token_and_rows_gets_them() {
     if Command::new("strace").arg("-V").output().is_err() {
@@ -365,7 +365,7 @@ async fn a_server_killed_between_token_and_rows_gets_them() {
     while !is_traced(server.process()) {
         tokio::time::sleep(Duration::from_millis(20)).await;
         if strace.try_wait().unwrap().is_some() {
-            // It may not be allowed here.
+            // This machine may not allow strace.
             return;
         }
     }
@@ -381,7 +381,7 @@ async fn a_server_killed_between_token_and_rows_gets_them() {
     assert_eq!(server.ask(COUNT).await, "6\t6");
 }
 
-/// All of its threads.
+/// Returns true if all of its threads are traced.
 fn is_traced(process: u32) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else {
         return false;

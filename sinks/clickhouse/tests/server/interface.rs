@@ -1,5 +1,5 @@
-//! Tests that need ClickHouse's own HTTP interface with sessions, query ids and clusters. The engine's library offers it behind
-//! the arguments of `clickhouse-local`.
+//! Tests that need ClickHouse's own HTTP interface with sessions, query ids and clusters. The engine's library provides
+//! it through the arguments of `clickhouse-local`.
 
 use crate::support::{NEW_YEAR, Server, at, batch, chunk, open, write, write_again};
 use millpond_clickhouse::{ClickHouse, Config, Signal};
@@ -60,7 +60,7 @@ async fn inserts_of_others_are_ended_and_our_own_go_on() {
     assert_eq!(server.ask("SELECT count() FROM otel.otel_logs").await, "6");
 }
 
-/// A Distributed table sends rows on in the name of the INSERT that brought them, under query ids of its own.
+/// A Distributed table forwards rows on behalf of the original INSERT, under separate query ids.
 #[tokio::test]
 async fn what_a_distributed_table_sends_on_is_ended_too() {
     let server = Server::start();
@@ -89,10 +89,14 @@ async fn what_a_distributed_table_sends_on_is_ended_too() {
     }
     let settled = sink.settle("millpond/7/0/test/", None).await.unwrap();
     assert_eq!(settled, Settled::Ended);
-    assert_eq!(server.ask(&running).await, "0", "a shard still works on it");
+    assert_eq!(
+        server.ask(&running).await,
+        "0",
+        "the request still runs at a shard"
+    );
 }
 
-/// The server gives up when the client does, so that no INSERT lands later than it may.
+/// The server gives up when the client does, so that no INSERT lands after its time limit.
 #[tokio::test]
 async fn an_insert_ends_in_its_time_at_the_server_too() {
     let server = Server::start();
@@ -106,7 +110,7 @@ async fn an_insert_ends_in_its_time_at_the_server_too() {
     let running = "SELECT count() FROM system.processes WHERE startsWith(query_id, 'millpond/')";
     let until = Instant::now() + Duration::from_secs(5);
     while server.ask(running).await != "0" {
-        assert!(Instant::now() < until, "it still runs");
+        assert!(Instant::now() < until, "the INSERT still runs");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(server.ask("SELECT count() FROM otel.otel_logs").await, "0");
@@ -154,7 +158,7 @@ async fn the_tables_behind_a_distributed_one_are_asked() {
         sink.numbers(&batch.id.source(), "otlp.logs", 1).await.unwrap(),
         [0, 1, 2, 3, 5]
     );
-    // Nobody can end INSERTs that other servers pass on.
+    // The sink cannot end INSERTs that other servers forward.
     assert_eq!(
         sink.settle("millpond/", Some("/own/")).await.unwrap(),
         Settled::Waits

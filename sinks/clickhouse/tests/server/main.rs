@@ -1,5 +1,5 @@
-//! The sink against the real engine: libchdb (`scripts/install-libchdb.sh`), which Python loads, with ClickHouse's own HTTP interface.
-//! Each test has a server of its own.
+//! The sink against the real engine: libchdb (`scripts/install-libchdb.sh`), which Python loads, with ClickHouse's own
+//! HTTP interface. Each test has a separate server.
 
 mod addresses;
 mod ddl;

@@ -1,5 +1,5 @@
-//! Tables of other partitions than a day, and of other people's making: a chunk that landed in part is completed, and what would
-//! break that is refused.
+//! Tables whose partitions are not days, and tables of operators: the sink completes a chunk that landed in part, and
+//! rejects tables where it could not.
 
 use crate::support::{DAY, NEW_YEAR, Server, at, batch, chunk, open, policy, write, write_again};
 use millpond_clickhouse::tables::{self, State};
@@ -8,7 +8,7 @@ use millpond_consumer::SinkError;
 
 const HOUR: u64 = DAY / 24;
 
-/// Logs alone.
+/// Only logs.
 fn logs(server: &Server) -> Config {
     Config {
         signals: vec![Signal::Logs],
@@ -21,12 +21,12 @@ fn times() -> impl Iterator<Item = u64> {
     (0..24).map(|row| NEW_YEAR + row % 12 * 3 * HOUR + row)
 }
 
-/// What the table has of the batch: rows, and how many of them are different.
+/// The table's rows of the batch, and the number of distinct ones.
 const WHOLE: &str =
     "SELECT count(), uniqExact(Body), sum(toUInt64(Body)) FROM otel.otel_logs WHERE _millpond_sequence = 1";
 
-/// Writes a chunk, makes the table forget it, takes one partition away, and sends the chunk as one in doubt.
-async fn lose_and_mend(server: &Server, config: &Config) {
+/// Writes a chunk, makes the table forget it, drops a partition, and sends the chunk as one in doubt.
+async fn lose_and_repair(server: &Server, config: &Config) {
     server
         .run("ALTER TABLE otel.otel_logs MODIFY SETTING non_replicated_deduplication_window = 1")
         .await;
@@ -42,7 +42,7 @@ async fn lose_and_mend(server: &Server, config: &Config) {
     let partitions = "SELECT DISTINCT _partition_id FROM otel.otel_logs ORDER BY 1";
     let partitions = server.ask(partitions).await;
     let partitions: Vec<&str> = partitions.lines().collect();
-    // Every other one: an INSERT that died may have left any of them.
+    // Every second partition: an INSERT that died may have left any of them.
     for partition in partitions.iter().skip(1).step_by(2) {
         server
             .run(&format!(
@@ -57,7 +57,7 @@ async fn lose_and_mend(server: &Server, config: &Config) {
         write_again(&sink, &batch.id, &chunk).await.unwrap();
         assert_eq!(server.ask(WHOLE).await, whole);
     }
-    // It was not the token that knew it.
+    // The table did not recognise the chunk by its token.
     write(&sink, &batch.id, &chunk).await.unwrap();
     assert_ne!(server.ask(WHOLE).await, whole);
 }
@@ -78,7 +78,7 @@ async fn a_chunk_that_landed_in_part_is_completed_whatever_a_partition_is() {
             ..logs(&server)
         };
         open(config.clone()).await;
-        lose_and_mend(&server, &config).await;
+        lose_and_repair(&server, &config).await;
         let count = server
             .ask("SELECT uniqExact(_partition_id) FROM otel.otel_logs")
             .await;
@@ -119,7 +119,7 @@ async fn a_table_of_ours_remembers_tokens_of_all_its_partitions() {
     }
 }
 
-/// A logs table of somebody's own: more columns, some computed, and other keys.
+/// An operator's logs table: more columns, some computed, and other keys.
 fn own(more: &str, partition_by: &str) -> String {
     let made = tables::script(&Config {
         signals: vec![Signal::Logs],
@@ -148,7 +148,7 @@ async fn a_table_of_ones_own_is_filled_and_mended_like_ours() {
         server.run(&own(&more, partition_by)).await;
         let [_, report] = tables::create(logs(&server)).await.unwrap().try_into().unwrap();
         assert_eq!(report.state, State::Fits);
-        lose_and_mend(&server, &logs(&server)).await;
+        lose_and_repair(&server, &logs(&server)).await;
         let computed = "SELECT countIf(Tenant != 'shop' OR Seconds != toDateTime(Timestamp) OR Size != length(Body) \
                         OR Note != '') FROM otel.otel_logs";
         assert_eq!(server.ask(computed).await, "0");
@@ -169,7 +169,7 @@ async fn a_partition_of_more_than_the_time_is_warned_of_and_mended_like_any() {
         ),
         "{warning}"
     );
-    lose_and_mend(&server, &logs(&server)).await;
+    lose_and_repair(&server, &logs(&server)).await;
 }
 
 #[tokio::test]
@@ -194,7 +194,7 @@ async fn a_partition_that_is_not_of_the_rows_is_refused() {
             .run(&own(&format!("{SECONDS}, {more}"), partition_by))
             .await;
         let Err(SinkError::Schema(error)) = ClickHouse::open(logs(&server)).await else {
-            panic!("{partition_by} is no key of a batch")
+            panic!("{partition_by} is not a valid partition key")
         };
         let said = format!("the partitions of table `otel`.`otel_logs` depend on {of}, which changes when");
         assert!(error.contains(&said), "{error}");
@@ -202,7 +202,7 @@ async fn a_partition_that_is_not_of_the_rows_is_refused() {
         assert!(matches!(report.state, State::Unfit(_)), "{report:?}");
         server.run("DROP TABLE otel.otel_logs").await;
     }
-    // As a column it does no harm.
+    // As a column it is harmless.
     server
         .run(&own(
             &format!("{SECONDS}, Arrived DateTime DEFAULT now()"),

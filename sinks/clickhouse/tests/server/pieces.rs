@@ -1,4 +1,4 @@
-//! Pieces of a chunk that the table refused: what it says of them, and what it has of them already.
+//! Pieces of a chunk that the table refused: the table's errors for them, and the rows that it already has.
 
 use crate::signals::{TABLES, TIMES, metrics, points, traces};
 use crate::support::{
@@ -34,7 +34,7 @@ async fn everything_but_the_refused_row_goes_in_and_twice_is_once() {
     server
         .run("ALTER TABLE otel.otel_logs ADD CONSTRAINT tidy CHECK Body != '4'")
         .await;
-    // No window: what is there is known by the columns alone.
+    // Without a window, only the identity columns show which rows are there.
     server
         .run("ALTER TABLE otel.otel_logs MODIFY SETTING non_replicated_deduplication_window = 0")
         .await;
@@ -113,12 +113,12 @@ async fn what_a_column_cannot_be_computed_of_is_refused_and_what_a_view_cannot_i
         .await;
     let error = write(&sink, &batch.id, &whole).await.unwrap_err();
     assert!(matches!(error, SinkError::Schema(_)), "{error}");
-    // The table has the row, so that nothing is left to do.
+    // The table has the row, so nothing is left to do.
     write_again(&sink, &batch.id, &whole).await.unwrap();
     assert_eq!(server.ask("SELECT count() FROM otel.otel_logs").await, "1");
 }
 
-/// Writes what the table takes of a chunk, and gives the rows that it refuses.
+/// Writes the rows of a chunk that the table takes, and returns those that it refuses.
 async fn take_apart(sink: &Arc<ClickHouse>, id: &BatchId, whole: Chunk) -> Vec<Chunk> {
     let (mut level, mut rows) = (vec![whole], Vec::new());
     while let Some(chunk) = level.pop() {
@@ -132,10 +132,11 @@ async fn take_apart(sink: &Arc<ClickHouse>, id: &BatchId, whole: Chunk) -> Vec<C
     rows
 }
 
-/// ClickHouse quotes a value in its exception. A record could say there that a view refused it, and be tried again for ever.
+/// ClickHouse quotes a value in its exception. A record could claim there that a view refused it, and cause endless
+/// retries.
 #[tokio::test]
 async fn a_record_that_reads_like_a_view_is_refused_and_the_others_arrive() {
-    // ClickHouse quotes what it cannot read as a number, and not what it cannot read as a UUID.
+    // ClickHouse quotes text that it cannot parse as a number, but not text that it cannot parse as a UUID.
     for column in [
         "n Int32 MATERIALIZED toInt32(Body)",
         "u UUID MATERIALIZED toUUID(if(match(Body, '^[0-9]+$'), '00000000-0000-0000-0000-000000000000', Body))",
@@ -164,7 +165,7 @@ async fn a_record_that_reads_like_a_view_is_refused_and_the_others_arrive() {
     }
 }
 
-/// Writes a refused row from its record alone, as a replayed dead letter is; twice.
+/// Writes a refused row from its record alone, twice, as the replay of a dead letter does.
 async fn replay(sink: &Arc<ClickHouse>, signal: Signal, batch: &Batch, row: &Chunk) {
     let id = row.id(0).unwrap();
     let [record] = sink.records(batch, &[id]).unwrap().try_into().unwrap();
@@ -181,7 +182,7 @@ async fn replay(sink: &Arc<ClickHouse>, signal: Signal, batch: &Batch, row: &Chu
     }
 }
 
-/// Part of a chunk landed, the server died before the view had it, and the table refuses the rest now.
+/// Part of a chunk landed, the server died before the view had it, and the table now refuses the rest.
 #[tokio::test]
 async fn refused_spans_go_in_later_and_every_trace_is_found() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! Settings that would break deduplication or hide rows from a question, set for every request, as a profile can.
+//! Settings that would break deduplication or hide rows from a query, set for every request as a profile can.
 
 use crate::support::{NEW_YEAR, Proxy, Server, at, batch, chunk, open, write, write_again};
 use millpond_clickhouse::{ClickHouse, Config, Signal};
@@ -104,7 +104,7 @@ async fn a_profile_cannot_hide_rows_from_a_question() {
     }
 }
 
-/// A limit makes a question fail, and never cuts its answer short.
+/// A limit makes a query fail, and never truncates its answer.
 #[tokio::test]
 async fn a_limit_of_a_profile_is_an_error() {
     let server = Server::start();

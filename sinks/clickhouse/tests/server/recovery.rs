@@ -41,7 +41,7 @@ async fn a_chunk_that_is_there_is_not_sent_again() {
     forget(&sink).await;
     let found = write_again(&sink, &batch.id, &chunk).await.unwrap();
     assert_eq!((found, server.ask(BY_DAY).await.as_str()), (Found::All, WHOLE));
-    // The table has really forgotten: the token alone would have let the rows in twice.
+    // The table has really forgotten: with the token alone, the rows would be there twice.
     write(&sink, &batch.id, &chunk).await.unwrap();
     assert_ne!(server.ask(BY_DAY).await, WHOLE);
 }
@@ -73,14 +73,14 @@ async fn only_the_partitions_that_the_table_lacks_are_sent() {
         .await;
     let found = write_again(&sink, &batch.id, &chunk).await.unwrap();
     assert_eq!((found, server.ask(BY_DAY).await.as_str()), (Found::Some, WHOLE));
-    // Those rows are what they were, in every column.
+    // Those rows are unchanged in every column.
     let odd = "SELECT count() FROM otel.otel_logs WHERE _millpond_sequence = 1 AND (Body != LogAttributes['number'] \
                OR ServiceName != 'shop' OR ResourceAttributes != map('service.name', 'shop') \
                OR toString(_millpond_record) != Body OR toUnixTimestamp64Micro(_millpond_received_at) != 1700000000000000)";
     assert_eq!(server.ask(odd).await, "0");
 }
 
-/// It is not told from one that never came.
+/// The table cannot tell a deleted row from one that never arrived.
 #[tokio::test]
 async fn a_row_that_somebody_has_deleted_comes_back() {
     let server = Server::start();

@@ -1,5 +1,5 @@
-//! Traces and metrics: into which tables their rows go, once each, however often they are sent. That every column is
-//! the exporter's is shown against the exporter itself (`tests/test_fidelity.py`).
+//! Traces and metrics: the tables that take their rows, once each, however often they are sent.
+//! `tests/test_fidelity.py` compares every column with the exporter's.
 
 use crate::support::{
     DAY, NEW_YEAR, Proxy, Server, batch_of, chunk, chunks, open, pair, text, write, write_again,
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 pub(crate) const TABLES: [&str; 5] = ["gauge", "sum", "histogram", "exponential_histogram", "summary"];
 
-/// Spans of these times, each of a trace of its own, with as many events as its number.
+/// Spans with these times, each in a separate trace, with as many events as its number.
 pub(crate) fn traces(low: u64, times: &[u64]) -> Batch {
     let span = |(number, &time): (usize, &u64)| Span {
         trace_id: vec![u8::try_from(number + 1).unwrap(); 16],
@@ -173,7 +173,7 @@ async fn spans_and_their_traces_times_are_written_once() {
     assert_eq!(server.ask(TIMES).await, traces);
 }
 
-/// A server that dies between a table and its view leaves spans whose trace nobody finds.
+/// A server that dies between a table and its view leaves spans whose trace nobody can find.
 #[tokio::test]
 async fn times_that_the_view_did_not_write_are_added() {
     let server = Server::start();
@@ -205,7 +205,7 @@ async fn only_the_partitions_of_spans_that_the_table_lacks_are_sent() {
     let batch = traces(1, &times);
     let chunk = chunk(&sink, &batch);
     write(&sink, &batch.id, &chunk).await.unwrap();
-    // Dropping a partition forgets its tokens; the window of one forgets the others.
+    // Dropping a partition drops its tokens; the window of one forgets the others.
     forget(&server, &sink, "otel_traces", &traces).await;
     server
         .run("ALTER TABLE otel.otel_traces DROP PARTITION ID '20240102'")
@@ -215,7 +215,7 @@ async fn only_the_partitions_of_spans_that_the_table_lacks_are_sent() {
     assert_eq!(server.ask(SPANS).await, spans);
 }
 
-/// Makes a table forget what it was sent.
+/// Makes a table forget earlier INSERTs.
 async fn forget(server: &Server, sink: &Arc<ClickHouse>, table: &str, batch: &dyn Fn(u64, &[u64]) -> Batch) {
     server
         .run(&format!(
@@ -284,7 +284,7 @@ async fn only_the_partitions_of_points_that_a_table_lacks_are_sent() {
     }
     let whole = "2024-01-01\t2\n2024-01-02\t2\n2024-01-03\t2";
     assert_eq!(points(&server).await, [whole; 5]);
-    // Those rows are what they were.
+    // Those rows are unchanged.
     for (table, odd) in [
         (
             "sum",
@@ -305,8 +305,8 @@ async fn only_the_partitions_of_points_that_a_table_lacks_are_sent() {
     }
 }
 
-/// The embedded engine has no Distributed tables: this is what a server that has them is asked, with no subquery that each shard
-/// would answer for itself.
+/// The embedded engine has no Distributed tables, so this checks the query to a server that has them: no subquery that
+/// each shard would answer for itself.
 #[tokio::test]
 async fn traces_times_are_completed_over_all_shards_at_once() {
     let server = Server::start();

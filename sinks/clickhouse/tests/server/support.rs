@@ -1,4 +1,4 @@
-//! A server for one test, batches for the sink, and a proxy that remembers what passes through it.
+//! A server for one test, batches for the sink, and a proxy that records its traffic.
 
 use bytes::Bytes;
 use clickhouse::Client;
@@ -18,9 +18,9 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A ClickHouse over a folder, which ends with the test: the engine as a library, which has ClickHouse's own HTTP interface behind the
-/// arguments of `clickhouse-local`. The clusters `pair`, of one shard, and `shards`, of two, are the server itself; `far` is one server,
-/// itself or another.
+/// A ClickHouse over a folder, which ends with the test: the engine as a library, which has ClickHouse's own HTTP
+/// interface through the arguments of `clickhouse-local`. The clusters `pair`, of one shard, and `shards`, of two, are
+/// the server itself. `far` is one server, itself or another.
 pub(crate) struct Server {
     child: Child,
     pub(crate) url: String,
@@ -44,18 +44,18 @@ impl Server {
         Self::over(Arc::new(tempfile::tempdir().unwrap()))
     }
 
-    /// One whose cluster `far` is another server.
+    /// A server whose cluster `far` is another server.
     pub(crate) fn beside(other: &Server) -> Self {
         Self::of(Arc::new(tempfile::tempdir().unwrap()), Some(other.tcp))
     }
 
-    /// Over data that outlive it.
+    /// A server over data that outlive it.
     pub(crate) fn over(data: Arc<TempDir>) -> Self {
         Self::of(data, None)
     }
 
     fn of(data: Arc<TempDir>, far: Option<u16>) -> Self {
-        // Another test must not take the ports before the server listens.
+        // Otherwise another test could take the ports before the server listens.
         static STARTING: Mutex<()> = Mutex::new(());
         let _starting = STARTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let [http, tcp] = free_ports();
@@ -111,7 +111,7 @@ impl Server {
         client.query_raw(sql).execute().await.unwrap();
     }
 
-    /// The answer as text, its rows separated by line ends and their values by tabs.
+    /// Returns the answer as text, with rows separated by line ends and values by tabs.
     pub(crate) async fn ask(&self, sql: &str) -> String {
         let client = Client::default().with_url(&self.url);
         let mut answer = client.query_raw(sql).fetch_bytes("TSVRaw").unwrap();
@@ -141,7 +141,7 @@ fn free_ports() -> [u16; 2] {
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
-/// Where `scripts/install-libchdb.sh` puts it.
+/// Returns the path at which `scripts/install-libchdb.sh` installs the library.
 fn library() -> PathBuf {
     if let Some(library) = std::env::var_os("MILLPOND_LIBCHDB") {
         return library.into();
@@ -157,7 +157,7 @@ fn library() -> PathBuf {
     let library = installed
         .map(|folder| folder.join("libchdb.so"))
         .find(|library| library.is_file());
-    library.expect("libchdb is not there: run scripts/install-libchdb.sh")
+    library.expect("libchdb is missing: run scripts/install-libchdb.sh")
 }
 
 pub(crate) const DAY: u64 = 86_400_000_000_000;
@@ -168,7 +168,7 @@ pub(crate) fn text(value: impl Into<String>) -> Option<AnyValue> {
     any(Value::StringValue(value.into()))
 }
 
-// What the generated structs take.
+// The generated structs have optional fields.
 #[expect(clippy::unnecessary_wraps)]
 pub(crate) fn any(value: Value) -> Option<AnyValue> {
     Some(AnyValue { value: Some(value) })
@@ -182,7 +182,7 @@ pub(crate) fn pair(key: &str, value: Option<AnyValue>) -> KeyValue {
     }
 }
 
-/// A record at this time, with a body that is its number.
+/// A record at this time, whose body is its number.
 pub(crate) fn record(number: usize, time_unix_nano: u64) -> LogRecord {
     LogRecord {
         time_unix_nano,
@@ -212,7 +212,7 @@ pub(crate) fn request(log_records: Vec<LogRecord>) -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// Records of these times, one request.
+/// Records with these times, in one request.
 pub(crate) fn at(times: impl IntoIterator<Item = u64>) -> Vec<u8> {
     request(
         times
@@ -223,7 +223,7 @@ pub(crate) fn at(times: impl IntoIterator<Item = u64>) -> Vec<u8> {
     )
 }
 
-/// A batch of one segment with these messages, of logs.
+/// A batch of one segment with these log messages.
 pub(crate) fn batch(low: u64, messages: &[Vec<u8>]) -> Batch {
     batch_of(Signal::Logs, low, messages)
 }
@@ -264,7 +264,7 @@ pub(crate) fn batch_of(signal: Signal, low: u64, messages: &[Vec<u8>]) -> Batch 
     }
 }
 
-/// As the consumer's default.
+/// The consumer's default.
 pub(crate) fn policy() -> BatchingPolicy {
     BatchingPolicy {
         batch_records: 100_000,
@@ -282,12 +282,12 @@ pub(crate) async fn open(config: Config) -> Arc<ClickHouse> {
     Arc::new(ClickHouse::open(config).await.unwrap())
 }
 
-/// The first attempt of a chunk; or another one by a sender that does not ask.
+/// Makes the first attempt of a chunk, or another one by a sender that does not ask.
 pub(crate) async fn write(sink: &ClickHouse, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
     insert(sink, chunk, &id.token(chunk.index, 0)).await
 }
 
-/// Writes rows under a token of somebody's choice.
+/// Writes rows under this token.
 pub(crate) async fn insert(sink: &ClickHouse, chunk: &Chunk, token: &str) -> Result<(), SinkError> {
     let attempt = Attempt {
         token: token.to_owned(),
@@ -297,7 +297,7 @@ pub(crate) async fn insert(sink: &ClickHouse, chunk: &Chunk, token: &str) -> Res
     sink.insert(chunk, &attempt).await
 }
 
-/// An attempt in rounds, as a consumer makes it that knows nothing of the chunk.
+/// Makes an attempt in rounds, as a consumer does that knows nothing of the chunk.
 pub(crate) async fn write_again(
     sink: &Arc<ClickHouse>,
     id: &BatchId,
@@ -328,7 +328,7 @@ pub(crate) fn chunk(sink: &ClickHouse, batch: &Batch) -> Chunk {
 pub(crate) struct Proxy {
     pub(crate) url: String,
     requests: Arc<Mutex<Vec<u8>>>,
-    /// Close the connection where the answer would begin.
+    /// Close the connection at the start of the answer.
     pub(crate) cut: Arc<Mutex<bool>>,
 }
 
@@ -352,7 +352,7 @@ impl Proxy {
         proxy
     }
 
-    /// Everything that was sent to the server, heads and bodies.
+    /// Returns everything that was sent to the server, heads and bodies.
     pub(crate) fn requests(&self) -> String {
         String::from_utf8_lossy(&self.requests.lock().unwrap()).into_owned()
     }
@@ -373,13 +373,13 @@ async fn pass(client: TcpStream, server: TcpStream, requests: Arc<Mutex<Vec<u8>>
     let back = async {
         let mut buffer = vec![0; 1 << 16];
         while let Ok(length @ 1..) = from_server.read(&mut buffer).await {
-            // The server answers when it is done.
+            // The server answers when it has finished.
             if *cut.lock().unwrap() || to_client.write_all(&buffer[..length]).await.is_err() {
                 break;
             }
         }
     };
-    // Either side's end is the end of both.
+    // The end of either side ends both.
     tokio::select! {
         () = forward => {}
         () = back => {}

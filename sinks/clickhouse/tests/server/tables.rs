@@ -1,4 +1,4 @@
-//! What `open` makes, and what it says of a table that is there.
+//! The objects that `open` creates, and its report on an existing table.
 
 use crate::support::{Server, open, policy};
 use millpond_clickhouse::tables::{self, Report, State};
@@ -9,7 +9,7 @@ use millpond_segment::Encoding;
 const DEFINITION: &str =
     "SELECT create_table_query FROM system.tables WHERE database = 'otel' AND name = 'otel_logs'";
 
-/// What the server makes of the DDL of clickhouseexporter v0.161.0 with a TTL of 72 hours.
+/// The server's form of the DDL of clickhouseexporter v0.161.0 with a TTL of 72 hours.
 const EXPORTER_TEXT: &str = include_str!("../../testdata/exporter-table-text.sql");
 const EXPORTER_BLOOM: &str = include_str!("../../testdata/exporter-table-bloom.sql");
 
@@ -68,7 +68,7 @@ async fn our_columns_come_after_the_exporters() {
              SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1{WINDOW}"
         )
     );
-    // And a table that we made fits.
+    // A table that the sink created fits too.
     server.open().await;
 }
 
@@ -149,7 +149,7 @@ async fn a_window_that_is_too_small_is_warned_of_with_what_mends_it() {
         server.open().await.window_warnings(&policy()),
         Vec::<String>::new()
     );
-    // A table of somebody else's has none at all.
+    // An operator's table has no window at all.
     server
         .run("ALTER TABLE otel.otel_logs RESET SETTING non_replicated_deduplication_window")
         .await;
@@ -203,7 +203,7 @@ async fn tables_of_other_names_are_part_of_the_sinks_name() {
     assert_eq!(server.ask(view).await, "1");
 }
 
-/// The view's table repeats what its source repeats, unless it remembers tokens too.
+/// The view's table stores repetitions of its source, unless it remembers tokens too.
 #[tokio::test]
 async fn the_traces_table_of_times_needs_a_window_of_its_own() {
     let server = Server::start();
@@ -267,7 +267,7 @@ async fn what_is_missing_is_made_and_what_is_there_is_looked_at() {
     }
     let reports = tables::create(config.clone()).await.unwrap();
     assert_eq!(reports[1].state, State::Fits);
-    // Its table does not take what it would write.
+    // Its target table lacks a column that the view would write.
     assert_eq!(reports[4].state, State::Missing);
     for (report, column) in [(&reports[2], "TraceState"), (&reports[3], "End")] {
         let State::Unfit(faults) = &report.state else {
@@ -288,7 +288,7 @@ async fn what_is_missing_is_made_and_what_is_there_is_looked_at() {
     assert_eq!(found(mended), named(each(State::Fits)));
 }
 
-/// A user who may not create anything can still write to tables that are there.
+/// A user without the right to create tables can still write to existing ones.
 #[tokio::test]
 async fn what_is_there_is_not_made_again() {
     let server = Server::start();

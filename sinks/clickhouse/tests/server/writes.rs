@@ -1,4 +1,4 @@
-//! What an INSERT is: one block, compressed, under one token and the pinned settings.
+//! The form of an INSERT: one block, compressed, under one token and the pinned settings.
 
 use crate::support::{DAY, NEW_YEAR, Proxy, Server, at, batch, chunk, chunks, open, write};
 use millpond_clickhouse::{Columns, Config};
@@ -9,7 +9,7 @@ const COUNT: &str = "SELECT count(), uniqExact(Body) FROM otel.otel_logs";
 async fn a_chunk_is_one_block() {
     let server = Server::start();
     let sink = server.open().await;
-    // A view gives a row a block; its table forgets repetitions like the logs'.
+    // A view makes one row of each block; its table forgets repetitions like the logs'.
     server
         .run(
             "CREATE TABLE otel.blocks (rows UInt64) ENGINE = MergeTree ORDER BY () \
@@ -105,7 +105,7 @@ async fn a_request_pins_what_makes_one_block_under_one_token() {
     ] {
         assert!(parameters.contains(&setting), "{setting} is not in {line}");
     }
-    // What went over the wire is a fraction of what the engine has read.
+    // The bytes on the wire are a fraction of those that the engine has read.
     let sent: usize = chunk.body.iter().map(bytes::Bytes::len).sum();
     assert!(
         4 * sent as u64 <= chunk.raw_bytes,
@@ -122,7 +122,7 @@ async fn the_exporters_own_table_takes_rows() {
     server
         .run(include_str!("../../testdata/exporter-table-bloom.sql"))
         .await;
-    // Without a TTL, which would drop these rows.
+    // The TTL would drop these rows.
     server.run("ALTER TABLE otel.otel_logs REMOVE TTL").await;
     let config = Config {
         columns: Columns::None,
@@ -138,7 +138,7 @@ async fn the_exporters_own_table_takes_rows() {
 async fn our_columns_cost_less_than_a_byte_a_row() {
     let server = Server::start();
     let sink = server.open().await;
-    // In a compact part the engine does not know what a column takes.
+    // In a compact part the engine does not know the size of a column.
     server
         .run("ALTER TABLE otel.otel_logs MODIFY SETTING min_bytes_for_wide_part = 0")
         .await;

@@ -1,5 +1,5 @@
-//! Pins the numbers of records. Stored rows carry them: a decoder that counts differently would give their identities to other
-//! rows.
+//! Pins the numbers of records. Stored rows carry them: a decoder that counts differently would assign their identities
+//! to other rows.
 
 use super::*;
 use crate::identities::NumberedRecord;
