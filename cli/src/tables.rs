@@ -1,9 +1,9 @@
-//! `millpond tables`: the tables by themselves, for those who make them before a consumer runs, or make them their own way.
+//! `millpond tables`: prints, creates and migrates tables without a consumer.
 
 use crate::output::{inline, say, write};
 use crate::table::{ClickHouseArgs, MakingArgs, TableArgs};
-use millpond_clickhouse::tables::{Fault, Report, State, create, script};
-use serde_json::json;
+use millpond_clickhouse::tables::{Fault, Migrated, Migration, Report, State, create, migrate, script};
+use serde_json::{Value, json};
 use std::process::ExitCode;
 
 /// What can be done about tables.
@@ -20,6 +20,19 @@ pub(crate) enum TablesCommand {
         clickhouse: ClickHouseArgs,
         #[command(flatten)]
         which: Box<WhichArgs>,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Add to existing tables what a consumer needs: columns, an index, a larger deduplication window. Existing rows stay as they are.
+    Migrate {
+        #[command(flatten)]
+        clickhouse: ClickHouseArgs,
+        #[command(flatten)]
+        which: Box<WhichArgs>,
+        /// Print the statements, for `clickhouse client --multiquery`, and change nothing.
+        #[arg(long)]
+        dry_run: bool,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
@@ -53,6 +66,15 @@ impl TablesCommand {
                 which,
                 json,
             } => show(&create(which.config(&clickhouse.clickhouse)?).await?, json),
+            TablesCommand::Migrate {
+                clickhouse,
+                which,
+                dry_run,
+                json,
+            } => {
+                let migrated = migrate(which.config(&clickhouse.clickhouse)?, dry_run).await?;
+                show_migrated(&migrated, dry_run, json)
+            }
         }
     }
 }
@@ -64,25 +86,96 @@ fn show(reports: &[Report], json: bool) -> anyhow::Result<ExitCode> {
     if json {
         let tables: Vec<_> = reports
             .iter()
-            .map(|Report { what, state, .. }| {
-                let faults: Vec<_> = faults(state)
-                    .iter()
-                    .map(|fault| json!({ "what": fault.what, "mend": fault.mend }))
-                    .collect();
-                json!({ "what": what, "state": word(state), "faults": faults })
+            .map(|Report { what, state, window, .. }| {
+                let faults: Vec<_> = faults(state).iter().map(as_value).collect();
+                json!({ "what": what, "state": word(state), "faults": faults, "window": window.as_ref().map(as_value) })
             })
             .collect();
         say!("{}", json!({ "fit": fit, "tables": tables }))?;
     } else {
-        for Report { what, state, .. } in reports {
+        for Report {
+            what, state, window, ..
+        } in reports
+        {
             say!("{:>7}  {what}", word(state))?;
-            for fault in faults(state) {
+            for fault in faults(state).iter().chain(window) {
                 say!("         {}", inline(&fault.what))?;
                 say!("         → {}", inline(&fault.mend))?;
             }
         }
     }
     Ok(if fit { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn as_value(fault: &Fault) -> Value {
+    json!({ "what": fault.what, "mend": fault.mend })
+}
+
+/// Exits 1 if tables are missing, or need what no statement does.
+fn show_migrated(migrated: &Migrated, dry_run: bool, json: bool) -> anyhow::Result<ExitCode> {
+    let Migrated {
+        tables,
+        missing,
+        left,
+    } = migrated;
+    // The statements of a dry run may suffice.
+    let rest = if dry_run { tables } else { left };
+    let manual: Vec<&Fault> = rest.iter().flat_map(|table| &table.manual).collect();
+    let complete = missing.is_empty() && manual.is_empty() && left.is_empty();
+    if json {
+        let value = |Migration {
+                         url,
+                         what,
+                         statements,
+                         manual,
+                     }: &Migration| {
+            let manual: Vec<_> = manual.iter().map(as_value).collect();
+            json!({ "url": url, "what": what, "statements": statements, "manual": manual })
+        };
+        let [tables, left] = [tables, left].map(|tables| tables.iter().map(value).collect::<Vec<_>>());
+        say!(
+            "{}",
+            json!({ "complete": complete, "ran": !dry_run, "tables": tables, "missing": missing, "left": left })
+        )?;
+    } else {
+        // Comments, so that the output of a dry run is a script.
+        for Migration { what, statements, .. } in tables {
+            if !statements.is_empty() {
+                say!("-- {}", inline(what))?;
+            }
+            for statement in statements {
+                say!("{statement};")?;
+            }
+        }
+        for table in missing {
+            say!(
+                "-- there is no {}: `millpond tables create` makes it",
+                inline(table)
+            )?;
+        }
+        for fault in manual {
+            say!("-- {}", inline(&fault.to_string()))?;
+        }
+        for Migration {
+            what,
+            url,
+            statements,
+            ..
+        } in left
+        {
+            for statement in statements {
+                say!("-- {} at {url} still needs: {}", inline(what), inline(statement))?;
+            }
+        }
+        if complete && tables.is_empty() {
+            say!("-- every table fits")?;
+        }
+    }
+    Ok(if complete {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn word(state: &State) -> &'static str {

@@ -89,7 +89,7 @@ impl Config {
     }
 
     /// The batching policy that this configuration sets.
-    pub(crate) fn policy(&self, sink: &str, schema_version: u32) -> BatchingPolicy {
+    pub fn policy(&self, sink: &str, schema_version: u32) -> BatchingPolicy {
         BatchingPolicy {
             batch_records: self.batch_records,
             batch_bytes: self.batch_bytes,

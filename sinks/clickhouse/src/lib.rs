@@ -24,6 +24,7 @@ mod settings;
 mod sink;
 pub mod tables;
 mod text;
+mod unfit;
 
 pub use config::{Columns, Config, Engine, Indexes, PartitionBy};
 pub use identities::{NumberedRecord, RowCount};

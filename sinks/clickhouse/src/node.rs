@@ -7,6 +7,7 @@ use crate::schema::ddl::Object;
 use crate::schema::judge::Known;
 use crate::schema::{self, Table};
 use crate::server::{Checked, Named, Server};
+use crate::unfit::Unfit;
 use millpond_consumer::SinkError;
 use std::sync::atomic::AtomicBool;
 use tracing::info;
@@ -45,7 +46,7 @@ impl Node {
             create_missing(&server, &wanted, version).await?;
         }
         let mut tables = Vec::with_capacity(wanted.len());
-        let mut faults = Vec::new();
+        let mut unfit = Unfit::default();
         for &table in &wanted {
             match server.check(table).await? {
                 Checked::Fits(known) => tables.push(Target {
@@ -54,13 +55,8 @@ impl Node {
                     known,
                     proved: AtomicBool::new(false),
                 }),
-                Checked::Missing => faults.push(format!(
-                    "there is no table {} at {}: create it (`millpond tables create`, or your own as `millpond tables print` \
-                     has it)",
-                    table.path(&server.config),
-                    server.url
-                )),
-                Checked::Unfit(found) => faults.extend(found.iter().map(ToString::to_string)),
+                Checked::Missing => unfit.missing.push(table.path(&server.config)),
+                Checked::Unfit(faults) => unfit.faults.push((table.path(&server.config), faults)),
             }
         }
         let mut lookup = None;
@@ -68,11 +64,11 @@ impl Node {
             match server.check_lookup().await? {
                 Checked::Fits(known) => lookup = Some(known),
                 Checked::Missing => {}
-                Checked::Unfit(found) => faults.extend(found.iter().map(ToString::to_string)),
+                Checked::Unfit(faults) => unfit.faults.push((schema::lookup_path(&server.config), faults)),
             }
         }
-        if !faults.is_empty() {
-            return Err(SinkError::Schema(faults.join("; ")));
+        if let Some(summary) = unfit.summary(&server.url) {
+            return Err(SinkError::Schema(summary));
         }
         let names: Vec<String> = wanted.iter().map(|table| table.path(&server.config)).collect();
         let mut node = Node {

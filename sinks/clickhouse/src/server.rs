@@ -2,6 +2,7 @@
 
 mod ask;
 mod counts;
+mod migrate;
 mod same;
 mod settle;
 mod ttl;
@@ -16,6 +17,7 @@ use crate::schema::judge::{self, Fault, Found, Known};
 use crate::schema::partition::{Partitioning, Sources, Terms};
 use crate::schema::{self, Table, literal};
 use crate::settings::{self, Clients};
+pub(crate) use migrate::Needs;
 use millpond_consumer::SinkError;
 pub(crate) use same::Named;
 use serde::de::DeserializeOwned;
@@ -157,6 +159,11 @@ impl Server {
             self.failing(&what, self.client.execute(&sql).await)?;
         }
         Ok(())
+    }
+
+    /// Executes a statement. `what` says what it does, for errors.
+    pub(crate) async fn run(&self, what: &str, sql: &str) -> Result<(), SinkError> {
+        self.failing(what, self.client.execute(sql).await)
     }
 
     /// Refuses to create tables at one of several addresses that would not be replicas of each other.
@@ -303,13 +310,10 @@ impl Server {
             Err(SinkError::Schema(_)) => return Ok(None),
             policies => policies?,
         };
-        Ok(policies.first().map(|policy| Fault {
-            what: format!(
+        Ok(policies.first().map(|policy| Fault::new(format!(
                 "row policy {policy} hides rows of table {} from this user, so that they would be sent again",
                 table.path(&self.config)
-            ),
-            mend: "exempt this user from the policy (ALTER ROW POLICY … TO ALL EXCEPT …)".to_owned(),
-        }))
+            ), "exempt this user from the policy (ALTER ROW POLICY … TO ALL EXCEPT …)")))
     }
 
     /// Finds a sharding key by which a row that is sent again can go to another shard.
@@ -333,16 +337,12 @@ impl Server {
                 schema::cluster_name(cluster)
             );
             let shards: u64 = self.one("counting the shards behind a table", &sql).await?;
-            return Ok((shards > 1).then(|| Fault {
-                what: format!(
+            return Ok((shards > 1).then(|| Fault::new(format!(
                     "table {} has {shards} shards and no sharding key, so that a row that is sent again can go to \
                      another shard",
                     table.path(&self.config)
-                ),
-                mend: "create the table again with a sharding key that depends on the row alone, such as \
-                       cityHash64(TraceId)"
-                    .to_owned(),
-            }));
+                ), "create the table again with a sharding key that depends on the row alone, such as \
+                       cityHash64(TraceId)")));
         }
         let terms = self.terms(sharding_key).await?;
         let sources = self.sources(Sources::of_expression(terms), table, found).await?;
@@ -361,15 +361,19 @@ impl Server {
         if !faults.is_empty() {
             return Ok(Checked::Unfit(faults));
         }
-        let partitioning = match engine.partition_key.as_str() {
-            _ if !judge::lands_by_partition(&engine.engine) => Partitioning::Elsewhere,
-            "" => Partitioning::Whole,
-            key => {
-                let sources = Sources::of_key(&found);
-                self.partitions(&sources, "Start", key, &found).await?
-            }
-        };
+        let partitioning = self.lookup_partitioning(&engine, &found).await?;
         self.known(engine, partitioning).await.map(Checked::Fits)
+    }
+
+    async fn lookup_partitioning(&self, engine: &Engine, found: &[Found]) -> Result<Partitioning, SinkError> {
+        match engine.partition_key.as_str() {
+            _ if !judge::lands_by_partition(&engine.engine) => Ok(Partitioning::Elsewhere),
+            "" => Ok(Partitioning::Whole),
+            key => {
+                self.partitions(&Sources::of_key(found), "Start", key, found)
+                    .await
+            }
+        }
     }
 
     async fn engine(&self, table: &str) -> Result<Option<Engine>, SinkError> {

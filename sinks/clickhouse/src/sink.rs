@@ -68,18 +68,9 @@ impl ClickHouse {
         self.addresses.register_metrics(registry);
     }
 
-    /// Returns the tables that may forget a token too early under this policy, and the fix for each. Tokens times
-    /// partitions can be in doubt at once: every batch in flight, at its target size.
+    /// The tables that may forget a token too early under this policy, each with its remedy.
     pub fn window_warnings(&self, policy: &BatchingPolicy) -> Vec<String> {
-        let chunks = policy
-            .batch_records
-            .div_ceil(policy.chunk_rows.max(1))
-            .max(policy.batch_bytes.div_ceil(policy.chunk_bytes.max(1)))
-            .max(1);
-        let in_doubt = InDoubt {
-            chunks: chunks.saturating_mul(policy.max_in_flight.into()),
-            days: u64::from(policy.max_partitions_per_chunk).min(policy.chunk_rows.max(1)),
-        };
+        let in_doubt = InDoubt::of(policy);
         let config = &self.config;
         let mut warnings = BTreeSet::new();
         // Replicas of a table may have different windows.
@@ -91,7 +82,8 @@ impl ClickHouse {
                 .iter()
                 .map(|known| (schema::lookup_path(config), known));
             let tables = tables.chain(lookup);
-            warnings.extend(tables.filter_map(|(path, known)| known.window_warning(config, &path, in_doubt)));
+            let faults = tables.filter_map(|(path, known)| known.window_fault(config, &path, in_doubt));
+            warnings.extend(faults.map(|fault| fault.to_string()));
         }
         warnings.into_iter().collect()
     }

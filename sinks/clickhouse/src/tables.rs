@@ -5,7 +5,7 @@ use crate::node::{Node, Target};
 use crate::presence::Ask;
 use crate::schema::ddl::{Object, TEXT_INDEXES};
 pub use crate::schema::judge::Fault;
-use crate::server::{Checked, Server};
+use crate::server::{Checked, Needs, Server};
 use millpond_consumer::SinkError;
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,6 +19,8 @@ pub struct Report {
     pub needed: bool,
     /// Its state.
     pub state: State,
+    /// A deduplication window that is too small for the default batching settings: the table fits, and a consumer warns.
+    pub window: Option<Fault>,
 }
 
 /// How a database, a table or a view is.
@@ -161,6 +163,77 @@ pub async fn look(config: Config) -> Result<Seen, SinkError> {
     })
 }
 
+/// What an existing table needs to fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Migration {
+    /// The server's address, without parameters.
+    pub url: String,
+    /// The table's kind and its full, quoted name.
+    pub what: String,
+    /// ALTER statements.
+    pub statements: Vec<String>,
+    /// What no ALTER can change.
+    pub manual: Vec<Fault>,
+}
+
+/// The result of [`migrate`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Migrated {
+    /// Each table that needed something.
+    pub tables: Vec<Migration>,
+    /// Tables that do not exist, with their addresses.
+    pub missing: Vec<String>,
+    /// What tables still need after the statements ran; empty in a dry run.
+    pub left: Vec<Migration>,
+}
+
+/// Makes existing tables fit, at each address: adds missing columns, changes types, widens deduplication windows. Existing rows stay as
+/// they are and get no identity. A dry run executes nothing.
+///
+/// # Errors
+/// As [`create`].
+pub async fn migrate(config: Config, dry_run: bool) -> Result<Migrated, SinkError> {
+    let mut migrated = Migrated::default();
+    for url in &config.urls {
+        let server = Server::connect(config.clone(), url).await?;
+        server.version().await?;
+        let (tables, missing) = needs(&server).await?;
+        migrated.missing.extend(missing);
+        if !dry_run {
+            for Migration { what, statements, .. } in &tables {
+                for statement in statements {
+                    server.run(&format!("changing {what}"), statement).await?;
+                }
+            }
+            if !tables.is_empty() {
+                migrated.left.extend(needs(&server).await?.0);
+            }
+        }
+        migrated.tables.extend(tables);
+    }
+    Ok(migrated)
+}
+
+/// The tables of a server that need something, and those that do not exist.
+async fn needs(server: &Server) -> Result<(Vec<Migration>, Vec<String>), SinkError> {
+    let (mut needing, mut missing) = (Vec::new(), Vec::new());
+    for object in Object::all(&server.config.tables()) {
+        let what = object.title(&server.config);
+        match server.needs(object).await? {
+            Some(Needs { statements, manual }) if !(statements.is_empty() && manual.is_empty()) => needing
+                .push(Migration {
+                    url: server.url.clone(),
+                    what,
+                    statements,
+                    manual,
+                }),
+            None if matches!(object, Object::Table(_)) => missing.push(format!("{what} at {}", server.url)),
+            Some(_) | None => {}
+        }
+    }
+    Ok((needing, missing))
+}
+
 async fn look_at_all(server: &Server, objects: &[Object]) -> Result<Vec<Report>, SinkError> {
     let there = server.existing(objects).await?;
     let mut reports = Vec::with_capacity(objects.len());
@@ -176,7 +249,12 @@ async fn look_at_all(server: &Server, objects: &[Object]) -> Result<Vec<Report>,
             None if there.contains(object) => State::Fits,
             Some(Checked::Missing) | None => State::Missing,
         };
+        let window = match &state {
+            State::Fits => server.window(*object).await?,
+            _ => None,
+        };
         reports.push(Report {
+            window,
             what: object.title(&server.config),
             needed: !matches!(object, Object::Lookup | Object::View),
             state,

@@ -75,7 +75,7 @@ impl Object {
 }
 
 /// The index of Millpond's own column.
-pub(super) const SEQUENCE_INDEX: &str =
+pub(crate) const SEQUENCE_INDEX: &str =
     "`_millpond_sequence_range` `_millpond_sequence` TYPE minmax GRANULARITY 1";
 
 fn create_table(config: &Config, table: Table, server: (u32, u32)) -> String {

@@ -6,6 +6,7 @@ use super::{ColumnKind, LOOKUP, RECORD, SEQUENCE, Table, identifier, item_kind, 
 use crate::config::Config;
 use crate::presence::Ask;
 use crate::server::RowTtl;
+use millpond_manifest::BatchingPolicy;
 use std::fmt;
 
 /// A column of an existing table.
@@ -26,6 +27,28 @@ pub struct Fault {
     pub what: String,
     /// A statement for the server, or an instruction for the operator.
     pub mend: String,
+    /// The column, if the table lacks one.
+    pub(crate) missing: Option<&'static str>,
+}
+
+impl Fault {
+    pub(crate) fn new(what: String, mend: impl Into<String>) -> Fault {
+        Fault {
+            what,
+            mend: mend.into(),
+            missing: None,
+        }
+    }
+
+    /// The action of its ALTER statement for this table; `None` if an operator must do something else.
+    pub(crate) fn action(&self, config: &Config, table: &str) -> Option<&str> {
+        self.mend.strip_prefix(&alter(config, table))
+    }
+}
+
+/// The beginning of an ALTER statement.
+pub(crate) fn alter(config: &Config, table: &str) -> String {
+    format!("ALTER TABLE {table}{} ", on_cluster(config))
 }
 
 impl fmt::Display for Fault {
@@ -40,7 +63,7 @@ pub(crate) fn faults(config: &Config, table: Table, found: &[Found]) -> Vec<Faul
     let replaced = |column: &&ColumnKind| migration.is_some() && [SEQUENCE, RECORD].contains(&column.name);
     let kinds = table.filled(config.columns).filter(|column| !replaced(column));
     let table = table.path(config);
-    let cluster = on_cluster(config);
+    let alter = alter(config, &table);
     let faults = kinds.filter_map(|column| {
         let (name, kind) = (column.name, column.kind);
         let quoted = identifier(name);
@@ -48,23 +71,22 @@ pub(crate) fn faults(config: &Config, table: Table, found: &[Found]) -> Vec<Faul
             return Some(missing(config, &table, column));
         };
         if !matches!(there.default_kind.as_str(), "" | "DEFAULT") {
-            return Some(Fault {
-                what: format!(
+            return Some(Fault::new(
+                format!(
                     "column {name} of table {table} is {} and cannot be written",
                     there.default_kind
                 ),
-                mend: format!(
-                    "ALTER TABLE {table}{cluster} MODIFY COLUMN {quoted} REMOVE {}",
-                    there.default_kind
-                ),
-            });
+                format!("{alter}MODIFY COLUMN {quoted} REMOVE {}", there.default_kind),
+            ));
         }
-        (!same_kind(kind, &there.kind)).then(|| Fault {
-            what: format!(
-                "column {name} of table {table} has type {} where {kind} is expected",
-                there.kind
-            ),
-            mend: format!("ALTER TABLE {table}{cluster} MODIFY COLUMN {quoted} {kind}"),
+        (!same_kind(kind, &there.kind)).then(|| {
+            Fault::new(
+                format!(
+                    "column {name} of table {table} has type {} where {kind} is expected",
+                    there.kind
+                ),
+                format!("{alter}MODIFY COLUMN {quoted} {kind}"),
+            )
         })
     });
     faults.chain(migration.clone()).collect()
@@ -86,10 +108,11 @@ fn missing(config: &Config, table: &str, column: &ColumnKind) -> Fault {
     Fault {
         what: format!("table {table} has no column {name} (expected type {kind})"),
         mend: format!(
-            "ALTER TABLE {table}{} ADD COLUMN {}",
-            on_cluster(config),
+            "{}ADD COLUMN IF NOT EXISTS {}",
+            alter(config, table),
             added(column)
         ),
+        missing: Some(name),
     }
 }
 
@@ -125,10 +148,10 @@ pub(crate) fn migration(config: &Config, table: Table, found: &[Found]) -> Optio
     changes.push(format!("ADD INDEX {SEQUENCE_INDEX}"));
     changes.push("DROP INDEX IF EXISTS `_millpond_batch_range`".to_owned());
     changes.extend(REPLACED.map(|name| format!("DROP COLUMN {}", identifier(name))));
-    Some(Fault {
-        what: format!("table {path} has the columns of an earlier version of Millpond"),
-        mend: format!("ALTER TABLE {path}{} {}", on_cluster(config), changes.join(", ")),
-    })
+    Some(Fault::new(
+        format!("table {path} has the columns of an earlier version of Millpond"),
+        format!("{}{}", alter(config, &path), changes.join(", ")),
+    ))
 }
 
 /// A time zone changes how a time is displayed, not its value.
@@ -171,27 +194,48 @@ pub(crate) struct InDoubt {
 /// The number of days that a `DateTime64(9)` since 1970 can name.
 const DAYS_MAX: u64 = i64::MAX as u64 / 1_000_000_000 / 86_400 + 1;
 
+impl InDoubt {
+    /// Tokens times partitions can be in doubt at once: every batch in flight, at its target size.
+    pub(crate) fn of(policy: &BatchingPolicy) -> InDoubt {
+        let chunks = policy
+            .batch_records
+            .div_ceil(policy.chunk_rows.max(1))
+            .max(policy.batch_bytes.div_ceil(policy.chunk_bytes.max(1)))
+            .max(1);
+        InDoubt {
+            chunks: chunks.saturating_mul(policy.max_in_flight.into()),
+            days: u64::from(policy.max_partitions_per_chunk).min(policy.chunk_rows.max(1)),
+        }
+    }
+}
+
 impl Known {
-    /// A warning about deduplication: a table forgets a token after as many later ones as its window holds.
-    pub(crate) fn window_warning(&self, config: &Config, table: &str, in_doubt: InDoubt) -> Option<String> {
+    /// A window that is too small: a table forgets a token after as many later ones as its window holds.
+    pub(crate) fn window_fault(&self, config: &Config, table: &str, in_doubt: InDoubt) -> Option<Fault> {
         let InDoubt { chunks, days } = in_doubt;
         let days = days.min(DAYS_MAX);
         let setting = window_setting(&self.engine);
         let window = setting_in(&self.engine_full, setting).unwrap_or(self.default_window);
         let partitions = match &self.partitioning {
             Partitioning::Elsewhere => {
-                return Some(format!(
-                    "table {table} has engine {}: whether a repeated insert is recognised depends on the tables behind it; \
-                     give each of them a deduplication window of at least {}",
-                    self.engine,
-                    chunks.saturating_mul(days)
+                return Some(Fault::new(
+                    format!(
+                        "table {table} has engine {}: whether a repeated insert is recognised depends on the tables behind it",
+                        self.engine
+                    ),
+                    format!(
+                        "give each of them a deduplication window of at least {}",
+                        chunks.saturating_mul(days)
+                    ),
                 ));
             }
             Partitioning::Rows { key } => {
-                return Some(format!(
-                    "table {table} is partitioned by {key}, which does not depend on the time alone: each insert takes one of \
-                     the {window} tokens that the table remembers for every partition that it touches; make sure that \
-                     {chunks} inserts touch fewer partitions"
+                return Some(Fault::new(
+                    format!(
+                        "table {table} is partitioned by {key}, which does not depend on the time alone: each insert takes one of \
+                         the {window} tokens that the table remembers for every partition that it touches"
+                    ),
+                    format!("make sure that {chunks} inserts touch fewer partitions"),
                 ));
             }
             Partitioning::Whole => 1,
@@ -200,10 +244,11 @@ impl Known {
         let needed = chunks.saturating_mul(partitions);
         (window < needed).then(|| {
             let most = needed.max(WINDOW);
-            format!(
-                "table {table} remembers {window} inserts where {needed} can be in doubt: a repeated insert may be stored \
-                 twice. ALTER TABLE {table}{} MODIFY SETTING {setting} = {most}",
-                on_cluster(config)
+            Fault::new(
+                format!(
+                    "table {table} remembers {window} inserts where {needed} can be in doubt: a repeated insert may be stored twice"
+                ),
+                format!("{}MODIFY SETTING {setting} = {most}", alter(config, table)),
             )
         })
     }

@@ -134,30 +134,28 @@ impl Sources {
     /// The fault of a partition key that changes between attempts.
     pub(crate) fn fault(&self, config: &Config, table: Table, volatile: &[String]) -> Option<Fault> {
         let of = self.changing(volatile)?;
-        Some(Fault {
-            what: format!(
+        Some(Fault::new(
+            format!(
                 "the partitions of table {} depend on {of}, which changes when a row is sent again: it would land in \
                  another partition, which does not know its token, and occur twice",
                 table.path(config)
             ),
-            mend: "create the table again with a partition key that depends on the row alone, such as its time (`millpond tables print`)"
-                .to_owned(),
-        })
+            "create the table again with a partition key that depends on the row alone, such as its time (`millpond tables print`)",
+        ))
     }
 
     /// The fault of a sharding key that changes between attempts.
     pub(crate) fn shard_fault(&self, config: &Config, table: Table, volatile: &[String]) -> Option<Fault> {
         let of = self.changing(volatile)?;
-        Some(Fault {
-            what: format!(
+        Some(Fault::new(
+            format!(
                 "the sharding key of table {} depends on {of}, which changes when a row is sent again: the row would go \
                  to another shard, which does not know its token, and occur twice",
                 table.path(config)
             ),
-            mend: "create the table again with a sharding key that depends on the row alone, such as \
-                   cityHash64(TraceId)"
-                .to_owned(),
-        })
+            "create the table again with a sharding key that depends on the row alone, such as \
+                   cityHash64(TraceId)",
+        ))
     }
 
     /// Returns true if it depends on this time column alone.

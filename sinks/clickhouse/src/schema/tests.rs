@@ -211,7 +211,9 @@ fn known(engine: &str, engine_full: &str, default_window: u64, partitioning: Par
 fn warning(known: &Known) -> Option<String> {
     let config = Config::default();
     let in_doubt = InDoubt { chunks: 8, days: 50 };
-    known.window_warning(&config, &Table::Logs.path(&config), in_doubt)
+    known
+        .window_fault(&config, &Table::Logs.path(&config), in_doubt)
+        .map(|fault| fault.to_string())
 }
 
 #[test]
@@ -276,16 +278,16 @@ fn a_replayed_message_needs_no_more_than_its_days() {
     let config = Config::default();
     let known = known("MergeTree", "MergeTree", 0, Partitioning::Time { a_day: 1 });
     let recommended = |days| {
-        let warning = known.window_warning(&config, "t", InDoubt { chunks: 1, days });
-        recommendation(&warning.expect("no window suffices"))
+        let fault = known.window_fault(&config, "t", InDoubt { chunks: 1, days });
+        recommendation(&fault.expect("no window suffices"))
     };
     assert_eq!(recommended(300), 10_000);
     assert_eq!(recommended(u64::MAX), 106_752, "the days between 1970 and 2262");
 }
 
 /// The number at the end of a warning's ALTER statement.
-fn recommendation(warning: &str) -> u64 {
-    let (_, window) = warning.rsplit_once(" = ").expect("an ALTER statement");
+fn recommendation(fault: &Fault) -> u64 {
+    let (_, window) = fault.mend.rsplit_once(" = ").expect("an ALTER statement");
     window.parse().expect("a number")
 }
 
@@ -304,13 +306,13 @@ proptest::proptest! {
         let in_doubt = InDoubt { chunks, days };
         let warn = |window: u64| {
             let full = format!("{engine} ORDER BY x SETTINGS {} = {window}", window_setting(engine));
-            known(engine, &full, 0, partitioning.clone()).window_warning(&config, "t", in_doubt)
+            known(engine, &full, 0, partitioning.clone()).window_fault(&config, "t", in_doubt)
         };
         let needed = chunks * a_day.map_or(1, |a_day| days.min(106_752) * a_day);
         match warn(window) {
             None => proptest::prop_assert!(window >= needed),
-            Some(warning) => {
-                let recommended = recommendation(&warning);
+            Some(fault) => {
+                let recommended = recommendation(&fault);
                 proptest::prop_assert!(window < needed && needed <= recommended);
                 proptest::prop_assert_eq!(recommended, needed.max(10_000));
                 proptest::prop_assert_eq!(warn(recommended), None);
