@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use millpond_bench::load::{Compression, Credentials, LoadConfig};
 use millpond_gateway::{Config, Gateway, Listeners, Security};
+use millpond_load::{Compression, Credentials, LoadConfig};
 use millpond_manifest::{Manifest, Snapshot, cas, layout};
 use millpond_producer::{Producer, Reservation};
 use millpond_segment::{Decompressor, Limits, blocks, verify};

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use clap::Parser;
-use millpond_bench::load::{
-    self, Compression, Credentials, LoadArgs, LoadConfig, LoadError, Progress, Report,
+use millpond_load::{
+    self as load, Compression, Credentials, LoadArgs, LoadConfig, LoadError, Progress, Report,
 };
 use support::{PATIENCE, World, config};
 use tokio_util::sync::CancellationToken;

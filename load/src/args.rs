@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::{Credentials, LoadConfig, LoadError};
+use crate::{Credentials, LoadConfig, LoadError};
 
 /// How requests are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -122,7 +122,7 @@ impl LoadArgs {
 }
 
 impl LoadConfig {
-    pub(super) fn check(&self) -> Result<(), LoadError> {
+    pub(crate) fn check(&self) -> Result<(), LoadError> {
         let refuse = |setting, reason: &str| {
             Err(LoadError::Setting {
                 setting,

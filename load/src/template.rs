@@ -4,9 +4,9 @@
 
 use bytes::Bytes;
 
-use super::bodies::Body;
-use super::random::mix;
-use super::wire::Writer;
+use crate::bodies::Body;
+use crate::random::mix;
+use crate::wire::Writer;
 
 /// Digits of a record's number in its id: fixed, so that it can be patched in place.
 pub const ID_DIGITS: usize = 12;
@@ -27,7 +27,7 @@ struct Template {
 
 /// All templates of a run.
 #[derive(Debug)]
-pub(super) struct Templates {
+pub(crate) struct Templates {
     templates: Vec<Template>,
     /// `Resource` and everything else before the records, per host.
     resources: Vec<Vec<u8>>,
@@ -36,7 +36,7 @@ pub(super) struct Templates {
 }
 
 impl Templates {
-    pub(super) fn new(bodies: &[Body], unique_attribute: &str, run: &str, seed: u64) -> Templates {
+    pub(crate) fn new(bodies: &[Body], unique_attribute: &str, run: &str, seed: u64) -> Templates {
         let templates = (0u64..)
             .zip(bodies)
             .map(|(n, body)| template(body, unique_attribute, run, mix(seed ^ n)))
@@ -55,7 +55,7 @@ impl Templates {
     }
 
     /// The request with records `first..first + count` at time `now_ns` (Unix).
-    pub(super) fn request(&self, first: u64, count: u64, now_ns: u64) -> Bytes {
+    pub(crate) fn request(&self, first: u64, count: u64, now_ns: u64) -> Bytes {
         let resource = &self.resources[self.pick(first, self.resources.len())];
         let chosen =
             || (first..first + count).map(|n| (n, &self.templates[self.pick(n, self.templates.len())]));

@@ -6,18 +6,18 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use super::LoadError;
+use crate::LoadError;
 
 /// Appends a line per acknowledged request.
 #[derive(Debug)]
-pub(super) struct AcknowledgedFile {
+pub(crate) struct AcknowledgedFile {
     path: PathBuf,
     run: String,
     file: Mutex<File>,
 }
 
 impl AcknowledgedFile {
-    pub(super) fn create(path: PathBuf, run: String) -> Result<AcknowledgedFile, LoadError> {
+    pub(crate) fn create(path: PathBuf, run: String) -> Result<AcknowledgedFile, LoadError> {
         match File::create(&path) {
             Ok(file) => Ok(AcknowledgedFile {
                 path,
@@ -29,7 +29,7 @@ impl AcknowledgedFile {
     }
 
     /// Writes each line straight to the file: a killed run leaves everything it knew.
-    pub(super) fn add(&self, first: u64, count: u64) -> Result<(), LoadError> {
+    pub(crate) fn add(&self, first: u64, count: u64) -> Result<(), LoadError> {
         let line = format!("{} {first} {count}\n", self.run);
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         file.write_all(line.as_bytes())

@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::LoadError;
-use super::random::mix;
+use crate::LoadError;
+use crate::random::mix;
 
 /// The environment variable with the folder of real log lines (for example those of logpai/loghub), for loads without
 /// an explicit one. It is relative to the working directory.
@@ -19,21 +19,21 @@ const GENERATED_LINES: u64 = 20_000;
 
 /// A line and its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Body {
-    pub(super) file: String,
-    pub(super) line: String,
+pub(crate) struct Body {
+    pub(crate) file: String,
+    pub(crate) line: String,
 }
 
 /// The bodies, and a description of their source.
 #[derive(Debug, Clone)]
-pub(super) struct Bodies {
-    pub(super) bodies: Vec<Body>,
-    pub(super) origin: String,
+pub(crate) struct Bodies {
+    pub(crate) bodies: Vec<Body>,
+    pub(crate) origin: String,
 }
 
 impl Bodies {
     /// Loads the lines of the `*.log` files in `folder` or in the variable's folder, or generates text without either.
-    pub(super) fn load(folder: Option<&Path>) -> Result<Bodies, LoadError> {
+    pub(crate) fn load(folder: Option<&Path>) -> Result<Bodies, LoadError> {
         let named = std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty());
         match folder.or(named.as_deref().map(Path::new)) {
             Some(folder) => read(folder),

@@ -1,4 +1,7 @@
-//! The load generator: OTLP/gRPC log traffic with real bodies and a unique id in every record, retried until
+//! The load generator and the processes under load. The program's `load`, `dev` and `demo` use them, and so do the
+//! benchmarks.
+//!
+//! The load generator sends OTLP/gRPC log traffic with real bodies and a unique id in every record, retried until
 //! acknowledged, and a final report. It never counts a record as acknowledged that the server did not acknowledge.
 //!
 //! A record's id is `<run>-<number>` in the attribute [`LoadConfig::unique_attribute`], with a number of [`ID_DIGITS`]
@@ -9,8 +12,12 @@
 mod acknowledged;
 mod args;
 mod bodies;
+pub mod clickhouse;
 mod client;
 mod credentials;
+pub mod metrics;
+pub mod ports;
+pub mod process;
 mod random;
 mod report;
 mod run;

@@ -12,11 +12,11 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::acknowledged::AcknowledgedFile;
-use super::bodies::Bodies;
-use super::client::{Client, Failure};
-use super::template::Templates;
-use super::{Latency, LoadConfig, LoadError, Progress, Report};
+use crate::acknowledged::AcknowledgedFile;
+use crate::bodies::Bodies;
+use crate::client::{Client, Failure};
+use crate::template::Templates;
+use crate::{Latency, LoadConfig, LoadError, Progress, Report};
 
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);

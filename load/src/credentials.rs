@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-use super::LoadError;
+use crate::LoadError;
 
 /// The default is plaintext without a token.
 #[derive(Clone, Default)]
@@ -30,7 +30,7 @@ impl fmt::Debug for Credentials {
 
 impl Credentials {
     /// The TLS configuration; `None` for plaintext.
-    pub(super) fn tls(&self) -> Result<Option<ClientTlsConfig>, LoadError> {
+    pub(crate) fn tls(&self) -> Result<Option<ClientTlsConfig>, LoadError> {
         let Some(ca) = &self.ca else { return Ok(None) };
         let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read("tls-ca", ca)?));
         if let Some((certificate, key)) = &self.identity {
@@ -43,7 +43,7 @@ impl Credentials {
     }
 
     /// The value of the header `authorization`.
-    pub(super) fn authorization(&self) -> Result<Option<MetadataValue<Ascii>>, LoadError> {
+    pub(crate) fn authorization(&self) -> Result<Option<MetadataValue<Ascii>>, LoadError> {
         let Some(token) = &self.token else { return Ok(None) };
         let mut value: MetadataValue<Ascii> =
             format!("Bearer {token}")

@@ -45,7 +45,7 @@ pub struct Latency {
 
 impl Latency {
     /// From microseconds in any order.
-    pub(super) fn of(mut us: Vec<u64>) -> Latency {
+    pub(crate) fn of(mut us: Vec<u64>) -> Latency {
         us.sort_unstable();
         let Some(last) = us.len().checked_sub(1) else {
             return Latency::default();

@@ -13,7 +13,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
-use super::{Compression, LoadConfig, LoadError};
+use crate::{Compression, LoadConfig, LoadError};
 
 const EXPORT: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
 
@@ -25,25 +25,25 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// Connects on first use, and reconnects after losing the connection.
 #[derive(Debug, Clone)]
-pub(super) struct Client {
+pub(crate) struct Client {
     grpc: Grpc<Channel>,
     authorization: Option<MetadataValue<Ascii>>,
 }
 
 /// Why an attempt failed.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     /// The gRPC code, or `transport` for a failed connection.
-    pub(super) code: String,
+    pub(crate) code: String,
     /// Whether the same bytes may be accepted later.
-    pub(super) retryable: bool,
+    pub(crate) retryable: bool,
     /// Minimum pause that the server requests.
-    pub(super) pause: Duration,
+    pub(crate) pause: Duration,
 }
 
 impl Client {
     /// The clients that a run's workers share.
-    pub(super) fn connections(config: &LoadConfig) -> Result<Vec<Client>, LoadError> {
+    pub(crate) fn connections(config: &LoadConfig) -> Result<Vec<Client>, LoadError> {
         let count = config.concurrency.div_ceil(REQUESTS_PER_CONNECTION);
         (0..count).map(|_| Client::lazy(config)).collect()
     }
@@ -86,7 +86,7 @@ impl Client {
     }
 
     /// One attempt.
-    pub(super) async fn export(&mut self, request: Bytes) -> Result<(), Failure> {
+    pub(crate) async fn export(&mut self, request: Bytes) -> Result<(), Failure> {
         self.grpc.ready().await.map_err(|error| Failure {
             code: format!("transport: {}", root_cause(&error)),
             retryable: true,
@@ -198,30 +198,30 @@ impl Decoder for Encoded {
 /// The parts of google/rpc/status.proto and error_details.proto that a retry needs.
 mod google_rpc {
     #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct Status {
+    pub(crate) struct Status {
         #[prost(message, repeated, tag = "3")]
-        pub(super) details: Vec<Any>,
+        pub(crate) details: Vec<Any>,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct Any {
+    pub(crate) struct Any {
         #[prost(string, tag = "1")]
-        pub(super) type_url: String,
+        pub(crate) type_url: String,
         #[prost(bytes = "vec", tag = "2")]
-        pub(super) value: Vec<u8>,
+        pub(crate) value: Vec<u8>,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct RetryInfo {
+    pub(crate) struct RetryInfo {
         #[prost(message, optional, tag = "1")]
-        pub(super) retry_delay: Option<Duration>,
+        pub(crate) retry_delay: Option<Duration>,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
-    pub(super) struct Duration {
+    pub(crate) struct Duration {
         #[prost(int64, tag = "1")]
-        pub(super) seconds: i64,
+        pub(crate) seconds: i64,
         #[prost(int32, tag = "2")]
-        pub(super) nanos: i32,
+        pub(crate) nanos: i32,
     }
 }
