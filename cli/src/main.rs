@@ -37,11 +37,11 @@ mod version;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use logging::LogFormat;
+use millpond_telemetry::Telemetry;
 use output::say;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use telemetry::Telemetry;
 
 /// In the lists of flags, behind those of the command itself.
 const LAST: usize = 900;

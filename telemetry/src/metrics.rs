@@ -8,7 +8,7 @@
 //! | labels | attributes of the data point, strings |
 //! | units in names: `_seconds`, `_bytes`, … | the same names, and UCUM's unit beside them: `s`, `By`, … |
 
-use super::settings::attribute;
+use crate::settings::attribute;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value as Number;

@@ -4,7 +4,6 @@
 //! It is OpenTelemetry's consistent probability sampling: a trace is taken when the 56 bits that end its id, its randomness, are
 //! not below a threshold.
 
-use crate::units::whole;
 use ulid::Ulid;
 
 /// The number of values that the randomness can have.
@@ -19,8 +18,14 @@ pub(crate) struct Sampler {
 impl Sampler {
     /// Takes this part of the traces, from 0 to 1.
     pub(crate) fn new(ratio: f64) -> Sampler {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a ratio gives 0 to 2^56, and a cast saturates"
+        )]
+        let threshold = ((1.0 - ratio) * VALUES as f64).round() as u64;
         Sampler {
-            threshold: whole((1.0 - ratio) * VALUES as f64).min(VALUES),
+            threshold: threshold.min(VALUES),
         }
     }
 

@@ -1,7 +1,6 @@
 //! Where a process's own telemetry goes, from its flags and OpenTelemetry's standard variables. Nothing is sent here.
 
-use super::sampler::Sampler;
-use crate::units::Time;
+use crate::sampler::Sampler;
 use anyhow::{Context, bail};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
@@ -11,48 +10,30 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What the process tells of itself over OTLP.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct TelemetryArgs {
-    /// Push this process's own metrics, those of /metrics, to an OTLP/HTTP endpoint, e.g. http://collector:4318 (v1/metrics is
-    /// appended). Off. OTEL_EXPORTER_OTLP_ENDPOINT and OpenTelemetry's other standard variables hold where no flag is
-    /// given (docs/telemetry.md).
-    #[arg(long, env = "MILLPOND_OTLP_ENDPOINT", value_name = "URL")]
-    pub(crate) otlp_endpoint: Option<String>,
-
-    /// Headers of these requests: name=value, separated by commas, values percent-encoded: authorization=Bearer%20….
-    /// A variable, or the settings file, keeps a secret out of the list of processes.
-    #[arg(
-        long,
-        env = "MILLPOND_OTLP_HEADERS",
-        value_name = "HEADERS",
-        hide_env_values = true
-    )]
-    pub(crate) otlp_headers: Option<String>,
-
-    /// The CAs of the endpoint, in PEM, in place of the system's.
-    #[arg(long, env = "MILLPOND_OTLP_CA", value_name = "FILE")]
-    pub(crate) otlp_ca: Option<PathBuf>,
-
-    /// How often metrics are pushed. 60s: OpenTelemetry's default. They are once more when the process stops.
-    #[arg(long, env = "MILLPOND_OTLP_INTERVAL", value_name = "TIME")]
-    pub(crate) otlp_interval: Option<Time>,
-
-    /// Export traces of this process's own work for this fraction of segments (0 to 1). Default: off. A gateway and a consumer with the same
-    /// ratio sample the same segments, and their spans join one trace. Without this flag, OTEL_TRACES_SAMPLER applies.
-    #[arg(long, env = "MILLPOND_OTLP_TRACES", value_name = "RATIO")]
-    pub(crate) otlp_traces: Option<f64>,
+/// The program's flags. OpenTelemetry's standard variables apply to each that is `None`.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// `--otlp-endpoint`: the base URL of an OTLP/HTTP endpoint.
+    pub endpoint: Option<String>,
+    /// `--otlp-headers`: `name=value` pairs of each request, separated by commas, with percent-encoded values.
+    pub headers: Option<String>,
+    /// `--otlp-ca`: CAs of the endpoint in PEM, in place of the system's.
+    pub ca: Option<PathBuf>,
+    /// `--otlp-interval`: time between two exports of the metrics.
+    pub interval: Option<Duration>,
+    /// `--otlp-traces`: the fraction of segments to trace, 0 to 1.
+    pub traces: Option<f64>,
 }
 
 /// Who tells it.
 #[derive(Debug, Clone)]
-pub(crate) struct Identity {
+pub struct Identity {
     /// `service.name`, unless the variables have another.
-    pub(crate) service: &'static str,
+    pub service: &'static str,
     /// `service.instance.id`, unless the variables have another; `None` for a random one.
-    pub(crate) instance: Option<String>,
+    pub instance: Option<String>,
     /// What else tells this process from others.
-    pub(crate) attributes: Vec<(&'static str, String)>,
+    pub attributes: Vec<(&'static str, String)>,
 }
 
 /// What is to be pushed, and where to. Nothing, by default.
@@ -116,7 +97,7 @@ impl Signal {
 /// The environment: a variable's value.
 pub(crate) type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-impl TelemetryArgs {
+impl Options {
     /// What follows from the flags and, where there is none, from OpenTelemetry's variables.
     ///
     /// # Errors
@@ -154,7 +135,7 @@ impl TelemetryArgs {
         if self.ratio(set)?.is_some() {
             wanted.push(Signal::Traces);
         }
-        if self.otlp_endpoint.is_some() {
+        if self.endpoint.is_some() {
             wanted.clear();
         }
         let refused = wanted.into_iter().filter_map(|signal| {
@@ -175,7 +156,7 @@ impl TelemetryArgs {
             return Ok(None);
         };
         let Some(destination) = self.destination(Signal::Traces, set)? else {
-            if self.otlp_traces.is_some() {
+            if self.traces.is_some() {
                 bail!("--otlp-traces says how many, and nothing says where to: give --otlp-endpoint too");
             }
             return Ok(None);
@@ -200,7 +181,7 @@ impl TelemetryArgs {
             }
             Ok((ratio > 0.0).then_some(ratio))
         };
-        if let Some(ratio) = self.otlp_traces {
+        if let Some(ratio) = self.traces {
             return checked(ratio).context("--otlp-traces");
         }
         let variable = "OTEL_TRACES_SAMPLER";
@@ -223,7 +204,7 @@ impl TelemetryArgs {
             return Ok(None);
         };
         let flag = self
-            .otlp_headers
+            .headers
             .clone()
             .map(|value| (value, "--otlp-headers".to_owned()));
         let headers = match flag.or_else(|| specific(signal, "HEADERS", set)) {
@@ -254,7 +235,7 @@ impl TelemetryArgs {
             signal,
             url,
             headers,
-            ca: self.otlp_ca.clone().or_else(|| file("CERTIFICATE")),
+            ca: self.ca.clone().or_else(|| file("CERTIFICATE")),
             identity,
             timeout,
             gzip,
@@ -263,7 +244,7 @@ impl TelemetryArgs {
 
     /// `None`: this is not to be pushed.
     fn url(&self, signal: Signal, set: Variables<'_>) -> anyhow::Result<Option<Url>> {
-        if let Some(flag) = &self.otlp_endpoint {
+        if let Some(flag) = &self.endpoint {
             return below(flag, signal).context("--otlp-endpoint").map(Some);
         }
         let Some((endpoint, name)) = endpoint(signal, set) else {
@@ -283,9 +264,9 @@ impl TelemetryArgs {
 
     fn interval(&self, set: Variables<'_>) -> anyhow::Result<Duration> {
         let variable = "OTEL_METRIC_EXPORT_INTERVAL";
-        match (&self.otlp_interval, set(variable)) {
-            (Some(flag), _) if flag.0.is_zero() => bail!("--otlp-interval must be longer than 0s"),
-            (Some(flag), _) => Ok(flag.0),
+        match (&self.interval, set(variable)) {
+            (Some(flag), _) if flag.is_zero() => bail!("--otlp-interval must be longer than 0s"),
+            (Some(flag), _) => Ok(*flag),
             (None, Some(value)) => milliseconds(&value).context(variable),
             (None, None) => Ok(Duration::from_secs(60)),
         }
@@ -415,296 +396,4 @@ pub(crate) fn attribute(key: impl Into<String>, value: impl Into<String>) -> Key
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn resolve(args: &TelemetryArgs, variables: &[(&str, &str)]) -> anyhow::Result<Settings> {
-        let identity = Identity {
-            service: "millpond-gateway",
-            instance: Some("gateway-1".to_owned()),
-            attributes: vec![("millpond.buffer", "s3://b/p".to_owned())],
-        };
-        args.resolve(&identity, &|name| {
-            let found = variables.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| (*value).to_owned())
-        })
-    }
-
-    fn flags(endpoint: &str) -> TelemetryArgs {
-        TelemetryArgs {
-            otlp_endpoint: Some(endpoint.to_owned()),
-            ..TelemetryArgs::default()
-        }
-    }
-
-    /// Where metrics go, with these flags and variables.
-    fn url(args: &TelemetryArgs, variables: &[(&str, &str)]) -> Option<String> {
-        let metrics = resolve(args, variables).unwrap().metrics;
-        metrics.map(|metrics| metrics.destination.url.to_string())
-    }
-
-    fn error(args: &TelemetryArgs, variables: &[(&str, &str)]) -> String {
-        format!("{:#}", resolve(args, variables).unwrap_err())
-    }
-
-    const NO_FLAGS: TelemetryArgs = TelemetryArgs {
-        otlp_endpoint: None,
-        otlp_headers: None,
-        otlp_ca: None,
-        otlp_interval: None,
-        otlp_traces: None,
-    };
-    const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://env:4318/below/");
-
-    #[test]
-    fn nothing_is_pushed_unless_asked_for() {
-        assert_eq!(url(&NO_FLAGS, &[]), None);
-        assert_eq!(url(&NO_FLAGS, &[("OTEL_EXPORTER_OTLP_ENDPOINT", " ")]), None);
-        assert_eq!(url(&NO_FLAGS, &[ENDPOINT, ("OTEL_SDK_DISABLED", "True")]), None);
-        assert_eq!(
-            url(&NO_FLAGS, &[ENDPOINT, ("OTEL_METRICS_EXPORTER", "none")]),
-            None
-        );
-    }
-
-    #[test]
-    fn a_flag_goes_before_the_variable_of_a_signal_and_that_before_the_one_for_all() {
-        let own = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://own:1/as/it/is");
-        let expected = Some("http://env:4318/below/v1/metrics".to_owned());
-        assert_eq!(url(&NO_FLAGS, &[ENDPOINT]), expected);
-        assert_eq!(
-            url(
-                &NO_FLAGS,
-                &[ENDPOINT, ("OTEL_METRICS_EXPORTER", "prometheus,otlp")]
-            ),
-            expected
-        );
-        assert_eq!(
-            url(&NO_FLAGS, &[ENDPOINT, own]),
-            Some("http://own:1/as/it/is".to_owned())
-        );
-        let flag = Some("https://flag/v1/metrics".to_owned());
-        assert_eq!(url(&flags("https://flag"), &[ENDPOINT, own]), flag);
-        assert_eq!(
-            url(&flags("https://flag"), &[("OTEL_SDK_DISABLED", "true")]),
-            flag
-        );
-    }
-
-    #[test]
-    fn variables_have_the_units_of_the_specification() {
-        let variables = [
-            ENDPOINT,
-            ("OTEL_METRIC_EXPORT_INTERVAL", "1500"),
-            ("OTEL_EXPORTER_OTLP_TIMEOUT", "2500"),
-            ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
-        ];
-        let metrics = resolve(&NO_FLAGS, &variables).unwrap().metrics.unwrap();
-        assert_eq!(metrics.interval, Duration::from_millis(1500));
-        assert_eq!(metrics.destination.timeout, Duration::from_millis(2500));
-        assert!(metrics.destination.gzip);
-        let by_default = resolve(&NO_FLAGS, &[ENDPOINT]).unwrap().metrics.unwrap();
-        assert_eq!(by_default.interval, Duration::from_secs(60));
-        assert_eq!(by_default.destination.timeout, Duration::from_secs(10));
-        assert!(!by_default.destination.gzip);
-        let flag = TelemetryArgs {
-            otlp_interval: Some(Time(Duration::from_secs(5))),
-            ..NO_FLAGS
-        };
-        let flagged = resolve(&flag, &variables).unwrap().metrics.unwrap();
-        assert_eq!(flagged.interval, Duration::from_secs(5));
-    }
-
-    #[test]
-    fn headers_are_decoded_and_hidden() {
-        let variables = [
-            ENDPOINT,
-            (
-                "OTEL_EXPORTER_OTLP_HEADERS",
-                " authorization = Bearer%20a%2Cb , x-team=ops",
-            ),
-        ];
-        let metrics = resolve(&NO_FLAGS, &variables).unwrap().metrics.unwrap();
-        let headers = &metrics.destination.headers;
-        assert_eq!(headers["authorization"], "Bearer a,b");
-        assert_eq!(headers["x-team"], "ops");
-        assert!(!format!("{headers:?}").contains("Bearer"));
-    }
-
-    #[test]
-    fn the_resource_says_who_it_is() {
-        let of = |variables: &[(&str, &str)]| -> Vec<String> {
-            let resource = resolve(&NO_FLAGS, variables).unwrap().resource;
-            let text = |attribute: &KeyValue| match &attribute.value.as_ref().unwrap().value {
-                Some(Value::StringValue(value)) => format!("{}={value}", attribute.key),
-                other => panic!("{other:?}"),
-            };
-            resource.iter().map(text).collect()
-        };
-        let version = concat!("service.version=", env!("CARGO_PKG_VERSION"));
-        assert_eq!(
-            of(&[ENDPOINT]),
-            [
-                "service.name=millpond-gateway",
-                version,
-                "service.instance.id=gateway-1",
-                "millpond.buffer=s3://b/p"
-            ]
-        );
-        let given = (
-            "OTEL_RESOURCE_ATTRIBUTES",
-            "service.instance.id=pod%2F3,deployment.environment.name=prod,service.name=lost",
-        );
-        assert_eq!(
-            of(&[ENDPOINT, given, ("OTEL_SERVICE_NAME", "edge")]),
-            [
-                "service.name=edge",
-                version,
-                "service.instance.id=pod/3",
-                "millpond.buffer=s3://b/p",
-                "deployment.environment.name=prod"
-            ]
-        );
-    }
-
-    #[test]
-    fn traces_are_pushed_when_a_ratio_says_so() {
-        let sampled = |ratio, variables: &[(&str, &str)]| {
-            let args = TelemetryArgs {
-                otlp_traces: ratio,
-                ..NO_FLAGS
-            };
-            let traces = resolve(&args, &[variables, &[ENDPOINT]].concat()).unwrap().traces;
-            traces.map(|traces| (traces.sampler, traces.destination.url.to_string()))
-        };
-        let of = |ratio| Some((Sampler::new(ratio), "http://env:4318/below/v1/traces".to_owned()));
-        let sampler = |name| ("OTEL_TRACES_SAMPLER", name);
-        let argument = ("OTEL_TRACES_SAMPLER_ARG", "0.25");
-        assert_eq!(sampled(None, &[]), None);
-        assert_eq!(sampled(None, &[argument]), None);
-        assert_eq!(sampled(Some(0.5), &[]), of(0.5));
-        assert_eq!(sampled(Some(0.0), &[sampler("always_on")]), None);
-        assert_eq!(sampled(None, &[sampler("always_on"), argument]), of(1.0));
-        assert_eq!(sampled(None, &[sampler("traceidratio"), argument]), of(0.25));
-        assert_eq!(sampled(None, &[sampler("parentbased_traceidratio")]), of(1.0));
-        assert_eq!(sampled(None, &[sampler("always_off")]), None);
-        assert_eq!(sampled(Some(1.0), &[("OTEL_BSP_SCHEDULE_DELAY", "10")]), of(1.0));
-        let nowhere = TelemetryArgs {
-            otlp_traces: Some(1.0),
-            ..NO_FLAGS
-        };
-        assert!(error(&nowhere, &[]).contains("give --otlp-endpoint too"));
-        let too_many = TelemetryArgs {
-            otlp_traces: Some(1.5),
-            ..NO_FLAGS
-        };
-        assert!(error(&too_many, &[ENDPOINT]).starts_with("--otlp-traces: 1.5 is not a ratio"));
-        let said = error(
-            &NO_FLAGS,
-            &[
-                ENDPOINT,
-                sampler("traceidratio"),
-                ("OTEL_TRACES_SAMPLER_ARG", "half"),
-            ],
-        );
-        assert!(
-            said.starts_with("OTEL_TRACES_SAMPLER_ARG: \"half\" is not a number"),
-            "{said}"
-        );
-        assert!(error(&NO_FLAGS, &[ENDPOINT, sampler("xray")]).starts_with("OTEL_TRACES_SAMPLER=xray: "));
-    }
-
-    #[test]
-    fn what_cannot_be_used_is_said_with_its_name() {
-        assert!(
-            error(&flags("collector:4318"), &[]).starts_with("--otlp-endpoint: \"collector:4318\" is not")
-        );
-        assert!(error(&flags("grpc://collector:4317"), &[]).contains("write http://host:4318"));
-        let headers = TelemetryArgs {
-            otlp_headers: Some("a=b,secret".to_owned()),
-            ..flags("http://x")
-        };
-        let said = error(&headers, &[]);
-        assert!(
-            said.starts_with("--otlp-headers: entry 2 is not name=value"),
-            "{said}"
-        );
-        assert!(!said.contains("secret"));
-        for (variable, value, reason) in [
-            (
-                "OTEL_EXPORTER_OTLP_HEADERS",
-                "a b=c",
-                "\"a b\" is not a header's name",
-            ),
-            (
-                "OTEL_EXPORTER_OTLP_HEADERS",
-                "a=%0A",
-                "the value of a cannot be a header's",
-            ),
-            (
-                "OTEL_EXPORTER_OTLP_HEADERS",
-                "a=%FF",
-                "the value of a is not UTF-8",
-            ),
-            (
-                "OTEL_EXPORTER_OTLP_TIMEOUT",
-                "10s",
-                "\"10s\" is not a number of milliseconds",
-            ),
-            (
-                "OTEL_METRIC_EXPORT_INTERVAL",
-                "0",
-                "\"0\" is not a number of milliseconds",
-            ),
-            ("OTEL_RESOURCE_ATTRIBUTES", "team", "entry 1 is not name=value"),
-        ] {
-            let said = error(&NO_FLAGS, &[ENDPOINT, (variable, value)]);
-            assert!(said.starts_with(&format!("{variable}: {reason}")), "{said}");
-        }
-        let said = error(&NO_FLAGS, &[ENDPOINT, ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd")]);
-        assert!(
-            said.starts_with("OTEL_EXPORTER_OTLP_COMPRESSION=zstd: "),
-            "{said}"
-        );
-        let said = error(
-            &NO_FLAGS,
-            &[ENDPOINT, ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "key.pem")],
-        );
-        assert!(said.contains("belong together"), "{said}");
-    }
-
-    /// A cluster's variables are no reason for a gateway not to start.
-    #[test]
-    fn a_protocol_that_is_not_spoken_is_said_and_ends_nothing() {
-        for (variable, value) in [
-            ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
-            ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/json"),
-        ] {
-            let settings = resolve(&NO_FLAGS, &[ENDPOINT, (variable, value)]).unwrap();
-            assert!(settings.metrics.is_none());
-            let [said] = &*settings.unspoken else {
-                panic!("{:?}", settings.unspoken)
-            };
-            assert!(said.starts_with("own metrics are not pushed to http"), "{said}");
-            assert!(said.contains(&format!("{variable}={value}")), "{said}");
-        }
-        let traced = ("OTEL_TRACES_SAMPLER", "always_on");
-        let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
-        assert_eq!(
-            resolve(&NO_FLAGS, &[ENDPOINT, grpc, traced])
-                .unwrap()
-                .unspoken
-                .len(),
-            2
-        );
-        for silent in [
-            ("OTEL_METRICS_EXPORTER", "none"),
-            ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/protobuf"),
-        ] {
-            let settings = resolve(&NO_FLAGS, &[ENDPOINT, grpc, silent]).unwrap();
-            assert!(settings.unspoken.is_empty(), "{:?}", settings.unspoken);
-        }
-        let settings = resolve(&flags("http://host:4318"), &[ENDPOINT, grpc]).unwrap();
-        assert!(settings.metrics.is_some() && settings.unspoken.is_empty());
-    }
-}
+mod tests;

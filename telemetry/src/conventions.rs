@@ -1,7 +1,7 @@
 //! Millpond's words for its spans, in those of OpenTelemetry's semantic conventions where it has any (`messaging.*`, `aws.s3.*`,
 //! `db.*`), else `millpond.*`.
 
-use super::settings::attribute;
+use crate::settings::attribute;
 use millpond_manifest::trace::ORIGIN;
 use millpond_storage::BufferUrl;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;

@@ -1,7 +1,7 @@
 //! One OTLP/HTTP endpoint for one signal: an attempt at a time, and a word when its endpoint goes away or comes back.
 //! It never queues and never tries again by itself.
 
-use super::settings::{Destination, Signal};
+use crate::settings::{Destination, Signal};
 use anyhow::Context;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -304,7 +304,7 @@ mod tests {
         let _pusher = pusher("http://collector", &mut registry);
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
-        let documented = include_str!("../../../docs/telemetry.md");
+        let documented = include_str!("../../docs/telemetry.md");
         let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(samples.len(), 2, "{text}");
         for sample in samples {

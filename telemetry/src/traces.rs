@@ -1,9 +1,9 @@
 //! Pushes the spans of the queue: every few seconds, or when there are enough for a push. A push that may be taken later is
 //! tried again; meanwhile the queue fills, and what is over is dropped.
 
-use super::pusher::Pusher;
-use super::queue::Queue;
-use super::{Push, scope};
+use crate::pusher::Pusher;
+use crate::queue::Queue;
+use crate::{Push, scope};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans};

@@ -1,10 +1,10 @@
 //! The spans of a segment's way ([`millpond_manifest::trace`]), as OTLP spans. What is below a span without a parent waits
 //! with it until it closes: only then is it known whose trace it is, and whether that is recorded.
 
-use super::conventions::{Conventions, Field};
-use super::queue::Queue;
-use super::sampler::Sampler;
-use crate::clock::now_ns;
+use crate::conventions::{Conventions, Field};
+use crate::now_ns;
+use crate::queue::Queue;
+use crate::sampler::Sampler;
 use millpond_manifest::trace::ORIGIN;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
@@ -40,7 +40,7 @@ const PARENT_IS_REMOTE: u32 = 0x200;
 
 /// Records spans into a queue.
 #[derive(Debug)]
-pub(crate) struct Spans {
+pub struct Spans {
     pub(crate) sampler: Sampler,
     pub(crate) conventions: Conventions,
     pub(crate) queue: Arc<Queue>,
@@ -260,16 +260,6 @@ fn origin(segment: Ulid) -> u64 {
 }
 
 impl Spans {
-    /// All of them, to be thrown away.
-    #[cfg(test)]
-    pub(crate) fn to_nowhere() -> Spans {
-        Spans {
-            sampler: Sampler::new(1.0),
-            conventions: Conventions::new(&"memory:///".parse().expect("it is a URL")),
-            queue: Arc::default(),
-        }
-    }
-
     /// Of a span with a segment, if that is recorded.
     fn place(&self, open: &Open) -> Option<Place> {
         let segment = open
