@@ -21,7 +21,6 @@ mod inspect;
 mod logging;
 mod output;
 mod prices;
-mod rows;
 mod security;
 mod settings;
 mod settings_file;

@@ -1,17 +1,13 @@
 use super::*;
-use clap::Parser;
 use millpond_manifest::Buffer;
 use millpond_manifest::cursor::Opening;
 
-#[derive(Parser)]
-struct Flags {
-    #[command(flatten)]
-    hand: Hand,
-}
-
-fn hand(flags: &[&'static str]) -> Hand {
-    let words = ["test", "e2e", "--buffer", "memory:///"];
-    Flags::parse_from(words.iter().chain(flags)).hand
+fn selection(force: bool) -> Selection {
+    Selection {
+        consumer: "e2e".into(),
+        shard: None,
+        force,
+    }
 }
 
 fn policy(sink: &str) -> BatchingPolicy {
@@ -71,18 +67,25 @@ async fn read(store: &Store, name: &str) -> Snapshot<Cursor> {
     cas::read(store, &layout::cursor(0, name)).await.unwrap().unwrap()
 }
 
-async fn reset(store: &Store, hand: &Hand, before: &Snapshot<Cursor>) -> anyhow::Result<()> {
-    supersede(store, hand, 0, before, |cursor| cursor.reset(3)).await
+async fn reset_to_3(
+    store: &Store,
+    selection: &Selection,
+    before: &Snapshot<Cursor>,
+) -> anyhow::Result<Changed> {
+    supersede(store, selection, 0, before, |cursor| cursor.reset(3)).await
 }
 
 #[tokio::test]
 async fn a_reset_beside_a_repair_is_refused_and_ends_it_by_force() {
     let (store, before) = store(opened("e2e.repair", now_ms())).await;
-    let refused = reset(&store, &hand(&[]), &before).await.unwrap_err().to_string();
+    let refused = reset_to_3(&store, &selection(false), &before)
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("somebody repairs e2e"), "{refused}");
     assert_eq!(read(&store, "e2e").await.state, before.state);
 
-    reset(&store, &hand(&["--force"]), &before).await.unwrap();
+    reset_to_3(&store, &selection(true), &before).await.unwrap();
     let consumer = read(&store, "e2e").await.state;
     assert_eq!(
         (consumer.start, consumer.unsettled, consumer.lease_ms),
@@ -95,7 +98,7 @@ async fn a_reset_beside_a_repair_is_refused_and_ends_it_by_force() {
 #[tokio::test]
 async fn a_reset_ends_a_repair_that_was_killed() {
     let (store, before) = store(opened("e2e.repair", 1)).await;
-    reset(&store, &hand(&[]), &before).await.unwrap();
+    reset_to_3(&store, &selection(false), &before).await.unwrap();
     let consumer = read(&store, "e2e").await.state;
     assert_eq!((consumer.unsettled, consumer.lease_ms), (true, 60_000));
     assert!(read(&store, "e2e.repair").await.state.is_removed());
@@ -104,7 +107,7 @@ async fn a_reset_ends_a_repair_that_was_killed() {
 #[tokio::test]
 async fn a_repair_that_was_given_up_unsettled_counts() {
     let (store, before) = store(opened("e2e.repair", 1).remove()).await;
-    reset(&store, &hand(&[]), &before).await.unwrap();
+    reset_to_3(&store, &selection(false), &before).await.unwrap();
     let consumer = read(&store, "e2e").await.state;
     assert_eq!((consumer.unsettled, consumer.lease_ms), (true, 60_000));
 }
@@ -113,7 +116,7 @@ async fn a_repair_that_was_given_up_unsettled_counts() {
 async fn a_finished_repair_is_nothing_to_wait_for() {
     for repair in [released("e2e.repair").remove(), released("e2e.repair")] {
         let (store, before) = store(repair).await;
-        reset(&store, &hand(&[]), &before).await.unwrap();
+        reset_to_3(&store, &selection(false), &before).await.unwrap();
         assert_eq!(read(&store, "e2e").await.state.lease_ms, 0);
         assert!(read(&store, "e2e.repair").await.state.is_removed());
     }
@@ -128,36 +131,23 @@ async fn a_cursor_that_cannot_be_read_becomes_a_tombstone() {
         .put_if_absent(&key, vec![b"damaged".as_slice().into()])
         .await
         .unwrap();
-    let forced = hand(&["--force"]);
-    let found = removable(&forced, &store).await.unwrap();
-    let [(0, Found::Damaged(version))] = &found[..] else {
-        panic!("{} found", found.len())
+    let forced = selection(true);
+    let found = plan_removal(&store, &forced).await.unwrap();
+    let [
+        removal @ Removal {
+            before: Before::Damaged(_),
+            ..
+        },
+    ] = &found[..]
+    else {
+        panic!("{found:?}")
     };
-    let tombstone = from_scratch(&store, 0, "e2e").await.unwrap();
-    swap(&store, version, tombstone).await.unwrap();
+    let changed = remove(&store, &forced, removal).await.unwrap();
+    assert!(changed.repair_ended);
     let tombstone = read(&store, "e2e").await.state;
     assert!(tombstone.is_removed() && tombstone.unsettled && tombstone.lease_ms > 0);
-    assert!(inspect::cursor(&store, 0, "e2e").await.unwrap().is_none());
-    let listed = inspect::cursors(&store, 0).await.unwrap();
-    assert_eq!(listed.len(), 1, "a tombstone is no consumer");
-    assert!(removable(&forced, &store).await.is_err());
-}
-
-#[test]
-fn a_reset_without_identities_needs_more_than_a_yes() {
-    let yes = Consent {
-        yes: true,
-        may_duplicate: false,
-    };
-    let mut cursor = released("e2e");
-    cursor.policy = policy("clickhouse:otel.otel_logs;columns=none");
-    let changes = [(0, 3, cursor)];
-    let refused = yes.ask(&hand(&[]), &changes).unwrap_err().to_string();
-    assert!(refused.contains("--may-duplicate"), "{refused}");
-    let both = Consent {
-        may_duplicate: true,
-        ..yes
-    };
-    both.ask(&hand(&[]), &changes).unwrap();
-    yes.ask(&hand(&[]), &[(0, 3, released("e2e"))]).unwrap();
+    assert!(buffer::cursor(&store, 0, "e2e").await.unwrap().is_none());
+    let listed = buffer::cursors(&store, 0).await.unwrap();
+    assert!(listed.is_empty(), "a tombstone is no consumer: {listed:?}");
+    assert!(plan_removal(&store, &forced).await.is_err());
 }

@@ -1,4 +1,4 @@
-//! Looks at each address of ClickHouse: whether it answers, its clock, its rights, and its tables.
+//! Checks each ClickHouse server: its answers, clock, rights and tables.
 
 use super::{Report, SKEW_MAX};
 use millpond_clickhouse::tables::{Report as Found, Seen, State, inspect, look as look_at};
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 const WAITS: &str = "a consumer with the same settings waits for the server, makes missing tables, and ends at one that does not fit";
 
-/// Whether the tables fit at every address, are the same, and remember tokens for long enough.
+/// Checks that the tables fit at every address, are the same, and remember tokens for long enough.
 pub(super) async fn look(config: Config, policies: &[BatchingPolicy], report: &mut Report) {
     let database = config.database.clone();
     let config = Config {
@@ -54,7 +54,7 @@ pub(super) async fn look(config: Config, policies: &[BatchingPolicy], report: &m
     look_at_tokens(&sink, policies, report);
 }
 
-/// Whether the tables at an address fit.
+/// Returns true if the tables at an address fit.
 async fn look_at_address(config: Config, report: &mut Report) -> Result<bool, SinkError> {
     let mut fit = true;
     for Found { what, needed, state } in inspect(config.clone()).await? {

@@ -1,17 +1,17 @@
-//! `millpond doctor --rows`: compares the tables with the buffer, row by row. It counts first, and reads a segment only where
-//! the counts differ from the manifest.
+//! Compares the tables with the buffer, row by row. Counts first, and reads only the segments whose counts differ from the
+//! manifest.
 
-use super::{DoctorArgs, Report};
-use crate::inspect::{buffer, cursors, whole};
+use super::{Report, RowRange};
+use crate::buffer::{buffer, cursors, read_log};
+use crate::numbers::count;
 use crate::rows::{Difference, ask, first_with_identity, id, rows};
-use crate::units::count;
 use anyhow::Context;
 use bytes::Bytes;
-use millpond_clickhouse::{ClickHouse, Columns};
+use millpond_clickhouse::{ClickHouse, Columns, Config};
 use millpond_consumer::{Part, Sink};
 use millpond_manifest::dead_letter::Kind;
 use millpond_manifest::manifest::{Entry, Part as Listed};
-use millpond_manifest::{Buffer, Cursor, DeadLetter, Log, Manifest, cas, layout};
+use millpond_manifest::{Buffer, Cursor, DeadLetter, Log, cas, layout};
 use millpond_storage::Store;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,41 +25,51 @@ const NAMED_MAX: usize = 5;
 
 /// The result of comparing one stream in one shard.
 #[derive(Debug, Serialize)]
-pub(super) struct Compared {
-    consumer: String,
-    shard: u32,
-    stream: String,
-    from: u64,
-    to: u64,
+pub struct Compared {
+    /// The consumer.
+    pub consumer: String,
+    /// The shard.
+    pub shard: u32,
+    /// The stream.
+    pub stream: String,
+    /// The first sequence.
+    pub from: u64,
+    /// The last sequence.
+    pub to: u64,
     /// Records in the range, according to the manifest.
-    records: u64,
+    pub records: u64,
     /// Rows in the tables.
-    rows: u64,
-    missing: u64,
-    duplicate: u64,
-    unknown: u64,
+    pub rows: u64,
+    /// Records without a row.
+    pub missing: u64,
+    /// Records with more than one row.
+    pub duplicate: u64,
+    /// Rows of no record.
+    pub unknown: u64,
     /// Segments that were read, since the counts differ.
-    segments_read: u64,
-    sequences: Vec<Difference>,
+    pub segments_read: u64,
+    /// The segments with a difference.
+    pub sequences: Vec<Difference>,
 }
 
 /// Compares every consumer's tables.
 pub(super) async fn look(
     store: &Store,
-    args: &DoctorArgs,
+    tables: &Config,
+    range: &RowRange,
     report: &mut Report,
 ) -> anyhow::Result<Vec<Compared>> {
     let mut all = Vec::new();
-    if args.table.columns == Columns::None {
+    if tables.columns == Columns::None {
         report.error(
             "with --columns none the tables do not keep the identities of rows: they cannot be compared with the buffer",
             "count them in ClickHouse, or use --columns all for new tables",
         );
         return Ok(all);
     }
-    let config = millpond_clickhouse::Config {
+    let config = Config {
         create: false,
-        ..args.table.at(&args.clickhouse)?
+        ..tables.clone()
     };
     let sink = match ClickHouse::open(config).await {
         Ok(sink) => Arc::new(sink),
@@ -73,12 +83,14 @@ pub(super) async fn look(
     };
     let buffer = buffer(store).await?;
     for shard in 0..buffer.shards {
-        let Some(found) = cas::read::<Manifest>(store, &layout::manifest(shard)).await? else {
+        let Some(log) = read_log(store, shard).await? else {
             continue;
         };
-        let log = whole(store, found.state).await?;
         for cursor in cursors(store, shard).await? {
-            let named = args.consumer.as_ref().is_none_or(|name| *name == cursor.consumer);
+            let named = range
+                .consumer
+                .as_ref()
+                .is_none_or(|name| *name == cursor.consumer);
             if !named || layout::repaired_by(&cursor.consumer).is_some() {
                 continue;
             }
@@ -100,7 +112,7 @@ pub(super) async fn look(
                 cursor: &cursor,
             };
             for (stream, position) in &cursor.streams {
-                if let Some(compared) = look.stream(stream, position.next, args, report).await? {
+                if let Some(compared) = look.stream(stream, position.next, range, report).await? {
                     compared.tell(report);
                     all.push(compared);
                 }
@@ -130,7 +142,7 @@ impl Look<'_> {
         &self,
         stream: &str,
         next: u64,
-        args: &DoctorArgs,
+        range: &RowRange,
         report: &mut Report,
     ) -> anyhow::Result<Option<Compared>> {
         let (log, consumer) = (self.log, &self.cursor.consumer);
@@ -142,9 +154,9 @@ impl Look<'_> {
         }
         let id = id(self.buffer, log.shard, stream, consumer);
         let source = id.source();
-        let wanted = args.from.unwrap_or(0).max(log.first_sequence);
+        let wanted = range.from.unwrap_or(0).max(log.first_sequence);
         let from = wanted.max(first_with_identity(self.sink, &source, stream).await?);
-        let end = args
+        let end = range
             .to
             .map_or(next, |to| to.saturating_add(1))
             .min(next)

@@ -1,24 +1,27 @@
-//! `millpond consumer wait`: for scripts that go on when something is in its table.
+//! Waits for a consumer, for scripts that need the rows in the tables.
 
-use super::read_log;
-use crate::inspect::{buffer, cursor};
-use crate::output::say;
-use crate::store::Patience;
-use crate::units::{count, grouped};
+use crate::buffer::{buffer, cursor, read_log};
+use crate::numbers::{count, grouped};
+use crate::patience::Patience;
 use anyhow::bail;
 use millpond_manifest::{Cursor, Log, layout};
 use millpond_storage::Store;
 use std::time::{Duration, Instant};
 
-/// How often the cursors are looked at.
+/// Time between two reads of a cursor.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// Returns when the consumer has acknowledged all that is committed now. One that does not exist yet is waited for.
-pub(super) async fn until_read(
+/// Waits until the consumer has acknowledged all that is committed now. Returns the number of records. `on_unknown` hears
+/// once that the consumer has never run.
+///
+/// # Errors
+/// The time is up, or the buffer cannot be read.
+pub async fn until_read(
     store: &Store,
     consumer: &str,
     timeout: Option<Duration>,
-) -> anyhow::Result<()> {
+    on_unknown: impl Fn(),
+) -> anyhow::Result<u64> {
     layout::check_consumer_name(consumer)?;
     let began = Instant::now();
     let (mut patience, mut named) = (Patience::default(), false);
@@ -41,8 +44,8 @@ pub(super) async fn until_read(
                         bail!(late_by(consumer, cursor.as_ref(), &log, behind));
                     }
                     if cursor.is_none() && !named {
-                        // Which a typing error in its name would be for ever.
-                        eprintln!("millpond: consumer {consumer} has never run: waiting for it");
+                        // A mistyped name would otherwise wait without a word.
+                        on_unknown();
                         named = true;
                     }
                 }
@@ -53,7 +56,7 @@ pub(super) async fn until_read(
         }
         records += total(&log, |_| log.first_sequence);
     }
-    say!("{consumer} has read all {records} records")
+    Ok(records)
 }
 
 fn late_by(consumer: &str, cursor: Option<&Cursor>, log: &Log, behind: u64) -> String {
@@ -72,8 +75,8 @@ fn late_by(consumer: &str, cursor: Option<&Cursor>, log: &Log, behind: u64) -> S
     )
 }
 
-/// How many records of the log the consumer has not acknowledged. A stream without a position is one that it does not take,
-/// if it has moved past it in another.
+/// Records of the log that the consumer has not acknowledged. A consumer that has read past a stream's records elsewhere,
+/// without a position in the stream, does not take the stream.
 fn behind(log: &Log, cursor: Option<&Cursor>) -> u64 {
     let positions = cursor.map(|cursor| &cursor.streams);
     let seen = positions.and_then(|positions| positions.values().map(|position| position.next).max());
@@ -83,7 +86,7 @@ fn behind(log: &Log, cursor: Option<&Cursor>) -> u64 {
     })
 }
 
-/// Records of all streams, each from its own sequence on.
+/// Sums the records of all streams, each from a sequence.
 fn total(log: &Log, from: impl Fn(&str) -> u64) -> u64 {
     let streams = (0_u32..).zip(&log.streams);
     let records = streams.map(|(index, stream)| log.records(index, from(&stream.name)));

@@ -1,9 +1,9 @@
-//! One look at a buffer: manifests, pages, cursors and dead letters as they are now. Pages are kept from one look to the
-//! next, since they never change.
+//! The state of a buffer: its manifests, pages, cursors and dead letters. An observer keeps pages between two looks, since
+//! they never change.
 
-use crate::clock::now_ms;
-use crate::inspect::{buffer, complete, each_cursor};
-use crate::store::is_the_stores;
+use crate::buffer::{buffer, complete, each_cursor};
+use crate::now_ms;
+use crate::patience::is_the_stores;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Cursor, DeadLetter, Log, Manifest, layout};
@@ -12,133 +12,162 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-/// What was committed this long before a look is its rate.
+/// The time before a look over which a stream's rate is measured.
 const RATE_OVER: Duration = Duration::from_secs(60);
 
-/// A log that is trimmed while its pages are read is read again, so many times.
+/// Attempts to read a log that a garbage collector trims meanwhile.
 const ATTEMPTS: usize = 5;
 
-/// A buffer at one time.
+/// The state of a buffer.
 #[derive(Debug, Serialize)]
-pub(super) struct Status {
-    pub(super) url: String,
-    pub(super) buffer_id: String,
-    /// RFC 3339.
-    pub(super) at: String,
-    pub(super) shards: Vec<Shard>,
-    /// Why a shard or a consumer is not above: its manifest, a page or its cursor is damaged or gone.
-    pub(super) unreadable: Vec<String>,
+pub struct Status {
+    /// The buffer's URL.
+    pub url: String,
+    /// The buffer's id.
+    pub buffer_id: String,
+    /// The time of the look, in RFC 3339.
+    pub at: String,
+    /// The shards whose logs can be read.
+    pub shards: Vec<Shard>,
+    /// Reasons why shards and consumers are missing above: a damaged or lost manifest, page or cursor.
+    pub unreadable: Vec<String>,
 }
 
-/// A shard's log and its readers.
+/// The state of a shard.
 #[derive(Debug, Serialize)]
-pub(super) struct Shard {
-    pub(super) shard: u32,
-    pub(super) segments: u64,
-    /// Of the segments, in the store.
-    pub(super) stored_bytes: u64,
-    pub(super) pages: usize,
-    pub(super) first_sequence: u64,
-    pub(super) next_sequence: u64,
-    /// How long ago the oldest segment was committed, by its producer's clock.
-    pub(super) oldest_seconds: Option<f64>,
-    /// The same of the newest.
-    pub(super) newest_seconds: Option<f64>,
-    /// Commits that were made within the last minute came from so many producers.
-    pub(super) producers_active: usize,
-    pub(super) streams: Vec<Stream>,
-    pub(super) consumers: Vec<Consumer>,
+pub struct Shard {
+    /// The shard's number.
+    pub shard: u32,
+    /// Segments in the log.
+    pub segments: u64,
+    /// Size of these segments.
+    pub stored_bytes: u64,
+    /// Pages of the log.
+    pub pages: usize,
+    /// The log's first sequence.
+    pub first_sequence: u64,
+    /// The log's end.
+    pub next_sequence: u64,
+    /// Age of the oldest segment, by its producer's clock.
+    pub oldest_seconds: Option<f64>,
+    /// Age of the newest segment.
+    pub newest_seconds: Option<f64>,
+    /// Producers that committed within the last minute.
+    pub producers_active: usize,
+    /// The log's streams.
+    pub streams: Vec<Stream>,
+    /// The shard's consumers.
+    pub consumers: Vec<Consumer>,
 }
 
-/// What the log has of a stream.
+/// A stream in the log.
 #[derive(Debug, Serialize)]
-pub(super) struct Stream {
-    pub(super) stream: String,
+pub struct Stream {
+    /// The stream's name.
+    pub stream: String,
+    /// Its content.
     #[serde(flatten)]
-    pub(super) amount: Amount,
-    /// Committed within the last minute.
-    pub(super) records_per_second: f64,
-    pub(super) stored_bytes_per_second: f64,
+    pub amount: Amount,
+    /// Records per second committed within the last minute.
+    pub records_per_second: f64,
+    /// Bytes per second stored within the last minute.
+    pub stored_bytes_per_second: f64,
 }
 
-/// Some of a stream.
+/// An amount of messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub(super) struct Amount {
-    pub(super) records: u64,
-    pub(super) messages: u64,
-    pub(super) stored_bytes: u64,
-    pub(super) raw_bytes: u64,
+pub struct Amount {
+    /// Records.
+    pub records: u64,
+    /// Messages.
+    pub messages: u64,
+    /// Compressed size.
+    pub stored_bytes: u64,
+    /// Uncompressed size.
+    pub raw_bytes: u64,
 }
 
-/// A reader of the shard.
+/// A consumer of the shard.
 #[derive(Debug, Serialize)]
-pub(super) struct Consumer {
-    pub(super) consumer: String,
-    pub(super) state: State,
-    pub(super) owner: Option<String>,
-    /// Until another may take the cursor; negative since then.
-    pub(super) lease_seconds: Option<f64>,
-    pub(super) epoch: u64,
-    pub(super) sink: String,
-    /// Empty when it is at work.
-    pub(super) waiting_for: Vec<String>,
-    pub(super) dead_letters: usize,
-    /// Of the newest dead letter.
-    pub(super) last_dead_letter: Option<String>,
-    /// Parts that are left out by an operator's word.
-    pub(super) skipped: usize,
-    pub(super) streams: Vec<Position>,
+pub struct Consumer {
+    /// Its name.
+    pub consumer: String,
+    /// Its state.
+    pub state: State,
+    /// The process that owns or owned the cursor.
+    pub owner: Option<String>,
+    /// Time until another process may take the cursor; negative after that.
+    pub lease_seconds: Option<f64>,
+    /// The cursor's epoch.
+    pub epoch: u64,
+    /// The name of its sink.
+    pub sink: String,
+    /// Reasons why it does not proceed.
+    pub waiting_for: Vec<String>,
+    /// Dead letters in the shard.
+    pub dead_letters: usize,
+    /// Reason of the newest dead letter.
+    pub last_dead_letter: Option<String>,
+    /// Parts that an operator skipped.
+    pub skipped: usize,
+    /// Its position in each stream.
+    pub streams: Vec<Position>,
 }
 
-/// Whether somebody runs a consumer.
+/// The state of a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum State {
-    /// Its owner renews the lease.
+pub enum State {
+    /// The owner renews the lease.
     Running,
-    /// Its owner has not renewed the lease.
+    /// The lease has run out.
     Expired,
-    /// Stopped, with nothing in doubt.
+    /// The owner stopped with no batch in doubt.
     Stopped,
-    /// Stopped, with batches in doubt: the next owner asks the sink for them.
+    /// The owner stopped with batches in doubt: the next owner asks the sink about them.
     Abandoned,
 }
 
-/// Where a consumer is in a stream.
+/// The position of a consumer in a stream.
 #[derive(Debug, Serialize)]
-pub(super) struct Position {
-    pub(super) stream: String,
-    /// Everything below is acknowledged.
-    pub(super) next: u64,
-    pub(super) lag_records: u64,
-    pub(super) lag_stored_bytes: u64,
-    /// Since the oldest segment that is not acknowledged was committed.
-    pub(super) lag_seconds: f64,
-    pub(super) batches_planned: usize,
-    /// Reasons for which the sink refused what is being taken apart.
-    pub(super) refused: Vec<String>,
-    /// Acknowledged since the look before; none at the first.
-    pub(super) records_per_second: Option<f64>,
+pub struct Position {
+    /// The stream's name.
+    pub stream: String,
+    /// Everything below this sequence is acknowledged.
+    pub next: u64,
+    /// Records that are not acknowledged.
+    pub lag_records: u64,
+    /// Their compressed size.
+    pub lag_stored_bytes: u64,
+    /// Age of the oldest segment that is not acknowledged.
+    pub lag_seconds: f64,
+    /// Batches that are planned and not acknowledged.
+    pub batches_planned: usize,
+    /// Reasons why the sink refused the batches that the consumer is bisecting.
+    pub refused: Vec<String>,
+    /// Records per second acknowledged since the previous look. `None` at the first look.
+    pub records_per_second: Option<f64>,
 }
 
-/// Looks at one buffer, and remembers what the next look makes use of.
-pub(super) struct Observer {
+/// Looks at one buffer. It keeps pages and positions for the next look.
+pub struct Observer {
     store: Store,
     logs: BTreeMap<u32, Log>,
     before: Option<Before>,
 }
 
-/// The look before.
+/// The previous look.
 struct Before {
     at: Instant,
-    /// By shard: where the log ended.
+    /// The end of each shard's log.
     next_sequence: BTreeMap<u32, u64>,
-    /// By shard, consumer and stream: records that were not acknowledged.
+    /// Records that were not acknowledged, by shard, consumer and stream.
     lags: BTreeMap<(u32, String, String), u64>,
 }
 
 impl Observer {
-    pub(super) fn new(store: Store) -> Observer {
+    /// An observer of the buffer in `store`.
+    pub fn new(store: Store) -> Observer {
         Observer {
             store,
             logs: BTreeMap::new(),
@@ -146,12 +175,16 @@ impl Observer {
         }
     }
 
-    pub(super) async fn look(&mut self) -> anyhow::Result<Status> {
+    /// Reads the state of the buffer.
+    ///
+    /// # Errors
+    /// There is no buffer, or the store fails.
+    pub async fn look(&mut self) -> anyhow::Result<Status> {
         let buffer = buffer(&self.store).await?;
         let (now_ms, at) = (now_ms(), Instant::now());
         let (mut shards, mut unreadable) = (Vec::new(), Vec::new());
         for shard in 0..buffer.shards {
-            // The cursors first: what they have acknowledged is in every later state of the log.
+            // Read the cursors first: every later state of the log has what they acknowledge.
             let cursors = each_cursor(&self.store, shard).await?;
             let known = self.logs.remove(&shard);
             let log = match read_log(&self.store, shard, known).await {
@@ -204,7 +237,7 @@ impl Observer {
     ) -> anyhow::Result<Consumer> {
         let dead_letters = layout::dead_letters(log.shard, Some(&cursor.consumer));
         let dead_letters = self.store.list(&dead_letters).await?;
-        // Of many, the newest is the one with the highest batch.
+        // The newest has the highest batch in its name.
         let last_dead_letter = match dead_letters.iter().map(|letter| &letter.key).max() {
             Some(key) => match cas::read::<DeadLetter>(&self.store, key).await {
                 Ok(found) => found.map(|found| found.state),
@@ -214,7 +247,7 @@ impl Observer {
             None => None,
         };
         let streams = (0_u32..).zip(&log.streams).filter(|(_, stream)| {
-            // A stream that it does not take has no position, once it has any.
+            // A consumer that has positions has none in a stream that it does not take.
             cursor.streams.is_empty() || cursor.streams.contains_key(&stream.name)
         });
         let streams = streams.map(|(index, stream)| {
@@ -241,7 +274,7 @@ impl Observer {
         })
     }
 
-    /// What was acknowledged since the look before: what was waiting then, and came since, and is not waiting now.
+    /// Acknowledged since the previous look: the lag then, plus the records since, minus the lag now.
     fn rate(&self, cursor: &Cursor, log: &Log, index: u32, now: &Position, at: Instant) -> Option<f64> {
         let before = self.before.as_ref()?;
         let key = (log.shard, cursor.consumer.clone(), now.stream.clone());
@@ -252,7 +285,7 @@ impl Observer {
     }
 }
 
-/// The log with all of its pages; those of `known` are not read again.
+/// Reads the log with all of its pages, except those that `known` has.
 async fn read_log(store: &Store, shard: u32, mut known: Option<Log>) -> anyhow::Result<Option<Log>> {
     let key = layout::manifest(shard);
     let mut attempt = 1;
@@ -267,7 +300,7 @@ async fn read_log(store: &Store, shard: u32, mut known: Option<Log>) -> anyhow::
         match complete(store, &mut log).await {
             Ok(()) => return Ok(Some(log)),
             Err(error) if attempt == ATTEMPTS => return Err(error),
-            // It may have been trimmed meanwhile.
+            // A garbage collector may have trimmed the log meanwhile.
             Err(_) => attempt += 1,
         }
         known = Some(log);
@@ -309,7 +342,7 @@ fn shard_of(log: &Log, consumers: Vec<Consumer>, now_ms: u64) -> Shard {
 }
 
 impl Amount {
-    /// What the log has of a stream in segments that were committed at this time (unix ms) or later.
+    /// Sums a stream over the segments that were committed at this Unix time in ms or later.
     fn of(log: &Log, stream: u32, since_ms: u64) -> Amount {
         let mut amount = Amount::default();
         let parts = log.parts(stream, 0);

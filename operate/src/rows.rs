@@ -9,12 +9,12 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Where rows come from, as the tables have it.
+/// The source of rows, as the tables store it.
 pub(crate) fn source(buffer: &Buffer, shard: u32, stream: &str, consumer: &str) -> String {
     id(buffer, shard, stream, consumer).source()
 }
 
-/// A batch id of which only the source is used.
+/// A batch id for its source only.
 pub(crate) fn id(buffer: &Buffer, shard: u32, stream: &str, consumer: &str) -> BatchId {
     BatchId {
         buffer_id: buffer.id,
@@ -44,18 +44,19 @@ pub(crate) async fn first_with_identity(
 }
 
 /// Record numbers, from the first to the last of each run.
-pub(crate) type Runs = Vec<[u32; 2]>;
+pub type Runs = Vec<[u32; 2]>;
 
 /// How the rows of one part of a segment differ from its records.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Difference {
-    pub(crate) sequence: u64,
+pub struct Difference {
+    /// The segment's sequence.
+    pub sequence: u64,
     /// Records without a row.
-    pub(crate) missing: Runs,
+    pub missing: Runs,
     /// Records with more than one row.
-    pub(crate) duplicate: Runs,
+    pub duplicate: Runs,
     /// Rows whose number no record has.
-    pub(crate) unknown: Runs,
+    pub unknown: Runs,
 }
 
 /// The records of a part of a segment.
@@ -67,13 +68,13 @@ pub(crate) struct Records {
     lacking: BTreeSet<u32>,
 }
 
-/// How many rows there are of each kind.
+/// Number of rows in the runs.
 pub(crate) fn rows(runs: &Runs) -> u64 {
     runs.iter().map(|[low, high]| u64::from(high - low) + 1).sum()
 }
 
 impl Difference {
-    /// `table`: the numbers that the table has, in order and as often as it has them. `excused`: numbers that may be missing.
+    /// `table`: the record numbers of all rows, sorted. `excused`: record numbers that may be missing.
     pub(crate) fn new(sequence: u64, records: &Records, table: &[u32], excused: &BTreeSet<u32>) -> Self {
         let repeated = table.windows(2).filter(|pair| pair[0] == pair[1]);
         let there: BTreeSet<u32> = table.iter().copied().collect();
@@ -85,7 +86,7 @@ impl Difference {
         }
     }
 
-    /// Whether there is any difference.
+    /// Returns true if there is any difference.
     pub(crate) fn is_any(&self) -> bool {
         !(self.missing.is_empty() && self.duplicate.is_empty() && self.unknown.is_empty())
     }

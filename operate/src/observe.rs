@@ -1,29 +1,34 @@
-//! What a live buffer shows of what was done to it: its manifests, pages and cursors, and the names of its objects, which
-//! tell when they were made. It changes nothing.
+//! Derives a live buffer's load from its manifests, pages and cursors, and from the ULIDs in the names of its objects, which
+//! hold their times. Reads only.
 
-use super::args::LiveArgs;
-use crate::clock::now_ms;
-use crate::inspect::{buffer, cursors, whole};
-use anyhow::Context;
+use crate::buffer::{buffer, cursors, read_log};
+use crate::now_ms;
 use millpond_cost::Observed;
-use millpond_manifest::{Manifest, cas, layout};
+use millpond_manifest::layout;
 use millpond_storage::{Listed, Store};
 use std::collections::BTreeSet;
+use std::time::Duration;
 use ulid::Ulid;
 
-/// What was seen, and of how much of the time that was asked for.
-pub(super) struct Seen {
-    pub(super) url: String,
-    pub(super) asked_seconds: f64,
-    pub(super) observed: Observed,
+/// The load of a live buffer.
+#[derive(Debug)]
+pub struct Seen {
+    /// The buffer's URL.
+    pub url: String,
+    /// The time to observe.
+    pub asked_seconds: f64,
+    /// The load, and the part of the time that the buffer still shows.
+    pub observed: Observed,
 }
 
-pub(super) async fn observe(args: &LiveArgs) -> anyhow::Result<Seen> {
-    let url = args.buffer.clone().context("--buffer is missing")?;
-    let store = args.s3.clone().store(url).open(false).await?;
-    let buffer = buffer(&store).await?;
+/// Observes the last `since` of a buffer.
+///
+/// # Errors
+/// There is no buffer, or one of its objects cannot be read.
+pub async fn observe(store: &Store, since: Duration) -> anyhow::Result<Seen> {
+    let buffer = buffer(store).await?;
     let now = now_ms();
-    let asked_ms = u64::try_from(args.since.0.as_millis()).unwrap_or(u64::MAX);
+    let asked_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
 
     let mut segments: Vec<(u64, u64)> = Vec::new();
     let mut pages: Vec<u64> = Vec::new();
@@ -42,7 +47,7 @@ pub(super) async fn observe(args: &LiveArgs) -> anyhow::Result<Seen> {
                 .filter_map(named_at),
         );
     }
-    // Before the oldest that is left, nothing can be seen.
+    // The buffer does not show the time before its oldest segment.
     let oldest = segments.iter().map(|(named, _)| *named).min().unwrap_or(now);
     let from = now.saturating_sub(asked_ms).max(oldest);
     let seconds = |ms: u64| {
@@ -69,12 +74,12 @@ pub(super) async fn observe(args: &LiveArgs) -> anyhow::Result<Seen> {
     let mut consumers = BTreeSet::new();
     for shard in 0..buffer.shards {
         consumers.extend(
-            cursors(&store, shard)
+            cursors(store, shard)
                 .await?
                 .into_iter()
                 .map(|cursor| cursor.consumer),
         );
-        add_log(&store, shard, from, &mut observed).await?;
+        add_log(store, shard, from, &mut observed).await?;
     }
     observed.consumers = u32::try_from(consumers.len()).unwrap_or(u32::MAX);
     Ok(Seen {
@@ -84,18 +89,17 @@ pub(super) async fn observe(args: &LiveArgs) -> anyhow::Result<Seen> {
     })
 }
 
-/// When an object was named, from the ULID at the end of its key, in unix ms.
+/// The Unix time in ms of the ULID at the end of a key.
 fn named_at(found: &Listed) -> Option<u64> {
     let name = found.key.rsplit(['/', '-']).next()?;
     Ulid::from_string(name).ok().map(|ulid| ulid.timestamp_ms())
 }
 
-/// Adds what a shard's log says of the time since `from`.
+/// Adds the entries of a shard's log since `from`.
 async fn add_log(store: &Store, shard: u32, from: u64, observed: &mut Observed) -> anyhow::Result<()> {
-    let Some(found) = cas::read::<Manifest>(store, &layout::manifest(shard)).await? else {
+    let Some(log) = read_log(store, shard).await? else {
         return Ok(());
     };
-    let log = whole(store, found.state).await?;
     let active = log
         .producers
         .iter()

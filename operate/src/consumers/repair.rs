@@ -1,75 +1,75 @@
-//! `millpond consumer repair`: inserts each row of an acknowledged range that the tables lack, once.
+//! Inserts each row of an acknowledged range that the tables lack, once.
 
-use super::{Target, read_log};
-use crate::inspect::{buffer, cursor};
-use crate::output::say;
-use crate::shutdown;
-use crate::store::StoreArgs;
-use crate::table::{ClickHouseArgs, TableArgs};
-use crate::units::count;
+use crate::Target;
+use crate::buffer::{buffer, cursor, read_log, shards};
 use anyhow::{Context, bail, ensure};
-use millpond_clickhouse::{ClickHouse, Columns};
+use millpond_clickhouse::{ClickHouse, Columns, Config};
 use millpond_consumer::{Consumer, Repair, StreamPattern};
-use millpond_manifest::{Buffer, Cursor, Log, layout};
+use millpond_manifest::{Cursor, Log, layout};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
-use serde_json::json;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::process::ExitCode;
 use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
 
-/// The arguments of `millpond consumer repair`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct RepairArgs {
-    #[command(flatten)]
-    store: StoreArgs,
+/// The range to repair.
+#[derive(Debug)]
+pub struct Options {
     /// The consumer's name.
-    consumer: String,
-    /// The first sequence, as `millpond doctor --rows` names it; or earliest, or a time.
-    #[arg(long, value_name = "SEQUENCE|TIME")]
-    from: Target,
-    /// The last sequence; or a time: the last segment committed before it; or latest: all that is acknowledged.
-    #[arg(long, value_name = "SEQUENCE|TIME")]
-    to: Target,
-    /// Repair only this shard. Required for sequences in a buffer with several shards.
-    #[arg(long, value_name = "N")]
-    shard: Option<u32>,
-    /// Repair only this stream. May be given more than once, and may end with *.
-    #[arg(long = "stream", value_name = "NAME")]
-    streams: Vec<StreamPattern>,
-    #[command(flatten)]
-    clickhouse: ClickHouseArgs,
-    #[command(flatten)]
-    table: TableArgs,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    pub consumer: String,
+    /// The first sequence.
+    pub from: Target,
+    /// The last sequence; for a time, the last segment committed before it; for the end of the log, all that is acknowledged.
+    pub to: Target,
+    /// The shard; `None` for all.
+    pub shard: Option<u32>,
+    /// The streams; empty for all.
+    pub streams: Vec<StreamPattern>,
+    /// The consumer's tables.
+    pub tables: Config,
 }
 
-/// Exits 1 if the repair was stopped before its end.
-pub(super) async fn run(args: RepairArgs) -> anyhow::Result<ExitCode> {
-    layout::check_reader_name(&args.consumer)?;
+/// The result of a repair.
+#[derive(Debug, Serialize)]
+pub struct Repaired {
+    /// The repair reached its end.
+    pub complete: bool,
+    /// Rows that the repair compared.
+    pub rows_asked_for: u64,
+    /// Rows that the tables had.
+    pub rows_found: u64,
+    /// Rows that the repair inserted.
+    pub rows_inserted: u64,
+    /// Dead letters that it wrote.
+    pub dead_letters: u64,
+}
+
+/// Repairs a range, until `shutdown` is cancelled.
+///
+/// # Errors
+/// The range cannot be compared, or the store or ClickHouse fails for good.
+pub async fn repair(store: Store, options: Options, shutdown: CancellationToken) -> anyhow::Result<Repaired> {
+    layout::check_reader_name(&options.consumer)?;
     ensure!(
-        args.table.columns == Columns::All,
+        options.tables.columns == Columns::All,
         "with --columns none the tables do not keep the identities of rows, so that nothing can be compared"
     );
-    let shutdown = shutdown::on_signal()?;
-    let store = args.store.open(false).await?;
-    let ranges = args.ranges(&store).await?;
+    let ranges = options.ranges(&store).await?;
     let shards = ranges.len() as u64;
-    let config = millpond_clickhouse::Config {
+    let sink = ClickHouse::open(Config {
         create: false,
-        ..args.table.at(&args.clickhouse.clickhouse)?
-    };
-    let sink = ClickHouse::open(config).await?;
-    args.check_identities(&store, &sink, &ranges).await?;
-    let streams = match args.streams.is_empty() {
+        ..options.tables.clone()
+    });
+    let sink = sink.await?;
+    options.check_identities(&store, &sink, &ranges).await?;
+    let streams = match options.streams.is_empty() {
         true => vec![StreamPattern::any()],
-        false => args.streams.clone(),
+        false => options.streams,
     };
     let config = millpond_consumer::Config {
-        consumer: args.consumer.clone(),
+        consumer: options.consumer,
         instance: format!("repair-{}-{:08x}", std::process::id(), rand::random::<u32>()),
         streams,
         repair: Some(Repair { ranges }),
@@ -78,50 +78,25 @@ pub(super) async fn run(args: RepairArgs) -> anyhow::Result<ExitCode> {
     let consumer = Consumer::new(store, config, Arc::new(sink), &mut Registry::default())?;
     let tally = consumer.tally();
     consumer.run(shutdown).await?;
-    let (found, inserted, dead_letters) = (tally.found(), tally.inserted(), tally.dead_letters());
-    let complete = tally.shards() == shards;
-    if args.json {
-        say!(
-            "{}",
-            json!({
-                "complete": complete, "rows_asked_for": found + inserted, "rows_found": found, "rows_inserted": inserted,
-                "dead_letters": dead_letters,
-            })
-        )?;
-    } else {
-        say!(
-            "{}: asked for {}, found {found}, inserted {inserted}; {}",
-            args.consumer,
-            count(found + inserted, "row"),
-            count(dead_letters, "dead letter")
-        )?;
-        if !complete {
-            say!("the repair was stopped before its end: the same command goes on with it")?;
-        }
-    }
-    Ok(if complete {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    let (found, inserted) = (tally.found(), tally.inserted());
+    Ok(Repaired {
+        complete: tally.shards() == shards,
+        rows_asked_for: found + inserted,
+        rows_found: found,
+        rows_inserted: inserted,
+        dead_letters: tally.dead_letters(),
     })
 }
 
-impl RepairArgs {
+impl Options {
     /// The sequences of each shard.
     async fn ranges(&self, store: &Store) -> anyhow::Result<BTreeMap<u32, RangeInclusive<u64>>> {
-        let Buffer { shards, .. } = buffer(store).await?;
-        if let Some(shard) = self.shard {
-            ensure!(
-                shard < shards,
-                "there is no shard {shard}: the buffer has {shards}, numbered from 0"
-            );
-        }
-        let is_sequence = |target| matches!(target, Target::Sequence(_));
-        if shards > 1 && self.shard.is_none() && (is_sequence(self.from) || is_sequence(self.to)) {
+        let shards = shards(&buffer(store).await?, self.shard)?;
+        if shards.len() > 1 && (self.from.is_sequence() || self.to.is_sequence()) {
             bail!("a sequence belongs to one shard: say which with --shard");
         }
         let mut ranges = BTreeMap::new();
-        for shard in (0..shards).filter(|shard| self.shard.is_none_or(|own| own == *shard)) {
+        for shard in shards {
             let found = cursor(store, shard, &self.consumer).await?;
             let (Some(log), Some(cursor)) = (read_log(store, shard).await?, found) else {
                 continue;

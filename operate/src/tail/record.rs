@@ -1,5 +1,5 @@
-//! A message's records as JSON, with OTLP's names: a resource, a scope, and a log record, a span or a data point. For
-//! people and their tools; what was sent byte by byte is in the segment.
+//! A message's records as JSON for people and their tools, with OTLP's names: a resource, a scope, and a log record, a span
+//! or a data point. The segment has the exact bytes.
 
 use millpond_otlp::metrics::{Data, Exemplar, Number, Point, Points};
 use millpond_otlp::{AnyValue, Item, KeyValue, Malformed, Signal, logs, metrics, traces};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use std::time::{Duration, UNIX_EPOCH};
 
 /// Gives each record of a message to `each`.
-pub(super) fn records(signal: Signal, payload: &[u8], mut each: impl FnMut(Value)) -> Result<(), Malformed> {
+pub(crate) fn records(signal: Signal, payload: &[u8], mut each: impl FnMut(Value)) -> Result<(), Malformed> {
     match signal {
         Signal::Logs => of::<logs::LogRecord<'_>>(payload, |log, common| each(with(common, log_record(log)))),
         Signal::Traces => {
@@ -19,7 +19,7 @@ pub(super) fn records(signal: Signal, payload: &[u8], mut each: impl FnMut(Value
     }
 }
 
-/// Gives each item with what it shares with its neighbours: the resource and the scope.
+/// Gives each item with its resource and scope.
 fn of<'a, T: Item<'a>>(payload: &'a [u8], mut each: impl FnMut(&T, &Value)) -> Result<(), Malformed> {
     for resource in millpond_otlp::Request::<T>::parse(payload)?.resources() {
         let attributes = attributes(resource.attributes());
@@ -175,7 +175,7 @@ fn exemplars<'a>(exemplars: impl Iterator<Item = Exemplar<'a>>) -> Vec<Value> {
     exemplars.map(exemplar).collect()
 }
 
-/// Without what is empty: null, "", [], {} and false.
+/// Removes empty fields: null, "", [], {} and false.
 fn filled(mut object: Value) -> Value {
     if let Value::Object(fields) = &mut object {
         fields.retain(|_, value| match value {
@@ -189,7 +189,7 @@ fn filled(mut object: Value) -> Value {
     object
 }
 
-/// Of a key that is there more than once, the last value.
+/// The last value of a repeated key wins.
 fn attributes<'a>(pairs: impl Iterator<Item = KeyValue<'a>>) -> Value {
     let fields = pairs.map(|pair| (text(pair.key), value(pair.value)));
     Value::Object(fields.collect::<Map<_, _>>())
