@@ -14,6 +14,7 @@ use axum::routing::get;
 use history::History;
 use millpond_gateway::Connections;
 use millpond_storage::BufferUrl;
+use millpond_telemetry::Registries;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -45,7 +46,7 @@ struct About {
 
 struct Inner {
     about: About,
-    registries: Mutex<Vec<Registry>>,
+    registries: Registries,
     readiness: Mutex<Option<Readiness>>,
     history: Mutex<History>,
 }
@@ -64,7 +65,7 @@ impl Admin {
                 version: env!("CARGO_PKG_VERSION"),
                 started_at_ms: now_ms(),
             },
-            registries: Mutex::default(),
+            registries: Registries::default(),
             readiness: Mutex::default(),
             history: Mutex::default(),
         }));
@@ -90,17 +91,12 @@ impl Admin {
 
     /// Adds metrics to those that are shown.
     pub(crate) fn show(&self, registry: Registry) {
-        self.0
-            .registries
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(registry);
+        self.0.registries.add(registry);
     }
 
-    /// Gives `read` the metrics that are shown.
-    pub(crate) fn read<T>(&self, read: impl FnOnce(&[Registry]) -> T) -> T {
-        let registries = self.0.registries.lock();
-        read(&registries.unwrap_or_else(PoisonError::into_inner))
+    /// All metrics that are shown.
+    pub(crate) fn registries(&self) -> &Registries {
+        &self.0.registries
     }
 
     fn waiting_for(&self) -> Vec<String> {
@@ -185,6 +181,7 @@ async fn history(State(admin): State<Admin>) -> Response {
 async fn metrics(State(admin): State<Admin>) -> Response {
     let mut text = String::new();
     let encoded = admin
+        .registries()
         .read(|registries| registries.iter().try_for_each(|r| encode_registry(&mut text, r)))
         .and_then(|()| encode_eof(&mut text));
     match encoded {

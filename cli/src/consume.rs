@@ -7,11 +7,12 @@ use crate::prices::PriceArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::table::{ClickHouseArgs, MakingArgs, TableArgs};
-use crate::telemetry::{Identity, Telemetry, TelemetryArgs};
+use crate::telemetry::TelemetryArgs;
 use crate::units::{Size, Time, address, at_least_one, pause, readable};
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::gc::GarbageCollector;
 use millpond_consumer::{Consumer, SinkError, StreamPattern};
+use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -240,7 +241,7 @@ impl ConsumeArgs {
                 ("millpond.consumer", self.consumer.clone()),
             ],
         };
-        Telemetry::prepare(&self.telemetry, &identity, &self.store.buffer)
+        self.telemetry.prepare(&identity, &self.store.buffer)
     }
 
     fn clickhouse(&self) -> anyhow::Result<millpond_clickhouse::Config> {
@@ -256,7 +257,7 @@ pub(crate) async fn run(args: ConsumeArgs, telemetry: Telemetry) -> anyhow::Resu
     descriptors::raise()?;
     let shutdown = shutdown::on_signal()?;
     let (admin, admin_address) = Admin::start(args.admin, "consumer", &args.store.buffer).await?;
-    let pushing = telemetry.start(&admin);
+    let pushing = telemetry.start(admin.registries());
     let ended = consume(args, admin, admin_address, shutdown).await;
     pushing.stop().await;
     ended

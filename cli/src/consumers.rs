@@ -1,25 +1,21 @@
-//! `millpond consumer`: who reads a buffer and how far, and an operator's hand on a cursor.
+//! `millpond consumer`: the positions of consumers, and an operator's changes to them.
 
-mod change;
-mod repair;
-mod wait;
-
-use crate::clock::now_ms;
-use crate::inspect::{buffer, cursor, cursors, whole};
 use crate::output::{inline, say};
+use crate::shutdown;
 use crate::store::StoreArgs;
-use crate::units::Time;
-use anyhow::{anyhow, bail, ensure};
-use change::Consent;
-use millpond_manifest::cas::{self, Snapshot};
-use millpond_manifest::cursor::{Ownership, Skip};
-use millpond_manifest::{Cursor, Log, Manifest, layout};
+use crate::table::{ClickHouseArgs, TableArgs};
+use crate::units::{Time, count};
+use anyhow::ensure;
+use millpond_clickhouse::keeps_identities;
+use millpond_consumer::StreamPattern;
+use millpond_operate::Target;
+use millpond_operate::buffer::buffer;
+use millpond_operate::consumers::repair::{Options, repair};
+use millpond_operate::consumers::{self, Consumer, Selection, change};
 use millpond_storage::Store;
 use serde_json::json;
-use std::ops::Range;
+use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;
-use std::str::FromStr;
-use std::time::UNIX_EPOCH;
 
 /// What can be done about a buffer's consumers.
 #[derive(Debug, clap::Subcommand)]
@@ -49,7 +45,7 @@ pub(crate) enum ConsumerCommand {
     /// the consumer runs, use `millpond consumer repair`.
     Reset {
         #[command(flatten)]
-        hand: Hand,
+        selected: Selected,
         /// earliest, latest, a sequence, or a time like 2026-11-21T09:00:00Z: the first segment committed then or later.
         #[arg(long, value_name = "WHERE")]
         to: Target,
@@ -64,7 +60,7 @@ pub(crate) enum ConsumerCommand {
     /// Compare a range that a consumer has acknowledged with its tables, and insert each missing row once. The consumer may run
     /// meanwhile. The buffer must still hold the range. A repair that was stopped or killed goes on with the same command;
     /// `millpond consumer remove NAME.repair` gives it up.
-    Repair(Box<repair::RepairArgs>),
+    Repair(Box<RepairArgs>),
     /// Leave out one stream's part of one segment that cannot be read. The cursor keeps it with the reason. An owner that may
     /// have sent rows of it is fenced, and the next owner asks the table before it sends the rest.
     Skip {
@@ -89,13 +85,13 @@ pub(crate) enum ConsumerCommand {
     /// a consumer of the same name does not insert rows again.
     Remove {
         #[command(flatten)]
-        hand: Hand,
+        selected: Selected,
     },
 }
 
 /// Which consumer, and how hard.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Hand {
+pub(crate) struct Selected {
     #[command(flatten)]
     store: StoreArgs,
     /// The consumer's name.
@@ -109,83 +105,60 @@ pub(crate) struct Hand {
     force: bool,
 }
 
-/// Where a consumer is to go on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Target {
-    Earliest,
-    Latest,
-    Sequence(u64),
-    /// Unix ms.
-    Time(u64),
-}
-
-impl FromStr for Target {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Ok(sequence) = text.parse() {
-            return Ok(Target::Sequence(sequence));
-        }
-        match text {
-            "earliest" => Ok(Target::Earliest),
-            "latest" => Ok(Target::Latest),
-            _ => {
-                let wrong = || {
-                    format!(
-                        "{text:?} is neither earliest, latest, a sequence nor a time like 2026-11-21T09:00:00Z"
-                    )
-                };
-                let time = humantime::parse_rfc3339_weak(text).map_err(|_| wrong())?;
-                let since = time.duration_since(UNIX_EPOCH).map_err(|_| wrong())?;
-                Ok(Target::Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
-            }
-        }
-    }
-}
-
-impl Target {
-    /// The sequence to go on from.
-    pub(crate) fn position(self, log: &Log) -> anyhow::Result<u64> {
-        let (first, next) = (log.first_sequence, log.next_sequence);
-        Ok(match self {
-            Target::Earliest => first,
-            Target::Latest => next,
-            Target::Sequence(sequence) => {
-                ensure!(
-                    (first..=next).contains(&sequence),
-                    "sequence {sequence} is not in the log of shard {:04}, which goes from {first} to {next}",
-                    log.shard
-                );
-                sequence
-            }
-            Target::Time(at_ms) => {
-                let found = log.entries(0).find(|(_, entry)| entry.committed_at_ms >= at_ms);
-                found.map_or(next, |(sequence, _)| sequence)
-            }
-        })
-    }
+/// The arguments of `millpond consumer repair`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RepairArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// The consumer's name.
+    consumer: String,
+    /// The first sequence, as `millpond doctor --rows` names it; or earliest, or a time.
+    #[arg(long, value_name = "SEQUENCE|TIME")]
+    from: Target,
+    /// The last sequence; or a time: the last segment committed before it; or latest: all that is acknowledged.
+    #[arg(long, value_name = "SEQUENCE|TIME")]
+    to: Target,
+    /// Repair only this shard. Required for sequences in a buffer with several shards.
+    #[arg(long, value_name = "N")]
+    shard: Option<u32>,
+    /// Repair only this stream. May be given more than once, and may end with *.
+    #[arg(long = "stream", value_name = "NAME")]
+    streams: Vec<StreamPattern>,
+    #[command(flatten)]
+    clickhouse: ClickHouseArgs,
+    #[command(flatten)]
+    table: TableArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
 }
 
 impl ConsumerCommand {
     pub(crate) async fn run(self) -> anyhow::Result<ExitCode> {
         match self {
-            ConsumerCommand::Repair(args) => return repair::run(*args).await,
-            ConsumerCommand::List { store, json } => list(&store, json).await?,
+            ConsumerCommand::Repair(args) => return args.run().await,
+            ConsumerCommand::List { store, json } => list(&store.open(false).await?, json).await?,
             ConsumerCommand::Wait {
                 store,
                 consumer,
                 timeout,
-            } => wait::until_read(&store.open(false).await?, &consumer, timeout.map(|time| time.0)).await?,
+            } => {
+                let store = store.open(false).await?;
+                let unknown = || eprintln!("millpond: consumer {consumer} has never run: waiting for it");
+                let timeout = timeout.map(|time| time.0);
+                let records = consumers::until_read(&store, &consumer, timeout, unknown).await?;
+                say!("{consumer} has read all {records} records")?;
+            }
             ConsumerCommand::Reset {
-                hand,
+                selected,
                 to,
                 yes,
                 may_duplicate,
             } => {
                 let consent = Consent { yes, may_duplicate };
-                change::reset(&hand, to, consent).await?;
+                reset(selected, to, consent).await?;
             }
-            ConsumerCommand::Remove { hand } => change::remove(&hand).await?,
+            ConsumerCommand::Remove { selected } => remove(selected).await?,
             ConsumerCommand::Skip {
                 store,
                 consumer,
@@ -194,65 +167,33 @@ impl ConsumerCommand {
                 shard,
                 reason,
             } => {
-                let skip = Skip {
-                    stream,
-                    sequence,
-                    at_ms: now_ms(),
-                    reason,
-                };
-                change::leave_out(&store.open(false).await?, &consumer, shard, skip).await?;
+                let store = store.open(false).await?;
+                let skipped = change::skip(&store, &consumer, shard, stream, sequence, reason).await?;
+                say!(
+                    "{consumer} leaves out {} records of segment {} (sequence {sequence})",
+                    skipped.records,
+                    skipped.segment
+                )?;
+                if let Some(owner) = skipped.fenced {
+                    say!(
+                        "rows of that segment may have been sent, so {owner} was fenced: the next owner asks the table before it \
+                         sends the rest"
+                    )?;
+                }
             }
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-async fn list(args: &StoreArgs, as_json: bool) -> anyhow::Result<()> {
-    let store = args.open(false).await?;
+async fn list(store: &Store, as_json: bool) -> anyhow::Result<()> {
     let mut all = Vec::new();
-    for shard in 0..buffer(&store).await?.shards {
-        let log = read_log(&store, shard).await?;
-        for cursor in cursors(&store, shard).await? {
-            let owner = match &cursor.ownership {
-                Ownership::Released => "released".to_owned(),
-                Ownership::Abandoned => "abandoned with batches in doubt".to_owned(),
-                Ownership::Removed => "removed".to_owned(),
-                Ownership::Held { owner, .. } if cursor.held_at(now_ms()).is_some() => {
-                    format!("held by {owner}")
-                }
-                Ownership::Held { owner, .. } => format!("left by {owner}, whose lease has run out"),
-            };
+    for shard in 0..buffer(store).await?.shards {
+        for consumer in consumers::list(store, shard).await? {
             if !as_json {
-                say!(
-                    "{} in shard {shard:04}: {owner}, epoch {}",
-                    cursor.consumer,
-                    cursor.epoch
-                )?;
+                print(&consumer)?;
             }
-            let mut streams = Vec::new();
-            for (index, stream) in (0_u32..).zip(log.iter().flat_map(|log| &log.streams)) {
-                let next = cursor.next(&stream.name);
-                let behind = log.as_ref().map_or(0, |log| log.records(index, next));
-                if as_json {
-                    streams.push(json!({ "stream": stream.name, "next": next, "records_behind": behind }));
-                } else {
-                    say!("    {:<24} next {next}, {behind} records behind", stream.name)?;
-                }
-            }
-            if !as_json {
-                for skip in &cursor.skipped {
-                    say!(
-                        "    left out: sequence {} of {}: {}",
-                        skip.sequence,
-                        skip.stream,
-                        inline(&skip.reason)
-                    )?;
-                }
-            }
-            all.push(json!({
-                "consumer": cursor.consumer, "shard": shard, "epoch": cursor.epoch, "ownership": owner,
-                "sink": cursor.policy.sink, "streams": streams, "skipped": cursor.skipped,
-            }));
+            all.push(consumer);
         }
     }
     if as_json {
@@ -263,60 +204,158 @@ async fn list(args: &StoreArgs, as_json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Hand {
-    /// The shards that are meant.
-    async fn shards(&self, store: &Store) -> anyhow::Result<Range<u32>> {
-        layout::check_consumer_name(&self.consumer)?;
-        let shards = buffer(store).await?.shards;
-        let Some(shard) = self.shard else {
-            return Ok(0..shards);
+fn print(consumer: &Consumer) -> anyhow::Result<()> {
+    say!(
+        "{} in shard {:04}: {}, epoch {}",
+        consumer.consumer,
+        consumer.shard,
+        consumer.ownership,
+        consumer.epoch
+    )?;
+    for position in &consumer.streams {
+        say!(
+            "    {:<24} next {}, {} records behind",
+            position.stream,
+            position.next,
+            position.records_behind
+        )?;
+    }
+    for skip in &consumer.skipped {
+        say!(
+            "    left out: sequence {} of {}: {}",
+            skip.sequence,
+            skip.stream,
+            inline(&skip.reason)
+        )?;
+    }
+    Ok(())
+}
+
+impl Selected {
+    async fn open(self) -> anyhow::Result<(Store, Selection)> {
+        let selection = Selection {
+            consumer: self.consumer,
+            shard: self.shard,
+            force: self.force,
         };
-        ensure!(
-            shard < shards,
-            "there is no shard {shard}: the buffer has {shards}, numbered from 0"
-        );
-        Ok(shard..shard + 1)
-    }
-
-    fn unknown(&self, store: &Store) -> anyhow::Error {
-        anyhow!(
-            "no consumer {} has read the buffer at {}: `millpond consumer list` shows those that have",
-            self.consumer,
-            store.url()
-        )
-    }
-
-    /// The cursors that are meant; an error when there is none, or when an owner lives and force was not asked for.
-    async fn cursors(&self, store: &Store) -> anyhow::Result<Vec<(u32, Snapshot<Cursor>)>> {
-        let mut found = Vec::new();
-        for shard in self.shards(store).await? {
-            let cursor = cursor(store, shard, &self.consumer).await?;
-            found.extend(cursor.map(|cursor| (shard, cursor)));
-        }
-        if found.is_empty() {
-            return Err(self.unknown(store));
-        }
-        let now_ms = now_ms();
-        for (shard, cursor) in &found {
-            if let Some(held) = cursor.state.held_at(now_ms)
-                && !self.force
-            {
-                bail!(
-                    "{} owns the cursor of {} in shard {shard:04} for another {} ms: stop it first, or use --force",
-                    held.owner,
-                    self.consumer,
-                    held.lease_expires_at_ms - now_ms
-                );
-            }
-        }
-        Ok(found)
+        Ok((self.store.open(false).await?, selection))
     }
 }
 
-async fn read_log(store: &Store, shard: u32) -> anyhow::Result<Option<Log>> {
-    match cas::read::<Manifest>(store, &layout::manifest(shard)).await? {
-        Some(found) => Ok(Some(whole(store, found.state).await?)),
-        None => Ok(None),
+/// The risks that an operator has accepted.
+#[derive(Debug, Clone, Copy)]
+struct Consent {
+    yes: bool,
+    may_duplicate: bool,
+}
+
+impl Consent {
+    /// Asks for the missing consent. `resets`: shard, position and sink of each cursor.
+    fn ask(self, consumer: &str, resets: &[(u32, u64, &str)]) -> anyhow::Result<()> {
+        let lacking = resets.iter().find(|(.., sink)| !keeps_identities(sink));
+        if let Some((.., sink)) = lacking {
+            ensure!(
+                self.may_duplicate,
+                "{consumer} writes to {sink}, which does not keep the identities of rows: a reset inserts rows again whose tokens \
+                 ClickHouse has forgotten; use --may-duplicate to accept that"
+            );
+        }
+        if self.yes {
+            return Ok(());
+        }
+        ensure!(
+            std::io::stdin().is_terminal(),
+            "a reset brings back rows that a mutation or a person removed from the table, and perhaps rows that a TTL removed: \
+             confirm it with --yes"
+        );
+        for (shard, position, _) in resets {
+            eprintln!("{consumer} in shard {shard:04} goes on from sequence {position}.");
+        }
+        eprintln!("Rows that the table has are not inserted again.");
+        eprintln!("Rows that a mutation or a person removed come back, and so may rows that a TTL removed.");
+        eprint!("Reset {consumer}? [y/N] ");
+        std::io::stderr().flush()?;
+        let mut answer = String::new();
+        std::io::stdin().lock().read_line(&mut answer)?;
+        ensure!(matches!(answer.trim(), "y" | "Y" | "yes"), "nothing was changed");
+        Ok(())
+    }
+}
+
+async fn reset(selected: Selected, to: Target, consent: Consent) -> anyhow::Result<()> {
+    let (store, selection) = selected.open().await?;
+    let consumer = &selection.consumer;
+    let resets = change::plan_reset(&store, &selection, to).await?;
+    let changes: Vec<_> = resets
+        .iter()
+        .map(|reset| (reset.shard, reset.position, reset.sink.as_str()))
+        .collect();
+    consent.ask(consumer, &changes)?;
+    for reset in &resets {
+        let changed = change::reset(&store, &selection, reset).await?;
+        report_ended_repair(&changed, consumer, reset.shard);
+        // Change the other shards even if standard output is closed.
+        let _ = say!(
+            "{consumer} in shard {:04} goes on from sequence {}, and inserts what its table lacks from there on",
+            reset.shard,
+            reset.position
+        );
+    }
+    Ok(())
+}
+
+async fn remove(selected: Selected) -> anyhow::Result<()> {
+    let (store, selection) = selected.open().await?;
+    let consumer = &selection.consumer;
+    for removal in change::plan_removal(&store, &selection).await? {
+        let changed = change::remove(&store, &selection, &removal).await?;
+        report_ended_repair(&changed, consumer, removal.shard);
+        // Change the other shards even if standard output is closed.
+        let _ = say!("{consumer} is removed from shard {:04}", removal.shard);
+    }
+    Ok(())
+}
+
+fn report_ended_repair(changed: &change::Changed, consumer: &str, shard: u32) {
+    if changed.repair_ended {
+        let _ = say!("the unfinished repair of {consumer} in shard {shard:04} is given up");
+    }
+}
+
+impl RepairArgs {
+    /// Exits 1 if the repair was stopped before its end.
+    async fn run(self) -> anyhow::Result<ExitCode> {
+        let shutdown = shutdown::on_signal()?;
+        let store = self.store.open(false).await?;
+        let options = Options {
+            tables: self.table.at(&self.clickhouse.clickhouse)?,
+            consumer: self.consumer.clone(),
+            from: self.from,
+            to: self.to,
+            shard: self.shard,
+            streams: self.streams,
+        };
+        let repaired = repair(store, options, shutdown).await?;
+        if self.json {
+            say!("{}", serde_json::to_value(&repaired)?)?;
+        } else {
+            say!(
+                "{}: asked for {}, found {}, inserted {}; {}",
+                self.consumer,
+                count(repaired.rows_asked_for, "row"),
+                repaired.rows_found,
+                repaired.rows_inserted,
+                count(repaired.dead_letters, "dead letter")
+            )?;
+            if !repaired.complete {
+                say!("the repair was stopped before its end: the same command goes on with it")?;
+            }
+        }
+        Ok(if repaired.complete {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
     }
 }
 
@@ -325,15 +364,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn targets_read_as_people_write_them() {
-        assert_eq!("earliest".parse(), Ok(Target::Earliest));
-        assert_eq!("latest".parse(), Ok(Target::Latest));
-        assert_eq!("12".parse(), Ok(Target::Sequence(12)));
-        assert_eq!("1970-01-01T00:00:01Z".parse(), Ok(Target::Time(1_000)));
-        assert_eq!("1970-01-01 00:00:02".parse(), Ok(Target::Time(2_000)));
-        for bad in ["", "-1", "yesterday", "1960-01-01T00:00:00Z"] {
-            let error = bad.parse::<Target>().expect_err(bad);
-            assert!(error.contains("neither earliest"), "{error}");
-        }
+    fn a_reset_without_identities_needs_more_than_a_yes() {
+        let yes = Consent {
+            yes: true,
+            may_duplicate: false,
+        };
+        let changes = [(0, 3, "clickhouse:otel.otel_logs;columns=none")];
+        let refused = yes.ask("e2e", &changes).unwrap_err().to_string();
+        assert!(refused.contains("--may-duplicate"), "{refused}");
+        let both = Consent {
+            may_duplicate: true,
+            ..yes
+        };
+        both.ask("e2e", &changes).unwrap();
+        yes.ask("e2e", &[(0, 3, "clickhouse:otel.otel_logs")]).unwrap();
     }
 }

@@ -2,7 +2,6 @@
 //! The arithmetic is `millpond-cost`'s; here are flags, files and tables.
 
 mod args;
-mod observe;
 mod print;
 
 use crate::clock::now_ms;
@@ -15,6 +14,7 @@ use chrono::{DateTime, NaiveDate};
 use millpond_cost::{
     Estimate, Inputs, Load, Prices, Rate, RequestLatency, Settings, chart, import, linger_for, sweep,
 };
+use millpond_operate::observe::observe;
 use std::path::Path;
 
 /// Raw bytes for each stored one when nobody says: real logs of twelve systems, as `design/performance.md` measured them.
@@ -63,7 +63,9 @@ async fn live(args: &Args) -> anyhow::Result<()> {
     args.check(&args.axes()?)?;
     let prices = table(args.prices.as_deref())?;
     let request = args.request(&prices)?;
-    let seen = observe::observe(&args.live).await?;
+    let buffer = args.live.buffer.clone().context("--buffer is missing")?;
+    let store = args.live.s3.clone().store(buffer).open(false).await?;
+    let seen = observe(&store, args.live.since.0).await?;
     let settings = args.settings.settings()?;
     // The observed load takes this one's place, but for a ratio that no entry of the log tells.
     let load = Load::compressed(Rate(1.0), args.load.ratio.unwrap_or(RATIO));

@@ -9,11 +9,11 @@ use crate::shutdown;
 use crate::units::readable;
 use anyhow::{Context, bail};
 use check::{ClickHouse, Verdict};
-use millpond_bench::clickhouse::UNIQUE;
-use millpond_bench::load::{Compression, Credentials, LoadConfig, Progress, Report};
-use millpond_bench::metrics::{Requests, Scrape};
-use millpond_bench::ports::free_addresses;
-use millpond_bench::process::Process;
+use millpond_load::clickhouse::UNIQUE;
+use millpond_load::metrics::{Requests, Scrape};
+use millpond_load::ports::free_addresses;
+use millpond_load::process::Process;
+use millpond_load::{Compression, Credentials, LoadConfig, Progress, Report};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -85,7 +85,7 @@ impl Drop for Place {
 
 /// Runs the demo. The exit code is 1 when a record is missing or doubled.
 pub(crate) async fn run() -> anyhow::Result<ExitCode> {
-    millpond_bench::process::kill_on_panic();
+    millpond_load::process::kill_on_panic();
     let wishes = Wishes::from_environment()?;
     let shutdown = shutdown::on_signal()?;
     let place = Place::new(wishes.keep)?;
@@ -247,7 +247,7 @@ async fn drive(
         acknowledged_file: Some(acknowledged.to_owned()),
     };
     let progress = Progress::new();
-    let mut load = tokio::spawn(millpond_bench::load::run(
+    let mut load = tokio::spawn(millpond_load::run(
         config,
         CancellationToken::new(),
         progress.clone(),

@@ -4,8 +4,8 @@
 use crate::shutdown;
 use crate::units::address;
 use anyhow::{Context, bail};
-use millpond_bench::ports::free_addresses;
-use millpond_bench::process::Process;
+use millpond_load::ports::free_addresses;
+use millpond_load::process::Process;
 use millpond_storage::BufferUrl;
 use std::fs;
 use std::net::SocketAddr;
@@ -52,7 +52,7 @@ pub(crate) struct DevArgs {
 
 /// Runs until a signal, or until one of the three ends.
 pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
-    millpond_bench::process::kill_on_panic();
+    millpond_load::process::kill_on_panic();
     let shutdown = shutdown::on_signal()?;
     let directory = args.directory.clone();
     let plan = Plan {

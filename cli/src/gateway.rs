@@ -6,12 +6,13 @@ use crate::prices::PriceArgs;
 use crate::security::SecurityArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
-use crate::telemetry::{Identity, Telemetry, TelemetryArgs};
+use crate::telemetry::TelemetryArgs;
 use crate::units::{Size, Time, address, readable};
 use anyhow::Context;
 use millpond_gateway::{Gateway, Listeners, Security};
 use millpond_manifest::buffer::SHARDS_MAX;
 use millpond_producer::{Producer, Readiness};
+use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -193,7 +194,7 @@ impl GatewayArgs {
             instance: None,
             attributes: vec![("millpond.buffer", self.store.buffer.to_string())],
         };
-        Telemetry::prepare(&self.telemetry, &identity, &self.store.buffer)
+        self.telemetry.prepare(&identity, &self.store.buffer)
     }
 
     fn gateway(&self, max_connections: usize) -> millpond_gateway::Config {
@@ -221,7 +222,7 @@ pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Resu
         http: bind(args.listen_http, "OTLP/HTTP (--listen-http)").await?,
     };
     let (admin, admin_address) = Admin::start(args.admin, "gateway", &args.store.buffer).await?;
-    let pushing = telemetry.start(&admin);
+    let pushing = telemetry.start(admin.registries());
     let site = Site {
         listeners,
         admin,

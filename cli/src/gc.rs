@@ -1,12 +1,11 @@
 //! `millpond gc`: one round of the garbage collector by hand, and the settings of the one that runs beside a consumer.
 
-use crate::inspect::buffer;
 use crate::output::say;
 use crate::store::StoreArgs;
 use crate::units::{Time, count, grouped, readable};
 use anyhow::bail;
-use millpond_consumer::gc::{Collected, GarbageCollector, GcConfig};
-use prometheus_client::registry::Registry;
+use millpond_consumer::gc::{Collected, GcConfig};
+use millpond_operate::gc::round;
 use std::time::Duration;
 
 /// Commits of a busy shard, or over a slow network, take seconds.
@@ -67,11 +66,7 @@ pub(crate) struct GcArgs {
 /// One round over all shards.
 pub(crate) async fn run(args: GcArgs) -> anyhow::Result<()> {
     let store = args.store.open(false).await?;
-    // Where there is none there is nothing to delete, for ever: a typing error in the URL.
-    buffer(&store).await?;
-    let config = args.settings.gc(Duration::ZERO);
-    let mut gc = GarbageCollector::new(store, config, &mut Registry::default());
-    let done = gc.round(args.dry_run).await?;
+    let done = round(store, args.settings.gc(Duration::ZERO), args.dry_run).await?;
     if args.json {
         say!("{}", serde_json::to_string(&done)?)?;
     } else {

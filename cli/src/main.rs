@@ -21,7 +21,6 @@ mod inspect;
 mod logging;
 mod output;
 mod prices;
-mod rows;
 mod security;
 mod settings;
 mod settings_file;
@@ -37,11 +36,11 @@ mod version;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use logging::LogFormat;
+use millpond_telemetry::Telemetry;
 use output::say;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use telemetry::Telemetry;
 
 /// In the lists of flags, behind those of the command itself.
 const LAST: usize = 900;
@@ -88,7 +87,7 @@ enum Command {
     /// Send logs through all of it and show what comes out (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFER, KEEP).
     Demo,
     /// Send OTLP logs to an endpoint and report what was acknowledged.
-    Load(millpond_bench::load::LoadArgs),
+    Load(millpond_load::LoadArgs),
     /// Show what is in a buffer, and how far its consumers are.
     Status(status::StatusArgs),
     /// Show records as they are committed.
@@ -207,11 +206,10 @@ fn run(command: Command, telemetry: Telemetry) -> anyhow::Result<ExitCode> {
 }
 
 /// Exits 1 when something that was sent is not acknowledged, so that a script notices.
-async fn load(args: millpond_bench::load::LoadArgs) -> anyhow::Result<ExitCode> {
+async fn load(args: millpond_load::LoadArgs) -> anyhow::Result<ExitCode> {
     let json = args.json;
     let shutdown = shutdown::on_signal()?;
-    let report =
-        millpond_bench::load::run(args.config()?, shutdown, millpond_bench::load::Progress::new()).await?;
+    let report = millpond_load::run(args.config()?, shutdown, millpond_load::Progress::new()).await?;
     if json {
         say!("{}", serde_json::to_string(&report)?)?;
     } else {

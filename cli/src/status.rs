@@ -1,12 +1,12 @@
 //! `millpond status`: what is in a buffer, and how far each of its consumers is.
 
-mod look;
 mod text;
 
 use crate::output::{clear_terminal, say, write};
-use crate::store::{Patience, StoreArgs};
+use crate::store::StoreArgs;
 use crate::units::{Time, pause};
-use look::{Observer, Status};
+use millpond_operate::patience::Patience;
+use millpond_operate::status::{Observer, Status};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
@@ -47,8 +47,8 @@ pub(crate) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
                 patience.over();
                 show(&args, &status)?;
             }
-            // Whatever it is, who watches wants to see it end.
-            Err(error) => patience.say(&error),
+            // Outlast every error: somebody may be watching the repair.
+            Err(error) => patience.log(&error),
         }
     }
 }

@@ -3,7 +3,6 @@
 use crate::admin::Admin;
 use crate::units::{Time, pause};
 use anyhow::Context;
-use millpond_manifest::cas::ReadError;
 use millpond_storage::{BufferUrl, ErrorKind, OpenError, Store, StoreOptions};
 use std::time::Duration;
 use tracing::warn;
@@ -103,59 +102,4 @@ impl StoreArgs {
         };
         Store::open(&self.buffer, &options).await
     }
-}
-
-/// What goes on asking a store that is away says so once, and waits.
-#[derive(Debug, Default)]
-pub(crate) struct Patience {
-    said: String,
-}
-
-impl Patience {
-    /// Says what is wrong, unless that was said last.
-    ///
-    /// # Errors
-    /// What is not the store's, and so does not pass by itself, is returned.
-    pub(crate) fn with(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
-        if !may_pass(&error) {
-            return Err(error);
-        }
-        self.say(&error);
-        Ok(())
-    }
-
-    /// Says what is wrong, unless that was said last.
-    pub(crate) fn say(&mut self, error: &anyhow::Error) {
-        let reason = format!("{error:#}");
-        if reason != self.said {
-            warn!("{reason}; trying again");
-            self.said = reason;
-        }
-    }
-
-    /// It went well.
-    pub(crate) fn over(&mut self) {
-        if !self.said.is_empty() {
-            warn!("the store answers again");
-            self.said.clear();
-        }
-    }
-}
-
-/// Whether it is the store that failed, not what it holds.
-pub(crate) fn is_the_stores(error: &anyhow::Error) -> bool {
-    of_the_store(error).is_some()
-}
-
-/// Whether it is the store that failed, in a way that passes: it is away, or refuses until somebody grants something.
-fn may_pass(error: &anyhow::Error) -> bool {
-    of_the_store(error).is_some_and(|error| error.kind() != ErrorKind::Misconfigured)
-}
-
-fn of_the_store(error: &anyhow::Error) -> Option<&millpond_storage::Error> {
-    let read = error.downcast_ref::<ReadError>().and_then(|error| match error {
-        ReadError::Store(error) => Some(error),
-        ReadError::Format { .. } => None,
-    });
-    read.or_else(|| error.downcast_ref::<millpond_storage::Error>())
 }

@@ -1,233 +1,53 @@
-//! What a long-running command tells of itself over OTLP: its metrics and the traces of its work, when asked. It is never in
-//! the way: nothing waits for an endpoint, and what cannot be pushed is counted.
+//! The flags of a service's own telemetry.
 
-mod conventions;
-mod metrics;
-mod pusher;
-mod queue;
-mod sampler;
-mod settings;
-mod spans;
-mod traces;
-
-pub(crate) use settings::{Identity, TelemetryArgs};
-pub(crate) use spans::Spans;
-
-use crate::admin::Admin;
-use crate::clock::now_ns;
-use conventions::Conventions;
-use metrics::Span;
+use crate::units::Time;
 use millpond_storage::BufferUrl;
-use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
-use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
-use opentelemetry_proto::tonic::metrics::v1::{ResourceMetrics, ScopeMetrics};
-use opentelemetry_proto::tonic::resource::v1::Resource;
-use prometheus_client::registry::Registry;
-use pusher::{PushCounters, Pusher};
-use queue::Queue;
-use settings::{MetricSettings, TraceSettings};
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
-use tokio_util::sync::CancellationToken;
-use traces::Traces;
-use tracing::{error, info, warn};
+use millpond_telemetry::{Identity, Options, Telemetry};
+use std::path::PathBuf;
 
-/// The longest that a stopping process waits for its last push.
-const LAST_PUSH: Duration = Duration::from_secs(3);
+/// What the process tells of itself over OTLP.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct TelemetryArgs {
+    /// Push this process's own metrics, those of /metrics, to an OTLP/HTTP endpoint, e.g. http://collector:4318 (v1/metrics is
+    /// appended). Off. OTEL_EXPORTER_OTLP_ENDPOINT and OpenTelemetry's other standard variables hold where no flag is
+    /// given (docs/telemetry.md).
+    #[arg(long, env = "MILLPOND_OTLP_ENDPOINT", value_name = "URL")]
+    otlp_endpoint: Option<String>,
 
-/// What is to be pushed, ready to start. Nothing, by default.
-#[derive(Default)]
-pub(crate) struct Telemetry {
-    resource: Resource,
-    metrics: Option<(Pusher, Duration)>,
-    traces: Option<Traces>,
-    spans: Option<Spans>,
-    /// What is not pushed, and why.
-    unspoken: Vec<String>,
-    registry: Registry,
-    /// When the process began to count, in unix nanoseconds.
-    start: u64,
+    /// Headers of these requests: name=value, separated by commas, values percent-encoded: authorization=Bearer%20….
+    /// A variable, or the settings file, keeps a secret out of the list of processes.
+    #[arg(
+        long,
+        env = "MILLPOND_OTLP_HEADERS",
+        value_name = "HEADERS",
+        hide_env_values = true
+    )]
+    otlp_headers: Option<String>,
+
+    /// The CAs of the endpoint, in PEM, in place of the system's.
+    #[arg(long, env = "MILLPOND_OTLP_CA", value_name = "FILE")]
+    otlp_ca: Option<PathBuf>,
+
+    /// How often metrics are pushed. 60s: OpenTelemetry's default. They are once more when the process stops.
+    #[arg(long, env = "MILLPOND_OTLP_INTERVAL", value_name = "TIME")]
+    otlp_interval: Option<Time>,
+
+    /// Export traces of this process's own work for this fraction of segments (0 to 1). Default: off. A gateway and a consumer with the same
+    /// ratio sample the same segments, and their spans join one trace. Without this flag, OTEL_TRACES_SAMPLER applies.
+    #[arg(long, env = "MILLPOND_OTLP_TRACES", value_name = "RATIO")]
+    otlp_traces: Option<f64>,
 }
 
-impl Telemetry {
-    /// Reads the settings and the environment; sends nothing yet.
-    ///
-    /// # Errors
-    /// A setting that cannot be used, with its name.
-    pub(crate) fn prepare(
-        args: &TelemetryArgs,
-        identity: &Identity,
-        buffer: &BufferUrl,
-    ) -> anyhow::Result<Telemetry> {
-        let settings = args.resolve(identity, &|name| std::env::var(name).ok())?;
-        let resource = Resource {
-            attributes: settings.resource,
-            ..Resource::default()
+impl TelemetryArgs {
+    /// Resolves the flags and the environment; sends nothing yet.
+    pub(crate) fn prepare(&self, identity: &Identity, buffer: &BufferUrl) -> anyhow::Result<Telemetry> {
+        let options = Options {
+            endpoint: self.otlp_endpoint.clone(),
+            headers: self.otlp_headers.clone(),
+            ca: self.otlp_ca.clone(),
+            interval: self.otlp_interval.map(|time| time.0),
+            traces: self.otlp_traces,
         };
-        let mut registry = Registry::default();
-        let counters = PushCounters::register(&mut registry);
-        let metrics = match settings.metrics {
-            None => None,
-            Some(MetricSettings {
-                destination,
-                interval,
-            }) => Some((Pusher::new(destination, &counters)?, interval)),
-        };
-        let (traces, spans) = match settings.traces {
-            None => (None, None),
-            Some(TraceSettings {
-                destination,
-                sampler,
-                delay,
-            }) => {
-                let queue = Arc::new(Queue::register(&mut registry));
-                let spans = Spans {
-                    sampler,
-                    conventions: Conventions::new(buffer),
-                    queue: queue.clone(),
-                };
-                let pusher = Pusher::new(destination, &counters)?;
-                let resource = resource.clone();
-                (Some(Traces::new(queue, resource, pusher, delay)), Some(spans))
-            }
-        };
-        Ok(Telemetry {
-            resource,
-            metrics,
-            traces,
-            spans,
-            unspoken: settings.unspoken,
-            registry,
-            start: now_ns(),
-        })
-    }
-
-    /// What the spans of the process's work are to be recorded by, if they are.
-    pub(crate) fn spans(&mut self) -> Option<Spans> {
-        self.spans.take()
-    }
-
-    /// Pushes what `admin` shows until it is stopped.
-    pub(crate) fn start(self, admin: &Admin) -> Pushing {
-        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        if self.metrics.is_some() || self.traces.is_some() {
-            admin.show(self.registry);
-        }
-        for reason in self.unspoken {
-            warn!("{reason}");
-        }
-        if let Some(traces) = self.traces {
-            info!("traces of its own work are pushed to {}", traces.shown());
-            let delay = traces.delay();
-            tasks.spawn(push_until_stopped(traces, delay, stop.clone()));
-        }
-        if let Some((pusher, interval)) = self.metrics {
-            let every = humantime::format_duration(interval);
-            info!("own metrics are pushed to {} every {every}", pusher.shown());
-            let metrics = Metrics {
-                admin: admin.clone(),
-                resource: self.resource,
-                start: self.start,
-                pusher,
-            };
-            tasks.spawn(push_until_stopped(metrics, interval, stop.clone()));
-        }
-        Pushing { stop, tasks }
-    }
-}
-
-/// Pushing, until it is stopped.
-pub(crate) struct Pushing {
-    stop: CancellationToken,
-    tasks: JoinSet<()>,
-}
-
-impl Pushing {
-    /// Pushes once more, at most for a few seconds.
-    pub(crate) async fn stop(mut self) {
-        self.stop.cancel();
-        while self.tasks.join_next().await.is_some() {}
-    }
-}
-
-/// Something that is pushed again and again.
-trait Push: Send + Sync {
-    /// One push of what there is.
-    fn push(&mut self) -> impl Future<Output = ()> + Send;
-
-    /// Resolves when a push is worth it before its time.
-    fn enough(&self) -> impl Future<Output = ()> + Send {
-        std::future::pending()
-    }
-}
-
-/// Pushes at every interval, or when there is enough, and once more when it is stopped.
-async fn push_until_stopped(mut what: impl Push, interval: Duration, stop: CancellationToken) {
-    let mut ticks = interval_at(Instant::now() + interval, interval);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => break,
-            _ = ticks.tick() => {}
-            () = what.enough() => {}
-        }
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => break,
-            () = what.push() => {}
-        }
-    }
-    // A stop is not held up by an endpoint that is slow or away.
-    let _ = timeout(LAST_PUSH, what.push()).await;
-}
-
-/// The metrics of the process, on their way.
-struct Metrics {
-    admin: Admin,
-    resource: Resource,
-    start: u64,
-    pusher: Pusher,
-}
-
-impl Push for Metrics {
-    /// What fails is said and counted by the pusher; the next push has it all, for the values are cumulative.
-    async fn push(&mut self) {
-        let span = Span {
-            start: self.start,
-            now: now_ns(),
-        };
-        let read = self.admin.read(|registries| {
-            let read = registries.iter().map(|registry| metrics::read(registry, span));
-            read.collect::<Result<Vec<_>, _>>()
-        });
-        let metrics = match read {
-            Ok(metrics) => metrics.into_iter().flatten().collect(),
-            Err(reason) => return error!("own metrics cannot be encoded: {reason}"),
-        };
-        let scope_metrics = ScopeMetrics {
-            scope: Some(scope()),
-            metrics,
-            ..ScopeMetrics::default()
-        };
-        let request = ExportMetricsServiceRequest {
-            resource_metrics: vec![ResourceMetrics {
-                resource: Some(self.resource.clone()),
-                scope_metrics: vec![scope_metrics],
-                ..ResourceMetrics::default()
-            }],
-        };
-        let _ = self.pusher.push(&request).await;
-    }
-}
-
-/// Who measured.
-fn scope() -> InstrumentationScope {
-    InstrumentationScope {
-        name: "millpond".to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        ..InstrumentationScope::default()
+        Telemetry::prepare(&options, identity, buffer)
     }
 }

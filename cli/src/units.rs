@@ -1,6 +1,7 @@
 //! How people write sizes and times: `256MiB`, `250ms`. Nothing else about settings is here.
 
 use bytesize::ByteSize;
+pub(crate) use millpond_operate::numbers::{count, grouped, readable};
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -49,30 +50,6 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// For output: `1 segment`, `2,000 segments`.
-pub(crate) fn count(number: u64, what: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{} {what}{plural}", grouped(number))
-}
-
-/// For output: `12.3 MiB`.
-pub(crate) fn readable(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
-}
-
-/// For output: `1,234,567`.
-pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// For output: the nearest whole number.
 #[expect(
     clippy::cast_possible_truncation,
@@ -106,22 +83,6 @@ impl fmt::Display for Time {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_are_grouped_by_thousands() {
-        assert_eq!(
-            [0, 999, 1_000, 1_234_567].map(grouped),
-            ["0", "999", "1,000", "1,234,567"]
-        );
-    }
-
-    #[test]
-    fn one_is_no_plural() {
-        assert_eq!(
-            [0, 1, 1_000].map(|n| count(n, "page")),
-            ["0 pages", "1 page", "1,000 pages"]
-        );
-    }
 
     #[test]
     fn a_pause_is_not_nothing() {

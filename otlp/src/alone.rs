@@ -3,6 +3,7 @@
 use crate::schema::{Kind, Message};
 use crate::signal::Signal;
 use crate::wire::{LEN, Reader};
+use prost::encoding::encode_varint;
 
 /// The request with only one of its records (log record, span, or data point): the one at index `place` in the order of
 /// the views. Everything but the other records is copied unchanged, including unknown fields. `None` if the request has
@@ -53,7 +54,7 @@ impl Search {
                     self.copy(inner, Reader::new(&field[head..]).bytes().ok()?, &mut copied)?;
                     if self.found && !was_found {
                         out.extend_from_slice(&field[..head]);
-                        put_varint(copied.len() as u64, out);
+                        encode_varint(copied.len() as u64, out);
                         out.append(&mut copied);
                     }
                 }
@@ -112,12 +113,4 @@ fn holds_records(message: &'static Message, depth: u32) -> bool {
         }
         _ => false,
     })
-}
-
-fn put_varint(mut value: u64, out: &mut Vec<u8>) {
-    while value >= 0x80 {
-        out.push(value.to_le_bytes()[0] | 0x80);
-        value >>= 7;
-    }
-    out.push(value.to_le_bytes()[0]);
 }

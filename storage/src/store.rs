@@ -518,9 +518,6 @@ mod tests {
             let _ = store.self_test().await;
             let url = crate::BufferUrl::parse("memory:///").expect("url");
             let _ = Store::open(&url, &crate::StoreOptions::default()).await;
-            let cancel = tokio_util::sync::CancellationToken::new();
-            let backoff = crate::Backoff::new(Duration::ZERO, Duration::ZERO);
-            let _ = crate::retrying("get", backoff, &cancel, || store.get("k")).await;
         });
     }
 }

@@ -1,8 +1,8 @@
 //! An estimate and a sweep as text for people.
 
-use super::observe::Seen;
 use crate::units::{grouped, whole};
 use millpond_cost::{Basis, Change, Comparator, Estimate, Group, Item, Load, StoragePrice, Sweep};
+use millpond_operate::observe::Seen;
 use std::fmt::Write as _;
 
 const WIDTH: usize = 40;

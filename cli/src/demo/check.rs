@@ -1,7 +1,7 @@
 //! The demo's questions to ClickHouse: how many rows, which records are missing or doubled.
 
 use anyhow::{Context, bail};
-use millpond_bench::clickhouse::UNIQUE;
+use millpond_load::clickhouse::UNIQUE;
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -37,7 +37,7 @@ impl ClickHouse {
     }
 
     pub(super) async fn query(&self, sql: &str) -> anyhow::Result<String> {
-        millpond_bench::clickhouse::query(&self.url, sql).await
+        millpond_load::clickhouse::query(&self.url, sql).await
     }
 
     pub(super) async fn count(&self) -> anyhow::Result<u64> {

@@ -1,8 +1,8 @@
 //! A look, for people.
 
-use super::look::{Consumer, Position, Shard, State, Status};
 use crate::output::inline;
 use crate::units::{count, grouped, readable, whole};
+use millpond_operate::status::{Consumer, Position, Shard, State, Status};
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 

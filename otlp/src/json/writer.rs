@@ -2,6 +2,7 @@
 
 use super::fault::Fault;
 use crate::wire::LEN;
+use prost::encoding::{encode_varint, encoded_len_varint};
 
 /// What has been written.
 pub(super) struct Writer {
@@ -77,14 +78,8 @@ impl Writer {
     }
 }
 
-fn varint(mut value: u64) -> ([u8; 10], usize) {
+fn varint(value: u64) -> ([u8; 10], usize) {
     let mut bytes = [0; 10];
-    let mut length = 0;
-    while value >= 0x80 {
-        bytes[length] = value.to_le_bytes()[0] | 0x80;
-        value >>= 7;
-        length += 1;
-    }
-    bytes[length] = value.to_le_bytes()[0];
-    (bytes, length + 1)
+    encode_varint(value, &mut &mut bytes[..]);
+    (bytes, encoded_len_varint(value))
 }

@@ -8,10 +8,9 @@ mod self_test;
 
 use bytes::Bytes;
 use millpond_storage::testing::Minio;
-use millpond_storage::{Backoff, BufferUrl, Cas, Error, Store, StoreOptions, retrying};
+use millpond_storage::{Backoff, BufferUrl, Cas, Error, Store, StoreOptions};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio_util::sync::CancellationToken;
 
 /// The number of concurrent writers, as in the self-test.
 const WRITERS: usize = 16;
@@ -78,14 +77,18 @@ async fn minio() -> Arc<Minio> {
 }
 
 /// Repeats a harmless operation through faults.
-async fn patiently<T, F>(attempt: impl FnMut() -> F) -> T
+async fn patiently<T, F>(mut attempt: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, Error>>,
 {
-    let backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
-    retrying("get through", backoff, &CancellationToken::new(), attempt)
-        .await
-        .expect("never cancelled")
+    let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(20));
+    loop {
+        if let Ok(done) = attempt().await {
+            return done;
+        }
+        let pause = backoff.next(&mut rand::rng());
+        tokio::time::sleep(pause).await;
+    }
 }
 
 async fn content(store: &Store, key: &str) -> Option<Bytes> {

@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::bail;
-use millpond_bench::clickhouse::UNIQUE;
+use millpond_load::clickhouse::UNIQUE;
 use tokio::time::{Instant, sleep};
 
 /// Time limit for merges before the engine's CPU time is taken anyway.
 const MERGES_PATIENCE: Duration = Duration::from_secs(10);
 
 async fn query(clickhouse: SocketAddr, sql: &str) -> anyhow::Result<String> {
-    millpond_bench::clickhouse::query(&format!("http://{clickhouse}/"), sql).await
+    millpond_load::clickhouse::query(&format!("http://{clickhouse}/"), sql).await
 }
 
 /// Fails unless exactly `records` records are present, each once.

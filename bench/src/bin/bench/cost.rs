@@ -11,7 +11,7 @@ use crate::clickhouse;
 use crate::floor::{self, Floor};
 use crate::report::Spread;
 use crate::stack::{Settings, Stack};
-use millpond_bench::process::{Process, ended_cpu_seconds};
+use millpond_load::process::{Process, ended_cpu_seconds};
 
 /// Time limit of the load. It allows 20,000 records per second for the default number, far below any machine's
 /// throughput.

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::clickhouse;
 use crate::stack::{Settings, Stack};
-use millpond_bench::metrics::{Requests, Scrape};
+use millpond_load::metrics::{Requests, Scrape};
 
 const RATE: u64 = 20_000;
 

@@ -60,7 +60,7 @@ enum Part {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    millpond_bench::process::kill_on_panic();
+    millpond_load::process::kill_on_panic();
     let outcome = tokio::select! {
         outcome = run(Flags::parse()) => outcome,
         stopped = stopped() => stopped,

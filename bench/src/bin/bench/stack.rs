@@ -10,9 +10,9 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
-use millpond_bench::metrics::Scrape;
-use millpond_bench::ports::free_addresses;
-use millpond_bench::process::Process;
+use millpond_load::metrics::Scrape;
+use millpond_load::ports::free_addresses;
+use millpond_load::process::Process;
 
 /// Time without progress after which missing records count as lost.
 const STALLED: Duration = Duration::from_secs(60);

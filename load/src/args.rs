@@ -1,0 +1,177 @@
+//! The flags of `millpond load`, which become a [`LoadConfig`].
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::{Credentials, LoadConfig, LoadError};
+
+/// How requests are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Compression {
+    /// Not at all.
+    None,
+    /// gzip at level 6, the Collector's default.
+    Gzip,
+    /// zstd at level 3.
+    Zstd,
+}
+
+/// Generate OTLP/gRPC log traffic and report what was acknowledged.
+#[derive(Debug, Clone, Args)]
+pub struct LoadArgs {
+    /// Server address: host:port, http://host:port or, with --tls-ca, https://host:port
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "MILLPOND_LOAD_ENDPOINT",
+        default_value = "127.0.0.1:4317"
+    )]
+    pub endpoint: String,
+    /// The server's CA in PEM. Enables TLS
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+    /// The client certificate in PEM
+    #[arg(long, value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
+    pub tls_cert: Option<PathBuf>,
+    /// The client certificate's key in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Bearer token for the server. Use the variable: other users of the machine can see flags
+    #[arg(long, env = "MILLPOND_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// Records per second; 0 for as fast as the server acknowledges them
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub rate: u64,
+    /// Maximum requests in flight. Each waits for its commit, so throughput is at most concurrency × records per
+    /// request ÷ latency
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub concurrency: usize,
+    /// Records per request
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub records_per_request: u64,
+    /// Stop sending after this time, such as 500ms, 10s, 5m or 1h [default: 10s, unless --records is given]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+    /// Stop sending after this many records
+    #[arg(long, value_name = "N")]
+    pub records: Option<u64>,
+    /// A folder of *.log files whose lines become log bodies [default: the folder in MILLPOND_LOGHUB, else generated
+    /// text]
+    #[arg(long, value_name = "FOLDER")]
+    pub bodies: Option<PathBuf>,
+    /// Seed that determines each record's line, trace and host
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Attribute with every record's unique id, "<run>-<number in 12 digits>"
+    #[arg(long, value_name = "NAME", default_value = "millpond.load.id")]
+    pub unique_attribute: String,
+    /// First part of the unique ids [default: random]
+    #[arg(long, value_name = "NAME")]
+    pub run: Option<String>,
+    /// Compression of requests
+    #[arg(long, value_enum, default_value_t = Compression::None)]
+    pub compression: Compression,
+    /// Time to retry a request after its first attempt failed with a retryable error; 0s for never
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
+    pub retry_for: Duration,
+    /// File that gets a line "run first count" for every acknowledged request
+    #[arg(long, value_name = "FILE")]
+    pub acknowledged_file: Option<PathBuf>,
+    /// Print the report as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl LoadArgs {
+    /// The configuration for these flags.
+    ///
+    /// # Errors
+    /// [`LoadError::Setting`] for an invalid value.
+    pub fn config(self) -> Result<LoadConfig, LoadError> {
+        let duration = match (self.duration, self.records) {
+            (None, None) => Some(Duration::from_secs(10)),
+            (duration, _) => duration,
+        };
+        let config = LoadConfig {
+            endpoint: self.endpoint,
+            credentials: Credentials {
+                ca: self.tls_ca,
+                identity: self.tls_cert.zip(self.tls_key),
+                token: self.token,
+            },
+            rate: self.rate,
+            concurrency: self.concurrency,
+            records_per_request: self.records_per_request,
+            duration,
+            records: self.records,
+            bodies: self.bodies,
+            seed: self.seed,
+            unique_attribute: self.unique_attribute,
+            run: self
+                .run
+                .unwrap_or_else(|| format!("{:08x}", rand::random::<u32>())),
+            compression: self.compression,
+            retry_for: self.retry_for,
+            acknowledged_file: self.acknowledged_file,
+        };
+        config.check()?;
+        Ok(config)
+    }
+}
+
+impl LoadConfig {
+    pub(crate) fn check(&self) -> Result<(), LoadError> {
+        let refuse = |setting, reason: &str| {
+            Err(LoadError::Setting {
+                setting,
+                reason: reason.to_owned(),
+            })
+        };
+        if !(1..=100_000).contains(&self.concurrency) {
+            return refuse("concurrency", "must be 1 to 100000");
+        }
+        if !(1..=100_000).contains(&self.records_per_request) {
+            return refuse("records-per-request", "must be 1 to 100000");
+        }
+        if self.unique_attribute.is_empty() {
+            return refuse("unique-attribute", "must not be empty");
+        }
+        let good = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        if self.run.is_empty() || self.run.len() > 64 || !self.run.chars().all(good) {
+            return refuse(
+                "run",
+                "must be 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-'",
+            );
+        }
+        match (self.endpoint.split_once("://"), &self.credentials.ca) {
+            (Some(("https", _)), None) => return refuse("endpoint", "https:// needs --tls-ca"),
+            (Some(("http", _)), Some(_)) => {
+                return refuse("endpoint", "with --tls-ca use https:// or host:port");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// A number and a unit, as in `500ms`, `10s`, `5m`, `1h`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let number: u64 = number
+        .parse()
+        .map_err(|_| "use a whole number and a unit, such as 10s".to_owned())?;
+    let ms = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err("use one of the units ms, s, m, h, as in 10s".to_owned()),
+    };
+    number
+        .checked_mul(ms)
+        .map(Duration::from_millis)
+        .ok_or_else(|| "too long".to_owned())
+}

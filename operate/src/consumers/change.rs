@@ -1,0 +1,341 @@
+//! An operator's changes to a cursor: reset, remove, skip. Each is one swap. A reset or a removal also ends the consumer's
+//! repair: both would insert the same missing rows.
+
+use super::Selection;
+use crate::buffer::{self, read_log};
+use crate::{Target, now_ms};
+use anyhow::{Context, bail};
+use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
+use millpond_manifest::cursor::{Ownership, Skip};
+use millpond_manifest::{BatchingPolicy, Cursor, Log, Manifest, layout};
+use millpond_storage::{Fetched, Store, Version};
+use ulid::Ulid;
+
+/// Attempts to swap a cursor that its owner changes meanwhile.
+const SWAPS_MAX: u32 = 10;
+
+/// A reset of a cursor that is not made yet.
+#[derive(Debug)]
+pub struct Reset {
+    /// The shard.
+    pub shard: u32,
+    /// The new position.
+    pub position: u64,
+    /// The name of the consumer's sink.
+    pub sink: String,
+    before: Snapshot<Cursor>,
+}
+
+/// The removal of a cursor that is not made yet.
+#[derive(Debug)]
+pub struct Removal {
+    /// The shard.
+    pub shard: u32,
+    before: Before,
+}
+
+#[derive(Debug)]
+enum Before {
+    Cursor(Box<Snapshot<Cursor>>),
+    /// The cursor cannot be read.
+    Damaged(Version),
+}
+
+/// A reset or a removal that was made.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// It ended an unfinished repair of the consumer.
+    pub repair_ended: bool,
+}
+
+/// Finds the position of every cursor, so that a bad one changes nothing.
+///
+/// # Errors
+/// There is no such cursor or position, or a cursor's owner is running.
+pub async fn plan_reset(store: &Store, selection: &Selection, to: Target) -> anyhow::Result<Vec<Reset>> {
+    layout::check_reader_name(&selection.consumer)?;
+    let mut resets = Vec::new();
+    for (shard, before) in selection.cursors(store).await? {
+        // Only a time needs the pages. A reset must be able to move past a page that cannot be read.
+        let log = match to {
+            Target::Time(_) => read_log(store, shard).await?,
+            _ => cas::read::<Manifest>(store, &layout::manifest(shard))
+                .await?
+                .map(|found| Log::new(found.state)),
+        };
+        let Some(log) = log else {
+            continue;
+        };
+        if to.is_sequence() && !resets.is_empty() {
+            bail!("a sequence belongs to one shard: say which with --shard");
+        }
+        resets.push(Reset {
+            shard,
+            position: to.position(&log)?,
+            sink: before.state.policy.sink.clone(),
+            before,
+        });
+    }
+    Ok(resets)
+}
+
+/// Resets a cursor.
+///
+/// # Errors
+/// The cursor changed meanwhile, or a repair is running.
+pub async fn reset(store: &Store, selection: &Selection, reset: &Reset) -> anyhow::Result<Changed> {
+    supersede(store, selection, reset.shard, &reset.before, |cursor| {
+        cursor.reset(reset.position)
+    })
+    .await
+}
+
+/// Finds the cursors to remove. With force, they need not be readable.
+///
+/// # Errors
+/// There is no such cursor, or a cursor's owner is running.
+pub async fn plan_removal(store: &Store, selection: &Selection) -> anyhow::Result<Vec<Removal>> {
+    let removal = |shard, cursor| Removal {
+        shard,
+        before: Before::Cursor(Box::new(cursor)),
+    };
+    if !selection.force {
+        let cursors = selection.cursors(store).await?.into_iter();
+        return Ok(cursors.map(|(shard, cursor)| removal(shard, cursor)).collect());
+    }
+    let mut there = Vec::new();
+    for shard in selection.shards(store).await? {
+        match buffer::cursor(store, shard, &selection.consumer).await {
+            Ok(found) => there.extend(found.map(|found| removal(shard, found))),
+            Err(ReadError::Format { key, .. }) => {
+                let version = match store.get_at_most(&key, None, 0).await? {
+                    Fetched::Changed(found) => Some(found.version),
+                    Fetched::TooLarge { version, .. } => Some(version),
+                    Fetched::Absent | Fetched::Unchanged => None,
+                };
+                there.extend(version.map(|version| Removal {
+                    shard,
+                    before: Before::Damaged(version),
+                }));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if there.is_empty() {
+        return Err(selection.unknown(store));
+    }
+    Ok(there)
+}
+
+/// Removes a cursor.
+///
+/// # Errors
+/// The cursor changed meanwhile, or a repair is running.
+pub async fn remove(store: &Store, selection: &Selection, removal: &Removal) -> anyhow::Result<Changed> {
+    let shard = removal.shard;
+    match &removal.before {
+        Before::Cursor(cursor) => supersede(store, selection, shard, cursor, Cursor::remove).await,
+        Before::Damaged(version) => {
+            let tombstone = from_scratch(store, shard, &selection.consumer).await?;
+            swap(store, version, tombstone).await?;
+            let repair_ended = end_repair(store, selection, shard).await?.is_some();
+            Ok(Changed { repair_ended })
+        }
+    }
+}
+
+/// A tombstone in place of a lost cursor: the next consumer of the name waits for all requests, and asks for all rows.
+async fn from_scratch(store: &Store, shard: u32, consumer: &str) -> anyhow::Result<Cursor> {
+    let own = buffer::buffer(store).await?;
+    let usual = millpond_consumer::Config::default();
+    let policy = BatchingPolicy {
+        batch_records: usual.batch_records,
+        batch_bytes: usual.batch_bytes,
+        chunk_rows: usual.chunk_rows,
+        chunk_bytes: usual.chunk_bytes,
+        max_partitions_per_chunk: usual.max_partitions_per_chunk,
+        max_in_flight: usual.max_in_flight,
+        sink: String::new(),
+        schema_version: 0,
+    };
+    let mut cursor = Cursor::new(own.id, shard, consumer, 0, policy).remove();
+    cursor.unsettled = true;
+    cursor.lease_ms = u64::try_from(usual.lease.as_millis())?;
+    // The generation of the lost cursor's tokens is unknown.
+    cursor.generation = u64::from(rand::random::<u32>());
+    Ok(cursor)
+}
+
+/// Swaps a cursor for one that sends its rows anew, and ends its repair.
+async fn supersede(
+    store: &Store,
+    selection: &Selection,
+    shard: u32,
+    before: &Snapshot<Cursor>,
+    change: impl Fn(&Cursor) -> Cursor,
+) -> anyhow::Result<Changed> {
+    let repair = read_repair(store, selection, shard).await?;
+    if let Some(held) = repair.as_ref().and_then(|repair| repair.state.held_at(now_ms()))
+        && !selection.force
+    {
+        bail!(
+            "{} repairs {} in shard {shard:04}: stop it first, or use --force",
+            held.owner,
+            selection.consumer
+        );
+    }
+    let mut next = change(&before.state);
+    if let Some(repair) = repair.map(|repair| repair.state).filter(may_be_sending) {
+        unsettle(&mut next, &repair);
+    }
+    let covered = next.unsettled.then_some(next.lease_ms);
+    swap(store, &before.version, next).await?;
+    let ended = end_repair(store, selection, shard).await?;
+    let repair_ended = ended.is_some();
+    // A repair that began meanwhile has not seen the change.
+    if let Some(ended) = ended
+        && may_be_sending(&ended)
+        && covered.is_none_or(|lease_ms| lease_ms < ended.lease_ms)
+    {
+        let key = layout::cursor(shard, &selection.consumer);
+        for _ in 0..SWAPS_MAX {
+            let found = cas::read::<Cursor>(store, &key).await?;
+            let found = found.with_context(|| format!("{key} was deleted meanwhile"))?;
+            let mut next = found.state.clone();
+            unsettle(&mut next, &ended);
+            if swap(store, &found.version, next).await.is_ok() {
+                return Ok(Changed { repair_ended });
+            }
+        }
+        bail!(
+            "a repair of {} began meanwhile and was given up: run this command again",
+            selection.consumer
+        );
+    }
+    Ok(Changed { repair_ended })
+}
+
+/// Returns true if requests with this cursor's tokens may be in flight.
+fn may_be_sending(cursor: &Cursor) -> bool {
+    let clean = matches!(cursor.ownership, Ownership::Released | Ownership::Removed);
+    cursor.unsettled || !clean
+}
+
+/// The next owner waits for the requests of the other cursor's owners.
+fn unsettle(cursor: &mut Cursor, other: &Cursor) {
+    cursor.unsettled = true;
+    cursor.lease_ms = cursor.lease_ms.max(other.lease_ms);
+}
+
+async fn read_repair(
+    store: &Store,
+    selection: &Selection,
+    shard: u32,
+) -> Result<Option<Snapshot<Cursor>>, ReadError> {
+    cas::read(
+        store,
+        &layout::cursor(shard, &layout::repair(&selection.consumer)),
+    )
+    .await
+}
+
+/// Ends a repair of the consumer, and returns its cursor as it was.
+async fn end_repair(store: &Store, selection: &Selection, shard: u32) -> anyhow::Result<Option<Cursor>> {
+    for _ in 0..SWAPS_MAX {
+        let found = read_repair(store, selection, shard).await?;
+        let Some(found) = found.filter(|found| !found.state.is_removed()) else {
+            return Ok(None);
+        };
+        if swap(store, &found.version, found.state.remove()).await.is_ok() {
+            return Ok(Some(found.state));
+        }
+    }
+    bail!(
+        "the repair of {} in shard {shard:04} could not be ended: stop it, and run this command again",
+        selection.consumer
+    )
+}
+
+/// Swaps a cursor. Reads it again if the outcome is unknown.
+async fn swap(store: &Store, before: &Version, next: Cursor) -> anyhow::Result<()> {
+    let next = next.stamped(rand::random());
+    let (stamp, shard) = (next.stamp, next.shard);
+    let key = layout::cursor(shard, &next.consumer);
+    match cas::swap(store, &key, Some(before), next).await {
+        Swap::Committed(_) => Ok(()),
+        Swap::Mismatch => {
+            bail!("the cursor in shard {shard:04} changed meanwhile: its owner lives; try again")
+        }
+        Swap::Unknown(error) => {
+            let found = cas::read::<Cursor>(store, &key).await?;
+            if found.is_some_and(|found| found.state.stamp == stamp) {
+                return Ok(());
+            }
+            Err(error).with_context(|| format!("it is not known whether the cursor in shard {shard:04} was changed; look with `millpond consumer list`"))
+        }
+    }
+}
+
+/// A skip that was made.
+#[derive(Debug)]
+pub struct Skipped {
+    /// Records that the consumer leaves out.
+    pub records: u64,
+    /// The segment.
+    pub segment: Ulid,
+    /// The owner that the skip fenced, since it may have sent rows of the segment.
+    pub fenced: Option<String>,
+}
+
+/// Makes a consumer leave out one stream's part of a segment.
+///
+/// # Errors
+/// There is no such part or consumer, or the cursor changed meanwhile.
+pub async fn skip(
+    store: &Store,
+    consumer: &str,
+    shard: u32,
+    stream: String,
+    sequence: u64,
+    reason: String,
+) -> anyhow::Result<Skipped> {
+    let skip = Skip {
+        stream,
+        sequence,
+        at_ms: now_ms(),
+        reason,
+    };
+    layout::check_consumer_name(consumer)?;
+    let log = read_log(store, shard)
+        .await?
+        .with_context(|| format!("shard {shard:04} has no manifest"))?;
+    let index = log.stream_index(&skip.stream);
+    let index = index.with_context(|| format!("shard {shard:04} has no stream {}", skip.stream))?;
+    let found = log
+        .parts(index, skip.sequence)
+        .next()
+        .filter(|(sequence, ..)| *sequence == skip.sequence);
+    let (_, entry, part) = found.with_context(|| {
+        format!(
+            "sequence {} of shard {shard:04} has no {}",
+            skip.sequence, skip.stream
+        )
+    })?;
+    let cursor = buffer::cursor(store, shard, consumer).await?;
+    let before = cursor.with_context(|| format!("no consumer {consumer} has read shard {shard:04}"))?;
+    let mut next = before.state.clone();
+    next.skip(skip)?;
+    let fenced = before
+        .state
+        .held_at(now_ms())
+        .filter(|_| !next.is_of(&before.state));
+    swap(store, &before.version, next).await?;
+    Ok(Skipped {
+        records: part.records,
+        segment: entry.segment,
+        fenced: fenced.map(|held| held.owner.clone()),
+    })
+}
+
+#[cfg(test)]
+mod tests;

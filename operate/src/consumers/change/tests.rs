@@ -1,0 +1,153 @@
+use super::*;
+use millpond_manifest::Buffer;
+use millpond_manifest::cursor::Opening;
+
+fn selection(force: bool) -> Selection {
+    Selection {
+        consumer: "e2e".into(),
+        shard: None,
+        force,
+    }
+}
+
+fn policy(sink: &str) -> BatchingPolicy {
+    BatchingPolicy {
+        batch_records: 1,
+        batch_bytes: 1,
+        chunk_rows: 1,
+        chunk_bytes: 1,
+        max_partitions_per_chunk: 1,
+        max_in_flight: 1,
+        sink: sink.into(),
+        schema_version: 2,
+    }
+}
+
+/// A cursor of this name that was opened at a time (unix ms), for a minute.
+fn opened(name: &str, now_ms: u64) -> Cursor {
+    let policy = policy("clickhouse:otel.otel_logs");
+    let opening = Opening {
+        owner: "somebody",
+        id: 7,
+        now_ms,
+        lease_ms: 60_000,
+        policy: &policy,
+        take_over: false,
+    };
+    let cursor = Cursor::new(Default::default(), 0, name, 0, policy.clone());
+    cursor.open(&opening).expect("nobody holds it").state
+}
+
+fn released(name: &str) -> Cursor {
+    let mut cursor = opened(name, 1);
+    cursor.release();
+    cursor
+}
+
+/// A store with the consumer's cursor, released, and its repair's.
+async fn store(repair: Cursor) -> (Store, Snapshot<Cursor>) {
+    let store = Store::memory();
+    let buffer = Buffer {
+        id: Default::default(),
+        shards: 1,
+    };
+    cas::create_once(&store, layout::BUFFER, buffer).await.unwrap();
+    for cursor in [released("e2e"), repair] {
+        let key = layout::cursor(0, &cursor.consumer);
+        assert!(matches!(
+            cas::swap(&store, &key, None, cursor).await,
+            Swap::Committed(_)
+        ));
+    }
+    let consumer = read(&store, "e2e").await;
+    (store, consumer)
+}
+
+async fn read(store: &Store, name: &str) -> Snapshot<Cursor> {
+    cas::read(store, &layout::cursor(0, name)).await.unwrap().unwrap()
+}
+
+async fn reset_to_3(
+    store: &Store,
+    selection: &Selection,
+    before: &Snapshot<Cursor>,
+) -> anyhow::Result<Changed> {
+    supersede(store, selection, 0, before, |cursor| cursor.reset(3)).await
+}
+
+#[tokio::test]
+async fn a_reset_beside_a_repair_is_refused_and_ends_it_by_force() {
+    let (store, before) = store(opened("e2e.repair", now_ms())).await;
+    let refused = reset_to_3(&store, &selection(false), &before)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("somebody repairs e2e"), "{refused}");
+    assert_eq!(read(&store, "e2e").await.state, before.state);
+
+    reset_to_3(&store, &selection(true), &before).await.unwrap();
+    let consumer = read(&store, "e2e").await.state;
+    assert_eq!(
+        (consumer.start, consumer.unsettled, consumer.lease_ms),
+        (3, true, 60_000)
+    );
+    let repair = read(&store, "e2e.repair").await.state;
+    assert!(repair.is_removed() && repair.unsettled);
+}
+
+#[tokio::test]
+async fn a_reset_ends_a_repair_that_was_killed() {
+    let (store, before) = store(opened("e2e.repair", 1)).await;
+    reset_to_3(&store, &selection(false), &before).await.unwrap();
+    let consumer = read(&store, "e2e").await.state;
+    assert_eq!((consumer.unsettled, consumer.lease_ms), (true, 60_000));
+    assert!(read(&store, "e2e.repair").await.state.is_removed());
+}
+
+#[tokio::test]
+async fn a_repair_that_was_given_up_unsettled_counts() {
+    let (store, before) = store(opened("e2e.repair", 1).remove()).await;
+    reset_to_3(&store, &selection(false), &before).await.unwrap();
+    let consumer = read(&store, "e2e").await.state;
+    assert_eq!((consumer.unsettled, consumer.lease_ms), (true, 60_000));
+}
+
+#[tokio::test]
+async fn a_finished_repair_is_nothing_to_wait_for() {
+    for repair in [released("e2e.repair").remove(), released("e2e.repair")] {
+        let (store, before) = store(repair).await;
+        reset_to_3(&store, &selection(false), &before).await.unwrap();
+        assert_eq!(read(&store, "e2e").await.state.lease_ms, 0);
+        assert!(read(&store, "e2e.repair").await.state.is_removed());
+    }
+}
+
+#[tokio::test]
+async fn a_cursor_that_cannot_be_read_becomes_a_tombstone() {
+    let (store, _) = store(released("e2e.repair")).await;
+    let key = layout::cursor(0, "e2e");
+    store.delete(&key).await.unwrap();
+    store
+        .put_if_absent(&key, vec![b"damaged".as_slice().into()])
+        .await
+        .unwrap();
+    let forced = selection(true);
+    let found = plan_removal(&store, &forced).await.unwrap();
+    let [
+        removal @ Removal {
+            before: Before::Damaged(_),
+            ..
+        },
+    ] = &found[..]
+    else {
+        panic!("{found:?}")
+    };
+    let changed = remove(&store, &forced, removal).await.unwrap();
+    assert!(changed.repair_ended);
+    let tombstone = read(&store, "e2e").await.state;
+    assert!(tombstone.is_removed() && tombstone.unsettled && tombstone.lease_ms > 0);
+    assert!(buffer::cursor(&store, 0, "e2e").await.unwrap().is_none());
+    let listed = buffer::cursors(&store, 0).await.unwrap();
+    assert!(listed.is_empty(), "a tombstone is no consumer: {listed:?}");
+    assert!(plan_removal(&store, &forced).await.is_err());
+}

@@ -1,0 +1,164 @@
+//! Inserts each row of an acknowledged range that the tables lack, once.
+
+use crate::Target;
+use crate::buffer::{buffer, cursor, read_log, shards};
+use anyhow::{Context, bail, ensure};
+use millpond_clickhouse::{ClickHouse, Columns, Config};
+use millpond_consumer::{Consumer, Repair, StreamPattern};
+use millpond_manifest::{Cursor, Log, layout};
+use millpond_storage::Store;
+use prometheus_client::registry::Registry;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+
+/// The range to repair.
+#[derive(Debug)]
+pub struct Options {
+    /// The consumer's name.
+    pub consumer: String,
+    /// The first sequence.
+    pub from: Target,
+    /// The last sequence; for a time, the last segment committed before it; for the end of the log, all that is acknowledged.
+    pub to: Target,
+    /// The shard; `None` for all.
+    pub shard: Option<u32>,
+    /// The streams; empty for all.
+    pub streams: Vec<StreamPattern>,
+    /// The consumer's tables.
+    pub tables: Config,
+}
+
+/// The result of a repair.
+#[derive(Debug, Serialize)]
+pub struct Repaired {
+    /// The repair reached its end.
+    pub complete: bool,
+    /// Rows that the repair compared.
+    pub rows_asked_for: u64,
+    /// Rows that the tables had.
+    pub rows_found: u64,
+    /// Rows that the repair inserted.
+    pub rows_inserted: u64,
+    /// Dead letters that it wrote.
+    pub dead_letters: u64,
+}
+
+/// Repairs a range, until `shutdown` is cancelled.
+///
+/// # Errors
+/// The range cannot be compared, or the store or ClickHouse fails for good.
+pub async fn repair(store: Store, options: Options, shutdown: CancellationToken) -> anyhow::Result<Repaired> {
+    layout::check_reader_name(&options.consumer)?;
+    ensure!(
+        options.tables.columns == Columns::All,
+        "with --columns none the tables do not keep the identities of rows, so that nothing can be compared"
+    );
+    let ranges = options.ranges(&store).await?;
+    let shards = ranges.len() as u64;
+    let sink = ClickHouse::open(Config {
+        create: false,
+        ..options.tables.clone()
+    });
+    let sink = sink.await?;
+    options.check_identities(&store, &sink, &ranges).await?;
+    let streams = match options.streams.is_empty() {
+        true => vec![StreamPattern::any()],
+        false => options.streams,
+    };
+    let config = millpond_consumer::Config {
+        consumer: options.consumer,
+        instance: format!("repair-{}-{:08x}", std::process::id(), rand::random::<u32>()),
+        streams,
+        repair: Some(Repair { ranges }),
+        ..millpond_consumer::Config::default()
+    };
+    let consumer = Consumer::new(store, config, Arc::new(sink), &mut Registry::default())?;
+    let tally = consumer.tally();
+    consumer.run(shutdown).await?;
+    let (found, inserted) = (tally.found(), tally.inserted());
+    Ok(Repaired {
+        complete: tally.shards() == shards,
+        rows_asked_for: found + inserted,
+        rows_found: found,
+        rows_inserted: inserted,
+        dead_letters: tally.dead_letters(),
+    })
+}
+
+impl Options {
+    /// The sequences of each shard.
+    async fn ranges(&self, store: &Store) -> anyhow::Result<BTreeMap<u32, RangeInclusive<u64>>> {
+        let shards = shards(&buffer(store).await?, self.shard)?;
+        if shards.len() > 1 && (self.from.is_sequence() || self.to.is_sequence()) {
+            bail!("a sequence belongs to one shard: say which with --shard");
+        }
+        let mut ranges = BTreeMap::new();
+        for shard in shards {
+            let found = cursor(store, shard, &self.consumer).await?;
+            let (Some(log), Some(cursor)) = (read_log(store, shard).await?, found) else {
+                continue;
+            };
+            let range = range(self.from, self.to, &log, &cursor.state)?;
+            if !range.is_empty() {
+                ranges.insert(shard, range);
+            }
+        }
+        ensure!(
+            !ranges.is_empty(),
+            "there is nothing to repair: consumer {} has acknowledged nothing in that range; `millpond consumer list` shows its \
+             positions",
+            self.consumer
+        );
+        Ok(ranges)
+    }
+
+    /// Rows that were inserted before rows had identities look missing, and would be inserted again.
+    async fn check_identities(
+        &self,
+        store: &Store,
+        sink: &ClickHouse,
+        ranges: &BTreeMap<u32, RangeInclusive<u64>>,
+    ) -> anyhow::Result<()> {
+        let buffer = buffer(store).await?;
+        for (&shard, range) in ranges {
+            let found = cursor(store, shard, &self.consumer).await?;
+            let cursor = found.context("the consumer was removed meanwhile")?.state;
+            for stream in cursor.streams.keys() {
+                let source = crate::rows::source(&buffer, shard, stream, &self.consumer);
+                let first = crate::rows::first_with_identity(sink, &source, stream).await?;
+                ensure!(
+                    *range.start() >= first,
+                    "rows of {stream} below sequence {first} were inserted before rows had identities, so that they cannot be \
+                     compared: use --from {first} or a later one"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Resolves the range to sequences of a log.
+fn range(from: Target, to: Target, log: &Log, cursor: &Cursor) -> anyhow::Result<RangeInclusive<u64>> {
+    let from = from.position(log)?;
+    let acknowledged = || {
+        let positions = cursor.streams.values().map(|stream| stream.next);
+        positions.min().unwrap_or(cursor.start)
+    };
+    let end = match to {
+        Target::Sequence(sequence) => {
+            ensure!(from <= sequence, "--from {from} lies behind --to {sequence}");
+            sequence + 1
+        }
+        Target::Latest => acknowledged(),
+        Target::Time(_) => to.position(log)?.min(acknowledged()),
+        Target::Earliest => bail!("--to earliest is an empty range: use a sequence, a time or latest"),
+    };
+    Ok(match end.checked_sub(1) {
+        Some(last) => from..=last,
+        #[expect(clippy::reversed_empty_ranges, reason = "an empty one is meant")]
+        None => 1..=0,
+    })
+}

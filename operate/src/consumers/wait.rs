@@ -1,0 +1,94 @@
+//! Waits for a consumer, for scripts that need the rows in the tables.
+
+use crate::buffer::{buffer, cursor, read_log};
+use crate::numbers::{count, grouped};
+use crate::patience::Patience;
+use anyhow::bail;
+use millpond_manifest::{Cursor, Log, layout};
+use millpond_storage::Store;
+use std::time::{Duration, Instant};
+
+/// Time between two reads of a cursor.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// Waits until the consumer has acknowledged all that is committed now. Returns the number of records. `on_unknown` hears
+/// once that the consumer has never run.
+///
+/// # Errors
+/// The time is up, or the buffer cannot be read.
+pub async fn until_read(
+    store: &Store,
+    consumer: &str,
+    timeout: Option<Duration>,
+    on_unknown: impl Fn(),
+) -> anyhow::Result<u64> {
+    layout::check_consumer_name(consumer)?;
+    let began = Instant::now();
+    let (mut patience, mut named) = (Patience::default(), false);
+    let mut records = 0;
+    for shard in 0..buffer(store).await?.shards {
+        let Some(log) = read_log(store, shard).await? else {
+            continue;
+        };
+        loop {
+            let late = timeout.is_some_and(|timeout| began.elapsed() >= timeout);
+            match cursor(store, shard, consumer).await {
+                Ok(found) => {
+                    patience.over();
+                    let cursor = found.map(|found| found.state);
+                    let behind = behind(&log, cursor.as_ref());
+                    if behind == 0 {
+                        break;
+                    }
+                    if late {
+                        bail!(late_by(consumer, cursor.as_ref(), &log, behind));
+                    }
+                    if cursor.is_none() && !named {
+                        // A mistyped name would otherwise wait without a word.
+                        on_unknown();
+                        named = true;
+                    }
+                }
+                Err(error) if late => return Err(error.into()),
+                Err(error) => patience.with(error.into())?,
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+        records += total(&log, |_| log.first_sequence);
+    }
+    Ok(records)
+}
+
+fn late_by(consumer: &str, cursor: Option<&Cursor>, log: &Log, behind: u64) -> String {
+    let (shard, end) = (log.shard, log.next_sequence);
+    if cursor.is_none() {
+        return format!(
+            "consumer {consumer} has never run, so nothing of shard {shard:04} is read; `millpond consumer list` names those \
+             that have"
+        );
+    }
+    format!(
+        "consumer {consumer} has not read shard {shard:04} up to sequence {end}: it is behind by {} of {}; `millpond status` \
+         says what it waits for",
+        count(behind, "record"),
+        grouped(total(log, |_| log.first_sequence))
+    )
+}
+
+/// Records of the log that the consumer has not acknowledged. A consumer that has read past a stream's records elsewhere,
+/// without a position in the stream, does not take the stream.
+fn behind(log: &Log, cursor: Option<&Cursor>) -> u64 {
+    let positions = cursor.map(|cursor| &cursor.streams);
+    let seen = positions.and_then(|positions| positions.values().map(|position| position.next).max());
+    total(log, |stream| {
+        let own = positions.and_then(|positions| positions.get(stream));
+        own.map_or(seen.unwrap_or(log.first_sequence), |position| position.next)
+    })
+}
+
+/// Sums the records of all streams, each from a sequence.
+fn total(log: &Log, from: impl Fn(&str) -> u64) -> u64 {
+    let streams = (0_u32..).zip(&log.streams);
+    let records = streams.map(|(index, stream)| log.records(index, from(&stream.name)));
+    records.fold(0, u64::saturating_add)
+}

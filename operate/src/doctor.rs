@@ -1,0 +1,331 @@
+//! Finds present and coming problems of a live buffer, each with its remedy.
+
+mod clickhouse;
+mod rows;
+
+pub use crate::rows::{Difference, Runs};
+pub use rows::Compared;
+
+use crate::buffer::{NO_BUFFER, cursors, find_buffer, whole};
+use crate::check::check_patiently;
+use crate::now_ms;
+use crate::numbers::readable;
+use millpond_clickhouse::Config;
+use millpond_consumer::BatchingPolicy;
+use millpond_manifest::cas::{self, ReadError};
+use millpond_manifest::cursor::StreamCursor;
+use millpond_manifest::manifest::TAIL_MAX;
+use millpond_manifest::{Buffer, Cursor, Log, Manifest, layout};
+use millpond_storage::Store;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Maximum difference between two clocks without a warning.
+const SKEW_MAX: Duration = Duration::from_secs(5);
+
+/// Maximum lag of a consumer without a warning: the buffer keeps everything that it has not read.
+const LAG_MAX: Duration = Duration::from_secs(15 * 60);
+
+/// Entries that a tail may have beyond the size at which producers seal it.
+const TAIL_SLACK: usize = 1_024;
+
+/// The checks to make.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Skip the checks that write objects: of the store's preconditions and of its clock.
+    pub read_only: bool,
+    /// The tables to check.
+    pub tables: Option<Config>,
+    /// The rows of these tables to compare with the buffer.
+    pub rows: Option<RowRange>,
+}
+
+/// Rows to compare.
+#[derive(Debug, Clone, Default)]
+pub struct RowRange {
+    /// The first sequence; `None` for the first that the buffer holds.
+    pub from: Option<u64>,
+    /// The last sequence; `None` for the last that the consumer has acknowledged.
+    pub to: Option<u64>,
+    /// The consumer; `None` for all.
+    pub consumer: Option<String>,
+}
+
+/// All findings.
+#[derive(Debug, Serialize)]
+pub struct Diagnosis {
+    /// The highest severity.
+    pub worst: Severity,
+    /// The findings in the order of the checks.
+    pub findings: Vec<Finding>,
+    /// The result of comparing rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows: Option<Vec<Compared>>,
+}
+
+/// The severity of a finding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Nothing is wrong.
+    Ok,
+    /// A problem is coming.
+    Warning,
+    /// Something does not work, or data is lost.
+    Error,
+}
+
+/// A finding.
+#[derive(Debug, Serialize)]
+pub struct Finding {
+    /// Its severity.
+    pub severity: Severity,
+    /// The finding.
+    pub what: String,
+    /// The remedy; empty if nothing is wrong.
+    pub todo: String,
+}
+
+/// The findings so far.
+#[derive(Debug, Default)]
+struct Report(Vec<Finding>);
+
+impl Report {
+    fn ok(&mut self, what: impl Into<String>) {
+        self.add(Severity::Ok, what, "");
+    }
+
+    fn warning(&mut self, what: impl Into<String>, todo: impl Into<String>) {
+        self.add(Severity::Warning, what, todo);
+    }
+
+    fn error(&mut self, what: impl Into<String>, todo: impl Into<String>) {
+        self.add(Severity::Error, what, todo);
+    }
+
+    fn add(&mut self, severity: Severity, what: impl Into<String>, todo: impl Into<String>) {
+        self.0.push(Finding {
+            severity,
+            what: what.into(),
+            todo: todo.into(),
+        });
+    }
+
+    fn worst(&self) -> Severity {
+        let rank = |finding: &&Finding| finding.severity as u8;
+        self.0
+            .iter()
+            .max_by_key(rank)
+            .map_or(Severity::Ok, |finding| finding.severity)
+    }
+}
+
+/// Checks a buffer.
+///
+/// # Errors
+/// A check could not be made. A problem that a check finds is a finding.
+pub async fn diagnose(store: &Store, options: &Options) -> anyhow::Result<Diagnosis> {
+    let mut report = Report::default();
+    if !options.read_only {
+        look_at_store(store, &mut report).await;
+    }
+    let mut policies = Vec::new();
+    match find_buffer(store).await {
+        Ok(Some(buffer)) => {
+            report.ok(format!("buffer {}, shards: {}", buffer.id, buffer.shards));
+            for shard in 0..buffer.shards {
+                look_at_shard(store, &buffer, shard, &mut report, &mut policies).await?;
+                look_at_letters(store, shard, &mut report).await?;
+            }
+        }
+        Ok(None) => report.error(format!("there is no buffer at {}", store.url()), NO_BUFFER),
+        Err(ReadError::Format { key, wrong }) => report.error(format!("{key}: {wrong}"), wrong.remedy()),
+        Err(error) => report.error(error.to_string(), "mend the store or the way to it"),
+    }
+    if let Some(tables) = &options.tables {
+        clickhouse::look(tables.clone(), &policies, &mut report).await;
+    }
+    let rows = match (&options.rows, &options.tables) {
+        (Some(range), Some(tables)) => Some(rows::look(store, tables, range, &mut report).await?),
+        _ => None,
+    };
+    Ok(Diagnosis {
+        worst: report.worst(),
+        findings: report.0,
+        rows,
+    })
+}
+
+/// Checks the preconditions that the protocol needs, and the clock.
+async fn look_at_store(store: &Store, report: &mut Report) {
+    match store.self_test().await {
+        Ok(()) => report.ok("the store keeps its preconditions, also for 16 writers at once"),
+        Err(error) => report.error(
+            error.to_string(),
+            "a store that ignores preconditions loses data: use another, or a newer version of it; if it was denied, grant put, get, list and delete, or use --read-only",
+        ),
+    }
+    let key = format!("doctor/{:016x}", rand::random::<u64>());
+    let before = now_ms();
+    if store
+        .put_if_absent(&key, vec![b"doctor".as_slice().into()])
+        .await
+        .is_err()
+    {
+        // The self-test has reported the reason.
+        return;
+    }
+    let after = now_ms();
+    if let Ok(Some(found)) = store.head(&key).await {
+        let stored = u64::try_from(found.last_modified_ms).unwrap_or(0);
+        // Stores report whole seconds.
+        let apart = before
+            .saturating_sub(stored + 1_000)
+            .max(stored.saturating_sub(after));
+        let apart = Duration::from_millis(apart);
+        if apart > SKEW_MAX {
+            report.warning(
+                format!("this machine's clock and the store's are {} s apart", apart.as_secs()),
+                "nothing is lost by it, but leases, retention and latency figures are off by as much: set the clock by NTP",
+            );
+        } else {
+            report.ok("this machine's clock and the store's agree");
+        }
+    }
+    if let Err(error) = store.delete(&key).await {
+        report.warning(
+            format!("{error}"),
+            "the garbage collector cannot delete either: grant it, or the buffer only grows",
+        );
+    }
+}
+
+async fn look_at_shard(
+    store: &Store,
+    buffer: &Buffer,
+    shard: u32,
+    report: &mut Report,
+    policies: &mut Vec<BatchingPolicy>,
+) -> anyhow::Result<()> {
+    let checked = check_patiently(store, buffer, shard).await?;
+    for broken in &checked.broken {
+        let todo = broken.todo.unwrap_or(
+            "restore it from a backup or the bucket's versions; otherwise skip it with `millpond consumer skip`, or continue after it with `millpond consumer reset`",
+        );
+        report.error(&broken.what, todo);
+    }
+    let Ok(Some(found)) = cas::read::<Manifest>(store, &layout::manifest(shard)).await else {
+        if checked.broken.is_empty() {
+            report.ok(format!("shard {shard:04}: nothing was ever committed"));
+        }
+        return Ok(());
+    };
+    let Ok(log) = whole(store, found.state).await else {
+        // The check has reported the damage.
+        return Ok(());
+    };
+    if checked.broken.is_empty() {
+        report.ok(format!(
+            "shard {shard:04}: sequences {}..{} with {} records are all there; {} in the manifest and {} pages",
+            log.first_sequence,
+            log.next_sequence,
+            checked.records,
+            readable(found.bytes as u64),
+            log.pages.len()
+        ));
+    }
+    if log.tail.len() > TAIL_MAX + TAIL_SLACK {
+        report.warning(
+            format!("shard {shard:04}: {} entries in the tail are not sealed", log.tail.len()),
+            "some gateway is older than sealing, or was given a large --tail-max: every commit moves all of them",
+        );
+    }
+    let future = log
+        .entries(0)
+        .map(|(_, entry)| entry.committed_at_ms)
+        .max()
+        .unwrap_or(0);
+    let ahead = Duration::from_millis(future.saturating_sub(now_ms()));
+    if ahead > SKEW_MAX {
+        report.warning(
+            format!(
+                "shard {shard:04}: a gateway's clock is {} s ahead of this machine's",
+                ahead.as_secs()
+            ),
+            "set the clocks by NTP: retention and latency figures are off by as much",
+        );
+    }
+    let Ok(cursors) = cursors(store, shard).await else {
+        return Ok(());
+    };
+    if cursors.is_empty() && log.next_sequence > 0 {
+        report.warning(
+            format!("shard {shard:04}: no consumer has ever read it, so that all of it is kept"),
+            "start `millpond consume`",
+        );
+    }
+    for cursor in &cursors {
+        look_at_consumer(cursor, &log, report);
+        policies.push(cursor.policy.clone());
+    }
+    Ok(())
+}
+
+async fn look_at_letters(store: &Store, shard: u32, report: &mut Report) -> anyhow::Result<()> {
+    let dead_letters = store.list(&layout::dead_letters(shard, None)).await?;
+    let mut consumers: BTreeMap<&str, usize> = BTreeMap::new();
+    for letter in &dead_letters {
+        let consumer = letter.key.rsplit('/').nth(1).unwrap_or_default();
+        *consumers.entry(consumer).or_default() += 1;
+    }
+    for (consumer, dead_letters) in consumers {
+        report.warning(
+            format!("consumer {consumer} in shard {shard:04}: {dead_letters} dead letters"),
+            "`millpond dead-letters list` says why; mend the table and `replay` them, or `remove` them: nobody else deletes them",
+        );
+    }
+    Ok(())
+}
+
+fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
+    let name = format!("consumer {} in shard {:04}", cursor.consumer, cursor.shard);
+    let needs = cursor.needs();
+    let oldest = log.entries(needs).next();
+    let lag = oldest.map(|(_, entry)| Duration::from_millis(now_ms().saturating_sub(entry.committed_at_ms)));
+    let lag = lag.unwrap_or_default();
+    let alive = cursor.held_at(now_ms()).is_some();
+    if !alive && oldest.is_some() {
+        report.warning(
+            format!("{name}: nobody runs it, and it is {} s behind", lag.as_secs()),
+            "start it; if it will not come back, `millpond consumer remove` sets free what is kept for it",
+        );
+    } else if lag > LAG_MAX {
+        report.warning(
+            format!("{name}: {} s behind", lag.as_secs()),
+            "its log and /readyz say what it waits for; if ClickHouse keeps up, give it more --writers and --memory-limit",
+        );
+    } else {
+        report.ok(format!("{name}: {} s behind", lag.as_secs()));
+    }
+    for (stream, StreamCursor { next, .. }) in &cursor.streams {
+        if *next < log.first_sequence {
+            report.error(
+                format!(
+                    "{name}: sequences {next}..{} of {stream} were trimmed before it had read them",
+                    log.first_sequence
+                ),
+                "a longer --retention-max-age, or a faster consumer, would have kept them",
+            );
+        }
+    }
+    if !cursor.skipped.is_empty() {
+        report.warning(
+            format!(
+                "{name}: {} parts are left out by an operator's word",
+                cursor.skipped.len()
+            ),
+            "`millpond consumer list` names them with their reasons",
+        );
+    }
+}

@@ -1,0 +1,30 @@
+//! Operations on a live buffer: `status`, `tail`, `doctor`, `manifest`, `segment`, `consumer`, `dead-letters` and `gc`
+//! of the program. Each returns values that serialise to the program's JSON. This crate parses no flags and prints
+//! nothing: the program does both.
+
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+pub mod buffer;
+pub mod check;
+pub mod consumers;
+pub mod dead_letters;
+pub mod doctor;
+pub mod dump;
+pub mod gc;
+pub mod numbers;
+pub mod observe;
+pub mod patience;
+mod rows;
+pub mod status;
+pub mod tail;
+mod target;
+
+pub use target::Target;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Unix time in milliseconds.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
