@@ -64,6 +64,7 @@ def exporting(site):
 def test_the_exporters_tables_are_refused_with_a_short_summary_and_fit_once_migrated(
     site, exporting
 ):
+    site.gateway().terminate()
     refused = site.millpond("consume", *_tables(site), code=1).messages()
     assert len(refused) < 2_500, refused
     assert "`otel_logs` lacks the columns _millpond_received_at, _millpond_inserted_at" in refused
@@ -96,6 +97,7 @@ def test_migrate_changes_what_a_dry_run_prints(site, exporting):
     done = site.parsed(site.command("tables", "migrate", *_tables(site), "--json"))
     assert (done["complete"], done["ran"], done["left"]) == (True, True, [])
     assert done["tables"] == dry["tables"]
+    site.gateway().terminate()
     consumer = site.consumer()
     eventually("the consumer to own its cursor", consumer.owns)
     assert "deduplication_window" not in consumer.messages(), "migrate and consume agree"

@@ -118,9 +118,8 @@ async fn sample(admin: Weak<Inner>) {
     loop {
         ticks.tick().await;
         let Some(admin) = admin.upgrade() else { return };
-        let registries = admin.registries.lock().unwrap_or_else(PoisonError::into_inner);
         let mut history = admin.history.lock().unwrap_or_else(PoisonError::into_inner);
-        history.sample(&registries, began.elapsed());
+        admin.registries.read(|registries| history.sample(registries, began.elapsed()));
     }
 }
 

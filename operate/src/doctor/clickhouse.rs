@@ -57,7 +57,14 @@ pub(super) async fn look(config: Config, policies: &[BatchingPolicy], report: &m
 /// Returns true if the tables at an address fit.
 async fn look_at_address(config: Config, report: &mut Report) -> Result<bool, SinkError> {
     let mut fit = true;
-    for Found { what, needed, state } in inspect(config.clone()).await? {
+    // The policies in force, not the default ones, decide whether a window is large enough.
+    for Found {
+        what,
+        needed,
+        state,
+        window: _,
+    } in inspect(config.clone()).await?
+    {
         match state {
             State::Created | State::Fits => {}
             State::Missing if !needed => report.warning(
