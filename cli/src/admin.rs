@@ -119,7 +119,9 @@ async fn sample(admin: Weak<Inner>) {
         ticks.tick().await;
         let Some(admin) = admin.upgrade() else { return };
         let mut history = admin.history.lock().unwrap_or_else(PoisonError::into_inner);
-        admin.registries.read(|registries| history.sample(registries, began.elapsed()));
+        admin
+            .registries
+            .read(|registries| history.sample(registries, began.elapsed()));
     }
 }
 
