@@ -190,7 +190,7 @@ def test_a_number_of_dead_letters_that_cannot_be_is_refused(site, most):
 def test_what_is_no_dead_letter_is_not_touched(site, command):
     site.gateway().terminate()
     said = _millpond(site, "dead-letters", *command, "shards/0000/manifest", *site.buffer.flags)
-    assert "is no dead letter's name" in said
+    assert "is not the name of a dead letter" in said
     gone = "shards/0000/dead-letters/e2e/00000000000000000005-otlp.logs-0000000003-0badcafe"
     said = _millpond(site, "dead-letters", *command, gone, *site.buffer.flags)
     assert f"there is no dead letter {gone}" in said

@@ -81,7 +81,7 @@ pub(crate) struct ConsumeArgs {
     #[arg(long, env = "MILLPOND_INSTANCE", value_name = "NAME")]
     pub(crate) instance: Option<String>,
 
-    /// How long a cursor stays with an owner that has stopped renewing it.
+    /// Time after which another process may take a cursor whose owner has stopped renewing it.
     #[arg(long, env = "MILLPOND_LEASE", value_name = "TIME", default_value = "15s", value_parser = lease)]
     pub(crate) lease: Time,
 
@@ -89,7 +89,7 @@ pub(crate) struct ConsumeArgs {
     #[arg(long, env = "MILLPOND_TAKE_OVER")]
     pub(crate) take_over: bool,
 
-    /// How often to read the manifest. Four GETs per second cost $4 a month on S3 and add 125 ms to the median latency.
+    /// Interval between two reads of the manifest. Four GETs per second cost $4 a month on S3 and add 125 ms to the median latency.
     #[arg(
         long,
         env = "MILLPOND_POLL_INTERVAL",
@@ -99,8 +99,8 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) poll_interval: Time,
 
-    /// How often to write acknowledgements to the cursor when there is nothing to plan, or after a third of it without an INSERT. Each costs a
-    /// PUT. After a crash, the successor asks ClickHouse about the rows of the last interval.
+    /// Interval between two writes of acknowledgements when there is nothing to plan; a third of it without an INSERT. Each write costs a PUT.
+    /// After a crash, the successor asks ClickHouse about the rows of the last interval.
     #[arg(
         long,
         env = "MILLPOND_ACK_INTERVAL",
@@ -183,11 +183,12 @@ pub(crate) struct ConsumeArgs {
     #[command(flatten)]
     pub(crate) gc: GcSettings,
 
-    /// How often this process looks for garbage. 5m; 0s leaves it to others (`millpond gc`). Any number may do it at once.
+    /// Interval between two rounds of garbage collection in this process. 0s leaves them to others (`millpond gc`). Any number of processes may
+    /// collect garbage at once.
     #[arg(long, env = "MILLPOND_GC_INTERVAL", value_name = "TIME", default_value = "5m")]
     pub(crate) gc_interval: Time,
 
-    /// How long a stopping consumer works on what it has begun.
+    /// Maximum time for a stopping consumer to finish the batches that it has begun.
     #[arg(
         long,
         env = "MILLPOND_CONSUME_DRAIN_TIMEOUT",
@@ -197,7 +198,7 @@ pub(crate) struct ConsumeArgs {
     pub(crate) drain_timeout: Time,
 }
 
-/// A shorter one runs out while the store answers, and fences its own owner.
+/// A shorter lease could run out during one request to the store, and fence its own owner.
 fn lease(text: &str) -> Result<Time, String> {
     let lease: Time = text.parse()?;
     if lease.0 < Duration::from_secs(1) {
@@ -231,7 +232,7 @@ impl ConsumeArgs {
         }
     }
 
-    /// What it tells of itself.
+    /// The consumer's own telemetry.
     pub(crate) fn telemetry(&self) -> anyhow::Result<Telemetry> {
         let identity = Identity {
             service: "millpond-consumer",
@@ -252,7 +253,7 @@ impl ConsumeArgs {
     }
 }
 
-/// Runs until a signal, then finishes and acknowledges what was begun.
+/// Runs until a signal, then finishes and acknowledges the batches that it has begun.
 pub(crate) async fn run(args: ConsumeArgs, telemetry: Telemetry) -> anyhow::Result<()> {
     descriptors::raise()?;
     let shutdown = shutdown::on_signal()?;
@@ -302,14 +303,14 @@ async fn consume(
     );
     consumer.run(shutdown).await?;
     if let Some(collecting) = collecting {
-        // The signal ended it too; a panic of its is no reason to exit otherwise.
+        // The signal ends the collector too. Its panic does not change the exit code.
         let _ = collecting.await;
     }
     info!("consumer {}: stopped", args.consumer);
     Ok(())
 }
 
-/// A server that is down is waited for; a table that does not fit ends the program.
+/// Waits for a server that is down. A table that does not fit is an error.
 async fn open_sink(config: millpond_clickhouse::Config, admin: &Admin) -> anyhow::Result<ClickHouse> {
     let mut said = String::new();
     loop {

@@ -1,4 +1,4 @@
-//! `millpond dead-letters`: what a sink will never take, and an operator's way with it.
+//! `millpond dead-letters`: records that a sink refused for good, and messages that cannot be read.
 
 use crate::output::{inline, say};
 use crate::store::StoreArgs;
@@ -15,14 +15,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// What can be done about dead letters.
+/// The commands about dead letters.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum DeadLettersCommand {
-    /// Name every dead letter, with what it is of and why it was refused; exits 1 if one is damaged.
+    /// List dead letters with their origin and the reason of the refusal; exits 1 if one is damaged.
     List {
         #[command(flatten)]
         store: StoreArgs,
-        /// Only this consumer's.
+        /// List only this consumer's.
         #[arg(long, value_name = "NAME")]
         consumer: Option<String>,
         /// Print one JSON object.
@@ -33,17 +33,17 @@ pub(crate) enum DeadLettersCommand {
     Show {
         #[command(flatten)]
         store: StoreArgs,
-        /// Its name, as `list` gives it.
+        /// Its name, as `list` prints it.
         letter: String,
         /// Write the message to this file: for OTLP, an Export…ServiceRequest in protobuf.
         #[arg(long, value_name = "FILE")]
         payload: Option<PathBuf>,
-        /// One JSON object, with the message in hexadecimal.
+        /// Print one JSON object, with the message in hexadecimal.
         #[arg(long)]
         json: bool,
     },
-    /// Send dead letters to their table again, and delete those that it takes; exits 1 if it does not take one. A row
-    /// that the table has is not inserted again.
+    /// Insert the records of dead letters into their tables, and delete the letters that succeed; exits 1 if one fails. Rows
+    /// that a table already has are not inserted again.
     Replay {
         #[command(flatten)]
         store: StoreArgs,
@@ -57,7 +57,7 @@ pub(crate) enum DeadLettersCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Delete dead letters for ever.
+    /// Delete dead letters. Their records are lost.
     Remove {
         #[command(flatten)]
         store: StoreArgs,
@@ -66,14 +66,14 @@ pub(crate) enum DeadLettersCommand {
     },
 }
 
-/// Which dead letters.
+/// A selection of dead letters.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Which {
-    /// Their names, as `list` gives them.
+    /// Their names, as `list` prints them.
     #[arg(value_name = "LETTER")]
     letters: Vec<String>,
-    /// All of this consumer.
+    /// Select all dead letters of this consumer.
     #[arg(long, value_name = "NAME")]
     all_of: Option<String>,
 }

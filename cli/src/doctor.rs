@@ -6,30 +6,30 @@ use crate::table::TableArgs;
 use millpond_operate::doctor::{Finding, Options, RowRange, Severity, diagnose};
 use std::process::ExitCode;
 
-/// Which buffer, and which tables behind it.
+/// The flags of `millpond doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// ClickHouse's HTTP interface, to look at the tables too. Repeat it, or separate the URLs by commas, as for `consume`.
+    /// ClickHouse's HTTP interface, to check the tables too. Repeat it, or separate URLs with commas, as for `consume`.
     #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL", value_delimiter = ',')]
     clickhouse: Vec<String>,
     #[command(flatten)]
     table: TableArgs,
-    /// Compare the tables with the buffer, row by row: which rows are missing, duplicate or of no record. Reads only segments
-    /// whose counts differ. Compares what each consumer has acknowledged and the buffer still holds. Exits 1 on a difference.
+    /// Compare the tables with the buffer row by row, and report missing, duplicate and unknown rows. Reads only segments whose
+    /// counts differ. Covers what each consumer has acknowledged and the buffer still holds. Exits 1 on a difference.
     #[arg(long, requires = "clickhouse")]
     rows: bool,
-    /// With --rows: the first sequence.
+    /// First sequence to compare.
     #[arg(long, value_name = "SEQUENCE", requires = "rows")]
     from: Option<u64>,
-    /// With --rows: the last sequence.
+    /// Last sequence to compare.
     #[arg(long, value_name = "SEQUENCE", requires = "rows")]
     to: Option<u64>,
-    /// With --rows: only this consumer.
+    /// Compare the rows of only this consumer.
     #[arg(long, value_name = "NAME", requires = "rows")]
     consumer: Option<String>,
-    /// Do not write the objects that show whether the store keeps its preconditions and what time it has.
+    /// Write no test objects. Skips the checks of the store's preconditions and of its clock.
     #[arg(long)]
     read_only: bool,
     /// Print one JSON object.
@@ -37,7 +37,7 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-/// Exits 1 when there is an error.
+/// Exits 1 on a finding of severity error.
 pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     let store = args.store.open(false).await?;
     let tables = match args.clickhouse.is_empty() {

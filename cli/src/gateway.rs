@@ -159,7 +159,7 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "MILLPOND_TAIL_MAX", value_name = "N", default_value_t = 2048)]
     pub(crate) tail_max: usize,
 
-    /// How long a stopping gateway keeps committing the requests that it has accepted.
+    /// Maximum time for a stopping gateway to commit the requests that it has accepted.
     #[arg(
         long,
         env = "MILLPOND_GATEWAY_DRAIN_TIMEOUT",
@@ -187,7 +187,7 @@ impl GatewayArgs {
         }
     }
 
-    /// What it tells of itself.
+    /// The gateway's own telemetry.
     pub(crate) fn telemetry(&self) -> anyhow::Result<Telemetry> {
         let identity = Identity {
             service: "millpond-gateway",
@@ -207,7 +207,7 @@ impl GatewayArgs {
     }
 }
 
-/// Runs until a signal, then finishes and commits what was accepted.
+/// Runs until a signal, then commits the accepted requests.
 pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Result<()> {
     let max_connections = millpond_gateway::Config::default().max_connections;
     let max_connections = descriptors::connections(descriptors::raise()?, max_connections)?;
@@ -236,14 +236,14 @@ pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Resu
     ended
 }
 
-/// What a gateway has before it has its store.
+/// The parts of a gateway that need no store.
 struct Site {
     listeners: Listeners,
     admin: Admin,
     admin_address: SocketAddr,
     security: Arc<Security>,
     registry: Registry,
-    /// Of OTLP clients, on both ports.
+    /// Maximum OTLP connections, on both ports together.
     max_connections: usize,
 }
 

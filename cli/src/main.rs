@@ -1,6 +1,6 @@
-//! The `millpond` program: every command's front door. The work is done in the libraries.
+//! The `millpond` program: parses flags, wires the services and prints results. The libraries do the work.
 
-// `output::say!` is in their place: these panic when standard output is closed.
+// Use `output::say!`: these macros panic when standard output is closed.
 #![deny(clippy::print_stdout)]
 
 mod admin;
@@ -42,14 +42,14 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// In the lists of flags, behind those of the command itself.
+/// Lists the global flags behind the command's own.
 const LAST: usize = 900;
 
 /// An object-storage buffer between OpenTelemetry and ClickHouse.
 #[derive(Debug, Parser)]
 #[command(name = "millpond", version, long_version = version::long(), propagate_version = true)]
 pub(crate) struct Cli {
-    /// A TOML file with settings (`millpond config` prints one).
+    /// TOML file with settings (`millpond config` prints one).
     #[arg(
         long,
         global = true,
@@ -59,7 +59,7 @@ pub(crate) struct Cli {
     )]
     config: Option<PathBuf>,
 
-    /// How log lines look. They go to standard error; MILLPOND_LOG=debug shows more.
+    /// Format of the log on standard error. MILLPOND_LOG=debug shows more.
     #[arg(
         long,
         global = true,
@@ -78,51 +78,51 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Accept OTLP, over gRPC and HTTP, and answer once the records are committed to the buffer.
+    /// Accept OTLP over gRPC and HTTP, and acknowledge records once they are committed to the buffer.
     Gateway(Box<gateway::GatewayArgs>),
     /// Write a buffer's records to ClickHouse, each exactly once.
     Consume(Box<consume::ConsumeArgs>),
-    /// Gateway, consumer and an embedded ClickHouse in one command, for trying things out.
+    /// Run a gateway, a consumer and an embedded ClickHouse together, to try things out.
     Dev(dev::DevArgs),
-    /// Send logs through all of it and show what comes out (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFER, KEEP).
+    /// Send logs through the whole pipeline and check the rows (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFER, KEEP).
     Demo,
-    /// Send OTLP logs to an endpoint and report what was acknowledged.
+    /// Send OTLP logs to an endpoint and report the acknowledged records.
     Load(millpond_load::LoadArgs),
-    /// Show what is in a buffer, and how far its consumers are.
+    /// Show the content of a buffer and the lag of its consumers.
     Status(status::StatusArgs),
-    /// Show records as they are committed.
+    /// Print records as producers commit them.
     Tail(Box<tail::TailArgs>),
-    /// Say what a buffer costs a month: for a load that you describe, or for what a live buffer does.
+    /// Estimate the monthly cost of a buffer, from a load that you describe or from a live buffer.
     Cost(Box<cost::CostArgs>),
-    /// See and set how far consumers are.
+    /// List consumers and change their positions.
     #[command(subcommand)]
     Consumer(consumers::ConsumerCommand),
-    /// See what a sink will never take, and send it again once its table has been mended.
+    /// List records that a sink refused for good, and replay them after a repair of the table.
     #[command(subcommand)]
     DeadLetters(dead_letters::DeadLettersCommand),
-    /// Print the DDL of the tables, or make those that are missing.
+    /// Print the DDL of the tables, or create missing ones.
     #[command(subcommand)]
     Tables(tables::TablesCommand),
-    /// Look for what is wrong with a live buffer, or soon will be, and say what to do; exits 1 on an error.
+    /// Find present and coming problems of a live buffer, each with its remedy; exits 1 on an error.
     Doctor(Box<doctor::DoctorArgs>),
-    /// Delete what nobody needs any more: one round (a running consumer does so by itself).
+    /// Run one round of garbage collection. Running consumers also collect garbage.
     Gc(gc::GcArgs),
-    /// Look at a buffer's manifests and cursors.
+    /// Dump or check the manifests and cursors of a buffer.
     #[command(subcommand)]
     Manifest(inspect::ManifestCommand),
-    /// Look into a segment.
+    /// Dump a segment.
     #[command(subcommand)]
     Segment(inspect::SegmentCommand),
     /// Print every setting with its default and reason, as a TOML file.
     Config {
-        /// Only this command's.
+        /// Print only the settings of this command.
         #[arg(value_parser = ["gateway", "consume"])]
         command: Option<String>,
     },
 }
 
 impl Command {
-    /// What the command tells of itself.
+    /// The command's own telemetry.
     fn telemetry(&self) -> anyhow::Result<Telemetry> {
         match self {
             Command::Gateway(args) => args.telemetry(),
@@ -131,13 +131,13 @@ impl Command {
         }
     }
 
-    /// Whether it runs until it is stopped, and its log is what an operator has of it. Of the others the answer counts.
+    /// Returns true for a command that runs until stopped. Operators read its log, and the output of the others.
     fn is_service(&self) -> bool {
         matches!(self, Command::Gateway(_) | Command::Consume(_) | Command::Dev(_))
     }
 }
 
-// Bugs for tests to find are for tests.
+// The simulation plants bugs to check that tests find them.
 const _: () = assert!(
     !millpond_manifest::planted::POSSIBLE,
     "build the program without the feature `planted-bugs`"
@@ -171,9 +171,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// One sentence: what happened, to what, and what to do.
+/// Logs the error that ends the program.
 fn failed(format: LogFormat, error: &anyhow::Error) -> ExitCode {
-    // Some texts of others end with a line of their own.
+    // Errors of some dependencies end with a line break.
     logging::last_words(format, format!("{error:#}").trim_end());
     ExitCode::FAILURE
 }
@@ -205,7 +205,7 @@ fn run(command: Command, telemetry: Telemetry) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Exits 1 when something that was sent is not acknowledged, so that a script notices.
+/// Exits 1 if a record was not acknowledged, so that a script notices.
 async fn load(args: millpond_load::LoadArgs) -> anyhow::Result<ExitCode> {
     let json = args.json;
     let shutdown = shutdown::on_signal()?;

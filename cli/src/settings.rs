@@ -1,5 +1,5 @@
-//! Where settings come from: a flag, else its `MILLPOND_…` variable, else the TOML file, else the
-//! default. The flags' definitions are the one source of names, defaults and reasons; the file only
+//! A setting comes from its flag, else its `MILLPOND_…` variable, else the TOML file, else the default.
+//! The flags' definitions are the one source of names, defaults and reasons; the file only
 //! replaces defaults, and `millpond config` prints them.
 
 use crate::settings_file::{self, Setting};
@@ -17,7 +17,7 @@ const COMMANDS: [&str; 2] = ["gateway", "consume"];
 /// Settings whose values no help, error or list of defaults may show.
 const SECRETS: [&str; 2] = ["clickhouse_password", "otlp_headers"];
 
-/// Commands about what a consumer does: those of its settings that they know hold for them too.
+/// Commands that share a consumer's settings: they take those that they know from `[consume]`.
 const LIKE_CONSUME: [&[&str]; 5] = [
     &["doctor"],
     &["gc"],
@@ -26,16 +26,16 @@ const LIKE_CONSUME: [&[&str]; 5] = [
     &["dead-letters", "replay"],
 ];
 
-/// What only a command about a buffer that it opens is told: `cost`, which may be about none, is not one.
+/// A setting of every command that opens a buffer. `cost` lacks it, since it may run without one.
 const OF_A_STORE: &str = "request_timeout";
 
-/// Where the buffer is, which every command about one takes from the file.
+/// Returns true for the settings of the buffer's location. Every command on a buffer takes them from the file.
 fn says_where(name: &str) -> bool {
     let store = StoreArgs::augment_args(Command::new("store"));
     store.get_arguments().any(|arg| key(arg) == name)
 }
 
-/// Flags that say how the program is called, not how it works.
+/// Returns false for flags of the command line itself.
 fn is_setting(arg: &Arg) -> bool {
     !matches!(arg.get_id().as_str(), "help" | "version" | "config")
 }
@@ -67,8 +67,8 @@ fn file_named(arguments: &[OsString]) -> Option<PathBuf> {
     std::env::var_os("MILLPOND_CONFIG").map(PathBuf::from)
 }
 
-/// Keys at the top are for every command that knows them; those in `[gateway]` for that command alone; those in
-/// `[consume]` for that and what is like it. Where the buffer is, all commands about one know from any of them.
+/// Keys at the top apply to every command that knows them, those in `[gateway]` to that command alone, and those in
+/// `[consume]` to the commands that share a consumer's settings. The buffer's location in any table applies to all commands.
 fn apply(mut command: Command, text: &str) -> anyhow::Result<Command> {
     let settings = settings_file::parse(text, &COMMANDS).map_err(anyhow::Error::msg)?;
     for Setting {
@@ -83,20 +83,20 @@ fn apply(mut command: Command, text: &str) -> anyhow::Result<Command> {
             None => set(command, &COMMANDS, key, value)?,
         };
         if *is_array && !takes_list(&command, key) {
-            bail!("{key} is an array, and takes one value");
+            bail!("{key} is an array, but takes one value");
         }
     }
     Ok(command)
 }
 
-/// Whether a setting of the services takes several values.
+/// Returns true if a setting of the services takes several values.
 fn takes_list(command: &Command, name: &str) -> bool {
     let subs = COMMANDS.iter().filter_map(|sub| command.find_subcommand(sub));
     let mut settings = subs.flat_map(Command::get_arguments);
     settings.any(|arg| key(arg) == name && arg.get_value_delimiter().is_some())
 }
 
-/// Refuses a password among the arguments.
+/// Rejects a password on the command line.
 pub(crate) fn check_secrets(matches: &ArgMatches) -> anyhow::Result<()> {
     const PASSWORD: &str = "clickhouse_password";
     let known = matches.ids().any(|id| id.as_str() == PASSWORD);
@@ -143,7 +143,7 @@ fn set(mut command: Command, commands: &[&str], name: &str, text: &str) -> anyho
     Ok(command)
 }
 
-/// The command with this default in every subcommand that opens a buffer, but for the services, which have their own.
+/// Sets this default in every subcommand that opens a buffer, except the services, which have their own.
 fn with_default_in_all(command: Command, name: &str, default: &str) -> Command {
     let names: Vec<String> = command
         .get_subcommands()
@@ -163,7 +163,7 @@ fn with_default_in_all(command: Command, name: &str, default: &str) -> Command {
     })
 }
 
-/// The command with this default in the subcommand at the path's end, if that has the setting.
+/// Sets this default in the subcommand at the path's end, if it has the setting.
 fn with_default(command: Command, path: &[&str], name: &str, default: &str) -> Command {
     match path {
         [first, rest @ ..] => {
@@ -189,10 +189,10 @@ fn with_default(command: Command, path: &[&str], name: &str, default: &str) -> C
 /// Every setting of the commands, as a TOML file with its reasons.
 pub(crate) fn print(command: &Command, only: Option<&str>) -> String {
     let mut out = String::from(
-        "# Every setting, its default and why. A key at the top holds for both commands; what the consumer\n\
-         # is told, `doctor`, `gc`, `tables` and `dead-letters replay` know too, and where the buffer is every\n\
-         # command about one. A flag (--linger) goes before its variable (MILLPOND_LINGER), and that before\n\
-         # this file.\n",
+        "# Every setting with its default and reason. A key at the top applies to both commands. `doctor`, `gc`,\n\
+         # `tables` and `dead-letters replay` also take the settings of [consume] that they know, and every\n\
+         # command on a buffer takes the buffer's location. A flag (--linger) overrides its variable\n\
+         # (MILLPOND_LINGER), which overrides this file.\n",
     );
     for name in COMMANDS
         .iter()
@@ -424,7 +424,7 @@ mod tests {
                     "{words}"
                 );
             }
-            // What is to be removed is said, and how often a consumer asks is not how often tail does.
+            // The consumer to remove needs a flag, and the consumer's poll interval is not tail's.
             command
                 .clone()
                 .try_get_matches_from(["millpond", "consumer", "remove"])
@@ -439,7 +439,7 @@ mod tests {
                 .1
                 .get_one::<crate::units::Time>("poll_interval");
             assert_eq!(every.unwrap().to_string(), "1s");
-            // It may be about a load that is described.
+            // `cost` may run without a buffer.
             let cost = command
                 .clone()
                 .try_get_matches_from(["millpond", "cost", "--throughput", "1MB/s"]);

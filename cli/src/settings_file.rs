@@ -1,24 +1,24 @@
-//! The text of a settings file, taken apart. Its errors name lines and columns, and never quote the text: it may hold secrets.
+//! Parses a settings file. Errors name lines and columns, and never quote the text, which may hold secrets.
 
 use toml::{Table, Value};
 
 /// One setting of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Setting {
-    /// The table that it is in; `None` at the top.
+    /// Its table; `None` at the top.
     pub(crate) table: Option<String>,
     /// Its name.
     pub(crate) key: String,
-    /// Its value as a flag would have it.
+    /// Its value, as a flag takes it.
     pub(crate) value: String,
-    /// The value is an array: of strings, with commas between them.
+    /// The value comes from an array of strings, now joined with commas.
     pub(crate) is_array: bool,
 }
 
-/// Takes a settings file apart: strings, numbers, booleans and arrays of strings, at the top and in these tables.
+/// Parses a settings file: strings, numbers, booleans and arrays of strings, at the top and in these tables.
 ///
 /// # Errors
-/// The first thing that is wrong, with its line and column or its name. Never a value.
+/// The first problem, with its line and column or its name. Never a value.
 pub(crate) fn parse(text: &str, tables: &[&str]) -> Result<Vec<Setting>, String> {
     let file: Table = text.parse().map_err(|error: toml::de::Error| {
         // The parser's own display quotes the line.
@@ -65,7 +65,7 @@ fn setting(table: Option<&String>, key: &str, value: &Value) -> Result<Setting, 
     })
 }
 
-/// Strings as a flag takes them. `None` if there are none, or if a value is no string or has a comma.
+/// Joins strings as a flag takes them. `None` without any, or if a value is not a string or has a comma.
 fn strings(values: &[Value]) -> Option<String> {
     let strings: Option<Vec<&str>> = values
         .iter()
@@ -76,7 +76,7 @@ fn strings(values: &[Value]) -> Option<String> {
         .map(|strings| strings.join(","))
 }
 
-/// Where an offset is, from 1, in lines and bytes.
+/// The line and byte column of an offset, counted from 1.
 fn place(text: &str, offset: usize) -> String {
     let before = &text.as_bytes()[..offset.min(text.len())];
     let line_start = before

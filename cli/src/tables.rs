@@ -6,15 +6,15 @@ use millpond_clickhouse::tables::{Fault, Migrated, Migration, Report, State, cre
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-/// What can be done about tables.
+/// The commands about tables.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum TablesCommand {
-    /// Print the DDL of the database, the tables and the view, for `clickhouse client --multiquery`. Asks no server.
+    /// Print the DDL of the database, the tables and the view, for `clickhouse client --multiquery`. Contacts no server.
     Print {
         #[command(flatten)]
         which: Box<WhichArgs>,
     },
-    /// Make what is missing, and say of each whether it takes rows; exits 1 if one does not. Nothing that is there is changed.
+    /// Create missing tables, and report whether each table fits; exits 1 if one does not. Existing tables stay as they are.
     Create {
         #[command(flatten)]
         clickhouse: ClickHouseArgs,
@@ -39,7 +39,7 @@ pub(crate) enum TablesCommand {
     },
 }
 
-/// Which tables, and how they are made.
+/// The tables and their settings.
 #[derive(Debug, clap::Args)]
 pub(crate) struct WhichArgs {
     #[command(flatten)]

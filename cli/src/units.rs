@@ -1,4 +1,4 @@
-//! How people write sizes and times: `256MiB`, `250ms`. Nothing else about settings is here.
+//! Parses sizes and times as people write them: `256MiB`, `250ms`.
 
 use bytesize::ByteSize;
 pub(crate) use millpond_operate::numbers::{count, grouped, readable};
@@ -27,7 +27,7 @@ impl Size {
     }
 }
 
-/// A time that must not be nothing, for instance the pause between two requests of what is asked again and again.
+/// A time above zero, such as the pause between two polls.
 pub(crate) fn pause(text: &str) -> Result<Time, String> {
     match text.parse()? {
         Time(Duration::ZERO) => {
@@ -43,24 +43,24 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| "write a number of 1 or more".to_owned())
 }
 
-/// Where to listen.
+/// An address to listen on.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         "write an IP address and a port, like 127.0.0.1:4317, 0.0.0.0:4317 or [::]:4317".to_owned()
     })
 }
 
-/// For output: the nearest whole number.
+/// The nearest whole number, for output.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "it saturates, and is for people"
+    reason = "it saturates, and people read it"
 )]
 pub(crate) fn whole(number: f64) -> u64 {
     number.round() as u64
 }
 
-/// A length of time, written as `250ms`, `1s`, `2m`.
+/// A duration, written as `250ms`, `1s`, `2m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Time(pub(crate) Duration);
 

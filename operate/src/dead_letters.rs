@@ -76,7 +76,7 @@ pub struct Damaged {
 /// Checks that a name is a dead letter's. A command shows, replays and deletes nothing else.
 ///
 /// # Errors
-/// It is not.
+/// The name is not a dead letter's.
 pub fn check_name(letter: &str) -> anyhow::Result<()> {
     let mut words = letter.split('/');
     let is_name = words.next() == Some("shards")
@@ -86,7 +86,7 @@ pub fn check_name(letter: &str) -> anyhow::Result<()> {
         && words.all(|word| !word.is_empty() && word != "..");
     ensure!(
         is_name,
-        "{letter:?} is no dead letter's name: `millpond dead-letters list` gives them, like shards/0000/dead-letters/default/…"
+        "{letter:?} is not the name of a dead letter: `millpond dead-letters list` prints names such as shards/0000/dead-letters/default/…"
     );
     Ok(())
 }

@@ -141,7 +141,7 @@ pub async fn diagnose(store: &Store, options: &Options) -> anyhow::Result<Diagno
         }
         Ok(None) => report.error(format!("there is no buffer at {}", store.url()), NO_BUFFER),
         Err(ReadError::Format { key, wrong }) => report.error(format!("{key}: {wrong}"), wrong.remedy()),
-        Err(error) => report.error(error.to_string(), "mend the store or the way to it"),
+        Err(error) => report.error(error.to_string(), "repair the store or the network to it"),
     }
     if let Some(tables) = &options.tables {
         clickhouse::look(tables.clone(), &policies, &mut report).await;
@@ -187,7 +187,7 @@ async fn look_at_store(store: &Store, report: &mut Report) {
         if apart > SKEW_MAX {
             report.warning(
                 format!("this machine's clock and the store's are {} s apart", apart.as_secs()),
-                "nothing is lost by it, but leases, retention and latency figures are off by as much: set the clock by NTP",
+                "no data is lost, but leases, retention and latency figures are off by this much: synchronise the clocks with NTP",
             );
         } else {
             report.ok("this machine's clock and the store's agree");
@@ -196,7 +196,7 @@ async fn look_at_store(store: &Store, report: &mut Report) {
     if let Err(error) = store.delete(&key).await {
         report.warning(
             format!("{error}"),
-            "the garbage collector cannot delete either: grant it, or the buffer only grows",
+            "the garbage collector cannot delete either: grant the permission, or the buffer only grows",
         );
     }
 }
@@ -217,7 +217,7 @@ async fn look_at_shard(
     }
     let Ok(Some(found)) = cas::read::<Manifest>(store, &layout::manifest(shard)).await else {
         if checked.broken.is_empty() {
-            report.ok(format!("shard {shard:04}: nothing was ever committed"));
+            report.ok(format!("shard {shard:04}: no producer has ever committed"));
         }
         return Ok(());
     };
@@ -237,8 +237,11 @@ async fn look_at_shard(
     }
     if log.tail.len() > TAIL_MAX + TAIL_SLACK {
         report.warning(
-            format!("shard {shard:04}: {} entries in the tail are not sealed", log.tail.len()),
-            "some gateway is older than sealing, or was given a large --tail-max: every commit moves all of them",
+            format!(
+                "shard {shard:04}: {} entries in the tail are not sealed",
+                log.tail.len()
+            ),
+            "a gateway has a large --tail-max, or predates sealing: every commit moves all of these entries",
         );
     }
     let future = log
@@ -253,7 +256,7 @@ async fn look_at_shard(
                 "shard {shard:04}: a gateway's clock is {} s ahead of this machine's",
                 ahead.as_secs()
             ),
-            "set the clocks by NTP: retention and latency figures are off by as much",
+            "synchronise the clocks with NTP: retention and latency figures are off by this much",
         );
     }
     let Ok(cursors) = cursors(store, shard).await else {
@@ -261,7 +264,7 @@ async fn look_at_shard(
     };
     if cursors.is_empty() && log.next_sequence > 0 {
         report.warning(
-            format!("shard {shard:04}: no consumer has ever read it, so that all of it is kept"),
+            format!("shard {shard:04}: no consumer has ever read it, so the buffer keeps all of it"),
             "start `millpond consume`",
         );
     }
@@ -282,7 +285,7 @@ async fn look_at_letters(store: &Store, shard: u32, report: &mut Report) -> anyh
     for (consumer, dead_letters) in consumers {
         report.warning(
             format!("consumer {consumer} in shard {shard:04}: {dead_letters} dead letters"),
-            "`millpond dead-letters list` says why; mend the table and `replay` them, or `remove` them: nobody else deletes them",
+            "`millpond dead-letters list` lists the reasons; repair the table and `replay` them, or `remove` them: nothing else deletes them",
         );
     }
     Ok(())
@@ -297,13 +300,13 @@ fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
     let alive = cursor.held_at(now_ms()).is_some();
     if !alive && oldest.is_some() {
         report.warning(
-            format!("{name}: nobody runs it, and it is {} s behind", lag.as_secs()),
-            "start it; if it will not come back, `millpond consumer remove` sets free what is kept for it",
+            format!("{name}: not running, and {} s behind", lag.as_secs()),
+            "start it; if it is gone for good, `millpond consumer remove` lets the buffer delete what it keeps for it",
         );
     } else if lag > LAG_MAX {
         report.warning(
             format!("{name}: {} s behind", lag.as_secs()),
-            "its log and /readyz say what it waits for; if ClickHouse keeps up, give it more --writers and --memory-limit",
+            "its log and /readyz name the cause; if ClickHouse keeps up, raise --writers and --memory-limit",
         );
     } else {
         report.ok(format!("{name}: {} s behind", lag.as_secs()));
@@ -315,17 +318,14 @@ fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
                     "{name}: sequences {next}..{} of {stream} were trimmed before it had read them",
                     log.first_sequence
                 ),
-                "a longer --retention-max-age, or a faster consumer, would have kept them",
+                "the records are lost to this consumer: raise --retention-max-age, or speed the consumer up",
             );
         }
     }
     if !cursor.skipped.is_empty() {
         report.warning(
-            format!(
-                "{name}: {} parts are left out by an operator's word",
-                cursor.skipped.len()
-            ),
-            "`millpond consumer list` names them with their reasons",
+            format!("{name}: an operator skipped {} parts", cursor.skipped.len()),
+            "`millpond consumer list` lists them with the reasons",
         );
     }
 }

@@ -111,7 +111,7 @@ impl Tail {
     pub async fn open(store: Store, options: Options) -> anyhow::Result<Tail> {
         let wanted = shards(&buffer(&store).await?, options.shard)?;
         if options.from.is_sequence() && wanted.len() > 1 {
-            bail!("a sequence belongs to one shard: say which with --shard");
+            bail!("a sequence belongs to one shard: select it with --shard");
         }
         Ok(Tail {
             store,
@@ -236,7 +236,7 @@ impl Tail {
         if let Err(damage) = read {
             self.damaged += 1;
             tracing::warn!(
-                "sequence {sequence} of shard {:04}, {}: {key}: {damage}: what follows in it is left out",
+                "sequence {sequence} of shard {:04}, {}: {key}: {damage}: the rest of this part is left out",
                 log.shard,
                 stream.name
             );

@@ -1,4 +1,4 @@
-//! A look, for people.
+//! The state of a buffer as text for people.
 
 use crate::output::inline;
 use crate::units::{count, grouped, readable, whole};
@@ -6,10 +6,10 @@ use millpond_operate::status::{Consumer, Position, Shard, State, Status};
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
-/// A look as lines of text.
+/// The state of a buffer as lines of text.
 pub(super) fn of(status: &Status) -> String {
     let mut text = String::new();
-    write(&mut text, status).expect("a string takes all that is written");
+    write(&mut text, status).expect("writing to a string succeeds");
     text
 }
 
@@ -28,7 +28,7 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
     Ok(())
 }
 
-/// `all_there`: nothing of the buffer is left out because it cannot be read.
+/// `all_there`: every part of the buffer could be read.
 fn write_shard(text: &mut String, shard: &Shard, all_there: bool) -> fmt::Result {
     let Shard { shard: number, .. } = shard;
     let (Some(oldest), Some(newest)) = (shard.oldest_seconds, shard.newest_seconds) else {
@@ -109,7 +109,7 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
         for reason in refused {
             writeln!(
                 text,
-                "    takes apart a batch of {stream} that was refused: {}",
+                "    bisects a refused batch of {stream}: {}",
                 inline(reason)
             )?;
         }
@@ -129,7 +129,7 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
     if consumer.skipped > 0 {
         writeln!(
             text,
-            "    {} left out by an operator (`millpond consumer list`)",
+            "    {} skipped by an operator (`millpond consumer list`)",
             count(consumer.skipped as u64, "part")
         )?;
     }
@@ -152,7 +152,7 @@ fn state(consumer: &Consumer) -> String {
     )
 }
 
-/// Rows under their heads, the first column to the left and the others to the right.
+/// Rows under their headings: the first column left-aligned, the others right-aligned.
 fn table<const N: usize>(text: &mut String, heads: [&str; N], rows: Vec<[String; N]>) -> fmt::Result {
     let widths: [usize; N] = std::array::from_fn(|column| {
         let cells = rows.iter().map(|row| row[column].chars().count());

@@ -54,7 +54,7 @@ pub async fn repair(store: Store, options: Options, shutdown: CancellationToken)
     layout::check_reader_name(&options.consumer)?;
     ensure!(
         options.tables.columns == Columns::All,
-        "with --columns none the tables do not keep the identities of rows, so that nothing can be compared"
+        "with --columns none the tables do not keep the identities of rows, so rows cannot be compared"
     );
     let ranges = options.ranges(&store).await?;
     let shards = ranges.len() as u64;
@@ -93,7 +93,7 @@ impl Options {
     async fn ranges(&self, store: &Store) -> anyhow::Result<BTreeMap<u32, RangeInclusive<u64>>> {
         let shards = shards(&buffer(store).await?, self.shard)?;
         if shards.len() > 1 && (self.from.is_sequence() || self.to.is_sequence()) {
-            bail!("a sequence belongs to one shard: say which with --shard");
+            bail!("a sequence belongs to one shard: select it with --shard");
         }
         let mut ranges = BTreeMap::new();
         for shard in shards {
@@ -131,8 +131,8 @@ impl Options {
                 let first = crate::rows::first_with_identity(sink, &source, stream).await?;
                 ensure!(
                     *range.start() >= first,
-                    "rows of {stream} below sequence {first} were inserted before rows had identities, so that they cannot be \
-                     compared: use --from {first} or a later one"
+                    "rows of {stream} below sequence {first} were inserted before rows had identities, and cannot be \
+                     compared: use --from {first} or later"
                 );
             }
         }
@@ -149,7 +149,7 @@ fn range(from: Target, to: Target, log: &Log, cursor: &Cursor) -> anyhow::Result
     };
     let end = match to {
         Target::Sequence(sequence) => {
-            ensure!(from <= sequence, "--from {from} lies behind --to {sequence}");
+            ensure!(from <= sequence, "--from {from} is after --to {sequence}");
             sequence + 1
         }
         Target::Latest => acknowledged(),

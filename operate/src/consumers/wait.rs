@@ -63,13 +63,13 @@ fn late_by(consumer: &str, cursor: Option<&Cursor>, log: &Log, behind: u64) -> S
     let (shard, end) = (log.shard, log.next_sequence);
     if cursor.is_none() {
         return format!(
-            "consumer {consumer} has never run, so nothing of shard {shard:04} is read; `millpond consumer list` names those \
+            "consumer {consumer} has never run, so it has read nothing of shard {shard:04}; `millpond consumer list` lists those \
              that have"
         );
     }
     format!(
         "consumer {consumer} has not read shard {shard:04} up to sequence {end}: it is behind by {} of {}; `millpond status` \
-         says what it waits for",
+         shows what it waits for",
         count(behind, "record"),
         grouped(total(log, |_| log.first_sequence))
     )
