@@ -148,7 +148,9 @@ impl ConsumerCommand {
                 let unknown = || eprintln!("millpond: consumer {consumer} has never run: waiting for it");
                 let timeout = timeout.map(|time| time.0);
                 let records = consumers::until_read(&store, &consumer, timeout, unknown).await?;
-                say!("{consumer} has read all {records} records")?;
+                say!(
+                    "{consumer} has read everything committed: the buffer still keeps {records} of these records"
+                )?;
             }
             ConsumerCommand::Reset {
                 selected,

@@ -18,11 +18,12 @@ const COMMANDS: [&str; 2] = ["gateway", "consume"];
 const SECRETS: [&str; 2] = ["clickhouse_password", "otlp_headers"];
 
 /// Commands that share a consumer's settings: they take those that they know from `[consume]`.
-const LIKE_CONSUME: [&[&str]; 5] = [
+const LIKE_CONSUME: [&[&str]; 6] = [
     &["doctor"],
     &["gc"],
     &["tables", "print"],
     &["tables", "create"],
+    &["tables", "migrate"],
     &["dead-letters", "replay"],
 ];
 

@@ -45,7 +45,7 @@ fn write_shard(text: &mut String, shard: &Shard, all_there: bool) -> fmt::Result
     };
     writeln!(
         text,
-        "\nshard {number:04}: {} (sequences {}..{}), {}, committed {} ago, producers active: {}",
+        "\nshard {number:04}: {} (sequences {}..{}), {}, committed {} ago, producers that committed in the last minute: {}",
         count(shard.segments, "segment"),
         shard.first_sequence,
         shard.next_sequence,
