@@ -123,11 +123,12 @@ test-deploy: build ## The files in deploy/, checked against the program and thei
 	# Go's cache does not see files outside the module, which are all that this tests.
 	cd deploy/tests && go test -count=1 ./...
 
+# Tests mostly wait for processes, so several at a time use two cores better. Each worker has its own MinIO and ClickHouse.
 .PHONY: test-processes
-test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults
+test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults (TEST_WORKERS=3)
 	@$(call section,whole-process tests)
 	$(call tools)
-	"$$MILLPOND_PYTHON" -m pytest tests --ignore tests/cluster
+	"$$MILLPOND_PYTHON" -m pytest tests --ignore tests/cluster --numprocesses $${TEST_WORKERS:-3} --dist worksteal
 
 .PHONY: test-cluster
 test-cluster: build ## A real ClickHouse cluster: replicas, ZooKeeper, faults (Java 17, Maven; skipped with a notice without them)

@@ -180,6 +180,18 @@ fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (d
     })
 }
 
+/// The messages of an error and its causes, without those that an outer one repeats.
+pub(crate) fn explained(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    for cause in chain(error).skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
 /// The server's refusal as "<status> <reason>: <body>", if a server refused.
 fn refusal(error: &object_store::Error) -> Option<String> {
     chain(error).find_map(|cause| {
@@ -195,7 +207,7 @@ fn status(refusal: &str) -> Option<u16> {
     refusal.get(..3)?.parse().ok()
 }
 
-fn refusal_kind(refusal: &str) -> ErrorKind {
+pub(crate) fn refusal_kind(refusal: &str) -> ErrorKind {
     match status(refusal) {
         Some(401 | 403) => ErrorKind::Denied,
         Some(400) if code(refusal) == Some("ExpiredToken") => ErrorKind::Denied,
@@ -222,7 +234,7 @@ fn io_kind(error: &io::Error) -> ErrorKind {
 }
 
 /// Builds "403 Forbidden: AccessDenied: Access Denied." from the status line and the XML after it.
-fn readable_refusal(refusal: &str) -> String {
+pub(crate) fn readable_refusal(refusal: &str) -> String {
     let line = refusal.split_once(": ").map_or(refusal, |(line, _)| line);
     let told: Vec<&str> = [element(refusal, "Code"), element(refusal, "Message")]
         .into_iter()
