@@ -518,7 +518,7 @@ mod tests {
     fn what_contradicts_itself_is_refused_with_what_to_do() {
         const LOAD: [&str; 2] = ["--throughput", "10MB/s"];
         let with = |flags: &[&str]| refused(&[&LOAD, flags].concat());
-        assert!(refused(&[]).contains("Give --throughput"));
+        assert!(refused(&[]).contains("give --throughput"));
         assert!(refused(&["--throughput", "10MB"]).contains("50GB/day"));
         assert!(refused(&["--events", "100"]).contains("give --event-bytes"));
         assert!(with(&["--events", "100"]).contains("give one of them"));
@@ -561,7 +561,7 @@ mod tests {
             args.check(&args.axes().unwrap()).unwrap_err().to_string()
         };
         assert!(refused(&["--throughput", "1MB/s"]).contains("give one of them"));
-        assert!(refused(&["--sweep", "linger=1s"]).contains("nothing to choose"));
+        assert!(refused(&["--sweep", "linger=1s"]).contains("leave out --sweep"));
         assert!(refused(&["--producers", "2"]).contains("--producers follows from the buffer"));
     }
 }
