@@ -66,6 +66,8 @@ bugs! {
     ReleasedInDoubt = "released-in-doubt",
     /// An owner that goes takes back what its predecessor planned ahead, too.
     WithdrawnInDoubt = "withdrawn-in-doubt",
+    /// A read of the log that began before the leases of earlier owners ran out counts as one that shows all they sent.
+    ReadBeforeLeaseRanOut = "read-before-lease-ran-out",
     /// A chunk's token does not say which chunk of the batch it is.
     TokenWithoutChunk = "token-without-chunk",
     /// A batch that may have been sent is cut into smaller chunks than before.
