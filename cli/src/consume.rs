@@ -48,6 +48,11 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) streams: Vec<StreamPattern>,
 
+    /// Write to tables that another consumer of this buffer writes to. Otherwise the consumer exits at its first start, because two
+    /// consumers that read the same streams write every record twice. For consumers that read different streams (--streams).
+    #[arg(long, env = "MILLPOND_SHARE_TABLES")]
+    pub(crate) share_tables: bool,
+
     #[command(flatten)]
     pub(crate) clickhouse: ClickHouseArgs,
 
@@ -211,6 +216,7 @@ impl ConsumeArgs {
         millpond_consumer::Config {
             consumer: self.consumer.clone(),
             streams: self.streams.clone(),
+            share_tables: self.share_tables,
             instance: self.instance.clone().unwrap_or_else(random),
             lease: self.lease.0,
             take_over: self.take_over,

@@ -48,6 +48,8 @@ pub struct Config {
     pub max_in_flight: u32,
     /// Dead letters that one batch may have. With more, it is not the rows that are wrong: the consumer ends.
     pub dead_letters_max: usize,
+    /// Write to tables that another consumer of the buffer writes to.
+    pub share_tables: bool,
     /// Compare these ranges with the sink and insert the missing rows, instead of reading on.
     pub repair: Option<Repair>,
 }
@@ -74,6 +76,7 @@ impl Default for Config {
             max_partitions_per_chunk: 50,
             max_in_flight: 16,
             dead_letters_max: 100,
+            share_tables: false,
             repair: None,
         }
     }

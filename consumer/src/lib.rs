@@ -17,6 +17,7 @@ pub mod replay;
 mod rounds;
 pub mod schedule;
 mod shard;
+mod sharing;
 pub mod sink;
 mod status;
 mod streams;
@@ -29,6 +30,7 @@ pub use environment::{Environment, SystemEnvironment};
 pub use error::ConsumeError;
 pub use millpond_manifest::cursor::BatchingPolicy;
 pub use millpond_manifest::piece;
+pub use millpond_manifest::tables::SinkTable;
 pub use repair::{Repair, Tally};
 #[doc(hidden)]
 pub use rounds::{Found, write_again};
@@ -190,6 +192,8 @@ impl Consumer {
             instance: self.config.instance.clone(),
             lease: self.config.lease,
             policy: self.config.policy(self.sink.name(), self.sink.schema_version()),
+            tables: self.sink.tables(),
+            share_tables: self.config.share_tables,
             environment: self.environment.clone(),
             metrics: self.metrics.clone(),
             status: self.status.clone(),

@@ -20,7 +20,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 /// A shard of the buffer, and what is needed to consume it.
 pub(crate) struct Shard {
@@ -42,18 +42,27 @@ impl Shard {
             };
             self.worker.metrics.owned_shards.inc();
             let term = async {
-                // Read after the epoch was won: it shows all that the predecessor can have seen.
                 let stopped = async {
                     self.shutdown.cancelled().await;
                     tokio::time::sleep(RELEASE_PATIENCE).await;
                 };
+                tokio::pin!(stopped);
+                let checked = tokio::select! {
+                    biased;
+                    checked = self.claim.check_tables(owned) => checked?,
+                    () = &mut stopped => return Ok(Term::Released),
+                };
+                let Some(owned) = checked else {
+                    return Ok(Term::Fenced);
+                };
+                // Read after the epoch was won: it shows all that the predecessor can have seen.
                 let log = tokio::select! {
                     biased;
                     log = self.read_log() => log?,
                     () = stopped => return Ok(Term::Released),
                 };
                 if let Err(refused) = self.origin(log.as_ref()).await {
-                    self.forgo(*owned).await;
+                    self.claim.forgo(*owned).await;
                     return Err(refused);
                 }
                 let log = log.map(Known::new);
@@ -126,22 +135,6 @@ impl Shard {
             streams.any(|stream| stream.name == name && self.worker.takes(name, stream.encoding))
         };
         self.claim.origin(range, log, takes).await.map(Some)
-    }
-
-    /// Removes the cursor of a repair that has sent nothing in this term.
-    async fn forgo(&self, owned: Owned) {
-        let mut state = owned.durable.state.clone();
-        state.release();
-        let mut tombstone = state.remove();
-        if !owned.in_doubt && !owned.durable.state.unsettled {
-            tombstone.settle();
-        }
-        if self.claim.swap(owned.durable, tombstone).await.is_err() {
-            warn!(
-                shard = self.claim.shard,
-                "the cursor {} could not be removed", self.claim.cursor
-            );
-        }
     }
 
     async fn read_log(&self) -> Result<Option<Snapshot<Manifest>>, ConsumeError> {

@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use millpond_manifest::SinkTable;
 use millpond_manifest::cursor::BatchingPolicy;
 use millpond_manifest::planted::{self, Bug};
 use millpond_segment::{Decompressor, Encoding, Limits, blocks};
@@ -352,6 +353,12 @@ pub trait Sink: Send + Sync + 'static {
 
     /// Returns when the sink has chosen where the next request goes. The lease is checked after this wait and before the request.
     async fn ready(&self) {}
+
+    /// The tables that it writes to, as far as it can tell them from others: so that a consumer notices another one of the same
+    /// tables. Empty: it cannot.
+    fn tables(&self) -> Vec<SinkTable> {
+        Vec::new()
+    }
 
     /// Writes the rows of a chunk: one request, in one block, under one token. A success says that the sink knows the token, and
     /// of a token's first request that the rows are in the sink. ClickHouse can know a token and lack its rows. When the future is

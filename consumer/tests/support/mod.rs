@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
     Attempt, Batch, BatchingPolicy, Chunk, Config, ConsumeError, Consumer, Cut, Environment, Presence,
-    Received, Record, RowId, Settled, Sink, SinkError, SystemEnvironment,
+    Received, Record, RowId, Settled, Sink, SinkError, SinkTable, SystemEnvironment,
 };
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Skip;
@@ -298,6 +298,8 @@ struct State {
     begun: usize,
     /// The first row of each question, and how many requests came before it.
     asked: Vec<(RowId, usize)>,
+    /// What tells it from other tables.
+    identities: Vec<String>,
 }
 
 impl Table {
@@ -317,6 +319,11 @@ impl Table {
             hanging: AtomicUsize::new(0),
             rows_seen,
         })
+    }
+
+    /// From now on it can be told from other tables by these.
+    pub fn identify(&self, identities: &[&str]) {
+        self.state.lock().unwrap().identities = identities.iter().map(|id| (*id).to_owned()).collect();
     }
 
     pub fn let_through(&self, writes: usize) {
@@ -472,6 +479,14 @@ impl Sink for Table {
 
     fn schema_version(&self) -> u32 {
         1
+    }
+
+    fn tables(&self) -> Vec<SinkTable> {
+        let identities = self.state.lock().unwrap().identities.clone();
+        match identities.is_empty() {
+            true => Vec::new(),
+            false => vec![SinkTable::new(&self.name, identities)],
+        }
     }
 
     fn accepts(&self, stream: &str, _: Encoding) -> bool {

@@ -2,6 +2,7 @@
 
 mod ask;
 mod counts;
+mod places;
 mod same;
 mod settle;
 mod ttl;
