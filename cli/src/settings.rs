@@ -26,6 +26,9 @@ const LIKE_CONSUME: [&[&str]; 5] = [
     &["dead-letters", "replay"],
 ];
 
+/// Settings of a consumer alone: the same name means something else for the commands that are like it.
+const OF_CONSUME: &str = "from";
+
 /// What only a command about a buffer that it opens is told: `cost`, which may be about none, is not one.
 const OF_A_STORE: &str = "request_timeout";
 
@@ -124,7 +127,7 @@ fn set(mut command: Command, commands: &[&str], name: &str, text: &str) -> anyho
         }
         found = true;
         command = with_default(command, &[command_name], name, text);
-        if *command_name == "consume" {
+        if *command_name == "consume" && name != OF_CONSUME {
             for path in LIKE_CONSUME {
                 command = with_default(command, path, name, text);
             }

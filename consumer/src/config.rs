@@ -1,6 +1,7 @@
 //! The consumer's settings: one default each, with its reason.
 
 use crate::repair::Repair;
+use crate::start::Start;
 use crate::streams::StreamPattern;
 use millpond_manifest::{BatchingPolicy, layout};
 use std::time::Duration;
@@ -12,6 +13,8 @@ pub struct Config {
     pub consumer: String,
     /// Which streams it takes, of those that its sink accepts: any of these.
     pub streams: Vec<StreamPattern>,
+    /// Where its first start begins. Ignored if it has a cursor.
+    pub start: Start,
     /// This process's name as an owner. An owner that comes back under its old name need not wait
     /// for its lease to run out, so give stable names only where two never live at once.
     pub instance: String,
@@ -59,6 +62,7 @@ impl Default for Config {
         Config {
             consumer: "default".into(),
             streams: vec![StreamPattern::any()],
+            start: Start::Earliest,
             instance: "default".into(),
             lease: Duration::from_secs(15),
             take_over: false,

@@ -19,6 +19,7 @@ pub mod schedule;
 mod shard;
 mod sharing;
 pub mod sink;
+mod start;
 mod status;
 mod streams;
 mod tenure;
@@ -37,6 +38,7 @@ pub use rounds::{Found, write_again};
 pub use sink::{
     Attempt, Batch, BatchId, Chunk, Cut, Part, Presence, Received, Record, RowId, Settled, Sink, SinkError,
 };
+pub use start::Start;
 pub use status::Status;
 pub use streams::{BadPattern, StreamPattern};
 

@@ -48,6 +48,8 @@ pub(crate) struct Owned {
     pub(crate) leased_at: Duration,
     /// How long owners before this one may go on sending.
     pub(crate) outlived: Duration,
+    /// The consumer had no cursor.
+    pub(crate) fresh: bool,
     /// The tables that the cursor had before. `None`: nothing was ever sent for it.
     pub(crate) earlier: Option<SinkTables>,
 }
@@ -175,6 +177,7 @@ impl Claim {
                     in_doubt: opened.in_doubt,
                     leased_at,
                     outlived: Duration::from_millis(cursor.lease_ms),
+                    fresh,
                     earlier: (!fresh && !(cursor.tables.unchecked && cursor.streams.is_empty()))
                         .then_some(cursor.tables),
                 })));

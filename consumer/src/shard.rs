@@ -65,6 +65,7 @@ impl Shard {
                     self.claim.forgo(*owned).await;
                     return Err(refused);
                 }
+                self.announce_start(&owned, log.as_ref().map(|log| &log.state));
                 let log = log.map(Known::new);
                 Tenure::begin(&self, *owned, log).serve().await
             }
@@ -86,11 +87,11 @@ impl Shard {
                 let log = self.read_log().await?;
                 let origin = self.origin(log.as_ref()).await?;
                 let log = log.as_ref().map(|log| &log.state);
-                let first = log.map_or(0, |log| log.first_sequence);
-                let beginning = Beginning {
-                    start: self.repair.as_ref().map_or(first, |range| *range.start()),
-                    origin,
+                let start = match &self.repair {
+                    Some(range) => *range.start(),
+                    None => self.first_sequence(log, *known).await?,
                 };
+                let beginning = Beginning { start, origin };
                 self.claim.open(&beginning, take_over, *known).await
             };
             let attempt = tokio::select! {

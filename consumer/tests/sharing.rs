@@ -10,7 +10,7 @@ use millpond_storage::unreliable::{Faults, HeldRequest, On};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Log, Running, Table, config, eventually, start};
+use support::{Log, Running, Table, config, eventually, read_by, start};
 
 fn named(consumer: &str) -> Config {
     Config {
@@ -42,14 +42,6 @@ async fn cursors(log: &Log, names: &[&str]) -> BTreeMap<String, Option<Cursor>> 
     cursors
 }
 
-async fn read_all(log: &Log, consumer: &str, end: u64) {
-    eventually("it is acknowledged", async || {
-        let cursor = log.cursor(consumer).await;
-        cursor.is_some_and(|cursor| cursor.next(support::STREAM) == end)
-    })
-    .await;
-}
-
 async fn is_checked(log: &Log, consumer: &str) {
     eventually("its tables are checked", async || {
         let cursor = log.cursor(consumer).await;
@@ -64,7 +56,7 @@ async fn a_second_consumer_of_a_table_does_not_start() {
     let table = table("one");
     log.commit(&[3]).await;
     let first = start(&log.store, named("a"), &table);
-    read_all(&log, "a", 1).await;
+    read_by(&log, "a", 1).await;
     let said = fails(start(&log.store, named("b"), &table)).await;
     assert_eq!(
         said,
@@ -85,14 +77,14 @@ async fn it_starts_with_other_tables_or_where_the_first_was_removed() {
     let (one, two) = (table("one"), table("two"));
     log.commit(&[3]).await;
     let first = start(&log.store, named("a"), &one);
-    read_all(&log, "a", 1).await;
+    read_by(&log, "a", 1).await;
     let second = start(&log.store, named("b"), &two);
-    read_all(&log, "b", 1).await;
+    read_by(&log, "b", 1).await;
     second.stop().await.unwrap();
     first.stop().await.unwrap();
     log.remove("a").await;
     let third = start(&log.store, named("c"), &one);
-    read_all(&log, "c", 1).await;
+    read_by(&log, "c", 1).await;
     third.stop().await.unwrap();
 }
 
@@ -106,11 +98,11 @@ async fn who_was_told_to_share_does_and_need_not_be_told_again() {
     };
     log.commit(&[3]).await;
     let first = start(&log.store, named("a"), &table);
-    read_all(&log, "a", 1).await;
+    read_by(&log, "a", 1).await;
     for config in [shares, named("b")] {
         let second = start(&log.store, config, &table);
         log.commit(&[1]).await;
-        read_all(&log, "b", log.rows().len() as u64 - 2).await;
+        read_by(&log, "b", log.rows().len() as u64 - 2).await;
         second.stop().await.unwrap();
         assert!(log.cursor("b").await.unwrap().tables.shared);
     }
@@ -128,7 +120,7 @@ async fn a_consumer_does_not_move_to_a_table_of_another() {
     log.commit(&[3]).await;
     for (name, table) in [("a", &one), ("b", &two)] {
         let consumer = start(&log.store, named(name), table);
-        read_all(&log, name, 1).await;
+        read_by(&log, name, 1).await;
         consumer.stop().await.unwrap();
     }
     let before = log.cursor("b").await.unwrap();
@@ -140,7 +132,7 @@ async fn a_consumer_does_not_move_to_a_table_of_another() {
     );
     log.commit(&[1]).await;
     let second = start(&log.store, named("b"), &two);
-    read_all(&log, "b", 2).await;
+    read_by(&log, "b", 2).await;
     second.stop().await.unwrap();
 }
 
@@ -177,7 +169,7 @@ async fn of_two_first_starts_at_once_one_goes_on() {
             said.starts_with("consumer b would write to table one, and consumer a"),
             "{said}"
         );
-        read_all(&log, "a", 1).await;
+        read_by(&log, "a", 1).await;
         a.stop().await.unwrap();
         let cursors = cursors(&log, &["a", "b"]).await;
         assert!(cursors["b"].as_ref().unwrap().is_removed());
@@ -210,7 +202,7 @@ async fn whoever_has_looked_in_time_goes_on_whatever_its_name() {
     assert_eq!(table.rows().len(), 0);
     confirmation.release();
     fails(lesser).await;
-    read_all(&log, "b", 1).await;
+    read_by(&log, "b", 1).await;
     greater.stop().await.unwrap();
     assert_eq!(table.rows(), log.rows());
 }
@@ -234,7 +226,7 @@ async fn a_crash_before_the_second_look_takes_no_table() {
     })
     .await;
     let other = start(&log.store, named("b"), &table);
-    read_all(&log, "b", 1).await;
+    read_by(&log, "b", 1).await;
     let returns = Config {
         take_over: true,
         ..named("a")
@@ -260,7 +252,7 @@ async fn the_cursor_of_an_older_program_goes_on() {
             ..named(name)
         };
         let consumer = start(&log.store, shares, &table);
-        read_all(&log, name, 1).await;
+        read_by(&log, name, 1).await;
         consumer.stop().await.unwrap();
         log.change_cursor(name, |cursor| Cursor {
             tables: Default::default(),

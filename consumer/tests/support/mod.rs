@@ -797,6 +797,15 @@ pub async fn acknowledged(log: &Log, next: u64) {
     .await;
 }
 
+/// Waits until a consumer has acknowledged everything below `end`.
+pub async fn read_by(log: &Log, consumer: &str, end: u64) {
+    eventually("it is acknowledged", async || {
+        let cursor = log.cursor(consumer).await;
+        cursor.is_some_and(|cursor| cursor.next(STREAM) == end)
+    })
+    .await;
+}
+
 /// Polls until it holds. A test that hangs here names what it waited for.
 pub async fn eventually<F: AsyncFnMut() -> bool>(what: &str, mut holds: F) {
     let wait = async {
