@@ -103,7 +103,7 @@ def test_an_alert_finds_its_trouble(own_site):
     found = {answer["alert"] for answer in answers if answer["series"]}
     assert found == {"MillpondNobodyConsumes"}
     # A working consumer of another name does not hide it.
-    other = site.consumer(name="consumer-other", consumer="other")
+    other = site.consumer("--share-tables", name="consumer-other", consumer="other")
     eventually("the consumer to own its cursor", other.owns)
     answers = _ask({"one": waiting.admin, "consumer": other.admin}, [])
     found = {answer["alert"] for answer in answers if answer["series"]}

@@ -1,6 +1,8 @@
 //! `millpond consume`: a consumer with ClickHouse behind it.
 
 use crate::admin::Admin;
+use crate::clock::now_ms;
+use crate::consumers::Target;
 use crate::descriptors;
 use crate::gc::GcSettings;
 use crate::prices::PriceArgs;
@@ -11,7 +13,7 @@ use crate::telemetry::TelemetryArgs;
 use crate::units::{Size, Time, address, at_least_one, pause, readable};
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::gc::GarbageCollector;
-use millpond_consumer::{Consumer, SinkError, StreamPattern};
+use millpond_consumer::{Consumer, SinkError, Start, StreamPattern};
 use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -48,6 +50,23 @@ pub(crate) struct ConsumeArgs {
         default_value = "*"
     )]
     pub(crate) streams: Vec<StreamPattern>,
+
+    /// Where a consumer without a position begins: `earliest`, `latest`, a sequence (in every shard), or at the first segment that was
+    /// committed at a time like 2026-11-21T09:00:00Z or within an age like 2h. Ignored once the consumer has a position: `millpond consumer
+    /// reset` moves it.
+    #[arg(
+        long,
+        env = "MILLPOND_FROM",
+        value_name = "PLACE",
+        default_value = "earliest",
+        value_parser = place
+    )]
+    pub(crate) from: Start,
+
+    /// Write to tables that another consumer of this buffer writes to. Otherwise the consumer exits at its first start, because two
+    /// consumers that read the same streams write every record twice. For consumers that read different streams (--streams).
+    #[arg(long, env = "MILLPOND_SHARE_TABLES")]
+    pub(crate) share_tables: bool,
 
     #[command(flatten)]
     pub(crate) clickhouse: ClickHouseArgs,
@@ -207,12 +226,30 @@ fn lease(text: &str) -> Result<Time, String> {
     Ok(lease)
 }
 
+/// As `consumer reset --to` takes it, or an age.
+fn place(text: &str) -> Result<Start, String> {
+    // Numbers are sequences, although humantime takes 0 for a length of time.
+    match text.parse::<Target>() {
+        Ok(Target::Earliest) => Ok(Start::Earliest),
+        Ok(Target::Latest) => Ok(Start::Latest),
+        Ok(Target::Sequence(sequence)) => Ok(Start::Sequence(sequence)),
+        Ok(Target::Time(at_ms)) => Ok(Start::Time(at_ms)),
+        Err(error) => {
+            let age: Time = text.parse().map_err(|_| format!("{error}, nor an age like 2h"))?;
+            let age_ms = u64::try_from(age.0.as_millis()).unwrap_or(u64::MAX);
+            Ok(Start::Time(now_ms().saturating_sub(age_ms)))
+        }
+    }
+}
+
 impl ConsumeArgs {
     fn consumer(&self) -> millpond_consumer::Config {
         let random = || format!("{}-{:08x}", std::process::id(), rand::random::<u32>());
         millpond_consumer::Config {
             consumer: self.consumer.clone(),
             streams: self.streams.clone(),
+            start: self.from,
+            share_tables: self.share_tables,
             instance: self.instance.clone().unwrap_or_else(random),
             lease: self.lease.0,
             take_over: self.take_over,
@@ -325,5 +362,25 @@ async fn open_sink(config: millpond_clickhouse::Config, admin: &Admin) -> anyhow
         }
         admin.ready_when(move || vec![reason.clone()]);
         tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_a_sequence_a_time_an_age_or_an_end_of_the_log() {
+        assert_eq!(place("earliest"), Ok(Start::Earliest));
+        assert_eq!(place("latest"), Ok(Start::Latest));
+        assert_eq!(place("0"), Ok(Start::Sequence(0)));
+        assert_eq!(place("17"), Ok(Start::Sequence(17)));
+        assert_eq!(place("1970-01-01T00:00:02Z"), Ok(Start::Time(2_000)));
+        let before = now_ms();
+        let Ok(Start::Time(at_ms)) = place("2h") else {
+            panic!("2h is an age")
+        };
+        assert!((before..=now_ms()).contains(&(at_ms + 7_200_000)));
+        assert!(place("yesterday").unwrap_err().contains("nor an age like 2h"));
     }
 }

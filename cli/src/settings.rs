@@ -27,6 +27,9 @@ const LIKE_CONSUME: [&[&str]; 6] = [
     &["dead-letters", "replay"],
 ];
 
+/// Settings of a consumer alone: the same name means something else for the commands that are like it.
+const OF_CONSUME: &str = "from";
+
 /// A setting of every command that opens a buffer. `cost` lacks it, since it may run without one.
 const OF_A_STORE: &str = "request_timeout";
 
@@ -125,7 +128,7 @@ fn set(mut command: Command, commands: &[&str], name: &str, text: &str) -> anyho
         }
         found = true;
         command = with_default(command, &[command_name], name, text);
-        if *command_name == "consume" {
+        if *command_name == "consume" && name != OF_CONSUME {
             for path in LIKE_CONSUME {
                 command = with_default(command, path, name, text);
             }

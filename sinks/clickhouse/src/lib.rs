@@ -14,6 +14,7 @@ mod frame;
 mod identities;
 mod native;
 mod node;
+mod places;
 mod presence;
 mod recovery;
 mod rows;

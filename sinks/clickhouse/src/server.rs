@@ -3,6 +3,7 @@
 mod ask;
 mod counts;
 mod migrate;
+mod places;
 mod same;
 mod settle;
 mod ttl;
