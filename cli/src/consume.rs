@@ -2,7 +2,7 @@
 
 use crate::admin::Admin;
 use crate::clock::now_ms;
-use crate::consumers::Target;
+
 use crate::descriptors;
 use crate::gc::GcSettings;
 use crate::prices::PriceArgs;
@@ -14,6 +14,7 @@ use crate::units::{Size, Time, address, at_least_one, pause, readable};
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::gc::GarbageCollector;
 use millpond_consumer::{Consumer, SinkError, Start, StreamPattern};
+use millpond_operate::Target;
 use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
