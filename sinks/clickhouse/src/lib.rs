@@ -16,6 +16,7 @@ mod native;
 mod node;
 mod presence;
 mod recovery;
+mod rights;
 mod rows;
 mod same;
 mod schema;

@@ -55,8 +55,8 @@ impl Node {
                     proved: AtomicBool::new(false),
                 }),
                 Checked::Missing => faults.push(format!(
-                    "there is no table {} at {}: create it (`millpond tables create`, or your own as `millpond tables print` \
-                     has it)",
+                    "there is no table {} at {} that the user sees: create it (`millpond tables create`, or your own as \
+                     `millpond tables print` has it), or grant SELECT and INSERT on it",
                     table.path(&server.config),
                     server.url
                 )),
