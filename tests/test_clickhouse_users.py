@@ -29,16 +29,19 @@ TABLES = [
     "otel_metrics_exponential_histogram",
 ]
 
+_AS_DOCUMENTED = "GRANT SELECT ON otel.*"
+
 # Users with one mistake each: statements beside the documented ones, or another profile.
 MISTAKES = {
     "without_insert": (f"REVOKE INSERT ON {GAUGE}", None),
     "without_select": (f"REVOKE SELECT ON {GAUGE}", None),
     "without_table": (f"REVOKE ALL ON {GAUGE}", None),
+    "without_columns": (f"REVOKE ALL ON {GAUGE}; GRANT SHOW TABLES ON {GAUGE}", None),
     "without_window": ("REVOKE SELECT ON system.merge_tree_settings", None),
     "without_processes": ("REVOKE SELECT ON system.processes", None),
-    "reads_nothing": (None, "locked"),
-    "reads_only": (None, "millpond_reader"),
-    "constrained": (None, "constrained"),
+    "reads_nothing": (_AS_DOCUMENTED, "locked"),
+    "reads_only": (_AS_DOCUMENTED, "millpond_reader"),
+    "constrained": (_AS_DOCUMENTED, "constrained"),
 }
 
 _names = itertools.count(1)
@@ -50,7 +53,7 @@ def _access():
     constraint = "<async_insert><const/></async_insert>"
     access.profiles["constrained"] = {"constraints": constraint}
     for name, (statement, profile) in MISTAKES.items():
-        access.add(name, "millpond", *filter(None, [statement]), profile=profile)
+        access.add(name, "millpond", *statement.split("; "), profile=profile)
     access.add("everything", "millpond", *access.users["millpond_setup"].grants)
     access.add("limited", "millpond")
     access.quotas["small"] = {"query_inserts": "1"}
@@ -219,6 +222,7 @@ def test_a_wrong_password_or_user_is_named(place, user):
     said = _ends(consumer)
     assert place.clickhouse.url in said
     assert user in said
+    assert "the user or the password is wrong; set --clickhouse-user, and MILLPOND_" in said
     assert "password is incorrect, or there is no user with such name" in said
     assert "another-password" not in consumer.messages()
 
@@ -228,9 +232,8 @@ def test_a_right_that_one_table_lacks_is_named_and_the_consumer_waits_for_it(pla
     place.create_tables()
     consumer = place.consumer_as(f"without_{right}", "--no-create")
     said = _waits(place, consumer)
-    assert f"without_{right}: Not enough privileges" in said
-    assert f"the grant {right.upper()}(" in said
-    assert f" ON {GAUGE}. (ACCESS_DENIED)" in said
+    statement = f"GRANT {right.upper()} ON {GAUGE} TO without_{right}"
+    assert f"the user lacks a right; run {statement}: Code: 497." in said
     # The other streams go on.
     others = {"otel_logs": 1, "otel_traces": 1}
     eventually("the other rows", lambda: others.items() <= place.rows().items())
@@ -240,15 +243,30 @@ def test_a_table_that_the_user_may_not_see_is_named(place):
     place.create_tables()
     said = _ends(place.consumer_as("without_table", "--no-create"))
     assert "there is no table `otel`.`otel_metrics_gauge`" in said
+    assert "or grant SELECT and INSERT on it" in said
     said = _ends(place.consumer_as("without_table"))
-    assert "creating table `otel`.`otel_metrics_gauge`" in said
+    assert "table `otel`.`otel_metrics_gauge` at " in said
+    assert "hidden from the user; if it exists, grant SELECT and INSERT on it" in said
+
+
+def test_a_table_whose_columns_are_hidden_is_one_fault(place):
+    """And not an ALTER for each column."""
+    place.create_tables()
+    consumer = place.consumer_as("without_columns", "--no-create")
+    _ends(consumer)
+    said = consumer.messages()
+    assert "the user does not see the columns of table `otel`.`otel_metrics_gauge`" in said
+    assert "GRANT SELECT, INSERT ON `otel`.`otel_metrics_gauge`" in said
+    assert "ALTER TABLE" not in said
 
 
 def test_a_right_that_the_start_needs_is_named(place):
     place.create_tables()
     said = _ends(place.consumer_as("without_window", "--no-create"))
-    assert "the grant SELECT ON system.merge_tree_settings" in said
-    assert "the grant CREATE DATABASE ON otel.*" in _refused_create(place)
+    assert "run GRANT SELECT ON system.merge_tree_settings TO without_window: Code" in said
+    said = _refused_create(place)
+    assert "database `otel` at " in said
+    assert "create it as another user (`millpond tables create`)" in said
 
 
 def _refused_create(place) -> str:
@@ -258,14 +276,19 @@ def _refused_create(place) -> str:
 
 def test_a_read_only_user_is_told_so(place):
     place.create_tables()
-    assert "setting in readonly mode" in _ends(place.consumer_as("reads_nothing", "--no-create"))
+    remedy = "give the user a profile with readonly = 0"
+    said = _ends(place.consumer_as("reads_nothing", "--no-create"))
+    assert remedy in said
+    assert "setting in readonly mode" in said
     said = _waits(place, place.consumer_as("reads_only", "--no-create"))
+    assert remedy in said
     assert "reads_only: Cannot execute query in readonly mode" in said
 
 
 def test_a_setting_that_the_profile_fixes_is_named(place):
     place.create_tables()
     said = _waits(place, place.consumer_as("constrained", "--no-create"))
+    assert "remove that constraint" in said
     assert "Setting async_insert should not be changed" in said
 
 

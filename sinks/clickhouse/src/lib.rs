@@ -17,6 +17,7 @@ mod node;
 mod places;
 mod presence;
 mod recovery;
+mod rights;
 mod rows;
 mod same;
 mod schema;
