@@ -46,7 +46,6 @@ OWNERS = "two_owners_of_a_cursor"
 RULES = "two_owners_with_different_rules"
 LEFT_BEHIND = "an_owner_that_leaves_batches_behind_a_hole"
 GIVEN_BACK_AHEAD = "owners_that_plan_ahead_and_give_the_cursor_back"
-OUTLIVED = "owners_that_outlive_those_who_planned_ahead"
 REFUSING = "a_sink_that_refuses_a_row"
 SKIPPED_REFUSAL = "a_segment_of_a_refused_chunk_that_is_left_out"
 STOOD_STILL = "a_machine_that_stood_still_begins_no_request_before_its_lease_is_renewed"
@@ -162,7 +161,6 @@ CATCHERS = {
     "policy-not-pinned": [model(RULES, "3: nothing is in the sink twice")],
     "released-in-doubt": [model(LEFT_BEHIND, "3: ")],
     "withdrawn-in-doubt": [model(GIVEN_BACK_AHEAD, "3: nothing is in the sink twice")],
-    "read-before-lease-ran-out": [model(OUTLIVED, "3: nothing is in the sink twice")],
     "token-without-chunk": [
         consuming(
             "everything_committed_is_in_the_sink_once_and_acknowledged",

@@ -75,36 +75,6 @@ def test_a_second_consumer_of_the_same_name_stands_by_while_the_first_lives(site
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
 
 
-def _planned_ahead(site) -> bool:
-    """Whether the cursor plans sequences that are not committed yet."""
-    [shard] = site.answer("manifest", "dump")["shards"]
-    streams = [stream for consumer in shard["consumers"] for stream in consumer["streams"]]
-    plans = [plan for stream in streams for plan in stream["planned"]]
-    return any(plan["low"] >= shard["next_sequence"] for plan in plans)
-
-
-def test_a_clean_stop_after_a_crash_leaves_nothing_to_replay(site):
-    # Segments that arrive one at a time are planned before they are committed.
-    gateway = site.gateway("--linger", "1s")
-    first = site.consumer("--instance", "one", name="consumer-one")
-    load = site.load(gateway, "--rate", 1_000, records=5_000)
-    load.run()
-    eventually("plans ahead of the log", lambda: _planned_ahead(site))
-    first.kill()
-    second = site.consumer("--instance", "two", name="consumer-two")
-    eventually("the second to own the cursor", second.owns)
-    site.millpond("consumer", "wait", "e2e")
-    assert second.terminate() == 0
-    assert "clean=true" in second.messages()
-    assert not _planned_ahead(site)
-    third = site.consumer("--instance", "three", name="consumer-three")
-    eventually("the third to own the cursor", third.owns)
-    assert "in_doubt=false" in third.messages()
-    assert third.metric("millpond_consumer_replayed_batches_total") == 0
-    assert third.terminate() == 0
-    assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
-
-
 def test_consumers_with_different_names_each_get_everything(site):
     gateway = site.gateway()
     databases = [f"{site.database}_a", f"{site.database}_b"]

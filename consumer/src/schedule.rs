@@ -6,7 +6,6 @@ use millpond_manifest::plan::{Candidate, PlanStatus, Size, candidates};
 use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Cursor, Log};
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 /// A batch of a stream.
 pub type Key = (String, Plan);
@@ -25,8 +24,6 @@ pub struct Schedule {
     doubt: BTreeSet<Key>,
     /// For each stream, the last sequence that was planned when this owner opened the cursor.
     inherited: BTreeMap<String, u64>,
-    /// Earlier owners have sent no sequence from this one on, and never will.
-    unsent_from: Option<u64>,
     /// The schedule plans nothing from this sequence on.
     until: Option<u64>,
 }
@@ -57,15 +54,6 @@ pub struct Room {
     /// The number of sequences after the end of the log to plan ahead, each as a separate batch. 0 while several
     /// segments come at a time: they should share a batch.
     pub ahead: u64,
-}
-
-/// When a read of the log began and ended, on the clock of the lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LogRead {
-    /// When the request was sent.
-    pub began: Duration,
-    /// When its answer was here.
-    pub ended: Duration,
 }
 
 /// The purpose of the decision.
@@ -121,33 +109,7 @@ impl Schedule {
             return self.doubt.contains(key);
         }
         let (stream, plan) = key;
-        let inherited = self.inherited.get(stream).is_some_and(|last| plan.high <= *last);
-        inherited && self.unsent_from.is_none_or(|from| plan.low < from)
-    }
-
-    /// Notes a read of the log. `outlived_at`: when the leases of all earlier owners have run out.
-    ///
-    /// An earlier owner sends only what it has seen in the log while its lease ran. So a read that began after that shows all
-    /// that earlier owners can have sent. From then on, what they planned ahead of it counts as this owner's plans. A read that
-    /// began before may miss a segment that an earlier owner saw later, and sent.
-    pub fn log_read(&mut self, log: &Log, read: LogRead, outlived_at: Duration) {
-        let seen_at = match planted::is(Bug::ReadBeforeLeaseRanOut) {
-            true => read.ended,
-            false => read.began,
-        };
-        if seen_at < outlived_at || self.unsent_from.is_some() {
-            return;
-        }
-        self.unsent_from = Some(log.next_sequence);
-        self.doubt.retain(|(_, plan)| plan.low < log.next_sequence);
-    }
-
-    /// Whether the cursor has plans ahead of the log that an earlier owner made and may still send.
-    pub fn inherits_ahead(&self, cursor: &Cursor, log: &Log) -> bool {
-        cursor.streams.iter().any(|(stream, of)| {
-            let mut ahead = of.planned.iter().filter(|plan| plan.low >= log.next_sequence);
-            ahead.any(|plan| self.is_inherited(&(stream.clone(), *plan)))
-        })
+        self.inherited.get(stream).is_some_and(|last| plan.high <= *last)
     }
 
     /// The number of batches to resend before anything new.
@@ -361,13 +323,15 @@ impl Schedule {
         }
     }
 
-    /// Plans ahead that nobody has begun with, since their segments are not in this owner's log: who ends takes them back.
-    /// What an earlier owner planned, it may have sent, unless [`log_read`](Self::log_read) has shown that it has not.
+    /// Plans ahead that this owner made and has not started, because their segments are not in its log: an owner that
+    /// ends withdraws them. A predecessor may have sent its own plans, so they stay.
     pub fn unsent(&self, cursor: &Cursor, log: &Log) -> Vec<Key> {
         let all = planted::is(Bug::WithdrawnInDoubt);
         let plans = cursor.streams.iter().flat_map(|(stream, of)| {
-            let plans = of.planned.iter().map(|plan| (stream.clone(), *plan));
-            plans.filter(|key| key.1.low >= log.next_sequence && (all || !self.is_inherited(key)))
+            let inherited = self.inherited.get(stream).filter(|_| !all);
+            let own = inherited.map_or(0, |last| last + 1).max(log.next_sequence);
+            let unsent = of.planned.iter().filter(move |plan| plan.low >= own);
+            unsent.map(|plan| (stream.clone(), *plan))
         });
         plans.collect()
     }
@@ -410,6 +374,3 @@ pub fn begins(cursor: &Cursor, log: &Log, stream: &str) -> u64 {
         .take_while(|plan| plan.low < log.first_sequence);
     cut.last().map_or(cursor.next(stream), |plan| plan.high + 1)
 }
-
-#[cfg(test)]
-mod tests;

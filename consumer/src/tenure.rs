@@ -69,8 +69,6 @@ pub(crate) struct Tenure<'a> {
     swapped_at: Instant,
     /// The start of the swap in flight, by the clock of the lease.
     swap_began: Duration,
-    /// When the leases of all earlier owners have run out, by the clock of the lease.
-    outlived_at: Duration,
     term: work::Term,
     /// The wait for requests of earlier generations. The consumer sends nothing meanwhile.
     settling: Option<BoxFuture<'static, ()>>,
@@ -130,8 +128,6 @@ impl<'a> Tenure<'a> {
             // The lease is due for renewal earlier, because reading the log took time.
             swapped_at: now.checked_sub(since_leased).unwrap_or(now),
             swap_began: owned.leased_at,
-            // An earlier owner can have renewed its lease until the cursor was opened.
-            outlived_at: environment.uptime() + owned.outlived,
             term,
             settling,
             swap_again_at: now,
@@ -171,8 +167,7 @@ impl<'a> Tenure<'a> {
                 }
             }
             let wants_swap = self.begin_swap(&decision)?;
-            let idle =
-                self.schedule.running() == 0 && !wants_swap && self.swapping.is_none() && !self.outlives();
+            let idle = self.schedule.running() == 0 && !wants_swap && self.swapping.is_none();
             if self.is_repaired() {
                 return self.release().await;
             }
@@ -224,7 +219,8 @@ impl<'a> Tenure<'a> {
                     self.loaded(&reference, page)?;
                 }
                 () = shutdown.cancelled(), if self.drain_until.is_none() => {
-                    self.begin_drain();
+                    info!(shard = self.shard.claim.shard, "stopping: finishing {} batches", self.schedule.running());
+                    self.drain_until = Some(Instant::now() + self.shard.config.drain_timeout);
                 }
                 () = sleep_until(timer) => {}
             }

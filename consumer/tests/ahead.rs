@@ -9,7 +9,6 @@ use millpond_storage::unreliable::{Faults, On};
 use std::sync::Arc;
 use std::time::Duration;
 use support::{Log, OTHER, STREAM, Table, config, eventually, start};
-use tokio::time::Instant;
 
 fn single(sequence: u64) -> Plan {
     Plan {
@@ -256,67 +255,4 @@ async fn a_successor_that_does_not_take_a_stream_leaves_what_was_planned_of_it()
         planned(&log, OTHER).await,
         (2..10).map(single).collect::<Vec<_>>()
     );
-}
-
-/// A successor that may send other chunks than its predecessor, if nothing is in doubt.
-fn with_other_chunks(instance: &str) -> Config {
-    Config {
-        chunk_rows: 7,
-        ..config(instance)
-    }
-}
-
-/// By then the predecessor has sent all that it ever will, and the log shows that none of it was planned ahead.
-#[tokio::test(start_paused = true)]
-async fn who_has_outlived_its_predecessor_takes_back_what_that_planned_ahead() {
-    let mut log = Log::new(Store::memory()).await;
-    let table = Table::open("table");
-    crash_with_eight_planned(&mut log, &table).await;
-    let second = start(&log.store, successor(), &table);
-    log.commit(&[1]).await;
-    table.has(7).await;
-    tokio::time::sleep(successor().lease + Duration::from_secs(1)).await;
-    let asked = table.asked().len();
-    one_by_one(&mut log, &table, 1).await;
-    assert_eq!(table.asked().len(), asked, "nobody can have sent it before");
-    second.stop().await.unwrap();
-    let cursor = log.cursor("default").await.unwrap();
-    assert_eq!(cursor.ownership, Ownership::Released);
-    assert_eq!(planned(&log, STREAM).await, []);
-    let third = start(&log.store, with_other_chunks("c"), &table);
-    log.commit(&[7]).await;
-    table.has(log.rows().len() as u64).await;
-    third.stop().await.unwrap();
-    assert_eq!(log.cursor("default").await.unwrap().policy.chunk_rows, 7);
-    assert_eq!(table.rows(), log.rows());
-    assert_eq!(table.unannounced(), Vec::<String>::new());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_stop_waits_for_the_lease_of_the_predecessor_as_long_as_for_batches() {
-    for (drain, left) in [(70, Ownership::Released), (50, Ownership::Abandoned)] {
-        let mut log = Log::new(Store::memory()).await;
-        let table = Table::open("table");
-        crash_with_eight_planned(&mut log, &table).await;
-        let patient = Config {
-            drain_timeout: Duration::from_secs(drain),
-            // The stop asks for the log in time all the same.
-            poll_interval: Duration::from_secs(600),
-            ..successor()
-        };
-        let second = start(&log.store, patient, &table);
-        eventually("it has the cursor", async || {
-            let cursor = log.cursor("default").await.unwrap();
-            matches!(cursor.ownership, Ownership::Held { owner, .. } if owner == "b")
-        })
-        .await;
-        let stopping = Instant::now();
-        second.stop().await.unwrap();
-        let lasted = stopping.elapsed();
-        assert_eq!(log.cursor("default").await.unwrap().ownership, left);
-        match left {
-            Ownership::Released => assert!(lasted >= Duration::from_secs(59), "{lasted:?}"),
-            _ => assert!(lasted < Duration::from_secs(5), "{lasted:?}"),
-        }
-    }
 }

@@ -66,8 +66,6 @@ bugs! {
     ReleasedInDoubt = "released-in-doubt",
     /// An owner that ends also withdraws its predecessor's plans ahead.
     WithdrawnInDoubt = "withdrawn-in-doubt",
-    /// A read of the log that began before the leases of earlier owners ran out counts as one that shows all they sent.
-    ReadBeforeLeaseRanOut = "read-before-lease-ran-out",
     /// A chunk's token does not contain the chunk's number.
     TokenWithoutChunk = "token-without-chunk",
     /// A successor cuts a batch that may have been sent into smaller chunks than before.

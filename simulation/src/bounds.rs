@@ -11,8 +11,6 @@ pub struct Bounds {
     pub tail_max: usize,
     /// Number of sequences after the end of the log that owners plan in advance.
     pub ahead: u64,
-    /// Whether owners can outlive the leases of earlier owners, and reads of the log can be slow meanwhile.
-    pub outlive: bool,
     /// Batches in flight past the acknowledged position.
     pub max_in_flight: u32,
     /// True if the second owner is configured with another policy than the first.
@@ -57,7 +55,6 @@ impl Bounds {
         owners: 0,
         tail_max: 2,
         ahead: 0,
-        outlive: false,
         max_in_flight: 2,
         policies_differ: false,
         ticks: 0,

@@ -5,13 +5,12 @@ use crate::model::{System, World};
 use crate::producer::STREAM;
 use crate::sending::{Next, Sending};
 use crate::store::{Answer, Broken, Outcome, Store, Taken, Versioned, Write, outcomes};
-use millpond_consumer::schedule::{Decision, LogRead, Mode, Room, Schedule};
+use millpond_consumer::schedule::{Decision, Mode, Room, Schedule};
 use millpond_manifest::cursor::{Forbidden, Opening, Ownership, Plan, Refused};
 use millpond_manifest::{BatchingPolicy, Cursor, Log, Manifest};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-use std::time::Duration;
 use ulid::Ulid;
 use uuid::Uuid;
 
@@ -59,10 +58,6 @@ impl Known {
 pub struct Tenure {
     durable: Versioned<Cursor>,
     log: Option<Known>,
-    /// A read of the log whose answer is on its way, and whether it began after the leases of earlier owners.
-    reading: Option<(Known, bool)>,
-    /// The leases of earlier owners have expired.
-    outlived: bool,
     /// The predecessor's batches are still unknown.
     in_doubt: bool,
     schedule: Schedule,
@@ -107,12 +102,6 @@ pub enum Step {
     LookAgain,
     /// Reads the log.
     Poll,
-    /// Requests the log. The answer comes later.
-    Request,
-    /// Receives the log.
-    Receive,
-    /// The leases of all earlier owners expire.
-    Outlive,
     /// Starts a batch: reads its segments.
     Start(Plan),
     /// Asks the sink which rows of the batch's next chunk it lacks.
@@ -155,26 +144,6 @@ impl Tenure {
         let end = self.log.as_ref().map_or(0, |known| known.log.next_sequence);
         let mut planned = self.durable.planned(STREAM);
         planned.any(|plan| plan.low >= end && self.schedule.is_in_doubt(&(STREAM.to_owned(), plan)))
-    }
-
-    /// Whether an earlier owner may still send what it planned ahead of the log.
-    fn inherits_ahead(&self) -> bool {
-        let log = self.log.as_ref();
-        log.is_some_and(|known| self.schedule.inherits_ahead(&self.durable, &known.log))
-    }
-
-    /// Receives the log. `began_outlived`: the leases of earlier owners had expired when the read began.
-    fn receive(&mut self, known: Known, began_outlived: bool) {
-        if std::mem::take(&mut self.in_doubt) {
-            self.schedule = Schedule::in_doubt(&self.durable, &known.log, &|_| true);
-        }
-        let time = |outlived: bool| Duration::from_secs(outlived.into());
-        let read = LogRead {
-            began: time(began_outlived),
-            ended: time(self.outlived),
-        };
-        self.schedule.log_read(&known.log, read, time(true));
-        self.log = Some(known);
     }
 
     fn acknowledged(&mut self, durable: Versioned<Cursor>) {
@@ -274,17 +243,6 @@ impl Owner {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.replays_ahead())
     }
 
-    /// Whether it knows that no earlier owner has sent what is planned ahead of the log.
-    pub fn owns_inherited_plans(&self) -> bool {
-        let Phase::Serving(tenure) = &self.phase else {
-            return false;
-        };
-        tenure.log.as_ref().is_some_and(|known| {
-            let opened = Schedule::after(&tenure.durable);
-            opened.inherits_ahead(&tenure.durable, &known.log) && tenure.outlived && !tenure.inherits_ahead()
-        })
-    }
-
     /// Returns true if it continues a bisection that its predecessor began.
     pub fn repeats_cuts(&self) -> bool {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.repeats_cuts())
@@ -317,18 +275,8 @@ impl Owner {
             }
             Phase::Serving(tenure) => {
                 let known = tenure.log.as_ref();
-                let waits = system.bounds.outlive && tenure.inherits_ahead();
-                if known.is_none_or(|known| known.manifest.version() < world.store.manifest.version())
-                    || (waits && tenure.outlived)
-                {
+                if known.is_none_or(|known| known.manifest.version() < world.store.manifest.version()) {
                     steps.push(Step::Poll);
-                }
-                if waits && !tenure.outlived {
-                    steps.push(Step::Outlive);
-                    steps.extend(tenure.reading.is_none().then_some(Step::Request));
-                }
-                if tenure.reading.is_some() {
-                    steps.push(Step::Receive);
                 }
                 let decision = tenure.decide();
                 steps.extend(decision.start.iter().map(|(_, plan)| Step::Start(*plan)));
@@ -371,8 +319,8 @@ impl Owner {
         let World {
             store, owners, left, ..
         } = world;
-        if matches!(step, Step::Settle | Step::Outlive) {
-            outlive(place, owners);
+        if step == Step::Settle {
+            settle(place, owners);
         }
         let me = &mut owners[place];
         let (nonce, ahead) = (me.nonce(place), system.bounds.ahead);
@@ -428,16 +376,12 @@ impl Tenure {
     fn step(&mut self, step: Step, nonce: u64, store: &mut Store) -> Option<bool> {
         match step {
             Step::Poll => {
-                // One request at a time: the answer to an earlier one would be older.
-                self.reading = None;
-                self.receive(Known::read(store), self.outlived);
+                let known = Known::read(store);
+                if std::mem::take(&mut self.in_doubt) {
+                    self.schedule = Schedule::in_doubt(&self.durable, &known.log, &|_| true);
+                }
+                self.log = Some(known);
             }
-            Step::Request => self.reading = Some((Known::read(store), self.outlived)),
-            Step::Receive => {
-                let (known, began_outlived) = self.reading.take()?;
-                self.receive(known, began_outlived);
-            }
-            Step::Outlive => self.outlived = true,
             Step::Start(plan) => {
                 let log = &self.log.as_ref()?.log;
                 let within = log
@@ -542,7 +486,7 @@ impl Tenure {
 }
 
 /// The leases of earlier owners have expired, and their requests have ended.
-fn outlive(place: usize, owners: &mut [Owner]) {
+fn settle(place: usize, owners: &mut [Owner]) {
     let Phase::Serving(tenure) = &owners[place].phase else {
         return;
     };
@@ -559,8 +503,6 @@ fn serving(durable: Versioned<Cursor>, in_doubt: bool, ahead: u64) -> Phase {
         settled: !durable.unsettled,
         durable,
         log: None,
-        reading: None,
-        outlived: false,
         in_doubt,
         schedule: Schedule::default(),
         sending: BTreeMap::new(),

@@ -146,12 +146,6 @@ fn reached(bounds: &Bounds) -> Vec<Property<System>> {
             }),
         ),
         (
-            bounds.outlive,
-            Property::sometimes("plans ahead become the successor's", |_, w: &World| {
-                w.owners.iter().any(super::owner::Owner::owns_inherited_plans)
-            }),
-        ),
-        (
             bounds.resets > 0,
             Property::sometimes("requests of an earlier generation are settled", |_, w: &World| {
                 w.owners.iter().any(super::owner::Owner::has_settled)

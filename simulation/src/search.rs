@@ -44,9 +44,6 @@ pub(crate) struct Search {
     /// Number of sequences after the end of the log to plan in advance.
     #[arg(long)]
     ahead: Option<u64>,
-    /// Whether owners can outlive the leases of earlier owners.
-    #[arg(long)]
-    outlive: Option<bool>,
     /// Batches in flight.
     #[arg(long)]
     max_in_flight: Option<u32>,
@@ -130,7 +127,6 @@ impl Search {
             owners: self.owners.unwrap_or(from.owners),
             tail_max: self.tail_max.unwrap_or(from.tail_max),
             ahead: self.ahead.unwrap_or(from.ahead),
-            outlive: self.outlive.unwrap_or(from.outlive),
             max_in_flight: self.max_in_flight.unwrap_or(from.max_in_flight),
             ticks: self.ticks.unwrap_or(from.ticks),
             rounds: self.rounds.unwrap_or(from.rounds),

@@ -160,21 +160,6 @@ fn owners_that_plan_ahead_and_give_the_cursor_back() {
     });
 }
 
-/// They take back what an earlier owner planned ahead, too, once it can send nothing more. It may send as long as it lives,
-/// and a read of the log that began before may not show what.
-#[test]
-fn owners_that_outlive_those_who_planned_ahead() {
-    holds(Bounds {
-        segments: vec![vec![1, 1]],
-        ahead: 1,
-        outlive: true,
-        owner_faults: 0,
-        owner_crashes: 0,
-        epochs: 3,
-        ..different_rules(Bounds::takeover())
-    });
-}
-
 /// Rows that were sent lie behind rows that were not, and the successor would cut them into other chunks.
 #[test]
 fn an_owner_that_leaves_batches_behind_a_hole() {

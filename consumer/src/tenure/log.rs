@@ -4,7 +4,7 @@
 use super::Tenure;
 use crate::environment::now_ms;
 use crate::error::ConsumeError;
-use crate::schedule::{LogRead, begins};
+use crate::schedule::begins;
 use crate::shard::{PageRead, Shard};
 use crate::status::Level;
 use futures::future::{BoxFuture, FutureExt};
@@ -12,7 +12,6 @@ use millpond_manifest::cas::{self, ReadError, Reread, Snapshot};
 use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
 use millpond_storage::Version;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -42,7 +41,7 @@ impl Known {
 const PAGES_AHEAD: usize = 2;
 
 pub(super) type Loading<'a> = BoxFuture<'a, (PageReference, Result<PageRead, ConsumeError>)>;
-pub(super) type Reading = BoxFuture<'static, (Duration, Result<Reread<Manifest>, ReadError>)>;
+pub(super) type Reading = BoxFuture<'static, Result<Option<Snapshot<Manifest>>, ReadError>>;
 
 impl Tenure<'_> {
     pub(super) fn begin_read(&mut self) {
@@ -52,41 +51,28 @@ impl Tenure<'_> {
         let store = self.shard.claim.store.clone();
         let key = layout::manifest(self.shard.claim.shard);
         let known = self.log.as_ref().map(|log| log.version.clone());
-        let began = self.shard.claim.environment.uptime();
         let read = async move {
-            let outcome = match known {
-                None => cas::read(&store, &key)
-                    .await
-                    .map(|found| found.map_or(Reread::Absent, Reread::Changed)),
-                Some(known) => cas::read_if_changed(&store, &key, &known).await,
-            };
-            (began, outcome)
+            match known {
+                None => cas::read::<Manifest>(&store, &key).await,
+                Some(known) => match cas::read_if_changed(&store, &key, &known).await? {
+                    Reread::Changed(log) => Ok(Some(log)),
+                    Reread::Unchanged | Reread::Absent => Ok(None),
+                },
+            }
         };
         self.reading = Some(read.boxed());
     }
 
-    /// Takes over a read of the manifest that began at this uptime.
     pub(super) fn read(
         &mut self,
-        (began, outcome): (Duration, Result<Reread<Manifest>, ReadError>),
+        outcome: Result<Option<Snapshot<Manifest>>, ReadError>,
     ) -> Result<(), ConsumeError> {
-        let found = matches!(&outcome, Ok(Reread::Changed(_) | Reread::Unchanged));
-        self.log_is(outcome)?;
-        if let Some(known) = self.log.as_ref().filter(|_| found) {
-            let ended = self.shard.claim.environment.uptime();
-            self.schedule
-                .log_read(&known.log, LogRead { began, ended }, self.outlived_at);
-        }
-        Ok(())
-    }
-
-    fn log_is(&mut self, outcome: Result<Reread<Manifest>, ReadError>) -> Result<(), ConsumeError> {
         self.poll_at = Instant::now() + self.shard.config.poll_interval;
         let what = format!("reading {}", layout::manifest(self.shard.claim.shard));
         match outcome {
             Ok(news) => {
                 self.shard.claim.status.goes_on(&what);
-                if let Reread::Changed(news) = news {
+                if let Some(news) = news {
                     self.shard.check_log(&news.state)?;
                     self.log = Some(match self.log.take() {
                         None => Known::new(news),
@@ -171,7 +157,7 @@ impl Tenure<'_> {
             PageRead::Trimmed(log) => {
                 // A read under way may return an older manifest.
                 self.reading = None;
-                self.log_is(Ok(Reread::Changed(*log)))
+                self.read(Ok(Some(*log)))
             }
         }
     }

@@ -24,35 +24,6 @@ impl Tenure<'_> {
         self.schedule.running() == 0 && self.schedule.is_complete(&self.durable.state, log, &accepts)
     }
 
-    pub(super) fn begin_drain(&mut self) {
-        let now = Instant::now();
-        let Shard { claim, config, .. } = self.shard;
-        let (shard, batches) = (claim.shard, self.schedule.running());
-        info!(shard, "stopping: finishing {batches} batches");
-        self.drain_until = Some(now + config.drain_timeout);
-        if self.outlives() {
-            let left = self.outlived_at.saturating_sub(claim.environment.uptime());
-            info!(
-                shard,
-                "stopping: an earlier owner may still send what it planned ahead of the log; its lease runs out in {} s",
-                left.as_secs_f64().ceil()
-            );
-            self.poll_at = self.poll_at.min(now + left);
-        }
-    }
-
-    /// Whether a stop waits until earlier owners can send nothing of what they planned ahead of the log. Otherwise it would
-    /// leave these plans, and the cursor abandoned. It does not wait for a lease that runs longer than the stop may take.
-    pub(super) fn outlives(&self) -> bool {
-        let (Some(until), Some(Known { log, .. })) = (self.drain_until, &self.log) else {
-            return false;
-        };
-        let left = self
-            .outlived_at
-            .saturating_sub(self.shard.claim.environment.uptime());
-        Instant::now() + left < until && self.schedule.inherits_ahead(&self.durable.state, log)
-    }
-
     /// Releases the cursor and records whether anything is in doubt. A repair that has reached its end leaves a
     /// tombstone.
     pub(super) async fn release(&mut self) -> Result<Term, ConsumeError> {

@@ -2,7 +2,7 @@
 
 use super::record::{Event, Record};
 use millpond_manifest::Cursor;
-use millpond_manifest::cursor::{Ownership, Plan};
+use millpond_manifest::cursor::Ownership;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -26,8 +26,6 @@ pub(crate) struct Reader {
     pub(crate) gone_below: u64,
     /// The owners by opening id.
     openings: BTreeMap<u64, String>,
-    /// The planned batches that the newest opening found.
-    inherited: Vec<(String, Plan)>,
 }
 
 impl Reader {
@@ -132,20 +130,10 @@ impl Reader {
         }
         if taken && actor != OPERATOR {
             record.count(opened(before, next));
-            let planned = before.streams.iter();
-            let planned =
-                planned.flat_map(|(stream, of)| of.planned.iter().map(|plan| (stream.clone(), *plan)));
-            self.inherited = planned.collect();
-            if self.inherited.iter().any(|(_, plan)| plan.low >= end) {
+            let mut planned = before.streams.values().flat_map(|stream| &stream.planned);
+            if planned.any(|plan| plan.low >= end) {
                 record.count(Event::TakenOverAhead);
             }
-        }
-        let mut inherited = self.inherited.iter();
-        if next.ownership == Ownership::Released
-            && actor != OPERATOR
-            && inherited.any(|(stream, plan)| plan.low >= next.next(stream))
-        {
-            record.count(Event::WithdrawnAhead);
         }
         Ok(())
     }

@@ -73,8 +73,6 @@ pub enum Event {
     TakeoversOfAbandoned,
     /// Cursors taken with plans beyond the committed log.
     TakenOverAhead,
-    /// Clean releases that withdrew what an earlier owner had planned beyond the committed log.
-    WithdrawnAhead,
     /// Openings of a cleanly released cursor.
     CleanOpenings,
     /// Changes of the batching policy.

@@ -8,7 +8,6 @@ use super::scenario::Scenario;
 use super::table::{Row, Table};
 use bytes::Bytes;
 use millpond_consumer::RowId;
-use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Cursor, DeadLetter, Entry, Manifest, Object, Page, layout};
 use millpond_segment::{Decompressor, Limits, blocks, verify};
 use std::collections::{BTreeMap, BTreeSet};
@@ -220,20 +219,6 @@ impl Witness {
             }
         }
         (all, said)
-    }
-
-    /// Names the first shard whose cursor is not cleanly released.
-    pub(crate) fn unreleased(&self, consumer: &str) -> Option<String> {
-        let state = self.state();
-        let mut cursors = state.shards.iter().filter_map(|(number, shard)| {
-            let cursor = shard.readers.get(consumer)?.cursor.as_ref()?;
-            Some((number, cursor))
-        });
-        let (number, cursor) = cursors.find(|(_, cursor)| cursor.ownership != Ownership::Released)?;
-        Some(format!(
-            "{number:04} is {:?}: {:?}",
-            cursor.ownership, cursor.streams
-        ))
     }
 
     /// Names the first row that a consumer has acknowledged and its table lacks.
