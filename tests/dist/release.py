@@ -1,13 +1,14 @@
-"""The files of the release in dist/, which `make dist` builds."""
+"""The files of the release in dist/, which `make dist` builds, or in MILLPOND_DIST."""
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
 from harness.services import REPOSITORY
 
-DIST = REPOSITORY / "dist"
+DIST = Path(os.environ.get("MILLPOND_DIST", REPOSITORY / "dist"))
 # Debian's name of an architecture by the kernel's.
 DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
 MACHINE = platform.machine()
@@ -16,7 +17,7 @@ MACHINE = platform.machine()
 def only(pattern: str) -> Path:
     """The one file of the release with such a name."""
     found = sorted(DIST.glob(pattern))
-    assert len(found) == 1, f"dist/ has {found or 'nothing'} for {pattern}: run `make dist`"
+    assert len(found) == 1, f"{DIST} has {found or 'nothing'} for {pattern}: run `make dist`"
     return found[0]
 
 

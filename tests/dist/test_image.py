@@ -1,5 +1,5 @@
 """The container image, unpacked and run as a runtime would run it: its user, a read-only root, and
-nothing else of this machine's files."""
+nothing else of this machine's files. podman and skopeo do the same where they are installed."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import pytest
 
 from harness.exactly_once import assert_exactly_once, wait_for_all
 from harness.oci import Image
+from harness.services import CREDENTIALS
 
 from .release import DEBIAN, MACHINE, architectures, only, version
 
@@ -76,14 +77,50 @@ def test_the_entry_point_runs(root):
 
 
 def test_the_pipeline_runs_in_the_image(root, site):
-    gateway = root.move(site.gateway_of()).up()
-    consumer = root.move(site.consumer_of()).up()
+    run_the_pipeline(site, root.move)
+
+
+def run_the_pipeline(site, move) -> None:
+    gateway = move(site.gateway_of()).up()
+    consumer = move(site.consumer_of()).up()
     load = site.load(gateway, records=2_000)
     load.run()
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, gateway, consumer)
-    assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
     for process in (gateway, consumer):
         assert process.terminate() == 0
+    assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
+
+
+@pytest.fixture
+def podman(tmp_path):
+    """The words before a command of podman, with its storage in a folder."""
+    if shutil.which("podman") is None:
+        pytest.skip("NOT TESTED: podman is not on this machine")
+    words = ["podman", "--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--events-backend=file"]
+    words += [f"--{name}={tmp_path / name}" for name in ("root", "runroot", "tmpdir")]
+    # crun rejects version 1 of the control groups.
+    if shutil.which("runc"):
+        words.append("--runtime=runc")
+    yield words
+    says(*words, "rm", "--all", "--force")
+    # Its files in a layer may be read-only.
+    says(*words, "rmi", "--all", "--force")
+
+
+def test_podman_loads_and_runs_the_image(podman, site):
+    archive = only(f"*-{DEBIAN[MACHINE]}.oci.tar")
+    name = f"localhost/millpond:{version()}"
+    assert name in says(*podman, "load", "--input", archive)
+
+    def move(process):
+        options = ["--rm", "--network=host", "--read-only", "--cap-drop=all"]
+        options += [f"--env={variable}" for variable in CREDENTIALS]
+        # podman's defaults are above what a machine in a sandbox may set.
+        options += ["--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096"]
+        process.argv = [*podman, "run", *options, name, *process.argv[1:]]
+        return process
+
+    run_the_pipeline(site, move)
 
 
 def test_the_image_has_certificates_and_no_shell(root):
