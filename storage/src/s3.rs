@@ -12,7 +12,7 @@ use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
-use aws_sdk_s3::error::{DisplayErrorContext, SdkError};
+use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::operation::create_bucket::CreateBucketError;
 use aws_sdk_s3::types::{BucketLocationConstraint, CreateBucketConfiguration};
 use object_store::aws::{AmazonS3Builder, AwsCredential, S3ConditionalPut};
@@ -171,7 +171,7 @@ impl Bucket {
                 Err(OpenError::NotMade {
                     url: url.to_string(),
                     what: format!("bucket {:?}", self.name),
-                    why: DisplayErrorContext(&error).to_string(),
+                    why: explain_creation(&error),
                     kind,
                 })
             }
@@ -190,17 +190,39 @@ async fn credentials(url: &BufferUrl, config: &SdkConfig) -> Result<Chain, OpenE
             };
             match chain.get().await {
                 Ok(_) => return Ok(chain),
-                Err(error) => DisplayErrorContext(&error).to_string(),
+                Err(error) => told(&error),
             }
         }
     };
     Err(OpenError::Settings {
         url: url.to_string(),
         why: format!(
-            "no AWS credentials were found; whatever works for `aws s3 ls` works here: a profile (AWS_PROFILE), \
-             `aws sso login`, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role of the instance or the pod ({why})"
+            "no AWS credentials were found ({why})\nwhatever works for `aws s3 ls` works here: a profile (AWS_PROFILE), \
+             `aws sso login`, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role of the instance or the pod"
         ),
     })
+}
+
+/// The error and its causes as a sentence. The SDK's own display of a chain is Rust's debug output.
+fn told(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let mut words: Vec<String> = Vec::new();
+    for cause in causes.map(ToString::to_string) {
+        if words.last().is_none_or(|last| !last.contains(&cause)) {
+            words.push(cause);
+        }
+    }
+    words.join(": ")
+}
+
+/// The service's code and message, if a service answered.
+fn explain_creation(error: &SdkError<CreateBucketError>) -> String {
+    let meta = error.as_service_error().map(ProvideErrorMetadata::meta);
+    match meta.map(|meta| (meta.code(), meta.message())) {
+        Some((Some(code), Some(message))) => format!("{code}: {message}"),
+        Some((Some(code), None)) => code.to_owned(),
+        _ => told(error),
+    }
 }
 
 /// The AWS SDK's credentials for `object_store`, kept until shortly before they expire.
@@ -240,7 +262,7 @@ impl Chain {
             Err(error) => match kept.as_ref().filter(|kept| now < kept.expires_at) {
                 Some(kept) => {
                     tracing::warn!(
-                        error = %DisplayErrorContext(&error),
+                        error = %told(&error),
                         "cannot renew the AWS credentials; using the current ones until they expire"
                     );
                     Ok(Arc::clone(&kept.credential))
@@ -277,7 +299,7 @@ impl CredentialProvider for Chain {
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
         self.get().await.map_err(|error| object_store::Error::Generic {
             store: "S3",
-            source: format!("no AWS credentials: {}", DisplayErrorContext(&error)).into(),
+            source: format!("no AWS credentials: {}", told(&error)).into(),
         })
     }
 }
