@@ -207,12 +207,19 @@ async fn credentials(url: &BufferUrl, config: &SdkConfig) -> Result<Chain, OpenE
 fn told(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     let mut words: Vec<String> = Vec::new();
-    for cause in causes.map(ToString::to_string) {
+    for cause in causes.map(|cause| one_line(&cause.to_string())) {
         if words.last().is_none_or(|last| !last.contains(&cause)) {
             words.push(cause);
         }
     }
     words.join(": ")
+}
+
+/// The SDK lists the providers that it tried, one a line, each with the same prefix.
+fn one_line(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let text = lines.join("; ").replace("Attempted:; ", "Attempted: ");
+    text.replace("the credential provider was not enabled: ", "")
 }
 
 /// The service's code and message, if a service answered.

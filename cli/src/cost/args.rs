@@ -182,17 +182,22 @@ pub(crate) struct LiveArgs {
     #[arg(long, value_name = "URL", value_parser = BufferUrl::parse, help_heading = "A live buffer")]
     pub(super) buffer: Option<BufferUrl>,
 
-    /// Time to look back. The estimate misses objects that garbage collection has deleted: with its default grace, those older than an hour.
+    /// Time to look back, such as 1h, or the time to start from, such as 2026-11-22T10:00Z. The estimate misses objects that garbage collection has deleted: with its default grace, those older than an hour.
     #[arg(
         long,
         value_name = "TIME",
         default_value = "1h",
+        value_parser = since,
         help_heading = "A live buffer"
     )]
     pub(super) since: Time,
 
     #[command(flatten, next_help_heading = "A live buffer")]
     pub(super) s3: S3Args,
+}
+
+fn since(text: &str) -> Result<Time, String> {
+    millpond_operate::look_back(text).map(Time)
 }
 
 /// The settings of producers and consumers, with the program's defaults.
@@ -518,7 +523,7 @@ mod tests {
     fn what_contradicts_itself_is_refused_with_what_to_do() {
         const LOAD: [&str; 2] = ["--throughput", "10MB/s"];
         let with = |flags: &[&str]| refused(&[&LOAD, flags].concat());
-        assert!(refused(&[]).contains("Give --throughput"));
+        assert!(refused(&[]).contains("give --throughput"));
         assert!(refused(&["--throughput", "10MB"]).contains("50GB/day"));
         assert!(refused(&["--events", "100"]).contains("give --event-bytes"));
         assert!(with(&["--events", "100"]).contains("give one of them"));
@@ -561,7 +566,7 @@ mod tests {
             args.check(&args.axes().unwrap()).unwrap_err().to_string()
         };
         assert!(refused(&["--throughput", "1MB/s"]).contains("give one of them"));
-        assert!(refused(&["--sweep", "linger=1s"]).contains("nothing to choose"));
+        assert!(refused(&["--sweep", "linger=1s"]).contains("leave out --sweep"));
         assert!(refused(&["--producers", "2"]).contains("--producers follows from the buffer"));
     }
 }
