@@ -24,7 +24,8 @@ demo: ## Run the whole pipeline on this machine (DEMO_SECONDS, DEMO_RATE, DEMO_B
 	if [[ $${DEMO_BUFFER:-} == minio ]]; then
 	    $(call tools,minio)
 	fi
-	cargo build --locked --release --bin millpond --bin embedded-clickhouse
+	scripts/quietly.sh "building Millpond" target/demo-build.log \
+	    cargo build --locked --release --bin millpond --bin embedded-clickhouse
 	exec target/release/millpond demo
 
 .PHONY: tutorial

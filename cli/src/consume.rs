@@ -10,7 +10,7 @@ use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::table::{ClickHouseArgs, MakingArgs, TableArgs};
 use crate::telemetry::TelemetryArgs;
-use crate::units::{Size, Time, address, at_least_one, pause, readable};
+use crate::units::{Size, Time, address, at_least_one, pause, readable, size_from};
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::gc::GarbageCollector;
 use millpond_consumer::{Consumer, SinkError, Start, StreamPattern};
@@ -26,12 +26,6 @@ use tracing::{info, warn};
 /// Settings of the consumer.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConsumeArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
-
-    #[command(flatten)]
-    pub(crate) prices: PriceArgs,
-
     /// The consumer's name. Consumers with different names read the buffer independently, like Kafka's groups.
     #[arg(
         long,
@@ -69,15 +63,6 @@ pub(crate) struct ConsumeArgs {
     #[arg(long, env = "MILLPOND_SHARE_TABLES")]
     pub(crate) share_tables: bool,
 
-    #[command(flatten)]
-    pub(crate) clickhouse: ClickHouseArgs,
-
-    #[command(flatten)]
-    pub(crate) table: TableArgs,
-
-    #[command(flatten)]
-    pub(crate) making: MakingArgs,
-
     /// Create neither database nor tables. Use it for tables that you create yourself, for instance from `millpond tables print`. The consumer
     /// still checks them.
     #[arg(long, env = "MILLPOND_NO_CREATE")]
@@ -92,9 +77,6 @@ pub(crate) struct ConsumeArgs {
         value_parser = address
     )]
     pub(crate) admin: SocketAddr,
-
-    #[command(flatten)]
-    pub(crate) telemetry: TelemetryArgs,
 
     /// Name of this process as the owner of cursors. Default: random. With a stable name, such as a StatefulSet's pod, a restarted process
     /// continues at once instead of waiting for its old lease. Never give the same name to two living processes.
@@ -135,16 +117,17 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_CONSUME_MEMORY_LIMIT",
         value_name = "SIZE",
-        default_value = "512MiB"
+        default_value = "512MiB",
+        value_parser = size_from::<{ 16 << 20 }>
     )]
     pub(crate) memory_limit: Size,
 
     /// Concurrent INSERTs. More than 2 make a ClickHouse server merge more, not write faster.
-    #[arg(long, env = "MILLPOND_WRITERS", value_name = "N", default_value_t = 2, value_parser = at_least_one)]
+    #[arg(long, env = "MILLPOND_WRITERS", value_name = "N", default_value_t = 2, value_parser = at_least_one::<usize>)]
     pub(crate) writers: usize,
 
     /// Concurrent ranged GETs.
-    #[arg(long, env = "MILLPOND_FETCHERS", value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    #[arg(long, env = "MILLPOND_FETCHERS", value_name = "N", default_value_t = 8, value_parser = at_least_one::<usize>)]
     pub(crate) fetchers: usize,
 
     /// Target number of records per batch. A segment with at least half of it is a batch by itself. Above 100000, ClickHouse's cost per row
@@ -153,7 +136,8 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_BATCH_RECORDS",
         value_name = "N",
-        default_value_t = 100_000
+        default_value_t = 100_000,
+        value_parser = at_least_one::<u64>
     )]
     pub(crate) batch_records: u64,
 
@@ -162,7 +146,8 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_BATCH_BYTES",
         value_name = "SIZE",
-        default_value = "64MiB"
+        default_value = "64MiB",
+        value_parser = size_from::<4096>
     )]
     pub(crate) batch_bytes: Size,
 
@@ -171,7 +156,8 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_CHUNK_ROWS",
         value_name = "N",
-        default_value_t = 100_000
+        default_value_t = 100_000,
+        value_parser = at_least_one::<u64>
     )]
     pub(crate) chunk_rows: u64,
 
@@ -180,12 +166,13 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_CHUNK_BYTES",
         value_name = "SIZE",
-        default_value = "64MiB"
+        default_value = "64MiB",
+        value_parser = size_from::<4096>
     )]
     pub(crate) chunk_bytes: Size,
 
     /// Maximum batches per stream that are planned and not acknowledged. After a crash, a successor asks ClickHouse about all of them.
-    #[arg(long, env = "MILLPOND_MAX_IN_FLIGHT", value_name = "N", default_value_t = 16)]
+    #[arg(long, env = "MILLPOND_MAX_IN_FLIGHT", value_name = "N", default_value_t = 16, value_parser = at_least_one::<u32>)]
     pub(crate) max_in_flight: u32,
 
     /// Maximum dead letters per batch: records that the table rejects, and messages that cannot be read. The buffer keeps them (`millpond
@@ -200,9 +187,6 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) dead_letters_max: u16,
 
-    #[command(flatten)]
-    pub(crate) gc: GcSettings,
-
     /// Interval between two rounds of garbage collection in this process. 0s leaves them to others (`millpond gc`). Any number of processes may
     /// collect garbage at once.
     #[arg(long, env = "MILLPOND_GC_INTERVAL", value_name = "TIME", default_value = "5m")]
@@ -216,6 +200,27 @@ pub(crate) struct ConsumeArgs {
         default_value = "30s"
     )]
     pub(crate) drain_timeout: Time,
+
+    #[command(flatten, next_help_heading = "ClickHouse")]
+    pub(crate) clickhouse: ClickHouseArgs,
+
+    #[command(flatten, next_help_heading = "ClickHouse")]
+    pub(crate) table: TableArgs,
+
+    #[command(flatten, next_help_heading = "New tables")]
+    pub(crate) making: MakingArgs,
+
+    #[command(flatten, next_help_heading = "Garbage collection")]
+    pub(crate) gc: GcSettings,
+
+    #[command(flatten, next_help_heading = "Prices of requests")]
+    pub(crate) prices: PriceArgs,
+
+    #[command(flatten, next_help_heading = "Telemetry of this process")]
+    pub(crate) telemetry: TelemetryArgs,
+
+    #[command(flatten, next_help_heading = "Buffer")]
+    pub(crate) store: StoreArgs,
 }
 
 /// A shorter lease could run out during one request to the store, and fence its own owner.

@@ -1,6 +1,7 @@
 //! `millpond consumer`: the positions of consumers, and an operator's changes to them.
 
 use crate::output::{inline, say};
+use crate::progress::Progress;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::table::{ClickHouseArgs, TableArgs};
@@ -22,22 +23,22 @@ use std::process::ExitCode;
 pub(crate) enum ConsumerCommand {
     /// List consumers with their owners, positions and lags.
     List {
-        #[command(flatten)]
-        store: StoreArgs,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+        #[command(flatten, next_help_heading = "Buffer")]
+        store: StoreArgs,
     },
     /// Wait until a consumer has read everything that is committed now. For scripts; exits 1 when the time is up.
     Wait {
-        #[command(flatten)]
-        store: StoreArgs,
         /// The consumer's name.
         #[arg(default_value = "default")]
         consumer: String,
         /// Maximum time to wait. Default: forever.
         #[arg(long, value_name = "TIME")]
         timeout: Option<Time>,
+        #[command(flatten, next_help_heading = "Buffer")]
+        store: StoreArgs,
     },
     /// Set a consumer's position in all streams, to repair its table or to leave out records. From this position on, the consumer
     /// compares the table with the buffer and inserts only missing rows. Rows that a mutation or a person removed come back, and so
@@ -46,8 +47,8 @@ pub(crate) enum ConsumerCommand {
     Reset {
         #[command(flatten)]
         selected: Selected,
-        /// The new position: earliest, latest, a sequence, or the first segment committed at or after a time such as
-        /// 2026-11-21T09:00:00Z.
+        /// The new position: earliest, latest, a sequence, or the first segment committed at or after a time: 5m for five minutes ago,
+        /// or 2026-11-22T10:00Z.
         #[arg(long, value_name = "WHERE")]
         to: Target,
         /// Do not ask for confirmation. Required where standard input is not a terminal.
@@ -65,8 +66,6 @@ pub(crate) enum ConsumerCommand {
     /// Leave out one stream's part of a segment that cannot be read. The cursor records it with the reason. The command fences
     /// an owner that may have sent rows of the part; the next owner asks the table before it sends the rest.
     Skip {
-        #[command(flatten)]
-        store: StoreArgs,
         /// The consumer's name.
         consumer: String,
         /// The stream that the consumer's error names, such as otlp.logs.
@@ -81,6 +80,8 @@ pub(crate) enum ConsumerCommand {
         /// The reason, for the record.
         #[arg(long)]
         reason: String,
+        #[command(flatten, next_help_heading = "Buffer")]
+        store: StoreArgs,
     },
     /// Remove a consumer, so that the buffer keeps nothing for it. A running one exits. A tombstone of its cursor stays, so that
     /// a later consumer with the same name does not insert rows again.
@@ -93,8 +94,6 @@ pub(crate) enum ConsumerCommand {
 /// The cursors to change.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Selected {
-    #[command(flatten)]
-    store: StoreArgs,
     /// The consumer's name.
     consumer: String,
     /// Change only the cursor in this shard.
@@ -104,16 +103,16 @@ pub(crate) struct Selected {
     /// cursor that cannot be read.
     #[arg(long)]
     force: bool,
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
 /// The arguments of `millpond consumer repair`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RepairArgs {
-    #[command(flatten)]
-    store: StoreArgs,
     /// The consumer's name.
     consumer: String,
-    /// First sequence, as `millpond doctor --rows` names it; or earliest, or a time.
+    /// First sequence, as `millpond doctor --rows` names it; or earliest, or a time such as 5m (ago) or 2026-11-22T10:00Z.
     #[arg(long, value_name = "SEQUENCE|TIME")]
     from: Target,
     /// Last sequence; or a time, for the last segment committed before it; or latest, for everything acknowledged.
@@ -125,13 +124,15 @@ pub(crate) struct RepairArgs {
     /// Repair only this stream. May be given more than once, and may end with *.
     #[arg(long = "stream", value_name = "NAME")]
     streams: Vec<StreamPattern>,
-    #[command(flatten)]
-    clickhouse: ClickHouseArgs,
-    #[command(flatten)]
-    table: TableArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    #[command(flatten, next_help_heading = "ClickHouse")]
+    clickhouse: ClickHouseArgs,
+    #[command(flatten, next_help_heading = "ClickHouse")]
+    table: TableArgs,
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
 impl ConsumerCommand {
@@ -145,9 +146,22 @@ impl ConsumerCommand {
                 timeout,
             } => {
                 let store = store.open(false).await?;
-                let unknown = || eprintln!("millpond: consumer {consumer} has never run: waiting for it");
                 let timeout = timeout.map(|time| time.0);
-                let records = consumers::until_read(&store, &consumer, timeout, unknown).await?;
+                let progress = Progress::towards(0, "records");
+                let mut named = false;
+                let records = consumers::until_read(&store, &consumer, timeout, |look| {
+                    progress.set(look.records - look.behind, look.records);
+                    progress.because(&reason(look));
+                    if !look.is_known && !named {
+                        // A mistyped name would otherwise wait without a word.
+                        progress.aside(|| {
+                            eprintln!("millpond: consumer {consumer} has never run: waiting for it")
+                        });
+                        named = true;
+                    }
+                })
+                .await?;
+                drop(progress);
                 say!(
                     "{consumer} has read everything committed: the buffer still keeps {records} of these records"
                 )?;
@@ -187,6 +201,14 @@ impl ConsumerCommand {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The reason why a consumer does not proceed.
+fn reason(look: &consumers::Look<'_>) -> String {
+    if !look.is_known {
+        return "the consumer has never run".to_owned();
+    }
+    look.waiting_for.first().cloned().unwrap_or_default()
 }
 
 async fn list(store: &Store, as_json: bool) -> anyhow::Result<()> {
@@ -338,7 +360,9 @@ impl RepairArgs {
             shard: self.shard,
             streams: self.streams,
         };
-        let repaired = repair(store, options, shutdown).await?;
+        let progress = Progress::towards(0, "records");
+        let repaired = repair(store, options, shutdown, |done, total| progress.set(done, total)).await?;
+        drop(progress);
         if self.json {
             say!("{}", serde_json::to_value(&repaired)?)?;
         } else {

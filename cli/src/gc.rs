@@ -1,6 +1,7 @@
 //! `millpond gc`: one round of garbage collection, and the settings of the collector in a consumer.
 
 use crate::output::say;
+use crate::progress::Progress;
 use crate::store::StoreArgs;
 use crate::units::{Time, count, grouped, readable};
 use anyhow::bail;
@@ -50,10 +51,6 @@ impl GcSettings {
 /// The flags of `millpond gc`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct GcArgs {
-    #[command(flatten)]
-    store: StoreArgs,
-    #[command(flatten)]
-    settings: GcSettings,
     /// Delete nothing, and report what a round would delete. A later round may delete more: objects that trimming releases
     /// must first reach the grace.
     #[arg(long)]
@@ -61,12 +58,19 @@ pub(crate) struct GcArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    #[command(flatten, next_help_heading = "Garbage collection")]
+    settings: GcSettings,
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
 /// Collects the garbage of all shards.
 pub(crate) async fn run(args: GcArgs) -> anyhow::Result<()> {
     let store = args.store.open(false).await?;
-    let done = round(store, args.settings.gc(Duration::ZERO), args.dry_run).await?;
+    let config = args.settings.gc(Duration::ZERO);
+    let progress = Progress::unbounded("reading the logs, and listing and deleting objects");
+    let done = round(store, config, args.dry_run).await?;
+    drop(progress);
     if args.json {
         say!("{}", serde_json::to_string(&done)?)?;
     } else {

@@ -26,11 +26,11 @@ pub(crate) enum ManifestCommand {
 /// The flags of `millpond manifest`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManifestArgs {
-    #[command(flatten)]
-    store: StoreArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
 /// The commands about segments.
@@ -40,11 +40,11 @@ pub(crate) enum SegmentCommand {
     Dump {
         /// File or object URL (s3://bucket/prefix/shards/0000/segments/…).
         segment: String,
-        #[command(flatten)]
-        s3: S3Args,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+        #[command(flatten, next_help_heading = "Buffer")]
+        s3: S3Args,
     },
 }
 

@@ -2,12 +2,12 @@
 
 use crate::clock::now_ns;
 use crate::events::Keep;
-use crate::output::{inline, plain};
+use crate::output::{inline, plain, wants_colour};
 use chrono::{DateTime, SecondsFormat};
 use millpond_manifest::trace::TARGET;
 use millpond_telemetry::Spans;
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use tracing::Subscriber;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -30,7 +30,7 @@ pub(crate) enum LogFormat {
 pub(crate) fn start(format: LogFormat, is_service: bool, spans: Option<Spans>) {
     let level = if is_service { "info" } else { "warn" };
     let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let ansi = format == LogFormat::Text && io::stderr().is_terminal();
+    let ansi = format == LogFormat::Text && wants_colour(&io::stderr());
     let lines = tracing_subscriber::fmt::layer().with_writer(move || Lines {
         to: io::stderr(),
         ansi,

@@ -14,13 +14,16 @@ mod demo;
 mod descriptors;
 mod dev;
 mod doctor;
+mod environment;
 mod events;
+mod examples;
 mod gateway;
 mod gc;
 mod inspect;
 mod logging;
 mod output;
 mod prices;
+mod progress;
 mod security;
 mod settings;
 mod settings_file;
@@ -34,16 +37,23 @@ mod telemetry;
 mod units;
 mod version;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use logging::LogFormat;
 use millpond_telemetry::Telemetry;
 use output::say;
+use progress::Progress;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Lists the global flags behind the command's own.
 const LAST: usize = 900;
+
+/// The heading of the global flags.
+const GLOBAL: &str = "Global options";
 
 /// An object-storage buffer between OpenTelemetry and ClickHouse.
 #[derive(Debug, Parser)]
@@ -55,7 +65,8 @@ pub(crate) struct Cli {
         global = true,
         value_name = "FILE",
         env = "MILLPOND_CONFIG",
-        display_order = LAST
+        display_order = LAST,
+        help_heading = GLOBAL
     )]
     config: Option<PathBuf>,
 
@@ -68,9 +79,21 @@ pub(crate) struct Cli {
         env = "MILLPOND_LOG_FORMAT",
         value_name = "FORMAT",
         id = "log-format",
-        display_order = LAST
+        display_order = LAST,
+        help_heading = GLOBAL
     )]
     log_format: LogFormat,
+
+    /// Accept MILLPOND_… variables that are no settings. Default: an error, since a typing error would leave a default in force.
+    #[arg(
+        long,
+        global = true,
+        env = "MILLPOND_IGNORE_UNKNOWN_ENV",
+        id = "ignore-unknown-env",
+        display_order = LAST,
+        help_heading = GLOBAL
+    )]
+    ignore_unknown_env: bool,
 
     #[command(subcommand)]
     command: Command,
@@ -119,6 +142,17 @@ enum Command {
         #[arg(value_parser = ["gateway", "consume"])]
         command: Option<String>,
     },
+    /// Print the completions for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Write a man page for each command.
+    Man {
+        /// Directory for the pages, such as ~/.local/share/man/man1.
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
 }
 
 impl Command {
@@ -146,11 +180,14 @@ const _: () = assert!(
 fn main() -> ExitCode {
     allocator::set_up();
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    let command = match settings::with_file(Cli::command(), &arguments) {
+    let command = match settings::with_file(examples::with_examples(Cli::command()), &arguments) {
         Ok(command) => command,
         Err(error) => return failed(LogFormat::Text, &error),
     };
-    let matches = command.get_matches_from(arguments);
+    let matches = match command.clone().try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) => return refused(&command, &error),
+    };
     if let Err(error) = settings::check_secrets(&matches) {
         return failed(LogFormat::Text, &error);
     }
@@ -159,6 +196,11 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     let format = cli.log_format;
+    if !cli.ignore_unknown_env
+        && let Err(error) = settings::check_environment(&command, &matches)
+    {
+        return failed(format, &error);
+    }
     let mut telemetry = match cli.command.telemetry() {
         Ok(telemetry) => telemetry,
         Err(error) => return failed(format, &error),
@@ -169,6 +211,19 @@ fn main() -> ExitCode {
         Err(error) if output::is_reader_gone(&error) => ExitCode::SUCCESS,
         Err(error) => failed(format, &error),
     }
+}
+
+/// Prints why the arguments cannot be used, or the help that they ask for.
+fn refused(command: &clap::Command, error: &clap::Error) -> ExitCode {
+    // As in clap: whoever closes the output does not want to read it.
+    let _ = error.print();
+    if error.kind() == ErrorKind::MissingRequiredArgument {
+        // The value may be there, under a mistyped name.
+        for sentence in environment::unknown(command, environment::variables()) {
+            eprintln!("{sentence}");
+        }
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 /// Logs the error that ends the program.
@@ -201,15 +256,48 @@ fn run(command: Command, telemetry: Telemetry) -> anyhow::Result<ExitCode> {
                 let settings = settings::print(&Cli::command(), command.as_deref());
                 output::write(format_args!("{settings}")).map(|()| ExitCode::SUCCESS)
             }
+            Command::Completions { shell } => {
+                examples::complete(Cli::command(), shell).map(|()| ExitCode::SUCCESS)
+            }
+            Command::Man { directory } => {
+                let command = examples::with_examples(Cli::command());
+                examples::man(command, &directory).map(|()| ExitCode::SUCCESS)
+            }
         }
     })
+}
+
+/// Shows how many records were acknowledged, until it is dropped.
+async fn show_load(config: &millpond_load::LoadConfig, counts: &millpond_load::Progress) {
+    let planned = match (config.records, config.duration) {
+        (Some(records), _) => Some(records),
+        (None, Some(duration)) if config.rate > 0 => {
+            Some(config.rate.saturating_mul(duration.as_secs().max(1)))
+        }
+        (None, _) => None,
+    };
+    let progress = match planned {
+        Some(records) => Progress::towards(records, "records acknowledged"),
+        None => Progress::unbounded("sending as fast as the server acknowledges"),
+    };
+    loop {
+        progress.done(counts.acknowledged());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }
 
 /// Exits 1 if a record was not acknowledged, so that a script notices.
 async fn load(args: millpond_load::LoadArgs) -> anyhow::Result<ExitCode> {
     let json = args.json;
     let shutdown = shutdown::on_signal()?;
-    let report = millpond_load::run(args.config()?, shutdown, millpond_load::Progress::new()).await?;
+    let (config, counts) = (args.config()?, millpond_load::Progress::new());
+    let report = {
+        let running = millpond_load::run(config.clone(), shutdown, Arc::clone(&counts));
+        tokio::select! {
+            report = running => report?,
+            () = show_load(&config, &counts) => unreachable!("it never ends"),
+        }
+    };
     if json {
         say!("{}", serde_json::to_string(&report)?)?;
     } else {

@@ -7,7 +7,7 @@
 use anyhow::{Context, anyhow};
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 /// The reader closed standard output.
 #[derive(Debug)]
@@ -22,6 +22,43 @@ impl fmt::Display for ReaderGone {
 /// Writes all of the text to standard output.
 pub(crate) fn write(text: fmt::Arguments<'_>) -> anyhow::Result<()> {
     write_raw(&plain(&text.to_string()))
+}
+
+/// A colour of a word that decides what to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Colour {
+    Green,
+    Yellow,
+    Red,
+}
+
+impl Colour {
+    fn code(self) -> &'static str {
+        match self {
+            Colour::Green => "\x1b[32m",
+            Colour::Yellow => "\x1b[33m",
+            Colour::Red => "\x1b[31m",
+        }
+    }
+}
+
+/// Prints a line that begins with a coloured word. Without a terminal, or with `NO_COLOR`, it has no colour.
+pub(crate) fn painted(colour: Colour, word: &str, rest: &str) -> anyhow::Result<()> {
+    write_raw(&paint(colour, word, rest, wants_colour(&io::stdout())))
+}
+
+/// Reports whether colours help there: a terminal, without `NO_COLOR` (no-color.org).
+pub(crate) fn wants_colour(stream: &impl IsTerminal) -> bool {
+    let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    stream.is_terminal() && !is_refused
+}
+
+fn paint(colour: Colour, word: &str, rest: &str, is_coloured: bool) -> String {
+    let (word, rest) = (plain(word), plain(rest));
+    match is_coloured {
+        true => format!("{}{word}\x1b[0m{rest}\n", colour.code()),
+        false => format!("{word}{rest}\n"),
+    }
 }
 
 /// Clears the terminal and moves the cursor to its first line.
@@ -114,6 +151,15 @@ mod tests {
         assert_eq!(plain(text), text);
         assert_eq!(inline("a\n\tb"), r"a\n\tb");
         assert_eq!(plain(&inline("a\nb\x1b")), r"a\nb\u001b");
+    }
+
+    #[test]
+    fn a_colour_surrounds_its_word_alone_and_no_text_brings_its_own() {
+        assert_eq!(
+            paint(Colour::Red, "error", "  a\x1b[0m", true),
+            "\x1b[31merror\x1b[0m  a\\u001b[0m\n"
+        );
+        assert_eq!(paint(Colour::Green, "   ok", "  b", false), "   ok  b\n");
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub(crate) struct SecurityArgs {
     pub(crate) tls_client_ca: Option<PathBuf>,
 
     /// Bearer tokens, one of which a request must carry. A TOML file of [[token]] tables with `name`; `sha256`, from
-    /// `printf %s "$TOKEN" | sha256sum`, or the `token` itself; and `prefix`, to give its records separate streams.
+    /// `printf %s "$TOKEN" | sha256sum | cut -d ' ' -f 1`, or the `token` itself; and `prefix`, to give its records separate streams.
     #[arg(long, env = "MILLPOND_TOKENS", value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
 

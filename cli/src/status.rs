@@ -13,9 +13,6 @@ use std::process::ExitCode;
 /// The flags of `millpond status`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatusArgs {
-    #[command(flatten)]
-    store: StoreArgs,
-
     /// Repeat at this interval, with the rates in between, even during an outage of the store. Each look costs a GET for the
     /// manifest, each cursor and each new page, and two LISTs.
     #[arg(long, value_name = "EVERY", num_args = 0..=1, default_missing_value = "2s", value_parser = pause)]
@@ -24,6 +21,9 @@ pub(crate) struct StatusArgs {
     /// Print one JSON object per look, each on one line.
     #[arg(long)]
     json: bool,
+
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
 /// Shows the buffer once, or until the process is stopped. Exits 1 if a part of it cannot be read.

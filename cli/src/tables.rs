@@ -17,17 +17,15 @@ pub(crate) enum TablesCommand {
     /// Create missing tables, and report whether each table fits; exits 1 if one does not. Existing tables stay as they are.
     Create {
         #[command(flatten)]
-        clickhouse: ClickHouseArgs,
-        #[command(flatten)]
         which: Box<WhichArgs>,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+        #[command(flatten, next_help_heading = "ClickHouse")]
+        clickhouse: ClickHouseArgs,
     },
     /// Add to existing tables what a consumer needs: columns, an index, a larger deduplication window. Existing rows stay as they are.
     Migrate {
-        #[command(flatten)]
-        clickhouse: ClickHouseArgs,
         #[command(flatten)]
         which: Box<WhichArgs>,
         /// Print the statements, for `clickhouse client --multiquery`, and change nothing.
@@ -36,15 +34,17 @@ pub(crate) enum TablesCommand {
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+        #[command(flatten, next_help_heading = "ClickHouse")]
+        clickhouse: ClickHouseArgs,
     },
 }
 
 /// The tables and their settings.
 #[derive(Debug, clap::Args)]
 pub(crate) struct WhichArgs {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "ClickHouse")]
     table: TableArgs,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "New tables")]
     making: MakingArgs,
 }
 

@@ -15,9 +15,6 @@ use std::io::{self, BufWriter, Stdout, Write};
 /// The flags of `millpond tail`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TailArgs {
-    #[command(flatten)]
-    store: StoreArgs,
-
     /// Print only this stream, such as otlp.logs. May be given more than once. Default: all streams.
     #[arg(long, value_name = "NAME")]
     stream: Vec<String>,
@@ -26,8 +23,8 @@ pub(crate) struct TailArgs {
     #[arg(long, value_name = "N")]
     shard: Option<u32>,
 
-    /// Start at latest, earliest, a sequence, or the first segment committed at or after a time such as
-    /// 2026-11-21T09:00:00Z.
+    /// Start at latest, earliest, a sequence, or the first segment committed at or after a time: 5m for five minutes ago, or
+    /// 2026-11-22T10:00Z.
     #[arg(long, value_name = "WHERE", default_value = "latest")]
     from: Target,
 
@@ -46,6 +43,9 @@ pub(crate) struct TailArgs {
     /// Interval between two reads of the manifest. 1s costs one GET per second and shard.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = pause)]
     poll_interval: Time,
+
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
 /// Prints records until the process is stopped, its output is closed or, with `--no-follow`, the log ends. It outlasts an
@@ -63,10 +63,21 @@ pub(crate) async fn run(args: TailArgs) -> anyhow::Result<()> {
         grep: args.grep,
     };
     let mut patience = Patience::default();
+    let mut named = false;
     loop {
         match tail.poll(&mut printer).await {
             Ok(()) if args.no_follow => return report_missing(&tail),
-            Ok(()) => patience.over(),
+            Ok(()) => {
+                patience.over();
+                if let Some(name) = tail.missing_stream().filter(|_| !named) {
+                    // A mistyped name would otherwise wait without a word.
+                    eprintln!(
+                        "millpond: there is no stream {} yet: waiting for it (`millpond status` lists the streams)",
+                        inline(name)
+                    );
+                    named = true;
+                }
+            }
             Err(error) if args.no_follow => return Err(error),
             Err(error) => patience.with(error)?,
         }

@@ -27,6 +27,21 @@ impl Size {
     }
 }
 
+/// A size of at least `MIN` bytes.
+pub(crate) fn size_from<const MIN: u64>(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse()?;
+    if size.0 < MIN {
+        // `readable` rounds; the smallest sizes are powers of 1024.
+        let least = if MIN >= 1 << 20 {
+            format!("{}MiB", MIN >> 20)
+        } else {
+            format!("{}KiB", MIN >> 10)
+        };
+        return Err(format!("use {least} or more"));
+    }
+    Ok(size)
+}
+
 /// A time above zero, such as the pause between two polls.
 pub(crate) fn pause(text: &str) -> Result<Time, String> {
     match text.parse()? {
@@ -37,9 +52,9 @@ pub(crate) fn pause(text: &str) -> Result<Time, String> {
     }
 }
 
-/// A number of workers.
-pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|number| *number > 0);
+/// A number of workers, rows or records.
+pub(crate) fn at_least_one<N: FromStr + Default + PartialOrd>(text: &str) -> Result<N, String> {
+    let number = text.parse().ok().filter(|number| *number > N::default());
     number.ok_or_else(|| "write a number of 1 or more".to_owned())
 }
 
@@ -97,8 +112,8 @@ mod tests {
         for wrong in ["localhost:4317", ":4317", "4317", "127.0.0.1"] {
             assert!(address(wrong).unwrap_err().contains("0.0.0.0:4317"), "{wrong}");
         }
-        assert_eq!(at_least_one("3"), Ok(3));
-        assert!(at_least_one("0").unwrap_err().contains("1 or more"));
+        assert_eq!(at_least_one("3"), Ok(3_u64));
+        assert!(at_least_one::<u32>("0").unwrap_err().contains("1 or more"));
     }
 
     #[test]
@@ -106,6 +121,12 @@ mod tests {
         assert_eq!("256MiB".parse(), Ok(Size(256 << 20)));
         assert_eq!("1000".parse(), Ok(Size(1000)));
         assert_eq!("250ms".parse(), Ok(Time(Duration::from_millis(250))));
+        assert_eq!(size_from::<65_536>("64KiB"), Ok(Size(65_536)));
+        assert_eq!(size_from::<65_536>("1"), Err("use 64KiB or more".to_owned()));
+        assert_eq!(
+            size_from::<{ 16 << 20 }>("5"),
+            Err("use 16MiB or more".to_owned())
+        );
         assert!("ten".parse::<Size>().unwrap_err().contains("64KiB"));
         assert!("10 lightyears".parse::<Time>().unwrap_err().contains("250ms"));
     }

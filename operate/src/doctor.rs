@@ -6,7 +6,7 @@ mod rows;
 pub use crate::rows::{Difference, Runs};
 pub use rows::Compared;
 
-use crate::buffer::{NO_BUFFER, cursors, find_buffer, whole};
+use crate::buffer::{NO_BUFFER, cursor, cursors, find_buffer, whole};
 use crate::check::check_patiently;
 use crate::now_ms;
 use crate::numbers::readable;
@@ -37,6 +37,8 @@ pub struct Options {
     pub read_only: bool,
     /// The tables to check.
     pub tables: Option<Config>,
+    /// The consumer to check; `None` for all.
+    pub consumer: Option<String>,
     /// The rows of these tables to compare with the buffer.
     pub rows: Option<RowRange>,
 }
@@ -48,8 +50,6 @@ pub struct RowRange {
     pub from: Option<u64>,
     /// The last sequence; `None` for the last that the consumer has acknowledged.
     pub to: Option<u64>,
-    /// The consumer; `None` for all.
-    pub consumer: Option<String>,
 }
 
 /// All findings.
@@ -131,12 +131,24 @@ pub async fn diagnose(store: &Store, options: &Options) -> anyhow::Result<Diagno
         look_at_store(store, &mut report).await;
     }
     let mut policies = Vec::new();
+    let only = options.consumer.as_deref();
+    if let Some(only) = only {
+        layout::check_consumer_name(only)?;
+    }
     match find_buffer(store).await {
         Ok(Some(buffer)) => {
             report.ok(format!("buffer {}, shards: {}", buffer.id, buffer.shards));
             for shard in 0..buffer.shards {
-                look_at_shard(store, &buffer, shard, &mut report, &mut policies).await?;
-                look_at_letters(store, shard, &mut report).await?;
+                look_at_shard(store, &buffer, shard, only, &mut report, &mut policies).await?;
+                look_at_letters(store, shard, only, &mut report).await?;
+            }
+            if let Some(only) = only
+                && !is_known(store, &buffer, only).await
+            {
+                report.error(
+                    format!("consumer {only} has never read this buffer"),
+                    "`millpond consumer list` lists the consumers",
+                );
             }
         }
         Ok(None) => report.error(format!("there is no buffer at {}", store.url()), NO_BUFFER),
@@ -147,7 +159,7 @@ pub async fn diagnose(store: &Store, options: &Options) -> anyhow::Result<Diagno
         clickhouse::look(tables.clone(), &policies, &mut report).await;
     }
     let rows = match (&options.rows, &options.tables) {
-        (Some(range), Some(tables)) => Some(rows::look(store, tables, range, &mut report).await?),
+        (Some(range), Some(tables)) => Some(rows::look(store, tables, range, only, &mut report).await?),
         _ => None,
     };
     Ok(Diagnosis {
@@ -205,6 +217,7 @@ async fn look_at_shard(
     store: &Store,
     buffer: &Buffer,
     shard: u32,
+    only: Option<&str>,
     report: &mut Report,
     policies: &mut Vec<BatchingPolicy>,
 ) -> anyhow::Result<()> {
@@ -268,15 +281,34 @@ async fn look_at_shard(
             "start `millpond consume`",
         );
     }
-    for cursor in &cursors {
+    for cursor in cursors
+        .iter()
+        .filter(|cursor| only.is_none_or(|only| cursor.consumer == only))
+    {
         look_at_consumer(cursor, &log, report);
         policies.push(cursor.policy.clone());
     }
     Ok(())
 }
 
-async fn look_at_letters(store: &Store, shard: u32, report: &mut Report) -> anyhow::Result<()> {
-    let dead_letters = store.list(&layout::dead_letters(shard, None)).await?;
+/// Reports whether the consumer has a cursor in any shard. One that cannot be read counts: the check of its shard reports it.
+async fn is_known(store: &Store, buffer: &Buffer, consumer: &str) -> bool {
+    for shard in 0..buffer.shards {
+        match cursor(store, shard, consumer).await {
+            Ok(None) => {}
+            Ok(Some(_)) | Err(_) => return true,
+        }
+    }
+    false
+}
+
+async fn look_at_letters(
+    store: &Store,
+    shard: u32,
+    only: Option<&str>,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let dead_letters = store.list(&layout::dead_letters(shard, only)).await?;
     let mut consumers: BTreeMap<&str, usize> = BTreeMap::new();
     for letter in &dead_letters {
         let consumer = letter.key.rsplit('/').nth(1).unwrap_or_default();

@@ -2,6 +2,8 @@
 
 mod record;
 
+pub(crate) use record::records;
+
 use crate::Target;
 use crate::buffer::{buffer, complete, shards};
 use anyhow::bail;
@@ -167,6 +169,8 @@ impl Tail {
             }),
             None => known.insert(self.begin(found.state).await?),
         };
+        let is_there = |name: &String| here.log.streams.iter().any(|stream| stream.name == *name);
+        self.unknown.retain(|name| !is_there(name));
         if here.next < here.log.first_sequence {
             let (next, first) = (here.next, here.log.first_sequence);
             tracing::warn!(

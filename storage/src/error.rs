@@ -180,18 +180,6 @@ fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (d
     })
 }
 
-/// The messages of an error and its causes, without those that an outer one repeats.
-pub(crate) fn explained(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    for cause in chain(error).skip(1).map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text.push_str(": ");
-            text.push_str(&cause);
-        }
-    }
-    text
-}
-
 /// The server's refusal as "<status> <reason>: <body>", if a server refused.
 fn refusal(error: &object_store::Error) -> Option<String> {
     chain(error).find_map(|cause| {

@@ -3,7 +3,6 @@
 
 mod bucket;
 
-use crate::error::explained;
 use crate::open::{OpenError, StoreOptions, client_options, no_retries, settings};
 use crate::url::BufferUrl;
 use aws_config::environment::EnvironmentVariableRegionProvider;
@@ -14,12 +13,13 @@ use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
-pub(crate) use bucket::Bucket;
 use object_store::aws::{AmazonS3Builder, AwsCredential, S3ConditionalPut};
 use object_store::{CredentialProvider, ObjectStore};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::Mutex;
+
+pub(crate) use bucket::Bucket;
 
 /// The region for services without regions; it is also AWS's first one.
 const DEFAULT_REGION: &str = "us-east-1";
@@ -139,17 +139,36 @@ async fn credentials(url: &BufferUrl, config: &SdkConfig) -> Result<Chain, OpenE
             };
             match chain.get().await {
                 Ok(_) => return Ok(chain),
-                Err(error) => explained(&error),
+                Err(error) => told(&error),
             }
         }
     };
     Err(OpenError::Settings {
         url: url.to_string(),
         why: format!(
-            "no AWS credentials were found; whatever works for `aws s3 ls` works here: a profile (AWS_PROFILE), \
-             `aws sso login`, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role of the instance or the pod ({why})"
+            "no AWS credentials were found ({why})\nwhatever works for `aws s3 ls` works here: a profile (AWS_PROFILE), \
+             `aws sso login`, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role of the instance or the pod"
         ),
     })
+}
+
+/// The error and its causes as a sentence. The SDK's own display of a chain is Rust's debug output.
+fn told(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let mut words: Vec<String> = Vec::new();
+    for cause in causes.map(|cause| one_line(&cause.to_string())) {
+        if words.last().is_none_or(|last| !last.contains(&cause)) {
+            words.push(cause);
+        }
+    }
+    words.join(": ")
+}
+
+/// The SDK lists the providers that it tried, one a line, each with the same prefix.
+fn one_line(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let text = lines.join("; ").replace("Attempted:; ", "Attempted: ");
+    text.replace("the credential provider was not enabled: ", "")
 }
 
 /// The AWS SDK's credentials for `object_store`, kept until shortly before they expire.
@@ -189,7 +208,7 @@ impl Chain {
             Err(error) => match kept.as_ref().filter(|kept| now < kept.expires_at) {
                 Some(kept) => {
                     tracing::warn!(
-                        error = %explained(&error),
+                        error = %told(&error),
                         "cannot renew the AWS credentials; using the current ones until they expire"
                     );
                     Ok(Arc::clone(&kept.credential))
@@ -226,7 +245,7 @@ impl CredentialProvider for Chain {
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
         self.get().await.map_err(|error| object_store::Error::Generic {
             store: "S3",
-            source: format!("no AWS credentials: {}", explained(&error)).into(),
+            source: format!("no AWS credentials: {}", told(&error)).into(),
         })
     }
 }

@@ -182,17 +182,22 @@ pub(crate) struct LiveArgs {
     #[arg(long, value_name = "URL", value_parser = BufferUrl::parse, help_heading = "A live buffer")]
     pub(super) buffer: Option<BufferUrl>,
 
-    /// Time to look back. The estimate misses objects that garbage collection has deleted: with its default grace, those older than an hour.
+    /// Time to look back, such as 1h, or the time to start from, such as 2026-11-22T10:00Z. The estimate misses objects that garbage collection has deleted: with its default grace, those older than an hour.
     #[arg(
         long,
         value_name = "TIME",
         default_value = "1h",
+        value_parser = since,
         help_heading = "A live buffer"
     )]
     pub(super) since: Time,
 
     #[command(flatten, next_help_heading = "A live buffer")]
     pub(super) s3: S3Args,
+}
+
+fn since(text: &str) -> Result<Time, String> {
+    millpond_operate::look_back(text).map(Time)
 }
 
 /// The settings of producers and consumers, with the program's defaults.

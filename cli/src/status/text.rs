@@ -6,6 +6,12 @@ use millpond_operate::status::{Consumer, Position, Shard, State, Status};
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
+/// The columns of a consumer's table, below the tables.
+const LEGEND: &str = "
+  behind: records that are committed and not acknowledged; stored: their compressed size; for: the age of the oldest
+  next: the sequence to acknowledge next; read: records acknowledged per second since the previous look (--watch)
+";
+
 /// The state of a buffer as lines of text.
 pub(super) fn of(status: &Status) -> String {
     let mut text = String::new();
@@ -21,6 +27,10 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
     )?;
     for shard in &status.shards {
         write_shard(text, shard, status.unreadable.is_empty())?;
+    }
+    let consumers = status.shards.iter().flat_map(|shard| &shard.consumers);
+    if consumers.map(|consumer| consumer.streams.len()).sum::<usize>() > 0 {
+        text.push_str(LEGEND);
     }
     for what in &status.unreadable {
         writeln!(text, "\ncannot be read: {}", inline(what))?;

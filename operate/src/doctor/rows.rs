@@ -52,11 +52,12 @@ pub struct Compared {
     pub sequences: Vec<Difference>,
 }
 
-/// Compares every consumer's tables.
+/// Compares the tables of every consumer, or of this one.
 pub(super) async fn look(
     store: &Store,
     tables: &Config,
     range: &RowRange,
+    only: Option<&str>,
     report: &mut Report,
 ) -> anyhow::Result<Vec<Compared>> {
     let mut all = Vec::new();
@@ -87,10 +88,7 @@ pub(super) async fn look(
             continue;
         };
         for cursor in cursors(store, shard).await? {
-            let named = range
-                .consumer
-                .as_ref()
-                .is_none_or(|name| *name == cursor.consumer);
+            let named = only.is_none_or(|name| name == cursor.consumer);
             if !named || layout::repaired_by(&cursor.consumer).is_some() {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Creates a bucket, which `object_store` does not do.
 
-use super::{Chain, DEFAULT_REGION};
-use crate::error::{ErrorKind, explained, readable_refusal, refusal_kind};
+use super::{Chain, DEFAULT_REGION, told};
+use crate::error::{ErrorKind, readable_refusal, refusal_kind};
 use crate::open::OpenError;
 use crate::url::BufferUrl;
 use object_store::ClientOptions;
@@ -39,7 +39,7 @@ impl Bucket {
             // Amazon's error code for a bucket of this account. Its first region answers 200 instead.
             Ok(Err(Refusal { text })) if text.contains("<Code>BucketAlreadyOwnedByYou</Code>") => Ok(()),
             Ok(Err(Refusal { text })) => Err(not_made(readable_refusal(&text), refusal_kind(&text))),
-            Err(error) => Err(not_made(explained(&*error), ErrorKind::Transient)),
+            Err(error) => Err(not_made(told(&*error), ErrorKind::Transient)),
         }
     }
 
