@@ -155,7 +155,7 @@ impl ConsumerCommand {
                     if !look.is_known && !named {
                         // A mistyped name would otherwise wait without a word.
                         progress.aside(|| {
-                            eprintln!("millpond: consumer {consumer} has never run: waiting for it")
+                            eprintln!("millpond: consumer {consumer} has never run: waiting for it");
                         });
                         named = true;
                     }

@@ -1,7 +1,7 @@
 //! Parses a settings file. Errors name lines and columns, and never quote the text, which may hold secrets.
 
-use toml::Value;
 use toml::de::{DeTable, DeValue};
+use toml::{Spanned, Value};
 
 /// One setting of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,9 +67,7 @@ fn setting(table: Option<&str>, key: &str, value: &DeValue<'_>, line: usize) -> 
             let float = float.as_str().parse().map_err(|_| wrong(number))?;
             Value::Float(float).to_string()
         }
-        DeValue::Array(values) => {
-            strings(values.iter().map(|value| value.get_ref())).ok_or_else(|| wrong(array))?
-        }
+        DeValue::Array(values) => strings(values.iter().map(Spanned::get_ref)).ok_or_else(|| wrong(array))?,
         other => {
             return Err(wrong(&format!(
                 "is of the type {}: it must be a string, a number, true, false or an array of strings",

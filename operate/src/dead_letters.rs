@@ -143,7 +143,7 @@ pub fn decode(letter: &Letter, payload: &[u8]) -> Option<Vec<Value>> {
     }
     let mut found = Vec::new();
     records(Signal::of_stream(&letter.stream)?, payload, |record| {
-        found.push(record)
+        found.push(record);
     })
     .ok()?;
     Some(found)
