@@ -13,7 +13,7 @@ use millpond_consumer::BatchingPolicy;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::StreamCursor;
 use millpond_manifest::manifest::TAIL_MAX;
-use millpond_manifest::{Buffer, Cursor, Log, Manifest, layout};
+use millpond_manifest::{Buffer, Cursor, Log, Manifest, SinkTables, layout};
 use millpond_storage::Store;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -290,7 +290,26 @@ async fn look_at_shard(
         look_at_consumer(cursor, &log, report);
         policies.push(cursor.policy.clone());
     }
+    look_at_shared_tables(&cursors, shard, report);
     Ok(())
+}
+
+/// Whether consumers write to the same tables, and were told to.
+fn look_at_shared_tables(cursors: &[Cursor], shard: u32, report: &mut Report) {
+    for (one, other, table) in SinkTables::pairs(cursors) {
+        let what = format!(
+            "consumers {} and {} in shard {shard:04} write to the same table {}",
+            one.consumer, other.consumer, table.name
+        );
+        if one.tables.shared || other.tables.shared {
+            report.ok(format!("{what}, as --share-tables says"));
+        } else {
+            report.error(
+                what,
+                "every record of the streams that both read is there twice: stop one of them and remove it (`millpond consumer remove`), or give it another database; if they read different streams, start one with --share-tables",
+            );
+        }
+    }
 }
 
 async fn look_at_letters(store: &Store, shard: u32, report: &mut Report) -> anyhow::Result<()> {

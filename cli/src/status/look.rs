@@ -6,7 +6,7 @@ use crate::inspect::{buffer, complete, each_cursor};
 use crate::store::is_the_stores;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::Ownership;
-use millpond_manifest::{Cursor, DeadLetter, Log, Manifest, layout};
+use millpond_manifest::{Cursor, DeadLetter, Log, Manifest, SinkTables, layout};
 use millpond_storage::Store;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -87,6 +87,8 @@ pub(super) struct Consumer {
     pub(super) last_dead_letter: Option<String>,
     /// Parts that are left out by an operator's word.
     pub(super) skipped: usize,
+    /// Other consumers that write to the same tables.
+    pub(super) shares_tables_with: Vec<String>,
     pub(super) streams: Vec<Position>,
 }
 
@@ -162,11 +164,22 @@ impl Observer {
                 log => log?,
             };
             let log = log.unwrap_or_else(|| Log::new(Manifest::new(buffer.id, shard)));
+            let readable: Vec<Cursor> = cursors.iter().flatten().cloned().collect();
             let mut consumers = Vec::new();
             for cursor in cursors {
                 match cursor {
                     Ok(cursor) => consumers.push(self.consumer(cursor, &log, now_ms, at).await?),
                     Err(damaged) => unreadable.push(damaged.to_string()),
+                }
+            }
+            for (one, other, _) in SinkTables::pairs(&readable) {
+                for consumer in &mut consumers {
+                    let (shares, with) = (&mut consumer.shares_tables_with, &consumer.consumer);
+                    if *with == one.consumer {
+                        shares.push(other.consumer.clone());
+                    } else if *with == other.consumer {
+                        shares.push(one.consumer.clone());
+                    }
                 }
             }
             shards.push(shard_of(&log, consumers, now_ms));
@@ -234,6 +247,7 @@ impl Observer {
             dead_letters: dead_letters.len(),
             last_dead_letter: last_dead_letter.map(|letter| letter.reason),
             skipped: cursor.skipped.len(),
+            shares_tables_with: Vec::new(),
             streams,
             consumer: cursor.consumer,
             sink: cursor.policy.sink,
