@@ -114,6 +114,20 @@ impl SinkTables {
         waits_for.map_or(Claimed::Free, Claimed::Wait)
     }
 
+    /// The cursors after each cursor that have a table in common with it, and the table. Leaves out tombstones and those whose
+    /// owner has sent nothing yet.
+    pub fn pairs(cursors: &[Cursor]) -> impl Iterator<Item = (&Cursor, &Cursor, &SinkTable)> {
+        let lives = |cursor: &&Cursor| !cursor.is_removed() && !cursor.tables.unchecked;
+        let numbered = cursors
+            .iter()
+            .enumerate()
+            .filter(move |(_, cursor)| lives(cursor));
+        numbered.flat_map(move |(place, one)| {
+            let others = cursors[place + 1..].iter().filter(lives);
+            others.filter_map(move |other| Some((one, other, one.tables.shares(&other.tables)?)))
+        })
+    }
+
     /// Names the first rule of the format that these break.
     pub(crate) fn check(&self) -> Result<(), String> {
         for SinkTable { name, identities } in &self.tables {
@@ -217,6 +231,15 @@ mod tests {
             let claimed = tables(&["one"]);
             assert_eq!(claimed.claim("c", &others, opened, 100), Claimed::Free);
         }
+    }
+
+    #[test]
+    fn operators_see_who_shares_a_table() {
+        let cursors = [held("a", false), held("b", true), held("c", false)];
+        let pairs: Vec<_> = SinkTables::pairs(&cursors)
+            .map(|(one, other, table)| (&*one.consumer, &*other.consumer, &*table.name))
+            .collect();
+        assert_eq!(pairs, [("a", "c", "t one")]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use millpond_consumer::BatchingPolicy;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::StreamCursor;
 use millpond_manifest::manifest::TAIL_MAX;
-use millpond_manifest::{Buffer, Cursor, Log, Manifest, layout};
+use millpond_manifest::{Buffer, Cursor, Log, Manifest, SinkTables, layout};
 use millpond_storage::Store;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -288,7 +288,26 @@ async fn look_at_shard(
         look_at_consumer(cursor, &log, report);
         policies.push(cursor.policy.clone());
     }
+    look_at_shared_tables(&cursors, shard, report);
     Ok(())
+}
+
+/// Finds consumers that write to the same tables without --share-tables.
+fn look_at_shared_tables(cursors: &[Cursor], shard: u32, report: &mut Report) {
+    for (one, other, table) in SinkTables::pairs(cursors) {
+        let what = format!(
+            "consumers {} and {} in shard {shard:04} write to the same table {}",
+            one.consumer, other.consumer, table.name
+        );
+        if one.tables.shared || other.tables.shared {
+            report.ok(format!("{what}, as --share-tables allows"));
+        } else {
+            report.error(
+                what,
+                "the table has every record of the streams that both read twice: stop one of them and remove it (`millpond consumer remove`), or give it another database; if they read different streams, start one with --share-tables",
+            );
+        }
+    }
 }
 
 /// Reports whether the consumer has a cursor in any shard. One that cannot be read counts: the check of its shard reports it.

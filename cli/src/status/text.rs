@@ -115,6 +115,10 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
             None => writeln!(text, "    waits for: {}", inline(reason))?,
         }
     }
+    if !consumer.shares_tables_with.is_empty() {
+        let others = consumer.shares_tables_with.join(", ");
+        writeln!(text, "    writes to the same tables as: {others}")?;
+    }
     for Position { stream, refused, .. } in &consumer.streams {
         for reason in refused {
             writeln!(
