@@ -122,7 +122,7 @@ def test_a_second_name_for_the_same_tables_does_not_double_them(site):
     shared = {c["consumer"]: c["shares_tables_with"] for c in shard["consumers"]}
     assert shared == {"acme": ["e2e"], "e2e": ["acme"]}
     assert "writes to the same tables as: acme" in site.millpond("status").stdout()
-    assert "as --share-tables says" in site.millpond("doctor").stdout()
+    assert "as --share-tables allows" in site.millpond("doctor").stdout()
     assert [consumer.terminate() for consumer in (shares, first)] == [0, 0]
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
 
