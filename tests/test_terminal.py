@@ -151,7 +151,10 @@ def test_a_help_ends_with_what_commands_share_and_examples(command):
 def test_completions_are_scripts_of_their_shells(tmp_path):
     bash = tmp_path / "millpond.bash"
     bash.write_text(_plain("completions", "bash"))
-    ask = f"source {bash}; COMP_WORDS=(millpond dead-l); COMP_CWORD=1; _millpond millpond dead-l millpond; echo $COMPREPLY"
+    ask = (
+        f"source {bash}; COMP_WORDS=(millpond dead-l); COMP_CWORD=1; "
+        "_millpond millpond dead-l millpond; echo $COMPREPLY"
+    )
     done = subprocess.run(
         ["bash", "-c", ask], stdout=subprocess.PIPE, text=True, timeout=60, check=True
     )

@@ -178,7 +178,7 @@ impl Claim {
                     leased_at,
                     outlived: Duration::from_millis(cursor.lease_ms),
                     fresh,
-                    earlier: (!fresh && !(cursor.tables.unchecked && cursor.streams.is_empty()))
+                    earlier: (!(fresh || cursor.tables.unchecked && cursor.streams.is_empty()))
                         .then_some(cursor.tables),
                 })));
             }

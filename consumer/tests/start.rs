@@ -91,6 +91,6 @@ async fn a_consumer_with_a_position_goes_on_from_there() {
     }
     let rows: Vec<String> = (8..13).map(|row| format!("row-{row}")).collect();
     let mut sorted: Vec<String> = table.rows().into_keys().collect();
-    sorted.sort_by_key(|row| row.len());
+    sorted.sort_by_key(std::string::String::len);
     assert_eq!(sorted, rows);
 }
