@@ -355,16 +355,16 @@ async fn consume(
 
 /// Waits for a server that is down. A table that does not fit is an error.
 async fn open_sink(config: millpond_clickhouse::Config, admin: &Admin) -> anyhow::Result<ClickHouse> {
-    let mut said = String::new();
+    let mut reported = String::new();
     loop {
         let reason = match ClickHouse::open(config.clone()).await {
             Ok(sink) => return Ok(sink),
             Err(SinkError::Transient(reason)) => reason,
             Err(error) => return Err(error.into()),
         };
-        if reason != said {
+        if reason != reported {
             warn!("{reason}; trying again");
-            said.clone_from(&reason);
+            reported.clone_from(&reason);
         }
         admin.ready_when(move || vec![reason.clone()]);
         tokio::time::sleep(Duration::from_secs(1)).await;

@@ -75,15 +75,15 @@ impl StoreArgs {
 
     /// Like [`open`](Self::open), for a service: waits for a store during its outage, and shows the reason on `admin`.
     pub(crate) async fn open_patiently(&self, create: bool, admin: &Admin) -> anyhow::Result<Store> {
-        let mut said = String::new();
+        let mut reported = String::new();
         loop {
             let reason = match self.try_open(create).await {
                 Err(error) if error.kind() == ErrorKind::Transient => format!("{CANNOT}: {error}"),
                 opened => return opened.context(CANNOT),
             };
-            if reason != said {
+            if reason != reported {
                 warn!("{reason}; trying again");
-                said.clone_from(&reason);
+                reported.clone_from(&reason);
             }
             admin.ready_when(move || vec![reason.clone()]);
             tokio::time::sleep(PAUSE).await;

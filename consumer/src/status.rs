@@ -17,7 +17,7 @@ pub struct Status(Arc<Mutex<BTreeMap<String, Wait>>>);
 #[derive(Debug)]
 struct Wait {
     reason: String,
-    said: Instant,
+    logged_at: Instant,
 }
 
 /// The log level of a wait.
@@ -38,16 +38,18 @@ impl Status {
     /// Shows the newest reason, and logs one from time to time.
     pub(crate) fn waits(&self, what: &str, reason: &str, level: Level) {
         let mut waits = self.lock();
-        let said = waits.get(what).map(|wait| wait.said);
-        let said = said.filter(|said| said.elapsed() < REPEAT).unwrap_or_else(|| {
-            match level {
-                Level::Warn => warn!("{what}: {reason}; trying again"),
-                Level::Error => error!("{what}: {reason}; trying again until it is fixed"),
-            }
-            Instant::now()
-        });
+        let logged_at = waits.get(what).map(|wait| wait.logged_at);
+        let logged_at = logged_at
+            .filter(|logged_at| logged_at.elapsed() < REPEAT)
+            .unwrap_or_else(|| {
+                match level {
+                    Level::Warn => warn!("{what}: {reason}; trying again"),
+                    Level::Error => error!("{what}: {reason}; trying again until it is fixed"),
+                }
+                Instant::now()
+            });
         let reason = format!("{what}: {reason}");
-        waits.insert(what.to_owned(), Wait { reason, said });
+        waits.insert(what.to_owned(), Wait { reason, logged_at });
     }
 
     pub(crate) fn goes_on(&self, what: &str) {

@@ -140,7 +140,7 @@ func TestOrderOfCommitIsOrderOfAcceptance(t *testing.T) {
 	})
 }
 
-func TestGiantMessagesGetBlocksOfTheirOwn(t *testing.T) {
+func TestGiantMessagesGetTheirOwnBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		p := w.producer(testConfig(), 1)
@@ -157,7 +157,7 @@ func TestGiantMessagesGetBlocksOfTheirOwn(t *testing.T) {
 	})
 }
 
-func TestWhatCannotBeAcceptedIsRefusedAtOnce(t *testing.T) {
+func TestUnacceptableMessagesAreRefusedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		p := w.producer(testConfig(), 1)
@@ -199,7 +199,7 @@ func TestCloseCommitsWhatWasAcceptedAndRefusesTheRest(t *testing.T) {
 	})
 }
 
-func TestCloseThatRunsOutOfTimeSaysWhyAndCanBeCalledAgain(t *testing.T) {
+func TestCloseThatTimesOutReportsTheReasonAndCanBeRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		p := w.producer(testConfig(), 1)
