@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Plants each bug of manifest/src/planted.rs in turn and shows that a test finds it.
+"""Plants each bug of simulation/planted in turn and shows that a test finds it.
 
-All bugs are in one build; MILLPOND_PLANTED_BUG selects one. The first of its tests that fails with
-the expected invariant, and not just with any failure, catches the bug. Exits with 1 if a bug
-survives, if a test fails without a planted bug, or if a bug has no test here.
+All bugs are in one build of target/planted; MILLPOND_PLANTED_BUG selects one. The first of its
+tests that fails with the expected invariant, and not just with any failure, catches the bug. Exits
+with 1 if a bug survives, if a test fails without a planted bug, or if a bug has no test here.
 
     scripts/planted-bugs.py [BUG…]
+    scripts/planted-bugs.py --plant-only    # only brings target/planted up to date
 """
 
 import json
@@ -18,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+from planting import PATCHES, TREE, names, plant
+
 # A test that takes longer has not caught the bug.
 TIMEOUT_S = 180
 
@@ -344,26 +346,18 @@ def build(bugs):
     # A folder of tests is one program, named after the folder.
     programs = [source for source in sources if "tests" in source.parts]
     targets = sorted({s.parent.name if s.stem == "main" else s.stem for s in programs})
-    packages = sorted(
-        {"millpond-" + re.split("/(?:tests|src)/", str(s))[0].split("/")[-1] for s in sources}
-    )
-    command = [
-        "cargo",
-        "test",
-        "--locked",
-        "--no-run",
-        "--message-format=json-render-diagnostics",
-    ]
-    command += ["--features", "millpond-manifest/planted-bugs"]
-    command += [argument for package in packages for argument in ("--package", package)]
+    # Not --locked: the copy has one more crate than Cargo.lock.
+    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics"]
+    # As in `make build`: with the same features, the compiled dependencies serve both.
+    command += ["--workspace"]
     command += [argument for target in targets for argument in ("--test", target)]
     command += ["--lib"] if len(programs) < len(sources) else []
-    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    built = subprocess.run(command, cwd=TREE, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode != 0:
         sys.exit("the tests cannot be built")
     messages = map(json.loads, built.stdout.splitlines())
     return {
-        str(Path(message["target"]["src_path"]).relative_to(ROOT)): message["executable"]
+        str(Path(message["target"]["src_path"]).relative_to(TREE)): message["executable"]
         for message in messages
         if message["reason"] == "compiler-artifact"
         and message.get("executable")
@@ -384,7 +378,7 @@ def run(programs, catcher, bug):
     try:
         done = subprocess.run(
             [programs[catcher.source], "--exact", catcher.test, "--nocapture"],
-            cwd=ROOT,
+            cwd=TREE,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -415,12 +409,16 @@ def catch(programs, bug):
 
 
 def main():
-    listed = re.findall(
-        r'^    \w+ = "([a-z-]+)",$', (ROOT / "manifest/src/planted.rs").read_text(), re.M
-    )
-    if sorted(listed) != sorted(CATCHERS):
-        sys.exit(f"manifest/src/planted.rs and this script differ in {set(listed) ^ set(CATCHERS)}")
-    bugs = sys.argv[1:] or listed
+    if different := set(names()) ^ set(CATCHERS):
+        sys.exit(
+            f"{PATCHES} and the table of this script differ in: {', '.join(sorted(different))}"
+        )
+    plant()
+    if sys.argv[1:] == ["--plant-only"]:
+        return
+    bugs = sys.argv[1:] or list(CATCHERS)
+    if unknown := set(bugs) - set(CATCHERS):
+        sys.exit(f"{PATCHES} has no {', '.join(sorted(unknown))}")
     programs = build(bugs)
     ok = True
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -171,12 +171,6 @@ impl Command {
     }
 }
 
-// The simulation plants bugs to check that tests find them.
-const _: () = assert!(
-    !millpond_manifest::planted::POSSIBLE,
-    "build the program without the feature `planted-bugs`"
-);
-
 fn main() -> ExitCode {
     allocator::set_up();
     let arguments: Vec<OsString> = std::env::args_os().collect();

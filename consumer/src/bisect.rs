@@ -12,7 +12,6 @@ use crate::trace::BatchTrace;
 use crate::work::{BatchWorker, Term, Undone};
 use millpond_manifest::cursor::{Plan, Refused};
 use millpond_manifest::piece;
-use millpond_manifest::planted::{self, Bug};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
@@ -87,7 +86,6 @@ impl<'w> Bisection<'w> {
     /// Returns the piece if the sink refuses it, in this term or in a predecessor's.
     async fn try_piece(&self, chunk: Chunk, in_doubt: bool) -> Result<Option<Piece>, ConsumeError> {
         let known = self.known.as_ref().filter(|known| known.covers(chunk.index));
-        let known = known.filter(|_| !planted::is(Bug::RefusedSentAgain));
         if let Some(known) = known {
             let reason = known.reason.clone();
             return Ok(Some(Piece {
@@ -147,9 +145,7 @@ impl<'w> Bisection<'w> {
         let mut rows_refused = Vec::new();
         while !level.is_empty() {
             dead_letters.check(rows_refused.len() + level.len(), &level[0].reason)?;
-            if !planted::is(Bug::HalvesBeforeRefusal) {
-                self.write_down(&level).await;
-            }
+            self.write_down(&level).await;
             let mut next = Vec::new();
             for refused in level {
                 if refused.chunk.rows == 1 {
@@ -164,9 +160,7 @@ impl<'w> Bisection<'w> {
             level = next;
         }
         let dead = rows_refused.len();
-        if !planted::is(Bug::LetterForgotten) {
-            self.bury(rows_refused, dead_letters).await?;
-        }
+        self.bury(rows_refused, dead_letters).await?;
         info!(batch = %self.id(), chunk = number, rows, dead, "the chunk is in the sink, but for its dead letters");
         Ok(())
     }

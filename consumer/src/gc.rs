@@ -5,7 +5,6 @@
 use crate::environment::{Environment, now_ms};
 use futures::{StreamExt, stream};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
-use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Buffer, Cursor, Manifest, Page, layout};
 use millpond_storage::Store;
 use prometheus_client::metrics::counter::Counter;
@@ -341,7 +340,7 @@ impl GarbageCollector {
                 unreadable_cursors: needs.unreadable.clone(),
                 ..Collected::default()
             };
-            if dry || next == state || planted::is(Bug::DeleteBeforeTrim) {
+            if dry || next == state {
                 return Ok(Some((next, done)));
             }
             let next = next.stamped(self.environment.random());

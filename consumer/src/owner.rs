@@ -8,7 +8,6 @@ use crate::repair::Origin;
 use crate::status::{Level, Status};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opening};
-use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables, layout};
 use millpond_storage::{Backoff, Store};
 use std::sync::Arc;
@@ -112,7 +111,7 @@ impl Claim {
             let fresh = found.as_ref().is_none_or(|found| found.state.is_removed());
             let cursor = match &found {
                 Some(found) if !found.state.is_removed() => found.state.clone(),
-                _ if known && !planted::is(Bug::RemovalIgnored) => return Ok(Attempt::Removed),
+                _ if known => return Ok(Attempt::Removed),
                 Some(tombstone) => tombstone.state.begin_again(start, self.policy.clone()),
                 None => {
                     let (id, shard, policy) = (self.buffer_id, self.shard, self.policy.clone());
@@ -254,19 +253,13 @@ impl Claim {
         let found = self.read().await?;
         Ok(match found {
             Some(snapshot) if snapshot.state.is_of(&before.state) => Outcome::Ours(Box::new(snapshot)),
-            Some(snapshot) if snapshot.state.is_removed() && !planted::is(Bug::RemovalIgnored) => {
-                Outcome::Removed
-            }
+            Some(snapshot) if snapshot.state.is_removed() => Outcome::Removed,
             Some(snapshot) => Outcome::Fenced {
                 owner: match snapshot.state.ownership {
                     millpond_manifest::cursor::Ownership::Held { owner, .. } => owner,
                     _ => "an owner that is gone again".into(),
                 },
                 epoch: snapshot.state.epoch,
-            },
-            None if planted::is(Bug::RemovalIgnored) => Outcome::Fenced {
-                owner: "nobody".into(),
-                epoch: 0,
             },
             None => Outcome::Removed,
         })

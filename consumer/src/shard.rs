@@ -13,7 +13,6 @@ use crate::tenure::{Known, Tenure, Term};
 use crate::work::{self, BatchWorker};
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::Snapshot;
-use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Manifest, Page, PageReference, layout};
 use millpond_storage::Backoff;
 use std::ops::RangeInclusive;
@@ -206,9 +205,7 @@ impl Shard {
         let what = format!("requests of earlier owners of shard {shard:04}");
         let settle = async move {
             status.waits(&what, "they may still be under way to the sink", Level::Warn);
-            if !planted::is(Bug::LeaseNotOutlived) {
-                tokio::time::sleep(outlived).await;
-            }
+            tokio::time::sleep(outlived).await;
             let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
             loop {
                 match sink.settle(&all, Some(&own)).await {

@@ -20,7 +20,6 @@ use futures::StreamExt;
 use futures::stream;
 use millpond_manifest::BatchingPolicy;
 use millpond_manifest::cursor::Refused;
-use millpond_manifest::planted::{self, Bug};
 use millpond_segment::Encoding;
 use millpond_storage::{Backoff, Store};
 use std::sync::Arc;
@@ -153,9 +152,6 @@ impl BatchWorker {
         self.metrics
             .held_bytes
             .set(i64::try_from(self.memory.held()).unwrap_or(i64::MAX));
-        if job.in_doubt && planted::is(Bug::RetryWithOtherChunks) {
-            job.policy.chunk_rows = job.policy.chunk_rows.div_ceil(2);
-        }
         let wanted = std::mem::take(&mut job.wanted);
         let trace = job.trace;
         let fetches = (0..).zip(wanted).map(|(place, wanted)| {
@@ -293,7 +289,7 @@ impl BatchWorker {
                 Err(Failed::CannotTell) => return Err(Undone::CannotTell),
             };
             // The rows may have landed before the error, whatever it says.
-            in_doubt = !planted::is(Bug::RetryNotAnnounced);
+            in_doubt = true;
             self.metrics.write_retries.inc();
             step.again(&reason);
             self.status.waits("writing to the sink", &reason, level);
@@ -335,20 +331,14 @@ struct OfTerm<'a> {
 #[async_trait]
 impl Sender for OfTerm<'_> {
     async fn may_send(&self) -> u64 {
-        if planted::is(Bug::LeaseCheckedOnce) {
-            return 0;
-        }
         self.term.lease.wait().await
     }
 
     fn may_still_send(&self, since: u64) -> bool {
-        self.term.lease.has_run_since(since) || planted::is(Bug::LeaseCheckedOnce)
+        self.term.lease.has_run_since(since)
     }
 
     async fn may_send_no_more(&self) {
-        if planted::is(Bug::RequestOutlivesLease) {
-            std::future::pending::<()>().await;
-        }
         self.term.lease.lapsed().await;
     }
 
@@ -369,9 +359,6 @@ impl Sender for OfTerm<'_> {
     }
 
     async fn announce_later_round(&self) {
-        if planted::is(Bug::LaterRoundUnannounced) {
-            return;
-        }
         self.term.later_rounds.announce().await;
     }
 

@@ -3,7 +3,6 @@
 
 use crate::cas::{Object, Stamp};
 use crate::manifest::STREAMS_MAX;
-use crate::planted::{self, Bug};
 use crate::tables::{IDENTITIES_MAX, SinkTable, SinkTables, TABLES_MAX};
 use crate::{Count, FormatError, envelope, layout, limits, piece, proto};
 use bytes::Bytes;
@@ -287,11 +286,7 @@ impl Cursor {
             lease_ms: 0,
             generation: 0,
             unsettled: false,
-            sent_below: if planted::is(Bug::NewCursorSentNothing) {
-                0
-            } else {
-                SENT_UNKNOWN
-            },
+            sent_below: SENT_UNKNOWN,
             policy,
             start,
             streams: BTreeMap::new(),
@@ -341,8 +336,7 @@ impl Cursor {
 
     /// Returns true if this state belongs to the same opening as `own`: an owner that finds another one is fenced.
     pub fn is_of(&self, own: &Cursor) -> bool {
-        let same_epoch = self.epoch == own.epoch && planted::is(Bug::EpochFences);
-        self.opening == own.opening || same_epoch || planted::is(Bug::FenceIgnored)
+        self.opening == own.opening
     }
 
     /// Returns true if an operator removed the consumer: it has no positions, and nothing is kept for it.
@@ -352,7 +346,7 @@ impl Cursor {
 
     /// Returns true if somebody may have tried to send this batch before, not counting the current generation.
     pub fn may_have_sent(&self, batch: Plan) -> bool {
-        batch.low < self.sent_below && !planted::is(Bug::ResetForgetsSent)
+        batch.low < self.sent_below
     }
 
     /// Takes the cursor with a new epoch and owner. The configured policy comes into force only if nothing is in doubt.
@@ -377,7 +371,7 @@ impl Cursor {
         state.opening = id;
         // A fenced owner may have a longer lease than its successor, and sends until that expires. After a clean
         // release its tokens are known.
-        state.lease_ms = if (in_doubt || self.unsettled) && !planted::is(Bug::LongestLeaseForgotten) {
+        state.lease_ms = if in_doubt || self.unsettled {
             self.lease_ms.max(lease_ms)
         } else {
             lease_ms
@@ -388,7 +382,7 @@ impl Cursor {
         };
         state.waiting_for.clear();
         let policy_pinned = in_doubt && *policy != state.policy;
-        if !in_doubt || planted::is(Bug::PolicyNotPinned) {
+        if !in_doubt {
             state.policy = policy.clone();
         }
         Ok(Opened {
@@ -553,16 +547,15 @@ impl Cursor {
 
     /// This state with all tokens changed and all previous owners fenced.
     fn next_generation(&self) -> Cursor {
-        let fences = !planted::is(Bug::FenceIgnored);
         Cursor {
             epoch: self.epoch + 1,
-            opening: if fences { 0 } else { self.opening },
-            generation: self.generation + u64::from(!planted::is(Bug::GenerationKept)),
-            unsettled: !planted::is(Bug::ResetUnsettled),
+            opening: 0,
+            generation: self.generation + 1,
+            unsettled: true,
             // After a clean release nobody sends anymore. An operator's change releases the cursor too, but not
             // cleanly.
             lease_ms: match self.ownership {
-                Ownership::Released if !self.unsettled || planted::is(Bug::SecondResetForgetsLease) => 0,
+                Ownership::Released if !self.unsettled => 0,
                 _ => self.lease_ms,
             },
             sent_below: self.sent_below.max(self.reached()),
@@ -594,11 +587,10 @@ impl Cursor {
             let planned = self
                 .planned(&skip.stream)
                 .any(|plan| (plan.low..=plan.high).contains(&skip.sequence));
-            if planned && !planted::is(Bug::SkipKeepsTokens) {
-                let keeps = planted::is(Bug::SkipKeepsRefusals);
+            if planned {
                 *self = Cursor {
                     ownership: Ownership::Abandoned,
-                    refused: if keeps { self.refused.clone() } else { Vec::new() },
+                    refused: Vec::new(),
                     ..self.next_generation()
                 };
             }
@@ -666,7 +658,7 @@ impl Cursor {
     /// Releases the cursor. Batches that were planned and not acknowledged may have been sent.
     pub fn release(&mut self) {
         let planned = self.streams.values().any(|s| !s.planned.is_empty());
-        self.ownership = if planned && !planted::is(Bug::ReleasedInDoubt) {
+        self.ownership = if planned {
             Ownership::Abandoned
         } else {
             Ownership::Released

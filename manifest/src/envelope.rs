@@ -3,7 +3,6 @@
 
 use crate::cas::Object;
 use crate::limits;
-use crate::planted::{self, Bug};
 use crate::{Cursor, FORMAT_VERSION, Page};
 use bytes::{BufMut, Bytes};
 use thiserror::Error;
@@ -147,7 +146,7 @@ pub(crate) fn unwrap<T: Object, M: prost::Message + Default>(bytes: &[u8]) -> Re
         });
     }
     let (found, expected) = (checksum(version, body), u32::from_le_bytes(*crc));
-    if found != expected && !planted::is(Bug::ChecksumIgnored) {
+    if found != expected {
         return Err(FormatError::Checksum {
             object,
             found,

@@ -14,7 +14,6 @@ pub mod manifest;
 pub mod page;
 pub mod piece;
 pub mod plan;
-pub mod planted;
 pub mod tables;
 pub mod trace;
 

@@ -3,7 +3,6 @@
 
 use crate::cas::{Object, Stamp};
 use crate::page::{Page, PageReference};
-use crate::planted::{self, Bug};
 use crate::{Count, FormatError, envelope, proto};
 use bytes::Bytes;
 use millpond_segment::Encoding;
@@ -283,10 +282,6 @@ impl Manifest {
         if next.producer(producer).is_some() {
             return next;
         }
-        if planted::is(Bug::ClockEmptiesProducerTable) {
-            next.producers
-                .retain(|row| row.seen_at_ms.saturating_add(PRODUCER_EXPIRY_MS) > now_ms);
-        }
         next.forget_producers();
         let row = ProducerRow {
             id: producer,
@@ -340,10 +335,7 @@ impl Manifest {
             .binary_search_by_key(&producer, |row| row.id)
             .map_err(|_| CommitRefusal::NotRegistered(producer))?;
         let row = &self.producers[place];
-        let last = match planted::is(Bug::ProducerTableIgnored) {
-            true => commit.saturating_sub(1),
-            false => row.commit,
-        };
+        let last = row.commit;
         if commit == last && commit > 0 {
             return Ok(Commit::Already {
                 first_sequence: row.first_sequence,
@@ -422,9 +414,7 @@ impl Manifest {
             first,
             entries: std::mem::replace(&mut next.tail, tail),
         };
-        if !planted::is(Bug::PageReferenceDropped) {
-            next.pages.push(sealed.reference(page));
-        }
+        next.pages.push(sealed.reference(page));
         Some((sealed, next))
     }
 
@@ -455,7 +445,7 @@ impl Manifest {
             .filter(|(_, s)| s.segment.timestamp_ms() < self.orphan_floor_ms)
             .map(|(i, _)| i)
             .collect();
-        if !below.is_empty() && !planted::is(Bug::OrphanFloorIgnored) {
+        if !below.is_empty() {
             return Err(CommitRefusal::BelowFloor {
                 segments: below,
                 floor_ms: self.orphan_floor_ms,

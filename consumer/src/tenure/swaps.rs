@@ -10,7 +10,6 @@ use crate::schedule::Decision;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::Cursor;
 use millpond_manifest::cas::Snapshot;
-use millpond_manifest::planted::{self, Bug};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -100,7 +99,7 @@ impl Tenure<'_> {
         self.durable = durable;
         self.schedule.acknowledged(&self.durable.state);
         // A swap that settles the cursor may still land on a state that was read again. It cannot land on a new state.
-        if self.durable.state.unsettled && (is_new || planted::is(Bug::AnnouncedTooEarly)) {
+        if self.durable.state.unsettled && is_new {
             for LaterRound { batch, durable } in self.unannounced.drain(..) {
                 self.later_rounds.insert(batch);
                 // The receiver no longer exists if the batch was given up.
