@@ -6,7 +6,6 @@ mod bisect;
 mod config;
 mod dead_letters;
 mod decode;
-mod environment;
 mod error;
 pub mod gc;
 mod lease;
@@ -27,7 +26,6 @@ mod trace;
 mod work;
 
 pub use config::Config;
-pub use environment::{Environment, SystemEnvironment};
 pub use error::ConsumeError;
 pub use millpond_manifest::cursor::BatchingPolicy;
 pub use millpond_manifest::piece;
@@ -44,6 +42,7 @@ pub use streams::{BadPattern, StreamPattern};
 
 use metrics::Metrics;
 use millpond_manifest::{Buffer, layout};
+use millpond_runtime::{Environment, SystemEnvironment};
 use millpond_storage::Store;
 use owner::{Claim, read_patiently};
 use prometheus_client::registry::Registry;

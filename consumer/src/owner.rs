@@ -1,7 +1,6 @@
 //! Takes, keeps and releases a cursor. The holder of an `Owned` won the swap that created its epoch. Every later swap
 //! names the state before it, so a fenced owner loses all of them.
 
-use crate::environment::{Environment, now_ms, pause};
 use crate::error::ConsumeError;
 use crate::metrics::Metrics;
 use crate::repair::Origin;
@@ -9,7 +8,8 @@ use crate::status::{Level, Status};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opening};
 use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables, layout};
-use millpond_storage::{Backoff, Store};
+use millpond_runtime::{Backoff, Environment};
+use millpond_storage::Store;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -127,7 +127,7 @@ impl Claim {
             let opening = Opening {
                 owner: &self.instance,
                 id: self.environment.random(),
-                now_ms: now_ms(&*self.environment),
+                now_ms: self.environment.now_ms(),
                 lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
                 policy: &self.policy,
                 take_over,
@@ -181,7 +181,7 @@ impl Claim {
                         .then_some(cursor.tables),
                 })));
             }
-            pause(&*self.environment, &mut backoff).await;
+            backoff.pause(&*self.environment).await;
         }
     }
 
@@ -289,6 +289,6 @@ pub(crate) async fn read_patiently<T: cas::Object>(
             Err(ReadError::Format { key, wrong }) => return Err(ConsumeError::Format { key, wrong }),
             Err(ReadError::Store(error)) => status.waits(&what, &error.to_string(), Level::Warn),
         }
-        pause(environment, &mut backoff).await;
+        backoff.pause(environment).await;
     }
 }

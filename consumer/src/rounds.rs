@@ -3,10 +3,10 @@
 //! nor retries.
 
 use crate::decode::cpu;
-use crate::environment::{Environment as _, SystemEnvironment};
 use crate::schedule::Key;
 use crate::sink::{Attempt, BatchId, Chunk, Presence, Settled, Sink, SinkError};
 use async_trait::async_trait;
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;

@@ -2,7 +2,6 @@
 //! ([`crate::tenure`]), and waits again. It also reads the log and settles requests of earlier owners.
 
 use crate::Config;
-use crate::environment::{now_ms, pause};
 use crate::error::ConsumeError;
 use crate::owner::{Attempt, Beginning, Claim, Owned, read_patiently};
 use crate::repair::Origin;
@@ -14,7 +13,7 @@ use crate::work::{self, BatchWorker};
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::Snapshot;
 use millpond_manifest::{Manifest, Page, PageReference, layout};
-use millpond_storage::Backoff;
+use millpond_runtime::Backoff;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,7 +114,7 @@ impl Shard {
                 // The waits of this process as an owner now concern another owner.
                 self.claim.status.forget();
             }
-            let now = now_ms(&*self.claim.environment);
+            let now = self.claim.environment.now_ms();
             let left = Duration::from_millis(held.lease_expires_at_ms.saturating_sub(now));
             tokio::select! {
                 biased;
@@ -216,7 +215,7 @@ impl Shard {
                     }
                     Err(error) => status.waits(&what, &error.to_string(), Level::Warn),
                 }
-                pause(&*environment, &mut backoff).await;
+                backoff.pause(&*environment).await;
             }
             status.goes_on(&what);
         };

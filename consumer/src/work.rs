@@ -4,7 +4,6 @@
 use crate::bisect::{Bisection, Refusals};
 use crate::dead_letters::DeadLetterWriter;
 use crate::decode::{Decode, cpu};
-use crate::environment::{Environment, pause};
 use crate::error::ConsumeError;
 use crate::lease::Lease;
 use crate::metrics::{self, Metrics, Stage, label};
@@ -20,8 +19,9 @@ use futures::StreamExt;
 use futures::stream;
 use millpond_manifest::BatchingPolicy;
 use millpond_manifest::cursor::Refused;
+use millpond_runtime::{Backoff, Environment};
 use millpond_segment::Encoding;
-use millpond_storage::{Backoff, Store};
+use millpond_storage::Store;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -248,7 +248,7 @@ impl BatchWorker {
                 }
             }
             drop(fetcher);
-            pause(&*self.environment, &mut backoff).await;
+            backoff.pause(&*self.environment).await;
         }
     }
 
@@ -293,7 +293,7 @@ impl BatchWorker {
             self.metrics.write_retries.inc();
             step.again(&reason);
             self.status.waits("writing to the sink", &reason, level);
-            pause(&*self.environment, &mut backoff).await;
+            backoff.pause(&*self.environment).await;
         }
         self.status.goes_on("writing to the sink");
         self.count(id, chunk);

@@ -1,0 +1,13 @@
+//! The parts of a process that every crate shares: time, random numbers, threads, and waits between attempts.
+//!
+//! The other crates reach them through [`Environment`] alone, and `clippy.toml` enforces that. A simulation replaces the
+//! environment, and a seed then determines a whole run. This crate knows nothing about buffers.
+
+mod backoff;
+pub mod blocking;
+mod environment;
+mod system;
+
+pub use backoff::Backoff;
+pub use environment::Environment;
+pub use system::SystemEnvironment;
