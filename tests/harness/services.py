@@ -362,9 +362,17 @@ class Collector(Service):
             },
         }
         # YAML is a superset of JSON.
-        file = directory / f"{name}.yaml"
-        file.write_text(json.dumps(configuration, indent=2))
-        super().__init__(name, [tool(self.variable), "--config", file], directory, CREDENTIALS)
+        self.file = directory / f"{name}.yaml"
+        self.file.write_text(json.dumps(configuration, indent=2))
+        super().__init__(name, [tool(self.variable), "--config", self.file], directory, CREDENTIALS)
+
+    def rewire(self, kind: str, **components: Mapping[str, object]) -> None:
+        """Replaces the `receivers` or `exporters` of every pipeline, from the next start on."""
+        configuration = json.loads(self.file.read_text())
+        configuration[kind] = components
+        for pipeline in configuration["service"]["pipelines"].values():
+            pipeline[kind] = list(components)
+        self.file.write_text(json.dumps(configuration, indent=2))
 
     def ready(self) -> bool:
         # Each start logs this line; the file has all of them.
