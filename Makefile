@@ -124,9 +124,14 @@ test-deploy: build ## The files in deploy/, checked against the program and thei
 	cd deploy/tests && go test -count=1 ./...
 
 .PHONY: test-processes
-test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults
+test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults (Kafka: with Java 17 and Maven)
 	@$(call section,whole-process tests)
 	$(call tools)
+	if command -v java >/dev/null && command -v mvn >/dev/null; then
+	    $(call tools,kafka)
+	else
+	    echo "NOT TESTED: moving from Kafka needs Java 17 and Maven"
+	fi
 	"$$MILLPOND_PYTHON" -m pytest tests --ignore tests/cluster
 
 .PHONY: test-cluster

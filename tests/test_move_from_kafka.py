@@ -1,0 +1,180 @@
+"""Moving from Kafka between two Collectors to Millpond, in the steps of docs/migrate-from-kafka.md:
+both paths in parallel, the cut-over, the drained topic; no gap, no duplicate."""
+
+import time
+from collections import Counter
+
+import pytest
+
+from harness.kafka import Kafka, needs_kafka, read_from, write_to
+from harness.process import PATIENCE, eventually
+from harness.senders import LogSender
+from harness.services import Buffer, Collector, export_to_clickhouse, forward_to
+
+pytestmark = needs_kafka
+
+# The receiver's default group.
+GROUP = "otel-collector"
+
+
+@pytest.fixture
+def kafka(site) -> Kafka:
+    return site.add(Kafka(site.directory).format()).up()
+
+
+@pytest.fixture
+def reading(site, kafka):
+    """The old path's second Collector: from the topic to ClickHouse. It commits an offset once
+    ClickHouse has the rows, so a lag of 0 says that they are in the tables."""
+    exporter = export_to_clickhouse(site.clickhouse.url, site.database)
+    exporter["timeout"] = "300s"
+    collector = site.add(Collector(site.directory, "clickhouse", exporter, name="reading"))
+    collector.rewire("receivers", kafka=read_from(kafka, GROUP))
+    return collector.up()
+
+
+@pytest.fixture
+def sending(site, kafka, reading):
+    """The old path's first Collector: from OTLP to the topic."""
+    return site.collector("kafka", write_to(kafka), name="sending")
+
+
+@pytest.fixture
+def sender(sending):
+    sender = LogSender(sending.address)
+    sender.start()
+    yield sender
+    sender.stop()
+
+
+def _forward_to(gateway) -> dict:
+    """The page's settings of the senders' exporter."""
+    queue = {"enabled": True, "num_consumers": 50, "block_on_overflow": True}
+    return {**forward_to(gateway.address), "sending_queue": queue}
+
+
+def _bodies(site, database: str, where: str = "1") -> Counter[str]:
+    return Counter(site.clickhouse.lines(f"SELECT Body FROM {database}.otel_logs WHERE {where}"))
+
+
+def _await_more(sender) -> None:
+    """Waits until the sender has sent a number of further records."""
+    enough = len(sender.accepted) + 20
+    eventually("further records to be accepted", lambda: len(sender.accepted) > enough)
+
+
+def _restart_with(collector, **exporters) -> None:
+    collector.rewire("exporters", **exporters)
+    # When it stops, it delivers what its queues hold.
+    assert collector.terminate() == 0
+    collector.up()
+
+
+def _drained(kafka) -> None:
+    # Kafka's tool takes seconds to start.
+    eventually("the topic to be drained", lambda: kafka.lag(GROUP) == 0, 4 * PATIENCE, 1)
+
+
+def _expect_each_once(site, sender) -> None:
+    """Asserts that the table has every accepted record once, and at most once each doubtful one."""
+    eventually(
+        "every accepted record",
+        lambda: set(sender.accepted) <= set(_bodies(site, site.database)),
+    )
+    rows = _bodies(site, site.database)
+    assert set(rows) <= {*sender.accepted, *sender.doubtful}
+    assert {body: count for body, count in rows.items() if count != 1} == {}
+
+
+def _rows_of_millpond(site) -> int:
+    ours = f"SELECT countIf(_millpond_source != '') FROM {site.database}.otel_logs"
+    return int(site.clickhouse.scalar(ours))
+
+
+def _compare(site, sender, trial: str) -> None:
+    """Compares both databases over a span that has ended, as the page does."""
+    since = time.time_ns()
+    _await_more(sender)
+    until = time.time_ns()
+    # The sender sends in order, so every record of the span is answered now.
+    _await_more(sender)
+    sent = {body for body, sent_at in sender.accepted.copy().items() if since <= sent_at < until}
+    assert len(sent) > 10
+    span = " AND ".join(
+        f"Timestamp {compared} fromUnixTimestamp64Nano({instant})"
+        for compared, instant in ((">=", since), ("<", until))
+    )
+    for database in (site.database, trial):
+        eventually(
+            f"the span's records in {database}",
+            lambda database=database: sent <= set(_bodies(site, database, span)),
+        )
+    assert _bodies(site, site.database, span) == _bodies(site, trial, span) == Counter(sent)
+
+
+def test_moving_leaves_no_gap_and_no_duplicate(site, kafka, reading, sending, sender):
+    tables = ("--clickhouse", site.clickhouse.url, "--database", site.database)
+    eventually("rows by the old path", lambda: _bodies(site, site.database))
+    site.command("tables", "migrate", *tables)
+
+    # Both paths in parallel, with a buffer and a database for the trial.
+    production = site.buffer
+    trial = f"{site.database}_trial"
+    site.buffer = Buffer(f"{production.url}-trial", production.endpoint)
+    tried = [site.gateway("--linger", "20ms", name="trial-gateway")]
+    tried.append(site.consumer(database=trial, name="trial-consumer"))
+    both = {"otlp_grpc/millpond": _forward_to(tried[0])}
+    _restart_with(sending, kafka=write_to(kafka), **both)
+    _compare(site, sender, trial)
+
+    # The topic has a backlog when its writer goes over.
+    with sender.paused():
+        _drained(kafka)
+        assert reading.terminate() == 0
+    _await_more(sender)
+    site.buffer = production
+    gateway = site.gateway("--linger", "20ms")
+    consumer = site.consumer("--ack-interval", "50ms")
+    _restart_with(sending, otlp_grpc=_forward_to(gateway))
+    assert kafka.lag(GROUP) > 0
+    _await_more(sender)
+    eventually("new records by the new path", lambda: _rows_of_millpond(site) > 10)
+
+    # The old consumers drain the topic into the same tables.
+    reading.up()
+    _drained(kafka)
+    assert reading.terminate() == 0
+    for process in tried:
+        assert process.terminate() == 0
+    kafka.terminate()
+    _await_more(sender)
+    sender.stop()
+    assert sending.terminate() == 0
+    _expect_each_once(site, sender)
+    consumer.must_run()
+    site.millpond("consumer", "wait", "e2e")
+
+
+def test_going_back_leaves_no_gap_and_no_duplicate(site, kafka, reading, sending, sender):
+    tables = ("--clickhouse", site.clickhouse.url, "--database", site.database)
+    eventually("rows by the old path", lambda: _bodies(site, site.database))
+    site.command("tables", "migrate", *tables)
+    gateway = site.gateway("--linger", "20ms")
+    consumer = site.consumer("--ack-interval", "50ms")
+    _restart_with(sending, otlp_grpc=_forward_to(gateway))
+    _drained(kafka)
+    assert reading.terminate() == 0
+    _await_more(sender)
+
+    # The old consumers come first, then the senders.
+    reading.up()
+    _restart_with(sending, kafka=write_to(kafka))
+    _await_more(sender)
+    assert gateway.terminate() == 0
+    site.millpond("consumer", "wait", "e2e")
+    assert consumer.terminate() == 0
+    sender.stop()
+    assert sending.terminate() == 0
+    _drained(kafka)
+    _expect_each_once(site, sender)
+    assert _rows_of_millpond(site) > 10
