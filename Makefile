@@ -24,7 +24,8 @@ demo: ## Run the whole pipeline on this machine (DEMO_SECONDS, DEMO_RATE, DEMO_B
 	if [[ $${DEMO_BUFFER:-} == minio ]]; then
 	    $(call tools,minio)
 	fi
-	cargo build --locked --release --bin millpond --bin embedded-clickhouse
+	scripts/quietly.sh "building Millpond" target/demo-build.log \
+	    cargo build --locked --release --bin millpond --bin embedded-clickhouse
 	exec target/release/millpond demo
 
 .PHONY: tutorial
@@ -123,8 +124,9 @@ test-deploy: build ## The files in deploy/, checked against the program and thei
 	# Go's cache does not see files outside the module, which are all that this tests.
 	cd deploy/tests && go test -count=1 ./...
 
+# Tests mostly wait for processes, so several at a time use two cores better. Each worker has its own MinIO and ClickHouse.
 .PHONY: test-processes
-test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults (Kafka: with Java 17 and Maven)
+test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults (TEST_WORKERS=3; Kafka with Java 17 and Maven)
 	@$(call section,whole-process tests)
 	$(call tools)
 	if command -v java >/dev/null && command -v mvn >/dev/null; then
@@ -132,7 +134,7 @@ test-processes: build ## The whole pipeline as processes: MinIO, Collector, gate
 	else
 	    echo "NOT TESTED: moving from Kafka needs Java 17 and Maven"
 	fi
-	"$$MILLPOND_PYTHON" -m pytest tests --ignore tests/cluster
+	"$$MILLPOND_PYTHON" -m pytest tests --ignore tests/cluster --ignore tests/dist --numprocesses $${TEST_WORKERS:-3} --dist worksteal
 
 .PHONY: test-cluster
 test-cluster: build ## A real ClickHouse cluster: replicas, ZooKeeper, faults (Java 17, Maven; skipped with a notice without them)
@@ -144,6 +146,24 @@ test-cluster: build ## A real ClickHouse cluster: replicas, ZooKeeper, faults (J
 	$(call tools)
 	$(call tools,zookeeper)
 	"$$MILLPOND_PYTHON" -m pytest tests/cluster
+
+.PHONY: dist
+dist: ## Build a release into dist/: tarballs, Debian packages, images, chart, checksums (Debian 12; DIST_TARGETS)
+	@exec scripts/dist.sh
+
+# Not a part of `make test`: it compiles the program for a release, and needs root and Debian's mmdebstrap and
+# systemd-container. DIST=built tests what is in dist/.
+.PHONY: test-dist
+test-dist: ## Build a release for this machine and run it: the package under systemd, the image (Debian 12, root; DIST=built)
+	@$(call section,release)
+	$(call tools,libchdb minio python debian)
+	[[ $${DIST:-} == built ]] || DIST_TARGETS=$${DIST_TARGETS:-$$(rustc --print host-tuple)} scripts/dist.sh
+	cargo build --locked --release --bin embedded-clickhouse
+	rm -rf target/dist/bin
+	mkdir -p target/dist/bin
+	tar -xzf "$$(ls dist/millpond-*-"$$(uname -m)"-linux-gnu.tar.gz)" -C target/dist/bin --strip-components=1
+	cp target/release/embedded-clickhouse target/dist/bin
+	MILLPOND_BIN_DIR=$$PWD/target/dist/bin "$$MILLPOND_PYTHON" -m pytest tests/dist
 
 .PHONY: advisories
 advisories: ## Check the crates against RustSec's advisories (deny.toml), if cargo-deny and its database are available

@@ -43,6 +43,48 @@ go_tool() {
     echo "$directory/$name"
 }
 
+# cargo_tool NAME VERSION: installs a pinned program of crates.io into the cache, and prints its path as the last
+# line of stdout. Skips the build if it exists.
+cargo_tool() {
+    local name=$1 version=$2 variable=${1//-/_}
+    local directory=$cache/bin/$name-$version
+    if [[ ! -x $directory/bin/$name ]]; then
+        need cargo "install Rust, or set MILLPOND_${variable^^} to a $name of your own"
+        say "building $name $version"
+        stage "$directory"
+        cargo install --quiet --locked --root "$staging" --target-dir "$staging/target" "$name@$version" >&2
+        rm -rf "$staging/target"
+        place "$directory"
+    fi
+    echo "$directory/bin/$name"
+}
+
+# python_environment NAME REQUIREMENTS: creates a virtual environment with the pinned packages of a file in the
+# cache, and prints its directory as the last line of stdout. Does nothing else if it exists.
+python_environment() {
+    local name=$1 requirements=$2 python built
+    need python3 "install Python 3.10 or later, with venv"
+    python=$(python3 -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])')
+    local environment
+    environment=$cache/$name/$python-$(fingerprint "$requirements")
+    if [[ ! -x $environment/bin/python ]]; then
+        say "installing $(basename "$requirements") for Python $python"
+        # A virtual environment cannot be moved: build it under a unique name, and put the link to it in place
+        # with a rename.
+        mkdir -p "$cache/$name"
+        built=$(mktemp -d "$environment.XXXXXX")
+        chmod 755 "$built"
+        if ! { python3 -m venv "$built" >&2 && "$built/bin/python" -m pip install --quiet \
+            --disable-pip-version-check --requirement "$requirements" >&2; }; then
+            rm -rf "$built"
+            exit 1
+        fi
+        ln -s "$built" "$built/link"
+        mv -T "$built/link" "$environment"
+    fi
+    echo "$environment"
+}
+
 # npm_packages NAME FOLDER: installs the packages that a folder of the project pins into the cache, and prints
 # the path of their node_modules as the last line of stdout. Skips the install if they exist.
 npm_packages() {

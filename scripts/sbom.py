@@ -2,11 +2,11 @@
 """Prints a bill of materials (CycloneDX 1.6, JSON) of the shipped software:
 
     eval "$(scripts/tools.sh python)"
-    "$MILLPOND_PYTHON" scripts/sbom.py millpond   # the program: cargo's lock file
+    "$MILLPOND_PYTHON" scripts/sbom.py millpond   # the program: cargo's lock file, for --target
     "$MILLPOND_PYTHON" scripts/sbom.py exporter   # the Collector's exporter: its Go modules
 
-It lists everything that is linked or runs during the build on Linux x86-64, without dependencies of
-tests or of the rest of the Collector. With SOURCE_DATE_EPOCH set, the same tree gives the same
+It lists everything that is linked or runs during the build, without dependencies of tests or of
+the rest of the Collector. With SOURCE_DATE_EPOCH set, the same tree gives the same
 bytes.
 """
 
@@ -29,7 +29,7 @@ from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
 ROOT = Path(__file__).resolve().parent.parent
-PLATFORM = "x86_64-unknown-linux-gnu"
+PLATFORMS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]
 PROGRAM = "millpond-cli"
 EXPORTER = "./millpondexporter"
 
@@ -53,37 +53,41 @@ def component(
     )
 
 
-def crates() -> tuple[Component, dict[Component, list[Component]]]:
-    """The program's crate, and each crate with its dependencies."""
-    command = ("cargo", "metadata", "--locked", "--format-version=1", "--filter-platform", PLATFORM)
+def shipped(platform: str) -> dict[str, tuple[dict, list[str]]]:
+    """The packages of cargo's metadata that the program needs, by their ids, the program first;
+    each with the ids of its dependencies."""
+    command = ("cargo", "metadata", "--locked", "--format-version=1", "--filter-platform", platform)
     metadata = json.loads(output(ROOT, *command))
     packages = {package["id"]: package for package in metadata["packages"]}
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
-    made: dict[str, Component] = {}
-    needs: dict[Component, list[Component]] = {}
-
-    def make(package_id: str, kind: ComponentType = ComponentType.LIBRARY) -> Component:
-        package = packages[package_id]
-        purl = PackageURL("cargo", None, package["name"], package["version"])
-        made[package_id] = component(kind, purl, package["license"], package["version"])
-        return made[package_id]
-
     [start] = [package["id"] for package in packages.values() if package["name"] == PROGRAM]
-    program = make(start, ComponentType.APPLICATION)
+    found: dict[str, tuple[dict, list[str]]] = {}
     todo = [start]
     while todo:
         package_id = todo.pop()
+        if package_id in found:
+            continue
         below = [
             dependency["pkg"]
             for dependency in nodes[package_id]["deps"]
             if any(kind["kind"] != "dev" for kind in dependency["dep_kinds"])
         ]
-        for each in below:
-            if each not in made:
-                make(each)
-                todo.append(each)
-        needs[made[package_id]] = [made[each] for each in below]
-    return program, needs
+        found[package_id] = packages[package_id], below
+        todo += below
+    return found
+
+
+def crates(platform: str) -> tuple[Component, dict[Component, list[Component]]]:
+    """The program's crate, and each crate with its dependencies."""
+    found = shipped(platform)
+    made: dict[str, Component] = {}
+    kind = ComponentType.APPLICATION
+    for package_id, (package, _) in found.items():
+        purl = PackageURL("cargo", None, package["name"], package["version"])
+        made[package_id] = component(kind, purl, package["license"], package["version"])
+        kind = ComponentType.LIBRARY
+    needs = {made[each]: [made[one] for one in below] for each, (_, below) in found.items()}
+    return next(iter(made.values())), needs
 
 
 def modules() -> tuple[Component, dict[Component, list[Component]]]:
@@ -114,8 +118,9 @@ def modules() -> tuple[Component, dict[Component, list[Component]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["millpond", "exporter"])
-    what = parser.parse_args().what
-    top, needs = crates() if what == "millpond" else modules()
+    parser.add_argument("--target", choices=PLATFORMS, default=PLATFORMS[0])
+    flags = parser.parse_args()
+    top, needs = crates(flags.target) if flags.what == "millpond" else modules()
     bom = Bom()
     bom.metadata.component = top
     for each, below in needs.items():

@@ -91,6 +91,65 @@ def test_consumers_with_different_names_each_get_everything(site):
         assert_exactly_once(acknowledged, site.clickhouse, database)
 
 
+def _stops(consumer) -> str:
+    """The log of a consumer that exits by itself."""
+    consumer.start()
+    assert consumer.wait() == 1
+    return consumer.messages()
+
+
+def test_a_second_name_for_the_same_tables_does_not_double_them(site):
+    gateway = site.gateway()
+    load = site.load(gateway, records=5_000)
+    load.run()
+    first = site.consumer(name="consumer-first")
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, first)
+    said = _stops(site.consumer_of(consumer="typo", name="consumer-typo"))
+    assert (
+        f"consumer typo would write to table {site.database}.otel_logs, and consumer e2e of this "
+        "buffer writes there already"
+    ) in said
+    assert said.count("would write to table") == 1
+    assert [c["consumer"] for c in site.answer("consumer", "list")["consumers"]] == ["e2e"]
+    assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
+
+    shares = site.consumer("--share-tables", "--streams", "acme.*", consumer="acme", name="acme")
+    eventually("it to own its cursor", shares.owns)
+    assert first.terminate() == 0
+    first = site.consumer(name="consumer-first-again")
+    eventually("it to own its cursor", first.owns)
+    [shard] = site.answer("status")["shards"]
+    shared = {c["consumer"]: c["shares_tables_with"] for c in shard["consumers"]}
+    assert shared == {"acme": ["e2e"], "e2e": ["acme"]}
+    assert "writes to the same tables as: acme" in site.millpond("status").stdout()
+    assert "as --share-tables allows" in site.millpond("doctor").stdout()
+    assert [consumer.terminate() for consumer in (shares, first)] == [0, 0]
+    assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
+
+
+def test_a_first_start_begins_where_it_is_told_to(site):
+    gateway = site.gateway()
+    site.load(gateway, records=1_000, name="load-before").run()
+    consumer = site.consumer("--from", "latest")
+    eventually("its start", lambda: "0 records lie ahead" in consumer.messages())
+    load = site.load(gateway, records=500)
+    load.run()
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
+    assert consumer.terminate() == 0
+    assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
+    again = site.consumer("--from", "1h", name="consumer-again")
+    eventually("its start", lambda: "lie ahead" in again.messages())
+    assert "where a first start begins is ignored" in again.messages()
+    assert again.terminate() == 0
+    assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
+    whole = site.consumer(
+        "--from", "1h", consumer="whole", database=f"{site.database}_all", name="consumer-whole"
+    )
+    eventually("its start", lambda: "lie ahead" in whole.messages())
+    assert "begins at sequence 0: 1500 records lie ahead" in whole.messages()
+    assert whole.terminate() == 0
+
+
 def test_a_script_can_wait_for_a_consumer(site):
     gateway = site.gateway("--linger", "20ms")
     site.load(gateway, records=5_000).run()
@@ -104,7 +163,9 @@ def test_a_script_can_wait_for_a_consumer(site):
     eventually("the log line", lambda: "has never run: waiting for it" in waiting.messages())
     consumer = site.consumer("--ack-interval", "50ms")
     assert waiting.wait() == 0
-    assert waiting.stdout() == "e2e has read all 5000 records\n"
+    assert waiting.stdout() == (
+        "e2e has read everything committed: the buffer still keeps 5000 of these records\n"
+    )
     rows = site.clickhouse.scalar(f"SELECT count() FROM {site.database}.otel_logs")
     assert rows == "5000"
     # Records must be in the buffer at the start of the wait to count.

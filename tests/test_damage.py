@@ -113,7 +113,8 @@ def test_a_page_stops_who_has_not_read_it_and_nobody_else(site, damaged):
 
     # Gateways need no pages, nor does a consumer that has passed this one.
     _accepts(site)
-    reader = site.consumer("--gc-interval", "0s", name="reader")
+    # The other one has nothing in the table that both were to write to.
+    reader = site.consumer("--gc-interval", "0s", "--share-tables", name="reader")
     eventually("the new record", lambda: rows_of(site.clickhouse, site.database) == 1)
     assert reader.terminate() == 0
 

@@ -80,7 +80,14 @@ def test_refused_records_are_letters_that_can_be_replayed(site):
         body = held.resource_logs[0].scope_logs[0].log_records[0].body.string_value
         assert held == request(record(f"case of {body}", body=body))
         assert body in ("bad one", "bad two")
-        assert body in site.millpond("dead-letters", "show", letter["letter"]).stdout()
+        [decoded] = shown["records"]
+        assert decoded["body"] == body
+        assert decoded["attributes"]["case"] == f"case of {body}"
+        text = site.millpond("dead-letters", "show", letter["letter"]).stdout()
+        assert f'"body": "{body}"' in text
+        raw = site.millpond("dead-letters", "show", letter["letter"], "--raw").stdout()
+        assert body in raw
+        assert '"body"' not in raw
 
     assert consumer.metric("millpond_consumer_dead_letters_total") == 2
     doctor = site.millpond("doctor", "--json")
@@ -100,7 +107,7 @@ def test_refused_records_are_letters_that_can_be_replayed(site):
     assert _bodies(site) == good
 
     _mend(site)
-    replayed = site.millpond("dead-letters", "replay", "--all-of", "e2e", *_table(site), "--json")
+    replayed = site.millpond("dead-letters", "replay", "--all", *_table(site), "--json")
     done = site.parsed(replayed)
     assert (done["rows"], sorted(done["replayed"]), done["kept"]) == (2, names, [])
     assert "deduplication_window" not in replayed.messages(), "a sufficient window needs no advice"

@@ -52,7 +52,7 @@ def test_what_is_wrong_is_named(site):
     assert consumer.terminate() == 0
     load = site.load(gateway, "--concurrency", 1, records=1_000, name="load-behind")
     load.run()
-    assert "nobody runs it" in _findings(site)["warning"][0]
+    assert "not running" in _findings(site)["warning"][0]
 
     site.clickhouse.query(
         f"ALTER TABLE {site.database}.otel_logs "

@@ -13,7 +13,7 @@ from harness.corpus_traces import span
 from harness.exactly_once import wait_for_all
 from harness.otlp import METHODS, export
 from harness.process import eventually
-from harness.services import REPOSITORY, tool
+from harness.services import REPOSITORY, Buffer, tool
 
 GRAFANA = REPOSITORY / "deploy" / "grafana"
 # Queries that find nothing while everything works.
@@ -55,7 +55,8 @@ def _known(*processes) -> set[str]:
 def test_every_query_finds_what_it_asks_for(own_site):
     site = own_site
     gateway = site.gateway()
-    consumer = site.consumer("--gc-interval", "1s", "--gc-grace", "60s")
+    # A machine under load renews a short lease too late, and the consumer loses its gauges with it.
+    consumer = site.consumer("--gc-interval", "1s", "--gc-grace", "60s", "--lease", "60s")
     load = site.load(gateway, "--rate", 500, records=1_000_000)
     load.start()
     targets = {"gateway": gateway.admin, "consumer": consumer.admin}
@@ -102,7 +103,7 @@ def test_an_alert_finds_its_trouble(own_site):
     found = {answer["alert"] for answer in answers if answer["series"]}
     assert found == {"MillpondNobodyConsumes"}
     # A working consumer of another name does not hide it.
-    other = site.consumer(name="consumer-other", consumer="other")
+    other = site.consumer("--share-tables", name="consumer-other", consumer="other")
     eventually("the consumer to own its cursor", other.owns)
     answers = _ask({"one": waiting.admin, "consumer": other.admin}, [])
     found = {answer["alert"] for answer in answers if answer["series"]}
@@ -111,6 +112,25 @@ def test_an_alert_finds_its_trouble(own_site):
     answers = _ask({"gateway": gateway.admin}, [])
     found = {answer["alert"] for answer in answers if answer["series"]}
     assert found == {"MillpondConsumerGone"}
+
+
+def test_a_cursor_that_cannot_be_read_fires_an_alert(site):
+    """Over `file://`, where a cursor is a file."""
+    folder = site.directory / "buffer"
+    site.buffer = Buffer(folder.as_uri())
+    gateway = site.gateway()
+    consumer = site.consumer("--gc-interval", "1s")
+    eventually("the consumer to own its cursor", consumer.owns)
+    targets = {"gateway": gateway.admin, "consumer": consumer.admin}
+    unreadable = "millpond_gc_unreadable_cursors"
+    eventually("a round", lambda: consumer.metric(unreadable) == 0)
+    assert not {answer["alert"] for answer in _ask(targets, []) if answer["series"]}
+    damaged = folder / "shards/0000/consumers/other/cursor"
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"damaged")
+    eventually("a round that finds it", lambda: consumer.metric(unreadable) == 1)
+    found = {answer["alert"] for answer in _ask(targets, []) if answer["series"]}
+    assert found == {"MillpondCursorUnreadable"}
 
 
 def test_the_view_shows_how_late_records_are(site):

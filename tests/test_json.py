@@ -11,7 +11,17 @@ from harness.services import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "json.md").read_text()
 # The content of these belongs to OTLP, the settings, the price table or the user.
-OPEN = {"record", "policy", "planned", "load", "settings", "request_latency", "price", "errors"}
+OPEN = {
+    "record",
+    "records",
+    "policy",
+    "planned",
+    "load",
+    "settings",
+    "request_latency",
+    "price",
+    "errors",
+}
 
 
 def _documented(part: str) -> set[str]:

@@ -82,6 +82,113 @@ def test_an_unknown_key_of_the_configuration_file_names_the_nearest(site):
     assert "linger" in said
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[gateway]\nmemory_limit = 5\n", 'line 2: memory_limit cannot be "5": use 16MiB or more'),
+        (
+            '\nlinger = "soon"\n',
+            'line 2: linger: "soon" is not a length of time: write 250ms, 1s, 2m or 1h',
+        ),
+        ('[gateway]\ninsecure = "perhaps"\n', "line 2: insecure must be true or false"),
+        (
+            "[gateway]\nwriters = 4\n",
+            "line 2: writers is a setting of `millpond consume`: move it to [consume]",
+        ),
+        (
+            '[consume]\n\nlinger = "1s"\n',
+            "line 3: linger is a setting of `millpond gateway`: move it to [gateway]",
+        ),
+    ],
+)
+def test_a_mistake_in_the_configuration_file_names_its_line_and_key(site, text, says):
+    file = site.directory / "millpond.toml"
+    file.write_text(text)
+    said = _millpond(site, "gateway", *site.buffer.flags, "--config", file, *_addresses())
+    assert said == f"millpond: settings file {file}: {says}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "unknown"),
+    [
+        ("gateway", {"MILLPOND_LINGR": "5s"}, {"MILLPOND_LINGR": "MILLPOND_LINGER"}),
+        (
+            "consume",
+            {"MILLPOND_WRITER": "3", "MILLPOND_FETCHER": "4"},
+            {"MILLPOND_FETCHER": "MILLPOND_FETCHERS", "MILLPOND_WRITER": "MILLPOND_WRITERS"},
+        ),
+        ("gc", {"MILLPOND_GC_GRAC": "3h"}, {"MILLPOND_GC_GRAC": "MILLPOND_GC_GRACE"}),
+    ],
+)
+def test_a_mistyped_variable_names_the_nearest_one(site, command, settings, unknown):
+    flags = ["--clickhouse", site.clickhouse.url] if command == "consume" else []
+    said = _millpond(site, command, *site.buffer.flags, *flags, environment=settings)
+    sentences = [
+        f"{typed} is not a setting; did you mean {meant}?" for typed, meant in unknown.items()
+    ]
+    remedy = "unset it, or pass --ignore-unknown-env if something else needs it"
+    assert said == "\n".join([f"millpond: {sentences[0]}", *sentences[1:], remedy, ""])
+
+
+def test_a_mistyped_variable_of_a_required_setting_is_named(site):
+    said = _millpond(site, "status", environment={"MILLPOND_BUFER": site.buffer.url})
+    assert "--buffer <URL>" in said
+    assert said.endswith("MILLPOND_BUFER is not a setting; did you mean MILLPOND_BUFFER?\n")
+
+
+def test_variables_of_kubernetes_and_accepted_ones_are_no_mistake(site):
+    address = "tcp://10.43.0.7:4317"
+    injected = {
+        "MILLPOND_GATEWAY_SERVICE_HOST": "10.43.0.7",
+        "MILLPOND_GATEWAY_SERVICE_PORT": "4317",
+        "MILLPOND_GATEWAY_SERVICE_PORT_OTLP_GRPC": "4317",
+        "MILLPOND_GATEWAY_PORT": address,
+        "MILLPOND_GATEWAY_PORT_4317_TCP": address,
+        "MILLPOND_GATEWAY_PORT_4317_TCP_PROTO": "tcp",
+        "MILLPOND_GATEWAY_PORT_4317_TCP_PORT": "4317",
+        "MILLPOND_GATEWAY_PORT_4317_TCP_ADDR": "10.43.0.7",
+    }
+    # The missing bucket ends both, so the variables did not.
+    gateway = ("gateway", *site.buffer.flags, *_addresses())
+    assert "there is no bucket" in _millpond(site, *gateway, environment=injected)
+    other = {"MILLPOND_OF_OUR_PLATFORM": "1"}
+    assert "there is no bucket" in _millpond(
+        site, *gateway, "--ignore-unknown-env", environment=other
+    )
+    assert "MILLPOND_OF_OUR_PLATFORM is not a setting" in _millpond(
+        site, *gateway, environment=other
+    )
+
+
+def test_a_directory_that_cannot_be_created_ends_the_start(site):
+    flags = ("--buffer", "file:///proc/millpond/buffer", "--create-bucket")
+    said = _millpond(site, "gateway", *flags, *_addresses())
+    assert "cannot create the directory /proc/millpond/buffer" in said
+    assert "no directory can be created there" in said
+
+
+def test_an_address_that_is_not_clickhouse_ends_the_start(site):
+    site.gateway().terminate()
+    said = _millpond(
+        site,
+        *("consume", *site.buffer.flags, "--clickhouse", site.buffer.endpoint),
+        *("--admin", f"127.0.0.1:{free_port()}"),
+    )
+    assert f"{site.buffer.endpoint} is not ClickHouse's HTTP interface (HTTP status " in said
+    assert "give its address, such as http://127.0.0.1:8123" in said
+    assert len(said.splitlines()) == 1, said
+
+
+def test_missing_credentials_are_two_lines(site):
+    missing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "HOME": str(site.directory)}
+    said = _millpond(site, "gateway", *site.buffer.flags, *_addresses(), environment=missing)
+    found, remedy = said.splitlines()
+    assert f"cannot open {site.buffer.url}: no AWS credentials were found (" in found
+    assert remedy.startswith("whatever works for `aws s3 ls` works here: ")
+    for debug in ("{", "}", "CredentialsNotLoaded", "source:"):
+        assert debug not in said
+
+
 def test_a_bucket_that_does_not_exist_is_named(site):
     said = _millpond(site, "gateway", *site.buffer.flags, *_addresses())
     assert site.buffer.url.split("/")[2] in said
@@ -190,7 +297,7 @@ def test_a_number_of_dead_letters_that_cannot_be_is_refused(site, most):
 def test_what_is_no_dead_letter_is_not_touched(site, command):
     site.gateway().terminate()
     said = _millpond(site, "dead-letters", *command, "shards/0000/manifest", *site.buffer.flags)
-    assert "is no dead letter's name" in said
+    assert "is not the name of a dead letter" in said
     gone = "shards/0000/dead-letters/e2e/00000000000000000005-otlp.logs-0000000003-0badcafe"
     said = _millpond(site, "dead-letters", *command, gone, *site.buffer.flags)
     assert f"there is no dead letter {gone}" in said
@@ -224,7 +331,7 @@ def test_a_table_that_does_not_fit_names_the_column(site, change, expected):
         site.clickhouse.query(f"ALTER TABLE {table} DROP INDEX {index}")
     site.clickhouse.query(f"ALTER TABLE {table} {change}")
     said = _consume(site)
-    for word in [f"`{site.database}`.`otel_logs`", "ALTER TABLE", *expected]:
+    for word in [f"`{site.database}`.`otel_logs`", "millpond tables migrate", *expected]:
         assert word in said
 
 
@@ -247,6 +354,18 @@ def test_commands_on_a_buffer_that_is_not_there_say_so(site):
         ("gateway", ("--compression-level", "99"), "1..=22"),
         ("gateway", ("--request-timeout", "0s"), "without a pause"),
         ("gateway", ("--price-put", "-1"), "0 or more"),
+        ("gateway", ("--memory-limit", "5"), "use 16MiB or more"),
+        ("gateway", ("--segment-bytes", "1"), "use 4KiB or more"),
+        ("gateway", ("--segment-raw-bytes", "1"), "use 4KiB or more"),
+        ("gateway", ("--block-bytes", "1"), "use 1KiB or more"),
+        ("gateway", ("--max-message-bytes", "1"), "use 4KiB or more"),
+        ("gateway", ("--max-uploads", "0"), "1 or more"),
+        ("consume", ("--memory-limit", "5"), "use 16MiB or more"),
+        ("consume", ("--batch-bytes", "1"), "use 4KiB or more"),
+        ("consume", ("--chunk-bytes", "1"), "use 4KiB or more"),
+        ("consume", ("--batch-records", "0"), "1 or more"),
+        ("consume", ("--chunk-rows", "0"), "1 or more"),
+        ("consume", ("--max-in-flight", "0"), "1 or more"),
         # It would poll the store, which bills each request, without a pause.
         ("consume", ("--poll-interval", "0s"), "without a pause"),
         ("consume", ("--ack-interval", "0s"), "without a pause"),

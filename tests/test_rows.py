@@ -193,7 +193,7 @@ def test_what_cannot_be_repaired_is_named(site):
     consumer, _, _ = _sent(site, 2)
     for words, said in (
         (("e2e", "--from", 0, "--to", 2), "is not in the log"),
-        (("e2e", "--from", 1, "--to", 0), "lies behind"),
+        (("e2e", "--from", 1, "--to", 0), "is after"),
         (("other", "--from", 0, "--to", 1), "there is nothing to repair"),
         (("e2e.repair", "--from", 0, "--to", 1), "belong to repairs"),
         (("e2e", "--from", 0, "--to", 1, "--columns", "none"), "--columns none"),

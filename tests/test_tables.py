@@ -150,7 +150,7 @@ def test_doctor_names_what_the_tables_lack(site):
     assert not [found for found in findings(0) if found["severity"] == "error"]
     site.clickhouse.query(f"DROP VIEW {site.database}.otel_traces_trace_id_ts_mv")
     [warning] = [f["what"] for f in findings(0) if "trace_id_ts_mv" in f["what"]]
-    assert "by which a trace's time is found" in warning
+    assert "which lookups of a trace's time need" in warning
 
 
 # A plausible edit of the printed DDL for logs: a column computed from the time, which is the

@@ -164,7 +164,7 @@ def test_an_endpoint_that_never_answers_holds_nothing_up(site):
         (["--otlp-endpoint", "collector:4318"], '--otlp-endpoint: "collector:4318" is not'),
         (
             ["--otlp-endpoint", "https://collector", "--otlp-ca", "/nowhere.pem"],
-            "cannot read /nowhere.pem, for pushing over OTLP",
+            "cannot read /nowhere.pem, for OTLP export",
         ),
     ],
     ids=["URL", "CA"],

@@ -1,4 +1,4 @@
-//! The small HTTP server beside a long-running command: a page for people at `/`, `/healthz`, `/readyz`, `/metrics`.
+//! The HTTP server of a service's status: a page for people at `/`, `/healthz`, `/readyz`, `/metrics`.
 
 mod history;
 mod server;
@@ -22,20 +22,20 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// How many file descriptors the server may have open.
+/// Maximum file descriptors of the server.
 pub(crate) const ADMIN_DESCRIPTORS: usize = Connections::descriptors(server::CONNECTIONS_MAX);
 
-/// What a command is waiting for; empty when it is ready.
+/// Returns the reasons why a service is not ready; empty when it is.
 type Readiness = Box<dyn Fn() -> Vec<String> + Send + Sync>;
 
-/// What the server answers from. It is filled as the command starts.
+/// The state behind the server's answers. The service fills it as it starts.
 #[derive(Clone)]
 pub(crate) struct Admin(Arc<Inner>);
 
-/// Whose page it is.
+/// The service that the page shows.
 #[derive(Debug, serde::Serialize)]
 struct About {
-    /// What the process does.
+    /// The kind of service.
     role: &'static str,
     /// The buffer's URL.
     buffer: String,
@@ -52,7 +52,7 @@ struct Inner {
 }
 
 impl Admin {
-    /// Serves until the process ends, and says where. `role` and `buffer` are for people.
+    /// Serves until the process ends. Returns the address. `role` and `buffer` are for people.
     pub(crate) async fn start(
         address: SocketAddr,
         role: &'static str,
@@ -89,12 +89,12 @@ impl Admin {
         Ok((admin, address))
     }
 
-    /// Adds metrics to those that are shown.
+    /// Adds metrics to `/metrics`.
     pub(crate) fn show(&self, registry: Registry) {
         self.0.registries.add(registry);
     }
 
-    /// All metrics that are shown.
+    /// The metrics of `/metrics`.
     pub(crate) fn registries(&self) -> &Registries {
         &self.0.registries
     }
@@ -105,7 +105,7 @@ impl Admin {
         waiting.unwrap_or_else(|| vec!["starting".to_owned()])
     }
 
-    /// From now on, this says whether the command is ready.
+    /// Sets the source of the service's readiness.
     pub(crate) fn ready_when(&self, readiness: impl Fn() -> Vec<String> + Send + Sync + 'static) {
         *self.0.readiness.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(readiness));
     }
@@ -119,7 +119,9 @@ async fn sample(admin: Weak<Inner>) {
         ticks.tick().await;
         let Some(admin) = admin.upgrade() else { return };
         let mut history = admin.history.lock().unwrap_or_else(PoisonError::into_inner);
-        admin.registries.read(|registries| history.sample(registries, began.elapsed()));
+        admin
+            .registries
+            .read(|registries| history.sample(registries, began.elapsed()));
     }
 }
 
@@ -132,7 +134,7 @@ async fn ready(State(admin): State<Admin>) -> Response {
     }
 }
 
-/// The page needs nothing but this server, and says so to the browser.
+/// The page loads nothing from other servers, and a policy enforces this in the browser.
 async fn page() -> Response {
     let policy = "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'";
     let headers = [

@@ -1,4 +1,4 @@
-//! The time of day, for what operators ask.
+//! The time of day, for output.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,6 +1,8 @@
 //! `millpond consume`: a consumer with ClickHouse behind it.
 
 use crate::admin::Admin;
+use crate::clock::now_ms;
+
 use crate::descriptors;
 use crate::gc::GcSettings;
 use crate::prices::PriceArgs;
@@ -8,10 +10,11 @@ use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::table::{ClickHouseArgs, MakingArgs, TableArgs};
 use crate::telemetry::TelemetryArgs;
-use crate::units::{Size, Time, address, at_least_one, pause, readable};
+use crate::units::{Size, Time, address, at_least_one, pause, readable, size_from};
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::gc::GarbageCollector;
-use millpond_consumer::{Consumer, SinkError, StreamPattern};
+use millpond_consumer::{Consumer, SinkError, Start, StreamPattern};
+use millpond_operate::Target;
 use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -23,12 +26,6 @@ use tracing::{info, warn};
 /// Settings of the consumer.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConsumeArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
-
-    #[command(flatten)]
-    pub(crate) prices: PriceArgs,
-
     /// The consumer's name. Consumers with different names read the buffer independently, like Kafka's groups.
     #[arg(
         long,
@@ -49,14 +46,22 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) streams: Vec<StreamPattern>,
 
-    #[command(flatten)]
-    pub(crate) clickhouse: ClickHouseArgs,
+    /// Where a consumer without a position begins: `earliest`, `latest`, a sequence (in every shard), or at the first segment that was
+    /// committed at a time like 2026-11-21T09:00:00Z or within an age like 2h. Ignored once the consumer has a position: `millpond consumer
+    /// reset` moves it.
+    #[arg(
+        long,
+        env = "MILLPOND_FROM",
+        value_name = "PLACE",
+        default_value = "earliest",
+        value_parser = place
+    )]
+    pub(crate) from: Start,
 
-    #[command(flatten)]
-    pub(crate) table: TableArgs,
-
-    #[command(flatten)]
-    pub(crate) making: MakingArgs,
+    /// Write to tables that another consumer of this buffer writes to. Otherwise the consumer exits at its first start, because two
+    /// consumers that read the same streams write every record twice. For consumers that read different streams (--streams).
+    #[arg(long, env = "MILLPOND_SHARE_TABLES")]
+    pub(crate) share_tables: bool,
 
     /// Create neither database nor tables. Use it for tables that you create yourself, for instance from `millpond tables print`. The consumer
     /// still checks them.
@@ -73,15 +78,12 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) admin: SocketAddr,
 
-    #[command(flatten)]
-    pub(crate) telemetry: TelemetryArgs,
-
     /// Name of this process as the owner of cursors. Default: random. With a stable name, such as a StatefulSet's pod, a restarted process
     /// continues at once instead of waiting for its old lease. Never give the same name to two living processes.
     #[arg(long, env = "MILLPOND_INSTANCE", value_name = "NAME")]
     pub(crate) instance: Option<String>,
 
-    /// How long a cursor stays with an owner that has stopped renewing it.
+    /// Time after which another process may take a cursor whose owner has stopped renewing it.
     #[arg(long, env = "MILLPOND_LEASE", value_name = "TIME", default_value = "15s", value_parser = lease)]
     pub(crate) lease: Time,
 
@@ -89,7 +91,7 @@ pub(crate) struct ConsumeArgs {
     #[arg(long, env = "MILLPOND_TAKE_OVER")]
     pub(crate) take_over: bool,
 
-    /// How often to read the manifest. Four GETs per second cost $4 a month on S3 and add 125 ms to the median latency.
+    /// Interval between two reads of the manifest. Four GETs per second cost $4 a month on S3 and add 125 ms to the median latency.
     #[arg(
         long,
         env = "MILLPOND_POLL_INTERVAL",
@@ -99,8 +101,8 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) poll_interval: Time,
 
-    /// How often to write acknowledgements to the cursor when there is nothing to plan, or after a third of it without an INSERT. Each costs a
-    /// PUT. After a crash, the successor asks ClickHouse about the rows of the last interval.
+    /// Interval between two writes of acknowledgements when there is nothing to plan; a third of it without an INSERT. Each write costs a PUT.
+    /// After a crash, the successor asks ClickHouse about the rows of the last interval.
     #[arg(
         long,
         env = "MILLPOND_ACK_INTERVAL",
@@ -115,16 +117,17 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_CONSUME_MEMORY_LIMIT",
         value_name = "SIZE",
-        default_value = "512MiB"
+        default_value = "512MiB",
+        value_parser = size_from::<{ 16 << 20 }>
     )]
     pub(crate) memory_limit: Size,
 
     /// Concurrent INSERTs. More than 2 make a ClickHouse server merge more, not write faster.
-    #[arg(long, env = "MILLPOND_WRITERS", value_name = "N", default_value_t = 2, value_parser = at_least_one)]
+    #[arg(long, env = "MILLPOND_WRITERS", value_name = "N", default_value_t = 2, value_parser = at_least_one::<usize>)]
     pub(crate) writers: usize,
 
     /// Concurrent ranged GETs.
-    #[arg(long, env = "MILLPOND_FETCHERS", value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    #[arg(long, env = "MILLPOND_FETCHERS", value_name = "N", default_value_t = 8, value_parser = at_least_one::<usize>)]
     pub(crate) fetchers: usize,
 
     /// Target number of records per batch. A segment with at least half of it is a batch by itself. Above 100000, ClickHouse's cost per row
@@ -133,7 +136,8 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_BATCH_RECORDS",
         value_name = "N",
-        default_value_t = 100_000
+        default_value_t = 100_000,
+        value_parser = at_least_one::<u64>
     )]
     pub(crate) batch_records: u64,
 
@@ -142,7 +146,8 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_BATCH_BYTES",
         value_name = "SIZE",
-        default_value = "64MiB"
+        default_value = "64MiB",
+        value_parser = size_from::<4096>
     )]
     pub(crate) batch_bytes: Size,
 
@@ -151,7 +156,8 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_CHUNK_ROWS",
         value_name = "N",
-        default_value_t = 100_000
+        default_value_t = 100_000,
+        value_parser = at_least_one::<u64>
     )]
     pub(crate) chunk_rows: u64,
 
@@ -160,12 +166,13 @@ pub(crate) struct ConsumeArgs {
         long,
         env = "MILLPOND_CHUNK_BYTES",
         value_name = "SIZE",
-        default_value = "64MiB"
+        default_value = "64MiB",
+        value_parser = size_from::<4096>
     )]
     pub(crate) chunk_bytes: Size,
 
     /// Maximum batches per stream that are planned and not acknowledged. After a crash, a successor asks ClickHouse about all of them.
-    #[arg(long, env = "MILLPOND_MAX_IN_FLIGHT", value_name = "N", default_value_t = 16)]
+    #[arg(long, env = "MILLPOND_MAX_IN_FLIGHT", value_name = "N", default_value_t = 16, value_parser = at_least_one::<u32>)]
     pub(crate) max_in_flight: u32,
 
     /// Maximum dead letters per batch: records that the table rejects, and messages that cannot be read. The buffer keeps them (`millpond
@@ -180,14 +187,12 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) dead_letters_max: u16,
 
-    #[command(flatten)]
-    pub(crate) gc: GcSettings,
-
-    /// How often this process looks for garbage. 5m; 0s leaves it to others (`millpond gc`). Any number may do it at once.
+    /// Interval between two rounds of garbage collection in this process. 0s leaves them to others (`millpond gc`). Any number of processes may
+    /// collect garbage at once.
     #[arg(long, env = "MILLPOND_GC_INTERVAL", value_name = "TIME", default_value = "5m")]
     pub(crate) gc_interval: Time,
 
-    /// How long a stopping consumer works on what it has begun.
+    /// Maximum time for a stopping consumer to finish the batches that it has begun.
     #[arg(
         long,
         env = "MILLPOND_CONSUME_DRAIN_TIMEOUT",
@@ -195,9 +200,30 @@ pub(crate) struct ConsumeArgs {
         default_value = "30s"
     )]
     pub(crate) drain_timeout: Time,
+
+    #[command(flatten, next_help_heading = "ClickHouse")]
+    pub(crate) clickhouse: ClickHouseArgs,
+
+    #[command(flatten, next_help_heading = "ClickHouse")]
+    pub(crate) table: TableArgs,
+
+    #[command(flatten, next_help_heading = "New tables")]
+    pub(crate) making: MakingArgs,
+
+    #[command(flatten, next_help_heading = "Garbage collection")]
+    pub(crate) gc: GcSettings,
+
+    #[command(flatten, next_help_heading = "Prices of requests")]
+    pub(crate) prices: PriceArgs,
+
+    #[command(flatten, next_help_heading = "Telemetry of this process")]
+    pub(crate) telemetry: TelemetryArgs,
+
+    #[command(flatten, next_help_heading = "Buffer")]
+    pub(crate) store: StoreArgs,
 }
 
-/// A shorter one runs out while the store answers, and fences its own owner.
+/// A shorter lease could run out during one request to the store, and fence its own owner.
 fn lease(text: &str) -> Result<Time, String> {
     let lease: Time = text.parse()?;
     if lease.0 < Duration::from_secs(1) {
@@ -206,12 +232,30 @@ fn lease(text: &str) -> Result<Time, String> {
     Ok(lease)
 }
 
+/// As `consumer reset --to` takes it, or an age.
+fn place(text: &str) -> Result<Start, String> {
+    // Numbers are sequences, although humantime takes 0 for a length of time.
+    match text.parse::<Target>() {
+        Ok(Target::Earliest) => Ok(Start::Earliest),
+        Ok(Target::Latest) => Ok(Start::Latest),
+        Ok(Target::Sequence(sequence)) => Ok(Start::Sequence(sequence)),
+        Ok(Target::Time(at_ms)) => Ok(Start::Time(at_ms)),
+        Err(error) => {
+            let age: Time = text.parse().map_err(|_| format!("{error}, nor an age like 2h"))?;
+            let age_ms = u64::try_from(age.0.as_millis()).unwrap_or(u64::MAX);
+            Ok(Start::Time(now_ms().saturating_sub(age_ms)))
+        }
+    }
+}
+
 impl ConsumeArgs {
     fn consumer(&self) -> millpond_consumer::Config {
         let random = || format!("{}-{:08x}", std::process::id(), rand::random::<u32>());
         millpond_consumer::Config {
             consumer: self.consumer.clone(),
             streams: self.streams.clone(),
+            start: self.from,
+            share_tables: self.share_tables,
             instance: self.instance.clone().unwrap_or_else(random),
             lease: self.lease.0,
             take_over: self.take_over,
@@ -231,7 +275,7 @@ impl ConsumeArgs {
         }
     }
 
-    /// What it tells of itself.
+    /// The consumer's own telemetry.
     pub(crate) fn telemetry(&self) -> anyhow::Result<Telemetry> {
         let identity = Identity {
             service: "millpond-consumer",
@@ -252,7 +296,7 @@ impl ConsumeArgs {
     }
 }
 
-/// Runs until a signal, then finishes and acknowledges what was begun.
+/// Runs until a signal, then finishes and acknowledges the batches that it has begun.
 pub(crate) async fn run(args: ConsumeArgs, telemetry: Telemetry) -> anyhow::Result<()> {
     descriptors::raise()?;
     let shutdown = shutdown::on_signal()?;
@@ -302,14 +346,14 @@ async fn consume(
     );
     consumer.run(shutdown).await?;
     if let Some(collecting) = collecting {
-        // The signal ended it too; a panic of its is no reason to exit otherwise.
+        // The signal ends the collector too. Its panic does not change the exit code.
         let _ = collecting.await;
     }
     info!("consumer {}: stopped", args.consumer);
     Ok(())
 }
 
-/// A server that is down is waited for; a table that does not fit ends the program.
+/// Waits for a server that is down. A table that does not fit is an error.
 async fn open_sink(config: millpond_clickhouse::Config, admin: &Admin) -> anyhow::Result<ClickHouse> {
     let mut said = String::new();
     loop {
@@ -324,5 +368,25 @@ async fn open_sink(config: millpond_clickhouse::Config, admin: &Admin) -> anyhow
         }
         admin.ready_when(move || vec![reason.clone()]);
         tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_a_sequence_a_time_an_age_or_an_end_of_the_log() {
+        assert_eq!(place("earliest"), Ok(Start::Earliest));
+        assert_eq!(place("latest"), Ok(Start::Latest));
+        assert_eq!(place("0"), Ok(Start::Sequence(0)));
+        assert_eq!(place("17"), Ok(Start::Sequence(17)));
+        assert_eq!(place("1970-01-01T00:00:02Z"), Ok(Start::Time(2_000)));
+        let before = now_ms();
+        let Ok(Start::Time(at_ms)) = place("2h") else {
+            panic!("2h is an age")
+        };
+        assert!((before..=now_ms()).contains(&(at_ms + 7_200_000)));
+        assert!(place("yesterday").unwrap_err().contains("nor an age like 2h"));
     }
 }

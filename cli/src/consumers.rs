@@ -1,6 +1,7 @@
 //! `millpond consumer`: the positions of consumers, and an operator's changes to them.
 
 use crate::output::{inline, say};
+use crate::progress::Progress;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::table::{ClickHouseArgs, TableArgs};
@@ -17,105 +18,104 @@ use serde_json::json;
 use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
-/// What can be done about a buffer's consumers.
+/// The commands about consumers.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum ConsumerCommand {
-    /// Show every consumer: its owner, its position in every stream, and how many records it is behind.
+    /// List consumers with their owners, positions and lags.
     List {
-        #[command(flatten)]
-        store: StoreArgs,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
-    },
-    /// Wait until a consumer has read all that is committed now. For scripts; exits 1 when the time is up.
-    Wait {
-        #[command(flatten)]
+        #[command(flatten, next_help_heading = "Buffer")]
         store: StoreArgs,
+    },
+    /// Wait until a consumer has read everything that is committed now. For scripts; exits 1 when the time is up.
+    Wait {
         /// The consumer's name.
         #[arg(default_value = "default")]
         consumer: String,
-        /// For how long. Without it, for as long as it takes.
+        /// Maximum time to wait. Default: forever.
         #[arg(long, value_name = "TIME")]
         timeout: Option<Time>,
+        #[command(flatten, next_help_heading = "Buffer")]
+        store: StoreArgs,
     },
-    /// Set a consumer's position in all streams, to repair its table or to leave something out. From there on the consumer
-    /// compares the table with the buffer and inserts what is missing. It does not insert again what the table has. Rows that a
-    /// mutation or a person removed come back, and so may rows that a TTL removed. The reset ends an unfinished repair. To fill another table, use another consumer name. To repair a range while
-    /// the consumer runs, use `millpond consumer repair`.
+    /// Set a consumer's position in all streams, to repair its table or to leave out records. From this position on, the consumer
+    /// compares the table with the buffer and inserts only missing rows. Rows that a mutation or a person removed come back, and so
+    /// may rows that a TTL removed. The reset ends an unfinished repair. To fill another table, use another consumer name. To repair
+    /// a range while the consumer runs, use `millpond consumer repair`.
     Reset {
         #[command(flatten)]
         selected: Selected,
-        /// earliest, latest, a sequence, or a time like 2026-11-21T09:00:00Z: the first segment committed then or later.
+        /// The new position: earliest, latest, a sequence, or the first segment committed at or after a time: 5m for five minutes ago,
+        /// or 2026-11-22T10:00Z.
         #[arg(long, value_name = "WHERE")]
         to: Target,
         /// Do not ask for confirmation. Required where standard input is not a terminal.
         #[arg(long)]
         yes: bool,
-        /// Accept duplicates. Required for a consumer with `--columns none`: its table does not keep the identities of rows, so
-        /// that rows whose tokens ClickHouse has forgotten are inserted again.
+        /// Accept duplicates. Required for a consumer with `--columns none`: its table does not keep the identities of rows, and
+        /// the consumer inserts rows again whose tokens ClickHouse has forgotten.
         #[arg(long)]
         may_duplicate: bool,
     },
-    /// Compare a range that a consumer has acknowledged with its tables, and insert each missing row once. The consumer may run
-    /// meanwhile. The buffer must still hold the range. A repair that was stopped or killed goes on with the same command;
+    /// Compare an acknowledged range with the consumer's tables, and insert each missing row once. The consumer may run
+    /// meanwhile. The buffer must still hold the range. The same command continues a repair that was stopped or killed;
     /// `millpond consumer remove NAME.repair` gives it up.
     Repair(Box<RepairArgs>),
-    /// Leave out one stream's part of one segment that cannot be read. The cursor keeps it with the reason. An owner that may
-    /// have sent rows of it is fenced, and the next owner asks the table before it sends the rest.
+    /// Leave out one stream's part of a segment that cannot be read. The cursor records it with the reason. The command fences
+    /// an owner that may have sent rows of the part; the next owner asks the table before it sends the rest.
     Skip {
-        #[command(flatten)]
-        store: StoreArgs,
         /// The consumer's name.
         consumer: String,
-        /// As the consumer's error names it, like otlp.logs.
+        /// The stream that the consumer's error names, such as otlp.logs.
         #[arg(long)]
         stream: String,
-        /// The segment's sequence, as the consumer's error names it.
+        /// The sequence that the consumer's error names.
         #[arg(long)]
         sequence: u64,
-        /// The shard that the segment is in.
+        /// The shard of the segment.
         #[arg(long, value_name = "N", default_value_t = 0)]
         shard: u32,
-        /// Why, for those who ask later.
+        /// The reason, for the record.
         #[arg(long)]
         reason: String,
+        #[command(flatten, next_help_heading = "Buffer")]
+        store: StoreArgs,
     },
-    /// Forget a consumer, so that nothing is kept for it any more. A running one ends. A tombstone of the cursor stays, so that
-    /// a consumer of the same name does not insert rows again.
+    /// Remove a consumer, so that the buffer keeps nothing for it. A running one exits. A tombstone of its cursor stays, so that
+    /// a later consumer with the same name does not insert rows again.
     Remove {
         #[command(flatten)]
         selected: Selected,
     },
 }
 
-/// Which consumer, and how hard.
+/// The cursors to change.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Selected {
-    #[command(flatten)]
-    store: StoreArgs,
     /// The consumer's name.
     consumer: String,
-    /// Only in this shard.
+    /// Change only the cursor in this shard.
     #[arg(long, value_name = "N")]
     shard: Option<u32>,
-    /// Change the cursor although its owner, or a repair, is running: either is fenced. `remove` also needs this for a
+    /// Change the cursor although its owner, or a repair, is running, and fence it. `remove` also needs this flag for a
     /// cursor that cannot be read.
     #[arg(long)]
     force: bool,
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
 /// The arguments of `millpond consumer repair`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RepairArgs {
-    #[command(flatten)]
-    store: StoreArgs,
     /// The consumer's name.
     consumer: String,
-    /// The first sequence, as `millpond doctor --rows` names it; or earliest, or a time.
+    /// First sequence, as `millpond doctor --rows` names it; or earliest, or a time such as 5m (ago) or 2026-11-22T10:00Z.
     #[arg(long, value_name = "SEQUENCE|TIME")]
     from: Target,
-    /// The last sequence; or a time: the last segment committed before it; or latest: all that is acknowledged.
+    /// Last sequence; or a time, for the last segment committed before it; or latest, for everything acknowledged.
     #[arg(long, value_name = "SEQUENCE|TIME")]
     to: Target,
     /// Repair only this shard. Required for sequences in a buffer with several shards.
@@ -124,13 +124,15 @@ pub(crate) struct RepairArgs {
     /// Repair only this stream. May be given more than once, and may end with *.
     #[arg(long = "stream", value_name = "NAME")]
     streams: Vec<StreamPattern>,
-    #[command(flatten)]
-    clickhouse: ClickHouseArgs,
-    #[command(flatten)]
-    table: TableArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    #[command(flatten, next_help_heading = "ClickHouse")]
+    clickhouse: ClickHouseArgs,
+    #[command(flatten, next_help_heading = "ClickHouse")]
+    table: TableArgs,
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
 impl ConsumerCommand {
@@ -144,10 +146,25 @@ impl ConsumerCommand {
                 timeout,
             } => {
                 let store = store.open(false).await?;
-                let unknown = || eprintln!("millpond: consumer {consumer} has never run: waiting for it");
                 let timeout = timeout.map(|time| time.0);
-                let records = consumers::until_read(&store, &consumer, timeout, unknown).await?;
-                say!("{consumer} has read all {records} records")?;
+                let progress = Progress::towards(0, "records");
+                let mut named = false;
+                let records = consumers::until_read(&store, &consumer, timeout, |look| {
+                    progress.set(look.records - look.behind, look.records);
+                    progress.because(&reason(look));
+                    if !look.is_known && !named {
+                        // A mistyped name would otherwise wait without a word.
+                        progress.aside(|| {
+                            eprintln!("millpond: consumer {consumer} has never run: waiting for it");
+                        });
+                        named = true;
+                    }
+                })
+                .await?;
+                drop(progress);
+                say!(
+                    "{consumer} has read everything committed: the buffer still keeps {records} of these records"
+                )?;
             }
             ConsumerCommand::Reset {
                 selected,
@@ -170,7 +187,7 @@ impl ConsumerCommand {
                 let store = store.open(false).await?;
                 let skipped = change::skip(&store, &consumer, shard, stream, sequence, reason).await?;
                 say!(
-                    "{consumer} leaves out {} records of segment {} (sequence {sequence})",
+                    "{consumer} skips {} records of segment {} (sequence {sequence})",
                     skipped.records,
                     skipped.segment
                 )?;
@@ -184,6 +201,14 @@ impl ConsumerCommand {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The reason why a consumer does not proceed.
+fn reason(look: &consumers::Look<'_>) -> String {
+    if !look.is_known {
+        return "the consumer has never run".to_owned();
+    }
+    look.waiting_for.first().cloned().unwrap_or_default()
 }
 
 async fn list(store: &Store, as_json: bool) -> anyhow::Result<()> {
@@ -222,7 +247,7 @@ fn print(consumer: &Consumer) -> anyhow::Result<()> {
     }
     for skip in &consumer.skipped {
         say!(
-            "    left out: sequence {} of {}: {}",
+            "    skipped: sequence {} of {}: {}",
             skip.sequence,
             skip.stream,
             inline(&skip.reason)
@@ -269,7 +294,7 @@ impl Consent {
              confirm it with --yes"
         );
         for (shard, position, _) in resets {
-            eprintln!("{consumer} in shard {shard:04} goes on from sequence {position}.");
+            eprintln!("{consumer} in shard {shard:04} continues from sequence {position}.");
         }
         eprintln!("Rows that the table has are not inserted again.");
         eprintln!("Rows that a mutation or a person removed come back, and so may rows that a TTL removed.");
@@ -296,7 +321,7 @@ async fn reset(selected: Selected, to: Target, consent: Consent) -> anyhow::Resu
         report_ended_repair(&changed, consumer, reset.shard);
         // Change the other shards even if standard output is closed.
         let _ = say!(
-            "{consumer} in shard {:04} goes on from sequence {}, and inserts what its table lacks from there on",
+            "{consumer} in shard {:04} continues from sequence {}, and inserts the rows that its table lacks from there on",
             reset.shard,
             reset.position
         );
@@ -335,7 +360,9 @@ impl RepairArgs {
             shard: self.shard,
             streams: self.streams,
         };
-        let repaired = repair(store, options, shutdown).await?;
+        let progress = Progress::towards(0, "records");
+        let repaired = repair(store, options, shutdown, |done, total| progress.set(done, total)).await?;
+        drop(progress);
         if self.json {
             say!("{}", serde_json::to_value(&repaired)?)?;
         } else {
@@ -348,7 +375,7 @@ impl RepairArgs {
                 count(repaired.dead_letters, "dead letter")
             )?;
             if !repaired.complete {
-                say!("the repair was stopped before its end: the same command goes on with it")?;
+                say!("the repair was stopped before its end: run the same command again to continue")?;
             }
         }
         Ok(if repaired.complete {

@@ -1,5 +1,5 @@
-//! `millpond cost`: what a buffer costs a month, for a load that is described or for what a live one does.
-//! The arithmetic is `millpond-cost`'s; here are flags, files and tables.
+//! `millpond cost`: the monthly cost of a described load or of a live buffer. The crate `millpond-cost` has the arithmetic; this module has
+//! flags, files and tables.
 
 mod args;
 mod print;
@@ -17,12 +17,12 @@ use millpond_cost::{
 use millpond_operate::observe::observe;
 use std::path::Path;
 
-/// Raw bytes for each stored one when nobody says: real logs of twelve systems, as `design/performance.md` measured them.
+/// Default ratio of raw to stored bytes: real logs of twelve systems, measured in `design/performance.md`.
 const RATIO: f64 = 5.4;
-/// The arithmetic counts the reads that the producer makes.
+// The arithmetic counts the reads that the producer makes.
 const _: () = assert!(millpond_cost::READS_FIRST == millpond_producer::reads_first::READS_FIRST);
 
-/// Answers, or says what is wrong with the question.
+/// Prints the estimate.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     match &args.command {
         Some(CostCommand::Prices(PricesCommand::Import { file })) => import_prices(file),
@@ -67,7 +67,7 @@ async fn live(args: &Args) -> anyhow::Result<()> {
     let store = args.live.s3.clone().store(buffer).open(false).await?;
     let seen = observe(&store, args.live.since.0).await?;
     let settings = args.settings.settings()?;
-    // The observed load takes this one's place, but for a ratio that no entry of the log tells.
+    // The observed load replaces this one, except the ratio, when the log has no entry to tell it.
     let load = Load::compressed(Rate(1.0), args.load.ratio.unwrap_or(RATIO));
     let inputs = args.inputs(load, &settings, request, &prices, None);
     let estimate = Estimate::of_live(&inputs, &seen.observed)?;
@@ -83,7 +83,7 @@ async fn live(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// The built-in prices, under those of a file.
+/// The built-in prices, overridden by those of a file.
 fn table(file: Option<&Path>) -> anyhow::Result<Prices> {
     let Some(file) = file else {
         return Ok(Prices::built_in());
@@ -105,7 +105,7 @@ fn read(file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
-/// Of the clock, in UTC.
+/// Today in UTC.
 fn today() -> NaiveDate {
     let ms = i64::try_from(now_ms()).unwrap_or(i64::MAX);
     DateTime::from_timestamp_millis(ms)
@@ -134,7 +134,7 @@ impl Args {
         }
     }
 
-    /// How long requests take: as the flags say, else as the price table does.
+    /// The latency of requests: from the flags, else from the price table.
     fn request(&self, prices: &Prices) -> anyhow::Result<RequestLatency> {
         let mut request = RequestLatency::of(prices.storage(&self.provider, self.region.as_deref())?);
         if let Some(put) = self.settings.put_latency {
@@ -154,7 +154,7 @@ impl Args {
         }
     }
 
-    /// What cannot be asked together.
+    /// Rejects flags that contradict each other.
     fn check(&self, axes: &[millpond_cost::Axis]) -> anyhow::Result<()> {
         let swept = |knob| axes.iter().any(|axis| axis.knob == knob);
         if self.settings.latency.is_some()
@@ -177,12 +177,12 @@ impl Args {
         }
         if self.load.is_given() {
             bail!(
-                "--buffer prices what a live buffer did, --throughput and --events a load that you describe: give one of them"
+                "--buffer prices a live buffer, --throughput and --events a load that you describe: give one of them"
             );
         }
         if !axes.is_empty() || self.settings.latency.is_some() {
             bail!(
-                "--buffer prices what was, and has nothing to choose: leave out --sweep and --latency, or describe the load with --throughput"
+                "--buffer prices the settings that a live buffer has: leave out --sweep and --latency, or describe the load with --throughput"
             );
         }
         if let Some(flag) = self.settings.observed() {

@@ -1,13 +1,14 @@
-//! `millpond dead-letters`: what a sink will never take, and an operator's way with it.
+//! `millpond dead-letters`: records that a sink refused for good, and messages that cannot be read.
 
 use crate::output::{inline, say};
+use crate::progress::Progress;
 use crate::store::StoreArgs;
 use crate::table::{ClickHouseArgs, TableArgs};
 use anyhow::Context;
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::Sink;
 use millpond_manifest::layout;
-use millpond_operate::dead_letters::{Letter, Replay, check_name, names, read, read_listed, remove};
+use millpond_operate::dead_letters::{Letter, Replay, check_name, decode, names, read, read_listed, remove};
 use millpond_storage::Store;
 use serde_json::json;
 use std::path::PathBuf;
@@ -15,65 +16,71 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// What can be done about dead letters.
+/// The commands about dead letters.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum DeadLettersCommand {
-    /// Name every dead letter, with what it is of and why it was refused; exits 1 if one is damaged.
+    /// List dead letters with their origin and the reason of the refusal; exits 1 if one is damaged.
     List {
-        #[command(flatten)]
-        store: StoreArgs,
-        /// Only this consumer's.
+        /// List only this consumer's.
         #[arg(long, value_name = "NAME")]
         consumer: Option<String>,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
-    },
-    /// Show one dead letter.
-    Show {
-        #[command(flatten)]
+        #[command(flatten, next_help_heading = "Buffer")]
         store: StoreArgs,
-        /// Its name, as `list` gives it.
+    },
+    /// Show one dead letter with its record.
+    Show {
+        /// Its name, as `list` prints it.
         letter: String,
         /// Write the message to this file: for OTLP, an Export…ServiceRequest in protobuf.
         #[arg(long, value_name = "FILE")]
         payload: Option<PathBuf>,
-        /// One JSON object, with the message in hexadecimal.
+        /// Print the message's bytes, escaped, instead of its record.
+        #[arg(long, conflicts_with = "json")]
+        raw: bool,
+        /// Print one JSON object, with the record and with the message in hexadecimal.
         #[arg(long)]
         json: bool,
+        #[command(flatten, next_help_heading = "Buffer")]
+        store: StoreArgs,
     },
-    /// Send dead letters to their table again, and delete those that it takes; exits 1 if it does not take one. A row
-    /// that the table has is not inserted again.
+    /// Insert the records of dead letters into their tables, and delete the letters that succeed; exits 1 if one fails. Rows
+    /// that a table already has are not inserted again.
     Replay {
         #[command(flatten)]
-        store: StoreArgs,
-        #[command(flatten)]
         which: Which,
-        #[command(flatten)]
-        clickhouse: ClickHouseArgs,
-        #[command(flatten)]
-        table: Box<TableArgs>,
+        /// Replay all dead letters of the buffer.
+        #[arg(long, group = "Which")]
+        all: bool,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+        #[command(flatten, next_help_heading = "ClickHouse")]
+        clickhouse: ClickHouseArgs,
+        #[command(flatten, next_help_heading = "ClickHouse")]
+        table: Box<TableArgs>,
+        #[command(flatten, next_help_heading = "Buffer")]
+        store: StoreArgs,
     },
-    /// Delete dead letters for ever.
+    /// Delete dead letters. Their records are lost.
     Remove {
         #[command(flatten)]
-        store: StoreArgs,
-        #[command(flatten)]
         which: Which,
+        #[command(flatten, next_help_heading = "Buffer")]
+        store: StoreArgs,
     },
 }
 
-/// Which dead letters.
+/// A selection of dead letters.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Which {
-    /// Their names, as `list` gives them.
+    /// Their names, as `list` prints them.
     #[arg(value_name = "LETTER")]
     letters: Vec<String>,
-    /// All of this consumer.
+    /// Select all dead letters of this consumer.
     #[arg(long, value_name = "NAME")]
     all_of: Option<String>,
 }
@@ -90,15 +97,17 @@ impl DeadLettersCommand {
                 store,
                 letter,
                 payload,
+                raw,
                 json,
             } => {
                 let store = store.open(false).await?;
-                show(&store, &letter, payload, json).await?;
+                show(&store, &letter, payload, raw, json).await?;
                 Ok(ExitCode::SUCCESS)
             }
             DeadLettersCommand::Replay {
                 store,
                 which,
+                all,
                 clickhouse,
                 table,
                 json,
@@ -109,7 +118,11 @@ impl DeadLettersCommand {
                     ..table.at(&clickhouse.clickhouse)?
                 };
                 let sink: Arc<dyn Sink> = Arc::new(ClickHouse::open(config).await?);
-                replay(&store, &sink, &which.names(&store).await?, json).await
+                let letters = match all {
+                    true => names(&store, None).await?,
+                    false => which.names(&store).await?,
+                };
+                replay(&store, &sink, &letters, json).await
             }
             DeadLettersCommand::Remove { store, which } => {
                 let store = store.open(false).await?;
@@ -172,19 +185,33 @@ async fn list(store: &Store, consumer: Option<&str>, as_json: bool) -> anyhow::R
     Ok(code)
 }
 
-async fn show(store: &Store, name: &str, file: Option<PathBuf>, as_json: bool) -> anyhow::Result<()> {
+async fn show(
+    store: &Store,
+    name: &str,
+    file: Option<PathBuf>,
+    raw: bool,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let (letter, payload) = read(store, name).await?;
     if let Some(file) = file {
         std::fs::write(&file, &payload).with_context(|| format!("cannot write {}", file.display()))?;
     }
+    let records = decode(&letter, &payload);
     if as_json {
         let mut value = serde_json::to_value(&letter)?;
+        value["records"] = serde_json::to_value(&records)?;
         let payload: String = payload.iter().map(|byte| format!("{byte:02x}")).collect();
         value["payload"] = payload.into();
         say!("{value}")?;
     } else {
         print(&letter)?;
-        say!("    message   {}", payload.escape_ascii())?;
+        let Some(records) = records.filter(|_| !raw) else {
+            return say!("    message   {}", payload.escape_ascii());
+        };
+        for record in records {
+            let text = serde_json::to_string_pretty(&record)?;
+            say!("    record    {}", text.replace('\n', "\n              "))?;
+        }
     }
     Ok(())
 }
@@ -196,16 +223,19 @@ async fn replay(
     as_json: bool,
 ) -> anyhow::Result<ExitCode> {
     let mut replay = Replay::default();
-    for name in names {
+    let progress = Progress::towards(names.len() as u64, "dead letters");
+    for (done, name) in (0..).zip(names) {
+        progress.done(done);
         let replayed = replay.add(store, sink, name).await;
         if !as_json {
             // Replay the others even if standard output is closed.
-            let _ = match replayed {
+            let _ = progress.aside(|| match replayed {
                 Ok(()) => say!("{name}\n    is in the table"),
                 Err(reason) => say!("{name}\n    stays: {}", inline(&reason)),
-            };
+            });
         }
     }
+    drop(progress);
     if as_json {
         say!("{}", serde_json::to_value(&replay)?)?;
     } else {

@@ -1,5 +1,5 @@
-//! `millpond demo`: real OTLP traffic through real processes, watched while it runs and counted at
-//! the end. What it prints is measured in this run or is arithmetic on it, and says which.
+//! `millpond demo`: sends real OTLP traffic through real processes, and counts the rows at the end. It prints only
+//! measurements of this run, and arithmetic on them that is marked as such.
 
 mod check;
 
@@ -27,10 +27,10 @@ use tokio_util::sync::CancellationToken;
 const RECORDS_PER_REQUEST: u64 = 1_000;
 /// The histogram from the gateway's reception to ClickHouse's answer.
 const LATENCY: &str = "millpond_consumer_latency_seconds";
-/// How long the table may stand still before what is missing counts as missing.
+/// Maximum time without a new row before the demo gives up on missing ones.
 const STALLED: Duration = Duration::from_secs(60);
 
-/// What the environment asks for.
+/// The settings from the environment.
 struct Wishes {
     seconds: u64,
     rate: u64,
@@ -61,7 +61,7 @@ impl Wishes {
     }
 }
 
-/// The demo's directory, gone when the demo is, unless it is to be kept.
+/// The demo's directory. Dropping it deletes the directory, unless `keep` is set.
 struct Place {
     path: PathBuf,
     keep: bool,
@@ -83,7 +83,7 @@ impl Drop for Place {
     }
 }
 
-/// Runs the demo. The exit code is 1 when a record is missing or doubled.
+/// Runs the demo. Exits 1 if a record is missing or duplicate.
 pub(crate) async fn run() -> anyhow::Result<ExitCode> {
     millpond_load::process::kill_on_panic();
     let wishes = Wishes::from_environment()?;
@@ -176,7 +176,7 @@ async fn demo(wishes: &Wishes, directory: &Path, shutdown: CancellationToken) ->
     }
     stack.stop().await?;
     if let Some(minio) = minio {
-        // MinIO ends with the signal's own status, which is no failure here.
+        // MinIO exits with the signal's status, which is no failure here.
         let _ = minio.stop().await;
     }
     Ok(if summary.verdict.exact() {
@@ -186,7 +186,7 @@ async fn demo(wishes: &Wishes, directory: &Path, shutdown: CancellationToken) ->
     })
 }
 
-/// Starts MinIO if that is the wish.
+/// Starts MinIO if DEMO_BUFFER asks for it.
 async fn start_store(wishes: &Wishes, directory: &Path) -> anyhow::Result<(Plan, Option<Process>)> {
     let mut plan = Plan::new(directory)?;
     if wishes.buffer.as_deref() != Some("minio") {
@@ -203,7 +203,7 @@ async fn start_store(wishes: &Wishes, directory: &Path) -> anyhow::Result<(Plan,
     minio
         .ready(&format!("http://{address}/minio/health/cluster"))
         .await?;
-    // The children are given MinIO's own default keys, as the AWS SDK looks for them.
+    // MinIO's default keys, where the children's AWS SDK looks for them.
     for (name, value) in [
         ("AWS_ACCESS_KEY_ID", "minioadmin"),
         ("AWS_SECRET_ACCESS_KEY", "minioadmin"),
@@ -218,11 +218,11 @@ async fn start_store(wishes: &Wishes, directory: &Path) -> anyhow::Result<(Plan,
 
 struct Driven {
     report: Report,
-    /// Rows a second while the load ran and the table caught up.
+    /// Rows per second from the start of the load until the table has caught up.
     pace: f64,
 }
 
-/// Sends the load, shows progress, and waits until the table has what was acknowledged.
+/// Sends the load, shows progress, and waits until the table has all acknowledged records.
 async fn drive(
     wishes: &Wishes,
     plan: &Plan,
@@ -295,13 +295,13 @@ async fn show(
     Ok(())
 }
 
-/// The requests to the store of gateway and consumer together, since they started.
+/// Requests to the store by gateway and consumer together, since they started.
 async fn requests(plan: &Plan) -> anyhow::Result<Requests> {
     let gateway = Scrape::of(plan.gateway_admin).await?.requests();
     Ok(gateway.plus(Scrape::of(plan.consumer_admin).await?.requests()))
 }
 
-/// Bytes of all segments in the buffer, as `millpond manifest dump` tells them.
+/// Size of all segments in the buffer, according to `millpond manifest dump`.
 async fn stored_bytes(plan: &Plan) -> anyhow::Result<u64> {
     let output = plan.millpond(&["manifest", "dump", "--json"])?.output().await?;
     if !output.status.success() {
@@ -320,7 +320,7 @@ async fn stored_bytes(plan: &Plan) -> anyhow::Result<u64> {
     Ok(entries.filter_map(|entry| entry["size"].as_u64()).sum())
 }
 
-/// Everything that the demo has found.
+/// The results of the demo.
 struct Summary {
     report: Report,
     pace: f64,

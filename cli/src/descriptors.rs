@@ -1,5 +1,5 @@
-//! File descriptors: how many the process may have open, and how many connections of clients that leaves room for. Without a plan
-//! the connections of clients would take those that the store, the log and the probes need.
+//! File descriptors: raises the process's limit, and limits client connections, so that they leave descriptors for the store, the
+//! log and the probes.
 
 use crate::admin::ADMIN_DESCRIPTORS;
 use anyhow::Context;
@@ -7,22 +7,22 @@ use millpond_gateway::Connections;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::warn;
 
-/// The soft limit that the process asks for, unless the hard limit is lower.
+/// The soft limit to request, unless the hard limit is lower.
 const WANTED: u64 = 65_536;
 
-/// The store's connections, or its files: uploads, commits and their retries are far fewer.
+/// Descriptors for the store's connections or files: far more than concurrent uploads, commits and their retries.
 const STORE: usize = 128;
 
-/// The program itself: standard streams, the runtime, listeners, resolvers, files that are read again.
+/// Descriptors for the program itself: standard streams, the runtime, listeners, resolvers, reloaded files.
 const PROGRAM: usize = 64;
 
-/// A gateway with fewer connections than this is of no use.
+/// Minimum connections of a useful gateway.
 const CONNECTIONS_MIN: usize = 16;
 
-/// Raises the limit of open files as far as the process may, and returns it.
+/// Raises the limit of open files as far as permitted, and returns it.
 ///
 /// # Errors
-/// When the system does not tell its limit.
+/// The system does not report its limit.
 pub(crate) fn raise() -> anyhow::Result<usize> {
     let what = Resource::RLIMIT_NOFILE;
     let (soft, hard) = getrlimit(what).context("cannot read the limit of open files")?;
@@ -32,10 +32,10 @@ pub(crate) fn raise() -> anyhow::Result<usize> {
     Ok(usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// How many connections of clients a gateway may have under this limit of open files, at most `wanted`.
+/// Maximum client connections of a gateway under this limit of open files, up to `wanted`.
 ///
 /// # Errors
-/// When the limit leaves no room for a useful number.
+/// The limit leaves no room for a useful number.
 pub(crate) fn connections(limit: usize, wanted: usize) -> anyhow::Result<usize> {
     // Descriptors that are not available to OTLP connections.
     let reserved = Connections::descriptors(0) + ADMIN_DESCRIPTORS + STORE + PROGRAM;

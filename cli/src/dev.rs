@@ -16,7 +16,7 @@ use tracing::info;
 /// Settings of `millpond dev`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DevArgs {
-    /// Where everything is kept: the buffer, ClickHouse's data, the logs.
+    /// Directory for the buffer, ClickHouse's data and the logs.
     #[arg(
         long,
         env = "MILLPOND_DEV_DIRECTORY",
@@ -25,32 +25,32 @@ pub(crate) struct DevArgs {
     )]
     directory: PathBuf,
 
-    /// Where OTLP/gRPC is accepted.
+    /// Address for OTLP/gRPC.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4317", value_parser = address)]
     listen: SocketAddr,
 
-    /// Accept OTLP in clear from other machines too (the gateway's --insecure).
+    /// Accept unencrypted OTLP from other machines (the gateway's --insecure).
     #[arg(long)]
     insecure: bool,
 
-    /// Where OTLP/HTTP is accepted.
+    /// Address for OTLP/HTTP.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:4318", value_parser = address)]
     listen_http: SocketAddr,
 
-    /// Where ClickHouse's HTTP interface is served.
+    /// Address of ClickHouse's HTTP interface.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8123", value_parser = address)]
     clickhouse_listen: SocketAddr,
 
-    /// The buffer's URL; without it, a directory in the one above.
+    /// The buffer's URL. Default: a directory in --directory.
     #[arg(long, value_name = "URL", value_parser = BufferUrl::parse)]
     buffer: Option<BufferUrl>,
 
-    /// The S3 service's address when it is not AWS.
+    /// Address of an S3 service other than AWS.
     #[arg(long, env = "MILLPOND_S3_ENDPOINT", value_name = "URL")]
     s3_endpoint: Option<String>,
 }
 
-/// Runs until a signal, or until one of the three ends.
+/// Runs until a signal, or until one of the three processes ends.
 pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
     millpond_load::process::kill_on_panic();
     let shutdown = shutdown::on_signal()?;
@@ -86,7 +86,7 @@ pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
     ended.and(stopped)
 }
 
-/// What a stack is made of.
+/// The settings of a stack.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) directory: PathBuf,
@@ -95,7 +95,7 @@ pub(crate) struct Plan {
     pub(crate) clickhouse: SocketAddr,
     pub(crate) gateway_admin: SocketAddr,
     pub(crate) consumer_admin: SocketAddr,
-    /// `None`: a directory of the stack's.
+    /// `None`: a directory below the stack's.
     pub(crate) buffer: Option<String>,
     pub(crate) s3_endpoint: Option<String>,
     /// Variables for the gateway and the consumer, beside those of this process.
@@ -103,7 +103,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// On free ports, below a directory.
+    /// A stack on free ports, below a directory.
     pub(crate) fn new(directory: &Path) -> anyhow::Result<Plan> {
         let [otlp, otlp_http, clickhouse, gateway_admin, consumer_admin] = free_addresses()?;
         Ok(Plan {
@@ -145,7 +145,7 @@ impl Plan {
     }
 }
 
-/// The three of them, running.
+/// The running processes.
 pub(crate) struct Stack {
     pub(crate) plan: Plan,
     clickhouse: Process,
@@ -154,7 +154,7 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    /// Starts each when what it needs is ready.
+    /// Starts each process once those that it needs are ready.
     pub(crate) async fn start(plan: Plan) -> anyhow::Result<Stack> {
         let embedded = std::env::current_exe()?.with_file_name("embedded-clickhouse");
         if !embedded.exists() {
@@ -192,7 +192,7 @@ impl Stack {
 
         let mut command = plan.millpond(&["consume"])?;
         command.args(["--clickhouse", &format!("http://{}", plan.clickhouse)]);
-        // One consumer in this directory at a time: after a crash the next one goes on at once.
+        // A stable name lets the next consumer continue at once after a crash. A directory has only one at a time.
         command.args(["--instance", "dev", "--admin", &plan.consumer_admin.to_string()]);
         let mut consumer = Process::start("consumer", command, &logs)?;
         consumer
@@ -210,7 +210,7 @@ impl Stack {
         format!("http://{}", self.plan.clickhouse)
     }
 
-    /// Waits until one of them ends, and says which and why.
+    /// Waits until a process ends, and returns which and why.
     pub(crate) async fn watch(&mut self) -> anyhow::Error {
         tokio::select! {
             error = self.gateway.watch() => error,
@@ -219,7 +219,7 @@ impl Stack {
         }
     }
 
-    /// Stops them in the order of the data, so that each can finish.
+    /// Stops the processes in the order of the data, so that each can finish.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         let gateway = self.gateway.stop().await;
         let consumer = self.consumer.stop().await;

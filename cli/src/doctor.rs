@@ -1,43 +1,49 @@
 //! `millpond doctor`: finds present and coming problems of a live buffer.
 
-use crate::output::{inline, say};
+use crate::output::{Colour, inline, painted, say};
 use crate::store::StoreArgs;
 use crate::table::TableArgs;
 use millpond_operate::doctor::{Finding, Options, RowRange, Severity, diagnose};
 use std::process::ExitCode;
 
-/// Which buffer, and which tables behind it.
+/// The flags of `millpond doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
-    #[command(flatten)]
-    store: StoreArgs,
-    /// ClickHouse's HTTP interface, to look at the tables too. Repeat it, or separate the URLs by commas, as for `consume`.
-    #[arg(long, env = "MILLPOND_CLICKHOUSE", value_name = "URL", value_delimiter = ',')]
+    /// ClickHouse's HTTP interface, to check the tables too. Repeat it, or separate URLs with commas, as for `consume`.
+    #[arg(
+        long,
+        env = "MILLPOND_CLICKHOUSE",
+        value_name = "URL",
+        value_delimiter = ',',
+        help_heading = "ClickHouse"
+    )]
     clickhouse: Vec<String>,
-    #[command(flatten)]
-    table: TableArgs,
-    /// Compare the tables with the buffer, row by row: which rows are missing, duplicate or of no record. Reads only segments
-    /// whose counts differ. Compares what each consumer has acknowledged and the buffer still holds. Exits 1 on a difference.
+    /// Compare the tables with the buffer row by row, and report missing, duplicate and unknown rows. Reads only segments whose
+    /// counts differ. Covers what each consumer has acknowledged and the buffer still holds. Exits 1 on a difference.
     #[arg(long, requires = "clickhouse")]
     rows: bool,
-    /// With --rows: the first sequence.
+    /// First sequence to compare.
     #[arg(long, value_name = "SEQUENCE", requires = "rows")]
     from: Option<u64>,
-    /// With --rows: the last sequence.
+    /// Last sequence to compare.
     #[arg(long, value_name = "SEQUENCE", requires = "rows")]
     to: Option<u64>,
-    /// With --rows: only this consumer.
-    #[arg(long, value_name = "NAME", requires = "rows")]
+    /// Check only this consumer, and with --rows compare only its rows.
+    #[arg(long, value_name = "NAME")]
     consumer: Option<String>,
-    /// Do not write the objects that show whether the store keeps its preconditions and what time it has.
+    /// Write no test objects. Skips the checks of the store's preconditions and of its clock.
     #[arg(long)]
     read_only: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    #[command(flatten, next_help_heading = "ClickHouse")]
+    table: TableArgs,
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
-/// Exits 1 when there is an error.
+/// Exits 1 on a finding of severity error.
 pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     let store = args.store.open(false).await?;
     let tables = match args.clickhouse.is_empty() {
@@ -50,15 +56,16 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         rows: args.rows.then_some(RowRange {
             from: args.from,
             to: args.to,
-            consumer: args.consumer,
         }),
+        consumer: args.consumer,
     };
     let found = diagnose(&store, &options).await?;
     if args.json {
         say!("{}", serde_json::to_value(&found)?)?;
     } else {
         for Finding { severity, what, todo } in &found.findings {
-            say!("{:>7}  {}", word(*severity), inline(what))?;
+            let (word, colour) = word(*severity);
+            painted(colour, &format!("{word:>7}"), &format!("  {}", inline(what)))?;
             if !todo.is_empty() {
                 say!("         → {}", inline(todo))?;
             }
@@ -70,10 +77,10 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn word(severity: Severity) -> &'static str {
+fn word(severity: Severity) -> (&'static str, Colour) {
     match severity {
-        Severity::Ok => "ok",
-        Severity::Warning => "warning",
-        Severity::Error => "error",
+        Severity::Ok => ("ok", Colour::Green),
+        Severity::Warning => ("warning", Colour::Yellow),
+        Severity::Error => ("error", Colour::Red),
     }
 }

@@ -1,4 +1,4 @@
-//! The newest warnings and errors of this process, for whoever looks at its status page.
+//! The newest warnings and errors of this process, for its status page.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
@@ -8,15 +8,15 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// How many are kept.
+/// Number of events to keep.
 const KEPT: usize = 50;
 
-/// The most characters of one.
+/// Maximum length of a message, in characters.
 const CHARS_MAX: usize = 1_000;
 
 static RECENT: Mutex<VecDeque<Recent>> = Mutex::new(VecDeque::new());
 
-/// A warning or an error that was logged.
+/// A logged warning or error.
 #[derive(Debug, Clone, serde::Serialize)]
 pub(crate) struct Recent {
     /// Unix ms.
@@ -25,13 +25,13 @@ pub(crate) struct Recent {
     pub(crate) message: String,
 }
 
-/// The newest first.
+/// The kept events, newest first.
 pub(crate) fn recent() -> Vec<Recent> {
     let recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
     recent.iter().rev().cloned().collect()
 }
 
-/// Keeps what is logged as a warning or worse.
+/// A layer that keeps warnings and errors.
 pub(crate) struct Keep;
 
 impl<S: Subscriber> Layer<S> for Keep {
@@ -59,7 +59,7 @@ impl<S: Subscriber> Layer<S> for Keep {
     }
 }
 
-/// An event as the log has it: the message, then the other fields.
+/// The text of an event: the message, then the other fields.
 #[derive(Default)]
 struct Line {
     message: String,
@@ -68,7 +68,7 @@ struct Line {
 
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // A string takes all that is written.
+        // Writing to a string succeeds.
         let _ = match field.name() {
             "message" => write!(self.message, "{value:?}"),
             name => write!(self.fields, " {name}={value:?}"),

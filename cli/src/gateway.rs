@@ -7,7 +7,7 @@ use crate::security::SecurityArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::telemetry::TelemetryArgs;
-use crate::units::{Size, Time, address, readable};
+use crate::units::{Size, Time, address, at_least_one, readable, size_from};
 use anyhow::Context;
 use millpond_gateway::{Gateway, Listeners, Security};
 use millpond_manifest::buffer::SHARDS_MAX;
@@ -23,12 +23,6 @@ use tracing::info;
 /// Settings of the gateway.
 #[derive(Debug, clap::Args)]
 pub(crate) struct GatewayArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
-
-    #[command(flatten)]
-    pub(crate) prices: PriceArgs,
-
     /// Create the bucket or directory if it is missing. Default: off, so that a typing error creates no bucket.
     #[arg(long, env = "MILLPOND_CREATE_BUCKET")]
     pub(crate) create_bucket: bool,
@@ -53,9 +47,6 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) listen_http: SocketAddr,
 
-    #[command(flatten)]
-    pub(crate) security: SecurityArgs,
-
     /// Address of the status page, /healthz, /readyz and /metrics. It needs no credentials. It shows the load and the names of tokens, never
     /// the content of requests.
     #[arg(
@@ -67,9 +58,6 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) admin: SocketAddr,
 
-    #[command(flatten)]
-    pub(crate) telemetry: TelemetryArgs,
-
     /// Close a segment this long after its first message. Segments that fill up earlier may wait as long for each other, to share one
     /// commit. Most of the latency, and of the cost of a quiet gateway: one PUT and one commit per second. 0s commits every message at once.
     #[arg(long, env = "MILLPOND_LINGER", value_name = "TIME", default_value = "1s")]
@@ -80,7 +68,8 @@ pub(crate) struct GatewayArgs {
         long,
         env = "MILLPOND_SEGMENT_BYTES",
         value_name = "SIZE",
-        default_value = "16MiB"
+        default_value = "16MiB",
+        value_parser = size_from::<4096>
     )]
     pub(crate) segment_bytes: Size,
 
@@ -89,7 +78,8 @@ pub(crate) struct GatewayArgs {
         long,
         env = "MILLPOND_SEGMENT_RAW_BYTES",
         value_name = "SIZE",
-        default_value = "128MiB"
+        default_value = "128MiB",
+        value_parser = size_from::<4096>
     )]
     pub(crate) segment_raw_bytes: Size,
 
@@ -98,12 +88,13 @@ pub(crate) struct GatewayArgs {
         long,
         env = "MILLPOND_BLOCK_BYTES",
         value_name = "SIZE",
-        default_value = "1MiB"
+        default_value = "1MiB",
+        value_parser = size_from::<1024>
     )]
     pub(crate) block_bytes: Size,
 
     /// Concurrent uploads. 4 fill the network while commits stay in order.
-    #[arg(long, env = "MILLPOND_MAX_UPLOADS", value_name = "N", default_value_t = 4)]
+    #[arg(long, env = "MILLPOND_MAX_UPLOADS", value_name = "N", default_value_t = 4, value_parser = at_least_one::<usize>)]
     pub(crate) max_uploads: usize,
 
     /// zstd level. 1 is the fastest. 3 needs 50 % more CPU for 6 % fewer bytes.
@@ -122,7 +113,8 @@ pub(crate) struct GatewayArgs {
         long,
         env = "MILLPOND_GATEWAY_MEMORY_LIMIT",
         value_name = "SIZE",
-        default_value = "256MiB"
+        default_value = "256MiB",
+        value_parser = size_from::<{ 16 << 20 }>
     )]
     pub(crate) memory_limit: Size,
 
@@ -136,7 +128,8 @@ pub(crate) struct GatewayArgs {
         long,
         env = "MILLPOND_MAX_MESSAGE_BYTES",
         value_name = "SIZE",
-        default_value = "16MiB"
+        default_value = "16MiB",
+        value_parser = size_from::<4096>
     )]
     pub(crate) max_message_bytes: Size,
 
@@ -159,7 +152,7 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "MILLPOND_TAIL_MAX", value_name = "N", default_value_t = 2048)]
     pub(crate) tail_max: usize,
 
-    /// How long a stopping gateway keeps committing the requests that it has accepted.
+    /// Maximum time for a stopping gateway to commit the requests that it has accepted.
     #[arg(
         long,
         env = "MILLPOND_GATEWAY_DRAIN_TIMEOUT",
@@ -167,6 +160,18 @@ pub(crate) struct GatewayArgs {
         default_value = "30s"
     )]
     pub(crate) drain_timeout: Time,
+
+    #[command(flatten, next_help_heading = "TLS and tokens")]
+    pub(crate) security: SecurityArgs,
+
+    #[command(flatten, next_help_heading = "Prices of requests")]
+    pub(crate) prices: PriceArgs,
+
+    #[command(flatten, next_help_heading = "Telemetry of this process")]
+    pub(crate) telemetry: TelemetryArgs,
+
+    #[command(flatten, next_help_heading = "Buffer")]
+    pub(crate) store: StoreArgs,
 }
 
 impl GatewayArgs {
@@ -187,7 +192,7 @@ impl GatewayArgs {
         }
     }
 
-    /// What it tells of itself.
+    /// The gateway's own telemetry.
     pub(crate) fn telemetry(&self) -> anyhow::Result<Telemetry> {
         let identity = Identity {
             service: "millpond-gateway",
@@ -207,7 +212,7 @@ impl GatewayArgs {
     }
 }
 
-/// Runs until a signal, then finishes and commits what was accepted.
+/// Runs until a signal, then commits the accepted requests.
 pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Result<()> {
     let max_connections = millpond_gateway::Config::default().max_connections;
     let max_connections = descriptors::connections(descriptors::raise()?, max_connections)?;
@@ -236,14 +241,14 @@ pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Resu
     ended
 }
 
-/// What a gateway has before it has its store.
+/// The parts of a gateway that need no store.
 struct Site {
     listeners: Listeners,
     admin: Admin,
     admin_address: SocketAddr,
     security: Arc<Security>,
     registry: Registry,
-    /// Of OTLP clients, on both ports.
+    /// Maximum OTLP connections, on both ports together.
     max_connections: usize,
 }
 

@@ -1,6 +1,7 @@
-//! `millpond gc`: one round of the garbage collector by hand, and the settings of the one that runs beside a consumer.
+//! `millpond gc`: one round of garbage collection, and the settings of the collector in a consumer.
 
 use crate::output::say;
+use crate::progress::Progress;
 use crate::store::StoreArgs;
 use crate::units::{Time, count, grouped, readable};
 use anyhow::bail;
@@ -8,19 +9,19 @@ use millpond_consumer::gc::{Collected, GcConfig};
 use millpond_operate::gc::round;
 use std::time::Duration;
 
-/// Commits of a busy shard, or over a slow network, take seconds.
+/// A shorter grace earns a warning: commits to a busy shard, or over a slow network, take seconds.
 const GRACE_SHORT: Duration = Duration::from_secs(60);
 
-/// What may be deleted, and when.
+/// The conditions of deletion.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct GcSettings {
-    /// How old an object must be that no manifest refers to before it is deleted. 1h: a gateway whose segment has
-    /// waited longer for its commit has to upload it again.
+    /// Minimum age of an unreferenced object before it is deleted. A gateway uploads a segment again that has waited longer
+    /// for its commit.
     #[arg(long, env = "MILLPOND_GC_GRACE", value_name = "TIME", default_value = "1h")]
     pub(crate) gc_grace: Time,
 
-    /// Delete what was committed longer ago than this, READ OR NOT. 0s: never; only what every consumer has
-    /// acknowledged goes.
+    /// Delete segments committed longer ago than this, READ OR NOT. 0s deletes only segments that every consumer has
+    /// acknowledged.
     #[arg(
         long,
         env = "MILLPOND_RETENTION_MAX_AGE",
@@ -34,8 +35,8 @@ impl GcSettings {
     pub(crate) fn gc(&self, interval: Duration) -> GcConfig {
         if self.gc_grace.0 < GRACE_SHORT {
             tracing::warn!(
-                "gc-grace is {}: nothing is lost by it, but a gateway whose commits take longer uploads again and again and \
-                 commits nothing; 1m or more is safe",
+                "gc-grace is {}: no data is lost, but a gateway whose commits take longer uploads the same segments over and over and \
+                 commits none; use 1m or more",
                 self.gc_grace
             );
         }
@@ -47,26 +48,29 @@ impl GcSettings {
     }
 }
 
-/// Which buffer, and how.
+/// The flags of `millpond gc`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct GcArgs {
-    #[command(flatten)]
-    store: StoreArgs,
-    #[command(flatten)]
-    settings: GcSettings,
-    /// Change nothing; say what would go. (What trimming sets free is younger than the grace at first, so a later round
-    /// may delete more.)
+    /// Delete nothing, and report what a round would delete. A later round may delete more: objects that trimming releases
+    /// must first reach the grace.
     #[arg(long)]
     dry_run: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    #[command(flatten, next_help_heading = "Garbage collection")]
+    settings: GcSettings,
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
-/// One round over all shards.
+/// Collects the garbage of all shards.
 pub(crate) async fn run(args: GcArgs) -> anyhow::Result<()> {
     let store = args.store.open(false).await?;
-    let done = round(store, args.settings.gc(Duration::ZERO), args.dry_run).await?;
+    let config = args.settings.gc(Duration::ZERO);
+    let progress = Progress::unbounded("reading the logs, and listing and deleting objects");
+    let done = round(store, config, args.dry_run).await?;
+    drop(progress);
     if args.json {
         say!("{}", serde_json::to_string(&done)?)?;
     } else {
@@ -75,7 +79,7 @@ pub(crate) async fn run(args: GcArgs) -> anyhow::Result<()> {
     let unreadable = done.unreadable_cursors.len() as u64;
     if unreadable > 0 {
         bail!(
-            "{} cannot be read, so that the logs of their shards are not trimmed:\n{}",
+            "{} cannot be read, so the logs of their shards are not trimmed:\n{}",
             count(unreadable, "cursor"),
             done.unreadable_cursors.join("\n")
         );
@@ -94,7 +98,7 @@ fn print(done: &Collected, dry_run: bool) -> anyhow::Result<()> {
     } = &done;
     let would = if dry_run { "would be " } else { "" };
     say!(
-        "{} {would}trimmed, {} of them before some consumer had read them",
+        "{} {would}trimmed, {} of them before every consumer had read them",
         count(*trimmed_sequences, "sequence"),
         grouped(*unread_sequences)
     )?;

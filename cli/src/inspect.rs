@@ -14,37 +14,37 @@ use serde_json::json;
 use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// What can be asked of a buffer's manifests.
+/// The commands about manifests.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum ManifestCommand {
     /// Show every shard's log and the cursors of its consumers.
     Dump(ManifestArgs),
-    /// Check every shard against the rules of the format and against the segments in the store; exits 1 if one is broken.
+    /// Check every shard against the rules of the format and the segments in the store; exits 1 if one is broken.
     Check(ManifestArgs),
 }
 
-/// Which buffer, and how to answer.
+/// The flags of `millpond manifest`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManifestArgs {
-    #[command(flatten)]
-    store: StoreArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
-/// What can be asked of a segment.
+/// The commands about segments.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum SegmentCommand {
-    /// Show a segment's streams and blocks, every checksum verified.
+    /// Verify every checksum of a segment, and show its streams and blocks.
     Dump {
-        /// A file, or an object's URL (s3://bucket/prefix/shards/0000/segments/…).
+        /// File or object URL (s3://bucket/prefix/shards/0000/segments/…).
         segment: String,
-        #[command(flatten)]
-        s3: S3Args,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+        #[command(flatten, next_help_heading = "Buffer")]
+        s3: S3Args,
     },
 }
 

@@ -1,36 +1,36 @@
-//! What the program says while it runs: one line an event, on standard error.
+//! The log on standard error: one line per event.
 
 use crate::clock::now_ns;
 use crate::events::Keep;
-use crate::output::{inline, plain};
+use crate::output::{inline, plain, wants_colour};
 use chrono::{DateTime, SecondsFormat};
 use millpond_manifest::trace::TARGET;
 use millpond_telemetry::Spans;
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use tracing::Subscriber;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry};
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Logs INFO and worse of a service, WARN and worse of other commands, unless `MILLPOND_LOG` says otherwise (`debug`,
+/// Logs INFO and above for a service, WARN and above for other commands. `MILLPOND_LOG` overrides the level (`debug`,
 /// `millpond_consumer=debug`, …).
 ///
-/// Spans of the process's own work are no part of the log: they go to `spans`, or nowhere, and then cost nothing.
+/// Spans of the process's own work are not part of the log. Without `spans` they cost nothing.
 pub(crate) fn start(format: LogFormat, is_service: bool, spans: Option<Spans>) {
     let level = if is_service { "info" } else { "warn" };
     let filter = EnvFilter::try_from_env("MILLPOND_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let ansi = format == LogFormat::Text && io::stderr().is_terminal();
+    let ansi = format == LogFormat::Text && wants_colour(&io::stderr());
     let lines = tracing_subscriber::fmt::layer().with_writer(move || Lines {
         to: io::stderr(),
         ansi,
@@ -50,10 +50,10 @@ pub(crate) fn start(format: LogFormat, is_service: bool, spans: Option<Spans>) {
     }
 }
 
-/// Writes one event a line, and escapes what a terminal would obey. The layer writes each event at once.
+/// Writes one line per event, and escapes what a terminal would obey. The layer writes each event in one call.
 struct Lines<W> {
     to: W,
-    /// Colours may remain: the layer makes them, and escapes those of the data itself.
+    /// Keeps colours: the layer adds them, and escapes those in the data.
     ansi: bool,
 }
 
@@ -79,7 +79,7 @@ impl<W: Write> Write for Lines<W> {
     }
 }
 
-/// What is logged, and what is traced.
+/// The subscriber of the log and the traces.
 fn subscriber(
     filter: EnvFilter,
     lines: Box<dyn Layer<Registry> + Send + Sync>,
@@ -87,13 +87,13 @@ fn subscriber(
 ) -> impl Subscriber {
     let no_spans = format!("{TARGET}=off").parse().expect("it is a directive");
     let log = lines.and_then(Keep).with_filter(filter.add_directive(no_spans));
-    // The filter is there without them too: a layer without one would have every callsite look.
+    // Filter even without spans: a layer without a filter enables every callsite.
     let level = spans.as_ref().map_or(LevelFilter::OFF, |_| LevelFilter::INFO);
     let spans = spans.with_filter(Targets::new().with_target(TARGET, level));
     tracing_subscriber::registry().with(log).with(spans)
 }
 
-/// What ended the program: said whatever is filtered, in the form of the log.
+/// Logs the error that ended the program, whatever the filter.
 pub(crate) fn last_words(format: LogFormat, said: &str) {
     match format {
         LogFormat::Text => eprintln!("millpond: {}", plain(said)),
@@ -140,7 +140,7 @@ mod tests {
         telemetry.unwrap().spans()
     }
 
-    /// Whether spans are made while this much is logged, and the most that any callsite has to look at.
+    /// Returns true if spans are recorded at this log level, and the most verbose level that a callsite must check.
     fn recorded(logged: &str, spans: Option<Spans>) -> (bool, Option<LevelFilter>) {
         let lines = tracing_subscriber::fmt::layer()
             .with_writer(std::io::sink)
@@ -160,13 +160,13 @@ mod tests {
         for logged in ["off", "info", "trace"] {
             assert!(recorded(logged, spans()).0, "{logged}");
         }
-        // What is below is dismissed by one comparison.
+        // One comparison dismisses everything below.
         let info = Some(LevelFilter::INFO);
         assert_eq!(recorded("info", None).1, info);
         assert_eq!(recorded("info", spans()).1, info);
     }
 
-    /// Logs a message and a field, and returns what a terminal would get.
+    /// Logs a message and a field, and returns the bytes for the terminal.
     fn logged(said: &str, ansi: bool) -> String {
         let out: Arc<Mutex<Vec<u8>>> = Arc::default();
         let to = out.clone();
@@ -209,7 +209,7 @@ mod tests {
         let coloured = logged(hostile, true);
         assert_eq!(coloured.lines().count(), 1, "{coloured:?}");
         for (place, _) in coloured.match_indices('\x1b') {
-            // Colours are all there is.
+            // Only colours remain.
             let rest = coloured[place + 1..]
                 .trim_start_matches(|c: char| c == '[' || c == ';' || c.is_ascii_digit());
             assert!(rest.starts_with('m'), "{coloured:?}");

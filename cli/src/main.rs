@@ -1,6 +1,6 @@
-//! The `millpond` program: every command's front door. The work is done in the libraries.
+//! The `millpond` program: parses flags, wires the services and prints results. The libraries do the work.
 
-// `output::say!` is in their place: these panic when standard output is closed.
+// Use `output::say!`: these macros panic when standard output is closed.
 #![deny(clippy::print_stdout)]
 
 mod admin;
@@ -14,13 +14,16 @@ mod demo;
 mod descriptors;
 mod dev;
 mod doctor;
+mod environment;
 mod events;
+mod examples;
 mod gateway;
 mod gc;
 mod inspect;
 mod logging;
 mod output;
 mod prices;
+mod progress;
 mod security;
 mod settings;
 mod settings_file;
@@ -34,32 +37,40 @@ mod telemetry;
 mod units;
 mod version;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use logging::LogFormat;
 use millpond_telemetry::Telemetry;
 use output::say;
+use progress::Progress;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 
-/// In the lists of flags, behind those of the command itself.
+/// Lists the global flags behind the command's own.
 const LAST: usize = 900;
+
+/// The heading of the global flags.
+const GLOBAL: &str = "Global options";
 
 /// An object-storage buffer between OpenTelemetry and ClickHouse.
 #[derive(Debug, Parser)]
 #[command(name = "millpond", version, long_version = version::long(), propagate_version = true)]
 pub(crate) struct Cli {
-    /// A TOML file with settings (`millpond config` prints one).
+    /// TOML file with settings (`millpond config` prints one).
     #[arg(
         long,
         global = true,
         value_name = "FILE",
         env = "MILLPOND_CONFIG",
-        display_order = LAST
+        display_order = LAST,
+        help_heading = GLOBAL
     )]
     config: Option<PathBuf>,
 
-    /// How log lines look. They go to standard error; MILLPOND_LOG=debug shows more.
+    /// Format of the log on standard error. MILLPOND_LOG=debug shows more.
     #[arg(
         long,
         global = true,
@@ -68,9 +79,21 @@ pub(crate) struct Cli {
         env = "MILLPOND_LOG_FORMAT",
         value_name = "FORMAT",
         id = "log-format",
-        display_order = LAST
+        display_order = LAST,
+        help_heading = GLOBAL
     )]
     log_format: LogFormat,
+
+    /// Accept MILLPOND_… variables that are no settings. Default: an error, since a typing error would leave a default in force.
+    #[arg(
+        long,
+        global = true,
+        env = "MILLPOND_IGNORE_UNKNOWN_ENV",
+        id = "ignore-unknown-env",
+        display_order = LAST,
+        help_heading = GLOBAL
+    )]
+    ignore_unknown_env: bool,
 
     #[command(subcommand)]
     command: Command,
@@ -78,51 +101,62 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Accept OTLP, over gRPC and HTTP, and answer once the records are committed to the buffer.
+    /// Accept OTLP over gRPC and HTTP, and acknowledge records once they are committed to the buffer.
     Gateway(Box<gateway::GatewayArgs>),
     /// Write a buffer's records to ClickHouse, each exactly once.
     Consume(Box<consume::ConsumeArgs>),
-    /// Gateway, consumer and an embedded ClickHouse in one command, for trying things out.
+    /// Run a gateway, a consumer and an embedded ClickHouse together, to try things out.
     Dev(dev::DevArgs),
-    /// Send logs through all of it and show what comes out (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFER, KEEP).
+    /// Send logs through the whole pipeline and check the rows (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFER, KEEP).
     Demo,
-    /// Send OTLP logs to an endpoint and report what was acknowledged.
+    /// Send OTLP logs to an endpoint and report the acknowledged records.
     Load(millpond_load::LoadArgs),
-    /// Show what is in a buffer, and how far its consumers are.
+    /// Show the content of a buffer and the lag of its consumers.
     Status(status::StatusArgs),
-    /// Show records as they are committed.
+    /// Print records as producers commit them.
     Tail(Box<tail::TailArgs>),
-    /// Say what a buffer costs a month: for a load that you describe, or for what a live buffer does.
+    /// Estimate the monthly cost of a buffer, from a load that you describe or from a live buffer.
     Cost(Box<cost::CostArgs>),
-    /// See and set how far consumers are.
+    /// List consumers and change their positions.
     #[command(subcommand)]
     Consumer(consumers::ConsumerCommand),
-    /// See what a sink will never take, and send it again once its table has been mended.
+    /// List records that a sink refused for good, and replay them after a repair of the table.
     #[command(subcommand)]
     DeadLetters(dead_letters::DeadLettersCommand),
-    /// Print the DDL of the tables, or make those that are missing.
+    /// Print the DDL of the tables, or create missing ones.
     #[command(subcommand)]
     Tables(tables::TablesCommand),
-    /// Look for what is wrong with a live buffer, or soon will be, and say what to do; exits 1 on an error.
+    /// Find present and coming problems of a live buffer, each with its remedy; exits 1 on an error.
     Doctor(Box<doctor::DoctorArgs>),
-    /// Delete what nobody needs any more: one round (a running consumer does so by itself).
+    /// Run one round of garbage collection. Running consumers also collect garbage.
     Gc(gc::GcArgs),
-    /// Look at a buffer's manifests and cursors.
+    /// Dump or check the manifests and cursors of a buffer.
     #[command(subcommand)]
     Manifest(inspect::ManifestCommand),
-    /// Look into a segment.
+    /// Dump a segment.
     #[command(subcommand)]
     Segment(inspect::SegmentCommand),
     /// Print every setting with its default and reason, as a TOML file.
     Config {
-        /// Only this command's.
+        /// Print only the settings of this command.
         #[arg(value_parser = ["gateway", "consume"])]
         command: Option<String>,
+    },
+    /// Print the completions for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Write a man page for each command.
+    Man {
+        /// Directory for the pages, such as ~/.local/share/man/man1.
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
     },
 }
 
 impl Command {
-    /// What the command tells of itself.
+    /// The command's own telemetry.
     fn telemetry(&self) -> anyhow::Result<Telemetry> {
         match self {
             Command::Gateway(args) => args.telemetry(),
@@ -131,13 +165,13 @@ impl Command {
         }
     }
 
-    /// Whether it runs until it is stopped, and its log is what an operator has of it. Of the others the answer counts.
+    /// Returns true for a command that runs until stopped. Operators read its log, and the output of the others.
     fn is_service(&self) -> bool {
         matches!(self, Command::Gateway(_) | Command::Consume(_) | Command::Dev(_))
     }
 }
 
-// Bugs for tests to find are for tests.
+// The simulation plants bugs to check that tests find them.
 const _: () = assert!(
     !millpond_manifest::planted::POSSIBLE,
     "build the program without the feature `planted-bugs`"
@@ -146,11 +180,14 @@ const _: () = assert!(
 fn main() -> ExitCode {
     allocator::set_up();
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    let command = match settings::with_file(Cli::command(), &arguments) {
+    let command = match settings::with_file(examples::with_examples(Cli::command()), &arguments) {
         Ok(command) => command,
         Err(error) => return failed(LogFormat::Text, &error),
     };
-    let matches = command.get_matches_from(arguments);
+    let matches = match command.clone().try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) => return refused(&command, &error),
+    };
     if let Err(error) = settings::check_secrets(&matches) {
         return failed(LogFormat::Text, &error);
     }
@@ -159,6 +196,11 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     let format = cli.log_format;
+    if !cli.ignore_unknown_env
+        && let Err(error) = settings::check_environment(&command, &matches)
+    {
+        return failed(format, &error);
+    }
     let mut telemetry = match cli.command.telemetry() {
         Ok(telemetry) => telemetry,
         Err(error) => return failed(format, &error),
@@ -171,9 +213,22 @@ fn main() -> ExitCode {
     }
 }
 
-/// One sentence: what happened, to what, and what to do.
+/// Prints why the arguments cannot be used, or the help that they ask for.
+fn refused(command: &clap::Command, error: &clap::Error) -> ExitCode {
+    // As in clap: whoever closes the output does not want to read it.
+    let _ = error.print();
+    if error.kind() == ErrorKind::MissingRequiredArgument {
+        // The value may be there, under a mistyped name.
+        for sentence in environment::unknown(command, environment::variables()) {
+            eprintln!("{sentence}");
+        }
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+/// Logs the error that ends the program.
 fn failed(format: LogFormat, error: &anyhow::Error) -> ExitCode {
-    // Some texts of others end with a line of their own.
+    // Errors of some dependencies end with a line break.
     logging::last_words(format, format!("{error:#}").trim_end());
     ExitCode::FAILURE
 }
@@ -201,15 +256,48 @@ fn run(command: Command, telemetry: Telemetry) -> anyhow::Result<ExitCode> {
                 let settings = settings::print(&Cli::command(), command.as_deref());
                 output::write(format_args!("{settings}")).map(|()| ExitCode::SUCCESS)
             }
+            Command::Completions { shell } => {
+                examples::complete(Cli::command(), shell).map(|()| ExitCode::SUCCESS)
+            }
+            Command::Man { directory } => {
+                let command = examples::with_examples(Cli::command());
+                examples::man(command, &directory).map(|()| ExitCode::SUCCESS)
+            }
         }
     })
 }
 
-/// Exits 1 when something that was sent is not acknowledged, so that a script notices.
+/// Shows how many records were acknowledged, until it is dropped.
+async fn show_load(config: &millpond_load::LoadConfig, counts: &millpond_load::Progress) {
+    let planned = match (config.records, config.duration) {
+        (Some(records), _) => Some(records),
+        (None, Some(duration)) if config.rate > 0 => {
+            Some(config.rate.saturating_mul(duration.as_secs().max(1)))
+        }
+        (None, _) => None,
+    };
+    let progress = match planned {
+        Some(records) => Progress::towards(records, "records acknowledged"),
+        None => Progress::unbounded("sending as fast as the server acknowledges"),
+    };
+    loop {
+        progress.done(counts.acknowledged());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Exits 1 if a record was not acknowledged, so that a script notices.
 async fn load(args: millpond_load::LoadArgs) -> anyhow::Result<ExitCode> {
     let json = args.json;
     let shutdown = shutdown::on_signal()?;
-    let report = millpond_load::run(args.config()?, shutdown, millpond_load::Progress::new()).await?;
+    let (config, counts) = (args.config()?, millpond_load::Progress::new());
+    let report = {
+        let running = millpond_load::run(config.clone(), shutdown, Arc::clone(&counts));
+        tokio::select! {
+            report = running => report?,
+            () = show_load(&config, &counts) => unreachable!("it never ends"),
+        }
+    };
     if json {
         say!("{}", serde_json::to_string(&report)?)?;
     } else {

@@ -1,27 +1,64 @@
-//! Standard output. A reader that goes away (`millpond status | head`) has read enough: it ends the command, and is no
-//! failure. Nothing here panics, as `println!` does.
+//! Standard output. A reader that closes it (`millpond status | head`) ends the command without a failure. Nothing here
+//! panics, unlike `println!`.
 //!
-//! Everything that the program prints goes through [`plain`]: data and names come from tenants, servers and whoever can write to the
-//! bucket, and a terminal obeys control characters.
+//! Everything that the program prints goes through [`plain`]: data and names come from tenants, servers and everybody who can write
+//! to the bucket, and a terminal obeys control characters.
 
 use anyhow::{Context, anyhow};
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
-/// Nobody reads standard output any more.
+/// The reader closed standard output.
 #[derive(Debug)]
 struct ReaderGone;
 
 impl fmt::Display for ReaderGone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("nobody reads standard output any more")
+        f.write_str("the reader closed standard output")
     }
 }
 
-/// Writes to standard output, to its end.
+/// Writes all of the text to standard output.
 pub(crate) fn write(text: fmt::Arguments<'_>) -> anyhow::Result<()> {
     write_raw(&plain(&text.to_string()))
+}
+
+/// A colour of a word that decides what to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Colour {
+    Green,
+    Yellow,
+    Red,
+}
+
+impl Colour {
+    fn code(self) -> &'static str {
+        match self {
+            Colour::Green => "\x1b[32m",
+            Colour::Yellow => "\x1b[33m",
+            Colour::Red => "\x1b[31m",
+        }
+    }
+}
+
+/// Prints a line that begins with a coloured word. Without a terminal, or with `NO_COLOR`, it has no colour.
+pub(crate) fn painted(colour: Colour, word: &str, rest: &str) -> anyhow::Result<()> {
+    write_raw(&paint(colour, word, rest, wants_colour(&io::stdout())))
+}
+
+/// Reports whether colours help there: a terminal, without `NO_COLOR` (no-color.org).
+pub(crate) fn wants_colour(stream: &impl IsTerminal) -> bool {
+    let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    stream.is_terminal() && !is_refused
+}
+
+fn paint(colour: Colour, word: &str, rest: &str, is_coloured: bool) -> String {
+    let (word, rest) = (plain(word), plain(rest));
+    match is_coloured {
+        true => format!("{}{word}\x1b[0m{rest}\n", colour.code()),
+        false => format!("{word}{rest}\n"),
+    }
 }
 
 /// Clears the terminal and moves the cursor to its first line.
@@ -44,7 +81,7 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// Escapes a text from outside for use within a line: as [`plain`], and line ends and tabs too.
+/// Escapes a foreign text for use within a line: like [`plain`], and also line ends and tabs.
 pub(crate) fn inline(text: &str) -> Cow<'_, str> {
     escaped(text, is_unsafe)
 }
@@ -66,7 +103,7 @@ fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
             '\r' => plain.push_str("\\r"),
             '\t' if is_escaped(character) => plain.push_str("\\t"),
             _ if is_escaped(character) => {
-                // All of them have four digits.
+                // Every escaped character has at most four digits.
                 let _ = write!(plain, "\\u{:04x}", u32::from(character));
             }
             _ => plain.push(character),
@@ -75,7 +112,7 @@ fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(plain)
 }
 
-/// What a write to standard output that failed means.
+/// Turns a failed write to standard output into an error.
 pub(crate) fn failed(error: io::Error) -> anyhow::Result<()> {
     match error.kind() {
         ErrorKind::BrokenPipe => Err(anyhow!(error).context(ReaderGone)),
@@ -83,13 +120,13 @@ pub(crate) fn failed(error: io::Error) -> anyhow::Result<()> {
     }
 }
 
-/// Whether a command ended because nobody reads it.
+/// Returns true if a command ended because the reader closed standard output.
 pub(crate) fn is_reader_gone(error: &anyhow::Error) -> bool {
     error.is::<ReaderGone>()
 }
 
-/// A line on standard output, made as by `println!`. It fails when nobody reads it: `?` ends a command that only shows
-/// things; one that changes them goes on.
+/// Prints a line like `println!`. Fails once the reader has closed standard output: with `?` this ends a command that only
+/// shows things. A command that changes things ignores the error.
 macro_rules! say {
     ($($what:tt)*) => {
         $crate::output::write(format_args!("{}\n", format_args!($($what)*)))
@@ -117,6 +154,15 @@ mod tests {
     }
 
     #[test]
+    fn a_colour_surrounds_its_word_alone_and_no_text_brings_its_own() {
+        assert_eq!(
+            paint(Colour::Red, "error", "  a\x1b[0m", true),
+            "\x1b[31merror\x1b[0m  a\\u001b[0m\n"
+        );
+        assert_eq!(paint(Colour::Green, "   ok", "  b", false), "   ok  b\n");
+    }
+
+    #[test]
     fn escaped_json_is_the_same_json() {
         let value: String = ('\0'..='\u{2100}').collect();
         let json = serde_json::to_string(&value).unwrap();
@@ -132,7 +178,7 @@ mod tests {
         let full = failed(ErrorKind::StorageFull);
         assert!(!is_reader_gone(&full));
         assert!(full.to_string().contains("standard output"));
-        // One of the network's is something else.
+        // A broken pipe of the network is a different error.
         assert!(!is_reader_gone(&io::Error::from(ErrorKind::BrokenPipe).into()));
     }
 }

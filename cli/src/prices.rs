@@ -1,4 +1,4 @@
-//! What requests to the store cost, so that whoever looks at the metrics sees dollars too.
+//! The prices of requests to the store, as metrics.
 
 use millpond_cost::{Prices, StoragePrice};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicU64;
 /// The price list of the store.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct PriceArgs {
-    /// US dollars for 1,000 PUT or LIST requests, for the metrics and the status page. The default is S3 Standard's in
-    /// us-east-1 (`millpond cost prices print` has others).
+    /// US dollars per 1,000 PUT or LIST requests, for the metrics and the status page. The default is S3 Standard's in
+    /// us-east-1 (`millpond cost prices print` lists others).
     #[arg(
         long,
         env = "MILLPOND_PRICE_PUT",
@@ -23,7 +23,7 @@ pub(crate) struct PriceArgs {
     )]
     price_put: f64,
 
-    /// US dollars for 1,000 GET or HEAD requests. The default is S3 Standard's in us-east-1.
+    /// US dollars per 1,000 GET or HEAD requests. The default is S3 Standard's in us-east-1.
     #[arg(
         long,
         env = "MILLPOND_PRICE_GET",
@@ -51,12 +51,12 @@ fn price(text: &str) -> Result<f64, String> {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabel {
-    /// As in `millpond_store_requests_total`.
+    /// The kind in `millpond_store_requests_total`.
     kind: &'static str,
 }
 
 impl PriceArgs {
-    /// Shows the prices; times the rate of `millpond_store_requests_total` they are dollars a second. Deleting is free.
+    /// Registers the prices. Multiplied by the rate of `millpond_store_requests_total`, they give dollars per second. Deletes are free.
     pub(crate) fn register(self, registry: &mut Registry) {
         let prices = Family::<KindLabel, Gauge<f64, AtomicU64>>::default();
         for (kind, of_1000) in [

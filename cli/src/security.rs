@@ -1,4 +1,4 @@
-//! The settings that say who may reach the gateway: TLS, tokens, and where it may listen without.
+//! The settings for TLS and tokens, and for unencrypted addresses.
 
 use crate::units::Time;
 use anyhow::{Context, bail};
@@ -10,10 +10,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-/// Who may reach the gateway.
+/// The flags for TLS and tokens.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct SecurityArgs {
-    /// The server's certificate and those between it and its CA, in PEM. With it, OTLP is accepted over TLS alone.
+    /// The server's certificate and its intermediate CAs, in PEM. With it, the gateway accepts OTLP only over TLS.
     #[arg(long, env = "MILLPOND_TLS_CERT", value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
 
@@ -21,17 +21,17 @@ pub(crate) struct SecurityArgs {
     #[arg(long, env = "MILLPOND_TLS_KEY", value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
 
-    /// The CAs of clients, in PEM. With it, a client must show a certificate of one of them (mTLS).
+    /// CAs of client certificates, in PEM. With it, a client must present a certificate of one of them (mTLS).
     #[arg(long, env = "MILLPOND_TLS_CLIENT_CA", value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
 
-    /// The bearer tokens, one of which a request must have. A TOML file of [[token]] tables with `name`; `sha256`, as
-    /// `printf %s "$TOKEN" | sha256sum` gives it, or `token` itself; and, if its records go to streams of their own, `prefix`.
+    /// Bearer tokens, one of which a request must carry. A TOML file of [[token]] tables with `name`; `sha256`, from
+    /// `printf %s "$TOKEN" | sha256sum | cut -d ' ' -f 1`, or the `token` itself; and `prefix`, to give its records separate streams.
     #[arg(long, env = "MILLPOND_TOKENS", value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
 
-    /// How often the files above are looked at for a change. SIGHUP does so at once. 10s: soon enough for a token that
-    /// was taken away; 0s: on SIGHUP alone. An unusable file is rejected, and the previous one stays in force.
+    /// Interval between two checks of these files for changes. 0s checks only on SIGHUP. The gateway rejects an unusable file,
+    /// and the previous one stays in force.
     #[arg(
         long,
         env = "MILLPOND_RELOAD_INTERVAL",
@@ -40,7 +40,7 @@ pub(crate) struct SecurityArgs {
     )]
     pub(crate) reload_interval: Time,
 
-    /// Accept OTLP in clear from other machines too. Off: what is sent, tokens included, could be read and changed on the way.
+    /// Accept unencrypted OTLP from other machines. Default: off, since others could read and change records and tokens in transit.
     #[arg(long, env = "MILLPOND_INSECURE")]
     pub(crate) insecure: bool,
 }
@@ -66,7 +66,7 @@ impl SecurityArgs {
         })
     }
 
-    /// Refuses what was not meant: an address that others can reach, in clear.
+    /// Refuses an unencrypted address that other machines can reach, without --insecure.
     pub(crate) fn check(&self, listen: SocketAddr) -> anyhow::Result<()> {
         Ok(check_exposure(
             listen,
@@ -75,7 +75,7 @@ impl SecurityArgs {
         )?)
     }
 
-    /// What is asked of clients, out of the files.
+    /// Loads the files.
     pub(crate) fn load(
         &self,
         registry: &mut prometheus_client::registry::Registry,

@@ -1,12 +1,15 @@
-//! Where settings come from: a flag, else its `MILLPOND_…` variable, else the TOML file, else the
-//! default. The flags' definitions are the one source of names, defaults and reasons; the file only
+//! A setting comes from its flag, else its `MILLPOND_…` variable, else the TOML file, else the default.
+//! The flags' definitions are the one source of names, defaults and reasons; the file only
 //! replaces defaults, and `millpond config` prints them.
 
+use crate::environment;
 use crate::settings_file::{self, Setting};
 use crate::store::StoreArgs;
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command};
+use std::error::Error as _;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -17,27 +20,34 @@ const COMMANDS: [&str; 2] = ["gateway", "consume"];
 /// Settings whose values no help, error or list of defaults may show.
 const SECRETS: [&str; 2] = ["clickhouse_password", "otlp_headers"];
 
-/// Commands about what a consumer does: those of its settings that they know hold for them too.
-const LIKE_CONSUME: [&[&str]; 5] = [
+/// Commands that share a consumer's settings: they take those that they know from `[consume]`.
+const LIKE_CONSUME: [&[&str]; 6] = [
     &["doctor"],
     &["gc"],
     &["tables", "print"],
     &["tables", "create"],
+    &["tables", "migrate"],
     &["dead-letters", "replay"],
 ];
 
-/// What only a command about a buffer that it opens is told: `cost`, which may be about none, is not one.
+/// Settings of a consumer alone: the same name means something else for the commands that are like it.
+const OF_CONSUME: &str = "from";
+
+/// A setting of every command that opens a buffer. `cost` lacks it, since it may run without one.
 const OF_A_STORE: &str = "request_timeout";
 
-/// Where the buffer is, which every command about one takes from the file.
+/// Returns true for the settings of the buffer's location. Every command on a buffer takes them from the file.
 fn says_where(name: &str) -> bool {
     let store = StoreArgs::augment_args(Command::new("store"));
     store.get_arguments().any(|arg| key(arg) == name)
 }
 
-/// Flags that say how the program is called, not how it works.
+/// Returns false for flags of the command line itself.
 fn is_setting(arg: &Arg) -> bool {
-    !matches!(arg.get_id().as_str(), "help" | "version" | "config")
+    !matches!(
+        arg.get_id().as_str(),
+        "help" | "version" | "config" | "ignore-unknown-env"
+    )
 }
 
 fn key(arg: &Arg) -> String {
@@ -67,36 +77,75 @@ fn file_named(arguments: &[OsString]) -> Option<PathBuf> {
     std::env::var_os("MILLPOND_CONFIG").map(PathBuf::from)
 }
 
-/// Keys at the top are for every command that knows them; those in `[gateway]` for that command alone; those in
-/// `[consume]` for that and what is like it. Where the buffer is, all commands about one know from any of them.
+/// Keys at the top apply to every command that knows them, those in `[gateway]` to that command alone, and those in
+/// `[consume]` to the commands that share a consumer's settings. The buffer's location in any table applies to all commands.
 fn apply(mut command: Command, text: &str) -> anyhow::Result<Command> {
     let settings = settings_file::parse(text, &COMMANDS).map_err(anyhow::Error::msg)?;
-    for Setting {
-        table,
-        key,
-        value,
-        is_array,
-    } in &settings
-    {
-        command = match table {
-            Some(table) => set(command, &[table], key, value)?,
-            None => set(command, &COMMANDS, key, value)?,
-        };
-        if *is_array && !takes_list(&command, key) {
-            bail!("{key} is an array, and takes one value");
-        }
+    for setting in &settings {
+        command = apply_one(command, setting)
+            .map_err(|error| anyhow::anyhow!("line {}: {error:#}", setting.line))?;
     }
     Ok(command)
 }
 
-/// Whether a setting of the services takes several values.
+fn apply_one(mut command: Command, setting: &Setting) -> anyhow::Result<Command> {
+    let Setting {
+        table, key, value, ..
+    } = setting;
+    let commands = match table {
+        Some(table) => vec![table.as_str()],
+        None => COMMANDS.to_vec(),
+    };
+    // Before it becomes a default: clap panics on one that does not parse.
+    for arg in commands.iter().filter_map(|name| setting_of(&command, name, key)) {
+        check_value(arg, key, value)?;
+    }
+    command = set(command, &commands, key, value)?;
+    if setting.is_array && !takes_list(&command, key) {
+        bail!("{key} is an array, but takes one value");
+    }
+    Ok(command)
+}
+
+/// The setting of a command with this name.
+fn setting_of<'a>(command: &'a Command, sub: &str, name: &str) -> Option<&'a Arg> {
+    let mut settings = command.find_subcommand(sub)?.get_arguments();
+    settings.find(|arg| is_setting(arg) && key(arg) == name)
+}
+
+/// Checks the value as its flag does, so that the error names the file's line. An error never quotes a secret.
+fn check_value(arg: &Arg, name: &str, value: &str) -> anyhow::Result<()> {
+    if matches!(arg.get_action(), ArgAction::SetTrue) {
+        ensure!(matches!(value, "true" | "false"), "{name} must be true or false");
+        return Ok(());
+    }
+    let flag = arg.get_long().unwrap_or_default();
+    let alone = Command::new("setting").no_binary_name(true).arg(arg.clone());
+    let Err(error) = alone.try_get_matches_from([format!("--{flag}={value}")]) else {
+        return Ok(());
+    };
+    if SECRETS.contains(&name) {
+        bail!("{name} has a value that cannot be used");
+    }
+    let valid = match (error.source(), error.get(ContextKind::ValidValue)) {
+        (Some(why), _) => why.to_string(),
+        (None, Some(ContextValue::Strings(values))) => format!("use one of {}", values.join(", ")),
+        (None, _) => "give another value".to_owned(),
+    };
+    if valid.starts_with(&format!("{value:?}")) {
+        bail!("{name}: {valid}");
+    }
+    bail!("{name} cannot be {value:?}: {valid}")
+}
+
+/// Returns true if a setting of the services takes several values.
 fn takes_list(command: &Command, name: &str) -> bool {
     let subs = COMMANDS.iter().filter_map(|sub| command.find_subcommand(sub));
     let mut settings = subs.flat_map(Command::get_arguments);
     settings.any(|arg| key(arg) == name && arg.get_value_delimiter().is_some())
 }
 
-/// Refuses a password among the arguments.
+/// Rejects a password on the command line.
 pub(crate) fn check_secrets(matches: &ArgMatches) -> anyhow::Result<()> {
     const PASSWORD: &str = "clickhouse_password";
     let known = matches.ids().any(|id| id.as_str() == PASSWORD);
@@ -109,6 +158,27 @@ pub(crate) fn check_secrets(matches: &ArgMatches) -> anyhow::Result<()> {
     matches
         .subcommand()
         .map_or(Ok(()), |(_, inner)| check_secrets(inner))
+}
+
+/// Rejects unknown variables for the commands that take settings from the environment.
+pub(crate) fn check_environment(command: &Command, matches: &ArgMatches) -> anyhow::Result<()> {
+    let mut path = Vec::new();
+    let mut inner = matches;
+    while let Some((name, sub)) = inner.subcommand() {
+        path.push(name);
+        inner = sub;
+    }
+    let is_service = matches!(path[..], [name] if COMMANDS.contains(&name));
+    if !is_service && !LIKE_CONSUME.contains(&&path[..]) {
+        return Ok(());
+    }
+    let unknown = environment::unknown(command, environment::variables());
+    ensure!(
+        unknown.is_empty(),
+        "{}\nunset it, or pass --ignore-unknown-env if something else needs it",
+        unknown.join("\n")
+    );
+    Ok(())
 }
 
 fn set(mut command: Command, commands: &[&str], name: &str, text: &str) -> anyhow::Result<Command> {
@@ -124,7 +194,7 @@ fn set(mut command: Command, commands: &[&str], name: &str, text: &str) -> anyho
         }
         found = true;
         command = with_default(command, &[command_name], name, text);
-        if *command_name == "consume" {
+        if *command_name == "consume" && name != OF_CONSUME {
             for path in LIKE_CONSUME {
                 command = with_default(command, path, name, text);
             }
@@ -134,6 +204,13 @@ fn set(mut command: Command, commands: &[&str], name: &str, text: &str) -> anyho
         command = with_default_in_all(command, name, text);
     }
     if !found {
+        // A key of the other table: a nearest name would send the reader astray.
+        if let Some(owner) = COMMANDS
+            .iter()
+            .find(|sub| setting_of(&command, sub, name).is_some())
+        {
+            bail!("{name} is a setting of `millpond {owner}`: move it to [{owner}]");
+        }
         let nearest = known
             .iter()
             .max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)));
@@ -143,7 +220,7 @@ fn set(mut command: Command, commands: &[&str], name: &str, text: &str) -> anyho
     Ok(command)
 }
 
-/// The command with this default in every subcommand that opens a buffer, but for the services, which have their own.
+/// Sets this default in every subcommand that opens a buffer, except the services, which have their own.
 fn with_default_in_all(command: Command, name: &str, default: &str) -> Command {
     let names: Vec<String> = command
         .get_subcommands()
@@ -163,7 +240,7 @@ fn with_default_in_all(command: Command, name: &str, default: &str) -> Command {
     })
 }
 
-/// The command with this default in the subcommand at the path's end, if that has the setting.
+/// Sets this default in the subcommand at the path's end, if it has the setting.
 fn with_default(command: Command, path: &[&str], name: &str, default: &str) -> Command {
     match path {
         [first, rest @ ..] => {
@@ -189,10 +266,10 @@ fn with_default(command: Command, path: &[&str], name: &str, default: &str) -> C
 /// Every setting of the commands, as a TOML file with its reasons.
 pub(crate) fn print(command: &Command, only: Option<&str>) -> String {
     let mut out = String::from(
-        "# Every setting, its default and why. A key at the top holds for both commands; what the consumer\n\
-         # is told, `doctor`, `gc`, `tables` and `dead-letters replay` know too, and where the buffer is every\n\
-         # command about one. A flag (--linger) goes before its variable (MILLPOND_LINGER), and that before\n\
-         # this file.\n",
+        "# Every setting with its default and reason. A key at the top applies to both commands. `doctor`, `gc`,\n\
+         # `tables` and `dead-letters replay` also take the settings of [consume] that they know, and every\n\
+         # command on a buffer takes the buffer's location. A flag (--linger) overrides its variable\n\
+         # (MILLPOND_LINGER), which overrides this file.\n",
     );
     for name in COMMANDS
         .iter()
@@ -202,7 +279,12 @@ pub(crate) fn print(command: &Command, only: Option<&str>) -> String {
             continue;
         };
         let _ = write!(out, "\n[{name}]\n");
-        for arg in sub.get_arguments().filter(|a| is_setting(a)) {
+        // The help lists the buffer's settings last, since all commands share them; a file begins with them.
+        let (of_buffer, others): (Vec<&Arg>, Vec<&Arg>) = sub
+            .get_arguments()
+            .filter(|arg| is_setting(arg))
+            .partition(|arg| says_where(&key(arg)));
+        for arg in of_buffer.into_iter().chain(others) {
             print_setting(&mut out, arg);
         }
     }
@@ -273,12 +355,35 @@ mod tests {
     fn an_unknown_key_is_named_with_the_nearest_known_one() {
         let error = |file: &str| apply(command(), file).unwrap_err().to_string();
         assert!(error("lingr = \"1s\"").contains("unknown key lingr; did you mean linger?"));
-        assert!(error("[consume]\nlinger = \"1s\"").contains("unknown key linger"));
+        let misplaced = error("[consume]\nlinger = \"1s\"");
+        assert_eq!(
+            misplaced,
+            "line 2: linger is a setting of `millpond gateway`: move it to [gateway]"
+        );
         assert!(error("[gatway]\n").contains("unknown table [gatway]"));
         assert!(error("linger = [1]").contains("each value must be a string"));
         assert!(error("linger = [\"1s\"]").contains("takes one value"));
         assert!(error("clickhouse = []").contains("each value must be a string"));
         assert!(error("clickhouse = [\"http://a,http://b\"]").contains("without a comma"));
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_used_is_named_with_its_line_and_key() {
+        let error = |file: &str| apply(command(), file).unwrap_err().to_string();
+        assert_eq!(
+            error("\n[gateway]\nmemory_limit = 5"),
+            "line 3: memory_limit cannot be \"5\": use 16MiB or more"
+        );
+        assert_eq!(
+            error("linger = \"soon\""),
+            "line 1: linger: \"soon\" is not a length of time: write 250ms, 1s, 2m or 1h"
+        );
+        assert_eq!(
+            error("[consume]\ntake_over = \"perhaps\""),
+            "line 2: take_over must be true or false"
+        );
+        assert!(error("compression_level = 99").starts_with("line 1: compression_level cannot be \"99\": "));
+        apply(command(), "memory_limit = \"64MiB\"\n[consume]\ntake_over = true").unwrap();
     }
 
     #[test]
@@ -424,7 +529,7 @@ mod tests {
                     "{words}"
                 );
             }
-            // What is to be removed is said, and how often a consumer asks is not how often tail does.
+            // The consumer to remove needs a flag, and the consumer's poll interval is not tail's.
             command
                 .clone()
                 .try_get_matches_from(["millpond", "consumer", "remove"])
@@ -439,7 +544,7 @@ mod tests {
                 .1
                 .get_one::<crate::units::Time>("poll_interval");
             assert_eq!(every.unwrap().to_string(), "1s");
-            // It may be about a load that is described.
+            // `cost` may run without a buffer.
             let cost = command
                 .clone()
                 .try_get_matches_from(["millpond", "cost", "--throughput", "1MB/s"]);

@@ -1,74 +1,92 @@
-//! The text of a settings file, taken apart. Its errors name lines and columns, and never quote the text: it may hold secrets.
+//! Parses a settings file. Errors name lines and columns, and never quote the text, which may hold secrets.
 
-use toml::{Table, Value};
+use toml::de::{DeTable, DeValue};
+use toml::{Spanned, Value};
 
 /// One setting of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Setting {
-    /// The table that it is in; `None` at the top.
+    /// Its table; `None` at the top.
     pub(crate) table: Option<String>,
     /// Its name.
     pub(crate) key: String,
-    /// Its value as a flag would have it.
+    /// Its value, as a flag takes it.
     pub(crate) value: String,
-    /// The value is an array: of strings, with commas between them.
+    /// The value comes from an array of strings, now joined with commas.
     pub(crate) is_array: bool,
+    /// The line of its key, counted from 1.
+    pub(crate) line: usize,
 }
 
-/// Takes a settings file apart: strings, numbers, booleans and arrays of strings, at the top and in these tables.
+/// Parses a settings file: strings, numbers, booleans and arrays of strings, at the top and in these tables.
 ///
 /// # Errors
-/// The first thing that is wrong, with its line and column or its name. Never a value.
+/// The first problem, with its line and column or its name. Never a value.
 pub(crate) fn parse(text: &str, tables: &[&str]) -> Result<Vec<Setting>, String> {
-    let file: Table = text.parse().map_err(|error: toml::de::Error| {
+    let file = DeTable::parse(text).map_err(|error| {
         // The parser's own display quotes the line.
         let offset = error.span().map_or(0, |span| span.start);
-        format!("{}: {}", place(text, offset), error.message())
+        let (line, column) = place(text, offset);
+        format!("line {line}, column {column}: {}", error.message())
     })?;
     let mut settings = Vec::new();
-    for (name, value) in &file {
-        match value {
-            Value::Table(table) if tables.contains(&name.as_str()) => {
+    for (name, value) in file.get_ref() {
+        let line_of = |offset| place(text, offset).0;
+        let line = line_of(name.span().start);
+        let name = name.get_ref().as_ref();
+        match value.get_ref() {
+            DeValue::Table(table) if tables.contains(&name) => {
                 for (key, value) in table {
-                    settings.push(setting(Some(name), key, value)?);
+                    let line = line_of(key.span().start);
+                    settings.push(setting(Some(name), key.get_ref(), value.get_ref(), line)?);
                 }
             }
-            Value::Table(_) => {
+            DeValue::Table(_) => {
                 let known = tables.join("] and [");
-                return Err(format!("unknown table [{name}]: there are [{known}]"));
+                return Err(format!(
+                    "line {line}: unknown table [{name}]: there are [{known}]"
+                ));
             }
-            value => settings.push(setting(None, name, value)?),
+            value => settings.push(setting(None, name, value, line)?),
         }
     }
     Ok(settings)
 }
 
-fn setting(table: Option<&String>, key: &str, value: &Value) -> Result<Setting, String> {
-    let is_array = value.is_array();
-    let value = match value {
-        Value::String(text) => text.clone(),
-        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => value.to_string(),
-        Value::Array(values) => strings(values)
-            .ok_or_else(|| format!("{key} is an array: each value must be a string without a comma"))?,
+fn setting(table: Option<&str>, key: &str, value: &DeValue<'_>, line: usize) -> Result<Setting, String> {
+    let array = "is an array: each value must be a string without a comma";
+    let number = "is a number outside the range of 64 bits";
+    let wrong = |why: &str| format!("line {line}: {key} {why}");
+    let text = match value {
+        DeValue::String(text) => text.to_string(),
+        DeValue::Boolean(value) => value.to_string(),
+        DeValue::Integer(integer) => i64::from_str_radix(integer.as_str(), integer.radix())
+            .map_err(|_| wrong(number))?
+            .to_string(),
+        DeValue::Float(float) => {
+            let float = float.as_str().parse().map_err(|_| wrong(number))?;
+            Value::Float(float).to_string()
+        }
+        DeValue::Array(values) => strings(values.iter().map(Spanned::get_ref)).ok_or_else(|| wrong(array))?,
         other => {
-            let found = other.type_str();
-            return Err(format!(
-                "{key} is of the type {found}: it must be a string, a number, true, false or an array of strings"
-            ));
+            return Err(wrong(&format!(
+                "is of the type {}: it must be a string, a number, true, false or an array of strings",
+                other.type_str()
+            )));
         }
     };
     Ok(Setting {
-        table: table.cloned(),
+        table: table.map(str::to_owned),
         key: key.to_owned(),
-        is_array,
-        value,
+        value: text,
+        is_array: value.is_array(),
+        line,
     })
 }
 
-/// Strings as a flag takes them. `None` if there are none, or if a value is no string or has a comma.
-fn strings(values: &[Value]) -> Option<String> {
+/// Joins strings as a flag takes them. `None` without any, or if a value is not a string or has a comma.
+fn strings<'a>(values: impl Iterator<Item = &'a DeValue<'a>>) -> Option<String> {
     let strings: Option<Vec<&str>> = values
-        .iter()
         .map(|value| value.as_str().filter(|text| !text.contains(',')))
         .collect();
     strings
@@ -76,13 +94,13 @@ fn strings(values: &[Value]) -> Option<String> {
         .map(|strings| strings.join(","))
 }
 
-/// Where an offset is, from 1, in lines and bytes.
-fn place(text: &str, offset: usize) -> String {
+/// The line and byte column of an offset, counted from 1.
+fn place(text: &str, offset: usize) -> (usize, usize) {
     let before = &text.as_bytes()[..offset.min(text.len())];
     let line_start = before
         .iter()
         .rposition(|byte| *byte == b'\n')
         .map_or(0, |at| at + 1);
     let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-    format!("line {line}, column {}", 1 + before.len() - line_start)
+    (line, 1 + before.len() - line_start)
 }

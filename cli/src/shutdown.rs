@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT: the first asks the command to finish what it has begun, the second ends it.
+//! SIGTERM and SIGINT: the first asks the command to finish its work, the second ends the command.
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -13,7 +13,7 @@ pub(crate) fn on_signal() -> anyhow::Result<CancellationToken> {
     let cancel = token.clone();
     tokio::spawn(async move {
         let name = next(&mut terminate, &mut interrupt).await;
-        info!("{name}: stopping; a second signal ends it at once");
+        info!("{name}: stopping; a second signal exits at once");
         cancel.cancel();
         let name = next(&mut terminate, &mut interrupt).await;
         warn!("{name} again: ending without finishing");

@@ -1,4 +1,4 @@
-//! `millpond status`: what is in a buffer, and how far each of its consumers is.
+//! `millpond status`: the content of a buffer and the lag of its consumers.
 
 mod text;
 
@@ -10,23 +10,23 @@ use millpond_operate::status::{Observer, Status};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-/// Which buffer, and how to answer.
+/// The flags of `millpond status`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatusArgs {
-    #[command(flatten)]
-    store: StoreArgs,
-
-    /// Look again and again, with the rates between two looks, also when the store is away for a while. A look is a GET for
-    /// the manifest, each cursor and each page that is not known yet, and two LISTs.
+    /// Repeat at this interval, with the rates in between, even during an outage of the store. Each look costs a GET for the
+    /// manifest, each cursor and each new page, and two LISTs.
     #[arg(long, value_name = "EVERY", num_args = 0..=1, default_missing_value = "2s", value_parser = pause)]
     watch: Option<Time>,
 
-    /// One JSON object a look, each on a line of its own.
+    /// Print one JSON object per look, each on one line.
     #[arg(long)]
     json: bool,
+
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
-/// Shows the buffer once, or until the process is stopped. Exits 1 when something in it cannot be read.
+/// Shows the buffer once, or until the process is stopped. Exits 1 if a part of it cannot be read.
 pub(crate) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let store = args.store.open(false).await?;
     let mut observer = Observer::new(store);

@@ -1,4 +1,4 @@
-//! The settings that say where the buffer is, the same for every command.
+//! The settings of the buffer's location, the same for every command.
 
 use crate::admin::Admin;
 use crate::units::{Time, pause};
@@ -9,29 +9,29 @@ use tracing::warn;
 
 const CANNOT: &str = "the buffer cannot be opened";
 
-/// Between two attempts to open a store that is away.
+/// Time between two attempts to open a store during its outage.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Which S3, and how to reach it.
+/// The S3 service.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct S3Args {
-    /// The S3 service's address when it is not AWS, e.g. http://127.0.0.1:9000 for MinIO. Without it the AWS
-    /// variables and profile are asked (AWS_ENDPOINT_URL).
+    /// Address of an S3 service other than AWS, such as http://127.0.0.1:9000 for MinIO. Default: from the AWS variables and
+    /// profile (AWS_ENDPOINT_URL).
     #[arg(long, env = "MILLPOND_S3_ENDPOINT", value_name = "URL")]
     s3_endpoint: Option<String>,
 
-    /// The S3 region. Without it the AWS variables, the profile and the instance are asked. Credentials always
-    /// come from the AWS SDK's own chain.
+    /// S3 region. Default: from the AWS variables, the profile or the instance. Credentials always come from the AWS SDK's
+    /// chain.
     #[arg(long, env = "MILLPOND_S3_REGION", value_name = "REGION")]
     s3_region: Option<String>,
 
-    /// Allow an S3 endpoint without TLS on another machine. Off: what you send would be readable on the way.
+    /// Allow an S3 endpoint without TLS on another machine. Default: off, since others could read the data in transit.
     #[arg(long, env = "MILLPOND_ALLOW_HTTP")]
     allow_http: bool,
 }
 
 impl S3Args {
-    /// The settings of a buffer there, all others by default.
+    /// The settings of a buffer in this service, with defaults for all others.
     pub(crate) fn store(self, buffer: BufferUrl) -> StoreArgs {
         StoreArgs {
             buffer,
@@ -42,7 +42,7 @@ impl S3Args {
     }
 }
 
-/// Where the buffer is.
+/// The buffer's location.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct StoreArgs {
     /// The buffer's URL: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///directory.
@@ -52,7 +52,7 @@ pub(crate) struct StoreArgs {
     #[command(flatten)]
     pub(crate) s3: S3Args,
 
-    /// The longest that one request to the store may take. 30s: past that its outcome is looked up instead.
+    /// Maximum time for one request to the store. After that, the process looks up the outcome instead.
     #[arg(
         long,
         env = "MILLPOND_REQUEST_TIMEOUT",
@@ -62,7 +62,7 @@ pub(crate) struct StoreArgs {
     )]
     pub(crate) request_timeout: Time,
 
-    /// Delay every request as S3 would, drawn with this seed. For benchmarks on a local store.
+    /// Delay every request like S3, with random latencies from this seed. For benchmarks on a local store.
     #[arg(long, env = "MILLPOND_SIMULATE_S3_LATENCY", value_name = "SEED", hide = true)]
     pub(crate) simulate_s3_latency: Option<u64>,
 }
@@ -73,7 +73,7 @@ impl StoreArgs {
         self.try_open(create).await.context(CANNOT)
     }
 
-    /// The same for what runs for long: a store that is away is waited for, which `admin` shows.
+    /// Like [`open`](Self::open), for a service: waits for a store during its outage, and shows the reason on `admin`.
     pub(crate) async fn open_patiently(&self, create: bool, admin: &Admin) -> anyhow::Result<Store> {
         let mut said = String::new();
         loop {

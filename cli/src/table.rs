@@ -1,15 +1,15 @@
-//! The settings that say which of ClickHouse's tables rows are in, and how those are made: the same for every command.
+//! The settings of ClickHouse and its tables, the same for every command.
 
 use crate::units::Time;
 use anyhow::{Context, ensure};
 use millpond_clickhouse::{Columns, Engine, Indexes, PartitionBy, Signal};
 use std::path::PathBuf;
 
-/// Where ClickHouse is.
+/// The address of ClickHouse.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ClickHouseArgs {
-    /// ClickHouse's HTTP interface, e.g. http://127.0.0.1:8123. Repeat it, or separate the URLs by commas, for several replicas of the
-    /// same tables: one is in use at a time, and the next one takes its place when it is away. Write a comma in a URL as %2C.
+    /// ClickHouse's HTTP interface, such as http://127.0.0.1:8123. Repeat it, or separate URLs with commas, for several replicas of the
+    /// same tables. One replica is in use at a time; during its outage the next one takes its place. Write a comma in a URL as %2C.
     #[arg(
         long,
         env = "MILLPOND_CLICKHOUSE",
@@ -20,14 +20,14 @@ pub(crate) struct ClickHouseArgs {
     pub(crate) clickhouse: Vec<String>,
 }
 
-/// Which tables, and who asks.
+/// The tables and the user.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct TableArgs {
-    /// The database that rows go to; it is made when missing.
+    /// Database of the tables. A consumer creates it if it is missing.
     #[arg(long, env = "MILLPOND_DATABASE", value_name = "NAME", default_value = "otel")]
     pub(crate) database: String,
 
-    /// The table for logs; it is made when missing, as the Collector's clickhouseexporter makes it.
+    /// Table for logs. A consumer creates it if it is missing, like the Collector's clickhouseexporter.
     #[arg(
         long,
         env = "MILLPOND_LOGS_TABLE",
@@ -36,8 +36,8 @@ pub(crate) struct TableArgs {
     )]
     pub(crate) logs_table: String,
 
-    /// The table for spans; it is made when missing, with `<name>_trace_id_ts`, by which a trace's time is found, and the
-    /// view that fills that.
+    /// Table for spans. A consumer creates it if it is missing, with `<name>_trace_id_ts` for lookups of a trace's time, and the
+    /// view that fills the latter.
     #[arg(
         long,
         env = "MILLPOND_TRACES_TABLE",
@@ -46,7 +46,7 @@ pub(crate) struct TableArgs {
     )]
     pub(crate) traces_table: String,
 
-    /// The table for gauges.
+    /// Table for gauges.
     #[arg(
         long,
         env = "MILLPOND_GAUGE_TABLE",
@@ -55,7 +55,7 @@ pub(crate) struct TableArgs {
     )]
     pub(crate) gauge_table: String,
 
-    /// The table for sums.
+    /// Table for sums.
     #[arg(
         long,
         env = "MILLPOND_SUM_TABLE",
@@ -64,7 +64,7 @@ pub(crate) struct TableArgs {
     )]
     pub(crate) sum_table: String,
 
-    /// The table for histograms.
+    /// Table for histograms.
     #[arg(
         long,
         env = "MILLPOND_HISTOGRAM_TABLE",
@@ -73,7 +73,7 @@ pub(crate) struct TableArgs {
     )]
     pub(crate) histogram_table: String,
 
-    /// The table for exponential histograms.
+    /// Table for exponential histograms.
     #[arg(
         long,
         env = "MILLPOND_EXPONENTIAL_HISTOGRAM_TABLE",
@@ -82,7 +82,7 @@ pub(crate) struct TableArgs {
     )]
     pub(crate) exponential_histogram_table: String,
 
-    /// The table for summaries.
+    /// Table for summaries.
     #[arg(
         long,
         env = "MILLPOND_SUMMARY_TABLE",
@@ -91,12 +91,12 @@ pub(crate) struct TableArgs {
     )]
     pub(crate) summary_table: String,
 
-    /// The cluster whose servers all have the tables: they are made `ON CLUSTER` this.
+    /// Cluster on whose servers a consumer creates the tables (`ON CLUSTER`).
     #[arg(long, env = "MILLPOND_CLUSTER", value_name = "NAME")]
     pub(crate) cluster: Option<String>,
 
-    /// What is taken: `logs`, `traces`, `metrics`. What is not needs no table, and the buffer keeps nothing for this
-    /// consumer of it.
+    /// Signals to write: `logs`, `traces`, `metrics`. The others need no table, and the buffer does not keep them for this
+    /// consumer.
     #[arg(
         long,
         env = "MILLPOND_SIGNALS",
@@ -107,11 +107,11 @@ pub(crate) struct TableArgs {
     )]
     pub(crate) signals: Vec<Signal>,
 
-    /// ClickHouse's user. Without it the server's default user.
+    /// ClickHouse user. Default: the server's default user.
     #[arg(long, env = "MILLPOND_CLICKHOUSE_USER", value_name = "NAME")]
     pub(crate) clickhouse_user: Option<String>,
 
-    /// The user's password, here or in the variable. `settings::check_secrets` refuses it as a flag.
+    /// The user's password. `settings::check_secrets` rejects it as a flag.
     #[arg(
         long,
         env = "MILLPOND_CLICKHOUSE_PASSWORD",
@@ -121,18 +121,18 @@ pub(crate) struct TableArgs {
     )]
     pub(crate) clickhouse_password: Option<String>,
 
-    /// A file with the user's password; a line break at its end is left out. MILLPOND_CLICKHOUSE_PASSWORD and the settings file take
-    /// the password itself. No flag does: other users of the machine can see flags.
+    /// File with the user's password. A line break at its end does not count. MILLPOND_CLICKHOUSE_PASSWORD and the settings file take
+    /// the password itself. No flag does, since other users of the machine can see flags.
     #[arg(long, env = "MILLPOND_CLICKHOUSE_PASSWORD_FILE", value_name = "FILE")]
     pub(crate) clickhouse_password_file: Option<PathBuf>,
 
-    /// Millpond's own columns in the tables: `all`, or `none` for the exporter's schema as it is. They hold each row's identity,
-    /// by which the consumer asks a table which rows it has. With `none` a row is inserted exactly once only while ClickHouse
-    /// remembers its token (the deduplication window), and nothing can be compared or repaired.
+    /// Millpond's columns in the tables: `all`, or `none` for the exporter's plain schema. They hold each row's identity, by which
+    /// the consumer asks a table for the rows that it has. With `none`, exactly-once depends on ClickHouse's deduplication
+    /// window alone, and tables can be neither compared nor repaired.
     #[arg(long, env = "MILLPOND_COLUMNS", value_name = "all|none", default_value = "all", value_parser = columns)]
     pub(crate) columns: Columns,
 
-    /// The longest that ClickHouse works on one INSERT. After a reset, a skip or a removal the consumer waits for as long where it
+    /// Maximum time for ClickHouse to execute one INSERT. After a reset, a skip or a removal, the consumer waits this long where it
     /// cannot end earlier INSERTs with KILL QUERY.
     #[arg(long, env = "MILLPOND_INSERT_TIMEOUT", value_name = "TIME", default_value = "300s", value_parser = whole_seconds)]
     pub(crate) insert_timeout: Time,
@@ -150,7 +150,7 @@ impl TableArgs {
     /// The sink's settings for these tables of the servers at `urls`.
     ///
     /// # Errors
-    /// When the password's file cannot be read, or there is a password beside it.
+    /// The password's file cannot be read, or a password is given as well.
     pub(crate) fn at(&self, urls: &[String]) -> anyhow::Result<millpond_clickhouse::Config> {
         Ok(millpond_clickhouse::Config {
             urls: urls.to_vec(),
@@ -178,7 +178,7 @@ impl TableArgs {
         };
         ensure!(
             self.clickhouse_password.is_none(),
-            "there is a password beside --clickhouse-password-file: give one of them"
+            "a password is given as well as --clickhouse-password-file: give one of them"
         );
         let text = std::fs::read_to_string(file)
             .with_context(|| format!("--clickhouse-password-file {}: cannot be read", file.display()))?;
@@ -187,11 +187,11 @@ impl TableArgs {
     }
 }
 
-/// How a table is made that is missing. Of one that is there, nothing is changed.
+/// Settings of missing tables. Existing tables stay as they are.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct MakingArgs {
-    /// The engine of a table that is made: `MergeTree`, `ReplicatedMergeTree`, `SharedMergeTree`, with parameters in brackets
-    /// where it takes any.
+    /// Engine of a new table: `MergeTree`, `ReplicatedMergeTree` or `SharedMergeTree`, with its parameters in brackets if it
+    /// takes any.
     #[arg(
         long,
         env = "MILLPOND_ENGINE",
@@ -200,8 +200,8 @@ pub(crate) struct MakingArgs {
     )]
     pub(crate) engine: Engine,
 
-    /// What is one partition of a table that is made: a `day`, as the exporter has it, `none` (the whole table), an `hour`, a
-    /// `month`, or an expression with {time} for the table's time, such as `toMonday({time})`.
+    /// Partitions of a new table: one per `day`, like the exporter's, `hour` or `month`, `none` for the whole table, or an
+    /// expression with {time} for the table's time, such as `toMonday({time})`.
     #[arg(
         long,
         env = "MILLPOND_PARTITION_BY",
@@ -210,30 +210,30 @@ pub(crate) struct MakingArgs {
     )]
     pub(crate) partition_by: PartitionBy,
 
-    /// Indexes of a table that is made: `exporter` (what the Collector's makes on this server), `bloom`, `text`
-    /// or `none`. Text indexes cost the server 1.4 to 2 times as much a row.
+    /// Indexes of a new table: `exporter` (those that the Collector's exporter creates on this server), `bloom`, `text` or
+    /// `none`. Text indexes raise the server's cost per row by a factor of 1.4 to 2.
     #[arg(long, env = "MILLPOND_INDEXES", value_name = "KIND", default_value = "exporter", value_parser = indexes)]
     pub(crate) indexes: Indexes,
 
-    /// How long a table that is made keeps rows; 0s for ever.
+    /// TTL of the rows in a new table. 0s keeps them forever.
     #[arg(long, env = "MILLPOND_TTL", value_name = "TIME", default_value = "0s")]
     pub(crate) ttl: Time,
 
-    /// The same for logs, where it is not as --ttl says.
+    /// TTL for logs. Default: --ttl.
     #[arg(long, env = "MILLPOND_LOGS_TTL", value_name = "TIME")]
     pub(crate) logs_ttl: Option<Time>,
 
-    /// The same for traces.
+    /// TTL for traces. Default: --ttl.
     #[arg(long, env = "MILLPOND_TRACES_TTL", value_name = "TIME")]
     pub(crate) traces_ttl: Option<Time>,
 
-    /// The same for metrics.
+    /// TTL for metrics. Default: --ttl.
     #[arg(long, env = "MILLPOND_METRICS_TTL", value_name = "TIME")]
     pub(crate) metrics_ttl: Option<Time>,
 }
 
 impl MakingArgs {
-    /// These, in the sink's settings.
+    /// Adds these settings to the sink's.
     pub(crate) fn of(&self, config: millpond_clickhouse::Config) -> millpond_clickhouse::Config {
         let own = [
             (Signal::Logs, &self.logs_ttl),

@@ -6,28 +6,26 @@ use millpond_clickhouse::tables::{Fault, Migrated, Migration, Report, State, cre
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-/// What can be done about tables.
+/// The commands about tables.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum TablesCommand {
-    /// Print the DDL of the database, the tables and the view, for `clickhouse client --multiquery`. Asks no server.
+    /// Print the DDL of the database, the tables and the view, for `clickhouse client --multiquery`. Contacts no server.
     Print {
         #[command(flatten)]
         which: Box<WhichArgs>,
     },
-    /// Make what is missing, and say of each whether it takes rows; exits 1 if one does not. Nothing that is there is changed.
+    /// Create missing tables, and report whether each table fits; exits 1 if one does not. Existing tables stay as they are.
     Create {
-        #[command(flatten)]
-        clickhouse: ClickHouseArgs,
         #[command(flatten)]
         which: Box<WhichArgs>,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+        #[command(flatten, next_help_heading = "ClickHouse")]
+        clickhouse: ClickHouseArgs,
     },
     /// Add to existing tables what a consumer needs: columns, an index, a larger deduplication window. Existing rows stay as they are.
     Migrate {
-        #[command(flatten)]
-        clickhouse: ClickHouseArgs,
         #[command(flatten)]
         which: Box<WhichArgs>,
         /// Print the statements, for `clickhouse client --multiquery`, and change nothing.
@@ -36,15 +34,17 @@ pub(crate) enum TablesCommand {
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+        #[command(flatten, next_help_heading = "ClickHouse")]
+        clickhouse: ClickHouseArgs,
     },
 }
 
-/// Which tables, and how they are made.
+/// The tables and their settings.
 #[derive(Debug, clap::Args)]
 pub(crate) struct WhichArgs {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "ClickHouse")]
     table: TableArgs,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "New tables")]
     making: MakingArgs,
 }
 

@@ -1,4 +1,4 @@
-//! `millpond tail`: a stream's records as they are committed.
+//! `millpond tail`: prints records as producers commit them.
 
 mod text;
 
@@ -12,44 +12,44 @@ use millpond_operate::tail::{Content, Found, Options, Show, Tail};
 use regex::Regex;
 use std::io::{self, BufWriter, Stdout, Write};
 
-/// Which buffer, what of it, and how to show it.
+/// The flags of `millpond tail`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TailArgs {
-    #[command(flatten)]
-    store: StoreArgs,
-
-    /// Only this stream, like otlp.logs; again for more. Without it all.
+    /// Print only this stream, such as otlp.logs. May be given more than once. Default: all streams.
     #[arg(long, value_name = "NAME")]
     stream: Vec<String>,
 
-    /// Only this shard. Without it all.
+    /// Print only this shard. Default: all shards.
     #[arg(long, value_name = "N")]
     shard: Option<u32>,
 
-    /// Where to begin: latest, earliest, a sequence, or a time like 2026-11-21T09:00:00Z: the first segment committed
-    /// then or later.
+    /// Start at latest, earliest, a sequence, or the first segment committed at or after a time: 5m for five minutes ago, or
+    /// 2026-11-22T10:00Z.
     #[arg(long, value_name = "WHERE", default_value = "latest")]
     from: Target,
 
-    /// Only records whose line matches this regular expression.
+    /// Print only records whose line matches this regular expression.
     #[arg(long, value_name = "REGEX")]
     grep: Option<Regex>,
 
-    /// One JSON object a record: where it is, when it was received, and the record with OTLP's names.
+    /// Print one JSON object per record: its place, its time of reception, and the record with OTLP's names.
     #[arg(long)]
     json: bool,
 
-    /// End at what is committed now, instead of waiting for more.
+    /// Exit at the end of the log instead of waiting for more.
     #[arg(long)]
     no_follow: bool,
 
-    /// How often the manifest is asked for news. 1s: a GET a second for each shard.
+    /// Interval between two reads of the manifest. 1s costs one GET per second and shard.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = pause)]
     poll_interval: Time,
+
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
 }
 
-/// Shows records until the process is stopped, nobody reads its output any more, or, with `--no-follow`, all are shown. It
-/// outlasts an outage of the store.
+/// Prints records until the process is stopped, its output is closed or, with `--no-follow`, the log ends. It outlasts an
+/// outage of the store.
 pub(crate) async fn run(args: TailArgs) -> anyhow::Result<()> {
     let options = Options {
         streams: args.stream,
@@ -63,10 +63,21 @@ pub(crate) async fn run(args: TailArgs) -> anyhow::Result<()> {
         grep: args.grep,
     };
     let mut patience = Patience::default();
+    let mut named = false;
     loop {
         match tail.poll(&mut printer).await {
             Ok(()) if args.no_follow => return report_missing(&tail),
-            Ok(()) => patience.over(),
+            Ok(()) => {
+                patience.over();
+                if let Some(name) = tail.missing_stream().filter(|_| !named) {
+                    // A mistyped name would otherwise wait without a word.
+                    eprintln!(
+                        "millpond: there is no stream {} yet: waiting for it (`millpond status` lists the streams)",
+                        inline(name)
+                    );
+                    named = true;
+                }
+            }
             Err(error) if args.no_follow => return Err(error),
             Err(error) => patience.with(error)?,
         }
@@ -74,10 +85,10 @@ pub(crate) async fn run(args: TailArgs) -> anyhow::Result<()> {
     }
 }
 
-/// A stream that is not there is a typing error, or still to come.
+/// Fails for a stream that does not exist: a mistyped name, or a stream still to come.
 fn report_missing(tail: &Tail) -> anyhow::Result<()> {
     if let Some(name) = tail.missing_stream() {
-        bail!("there is no stream {name}: `millpond status` shows those that there are");
+        bail!("there is no stream {name}: `millpond status` lists the streams");
     }
     if tail.damaged_parts() > 0 {
         bail!(

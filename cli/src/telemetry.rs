@@ -5,17 +5,17 @@ use millpond_storage::BufferUrl;
 use millpond_telemetry::{Identity, Options, Telemetry};
 use std::path::PathBuf;
 
-/// What the process tells of itself over OTLP.
+/// The flags of a service's own telemetry.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct TelemetryArgs {
-    /// Push this process's own metrics, those of /metrics, to an OTLP/HTTP endpoint, e.g. http://collector:4318 (v1/metrics is
-    /// appended). Off. OTEL_EXPORTER_OTLP_ENDPOINT and OpenTelemetry's other standard variables hold where no flag is
-    /// given (docs/telemetry.md).
+    /// Export this process's own metrics, those of /metrics, to an OTLP/HTTP endpoint such as http://collector:4318 (the process
+    /// appends v1/metrics). Default: off. Without the flags, OTEL_EXPORTER_OTLP_ENDPOINT and OpenTelemetry's other standard
+    /// variables apply (docs/telemetry.md).
     #[arg(long, env = "MILLPOND_OTLP_ENDPOINT", value_name = "URL")]
     otlp_endpoint: Option<String>,
 
-    /// Headers of these requests: name=value, separated by commas, values percent-encoded: authorization=Bearer%20….
-    /// A variable, or the settings file, keeps a secret out of the list of processes.
+    /// Headers of these requests: name=value pairs, separated by commas, with percent-encoded values: authorization=Bearer%20….
+    /// Use the variable or the settings file for a secret, to keep it out of the list of processes.
     #[arg(
         long,
         env = "MILLPOND_OTLP_HEADERS",
@@ -24,11 +24,11 @@ pub(crate) struct TelemetryArgs {
     )]
     otlp_headers: Option<String>,
 
-    /// The CAs of the endpoint, in PEM, in place of the system's.
+    /// CAs of the endpoint, in PEM, in place of the system's.
     #[arg(long, env = "MILLPOND_OTLP_CA", value_name = "FILE")]
     otlp_ca: Option<PathBuf>,
 
-    /// How often metrics are pushed. 60s: OpenTelemetry's default. They are once more when the process stops.
+    /// Interval between two exports of the metrics. Default: 60s, OpenTelemetry's. A stopping process exports them once more.
     #[arg(long, env = "MILLPOND_OTLP_INTERVAL", value_name = "TIME")]
     otlp_interval: Option<Time>,
 

@@ -1,4 +1,4 @@
-//! How people write sizes and times: `256MiB`, `250ms`. Nothing else about settings is here.
+//! Parses sizes and times as people write them: `256MiB`, `250ms`.
 
 use bytesize::ByteSize;
 pub(crate) use millpond_operate::numbers::{count, grouped, readable};
@@ -27,7 +27,22 @@ impl Size {
     }
 }
 
-/// A time that must not be nothing, for instance the pause between two requests of what is asked again and again.
+/// A size of at least `MIN` bytes.
+pub(crate) fn size_from<const MIN: u64>(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse()?;
+    if size.0 < MIN {
+        // `readable` rounds; the smallest sizes are powers of 1024.
+        let least = if MIN >= 1 << 20 {
+            format!("{}MiB", MIN >> 20)
+        } else {
+            format!("{}KiB", MIN >> 10)
+        };
+        return Err(format!("use {least} or more"));
+    }
+    Ok(size)
+}
+
+/// A time above zero, such as the pause between two polls.
 pub(crate) fn pause(text: &str) -> Result<Time, String> {
     match text.parse()? {
         Time(Duration::ZERO) => {
@@ -37,30 +52,30 @@ pub(crate) fn pause(text: &str) -> Result<Time, String> {
     }
 }
 
-/// A number of workers.
-pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|number| *number > 0);
+/// A number of workers, rows or records.
+pub(crate) fn at_least_one<N: FromStr + Default + PartialOrd>(text: &str) -> Result<N, String> {
+    let number = text.parse().ok().filter(|number| *number > N::default());
     number.ok_or_else(|| "write a number of 1 or more".to_owned())
 }
 
-/// Where to listen.
+/// An address to listen on.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         "write an IP address and a port, like 127.0.0.1:4317, 0.0.0.0:4317 or [::]:4317".to_owned()
     })
 }
 
-/// For output: the nearest whole number.
+/// The nearest whole number, for output.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "it saturates, and is for people"
+    reason = "it saturates, and people read it"
 )]
 pub(crate) fn whole(number: f64) -> u64 {
     number.round() as u64
 }
 
-/// A length of time, written as `250ms`, `1s`, `2m`.
+/// A duration, written as `250ms`, `1s`, `2m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Time(pub(crate) Duration);
 
@@ -97,8 +112,8 @@ mod tests {
         for wrong in ["localhost:4317", ":4317", "4317", "127.0.0.1"] {
             assert!(address(wrong).unwrap_err().contains("0.0.0.0:4317"), "{wrong}");
         }
-        assert_eq!(at_least_one("3"), Ok(3));
-        assert!(at_least_one("0").unwrap_err().contains("1 or more"));
+        assert_eq!(at_least_one("3"), Ok(3_u64));
+        assert!(at_least_one::<u32>("0").unwrap_err().contains("1 or more"));
     }
 
     #[test]
@@ -106,6 +121,12 @@ mod tests {
         assert_eq!("256MiB".parse(), Ok(Size(256 << 20)));
         assert_eq!("1000".parse(), Ok(Size(1000)));
         assert_eq!("250ms".parse(), Ok(Time(Duration::from_millis(250))));
+        assert_eq!(size_from::<65_536>("64KiB"), Ok(Size(65_536)));
+        assert_eq!(size_from::<65_536>("1"), Err("use 64KiB or more".to_owned()));
+        assert_eq!(
+            size_from::<{ 16 << 20 }>("5"),
+            Err("use 16MiB or more".to_owned())
+        );
         assert!("ten".parse::<Size>().unwrap_err().contains("64KiB"));
         assert!("10 lightyears".parse::<Time>().unwrap_err().contains("250ms"));
     }

@@ -1,10 +1,10 @@
-//! What `--version` says: the program's version, and those of what it writes for others to read.
+//! `--version`: the versions of the program and of the formats that it writes.
 
 use millpond_clickhouse::SCHEMA_VERSION;
 use millpond_manifest::FORMAT_VERSION as MANIFEST_FORMAT;
 use millpond_segment::FORMAT_VERSION as SEGMENT_FORMAT;
 
-/// The program's version, and a line for each format (`design/compatibility.md` says what they promise).
+/// The program's version, and a line per format. `design/compatibility.md` has the promises behind them.
 pub(crate) fn long() -> String {
     format!(
         "{}\n\

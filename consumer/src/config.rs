@@ -1,6 +1,7 @@
 //! The consumer's settings: one default each, with its reason.
 
 use crate::repair::Repair;
+use crate::start::Start;
 use crate::streams::StreamPattern;
 use millpond_manifest::{BatchingPolicy, layout};
 use std::time::Duration;
@@ -12,6 +13,8 @@ pub struct Config {
     pub consumer: String,
     /// The streams to consume, of those that the sink accepts: a stream that matches any pattern.
     pub streams: Vec<StreamPattern>,
+    /// Where its first start begins. Ignored if it has a cursor.
+    pub start: Start,
     /// This process's name as an owner. An owner that returns under its old name does not wait for its old lease to
     /// expire, so use stable names only where two processes never share one.
     pub instance: String,
@@ -48,6 +51,8 @@ pub struct Config {
     pub max_in_flight: u32,
     /// Maximum dead letters per batch. Beyond it the rows are not to blame, and the consumer ends.
     pub dead_letters_max: usize,
+    /// Write to tables that another consumer of the buffer writes to.
+    pub share_tables: bool,
     /// Compare these ranges with the sink and insert the missing rows, instead of consuming.
     pub repair: Option<Repair>,
 }
@@ -57,6 +62,7 @@ impl Default for Config {
         Config {
             consumer: "default".into(),
             streams: vec![StreamPattern::any()],
+            start: Start::Earliest,
             instance: "default".into(),
             lease: Duration::from_secs(15),
             take_over: false,
@@ -74,6 +80,7 @@ impl Default for Config {
             max_partitions_per_chunk: 50,
             max_in_flight: 16,
             dead_letters_max: 100,
+            share_tables: false,
             repair: None,
         }
     }

@@ -49,6 +49,21 @@ pub enum ConsumeError {
         /// Its schema version.
         version: u32,
     },
+    /// Another consumer writes to the same tables.
+    #[error(
+        "consumer {consumer} would write to table {table}, and consumer {other} of this buffer writes there already, so that every \
+         record would be there twice: continue {other} with --consumer {other}, give this one another database (--database), or \
+         start it with --share-tables if the two read different streams; `millpond consumer remove {other}` if {other} will not \
+         come back"
+    )]
+    SharedTables {
+        /// The consumer's name.
+        consumer: String,
+        /// The other consumer's name.
+        other: String,
+        /// One of the tables.
+        table: String,
+    },
     /// A committed segment or page is missing.
     #[error(
         "{key} (sequence {sequence}) is in the manifest but not in the store: it was deleted by hand or by a lifecycle rule; restore it"

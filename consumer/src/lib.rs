@@ -17,7 +17,9 @@ pub mod replay;
 mod rounds;
 pub mod schedule;
 mod shard;
+mod sharing;
 pub mod sink;
+mod start;
 mod status;
 mod streams;
 mod tenure;
@@ -29,12 +31,14 @@ pub use environment::{Environment, SystemEnvironment};
 pub use error::ConsumeError;
 pub use millpond_manifest::cursor::BatchingPolicy;
 pub use millpond_manifest::piece;
+pub use millpond_manifest::tables::SinkTable;
 pub use repair::{Repair, Tally};
 #[doc(hidden)]
 pub use rounds::{Found, write_again};
 pub use sink::{
     Attempt, Batch, BatchId, Chunk, Cut, Part, Presence, Received, Record, RowId, Settled, Sink, SinkError,
 };
+pub use start::Start;
 pub use status::Status;
 pub use streams::{BadPattern, StreamPattern};
 
@@ -190,6 +194,8 @@ impl Consumer {
             instance: self.config.instance.clone(),
             lease: self.config.lease,
             policy: self.config.policy(self.sink.name(), self.sink.schema_version()),
+            tables: self.sink.tables(),
+            share_tables: self.config.share_tables,
             environment: self.environment.clone(),
             metrics: self.metrics.clone(),
             status: self.status.clone(),

@@ -9,7 +9,7 @@ use crate::status::{Level, Status};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opening};
 use millpond_manifest::planted::{self, Bug};
-use millpond_manifest::{BatchingPolicy, Cursor, layout};
+use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables, layout};
 use millpond_storage::{Backoff, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +30,10 @@ pub(crate) struct Claim {
     pub(crate) instance: String,
     pub(crate) lease: Duration,
     pub(crate) policy: BatchingPolicy,
+    /// The tables of the sink.
+    pub(crate) tables: Vec<SinkTable>,
+    /// Whether other consumers may write to them, too.
+    pub(crate) share_tables: bool,
     pub(crate) environment: Arc<dyn Environment>,
     pub(crate) metrics: Metrics,
     pub(crate) status: Status,
@@ -44,6 +48,10 @@ pub(crate) struct Owned {
     pub(crate) leased_at: Duration,
     /// The time for which earlier owners may continue to send.
     pub(crate) outlived: Duration,
+    /// The consumer had no cursor.
+    pub(crate) fresh: bool,
+    /// The tables that the cursor had before. `None`: nothing was ever sent for it.
+    pub(crate) earlier: Option<SinkTables>,
 }
 
 /// The outcome of a swap after every unknown outcome has been looked up.
@@ -125,7 +133,7 @@ impl Claim {
                 policy: &self.policy,
                 take_over,
             };
-            let opened = match cursor.open(&opening) {
+            let mut opened = match cursor.open(&opening) {
                 Ok(opened) => opened,
                 Err(held) => {
                     self.status.goes_on(&self.what());
@@ -140,6 +148,12 @@ impl Claim {
                 )));
             }
             self.check_rule(&opened.state, opened.policy_pinned)?;
+            if beginning.origin.is_none() {
+                opened.state.tables = self.tables_for(&cursor, fresh);
+            }
+            if opened.state.tables.unchecked {
+                self.look_for_others(&opened.state.tables, false).await?;
+            }
             let next = opened.state.stamped(self.environment.random());
             let ours = next.stamp;
             let version = found.map(|snapshot| snapshot.version);
@@ -163,6 +177,9 @@ impl Claim {
                     in_doubt: opened.in_doubt,
                     leased_at,
                     outlived: Duration::from_millis(cursor.lease_ms),
+                    fresh,
+                    earlier: (!(fresh || cursor.tables.unchecked && cursor.streams.is_empty()))
+                        .then_some(cursor.tables),
                 })));
             }
             pause(&*self.environment, &mut backoff).await;

@@ -20,7 +20,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 /// A shard of the buffer, with the context to consume it.
 pub(crate) struct Shard {
@@ -42,21 +42,30 @@ impl Shard {
             };
             self.worker.metrics.owned_shards.inc();
             let term = async {
-                // Read after this process won the epoch, so that the log includes everything that the predecessor can
-                // have seen.
                 let stopped = async {
                     self.shutdown.cancelled().await;
                     tokio::time::sleep(RELEASE_PATIENCE).await;
                 };
+                tokio::pin!(stopped);
+                let checked = tokio::select! {
+                    biased;
+                    checked = self.claim.check_tables(owned) => checked?,
+                    () = &mut stopped => return Ok(Term::Released),
+                };
+                let Some(owned) = checked else {
+                    return Ok(Term::Fenced);
+                };
+                // Read after the epoch was won: it shows all that the predecessor can have seen.
                 let log = tokio::select! {
                     biased;
                     log = self.read_log() => log?,
                     () = stopped => return Ok(Term::Released),
                 };
                 if let Err(refused) = self.origin(log.as_ref()).await {
-                    self.forgo(*owned).await;
+                    self.claim.forgo(*owned).await;
                     return Err(refused);
                 }
+                self.announce_start(&owned, log.as_ref().map(|log| &log.state));
                 let log = log.map(Known::new);
                 Tenure::begin(&self, *owned, log).serve().await
             }
@@ -79,11 +88,11 @@ impl Shard {
                 let log = self.read_log().await?;
                 let origin = self.origin(log.as_ref()).await?;
                 let log = log.as_ref().map(|log| &log.state);
-                let first = log.map_or(0, |log| log.first_sequence);
-                let beginning = Beginning {
-                    start: self.repair.as_ref().map_or(first, |range| *range.start()),
-                    origin,
+                let start = match &self.repair {
+                    Some(range) => *range.start(),
+                    None => self.first_sequence(log, *known).await?,
                 };
+                let beginning = Beginning { start, origin };
                 self.claim.open(&beginning, take_over, *known).await
             };
             let attempt = tokio::select! {
@@ -128,22 +137,6 @@ impl Shard {
             streams.any(|stream| stream.name == name && self.worker.takes(name, stream.encoding))
         };
         self.claim.origin(range, log, takes).await.map(Some)
-    }
-
-    /// Removes the cursor of a repair that has sent nothing in this term.
-    async fn forgo(&self, owned: Owned) {
-        let mut state = owned.durable.state.clone();
-        state.release();
-        let mut tombstone = state.remove();
-        if !owned.in_doubt && !owned.durable.state.unsettled {
-            tombstone.settle();
-        }
-        if self.claim.swap(owned.durable, tombstone).await.is_err() {
-            warn!(
-                shard = self.claim.shard,
-                "the cursor {} could not be removed", self.claim.cursor
-            );
-        }
     }
 
     async fn read_log(&self) -> Result<Option<Snapshot<Manifest>>, ConsumeError> {

@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use millpond_manifest::SinkTable;
 use millpond_manifest::cursor::BatchingPolicy;
 use millpond_manifest::planted::{self, Bug};
 use millpond_segment::{Decompressor, Encoding, Limits, blocks};
@@ -354,6 +355,12 @@ pub trait Sink: Send + Sync + 'static {
     /// Returns when the sink has chosen the destination of the next request. The lease is checked after this wait and
     /// before the request.
     async fn ready(&self) {}
+
+    /// The tables that it writes to, as far as it can tell them from others: so that a consumer notices another one of the same
+    /// tables. Empty: it cannot.
+    fn tables(&self) -> Vec<SinkTable> {
+        Vec::new()
+    }
 
     /// Writes the rows of a chunk: one request, in one block, under one token. A success means that the sink knows the
     /// token. For a token's first request it also means that the rows are in the sink. ClickHouse can know a token and

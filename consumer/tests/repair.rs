@@ -8,6 +8,7 @@ use millpond_consumer::{BatchingPolicy, Config, ConsumeError, Consumer, Repair, 
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Cursor, layout};
 use millpond_storage::Store;
+use millpond_storage::unreliable::{Faults, On};
 use prometheus_client::registry::Registry;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -383,6 +384,52 @@ async fn a_repair_whose_cursor_is_removed_ends() {
     assert_eq!(shut.rows(), log.rows());
     let ended = shut.settled().into_iter().filter(|(_, spared)| spared.is_some());
     assert_eq!(ended.count(), 1, "its requests may have been under way");
+}
+
+/// A repair takes over from a crashed one, whose request may still land, and only then finds that it must not repair. Its
+/// tombstone makes the next repair end that request first.
+#[tokio::test]
+async fn a_repair_that_gives_up_leaves_its_predecessors_requests_unsettled() {
+    let (log, _) = read(&[8]).await;
+    let table = Table::shut("table");
+    let brief = Config {
+        lease: Duration::from_millis(200),
+        ..repair_of("r", 0..=0)
+    };
+    let (first, _) = begin(&log.store, brief.clone(), &table);
+    eventually("a request is in flight", async || table.begun() > 0).await;
+    first.crash().await;
+
+    let (store, network) = log.store.behind(Faults::default());
+    let checks_before = network.hold(On::Get, "manifest");
+    let mut checks_as_owner = network.hold(On::Get, "manifest");
+    checks_before.release();
+    let (second, _) = begin(&store, brief.clone(), &table);
+    checks_as_owner.arrived().await;
+    // The consumer now sends these rows itself.
+    log.reset("default", 0).await;
+    checks_as_owner.release();
+    let error = second.task.await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("only below sequence 0"), "{error}");
+    let cursor = log.cursor(REPAIR).await.unwrap();
+    assert!(cursor.is_removed() && cursor.unsettled, "{cursor:?}");
+
+    table.let_through(100);
+    let consumer = start(&log.store, config("b"), &table);
+    acknowledged(&log, 1).await;
+    consumer.stop().await.unwrap();
+    let settled = |table: &Table| {
+        let all = table.settled().into_iter();
+        all.filter(|(_, spared)| spared.is_some()).count()
+    };
+    let before = settled(&table);
+    repair(&log, brief, &table).await.unwrap();
+    assert_eq!(
+        settled(&table),
+        before + 1,
+        "the crashed repair's request may have been under way"
+    );
+    assert_eq!(table.rows(), log.rows());
 }
 
 /// A range over many pages, of which the repair loads a few at a time.

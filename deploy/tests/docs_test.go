@@ -68,7 +68,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 
 // The commands in the operators' pages.
 var commands = []string{
-	"gateway", "consume", "gc", "doctor", "load", "config", "cost", "tables print", "tables create", "manifest dump", "manifest check", "segment dump",
+	"gateway", "consume", "gc", "doctor", "load", "config", "cost", "completions", "man", "tables print", "tables create", "tables migrate", "manifest dump", "manifest check", "segment dump",
 	"status", "tail", "consumer list", "consumer wait", "consumer reset", "consumer repair", "consumer skip", "consumer remove",
 	"dead-letters list", "dead-letters show", "dead-letters replay", "dead-letters remove",
 }
@@ -84,7 +84,7 @@ func TestFlagsAndCommandsOfThePagesAreThePrograms(t *testing.T) {
 	flags, named := 0, 0
 	for page, text := range pages(t) {
 		for _, found := range code.FindAllStringSubmatch(text, -1) {
-			if strings.HasPrefix(found[1], "docker ") || strings.HasPrefix(found[1], "--build-arg") {
+			if strings.HasPrefix(found[1], "docker ") || strings.HasPrefix(found[1], "clickhouse ") || strings.HasPrefix(found[1], "--build-arg") {
 				continue
 			}
 			for _, given := range flag.FindAllStringSubmatch(found[1], -1) {

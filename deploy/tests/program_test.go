@@ -157,7 +157,11 @@ func (c commandLine) check(t *testing.T) {
 	if command == "load" {
 		arguments = append(arguments, "--retry-for=0s")
 	}
-	var environment []string
+	// Kubernetes adds such variables for a Service called millpond-gateway. They are no mistyped settings.
+	environment := []string{
+		"MILLPOND_GATEWAY_SERVICE_HOST=10.43.0.7", "MILLPOND_GATEWAY_SERVICE_PORT_OTLP_GRPC=4317",
+		"MILLPOND_GATEWAY_PORT=tcp://10.43.0.7:4317", "MILLPOND_GATEWAY_PORT_4317_TCP_ADDR=10.43.0.7",
+	}
 	for name, value := range c.environment {
 		if name == "MILLPOND_BUFFER" {
 			// Nothing can be created below a device, so the program ends here.

@@ -1,6 +1,7 @@
-//! Serves one connection that has passed the entrance: detects HTTP/2, sets its window, and runs HTTP (hyper). It never
-//! looks into a request.
+//! Serves one connection that has passed the entrance: detects HTTP/2, sets its window, and runs HTTP (hyper). Its transport
+//! decides who answers a request; nothing here looks into one.
 
+use std::convert::Infallible;
 use std::io::{self, Cursor};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -22,8 +23,10 @@ use tokio_util::task::TaskTracker;
 use crate::config::Config;
 use crate::connections::Seat;
 use crate::entrance::{HTTP1_METHODS, Link, Refused};
+use crate::envelope::Peer;
 use crate::metrics::Transport;
 use crate::request::Service;
+use crate::{grpc, http};
 
 /// The first bytes of an HTTP/2 client (RFC 9113, 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -70,13 +73,6 @@ where
     }
 }
 
-/// The origin of a request, stored in its extensions.
-#[derive(Debug, Clone)]
-pub(crate) struct Peer {
-    pub(crate) address: SocketAddr,
-    pub(crate) seat: Seat,
-}
-
 /// A connection that has passed the entrance.
 pub(crate) struct Arrival {
     pub(crate) link: Link,
@@ -116,7 +112,13 @@ pub(crate) async fn serve(
             address: peer,
             seat: seat.clone(),
         });
-        Arc::clone(&service).answer(transport, request)
+        let service = Arc::clone(&service);
+        async move {
+            Ok::<_, Infallible>(match transport {
+                Transport::Grpc => grpc::answer(&service, request).await,
+                Transport::Http => http::answer(&service, request).await,
+            })
+        }
     });
     let closed = if is_http2 {
         let (window, _reserved) = window(config.connection_window_bytes, nth, budget);

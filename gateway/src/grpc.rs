@@ -12,11 +12,12 @@ use prost::Message;
 use tonic::{Code, Status};
 
 use crate::decompress::Encoding;
+use crate::envelope::{Caller, Envelope, Format, essence};
 use crate::google_rpc;
 use crate::metrics::Transport;
 use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;
-use crate::request::{Caller, Envelope, Format, Service, essence};
+use crate::request::Service;
 
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
 const ACCEPTED: &str = "identity,gzip,zstd";

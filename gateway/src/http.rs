@@ -18,12 +18,13 @@ use serde_json::json;
 use tonic::Code;
 
 use crate::decompress::Encoding;
+use crate::envelope::{Envelope, Format, essence};
 use crate::google_rpc::{self, BadRequest, FieldViolation};
 use crate::grpc;
 use crate::metrics::Transport;
 use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;
-use crate::request::{Envelope, Format, Service, essence};
+use crate::request::Service;
 
 const ACCEPT_POST: HeaderName = HeaderName::from_static("accept-post");
 const FORMS: &str = "application/x-protobuf, application/json";

@@ -18,6 +18,7 @@ mod connection;
 mod connections;
 mod decompress;
 mod entrance;
+mod envelope;
 mod files;
 mod google_rpc;
 mod grpc;

@@ -13,10 +13,10 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use crate::buffers::Buffers;
 use crate::connections::{Scarce, Seat};
 use crate::decompress::Encoding;
+use crate::envelope::{Envelope, Format};
 use crate::memory::{Admission, HeldMemory};
 use crate::metrics::Transport;
 use crate::refusal::{Refusal, Why};
-use crate::request::{Envelope, Format};
 
 /// Reservation and allocation grow in steps, this one first and then doubling: a prefix that announces much costs
 /// little until the bytes arrive. A typical request needs one step.

@@ -1,15 +1,12 @@
 //! Handles one request in any envelope: authorizes, reads, decompresses, converts JSON to protobuf, validates and
 //! appends it. It never decodes OTLP, and never reports success before the producer has committed.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use hyper::body::Body;
-use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::http::request::Parts;
-use hyper::{Request, Response};
 use millpond_otlp::{JsonError, Signal};
 use millpond_producer::{Append, AppendError, Producer, Reservation};
 use millpond_segment::Encoding as StreamEncoding;
@@ -19,18 +16,15 @@ use tokio::time::timeout;
 
 use crate::buffers::Buffers;
 use crate::config::Config;
-use crate::connection::Peer;
 use crate::connections::Seat;
 use crate::decompress::{Decompressor, Encoding, Progress, first_room};
+use crate::envelope::{Caller, Envelope, Format, Peer};
 use crate::memory::{Admission, HeldMemory};
 use crate::message::{self, Limits, Message};
 use crate::metrics::{InFlight, Metrics, Transport};
 use crate::refusal::{Refusal, Why};
-use crate::reply::Reply;
 use crate::security::Security;
 use crate::throttled_warnings::ThrottledWarnings;
-use crate::tokens::Identity;
-use crate::{grpc, http};
 
 /// Longer messages are validated on a blocking thread: 1 MiB takes about a millisecond.
 const VALIDATE_INLINE_MAX: usize = 1 << 20;
@@ -57,32 +51,6 @@ pub(crate) struct Service {
     security: Arc<Security>,
     metrics: Arc<Metrics>,
     throttled_warnings: Arc<ThrottledWarnings>,
-}
-
-/// The sender of a request: the owner of its records, and its connection.
-#[derive(Debug)]
-pub(crate) struct Caller {
-    pub(crate) identity: Identity,
-    /// `None` in tests of requests without a connection.
-    pub(crate) seat: Option<Seat>,
-}
-
-/// The encoding of a request.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Envelope {
-    pub(crate) transport: Transport,
-    /// The compression of its message, if any.
-    pub(crate) encoding: Option<Encoding>,
-    pub(crate) format: Format,
-}
-
-/// The format of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
-    /// Binary protobuf.
-    Protobuf,
-    /// OTLP/JSON.
-    Json,
 }
 
 /// The content of a request.
@@ -135,22 +103,6 @@ impl Service {
     /// Starts counting a request.
     pub(crate) fn begin(&self, transport: Transport, signal: Option<Signal>) -> InFlight {
         self.metrics.begin(transport, signal)
-    }
-
-    /// Answers one request.
-    pub(crate) async fn answer<B>(
-        self: Arc<Self>,
-        transport: Transport,
-        request: Request<B>,
-    ) -> Result<Response<Reply>, Infallible>
-    where
-        B: Body<Data = Bytes> + Unpin,
-        B::Error: std::error::Error,
-    {
-        Ok(match transport {
-            Transport::Grpc => grpc::answer(&self, request).await,
-            Transport::Http => http::answer(&self, request).await,
-        })
     }
 
     /// Authorizes a request by its headers alone, before anything of it is read or reserved. A valid token proves the
@@ -361,13 +313,6 @@ where
     } else {
         Ok(work())
     }
-}
-
-/// A request's content type, without its parameters.
-pub(crate) fn essence(headers: &HeaderMap) -> &[u8] {
-    let value = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-    let essence = value.split(|byte| *byte == b';').next();
-    essence.unwrap_or_default().trim_ascii()
 }
 
 fn now_us() -> i64 {

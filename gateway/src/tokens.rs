@@ -255,7 +255,7 @@ fn entry(text: &str, table: &Spanned<DeValue<'_>>) -> Result<Found, String> {
                 Some(of_hex) => digest = Some(of_hex),
                 None => {
                     return fail(
-                        "sha256 must be 64 hexadecimal digits, as `printf %s \"$TOKEN\" | sha256sum` gives them",
+                        "sha256 must be 64 hexadecimal digits, as `printf %s \"$TOKEN\" | sha256sum | cut -d ' ' -f 1` prints them",
                     );
                 }
             },

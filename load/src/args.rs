@@ -156,22 +156,8 @@ impl LoadConfig {
     }
 }
 
-/// A number and a unit, as in `500ms`, `10s`, `5m`, `1h`.
+/// A length of time as every command takes it: `500ms`, `10s`, `5m`, `1h`.
 fn parse_duration(text: &str) -> Result<Duration, String> {
-    let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit_at);
-    let number: u64 = number
-        .parse()
-        .map_err(|_| "use a whole number and a unit, such as 10s".to_owned())?;
-    let ms = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err("use one of the units ms, s, m, h, as in 10s".to_owned()),
-    };
-    number
-        .checked_mul(ms)
-        .map(Duration::from_millis)
-        .ok_or_else(|| "too long".to_owned())
+    humantime::parse_duration(text)
+        .map_err(|_| format!("{text:?} is not a length of time: write 250ms, 1s, 2m or 1h"))
 }

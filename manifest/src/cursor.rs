@@ -4,6 +4,7 @@
 use crate::cas::{Object, Stamp};
 use crate::manifest::STREAMS_MAX;
 use crate::planted::{self, Bug};
+use crate::tables::{IDENTITIES_MAX, SinkTable, SinkTables, TABLES_MAX};
 use crate::{Count, FormatError, envelope, layout, limits, piece, proto};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -219,6 +220,8 @@ pub struct Cursor {
     pub refused: Vec<Refused>,
     /// The owner's reasons for waiting when it wrote this, for people: no decision depends on them.
     pub waiting_for: Vec<String>,
+    /// The tables of the sink, so that other consumers of them are noticed.
+    pub tables: SinkTables,
 }
 
 /// A request to open a cursor.
@@ -295,6 +298,7 @@ impl Cursor {
             skipped: Vec::new(),
             refused: Vec::new(),
             waiting_for: Vec::new(),
+            tables: SinkTables::default(),
         }
     }
 
@@ -531,6 +535,7 @@ impl Cursor {
             skipped: Vec::new(),
             refused: Vec::new(),
             waiting_for: Vec::new(),
+            tables: SinkTables::default(),
             ..self.next_generation()
         }
     }
@@ -711,7 +716,7 @@ impl Cursor {
         for refused in &self.refused {
             refused.check(self.next(&refused.stream))?;
         }
-        Ok(())
+        self.tables.check()
     }
 }
 
@@ -750,6 +755,16 @@ impl Object for Cursor {
             path: &[15],
             max: 1_000,
         },
+        Count {
+            of: "tables",
+            path: &[21, 1],
+            max: TABLES_MAX,
+        },
+        Count {
+            of: "identities of tables",
+            path: &[21, 1, 2],
+            max: IDENTITIES_MAX.1,
+        },
     ];
 
     fn encode(&self) -> Bytes {
@@ -772,6 +787,7 @@ impl Object for Cursor {
             skipped,
             refused,
             waiting_for,
+            tables,
         } = self;
         let (kind, owner, lease_expires_at_ms) = match ownership {
             Ownership::Released => (proto::Ownership::Released, String::new(), 0),
@@ -805,6 +821,7 @@ impl Object for Cursor {
                 sent_below: *sent_below,
                 unsettled: *unsettled,
                 lease_ms: *lease_ms,
+                tables: (*tables != SinkTables::default()).then(|| encode_tables(tables)),
             },
         )
     }
@@ -867,6 +884,7 @@ impl Object for Cursor {
             skipped: c.skipped.into_iter().map(decode_skip).collect(),
             refused: c.refused.into_iter().map(decode_refused).collect(),
             waiting_for: c.waiting_for,
+            tables: c.tables.map(decode_tables).unwrap_or_default(),
         };
         cursor.check().map_err(content)?;
         Ok(cursor)
@@ -951,6 +969,40 @@ fn decode_refused(refused: proto::Refused) -> Refused {
         batch: Plan { low, high },
         pieces: pieces.into_iter().collect(),
         reason,
+    }
+}
+
+fn encode_tables(tables: &SinkTables) -> proto::SinkTables {
+    let SinkTables {
+        tables,
+        unchecked,
+        shared,
+    } = tables.clone();
+    let encode = |SinkTable { name, identities }: SinkTable| proto::SinkTable {
+        name,
+        identities: identities.into_iter().collect(),
+    };
+    proto::SinkTables {
+        tables: tables.into_iter().map(encode).collect(),
+        unchecked,
+        shared,
+    }
+}
+
+fn decode_tables(tables: proto::SinkTables) -> SinkTables {
+    let proto::SinkTables {
+        tables,
+        unchecked,
+        shared,
+    } = tables;
+    let decode = |proto::SinkTable { name, identities }: proto::SinkTable| SinkTable {
+        name,
+        identities: identities.into_iter().collect(),
+    };
+    SinkTables {
+        tables: tables.into_iter().map(decode).collect(),
+        unchecked,
+        shared,
     }
 }
 

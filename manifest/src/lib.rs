@@ -15,6 +15,7 @@ pub mod page;
 pub mod piece;
 pub mod plan;
 pub mod planted;
+pub mod tables;
 pub mod trace;
 
 pub use buffer::Buffer;
@@ -26,6 +27,7 @@ pub use limits::Count;
 pub use log::{Lag, Log};
 pub use manifest::{Commit, CommitRefusal, Entry, Manifest, NewPart, NewSegment, Part, ProducerId};
 pub use page::{Page, PageReference};
+pub use tables::{SinkTable, SinkTables};
 
 /// The only format version that this code reads and writes.
 pub const FORMAT_VERSION: u16 = 1;

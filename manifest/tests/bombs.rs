@@ -26,6 +26,11 @@ fn an_object_that_repeats_something_too_often_is_refused_before_it_is_decoded() 
     refused::<Cursor>("refused pieces", &field(14, &field(4, &[1; 1_000_000])));
     refused::<Cursor>("refused pieces", &field(14, &[4 << 3, 1].repeat(1_000_000)));
     refused::<Cursor>("reasons for waiting", &field(15, &[]).repeat(1_000_000));
+    refused::<Cursor>("tables", &field(21, &field(1, &[]).repeat(1_000_000)));
+    refused::<Cursor>(
+        "identities of tables",
+        &field(21, &field(1, &field(2, &[]).repeat(1_000_000))),
+    );
     refused::<Manifest>("streams", &field(8, &[]).repeat(1_000_000));
     refused::<Manifest>("pages", &field(9, &[]).repeat(2_000_000));
     refused::<Manifest>("entries", &field(10, &[]).repeat(1_000_000));
@@ -52,8 +57,10 @@ fn an_object_that_repeats_something_too_often_is_refused_before_it_is_decoded() 
 
 /// A field of bytes, or a message in it.
 fn field(number: u8, content: &[u8]) -> Vec<u8> {
-    assert!(number < 16);
-    let mut field = vec![number << 3 | 2];
+    let mut field = match number {
+        0..16 => vec![number << 3 | 2],
+        _ => vec![number << 3 & 0x7f | 0x82, number >> 4],
+    };
     let mut length = content.len();
     while length >= 0x80 {
         field.push(length.to_le_bytes()[0] | 0x80);

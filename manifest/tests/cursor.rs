@@ -5,7 +5,7 @@ use millpond_manifest::cas::Object;
 use millpond_manifest::cursor::{Opening, Ownership, PIECES_MAX, Plan, SENT_UNKNOWN, Skip};
 use millpond_manifest::piece;
 use millpond_manifest::plan::{Candidate, PlanStatus, Size, candidates};
-use millpond_manifest::{BatchingPolicy, Cursor};
+use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables};
 use proptest::prelude::*;
 use uuid::Uuid;
 
@@ -307,6 +307,14 @@ fn golden() -> Cursor {
     cursor.acknowledge("otlp.logs", 3).unwrap();
     cursor.plan("otlp.logs", plan(3, 5)).unwrap();
     cursor.plan("otlp.logs", plan(7, 7)).unwrap();
+    cursor.tables = SinkTables {
+        tables: vec![SinkTable::new(
+            "otel.otel_logs",
+            ["server 1 2".to_owned(), "replica /t 2".to_owned()],
+        )],
+        unchecked: true,
+        shared: true,
+    };
     cursor.stamped(0x0123_4567_89ab_cdef)
 }
 

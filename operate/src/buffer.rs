@@ -13,7 +13,7 @@ pub const NO_BUFFER: &str = "check the URL; a gateway makes the buffer when it s
 /// Reads the buffer.
 ///
 /// # Errors
-/// There is none, or it cannot be read.
+/// There is no buffer, or it cannot be read.
 pub async fn buffer(store: &Store) -> anyhow::Result<Buffer> {
     let found = find_buffer(store).await?;
     found.with_context(|| format!("there is no buffer at {}: {NO_BUFFER}", store.url()))

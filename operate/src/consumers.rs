@@ -4,7 +4,7 @@ pub mod change;
 pub mod repair;
 mod wait;
 
-pub use wait::until_read;
+pub use wait::{Look, until_read};
 
 use crate::buffer::{buffer, cursor, cursors, read_log, shards};
 use crate::now_ms;

@@ -1,13 +1,17 @@
 //! Dead letters: records that a sink refused for good, and messages that cannot be read.
 
 use crate::buffer::buffer;
+use crate::tail::records;
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use millpond_consumer::Sink;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::{DeadLetter, layout};
+use millpond_otlp::Signal;
+use millpond_segment::Encoding;
 use millpond_storage::Store;
 use serde::Serialize;
+use serde_json::Value;
 use std::sync::Arc;
 
 /// A dead letter without its message.
@@ -76,7 +80,7 @@ pub struct Damaged {
 /// Checks that a name is a dead letter's. A command shows, replays and deletes nothing else.
 ///
 /// # Errors
-/// It is not.
+/// The name is not a dead letter's.
 pub fn check_name(letter: &str) -> anyhow::Result<()> {
     let mut words = letter.split('/');
     let is_name = words.next() == Some("shards")
@@ -86,7 +90,7 @@ pub fn check_name(letter: &str) -> anyhow::Result<()> {
         && words.all(|word| !word.is_empty() && word != "..");
     ensure!(
         is_name,
-        "{letter:?} is no dead letter's name: `millpond dead-letters list` gives them, like shards/0000/dead-letters/default/…"
+        "{letter:?} is not the name of a dead letter: `millpond dead-letters list` prints names such as shards/0000/dead-letters/default/…"
     );
     Ok(())
 }
@@ -130,6 +134,19 @@ pub async fn read(store: &Store, name: &str) -> anyhow::Result<(Letter, Bytes)> 
         .with_context(|| format!("there is no dead letter {name}"))?
         .state;
     Ok((Letter::new(name, &letter), letter.payload))
+}
+
+/// The records of a dead letter's message, with OTLP's names. `None` if the message is not OTLP, or cannot be read.
+pub fn decode(letter: &Letter, payload: &[u8]) -> Option<Vec<Value>> {
+    if letter.encoding != Encoding::Otlp.to_string() {
+        return None;
+    }
+    let mut found = Vec::new();
+    records(Signal::of_stream(&letter.stream)?, payload, |record| {
+        found.push(record);
+    })
+    .ok()?;
+    Some(found)
 }
 
 /// The result of a replay.

@@ -6,7 +6,7 @@ mod rows;
 pub use crate::rows::{Difference, Runs};
 pub use rows::Compared;
 
-use crate::buffer::{NO_BUFFER, cursors, find_buffer, whole};
+use crate::buffer::{NO_BUFFER, cursor, cursors, find_buffer, whole};
 use crate::check::check_patiently;
 use crate::now_ms;
 use crate::numbers::readable;
@@ -15,7 +15,7 @@ use millpond_consumer::BatchingPolicy;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::StreamCursor;
 use millpond_manifest::manifest::TAIL_MAX;
-use millpond_manifest::{Buffer, Cursor, Log, Manifest, layout};
+use millpond_manifest::{Buffer, Cursor, Log, Manifest, SinkTables, layout};
 use millpond_storage::Store;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -37,6 +37,8 @@ pub struct Options {
     pub read_only: bool,
     /// The tables to check.
     pub tables: Option<Config>,
+    /// The consumer to check; `None` for all.
+    pub consumer: Option<String>,
     /// The rows of these tables to compare with the buffer.
     pub rows: Option<RowRange>,
 }
@@ -48,8 +50,6 @@ pub struct RowRange {
     pub from: Option<u64>,
     /// The last sequence; `None` for the last that the consumer has acknowledged.
     pub to: Option<u64>,
-    /// The consumer; `None` for all.
-    pub consumer: Option<String>,
 }
 
 /// All findings.
@@ -131,23 +131,35 @@ pub async fn diagnose(store: &Store, options: &Options) -> anyhow::Result<Diagno
         look_at_store(store, &mut report).await;
     }
     let mut policies = Vec::new();
+    let only = options.consumer.as_deref();
+    if let Some(only) = only {
+        layout::check_consumer_name(only)?;
+    }
     match find_buffer(store).await {
         Ok(Some(buffer)) => {
             report.ok(format!("buffer {}, shards: {}", buffer.id, buffer.shards));
             for shard in 0..buffer.shards {
-                look_at_shard(store, &buffer, shard, &mut report, &mut policies).await?;
-                look_at_letters(store, shard, &mut report).await?;
+                look_at_shard(store, &buffer, shard, only, &mut report, &mut policies).await?;
+                look_at_letters(store, shard, only, &mut report).await?;
+            }
+            if let Some(only) = only
+                && !is_known(store, &buffer, only).await
+            {
+                report.error(
+                    format!("consumer {only} has never read this buffer"),
+                    "`millpond consumer list` lists the consumers",
+                );
             }
         }
         Ok(None) => report.error(format!("there is no buffer at {}", store.url()), NO_BUFFER),
         Err(ReadError::Format { key, wrong }) => report.error(format!("{key}: {wrong}"), wrong.remedy()),
-        Err(error) => report.error(error.to_string(), "mend the store or the way to it"),
+        Err(error) => report.error(error.to_string(), "repair the store or the network to it"),
     }
     if let Some(tables) = &options.tables {
         clickhouse::look(tables.clone(), &policies, &mut report).await;
     }
     let rows = match (&options.rows, &options.tables) {
-        (Some(range), Some(tables)) => Some(rows::look(store, tables, range, &mut report).await?),
+        (Some(range), Some(tables)) => Some(rows::look(store, tables, range, only, &mut report).await?),
         _ => None,
     };
     Ok(Diagnosis {
@@ -187,7 +199,7 @@ async fn look_at_store(store: &Store, report: &mut Report) {
         if apart > SKEW_MAX {
             report.warning(
                 format!("this machine's clock and the store's are {} s apart", apart.as_secs()),
-                "nothing is lost by it, but leases, retention and latency figures are off by as much: set the clock by NTP",
+                "no data is lost, but leases, retention and latency figures are off by this much: synchronise the clocks with NTP",
             );
         } else {
             report.ok("this machine's clock and the store's agree");
@@ -196,7 +208,7 @@ async fn look_at_store(store: &Store, report: &mut Report) {
     if let Err(error) = store.delete(&key).await {
         report.warning(
             format!("{error}"),
-            "the garbage collector cannot delete either: grant it, or the buffer only grows",
+            "the garbage collector cannot delete either: grant the permission, or the buffer only grows",
         );
     }
 }
@@ -205,6 +217,7 @@ async fn look_at_shard(
     store: &Store,
     buffer: &Buffer,
     shard: u32,
+    only: Option<&str>,
     report: &mut Report,
     policies: &mut Vec<BatchingPolicy>,
 ) -> anyhow::Result<()> {
@@ -217,7 +230,7 @@ async fn look_at_shard(
     }
     let Ok(Some(found)) = cas::read::<Manifest>(store, &layout::manifest(shard)).await else {
         if checked.broken.is_empty() {
-            report.ok(format!("shard {shard:04}: nothing was ever committed"));
+            report.ok(format!("shard {shard:04}: no producer has ever committed"));
         }
         return Ok(());
     };
@@ -237,8 +250,11 @@ async fn look_at_shard(
     }
     if log.tail.len() > TAIL_MAX + TAIL_SLACK {
         report.warning(
-            format!("shard {shard:04}: {} entries in the tail are not sealed", log.tail.len()),
-            "some gateway is older than sealing, or was given a large --tail-max: every commit moves all of them",
+            format!(
+                "shard {shard:04}: {} entries in the tail are not sealed",
+                log.tail.len()
+            ),
+            "a gateway has a large --tail-max, or predates sealing: every commit moves all of these entries",
         );
     }
     let future = log
@@ -253,7 +269,7 @@ async fn look_at_shard(
                 "shard {shard:04}: a gateway's clock is {} s ahead of this machine's",
                 ahead.as_secs()
             ),
-            "set the clocks by NTP: retention and latency figures are off by as much",
+            "synchronise the clocks with NTP: retention and latency figures are off by this much",
         );
     }
     let Ok(cursors) = cursors(store, shard).await else {
@@ -261,19 +277,57 @@ async fn look_at_shard(
     };
     if cursors.is_empty() && log.next_sequence > 0 {
         report.warning(
-            format!("shard {shard:04}: no consumer has ever read it, so that all of it is kept"),
+            format!("shard {shard:04}: no consumer has ever read it, so the buffer keeps all of it"),
             "start `millpond consume`",
         );
     }
-    for cursor in &cursors {
+    for cursor in cursors
+        .iter()
+        .filter(|cursor| only.is_none_or(|only| cursor.consumer == only))
+    {
         look_at_consumer(cursor, &log, report);
         policies.push(cursor.policy.clone());
     }
+    look_at_shared_tables(&cursors, shard, report);
     Ok(())
 }
 
-async fn look_at_letters(store: &Store, shard: u32, report: &mut Report) -> anyhow::Result<()> {
-    let dead_letters = store.list(&layout::dead_letters(shard, None)).await?;
+/// Finds consumers that write to the same tables without --share-tables.
+fn look_at_shared_tables(cursors: &[Cursor], shard: u32, report: &mut Report) {
+    for (one, other, table) in SinkTables::pairs(cursors) {
+        let what = format!(
+            "consumers {} and {} in shard {shard:04} write to the same table {}",
+            one.consumer, other.consumer, table.name
+        );
+        if one.tables.shared || other.tables.shared {
+            report.ok(format!("{what}, as --share-tables allows"));
+        } else {
+            report.error(
+                what,
+                "the table has every record of the streams that both read twice: stop one of them and remove it (`millpond consumer remove`), or give it another database; if they read different streams, start one with --share-tables",
+            );
+        }
+    }
+}
+
+/// Reports whether the consumer has a cursor in any shard. One that cannot be read counts: the check of its shard reports it.
+async fn is_known(store: &Store, buffer: &Buffer, consumer: &str) -> bool {
+    for shard in 0..buffer.shards {
+        match cursor(store, shard, consumer).await {
+            Ok(None) => {}
+            Ok(Some(_)) | Err(_) => return true,
+        }
+    }
+    false
+}
+
+async fn look_at_letters(
+    store: &Store,
+    shard: u32,
+    only: Option<&str>,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let dead_letters = store.list(&layout::dead_letters(shard, only)).await?;
     let mut consumers: BTreeMap<&str, usize> = BTreeMap::new();
     for letter in &dead_letters {
         let consumer = letter.key.rsplit('/').nth(1).unwrap_or_default();
@@ -282,7 +336,7 @@ async fn look_at_letters(store: &Store, shard: u32, report: &mut Report) -> anyh
     for (consumer, dead_letters) in consumers {
         report.warning(
             format!("consumer {consumer} in shard {shard:04}: {dead_letters} dead letters"),
-            "`millpond dead-letters list` says why; mend the table and `replay` them, or `remove` them: nobody else deletes them",
+            "`millpond dead-letters list` lists the reasons; repair the table and `replay` them, or `remove` them: nothing else deletes them",
         );
     }
     Ok(())
@@ -297,13 +351,13 @@ fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
     let alive = cursor.held_at(now_ms()).is_some();
     if !alive && oldest.is_some() {
         report.warning(
-            format!("{name}: nobody runs it, and it is {} s behind", lag.as_secs()),
-            "start it; if it will not come back, `millpond consumer remove` sets free what is kept for it",
+            format!("{name}: not running, and {} s behind", lag.as_secs()),
+            "start it; if it is gone for good, `millpond consumer remove` lets the buffer delete what it keeps for it",
         );
     } else if lag > LAG_MAX {
         report.warning(
             format!("{name}: {} s behind", lag.as_secs()),
-            "its log and /readyz say what it waits for; if ClickHouse keeps up, give it more --writers and --memory-limit",
+            "its log and /readyz name the cause; if ClickHouse keeps up, raise --writers and --memory-limit",
         );
     } else {
         report.ok(format!("{name}: {} s behind", lag.as_secs()));
@@ -315,17 +369,14 @@ fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
                     "{name}: sequences {next}..{} of {stream} were trimmed before it had read them",
                     log.first_sequence
                 ),
-                "a longer --retention-max-age, or a faster consumer, would have kept them",
+                "the records are lost to this consumer: raise --retention-max-age, or speed the consumer up",
             );
         }
     }
     if !cursor.skipped.is_empty() {
         report.warning(
-            format!(
-                "{name}: {} parts are left out by an operator's word",
-                cursor.skipped.len()
-            ),
-            "`millpond consumer list` names them with their reasons",
+            format!("{name}: an operator skipped {} parts", cursor.skipped.len()),
+            "`millpond consumer list` lists them with the reasons",
         );
     }
 }

@@ -19,7 +19,7 @@ pub mod status;
 pub mod tail;
 mod target;
 
-pub use target::Target;
+pub use target::{Target, look_back};
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

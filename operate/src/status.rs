@@ -6,7 +6,7 @@ use crate::now_ms;
 use crate::patience::is_the_stores;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::Ownership;
-use millpond_manifest::{Cursor, DeadLetter, Log, Manifest, layout};
+use millpond_manifest::{Cursor, DeadLetter, Log, Manifest, SinkTables, layout};
 use millpond_storage::Store;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -110,6 +110,8 @@ pub struct Consumer {
     pub last_dead_letter: Option<String>,
     /// Parts that an operator skipped.
     pub skipped: usize,
+    /// Other consumers that write to one of its tables.
+    pub shares_tables_with: Vec<String>,
     /// Its position in each stream.
     pub streams: Vec<Position>,
 }
@@ -195,11 +197,22 @@ impl Observer {
                 log => log?,
             };
             let log = log.unwrap_or_else(|| Log::new(Manifest::new(buffer.id, shard)));
+            let readable: Vec<Cursor> = cursors.iter().flatten().cloned().collect();
             let mut consumers = Vec::new();
             for cursor in cursors {
                 match cursor {
                     Ok(cursor) => consumers.push(self.consumer(cursor, &log, now_ms, at).await?),
                     Err(damaged) => unreadable.push(damaged.to_string()),
+                }
+            }
+            for (one, other, _) in SinkTables::pairs(&readable) {
+                for consumer in &mut consumers {
+                    let (shares, with) = (&mut consumer.shares_tables_with, &consumer.consumer);
+                    if *with == one.consumer {
+                        shares.push(other.consumer.clone());
+                    } else if *with == other.consumer {
+                        shares.push(one.consumer.clone());
+                    }
                 }
             }
             shards.push(shard_of(&log, consumers, now_ms));
@@ -267,6 +280,7 @@ impl Observer {
             dead_letters: dead_letters.len(),
             last_dead_letter: last_dead_letter.map(|letter| letter.reason),
             skipped: cursor.skipped.len(),
+            shares_tables_with: Vec::new(),
             streams,
             consumer: cursor.consumer,
             sink: cursor.policy.sink,

@@ -2,6 +2,8 @@
 
 mod record;
 
+pub(crate) use record::records;
+
 use crate::Target;
 use crate::buffer::{buffer, complete, shards};
 use anyhow::bail;
@@ -111,7 +113,7 @@ impl Tail {
     pub async fn open(store: Store, options: Options) -> anyhow::Result<Tail> {
         let wanted = shards(&buffer(&store).await?, options.shard)?;
         if options.from.is_sequence() && wanted.len() > 1 {
-            bail!("a sequence belongs to one shard: say which with --shard");
+            bail!("a sequence belongs to one shard: select it with --shard");
         }
         Ok(Tail {
             store,
@@ -167,6 +169,8 @@ impl Tail {
             }),
             None => known.insert(self.begin(found.state).await?),
         };
+        let is_there = |name: &String| here.log.streams.iter().any(|stream| stream.name == *name);
+        self.unknown.retain(|name| !is_there(name));
         if here.next < here.log.first_sequence {
             let (next, first) = (here.next, here.log.first_sequence);
             tracing::warn!(
@@ -236,7 +240,7 @@ impl Tail {
         if let Err(damage) = read {
             self.damaged += 1;
             tracing::warn!(
-                "sequence {sequence} of shard {:04}, {}: {key}: {damage}: what follows in it is left out",
+                "sequence {sequence} of shard {:04}, {}: {key}: {damage}: the rest of this part is left out",
                 log.shard,
                 stream.name
             );

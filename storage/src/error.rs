@@ -195,7 +195,7 @@ fn status(refusal: &str) -> Option<u16> {
     refusal.get(..3)?.parse().ok()
 }
 
-fn refusal_kind(refusal: &str) -> ErrorKind {
+pub(crate) fn refusal_kind(refusal: &str) -> ErrorKind {
     match status(refusal) {
         Some(401 | 403) => ErrorKind::Denied,
         Some(400) if code(refusal) == Some("ExpiredToken") => ErrorKind::Denied,
@@ -222,7 +222,7 @@ fn io_kind(error: &io::Error) -> ErrorKind {
 }
 
 /// Builds "403 Forbidden: AccessDenied: Access Denied." from the status line and the XML after it.
-fn readable_refusal(refusal: &str) -> String {
+pub(crate) fn readable_refusal(refusal: &str) -> String {
     let line = refusal.split_once(": ").map_or(refusal, |(line, _)| line);
     let told: Vec<&str> = [element(refusal, "Code"), element(refusal, "Message")]
         .into_iter()

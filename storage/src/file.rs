@@ -56,7 +56,13 @@ impl FileStore {
             Ok(_) => return Err(Failure::Invalid("it is not a directory".to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound && !create => return Ok(None),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                private_directory(root).map_err(|error| failed("create the directory", &error))?;
+                private_directory(root).map_err(|error| match error.kind() {
+                    // The system refuses new directories there, as in /proc.
+                    io::ErrorKind::NotFound => {
+                        Failure::Invalid(format!("no directory can be created there: {error}"))
+                    }
+                    _ => failed("create the directory", &error).into(),
+                })?;
             }
             Err(error) => return Err(failed("look for the directory", &error).into()),
         }

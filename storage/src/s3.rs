@@ -1,7 +1,8 @@
 //! S3 and compatible stores: the client, with credentials and region from the AWS SDK's default chain. If the AWS CLI
 //! works, Millpond works.
 
-use crate::error::ErrorKind;
+mod bucket;
+
 use crate::open::{OpenError, StoreOptions, client_options, no_retries, settings};
 use crate::url::BufferUrl;
 use aws_config::environment::EnvironmentVariableRegionProvider;
@@ -12,25 +13,16 @@ use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
-use aws_sdk_s3::error::{DisplayErrorContext, SdkError};
-use aws_sdk_s3::operation::create_bucket::CreateBucketError;
-use aws_sdk_s3::types::{BucketLocationConstraint, CreateBucketConfiguration};
 use object_store::aws::{AmazonS3Builder, AwsCredential, S3ConditionalPut};
 use object_store::{CredentialProvider, ObjectStore};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::Mutex;
 
+pub(crate) use bucket::Bucket;
+
 /// The region for services without regions; it is also AWS's first one.
 const DEFAULT_REGION: &str = "us-east-1";
-
-/// A bucket that may have to be created.
-pub(crate) struct Bucket {
-    config: SdkConfig,
-    endpoint: Option<String>,
-    region: String,
-    name: String,
-}
 
 pub(crate) async fn open(
     url: &BufferUrl,
@@ -58,10 +50,11 @@ pub(crate) async fn open(
             ));
         }
     };
+    let credentials = Arc::new(credentials(url, &config).await?);
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(bucket)
         .with_region(&region)
-        .with_credentials(Arc::new(credentials(url, &config).await?))
+        .with_credentials(Arc::clone(&credentials) as _)
         .with_conditional_put(S3ConditionalPut::ETagMatch)
         // One DELETE per object: free at AWS, and supported by every S3-compatible store.
         .with_disable_bulk_delete(true)
@@ -86,12 +79,13 @@ pub(crate) async fn open(
         builder = builder.with_virtual_hosted_style_request(!bucket.contains('.'));
     }
     let objects = builder
-        .with_client_options(client)
+        .with_client_options(client.clone())
         .build()
         .map_err(|error| settings(url, &error, "check the endpoint and the bucket's name"))?;
     let bucket = Bucket {
-        config,
-        endpoint,
+        credentials,
+        client,
+        endpoint: endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com")),
         region,
         name: bucket.to_owned(),
     };
@@ -134,51 +128,6 @@ fn is_this_machine(endpoint: &str) -> bool {
     }
 }
 
-impl Bucket {
-    /// Creates the bucket. Succeeds if this account already owns it.
-    pub(crate) async fn create(&self, url: &BufferUrl) -> Result<(), OpenError> {
-        let mut config = aws_sdk_s3::config::Builder::from(&self.config)
-            .region(Region::new(self.region.clone()))
-            .force_path_style(self.endpoint.is_some());
-        if let Some(endpoint) = &self.endpoint {
-            config = config.endpoint_url(endpoint);
-        }
-        let client = aws_sdk_s3::Client::from_conf(config.build());
-        let mut request = client.create_bucket().bucket(&self.name);
-        if self.region != DEFAULT_REGION {
-            request = request.create_bucket_configuration(
-                CreateBucketConfiguration::builder()
-                    .location_constraint(BucketLocationConstraint::from(self.region.as_str()))
-                    .build(),
-            );
-        }
-        match request.send().await {
-            Ok(_) => Ok(()),
-            Err(SdkError::ServiceError(refused))
-                if matches!(refused.err(), CreateBucketError::BucketAlreadyOwnedByYou(_)) =>
-            {
-                Ok(())
-            }
-            Err(error) => {
-                let kind = match &error {
-                    SdkError::ServiceError(refused) => match refused.raw().status().as_u16() {
-                        401 | 403 => ErrorKind::Denied,
-                        400..=499 => ErrorKind::Misconfigured,
-                        _ => ErrorKind::Transient,
-                    },
-                    _ => ErrorKind::Transient,
-                };
-                Err(OpenError::NotMade {
-                    url: url.to_string(),
-                    what: format!("bucket {:?}", self.name),
-                    why: DisplayErrorContext(&error).to_string(),
-                    kind,
-                })
-            }
-        }
-    }
-}
-
 /// Finds credentials at once, so that missing ones fail the opening, and keeps them.
 async fn credentials(url: &BufferUrl, config: &SdkConfig) -> Result<Chain, OpenError> {
     let why = match config.credentials_provider() {
@@ -190,17 +139,36 @@ async fn credentials(url: &BufferUrl, config: &SdkConfig) -> Result<Chain, OpenE
             };
             match chain.get().await {
                 Ok(_) => return Ok(chain),
-                Err(error) => DisplayErrorContext(&error).to_string(),
+                Err(error) => told(&error),
             }
         }
     };
     Err(OpenError::Settings {
         url: url.to_string(),
         why: format!(
-            "no AWS credentials were found; whatever works for `aws s3 ls` works here: a profile (AWS_PROFILE), \
-             `aws sso login`, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role of the instance or the pod ({why})"
+            "no AWS credentials were found ({why})\nwhatever works for `aws s3 ls` works here: a profile (AWS_PROFILE), \
+             `aws sso login`, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role of the instance or the pod"
         ),
     })
+}
+
+/// The error and its causes as a sentence. The SDK's own display of a chain is Rust's debug output.
+fn told(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let mut words: Vec<String> = Vec::new();
+    for cause in causes.map(|cause| one_line(&cause.to_string())) {
+        if words.last().is_none_or(|last| !last.contains(&cause)) {
+            words.push(cause);
+        }
+    }
+    words.join(": ")
+}
+
+/// The SDK lists the providers that it tried, one a line, each with the same prefix.
+fn one_line(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let text = lines.join("; ").replace("Attempted:; ", "Attempted: ");
+    text.replace("the credential provider was not enabled: ", "")
 }
 
 /// The AWS SDK's credentials for `object_store`, kept until shortly before they expire.
@@ -240,7 +208,7 @@ impl Chain {
             Err(error) => match kept.as_ref().filter(|kept| now < kept.expires_at) {
                 Some(kept) => {
                     tracing::warn!(
-                        error = %DisplayErrorContext(&error),
+                        error = %told(&error),
                         "cannot renew the AWS credentials; using the current ones until they expire"
                     );
                     Ok(Arc::clone(&kept.credential))
@@ -277,7 +245,7 @@ impl CredentialProvider for Chain {
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
         self.get().await.map_err(|error| object_store::Error::Generic {
             store: "S3",
-            source: format!("no AWS credentials: {}", DisplayErrorContext(&error)).into(),
+            source: format!("no AWS credentials: {}", told(&error)).into(),
         })
     }
 }

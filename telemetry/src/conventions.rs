@@ -1,5 +1,5 @@
-//! Millpond's words for its spans, in those of OpenTelemetry's semantic conventions where it has any (`messaging.*`, `aws.s3.*`,
-//! `db.*`), else `millpond.*`.
+//! Maps names and fields of spans to OpenTelemetry's semantic conventions (`messaging.*`, `aws.s3.*`, `db.*`), else to
+//! `millpond.*`.
 
 use crate::settings::attribute;
 use millpond_manifest::trace::ORIGIN;
@@ -14,7 +14,7 @@ pub(crate) type Field = (&'static str, Value);
 /// The mapping for one buffer.
 #[derive(Debug)]
 pub(crate) struct Conventions {
-    /// Of a buffer in S3: the bucket, and what keys begin with.
+    /// The bucket and key prefix of a buffer in S3.
     s3: Option<(String, String)>,
 }
 
@@ -29,7 +29,7 @@ impl Conventions {
         Conventions { s3 }
     }
 
-    /// What people see in a list of spans: few different ones.
+    /// The name of a span for people, with few distinct values.
     pub(crate) fn name(span: &str, fields: &[Field]) -> String {
         match (span, text(fields, "stream"), text(fields, "sink")) {
             (ORIGIN, ..) => "send segment".to_owned(),
@@ -48,7 +48,7 @@ impl Conventions {
         }
     }
 
-    /// Those of a span, and of an event in one.
+    /// The attributes of a span or of its event.
     pub(crate) fn attributes(&self, span: &str, fields: Vec<Field>) -> Vec<KeyValue> {
         let mut all = Vec::with_capacity(fields.len() + 3);
         let operation = match span {
@@ -80,7 +80,7 @@ impl Conventions {
             ("stream", value) => put("messaging.destination.name", value),
             ("consumer", value) => put("messaging.consumer.group.name", value),
             ("messages", value) => put("messaging.batch.message_count", value),
-            // The convention wants a string.
+            // The convention requires a string.
             ("shard", Value::IntValue(shard)) => {
                 put(
                     "messaging.destination.partition.id",
@@ -112,7 +112,7 @@ fn text<'a>(fields: &'a [Field], name: &str) -> Option<&'a str> {
     })
 }
 
-/// Of a sink's name, as `clickhouse:otel.otel_logs`.
+/// The database in a sink's name, such as `clickhouse:otel.otel_logs`.
 fn database(sink: &str) -> &str {
     let place = sink.split_once(':').map_or(sink, |(_, place)| place);
     place.split('.').next().unwrap_or(place)
@@ -126,7 +126,7 @@ mod tests {
         Value::StringValue(value.to_owned())
     }
 
-    /// `key=value`, of strings.
+    /// The attributes as `key=value`.
     fn attributes(buffer: &str, span: &str, fields: Vec<Field>) -> Vec<String> {
         let all = Conventions::new(&buffer.parse().unwrap()).attributes(span, fields);
         let shown = |one: KeyValue| match one.value.unwrap().value.unwrap() {

@@ -1,5 +1,5 @@
-//! What a long-running command tells of itself over OTLP: its metrics and the traces of its work, when asked. It is never in
-//! the way: nothing waits for an endpoint, and what cannot be pushed is counted.
+//! A service's own telemetry over OTLP: its metrics and the traces of its work. It never slows the service down: nothing waits
+//! for an endpoint, and counters count what cannot be exported.
 
 mod conventions;
 mod metrics;
@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use traces::Traces;
 use tracing::{error, info, warn};
 
-/// The longest that a stopping process waits for its last push.
+/// Maximum time of the last export of a stopping process.
 const LAST_PUSH: Duration = Duration::from_secs(3);
 
 /// The metrics of a process: those that `/metrics` shows, and those that are exported.
@@ -54,25 +54,25 @@ impl Registries {
     }
 }
 
-/// What is to be pushed, ready to start. Nothing, by default.
+/// Telemetry that is ready to start. The default exports nothing.
 #[derive(Default)]
 pub struct Telemetry {
     resource: Resource,
     metrics: Option<(Pusher, Duration)>,
     traces: Option<Traces>,
     spans: Option<Spans>,
-    /// What is not pushed, and why.
+    /// Sentences about signals that are not exported.
     unspoken: Vec<String>,
     registry: Registry,
-    /// When the process began to count, in unix nanoseconds.
+    /// Unix time in nanoseconds at which the process began to count.
     start: u64,
 }
 
 impl Telemetry {
-    /// Reads the settings and the environment; sends nothing yet.
+    /// Resolves the options and the environment. Sends nothing yet.
     ///
     /// # Errors
-    /// A setting that cannot be used, with its name.
+    /// An unusable setting, with its name.
     pub fn prepare(options: &Options, identity: &Identity, buffer: &BufferUrl) -> anyhow::Result<Telemetry> {
         let settings = options.resolve(identity, &|name| std::env::var(name).ok())?;
         let resource = Resource {
@@ -117,7 +117,7 @@ impl Telemetry {
         })
     }
 
-    /// What the spans of the process's work are to be recorded by, if they are.
+    /// The layer that records spans of the process's work, if traces are exported.
     pub fn spans(&mut self) -> Option<Spans> {
         self.spans.take()
     }
@@ -132,7 +132,7 @@ impl Telemetry {
             warn!("{reason}");
         }
         if let Some(traces) = self.traces {
-            info!("traces of its own work are pushed to {}", traces.shown());
+            info!("own traces are pushed to {}", traces.shown());
             let delay = traces.delay();
             tasks.spawn(push_until_stopped(traces, delay, stop.clone()));
         }
@@ -151,32 +151,32 @@ impl Telemetry {
     }
 }
 
-/// Pushing, until it is stopped.
+/// Running exports.
 pub struct Pushing {
     stop: CancellationToken,
     tasks: JoinSet<()>,
 }
 
 impl Pushing {
-    /// Pushes once more, at most for a few seconds.
+    /// Exports once more, for a few seconds at most.
     pub async fn stop(mut self) {
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
     }
 }
 
-/// Something that is pushed again and again.
+/// A periodic export.
 trait Push: Send + Sync {
-    /// One push of what there is.
+    /// Exports what there is.
     fn push(&mut self) -> impl Future<Output = ()> + Send;
 
-    /// Resolves when a push is worth it before its time.
+    /// Resolves when there is enough for an early export.
     fn enough(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 }
 
-/// Pushes at every interval, or when there is enough, and once more when it is stopped.
+/// Exports at every interval, or when there is enough, and once more when stopped.
 async fn push_until_stopped(mut what: impl Push, interval: Duration, stop: CancellationToken) {
     let mut ticks = interval_at(Instant::now() + interval, interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -193,11 +193,11 @@ async fn push_until_stopped(mut what: impl Push, interval: Duration, stop: Cance
             () = what.push() => {}
         }
     }
-    // A stop is not held up by an endpoint that is slow or away.
+    // A slow or unreachable endpoint must not delay the stop.
     let _ = timeout(LAST_PUSH, what.push()).await;
 }
 
-/// The metrics of the process, on their way.
+/// The export of the metrics.
 struct Metrics {
     registries: Registries,
     resource: Resource,
@@ -206,7 +206,7 @@ struct Metrics {
 }
 
 impl Push for Metrics {
-    /// What fails is said and counted by the pusher; the next push has it all, for the values are cumulative.
+    /// The pusher logs and counts a failure. The next export makes up for it, since the values are cumulative.
     async fn push(&mut self) {
         let span = Span {
             start: self.start,
@@ -236,7 +236,7 @@ impl Push for Metrics {
     }
 }
 
-/// Who measured.
+/// The instrumentation scope.
 fn scope() -> InstrumentationScope {
     InstrumentationScope {
         name: "millpond".to_owned(),

@@ -1,4 +1,4 @@
-//! What `/metrics` shows, as OTLP metrics: the same names, labels, help texts and values.
+//! The content of `/metrics` as OTLP metrics, with the same names, labels, help texts and values.
 //!
 //! | `/metrics` | OTLP |
 //! | --- | --- |
@@ -19,10 +19,10 @@ use prometheus_client::encoding::prometheus_protobuf::encode;
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as model;
 use prometheus_client::registry::Registry;
 
-/// When the values are of, in unix nanoseconds.
+/// The time of the values, in Unix nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
-    /// Since when counters count.
+    /// The start of the counters.
     pub(crate) start: u64,
     pub(crate) now: u64,
 }
@@ -30,7 +30,7 @@ pub(crate) struct Span {
 /// Every metric of a registry that has a value.
 ///
 /// # Errors
-/// When a metric cannot be encoded, as then `/metrics` cannot be either.
+/// A metric cannot be encoded; `/metrics` then fails too.
 pub(crate) fn read(registry: &Registry, span: Span) -> Result<Vec<Metric>, std::fmt::Error> {
     let families = encode(registry)?.into_iter();
     let shown = families.filter(|family| !family.metric.is_empty());
@@ -60,7 +60,7 @@ fn metric(family: model::MetricFamily, span: Span) -> Metric {
                 .collect(),
             aggregation_temporality: AggregationTemporality::Cumulative.into(),
         }),
-        // The client has no other kinds.
+        // prometheus-client has no other types.
         _ => Data::Gauge(Gauge {
             data_points: points
                 // A gauge has no start.
@@ -88,7 +88,7 @@ fn number(attributes: Vec<KeyValue>, value: f64, start: u64, now: u64) -> Number
 }
 
 fn histogram(attributes: Vec<KeyValue>, measured: &model::Histogram, span: Span) -> HistogramDataPoint {
-    // Prometheus counts up to each bound, OTLP between them.
+    // Prometheus counts up to each bound, OTLP between two bounds.
     let up_to = measured.bucket.iter().map(|bucket| bucket.cumulative_count);
     let before = std::iter::once(0).chain(up_to.clone());
     // The last bound is f64::MAX, for what /metrics calls +Inf; OTLP leaves it out.
@@ -105,7 +105,7 @@ fn histogram(attributes: Vec<KeyValue>, measured: &model::Histogram, span: Span)
     }
 }
 
-/// OpenMetrics' unit in UCUM, as OpenTelemetry wants it.
+/// OpenMetrics' unit in UCUM, as OpenTelemetry requires.
 fn ucum(unit: &str) -> &str {
     match unit {
         "seconds" => "s",

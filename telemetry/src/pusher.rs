@@ -1,5 +1,5 @@
-//! One OTLP/HTTP endpoint for one signal: an attempt at a time, and a word when its endpoint goes away or comes back.
-//! It never queues and never tries again by itself.
+//! One OTLP/HTTP endpoint for one signal: makes one attempt at a time, and logs when the endpoint fails or recovers. Neither
+//! queues nor retries.
 
 use crate::settings::{Destination, Signal};
 use anyhow::Context;
@@ -18,7 +18,7 @@ use std::io::Write;
 use std::path::Path;
 use tracing::{info, warn};
 
-/// The most of an answer that is read.
+/// Maximum length of a response that is read.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -29,7 +29,7 @@ struct PushLabels {
     outcome: &'static str,
 }
 
-/// How pushes went.
+/// Exports by outcome.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PushCounters(Family<PushLabels, Counter>);
 
@@ -44,19 +44,19 @@ impl PushCounters {
         counters
     }
 
-    /// It is there from the start, with 0.
+    /// A counter that `/metrics` shows from the start, with 0.
     fn of(&self, signal: Signal, outcome: &'static str) -> Counter {
         let signal = signal.name();
         self.0.get_or_create_owned(&PushLabels { signal, outcome })
     }
 }
 
-/// Why a push failed.
+/// A failed export.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
 pub(crate) struct PushError {
     reason: String,
-    /// The same may be taken later.
+    /// The endpoint may accept the same request later.
     pub(crate) transient: bool,
 }
 
@@ -81,13 +81,13 @@ pub(crate) struct Pusher {
     gzip: bool,
     ok: Counter,
     failed: Counter,
-    /// The last push failed, and that has been said.
+    /// The last export failed, and the failure was logged.
     is_failing: bool,
 }
 
 impl Pusher {
     /// # Errors
-    /// When a file of the settings cannot be used.
+    /// A file of the settings is unusable.
     pub(crate) fn new(destination: Destination, counters: &PushCounters) -> anyhow::Result<Pusher> {
         let Destination {
             signal,
@@ -101,7 +101,7 @@ impl Pusher {
         let mut builder = Client::builder()
             .default_headers(headers)
             .timeout(timeout)
-            // A redirect is not OTLP's, and would take the headers elsewhere.
+            // OTLP has no redirects, and one would send the headers elsewhere.
             .redirect(Policy::none())
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")));
         if let Some(file) = &ca {
@@ -109,7 +109,7 @@ impl Pusher {
             let certificates = certificates.with_context(|| wrong(file))?;
             builder = builder.tls_certs_only(certificates);
         } else if url.scheme() == "http" {
-            // Where there is no TLS, a system without CAs is no obstacle.
+            // Without TLS, a system without CAs must not fail.
             builder = builder.tls_certs_only([]);
         }
         if let Some((certificate, key)) = &identity {
@@ -127,16 +127,16 @@ impl Pusher {
         })
     }
 
-    /// The endpoint, for people: without what may be secret.
+    /// The endpoint without its possible secrets.
     pub(crate) fn shown(&self) -> String {
         let mut url = self.url.clone();
-        // They fail only for URLs that cannot have a user.
+        // These fail only for URLs that cannot have a user.
         let _ = (url.set_username(""), url.set_password(None));
         url.set_query(None);
         url.to_string()
     }
 
-    /// One attempt. Dropped before its end, it counts for nothing.
+    /// Makes one attempt. The counters ignore an attempt that is dropped.
     pub(crate) async fn push(&mut self, message: &impl Message) -> Result<(), PushError> {
         let outcome = self.attempt(message.encode_to_vec()).await;
         match &outcome {
@@ -150,7 +150,9 @@ impl Pusher {
                 self.failed.inc();
                 if !std::mem::replace(&mut self.is_failing, true) {
                     let (signal, to) = (self.signal.name(), self.shown());
-                    warn!("own {signal} cannot be pushed to {to}: {error}; said once, until it works again");
+                    warn!(
+                        "own {signal} cannot be pushed to {to}: {error}; the next message follows its recovery"
+                    );
                 }
             }
         }
@@ -183,7 +185,7 @@ impl Pusher {
             Some(said) => format!("it answered {status}: {said:.300}"),
             None => format!("it answered {status}"),
         };
-        // The specification's list of what may be tried again.
+        // The specification lists these codes as retryable.
         Err(match status {
             StatusCode::TOO_MANY_REQUESTS
             | StatusCode::BAD_GATEWAY
@@ -194,16 +196,16 @@ impl Pusher {
     }
 }
 
-/// What OTLP/HTTP says with a refusal: `google.rpc.Status`.
+/// The body of an OTLP/HTTP error: `google.rpc.Status`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Status {
     #[prost(string, tag = "2")]
     message: String,
 }
 
-/// An answer of success may refuse a part.
+/// A successful response may reject a part.
 fn taken(answer: &[u8]) -> Result<(), PushError> {
-    // The answers of all signals have the same form. One that cannot be read, of an endpoint that is not strict, says nothing.
+    // The responses of all signals have the same form. Some endpoints send other bodies: they count as success.
     let decoded = ExportMetricsServiceResponse::decode(answer).unwrap_or_default();
     match decoded
         .partial_success
@@ -234,20 +236,17 @@ async fn read_answer(mut response: Response) -> Result<Vec<u8>, PushError> {
     Ok(answer)
 }
 
-/// With its causes, and without the URL, which may hold a secret.
+/// The error with its causes, but without the URL, which may hold a secret.
 fn chain(error: reqwest::Error) -> String {
     format!("{:#}", anyhow::Error::from(error.without_url()))
 }
 
 fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(file).with_context(|| format!("cannot read {}, for pushing over OTLP", file.display()))
+    std::fs::read(file).with_context(|| format!("cannot read {}, for OTLP export", file.display()))
 }
 
 fn wrong(file: &Path) -> String {
-    format!(
-        "{} has nothing that can be used to push over OTLP",
-        file.display()
-    )
+    format!("{} has no certificate or key for OTLP export", file.display())
 }
 
 #[cfg(test)]

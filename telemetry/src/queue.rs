@@ -1,4 +1,4 @@
-//! Finished spans that wait to be pushed: so many, and what comes when it is full is dropped and counted.
+//! A bounded queue of finished spans. A full queue drops and counts new ones.
 
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prometheus_client::metrics::counter::Counter;
@@ -6,17 +6,17 @@ use prometheus_client::registry::Registry;
 use std::sync::{Mutex, PoisonError};
 use tokio::sync::Notify;
 
-/// About 4 MB of spans.
+/// Maximum spans in the queue: about 4 MB.
 pub(crate) const WAITING_MAX: usize = 4_096;
 
-/// The most spans in a push.
+/// Maximum spans in an export.
 pub(crate) const PUSHED_MAX: usize = 512;
 
-/// The queue.
+/// Finished spans that wait for their export.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     waiting: Mutex<Vec<Span>>,
-    /// There is enough for a push.
+    /// Signals that there is enough for an export.
     enough: Notify,
     dropped: Counter,
 }
@@ -32,7 +32,7 @@ impl Queue {
         queue
     }
 
-    /// Takes all of them, or none where there is no room.
+    /// Adds all of these spans, or drops all of them without room.
     pub(crate) fn put(&self, spans: Vec<Span>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.len() + spans.len() > WAITING_MAX {
@@ -44,14 +44,14 @@ impl Queue {
         }
     }
 
-    /// The oldest, as many as one push has.
+    /// Takes the oldest spans, for one export.
     pub(crate) fn take(&self) -> Vec<Span> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let count = waiting.len().min(PUSHED_MAX);
         waiting.drain(..count).collect()
     }
 
-    /// So many will not be pushed.
+    /// Counts spans that will not be exported.
     pub(crate) fn lose(&self, count: usize) {
         self.dropped.inc_by(count as u64);
     }

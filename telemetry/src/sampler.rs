@@ -1,22 +1,22 @@
-//! Which segments' traces are recorded: by the random bits of the segment's name, so that every process with the same ratio
-//! takes the same ones, and one with a greater ratio those of a smaller.
+//! Samples segments by the random bits of their names. All processes with the same ratio sample the same segments, and a greater
+//! ratio includes those of a smaller one.
 //!
-//! It is OpenTelemetry's consistent probability sampling: a trace is taken when the 56 bits that end its id, its randomness, are
-//! not below a threshold.
+//! This is OpenTelemetry's consistent probability sampling: it samples a trace unless its randomness, the last 56 bits of its
+//! id, is below a threshold.
 
 use ulid::Ulid;
 
-/// The number of values that the randomness can have.
+/// Number of values of the randomness.
 const VALUES: u64 = 1 << 56;
 
-/// A ratio of the traces.
+/// Samples a fraction of the traces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sampler {
     threshold: u64,
 }
 
 impl Sampler {
-    /// Takes this part of the traces, from 0 to 1.
+    /// Samples this fraction of the traces, 0 to 1.
     pub(crate) fn new(ratio: f64) -> Sampler {
         #[expect(
             clippy::cast_possible_truncation,
@@ -33,7 +33,7 @@ impl Sampler {
         u128::from(self.threshold) <= segment.0 % u128::from(VALUES)
     }
 
-    /// What `tracestate` says of it, so that whoever counts spans knows how many each stands for.
+    /// The threshold in `tracestate`, which tells how many spans each sampled one represents.
     pub(crate) fn state(self) -> String {
         let digits = format!("{:014x}", self.threshold.min(VALUES - 1));
         let digits = match digits.trim_end_matches('0') {

@@ -1,4 +1,4 @@
-//! Where a process's own telemetry goes, from its flags and OpenTelemetry's standard variables. Nothing is sent here.
+//! Resolves the destinations of a process's own telemetry, from its flags and OpenTelemetry's standard variables. Sends nothing.
 
 use crate::sampler::Sampler;
 use anyhow::{Context, bail};
@@ -25,45 +25,45 @@ pub struct Options {
     pub traces: Option<f64>,
 }
 
-/// Who tells it.
+/// The identity of the process.
 #[derive(Debug, Clone)]
 pub struct Identity {
     /// `service.name`, unless the variables have another.
     pub service: &'static str,
     /// `service.instance.id`, unless the variables have another; `None` for a random one.
     pub instance: Option<String>,
-    /// What else tells this process from others.
+    /// Other attributes of the resource.
     pub attributes: Vec<(&'static str, String)>,
 }
 
-/// What is to be pushed, and where to. Nothing, by default.
+/// The signals to export, with their destinations. The default exports nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
     /// The attributes of the resource.
     pub(crate) resource: Vec<KeyValue>,
     pub(crate) metrics: Option<MetricSettings>,
     pub(crate) traces: Option<TraceSettings>,
-    /// What is not pushed although the environment says where to, and why.
+    /// Sentences about signals that the environment asks for and that are not exported.
     pub(crate) unspoken: Vec<String>,
 }
 
-/// How metrics are pushed.
+/// The export of metrics.
 #[derive(Debug)]
 pub(crate) struct MetricSettings {
     pub(crate) destination: Destination,
     pub(crate) interval: Duration,
 }
 
-/// How traces are pushed.
+/// The export of traces.
 #[derive(Debug)]
 pub(crate) struct TraceSettings {
     pub(crate) destination: Destination,
     pub(crate) sampler: Sampler,
-    /// The longest that a finished span waits.
+    /// Maximum time until the export of a finished span.
     pub(crate) delay: Duration,
 }
 
-/// Where to, and how.
+/// The destination of a signal.
 #[derive(Debug)]
 pub(crate) struct Destination {
     pub(crate) signal: Signal,
@@ -77,7 +77,7 @@ pub(crate) struct Destination {
     pub(crate) gzip: bool,
 }
 
-/// What is pushed.
+/// A signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Signal {
     Metrics,
@@ -85,7 +85,7 @@ pub(crate) enum Signal {
 }
 
 impl Signal {
-    /// As in paths, labels and messages.
+    /// The name in paths, labels and messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Signal::Metrics => "metrics",
@@ -98,12 +98,12 @@ impl Signal {
 pub(crate) type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Options {
-    /// What follows from the flags and, where there is none, from OpenTelemetry's variables.
+    /// Resolves the flags, and OpenTelemetry's variables where a flag is missing.
     ///
     /// # Errors
-    /// A value that cannot be used, with its flag's or variable's name.
+    /// An unusable value, with the name of its flag or variable.
     pub(crate) fn resolve(&self, identity: &Identity, variables: Variables<'_>) -> anyhow::Result<Settings> {
-        // The specification: an empty variable is one that is not set.
+        // The specification treats an empty variable as unset.
         let set = |name: &str| variables(name).filter(|value| !value.trim().is_empty());
         let metrics = match self.destination(Signal::Metrics, &set)? {
             Some(destination) => Some(MetricSettings {
@@ -128,8 +128,8 @@ impl Options {
         })
     }
 
-    /// What is not pushed although the environment, which may be a whole cluster's, says where to: a sentence each. It ends
-    /// no command.
+    /// One sentence for each signal that the environment asks for and that is not exported. Not an error, since the environment
+    /// may be a whole cluster's.
     fn unspoken(&self, set: Variables<'_>) -> anyhow::Result<Vec<String>> {
         let mut wanted = vec![Signal::Metrics];
         if self.ratio(set)?.is_some() {
@@ -142,7 +142,7 @@ impl Options {
             let (url, _) = endpoint(signal, set)?;
             let (protocol, name) = other_protocol(signal, set)?;
             Some(format!(
-                "own {} are not pushed to {url}: {name}={protocol}, and millpond pushes over http/protobuf alone; set it to that, and \
+                "own {} are not pushed to {url}: {name}={protocol}, and millpond pushes over http/protobuf only; set the variable to that, and \
                  {GENERAL_ENDPOINT} to the endpoint's port for OTLP/HTTP (4318), or {}=none to push nothing",
                 signal.name(),
                 exporter(signal)
@@ -157,7 +157,7 @@ impl Options {
         };
         let Some(destination) = self.destination(Signal::Traces, set)? else {
             if self.traces.is_some() {
-                bail!("--otlp-traces says how many, and nothing says where to: give --otlp-endpoint too");
+                bail!("--otlp-traces has no destination: give --otlp-endpoint too");
             }
             return Ok(None);
         };
@@ -173,7 +173,7 @@ impl Options {
         }))
     }
 
-    /// Of all traces, so many. `None`: no traces are asked for.
+    /// The fraction of the traces. `None` exports no traces.
     fn ratio(&self, set: Variables<'_>) -> anyhow::Result<Option<f64>> {
         let checked = |ratio: f64| -> anyhow::Result<Option<f64>> {
             if !(0.0..=1.0).contains(&ratio) {
@@ -242,7 +242,7 @@ impl Options {
         }))
     }
 
-    /// `None`: this is not to be pushed.
+    /// `None`: the signal is not exported.
     fn url(&self, signal: Signal, set: Variables<'_>) -> anyhow::Result<Option<Url>> {
         if let Some(flag) = &self.endpoint {
             return below(flag, signal).context("--otlp-endpoint").map(Some);
@@ -253,7 +253,7 @@ impl Options {
         if other_protocol(signal, set).is_some() {
             return Ok(None);
         }
-        // The specification: the general one is a base, that of a signal the whole URL.
+        // In the specification, the general variable has a base, and a signal's variable the whole URL.
         let url = if name == GENERAL_ENDPOINT {
             below(&endpoint, signal)
         } else {
@@ -275,7 +275,7 @@ impl Options {
 
 const GENERAL_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 
-/// The variable that names the endpoint and its value, unless others say that nothing is wanted.
+/// The endpoint and its variable, unless other variables disable the signal.
 fn endpoint(signal: Signal, set: Variables<'_>) -> Option<(String, String)> {
     let unwanted =
         set(&exporter(signal)).is_some_and(|names| !names.split(',').any(|name| name.trim() == "otlp"));
@@ -290,12 +290,12 @@ fn exporter(signal: Signal) -> String {
     format!("OTEL_{}_EXPORTER", signal.name().to_uppercase())
 }
 
-/// A protocol that is not spoken here, and its variable.
+/// An unsupported protocol and its variable.
 fn other_protocol(signal: Signal, set: Variables<'_>) -> Option<(String, String)> {
     specific(signal, "PROTOCOL", set).filter(|(protocol, _)| protocol != "http/protobuf")
 }
 
-/// The variable of this signal, or else the one for all, with its name.
+/// The value and name of the signal's variable, or else of the general one.
 fn specific(signal: Signal, what: &str, set: Variables<'_>) -> Option<(String, String)> {
     let own = format!("OTEL_EXPORTER_OTLP_{}_{what}", signal.name().to_uppercase());
     [own, format!("OTEL_EXPORTER_OTLP_{what}")]
@@ -328,7 +328,8 @@ fn milliseconds(text: &str) -> anyhow::Result<Duration> {
     }
 }
 
-/// `a=b,c=d`, values percent-encoded: the form of the standard variables. Errors name keys, never values: they may be secrets.
+/// Parses `a=b,c=d` with percent-encoded values, the format of the standard variables. Errors name keys but never values, which may be
+/// secret.
 fn pairs(text: &str) -> anyhow::Result<Vec<(String, String)>> {
     let given = text.split(',').filter(|pair| !pair.trim().is_empty());
     let pairs = (1..).zip(given).map(|(place, pair)| {
@@ -356,7 +357,7 @@ fn parse_headers(text: &str) -> anyhow::Result<HeaderMap> {
     Ok(headers)
 }
 
-/// Later ones hold: the process's own, OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME.
+/// The attributes of the resource. OTEL_SERVICE_NAME overrides OTEL_RESOURCE_ATTRIBUTES, which overrides the process's own.
 fn resource(identity: &Identity, set: Variables<'_>) -> anyhow::Result<Vec<KeyValue>> {
     let random = || format!("{:032x}", rand::random::<u128>());
     let own = [
@@ -384,7 +385,7 @@ fn resource(identity: &Identity, set: Variables<'_>) -> anyhow::Result<Vec<KeyVa
         .collect())
 }
 
-/// An attribute that is a string.
+/// A string attribute.
 pub(crate) fn attribute(key: impl Into<String>, value: impl Into<String>) -> KeyValue {
     KeyValue {
         key: key.into(),

@@ -1,5 +1,5 @@
-//! The spans of a segment's way ([`millpond_manifest::trace`]), as OTLP spans. What is below a span without a parent waits
-//! with it until it closes: only then is it known whose trace it is, and whether that is recorded.
+//! Records the spans of a segment's path ([`millpond_manifest::trace`]) as OTLP spans. A root span keeps its descendants until it
+//! closes: only then are its trace and the sampling decision known.
 
 use crate::conventions::{Conventions, Field};
 use crate::now_ns;
@@ -21,20 +21,20 @@ use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 use ulid::Ulid;
 
-/// Of one span: what is over is counted.
+/// Maximum events and links of a span. A counter counts the rest.
 const EVENTS_MAX: usize = 32;
 const LINKS_MAX: usize = 128;
 
-/// Spans below one without a parent: what is over is counted.
+/// Maximum descendants of a root span. A counter counts the rest.
 const BELOW_MAX: usize = 256;
 
-/// The most characters of a value.
+/// Maximum length of a value, in characters.
 const CHARS_MAX: usize = 1_000;
 
-/// The flags of a span that is sampled, of a trace whose id has the random bits of W3C's second level.
+/// The flags of a sampled span whose trace id has the random bits of W3C Trace Context Level 2.
 const SAMPLED: u32 = 0x03;
 
-/// Whether the parent is of another process is known, and it is.
+/// The flags that tell whether the parent belongs to another process.
 const PARENT_IS_KNOWN: u32 = 0x100;
 const PARENT_IS_REMOTE: u32 = 0x200;
 
@@ -46,17 +46,17 @@ pub struct Spans {
     pub(crate) queue: Arc<Queue>,
 }
 
-/// A span of a trace that is recorded.
+/// A span in a recorded trace.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     trace: u128,
     span: u64,
 }
 
-/// A span that is not closed yet.
+/// An open span.
 struct Open {
     id: u64,
-    /// The one that it is directly below.
+    /// Its direct parent.
     parent: Option<u64>,
     name: &'static str,
     start: u64,
@@ -64,7 +64,7 @@ struct Open {
     fields: Fields,
     events: Vec<Event>,
     events_dropped: u32,
-    /// Of a span without parent and segment: where it belongs.
+    /// The place that a root span without a segment joins.
     joins: Option<Place>,
     links: Vec<Place>,
     links_dropped: u32,
@@ -72,7 +72,7 @@ struct Open {
     below_dropped: i64,
 }
 
-/// A span that is.
+/// A closed span.
 struct Closed {
     open: Open,
     end: u64,
@@ -88,7 +88,7 @@ impl Open {
     }
 }
 
-/// Fields as they are recorded; the later of the same name holds.
+/// Recorded fields. The last value of a name wins.
 #[derive(Default)]
 struct Fields(Vec<Field>);
 
@@ -146,7 +146,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
         let mut fields = Fields::default();
         attributes.record(&mut fields);
         span.extensions_mut().insert(Open {
-            // None is 0.
+            // 0 means no id.
             id: rand::random::<u64>().max(1),
             parent,
             name: attributes.metadata().name(),
@@ -247,20 +247,20 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
 }
 
 impl Open {
-    /// By the clock that the span began with, whatever becomes of the time of day.
+    /// The time by the clock at the span's start, whatever happens to the time of day.
     fn now(&self) -> u64 {
         let since = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.start.saturating_add(since)
     }
 }
 
-/// The id of the first span of a segment's trace: the bits that end its name, which are random.
+/// The id of the first span in a segment's trace: the last, random bits of the segment's name.
 fn origin(segment: Ulid) -> u64 {
     u64::try_from(segment.0 % (1 << 64)).unwrap_or(u64::MAX).max(1)
 }
 
 impl Spans {
-    /// Of a span with a segment, if that is recorded.
+    /// The place of a span with a segment, if the segment is sampled.
     fn place(&self, open: &Open) -> Option<Place> {
         let segment = open
             .fields
@@ -277,7 +277,7 @@ impl Spans {
         })
     }
 
-    /// A span without a parent is closed.
+    /// Finishes a root span.
     fn finish(&self, mut top: Closed) {
         let open = &top.open;
         let (place, parent, flags) = match (self.place(open), open.joins) {
@@ -360,11 +360,11 @@ mod tests {
     use tracing_subscriber::filter::Targets;
     use tracing_subscriber::layer::SubscriberExt;
 
-    /// The highest random bits, and the lowest: with a ratio below 1 the one is taken and the other not.
+    /// The highest and the lowest random bits: a ratio below 1 samples the first and not the second.
     const HIGH: Ulid = Ulid(0x0190_0000_0000_0000_00ff_ffff_ffff_ffff);
     const LOW: Ulid = Ulid(0x0190_0000_0000_0001_0000_0000_0000_0007);
 
-    /// The spans that a process with this ratio records of what it does.
+    /// The spans that a process with this ratio records of its work.
     fn recorded(ratio: f64, work: impl FnOnce()) -> Vec<otlp::Span> {
         let queue = Arc::new(Queue::default());
         let spans = Spans {
@@ -378,7 +378,7 @@ mod tests {
         queue.take()
     }
 
-    /// What a producer does with a segment whose name is known at the end.
+    /// A producer's spans for a segment whose name is known at the end.
     fn produce(segment: Ulid) {
         let whole = span!(target: TARGET, parent: None, Level::INFO, ORIGIN, segment = Empty, records = 7, error = Empty);
         drop(span!(target: TARGET, parent: &whole, Level::INFO, "fill"));
@@ -386,11 +386,11 @@ mod tests {
         let upload = span!(target: TARGET, parent: &whole, Level::INFO, "upload", key = "k", error = Empty);
         event!(target: TARGET, parent: &upload, Level::INFO, error = %"timed out", "retry");
         drop(upload);
-        // It was uploaded again, under another name.
+        // The producer uploaded it again under another name.
         whole.record("segment", segment.to_string());
     }
 
-    /// What a consumer does with a batch of these segments.
+    /// A consumer's spans for a batch of these segments.
     fn consume(segments: &[Ulid]) {
         let batch =
             span!(target: TARGET, parent: None, Level::INFO, "batch", stream = "otlp.logs", error = Empty);
@@ -485,7 +485,7 @@ mod tests {
             named(&recorded(0.5, || produce(HIGH)), "fill").trace_state,
             "ot=th:8"
         );
-        // One that never got a name, as when its messages could not be encoded, has no trace.
+        // A segment without a name has no trace, for instance after an encoding error.
         let nameless = || drop(span!(target: TARGET, parent: None, Level::INFO, ORIGIN, segment = Empty));
         assert_eq!(names(recorded(1.0, nameless)), 0);
     }

@@ -1,5 +1,5 @@
-//! Pushes the spans of the queue: every few seconds, or when there are enough for a push. A push that may be taken later is
-//! tried again; meanwhile the queue fills, and what is over is dropped.
+//! Exports the spans of the queue every few seconds, or when there are enough. Retries an export that the endpoint may accept
+//! later; meanwhile the queue fills up and drops spans.
 
 use crate::pusher::Pusher;
 use crate::queue::Queue;
@@ -10,14 +10,14 @@ use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The traces of the process, on their way.
+/// The export of the traces.
 pub(crate) struct Traces {
     queue: Arc<Queue>,
     resource: Resource,
     pusher: Pusher,
-    /// The longest that a finished span waits.
+    /// Maximum time until the export of a finished span.
     delay: Duration,
-    /// What was taken from the queue, until it is pushed.
+    /// Spans that left the queue and are not exported yet.
     pending: Option<Pending>,
 }
 
@@ -37,12 +37,12 @@ impl Traces {
         }
     }
 
-    /// Where to, for people.
+    /// The endpoint without its possible secrets.
     pub(crate) fn shown(&self) -> String {
         self.pusher.shown()
     }
 
-    /// The longest that a finished span waits.
+    /// Maximum time until the export of a finished span.
     pub(crate) fn delay(&self) -> Duration {
         self.delay
     }
@@ -70,7 +70,7 @@ impl Traces {
 }
 
 impl Push for Traces {
-    /// All that waits, or as much as is taken.
+    /// Exports the queue until the endpoint fails.
     async fn push(&mut self) {
         loop {
             if self.pending.is_none() {
@@ -88,7 +88,7 @@ impl Push for Traces {
 
     async fn enough(&self) {
         if self.pending.is_some() {
-            // With a push that failed, only the time helps.
+            // After a failed export, wait for the interval.
             std::future::pending::<()>().await;
         }
         self.queue.enough().await;

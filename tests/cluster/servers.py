@@ -10,6 +10,7 @@ from pathlib import Path
 from cluster.keeper_proxy import KeeperProxy
 from harness.process import free_port
 from harness.services import ClickHouse, Service, tool
+from harness.users import Access
 
 HERE = Path(__file__).resolve().parent
 
@@ -63,14 +64,16 @@ class Node(ClickHouse):
     def interserver(self) -> str:
         return f"127.0.1.{self.number}"
 
-    def configure(self, keeper: str, clusters: str, profile: str) -> None:
+    def configure(self, keeper: str, clusters: str, profile: str, access: Access) -> None:
         """Writes the configuration that the node reads when it starts."""
         users = self.config.with_suffix(".users.xml")
+        more = access.sections()
         users.write_text(
-            f"<clickhouse><profiles><default>{profile}</default></profiles>"
-            "<quotas><default/></quotas><users><default><password/>"
+            f"<clickhouse><profiles><default>{profile}</default>{more['profiles']}</profiles>"
+            f"<quotas><default/>{more['quotas']}</quotas><users><default><password/>"
             "<networks><ip>127.0.0.1</ip></networks>"
-            "<profile>default</profile><quota>default</quota></default></users></clickhouse>"
+            "<profile>default</profile><quota>default</quota></default>"
+            f"{more['users']}</users></clickhouse>"
         )
         # Every libchdb has the same server UUID: with a common path for sessions, a starting node
         # would end the others'.
@@ -106,9 +109,12 @@ class Cluster:
         shards: tuple[int, ...] = (2,),
         profile: str = "",
         proxy: KeeperProxy | None = None,
+        access: Access | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.profile = directory, profile
+        # Users beside `default`.
+        self.access = access or Access()
         self.keeper = ZooKeeper(directory)
         # The port at which the nodes find ZooKeeper.
         self.keeper_port = self.keeper.port
@@ -147,7 +153,7 @@ class Cluster:
         )
         clusters = cluster("main", True) + cluster("doubling", False)
         for node in self.nodes:
-            node.configure(keeper, clusters, self.profile)
+            node.configure(keeper, clusters, self.profile, self.access)
 
     def up(self) -> Cluster:
         self.configure()

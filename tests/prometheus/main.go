@@ -73,9 +73,8 @@ func run(targets map[string]string, scrapes int, rules string) error {
 	}
 	defer db.Close()
 	engine := promql.NewEngine(promql.EngineOpts{Logger: logger, MaxSamples: 1_000_000, Timeout: time.Minute})
-	at := time.Now
-	ask := func(query string) (int, error) {
-		question, err := engine.NewInstantQuery(context.Background(), db, nil, query, at())
+	ask := func(query string, at time.Time) (int, error) {
+		question, err := engine.NewInstantQuery(context.Background(), db, nil, query, at)
 		if err != nil {
 			return 0, err
 		}
@@ -87,12 +86,13 @@ func run(targets map[string]string, scrapes int, rules string) error {
 		vector, err := result.Vector()
 		return len(vector), err
 	}
-	if err := scrapeAll(targets, scrapes, db, logger, ask); err != nil {
+	at, err := scrapeAll(targets, scrapes, db, logger, ask)
+	if err != nil {
 		return err
 	}
 	out := json.NewEncoder(os.Stdout)
 	for _, query := range queries {
-		series, err := ask(query.Query)
+		series, err := ask(query.Query, at)
 		query.Series = series
 		if err != nil {
 			query.Error = err.Error()
@@ -127,8 +127,10 @@ func read(rules string) ([]answer, error) {
 }
 
 func scrapeAll(
-	targets map[string]string, scrapes int, db *tsdb.DB, logger *slog.Logger, ask func(string) (int, error),
-) error {
+	targets map[string]string, scrapes int, db *tsdb.DB, logger *slog.Logger,
+	ask func(string, time.Time) (int, error),
+) (time.Time, error) {
+	never := time.Time{}
 	var yaml strings.Builder
 	fmt.Fprintf(&yaml, "global: {scrape_interval: %s, scrape_timeout: %s}\nscrape_configs:\n", every, every)
 	for job := range targets {
@@ -136,14 +138,14 @@ func scrapeAll(
 	}
 	configuration, err := config.Load(yaml.String(), logger)
 	if err != nil {
-		return err
+		return never, err
 	}
 	manager, err := scrape.NewManager(&scrape.Options{}, logger, nil, db, prometheus.NewRegistry())
 	if err != nil {
-		return err
+		return never, err
 	}
 	if err := manager.ApplyConfig(configuration); err != nil {
-		return err
+		return never, err
 	}
 	sets := make(chan map[string][]*targetgroup.Group, 1)
 	groups := map[string][]*targetgroup.Group{}
@@ -159,11 +161,14 @@ func scrapeAll(
 	// Until each target has been scraped that often.
 	enough := fmt.Sprintf("count_over_time(up[1h]) >= %d and last_over_time(up[1h]) == 1", scrapes)
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(every) {
-		if done, err := ask(enough); err != nil || done == len(targets) {
-			return err
+		// A scrape takes at most the time between two: all that began before this time have ended. A later one may still
+		// fail on a busy machine, and would hide its target's metrics.
+		at := time.Now().Add(-2 * every)
+		if done, err := ask(enough, at); err != nil || done == len(targets) {
+			return at, err
 		}
 		if time.Now().After(deadline) {
-			return errors.New("the targets were not scraped within 2 minutes: are they up?")
+			return never, errors.New("the targets were not scraped within 2 minutes: are they up?")
 		}
 	}
 }

@@ -1,4 +1,4 @@
-//! The listener behind the admin port: few connections, small buffers, short waits. It knows nothing of what is served.
+//! The listener behind the admin port: few connections, small buffers, short waits. It does not know the content that it serves.
 
 use axum::Router;
 use axum::body::Body;
@@ -16,11 +16,11 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tracing::{debug, warn};
 
-/// Connections at a time. 64: a few scrapers, probes and people; one more takes the place of the slowest.
+/// Maximum connections: enough for a few scrapers, probes and people. One more takes the place of the slowest.
 pub(crate) const CONNECTIONS_MAX: usize = 64;
 
-/// How long a connection may take for the headers of its next request, its idle time included. 10 s: a probe sends them at once, and a
-/// scraper whose connection was closed opens another.
+/// Maximum time until a connection has sent the headers of its next request, including idle time. A probe sends them at once, and a
+/// scraper reopens a closed connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Read buffer of a connection, in bytes. A request's headers must fit into it; no request here has a body.
@@ -29,7 +29,7 @@ const BUFFER_BYTES: usize = 16 << 10;
 /// Header lines of one request. 64: browsers send about 20.
 const HEADERS_MAX: usize = 64;
 
-/// How long accepting pauses when the system refuses.
+/// Pause after the system refuses to accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves `router` until the process ends.

@@ -1,4 +1,4 @@
-//! The flags of `millpond cost`, and what they come to.
+//! The flags of `millpond cost`, resolved into a load and settings.
 
 use super::RATIO;
 use crate::store::S3Args;
@@ -21,24 +21,24 @@ pub(crate) struct CostArgs {
     #[command(flatten)]
     pub(super) settings: SettingsArgs,
 
-    /// Whose store it is: s3, s3-express, gcs, azure, r2, tigris, self-hosted, or one of a price file.
+    /// Storage provider: s3, s3-express, gcs, azure, r2, tigris, self-hosted, or one of a price file.
     #[arg(long, value_name = "NAME", default_value = "s3")]
     pub(super) provider: String,
 
-    /// The store's region. Without it the provider's first in the table: us-east-1 for s3.
+    /// Region of the store. Default: the provider's first one in the table, us-east-1 for s3.
     #[arg(long, value_name = "NAME")]
     pub(super) region: Option<String>,
 
-    /// A TOML file of prices that go before the built-in ones. `millpond cost prices print` shows the form.
+    /// TOML file with prices that override the built-in ones. `millpond cost prices print` prints the format.
     #[arg(long, value_name = "FILE")]
     pub(super) prices: Option<PathBuf>,
 
-    /// Price every combination of some settings' values: linger, segment, poll, ack, producers, like
+    /// Price every combination of these values of linger, segment, poll, ack and producers, such as
     /// linger=250ms,1s,5s,segment=4MiB,16MiB.
     #[arg(long, value_name = "NAME=VALUE,…")]
     pub(super) sweep: Vec<String>,
 
-    /// Draw the sweep into this file, as SVG: dollars against latency.
+    /// Draw the sweep as SVG into this file: dollars against latency.
     #[arg(long, value_name = "FILE")]
     pub(super) chart: Option<PathBuf>,
 
@@ -61,7 +61,7 @@ Examples:
 Units: bytes are B, kB, MB, GB, TB (powers of 1,000) and KiB, MiB, GiB, TiB (of 1,024); bits a second kbps, Mbps, Gbps; times ms, s, m, h, d.
 A month has 730 hours; a price list's GB is a GiB. CPU is shown and is not in the total.";
 
-/// What can be done about prices.
+/// The commands about prices.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum CostCommand {
     /// The price table.
@@ -80,36 +80,36 @@ pub(crate) enum PricesCommand {
     },
     /// Print all prices with their dates and sources, as a file for --prices.
     Print {
-        /// Prices that go before the built-in ones.
+        /// Prices that override the built-in ones.
         #[arg(long, value_name = "FILE")]
         prices: Option<PathBuf>,
     },
 }
 
-/// What comes in.
+/// The load.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LoadArgs {
-    /// How much comes in: 50GB/day, 20MB/s, 30MiB/s, 1.1Gbps.
+    /// Incoming data: 50GB/day, 20MB/s, 30MiB/s, 1.1Gbps.
     #[arg(long, value_name = "RATE", allow_hyphen_values = true, help_heading = "Load")]
     throughput: Option<String>,
 
-    /// Records a second, like 200000 or 200k, in place of --throughput; with --event-bytes.
+    /// Records per second, such as 200000 or 200k, in place of --throughput; with --event-bytes.
     #[arg(long, value_name = "N", value_parser = events, allow_hyphen_values = true, help_heading = "Load")]
     events: Option<f64>,
 
-    /// Bytes of a record.
+    /// Size of a record.
     #[arg(long, value_name = "SIZE", help_heading = "Load")]
     event_bytes: Option<Size>,
 
-    /// The load is as clients have it, before compression. This is so unless --compressed is given.
+    /// The load counts bytes before compression. This is the default.
     #[arg(long, help_heading = "Load")]
     raw: bool,
 
-    /// The load is as it is stored.
+    /// The load counts stored bytes.
     #[arg(long, help_heading = "Load")]
     compressed: bool,
 
-    /// Raw bytes for each stored one. 5.4: real logs of twelve systems, as OTLP, with zstd at level 1.
+    /// Ratio of raw to stored bytes. Default: 5.4, measured with OTLP logs of twelve systems and zstd level 1.
     #[arg(long, value_name = "N", value_parser = ratio, allow_hyphen_values = true, help_heading = "Load")]
     pub(super) ratio: Option<f64>,
 }
@@ -132,9 +132,7 @@ fn ratio(text: &str) -> Result<f64, String> {
     let ratio = text.parse::<f64>().ok();
     ratio
         .filter(|ratio| ratio.is_finite() && *ratio >= 1.0)
-        .ok_or_else(|| {
-            "it is raw bytes for each stored one: write a number of 1 or more, like 5.4".to_owned()
-        })
+        .ok_or_else(|| "the ratio of raw to stored bytes must be 1 or more, such as 5.4".to_owned())
 }
 
 impl LoadArgs {
@@ -151,7 +149,7 @@ impl LoadArgs {
             bail!("the load is either --raw or --compressed: give one of them, and --ratio for the other");
         }
         let rate = match (&self.throughput, self.events, self.event_bytes) {
-            (Some(_), Some(_), _) => bail!("--throughput and --events say the same: give one of them"),
+            (Some(_), Some(_), _) => bail!("--throughput and --events exclude each other: give one of them"),
             (Some(_), None, Some(_)) => bail!(
                 "--event-bytes goes with --events: give --events in place of --throughput, or leave it out"
             ),
@@ -165,7 +163,7 @@ impl LoadArgs {
                 bail!("--events needs the size of a record: give --event-bytes, like 600B")
             }
             (None, None, _) => bail!(
-                "what does it cost to carry how much? Give --throughput (50GB/day, 20MB/s, 1.1Gbps), or --events and --event-bytes, or --buffer for a live one"
+                "the load is missing: give --throughput (50GB/day, 20MB/s, 1.1Gbps), --events with --event-bytes, or --buffer for a live buffer"
             ),
         };
         let ratio = self.ratio.unwrap_or(RATIO);
@@ -180,15 +178,16 @@ impl LoadArgs {
 /// A live buffer, in place of a described load.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LiveArgs {
-    /// Price what this buffer did: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///directory.
+    /// Price this live buffer: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///directory.
     #[arg(long, value_name = "URL", value_parser = BufferUrl::parse, help_heading = "A live buffer")]
     pub(super) buffer: Option<BufferUrl>,
 
-    /// How far to look back. The estimate misses objects that garbage collection has deleted: with its default grace, those older than an hour.
+    /// Time to look back, such as 1h, or the time to start from, such as 2026-11-22T10:00Z. The estimate misses objects that garbage collection has deleted: with its default grace, those older than an hour.
     #[arg(
         long,
         value_name = "TIME",
         default_value = "1h",
+        value_parser = since,
         help_heading = "A live buffer"
     )]
     pub(super) since: Time,
@@ -197,38 +196,42 @@ pub(crate) struct LiveArgs {
     pub(super) s3: S3Args,
 }
 
-/// How Millpond is run. What is left out is as the program's own default.
+fn since(text: &str) -> Result<Time, String> {
+    millpond_operate::look_back(text).map(Time)
+}
+
+/// The settings of producers and consumers, with the program's defaults.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SettingsArgs {
-    /// The latency that 99 of 100 records must keep, from gateway to row; it decides the linger.
+    /// Target for the 99th percentile of the latency from gateway to row. Determines the linger.
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     pub(super) latency: Option<Time>,
 
-    /// How long after its first message a segment closes [default: 1s]
+    /// Time from a segment's first message to its close [default: 1s]
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     pub(super) linger: Option<Time>,
 
-    /// Compressed bytes at which it closes before that [default: 16MiB]
+    /// Compressed size at which a segment closes early [default: 16MiB]
     #[arg(long, value_name = "SIZE", help_heading = "Settings")]
     segment: Option<Size>,
 
-    /// Raw bytes at which it closes before that [default: 128MiB]
+    /// Raw size at which a segment closes early [default: 128MiB]
     #[arg(long, value_name = "SIZE", help_heading = "Settings")]
     segment_raw: Option<Size>,
 
-    /// Gateways, or Collectors with the exporter [default: 1]
+    /// Number of gateways, or of Collectors with the exporter [default: 1]
     #[arg(long, value_name = "N", help_heading = "Settings")]
     producers: Option<u32>,
 
-    /// Shards of the buffer [default: 1]
+    /// Number of shards [default: 1]
     #[arg(long, value_name = "N", help_heading = "Settings")]
     shards: Option<u32>,
 
-    /// Consumers of different names, each reading everything [default: 1]
+    /// Number of consumers with different names, each reading everything [default: 1]
     #[arg(long, value_name = "N", help_heading = "Settings")]
     consumers: Option<u32>,
 
-    /// Processes that stand by for each consumer [default: 0]
+    /// Number of standby processes per consumer [default: 0]
     #[arg(long, value_name = "N", help_heading = "Settings")]
     standbys: Option<u32>,
 
@@ -236,43 +239,43 @@ pub(crate) struct SettingsArgs {
     #[arg(long, value_name = "N", help_heading = "Settings")]
     streams: Option<u32>,
 
-    /// How long bytes wait for the slowest consumer; they stay for --gc-grace at least [default: 0s]
+    /// Lag of the slowest consumer. The buffer keeps data for --gc-grace at least [default: 0s]
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     retention: Option<Time>,
 
-    /// How often a consumer asks for news [default: 250ms]
+    /// Interval between two reads of the manifest by a consumer [default: 250ms]
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     poll_interval: Option<Time>,
 
-    /// How often a consumer makes acknowledgements durable when it plans nothing [default: 5s]
+    /// Interval between two writes of acknowledgements when a consumer has nothing to plan [default: 5s]
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     ack_interval: Option<Time>,
 
-    /// The lease of a cursor [default: 15s]
+    /// Lease of a cursor [default: 15s]
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     lease: Option<Time>,
 
-    /// INSERTs at a time of a consumer [default: 2]
+    /// Concurrent INSERTs of a consumer [default: 2]
     #[arg(long, value_name = "N", help_heading = "Settings")]
     writers: Option<u32>,
 
-    /// How often each consumer's process looks for garbage; 0s for never [default: 5m]
+    /// Interval between two rounds of garbage collection in each consumer process; 0s for never [default: 5m]
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     gc_interval: Option<Time>,
 
-    /// How old garbage must be [default: 1h]
+    /// Minimum age of garbage [default: 1h]
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     gc_grace: Option<Time>,
 
-    /// Entries of the manifest at which they are sealed into a page [default: 2048]
+    /// Number of entries in the manifest at which a commit seals them into a page [default: 2048]
     #[arg(long, value_name = "N", help_heading = "Settings")]
     tail_max: Option<u32>,
 
-    /// A gateway's memory [default: 256MiB]
+    /// Memory limit of a gateway [default: 256MiB]
     #[arg(long, value_name = "SIZE", help_heading = "Settings")]
     memory_limit: Option<Size>,
 
-    /// Availability zones that clients are in. What goes to a gateway in another zone is paid by the byte [default: 1]
+    /// Availability zones of the clients. Traffic to a gateway in another zone costs by the byte [default: 1]
     #[arg(long, value_name = "N", help_heading = "Settings")]
     zones: Option<u32>,
 
@@ -280,16 +283,16 @@ pub(crate) struct SettingsArgs {
     #[arg(long, help_heading = "Settings")]
     zone_aware: bool,
 
-    /// The way to the bucket: `endpoint` (in its region, through a gateway endpoint: free), `nat` (through a NAT
-    /// gateway), `internet` (from outside: what is read pays egress).
+    /// Path to the bucket: `endpoint` (same region, through a gateway endpoint: free), `nat` (through a NAT gateway),
+    /// `internet` (from outside: reads pay egress).
     #[arg(long, value_name = "WAY", default_value = "endpoint", value_parser = path, help_heading = "Settings")]
     network: NetworkPath,
 
-    /// The mean time of a PUT to the store [default: S3 Standard's 70ms, or the price table's]
+    /// Mean latency of a PUT to the store [default: S3 Standard's 70ms, or the price table's]
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     pub(super) put_latency: Option<Time>,
 
-    /// The mean time of a GET from the store [default: S3 Standard's 35ms, or the price table's]
+    /// Mean latency of a GET from the store [default: S3 Standard's 35ms, or the price table's]
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     pub(super) get_latency: Option<Time>,
 }
@@ -350,12 +353,12 @@ impl SettingsArgs {
         settings.zone_aware = self.zone_aware;
         settings.path = self.network;
         if settings.zone_aware && settings.zones == 1 {
-            bail!("--zone-aware means something with several zones: give --zones too, or leave it out");
+            bail!("--zone-aware needs several zones: give --zones too, or leave it out");
         }
         Ok(settings)
     }
 
-    /// A flag for what a live buffer says itself.
+    /// A flag whose value a live buffer determines.
     pub(super) fn observed(&self) -> Option<&'static str> {
         let given = [
             (self.linger.is_some(), "--linger"),
@@ -372,7 +375,7 @@ impl SettingsArgs {
 }
 
 impl CostArgs {
-    /// The axes of `--sweep`: an item with `=` begins one, others are more values of it.
+    /// The axes of `--sweep`. An item with `=` starts an axis; the following items are its other values.
     pub(super) fn axes(&self) -> anyhow::Result<Vec<Axis>> {
         let mut axes: Vec<Axis> = Vec::new();
         for item in self.sweep.iter().flat_map(|text| text.split(',')) {
@@ -520,7 +523,7 @@ mod tests {
     fn what_contradicts_itself_is_refused_with_what_to_do() {
         const LOAD: [&str; 2] = ["--throughput", "10MB/s"];
         let with = |flags: &[&str]| refused(&[&LOAD, flags].concat());
-        assert!(refused(&[]).contains("Give --throughput"));
+        assert!(refused(&[]).contains("give --throughput"));
         assert!(refused(&["--throughput", "10MB"]).contains("50GB/day"));
         assert!(refused(&["--events", "100"]).contains("give --event-bytes"));
         assert!(with(&["--events", "100"]).contains("give one of them"));
@@ -563,7 +566,7 @@ mod tests {
             args.check(&args.axes().unwrap()).unwrap_err().to_string()
         };
         assert!(refused(&["--throughput", "1MB/s"]).contains("give one of them"));
-        assert!(refused(&["--sweep", "linger=1s"]).contains("nothing to choose"));
+        assert!(refused(&["--sweep", "linger=1s"]).contains("leave out --sweep"));
         assert!(refused(&["--producers", "2"]).contains("--producers follows from the buffer"));
     }
 }

@@ -1,4 +1,4 @@
-//! The demo's questions to ClickHouse: how many rows, which records are missing or doubled.
+//! The demo's queries to ClickHouse: counts rows, and finds missing and duplicate records.
 
 use anyhow::{Context, bail};
 use millpond_load::clickhouse::UNIQUE;
@@ -10,7 +10,7 @@ pub(super) struct ClickHouse {
     url: String,
 }
 
-/// Rows against what was acknowledged.
+/// The rows compared with the acknowledged records.
 pub(super) struct Verdict {
     pub(super) rows: u64,
     pub(super) duplicates: u64,
@@ -49,7 +49,7 @@ impl ClickHouse {
             .with_context(|| format!("count() is {text:?}"))
     }
 
-    /// Compares, request by request, the ids in the table with those in the file of acknowledged ones.
+    /// Compares the ids in the table with those in the file of acknowledged ones, request by request.
     pub(super) async fn verify(
         &self,
         run: &str,

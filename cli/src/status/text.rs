@@ -1,4 +1,4 @@
-//! A look, for people.
+//! The state of a buffer as text for people.
 
 use crate::output::inline;
 use crate::units::{count, grouped, readable, whole};
@@ -6,10 +6,16 @@ use millpond_operate::status::{Consumer, Position, Shard, State, Status};
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
-/// A look as lines of text.
+/// The columns of a consumer's table, below the tables.
+const LEGEND: &str = "
+  behind: records that are committed and not acknowledged; stored: their compressed size; for: the age of the oldest
+  next: the sequence to acknowledge next; read: records acknowledged per second since the previous look (--watch)
+";
+
+/// The state of a buffer as lines of text.
 pub(super) fn of(status: &Status) -> String {
     let mut text = String::new();
-    write(&mut text, status).expect("a string takes all that is written");
+    write(&mut text, status).expect("writing to a string succeeds");
     text
 }
 
@@ -22,13 +28,17 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
     for shard in &status.shards {
         write_shard(text, shard, status.unreadable.is_empty())?;
     }
+    let consumers = status.shards.iter().flat_map(|shard| &shard.consumers);
+    if consumers.map(|consumer| consumer.streams.len()).sum::<usize>() > 0 {
+        text.push_str(LEGEND);
+    }
     for what in &status.unreadable {
         writeln!(text, "\ncannot be read: {}", inline(what))?;
     }
     Ok(())
 }
 
-/// `all_there`: nothing of the buffer is left out because it cannot be read.
+/// `all_there`: every part of the buffer could be read.
 fn write_shard(text: &mut String, shard: &Shard, all_there: bool) -> fmt::Result {
     let Shard { shard: number, .. } = shard;
     let (Some(oldest), Some(newest)) = (shard.oldest_seconds, shard.newest_seconds) else {
@@ -45,7 +55,7 @@ fn write_shard(text: &mut String, shard: &Shard, all_there: bool) -> fmt::Result
     };
     writeln!(
         text,
-        "\nshard {number:04}: {} (sequences {}..{}), {}, committed {} ago, producers active: {}",
+        "\nshard {number:04}: {} (sequences {}..{}), {}, committed {} ago, producers that committed in the last minute: {}",
         count(shard.segments, "segment"),
         shard.first_sequence,
         shard.next_sequence,
@@ -105,11 +115,15 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
             None => writeln!(text, "    waits for: {}", inline(reason))?,
         }
     }
+    if !consumer.shares_tables_with.is_empty() {
+        let others = consumer.shares_tables_with.join(", ");
+        writeln!(text, "    writes to the same tables as: {others}")?;
+    }
     for Position { stream, refused, .. } in &consumer.streams {
         for reason in refused {
             writeln!(
                 text,
-                "    takes apart a batch of {stream} that was refused: {}",
+                "    bisects a refused batch of {stream}: {}",
                 inline(reason)
             )?;
         }
@@ -129,7 +143,7 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
     if consumer.skipped > 0 {
         writeln!(
             text,
-            "    {} left out by an operator (`millpond consumer list`)",
+            "    {} skipped by an operator (`millpond consumer list`)",
             count(consumer.skipped as u64, "part")
         )?;
     }
@@ -152,7 +166,7 @@ fn state(consumer: &Consumer) -> String {
     )
 }
 
-/// Rows under their heads, the first column to the left and the others to the right.
+/// Rows under their headings: the first column left-aligned, the others right-aligned.
 fn table<const N: usize>(text: &mut String, heads: [&str; N], rows: Vec<[String; N]>) -> fmt::Result {
     let widths: [usize; N] = std::array::from_fn(|column| {
         let cells = rows.iter().map(|row| row[column].chars().count());

@@ -1,10 +1,10 @@
-//! A record in one line: when, what, of which service, and its attributes.
+//! A record as one line: its time, service, content and attributes.
 
 use crate::output::inline;
 use serde_json::Value;
 use std::fmt::Write as _;
 
-/// The line of a record, as `record.rs` makes them.
+/// The line of a record.
 pub(super) fn line(record: &Value) -> String {
     let of = |name: &str| plain(&record[name]);
     let service = plain(&record["resource"]["service.name"]);
@@ -41,7 +41,7 @@ pub(super) fn line(record: &Value) -> String {
         .join(" ");
     if let Value::Object(attributes) = &record["attributes"] {
         for (key, value) in attributes {
-            // A string takes all that is written.
+            // Writing to a string succeeds.
             let _ = write!(line, " {key}={}", plain(value));
         }
     }

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
     Attempt, Batch, BatchingPolicy, Chunk, Config, ConsumeError, Consumer, Cut, Environment, Presence,
-    Received, Record, RowId, Settled, Sink, SinkError, SystemEnvironment,
+    Received, Record, RowId, Settled, Sink, SinkError, SinkTable, SystemEnvironment,
 };
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Skip;
@@ -299,6 +299,8 @@ struct State {
     begun: usize,
     /// The first row of each question, and the number of requests before it.
     asked: Vec<(RowId, usize)>,
+    /// What tells it from other tables.
+    identities: Vec<String>,
 }
 
 impl Table {
@@ -318,6 +320,11 @@ impl Table {
             hanging: AtomicUsize::new(0),
             rows_seen,
         })
+    }
+
+    /// From now on it can be told from other tables by these.
+    pub fn identify(&self, identities: &[&str]) {
+        self.state.lock().unwrap().identities = identities.iter().map(|id| (*id).to_owned()).collect();
     }
 
     pub fn let_through(&self, writes: usize) {
@@ -473,6 +480,14 @@ impl Sink for Table {
 
     fn schema_version(&self) -> u32 {
         1
+    }
+
+    fn tables(&self) -> Vec<SinkTable> {
+        let identities = self.state.lock().unwrap().identities.clone();
+        match identities.is_empty() {
+            true => Vec::new(),
+            false => vec![SinkTable::new(&self.name, identities)],
+        }
     }
 
     fn accepts(&self, stream: &str, _: Encoding) -> bool {
@@ -779,6 +794,15 @@ pub async fn acknowledged(log: &Log, next: u64) {
     eventually("the batch is acknowledged", async || {
         let cursor = log.cursor("default").await;
         cursor.is_some_and(|cursor| cursor.next(STREAM) == next)
+    })
+    .await;
+}
+
+/// Waits until a consumer has acknowledged everything below `end`.
+pub async fn read_by(log: &Log, consumer: &str, end: u64) {
+    eventually("it is acknowledged", async || {
+        let cursor = log.cursor(consumer).await;
+        cursor.is_some_and(|cursor| cursor.next(STREAM) == end)
     })
     .await;
 }

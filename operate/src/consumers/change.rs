@@ -67,7 +67,7 @@ pub async fn plan_reset(store: &Store, selection: &Selection, to: Target) -> any
             continue;
         };
         if to.is_sequence() && !resets.is_empty() {
-            bail!("a sequence belongs to one shard: say which with --shard");
+            bail!("a sequence belongs to one shard: select it with --shard");
         }
         resets.push(Reset {
             shard,
@@ -264,14 +264,14 @@ async fn swap(store: &Store, before: &Version, next: Cursor) -> anyhow::Result<(
     match cas::swap(store, &key, Some(before), next).await {
         Swap::Committed(_) => Ok(()),
         Swap::Mismatch => {
-            bail!("the cursor in shard {shard:04} changed meanwhile: its owner lives; try again")
+            bail!("the cursor in shard {shard:04} changed meanwhile: its owner is running; try again")
         }
         Swap::Unknown(error) => {
             let found = cas::read::<Cursor>(store, &key).await?;
             if found.is_some_and(|found| found.state.stamp == stamp) {
                 return Ok(());
             }
-            Err(error).with_context(|| format!("it is not known whether the cursor in shard {shard:04} was changed; look with `millpond consumer list`"))
+            Err(error).with_context(|| format!("the store did not say whether the cursor in shard {shard:04} changed: check with `millpond consumer list`"))
         }
     }
 }

@@ -12,6 +12,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// The range to repair.
@@ -46,15 +47,23 @@ pub struct Repaired {
     pub dead_letters: u64,
 }
 
-/// Repairs a range, until `shutdown` is cancelled.
+/// The interval between two reports of the progress.
+const EVERY: Duration = Duration::from_millis(200);
+
+/// Repairs a range, until `shutdown` is cancelled. `on_progress` hears how many records of how many were compared.
 ///
 /// # Errors
 /// The range cannot be compared, or the store or ClickHouse fails for good.
-pub async fn repair(store: Store, options: Options, shutdown: CancellationToken) -> anyhow::Result<Repaired> {
+pub async fn repair(
+    store: Store,
+    options: Options,
+    shutdown: CancellationToken,
+    on_progress: impl Fn(u64, u64),
+) -> anyhow::Result<Repaired> {
     layout::check_reader_name(&options.consumer)?;
     ensure!(
         options.tables.columns == Columns::All,
-        "with --columns none the tables do not keep the identities of rows, so that nothing can be compared"
+        "with --columns none the tables do not keep the identities of rows, so rows cannot be compared"
     );
     let ranges = options.ranges(&store).await?;
     let shards = ranges.len() as u64;
@@ -64,6 +73,7 @@ pub async fn repair(store: Store, options: Options, shutdown: CancellationToken)
     });
     let sink = sink.await?;
     options.check_identities(&store, &sink, &ranges).await?;
+    let records = options.records(&store, &ranges).await?;
     let streams = match options.streams.is_empty() {
         true => vec![StreamPattern::any()],
         false => options.streams,
@@ -77,7 +87,17 @@ pub async fn repair(store: Store, options: Options, shutdown: CancellationToken)
     };
     let consumer = Consumer::new(store, config, Arc::new(sink), &mut Registry::default())?;
     let tally = consumer.tally();
-    consumer.run(shutdown).await?;
+    let done = || tally.found() + tally.inserted() + tally.dead_letters();
+    let reports = async {
+        loop {
+            on_progress(done(), records);
+            tokio::time::sleep(EVERY).await;
+        }
+    };
+    tokio::select! {
+        ended = consumer.run(shutdown) => ended?,
+        () = reports => unreachable!("the reports never end"),
+    }
     let (found, inserted) = (tally.found(), tally.inserted());
     Ok(Repaired {
         complete: tally.shards() == shards,
@@ -93,7 +113,7 @@ impl Options {
     async fn ranges(&self, store: &Store) -> anyhow::Result<BTreeMap<u32, RangeInclusive<u64>>> {
         let shards = shards(&buffer(store).await?, self.shard)?;
         if shards.len() > 1 && (self.from.is_sequence() || self.to.is_sequence()) {
-            bail!("a sequence belongs to one shard: say which with --shard");
+            bail!("a sequence belongs to one shard: select it with --shard");
         }
         let mut ranges = BTreeMap::new();
         for shard in shards {
@@ -115,6 +135,38 @@ impl Options {
         Ok(ranges)
     }
 
+    /// Counts the records of the ranges. A mistyped stream is an error: it would repair nothing, and report success.
+    async fn records(
+        &self,
+        store: &Store,
+        ranges: &BTreeMap<u32, RangeInclusive<u64>>,
+    ) -> anyhow::Result<u64> {
+        let mut there = Vec::new();
+        let mut records = 0;
+        for (&shard, range) in ranges {
+            let found = cursor(store, shard, &self.consumer).await?;
+            let cursor = found.context("the consumer was removed meanwhile")?.state;
+            let log = read_log(store, shard).await?;
+            let log = log.context("the shard has no log anymore")?;
+            for stream in cursor.streams.into_keys() {
+                let wanted = self.streams.is_empty() || self.streams.iter().any(|it| it.matches(&stream));
+                if let Some(index) = log.stream_index(&stream).filter(|_| wanted) {
+                    let behind = log.records(index, range.end().saturating_add(1));
+                    records += log.records(index, *range.start()).saturating_sub(behind);
+                }
+                there.push(stream);
+            }
+        }
+        for pattern in &self.streams {
+            ensure!(
+                there.iter().any(|stream| pattern.matches(stream)),
+                "consumer {} has read no stream that matches {pattern}: `millpond consumer list` lists its streams",
+                self.consumer
+            );
+        }
+        Ok(records)
+    }
+
     /// Rows that were inserted before rows had identities look missing, and would be inserted again.
     async fn check_identities(
         &self,
@@ -131,8 +183,8 @@ impl Options {
                 let first = crate::rows::first_with_identity(sink, &source, stream).await?;
                 ensure!(
                     *range.start() >= first,
-                    "rows of {stream} below sequence {first} were inserted before rows had identities, so that they cannot be \
-                     compared: use --from {first} or a later one"
+                    "rows of {stream} below sequence {first} were inserted before rows had identities, and cannot be \
+                     compared: use --from {first} or later"
                 );
             }
         }
@@ -149,7 +201,7 @@ fn range(from: Target, to: Target, log: &Log, cursor: &Cursor) -> anyhow::Result
     };
     let end = match to {
         Target::Sequence(sequence) => {
-            ensure!(from <= sequence, "--from {from} lies behind --to {sequence}");
+            ensure!(from <= sequence, "--from {from} is after --to {sequence}");
             sequence + 1
         }
         Target::Latest => acknowledged(),

@@ -11,8 +11,20 @@ use std::time::{Duration, Instant};
 /// Time between two reads of a cursor.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// Waits until the consumer has acknowledged all that is committed now. Returns the number of records. `on_unknown` hears
-/// once that the consumer has never run.
+/// The state of the wait, at each look.
+#[derive(Debug)]
+pub struct Look<'a> {
+    /// Records committed at the start of the wait, in the shards so far.
+    pub records: u64,
+    /// Records of these that the consumer has not acknowledged.
+    pub behind: u64,
+    /// The consumer has a cursor in this shard.
+    pub is_known: bool,
+    /// Reasons why the consumer does not proceed.
+    pub waiting_for: &'a [String],
+}
+
+/// Waits until the consumer has acknowledged all that is committed now. Returns the number of records. `on_look` hears of each look.
 ///
 /// # Errors
 /// The time is up, or the buffer cannot be read.
@@ -20,16 +32,17 @@ pub async fn until_read(
     store: &Store,
     consumer: &str,
     timeout: Option<Duration>,
-    on_unknown: impl Fn(),
+    mut on_look: impl FnMut(&Look<'_>),
 ) -> anyhow::Result<u64> {
     layout::check_consumer_name(consumer)?;
     let began = Instant::now();
-    let (mut patience, mut named) = (Patience::default(), false);
+    let mut patience = Patience::default();
     let mut records = 0;
     for shard in 0..buffer(store).await?.shards {
         let Some(log) = read_log(store, shard).await? else {
             continue;
         };
+        records += total(&log, |_| log.first_sequence);
         loop {
             let late = timeout.is_some_and(|timeout| began.elapsed() >= timeout);
             match cursor(store, shard, consumer).await {
@@ -37,16 +50,17 @@ pub async fn until_read(
                     patience.over();
                     let cursor = found.map(|found| found.state);
                     let behind = behind(&log, cursor.as_ref());
+                    on_look(&Look {
+                        records,
+                        behind,
+                        is_known: cursor.is_some(),
+                        waiting_for: cursor.as_ref().map_or(&[], |cursor| &cursor.waiting_for),
+                    });
                     if behind == 0 {
                         break;
                     }
                     if late {
                         bail!(late_by(consumer, cursor.as_ref(), &log, behind));
-                    }
-                    if cursor.is_none() && !named {
-                        // A mistyped name would otherwise wait without a word.
-                        on_unknown();
-                        named = true;
                     }
                 }
                 Err(error) if late => return Err(error.into()),
@@ -54,7 +68,6 @@ pub async fn until_read(
             }
             tokio::time::sleep(EVERY).await;
         }
-        records += total(&log, |_| log.first_sequence);
     }
     Ok(records)
 }
@@ -63,13 +76,13 @@ fn late_by(consumer: &str, cursor: Option<&Cursor>, log: &Log, behind: u64) -> S
     let (shard, end) = (log.shard, log.next_sequence);
     if cursor.is_none() {
         return format!(
-            "consumer {consumer} has never run, so nothing of shard {shard:04} is read; `millpond consumer list` names those \
+            "consumer {consumer} has never run, so it has read nothing of shard {shard:04}; `millpond consumer list` lists those \
              that have"
         );
     }
     format!(
         "consumer {consumer} has not read shard {shard:04} up to sequence {end}: it is behind by {} of {}; `millpond status` \
-         says what it waits for",
+         shows what it waits for",
         count(behind, "record"),
         grouped(total(log, |_| log.first_sequence))
     )

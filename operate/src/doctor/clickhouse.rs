@@ -6,7 +6,7 @@ use millpond_clickhouse::{ClickHouse, Config, keeps_identities};
 use millpond_consumer::{BatchingPolicy, SinkError};
 use std::collections::BTreeSet;
 
-const WAITS: &str = "a consumer with the same settings waits for the server, makes missing tables, and ends at one that does not fit";
+const WAITS: &str = "a consumer with these settings waits for the server, creates missing tables, and exits at a table that does not fit";
 
 /// Checks that the tables fit at every address, are the same, and remember tokens for long enough.
 pub(super) async fn look(config: Config, policies: &[BatchingPolicy], report: &mut Report) {
@@ -39,7 +39,7 @@ pub(super) async fn look(config: Config, policies: &[BatchingPolicy], report: &m
         } else {
             report.warning(
                 what,
-                "a consumer uses the other addresses; start this server, or leave its address out",
+                "a consumer uses the other addresses; start this server, or remove its address",
             );
         }
     }
@@ -68,14 +68,14 @@ async fn look_at_address(config: Config, report: &mut Report) -> Result<bool, Si
         match state {
             State::Created | State::Fits => {}
             State::Missing if !needed => report.warning(
-                format!("there is no {what}, by which a trace's time is found"),
-                "`millpond tables create` makes it; what is in the traces' table already is not in it then",
+                format!("there is no {what}, which lookups of a trace's time need"),
+                "`millpond tables create` creates it, without the rows that the traces' table already has",
             ),
             State::Missing => {
                 fit = false;
                 report.error(
                     format!("there is no {what}"),
-                    "a consumer makes it (not with --no-create); `millpond tables create` does so now",
+                    "a consumer creates it (except with --no-create); `millpond tables create` does so now",
                 );
             }
             State::Unfit(faults) => {
@@ -106,7 +106,7 @@ fn report_server(seen: Seen, report: &mut Report) {
                 "this machine's clock and that of ClickHouse at {url} are {} s apart",
                 clock_ms.abs() / 1_000
             ),
-            "nothing is lost by it, but TTLs and latency figures are off by as much: set the clock by NTP",
+            "no data is lost, but TTLs and latency figures are off by this much: synchronise the clocks with NTP",
         );
     }
     for reason in uncertain {
@@ -121,7 +121,7 @@ fn look_at_tokens(sink: &ClickHouse, policies: &[BatchingPolicy], report: &mut R
     if policies.iter().any(|policy| !keeps_identities(&policy.sink)) {
         report.warning(
             "a consumer writes with --columns none: each row is inserted exactly once only while ClickHouse remembers its token",
-            "use --columns all for new tables, or keep the deduplication window large; such rows cannot be compared or repaired",
+            "use --columns all for new tables, or keep the deduplication window large; rows without identities can be neither compared nor repaired",
         );
     }
     let warnings: BTreeSet<String> = policies
@@ -131,7 +131,7 @@ fn look_at_tokens(sink: &ClickHouse, policies: &[BatchingPolicy], report: &mut R
     for warning in warnings {
         report.warning(
             warning,
-            "with Millpond's own columns the consumer also asks the table for the rows of a batch in doubt, so that nothing depends on the window alone",
+            "with Millpond's columns, the consumer also asks the table for the rows of a batch in doubt, and does not depend on the window alone",
         );
     }
 }

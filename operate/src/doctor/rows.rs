@@ -52,11 +52,12 @@ pub struct Compared {
     pub sequences: Vec<Difference>,
 }
 
-/// Compares every consumer's tables.
+/// Compares the tables of every consumer, or of this one.
 pub(super) async fn look(
     store: &Store,
     tables: &Config,
     range: &RowRange,
+    only: Option<&str>,
     report: &mut Report,
 ) -> anyhow::Result<Vec<Compared>> {
     let mut all = Vec::new();
@@ -87,10 +88,7 @@ pub(super) async fn look(
             continue;
         };
         for cursor in cursors(store, shard).await? {
-            let named = range
-                .consumer
-                .as_ref()
-                .is_none_or(|name| *name == cursor.consumer);
+            let named = only.is_none_or(|name| name == cursor.consumer);
             if !named || layout::repaired_by(&cursor.consumer).is_some() {
                 continue;
             }
@@ -121,8 +119,8 @@ pub(super) async fn look(
     }
     if all.is_empty() {
         report.warning(
-            "no rows were compared: no consumer has acknowledged anything of that range that the buffer still holds",
-            "`millpond consumer list` shows what each has acknowledged, `millpond status` what the buffer holds",
+            "no rows were compared: no consumer has acknowledged anything in that range that the buffer still holds",
+            "`millpond consumer list` shows the acknowledged positions, `millpond status` the content of the buffer",
         );
     }
     Ok(all)
@@ -165,11 +163,11 @@ impl Look<'_> {
             report.warning(
                 format!(
                     "consumer {consumer} in shard {:04}: rows of {stream} below sequence {} were inserted before rows had \
-                     identities: they are not compared",
+                     identities, and are not compared",
                     log.shard,
                     from.min(end)
                 ),
-                "nothing is wrong with them; do not reset the consumer to before that sequence",
+                "these rows are fine; do not reset the consumer to a position before that sequence",
             );
         }
         if from >= end {
@@ -335,7 +333,7 @@ impl Compared {
         if let Some((_, _, named)) = self.named(|difference| &difference.unknown) {
             report.error(
                 format!("{name}: the table has {} of {stream} that no record of the buffer has: {named}", count(self.unknown, "row")),
-                "no program of this version wrote them for this buffer: look where they come from, and delete them by their \
+                "this version of Millpond did not write them for this buffer: find their origin, and delete them by their \
                  _millpond_source, _millpond_sequence and _millpond_record",
             );
         }

@@ -1,6 +1,7 @@
 //! Classifies failed requests by what to do with their rows: retry, fix the table, or give up.
 
 use crate::client::Error;
+use crate::rights;
 use millpond_consumer::SinkError;
 
 /// Exceptions that somebody must fix before anything can be written: the table, the database, our privileges, or the
@@ -80,6 +81,11 @@ pub(crate) fn classify(what: &str, error: &Error) -> SinkError {
     let mut message = format!("{what}: {}", shown(error));
     if is_exception(error, REPLICA_ALREADY_EXISTS) {
         message = format!("{what}: {SAME_REPLICA}: {}", shown(error));
+    }
+    if let Error::Exception { code, text } = error
+        && let Some(advice) = rights::advice(*code, text)
+    {
+        message = format!("{what}: {advice}: {}", shown(error));
     }
     let among = |codes: &[(u32, &str)], code| codes.iter().any(|(known, _)| *known == code);
     match error {
@@ -252,6 +258,14 @@ mod tests {
         }
         let error = classify("creating table t", &exception(342)).to_string();
         assert!(!error.contains("another server"), "{error}");
+    }
+
+    #[test]
+    fn a_mistake_with_the_user_gets_its_remedy() {
+        let error = classify("inserting", &exception(516)).to_string();
+        for part in ["inserting: the user or the password is wrong", ": Code: 516."] {
+            assert!(error.contains(part), "{error}");
+        }
     }
 
     #[test]

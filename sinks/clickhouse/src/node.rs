@@ -8,7 +8,7 @@ use crate::schema::judge::Known;
 use crate::schema::{self, Table};
 use crate::server::{Checked, Named, Server};
 use crate::unfit::Unfit;
-use millpond_consumer::SinkError;
+use millpond_consumer::{SinkError, SinkTable};
 use std::sync::atomic::AtomicBool;
 use tracing::info;
 
@@ -110,6 +110,18 @@ impl Node {
             Some(fault) => Err(SinkError::Schema(fault)),
             None => Ok(tables),
         }
+    }
+
+    /// The tables that rows go to, for other consumers of them.
+    pub(crate) async fn identify(&self) -> Result<Vec<SinkTable>, SinkError> {
+        let config = &self.server.config;
+        let mut tables = Vec::with_capacity(self.tables.len());
+        for Target { table, known, .. } in &self.tables {
+            let name = table.name(config);
+            let identities = self.server.identities_of(name, known).await?;
+            tables.push(SinkTable::new(&format!("{}.{name}", config.database), identities));
+        }
+        Ok(tables)
     }
 
     pub(crate) fn asks(&self) -> Vec<&Ask> {

@@ -3,14 +3,16 @@
 mod ask;
 mod counts;
 mod migrate;
+mod places;
 mod same;
 mod settle;
 mod ttl;
 
 use crate::client::{Client, Error};
 use crate::config::{Columns, Config};
-use crate::failure::{classify, is_away, shown};
+use crate::failure::{classify, is_away, is_exception, shown};
 use crate::presence::{Ask, all_servers};
+use crate::rights::ACCESS_DENIED;
 use crate::schema::ddl::Object;
 use crate::schema::distributed::Distributed;
 use crate::schema::judge::{self, Fault, Found, Known};
@@ -154,9 +156,20 @@ impl Server {
                 // The view cannot be created; the fault of its table says why.
                 continue;
             }
-            let what = format!("creating {}", object.title(&self.config));
+            let title = object.title(&self.config);
             let sql = object.create(&self.config, version);
-            self.failing(&what, self.client.execute(&sql).await)?;
+            match self.client.execute(&sql).await {
+                // A user sees only what it has rights to.
+                Err(error) if is_exception(&error, ACCESS_DENIED) => {
+                    return Err(SinkError::Schema(format!(
+                        "{title} at {} is missing or hidden from the user; if it exists, grant SELECT and INSERT on it, otherwise \
+                         create it as another user (`millpond tables create`): {}",
+                        self.url,
+                        shown(&error)
+                    )));
+                }
+                created => self.failing(&format!("creating {title}"), created)?,
+            }
         }
         Ok(())
     }
@@ -192,6 +205,9 @@ impl Server {
         let Some(engine) = self.engine(name).await? else {
             return Ok(Checked::Missing);
         };
+        if found.is_empty() {
+            return Ok(Checked::Unfit(vec![judge::hidden(&table.path(&self.config))]));
+        }
         let mut faults = judge::faults(&self.config, table, &found);
         faults.extend(self.row_policy(table).await?);
         if !faults.is_empty() {
@@ -357,6 +373,11 @@ impl Server {
         let Some(engine) = self.engine(&name).await? else {
             return Ok(Checked::Missing);
         };
+        if found.is_empty() {
+            return Ok(Checked::Unfit(vec![judge::hidden(&schema::lookup_path(
+                &self.config,
+            ))]));
+        }
         let faults = judge::lookup_faults(&self.config, &found);
         if !faults.is_empty() {
             return Ok(Checked::Unfit(faults));

@@ -1,8 +1,9 @@
 //! The settings of requests: those from the URL, and those that no URL, user or profile may change.
 
-use crate::client::Client;
+use crate::answer::AnswerError;
+use crate::client::{Client, Error};
 use crate::config::Config;
-use crate::failure::{classify, is_exception};
+use crate::failure::{classify, is_exception, shown};
 use crate::schema::literal;
 use millpond_consumer::SinkError;
 use percent_encoding::percent_decode_str;
@@ -145,7 +146,34 @@ async fn known(client: &Client, url: &str) -> Result<Vec<String>, SinkError> {
         Err(error) if is_exception(&error, UNKNOWN_SETTING) => ask(&[]).await,
         answer => answer,
     };
-    answer.map_err(|error| classify(&format!("asking for the settings at {url}"), &error))
+    answer.map_err(|error| match is_another_service(&error) {
+        true => SinkError::Schema(format!(
+            "{url} is not ClickHouse's HTTP interface ({}): give its address, such as http://127.0.0.1:8123; port 9000 is for the \
+             native protocol",
+            excerpt(&shown(&error))
+        )),
+        false => classify(&format!("asking for the settings at {url}"), &error),
+    })
+}
+
+/// Reports whether something else answered the first question. Only ClickHouse marks its exceptions; a proxy whose server is away
+/// answers with 5xx, and one that limits requests with 408, 425 or 429.
+fn is_another_service(error: &Error) -> bool {
+    match error {
+        Error::Status { status, .. } => (200..500).contains(status) && ![408, 425, 429].contains(status),
+        Error::Answer(AnswerError::Unreadable(_)) => true,
+        _ => false,
+    }
+}
+
+/// The beginning of a foreign answer, on one line.
+fn excerpt(text: &str) -> String {
+    let line: Vec<&str> = text.split_whitespace().collect();
+    let line = line.join(" ");
+    match line.char_indices().nth(120) {
+        Some((end, _)) => format!("{} …", &line[..end]),
+        None => line,
+    }
 }
 
 /// Splits a URL. Rejects URLs that the client would report in a confusing way, or log.

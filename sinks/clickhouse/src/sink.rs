@@ -12,7 +12,7 @@ use crate::schema::judge::InDoubt;
 use crate::schema::{self, Table};
 use async_trait::async_trait;
 use millpond_consumer::{
-    Attempt, Batch, BatchingPolicy, Chunk, Cut, Presence, Record, RowId, Settled, Sink, SinkError,
+    Attempt, Batch, BatchingPolicy, Chunk, Cut, Presence, Record, RowId, Settled, Sink, SinkError, SinkTable,
 };
 use millpond_manifest::planted::{self, Bug};
 use millpond_otlp::Signal;
@@ -33,6 +33,7 @@ pub struct ClickHouse {
     name: String,
     config: Config,
     pub(crate) addresses: Addresses,
+    tables: Vec<SinkTable>,
     warned: OnceLock<()>,
     workspaces: Mutex<Vec<Workspace>>,
 }
@@ -54,9 +55,11 @@ impl ClickHouse {
     /// `Schema` if a table does not fit, with each faulty column and its fix, if the server denies access, or if the
     /// addresses do not have the same tables; `Transient` if no server can be reached or can answer now.
     pub async fn open(config: Config) -> Result<Self, SinkError> {
+        let addresses = Addresses::open(config.clone()).await?;
         Ok(Self {
             name: name(&config),
-            addresses: Addresses::open(config.clone()).await?,
+            tables: addresses.in_use().identify().await?,
+            addresses,
             config,
             warned: OnceLock::new(),
             workspaces: Mutex::default(),
@@ -140,6 +143,11 @@ impl Sink for ClickHouse {
 
     fn schema_version(&self) -> u32 {
         SCHEMA_VERSION
+    }
+
+    /// As the address in use had them at the start.
+    fn tables(&self) -> Vec<SinkTable> {
+        self.tables.clone()
     }
 
     fn accepts(&self, stream: &str, encoding: Encoding) -> bool {

@@ -19,7 +19,7 @@ impl Unfit {
             let tables = self.missing.join(", ");
             let _ = write!(
                 text,
-                "there is no table {tables} at {url}: create it (`millpond tables create`, or your own as `millpond tables print` has it)"
+                "there is no table {tables} at {url} that the user sees: create it (`millpond tables create`, or your own as `millpond tables print` has it), or grant SELECT and INSERT on it"
             );
         }
         if !self.faults.is_empty() {

@@ -19,7 +19,7 @@ fn flags(endpoint: &str) -> Options {
     }
 }
 
-/// Where metrics go, with these flags and variables.
+/// The URL for metrics with these flags and variables.
 fn url(args: &Options, variables: &[(&str, &str)]) -> Option<String> {
     let metrics = resolve(args, variables).unwrap().metrics;
     metrics.map(|metrics| metrics.destination.url.to_string())
@@ -253,7 +253,7 @@ fn what_cannot_be_used_is_said_with_its_name() {
     assert!(said.contains("belong together"), "{said}");
 }
 
-/// A cluster's variables are no reason for a gateway not to start.
+/// A cluster's variables must not keep a gateway from starting.
 #[test]
 fn a_protocol_that_is_not_spoken_is_said_and_ends_nothing() {
     for (variable, value) in [

@@ -1,8 +1,12 @@
-{{/* What every object of one part (gateway, consumer, gc) is selected by. Call with (dict "root" $ "part" "gateway"). */}}
+{{/* What every object of one part (gateway, consumer, gc) is selected by. Call with (dict "root" $ "part" "gateway"), and with
+"key" for an entry of `consumers`. */}}
 {{- define "millpond.selector" -}}
 app.kubernetes.io/name: millpond
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .part }}
+{{- with .key }}
+millpond.dev/consumer: {{ . }}
+{{- end }}
 {{- end }}
 
 {{- define "millpond.labels" -}}
@@ -12,14 +16,33 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
-{{/* 40 characters of the release leave room for what controllers append. */}}
+{{/* At most 63 characters with what is appended: -admin to the gateway's, and 11 characters by a StatefulSet's controller, for a
+label, to a consumer's. */}}
 {{- define "millpond.name" -}}
-{{- $release := .root.Release.Name | trunc 40 | trimSuffix "-" -}}
-{{- if contains "millpond" $release -}}
-{{ $release }}-{{ .part }}
-{{- else -}}
-{{ $release }}-millpond-{{ .part }}
+{{- $part := .part -}}
+{{- with .key -}}
+{{- $part = printf "%s-%s" $part . -}}
 {{- end -}}
+{{- $room := ternary 34 40 (eq .part "consumer") -}}
+{{- $release := .root.Release.Name | trunc (ternary 17 $room (hasKey . "key")) | trimSuffix "-" -}}
+{{- if contains "millpond" $release -}}
+{{ $release }}-{{ $part }}
+{{- else -}}
+{{ $release }}-millpond-{{ $part }}
+{{- end -}}
+{{- end }}
+
+{{/* Values with those of another map over them, as YAML. Sprig's merge functions skip false, 0 and "". Call with
+(dict "base" map "over" map). */}}
+{{- define "millpond.merged" -}}
+{{- $merged := deepCopy .base -}}
+{{- range $name, $value := .over -}}
+{{- if and (kindIs "map" $value) (kindIs "map" (get $merged $name)) -}}
+{{- $value = include "millpond.merged" (dict "base" (get $merged $name) "over" $value) | fromYaml -}}
+{{- end -}}
+{{- $_ := set $merged $name $value -}}
+{{- end -}}
+{{- toYaml $merged -}}
 {{- end }}
 
 {{/* Call with (dict "root" $ "part" "gateway" "account" .Values.gateway.serviceAccount). */}}
@@ -110,8 +133,10 @@ capabilities:
   value: {{ .Values.log.format | quote }}
 {{- end }}
 
+{{/* Call with (dict "root" $ "values" .Values.gateway). */}}
 {{- define "millpond.telemetry" -}}
-{{- with .Values.telemetry }}
+{{- $part := .values.telemetry }}
+{{- with .root.Values.telemetry }}
 {{- if .endpoint }}
 - name: MILLPOND_OTLP_ENDPOINT
   value: {{ .endpoint | quote }}
@@ -119,11 +144,59 @@ capabilities:
 - name: MILLPOND_OTLP_TRACES
   value: {{ .traces | quote }}
 {{- end }}
-{{- if .headersSecret }}
+{{- with $part.headersSecret }}
 - name: MILLPOND_OTLP_HEADERS
-  valueFrom: {secretKeyRef: {name: {{ .headersSecret }}, key: {{ .headersKey }}}}
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $part.headersKey }}}}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The variables with which TLS libraries find CAs: the image's bundle, and the folder of the private CA. */}}
+{{- define "millpond.ca" -}}
+{{- with .Values.ca }}
+{{- if and .configMap .secretName }}
+{{- fail "ca.configMap and ca.secretName exclude each other" }}
+{{- end }}
+{{- if or .configMap .secretName }}
+- name: SSL_CERT_FILE
+  value: /etc/ssl/certs/ca-certificates.crt
+- name: SSL_CERT_DIR
+  value: /etc/millpond/ca
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "millpond.extraEnv" -}}
+{{- with .extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* A part's mounts: those of its files (as YAML), the private CA and the extra ones. Call with (dict "root" $ "values"
+.Values.gateway "files" text). */}}
+{{- define "millpond.volumeMounts" -}}
+{{- $mounts := .files | default "" | fromYamlArray }}
+{{- if or .root.Values.ca.configMap .root.Values.ca.secretName }}
+{{- $mounts = append $mounts (dict "name" "ca" "mountPath" "/etc/millpond/ca" "readOnly" true) }}
+{{- end }}
+{{- with concat $mounts .values.extraVolumeMounts }}
+volumeMounts: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The volumes of these mounts. */}}
+{{- define "millpond.volumes" -}}
+{{- $volumes := .files | default "" | fromYamlArray }}
+{{- $items := list (dict "key" .root.Values.ca.key "path" "ca.crt") }}
+{{- with .root.Values.ca.configMap }}
+{{- $volumes = append $volumes (dict "name" "ca" "configMap" (dict "name" . "items" $items)) }}
+{{- end }}
+{{- with .root.Values.ca.secretName }}
+{{- $volumes = append $volumes (dict "name" "ca" "secret" (dict "secretName" . "items" $items "defaultMode" 288)) }}
+{{- end }}
+{{- with concat $volumes .values.extraVolumes }}
+volumes: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 

@@ -1161,6 +1161,120 @@ func (x *Refused) GetReason() string {
 	return ""
 }
 
+// A table of a sink. Two tables with an identity in common are one, or have one in common.
+type SinkTable struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // for people
+	Identities    []string               `protobuf:"bytes,2,rep,name=identities,proto3" json:"identities,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SinkTable) Reset() {
+	*x = SinkTable{}
+	mi := &file_manifest_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SinkTable) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SinkTable) ProtoMessage() {}
+
+func (x *SinkTable) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SinkTable.ProtoReflect.Descriptor instead.
+func (*SinkTable) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SinkTable) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SinkTable) GetIdentities() []string {
+	if x != nil {
+		return x.Identities
+	}
+	return nil
+}
+
+// The tables that a consumer writes to, so that other consumers of them are noticed.
+type SinkTables struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tables        []*SinkTable           `protobuf:"bytes,1,rep,name=tables,proto3" json:"tables,omitempty"`
+	Unchecked     bool                   `protobuf:"varint,2,opt,name=unchecked,proto3" json:"unchecked,omitempty"` // the owner has sent nothing to them: it still looks for other consumers of them
+	Shared        bool                   `protobuf:"varint,3,opt,name=shared,proto3" json:"shared,omitempty"`       // the owner was told to share them
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SinkTables) Reset() {
+	*x = SinkTables{}
+	mi := &file_manifest_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SinkTables) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SinkTables) ProtoMessage() {}
+
+func (x *SinkTables) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SinkTables.ProtoReflect.Descriptor instead.
+func (*SinkTables) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SinkTables) GetTables() []*SinkTable {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
+func (x *SinkTables) GetUnchecked() bool {
+	if x != nil {
+		return x.Unchecked
+	}
+	return false
+}
+
+func (x *SinkTables) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
+}
+
 type Cursor struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	BufferId         []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"`
@@ -1183,13 +1297,14 @@ type Cursor struct {
 	SentBelow        uint64                 `protobuf:"varint,18,opt,name=sent_below,json=sentBelow,proto3" json:"sent_below,omitempty"`   // rows below this sequence may be in the sink under tokens that no plan names
 	Unsettled        bool                   `protobuf:"varint,19,opt,name=unsettled,proto3" json:"unsettled,omitempty"`                    // requests of an earlier generation may still be in flight to the sink
 	LeaseMs          uint64                 `protobuf:"varint,20,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`         // the longest lease of any owner since the last clean release
+	Tables           *SinkTables            `protobuf:"bytes,21,opt,name=tables,proto3" json:"tables,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Cursor) Reset() {
 	*x = Cursor{}
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1316,7 @@ func (x *Cursor) String() string {
 func (*Cursor) ProtoMessage() {}
 
 func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1329,7 @@ func (x *Cursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
 func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{13}
+	return file_manifest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Cursor) GetBufferId() []byte {
@@ -1357,6 +1472,13 @@ func (x *Cursor) GetLeaseMs() uint64 {
 	return 0
 }
 
+func (x *Cursor) GetTables() *SinkTables {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
 // A record or message that a sink will never accept. Written once, put-if-absent.
 type DeadLetter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1380,7 +1502,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1392,7 +1514,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1405,7 +1527,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{14}
+	return file_manifest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeadLetter) GetBufferId() []byte {
@@ -1592,7 +1714,17 @@ const file_manifest_proto_rawDesc = "" +
 	"\x03low\x18\x02 \x01(\x04R\x03low\x12\x12\n" +
 	"\x04high\x18\x03 \x01(\x04R\x04high\x12\x16\n" +
 	"\x06pieces\x18\x04 \x03(\rR\x06pieces\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xb5\x05\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"?\n" +
+	"\tSinkTable\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"identities\x18\x02 \x03(\tR\n" +
+	"identities\"r\n" +
+	"\n" +
+	"SinkTables\x12.\n" +
+	"\x06tables\x18\x01 \x03(\v2\x16.millpond.v1.SinkTableR\x06tables\x12\x1c\n" +
+	"\tunchecked\x18\x02 \x01(\bR\tunchecked\x12\x16\n" +
+	"\x06shared\x18\x03 \x01(\bR\x06shared\"\xe6\x05\n" +
 	"\x06Cursor\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
@@ -1618,7 +1750,8 @@ const file_manifest_proto_rawDesc = "" +
 	"\n" +
 	"sent_below\x18\x12 \x01(\x04R\tsentBelow\x12\x1c\n" +
 	"\tunsettled\x18\x13 \x01(\bR\tunsettled\x12\x19\n" +
-	"\blease_ms\x18\x14 \x01(\x04R\aleaseMs\"\xd4\x03\n" +
+	"\blease_ms\x18\x14 \x01(\x04R\aleaseMs\x12/\n" +
+	"\x06tables\x18\x15 \x01(\v2\x17.millpond.v1.SinkTablesR\x06tables\"\xd4\x03\n" +
 	"\n" +
 	"DeadLetter\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
@@ -1664,7 +1797,7 @@ func file_manifest_proto_rawDescGZIP() []byte {
 }
 
 var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_manifest_proto_goTypes = []any{
 	(Encoding)(0),          // 0: millpond.v1.Encoding
 	(Ownership)(0),         // 1: millpond.v1.Ownership
@@ -1682,8 +1815,10 @@ var file_manifest_proto_goTypes = []any{
 	(*StreamCursor)(nil),   // 13: millpond.v1.StreamCursor
 	(*Skip)(nil),           // 14: millpond.v1.Skip
 	(*Refused)(nil),        // 15: millpond.v1.Refused
-	(*Cursor)(nil),         // 16: millpond.v1.Cursor
-	(*DeadLetter)(nil),     // 17: millpond.v1.DeadLetter
+	(*SinkTable)(nil),      // 16: millpond.v1.SinkTable
+	(*SinkTables)(nil),     // 17: millpond.v1.SinkTables
+	(*Cursor)(nil),         // 18: millpond.v1.Cursor
+	(*DeadLetter)(nil),     // 19: millpond.v1.DeadLetter
 }
 var file_manifest_proto_depIdxs = []int32{
 	0,  // 0: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
@@ -1694,18 +1829,20 @@ var file_manifest_proto_depIdxs = []int32{
 	6,  // 5: millpond.v1.Manifest.tail:type_name -> millpond.v1.Entry
 	9,  // 6: millpond.v1.Manifest.producers:type_name -> millpond.v1.Producer
 	12, // 7: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
-	1,  // 8: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
-	11, // 9: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
-	13, // 10: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
-	14, // 11: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
-	15, // 12: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
-	2,  // 13: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
-	0,  // 14: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	16, // 8: millpond.v1.SinkTables.tables:type_name -> millpond.v1.SinkTable
+	1,  // 9: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
+	11, // 10: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
+	13, // 11: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
+	14, // 12: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
+	15, // 13: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
+	17, // 14: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
+	2,  // 15: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
+	0,  // 16: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -1719,7 +1856,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -57,6 +57,14 @@ impl fmt::Display for Fault {
     }
 }
 
+/// A table without columns: a server shows a user only those that it has a right to.
+pub(crate) fn hidden(table: &str) -> Fault {
+    Fault::new(
+        format!("the user does not see the columns of table {table}"),
+        format!("GRANT SELECT, INSERT ON {table} to it"),
+    )
+}
+
 /// Lists everything that prevents writing to a table with these columns.
 pub(crate) fn faults(config: &Config, table: Table, found: &[Found]) -> Vec<Fault> {
     let migration = migration(config, table, found);

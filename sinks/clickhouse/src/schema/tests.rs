@@ -98,7 +98,7 @@ fn a_fault_names_the_column_and_what_mends_it() {
             "column TraceId of table `otel`.`otel_logs` is MATERIALIZED and cannot be written: \
              ALTER TABLE `otel`.`otel_logs` MODIFY COLUMN `TraceId` REMOVE MATERIALIZED",
             "table `otel`.`otel_logs` has no column EventName (expected type String): \
-             ALTER TABLE `otel`.`otel_logs` ADD COLUMN `EventName` String \
+             ALTER TABLE `otel`.`otel_logs` ADD COLUMN IF NOT EXISTS `EventName` String \
              COMMENT 'Event name for log records representing events' CODEC(ZSTD(1))",
         ]
     );

@@ -74,6 +74,10 @@ impl Server {
             return Ok(None);
         };
         let found = self.columns(&name).await?;
+        if found.is_empty() {
+            // Hidden from the user, which its check reports.
+            return Ok(None);
+        }
         let partitioning = match object {
             Object::Table(table) => match self.partitioning(table, &engine, &found).await? {
                 Ok(partitioning) => partitioning,

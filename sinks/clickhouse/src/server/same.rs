@@ -50,7 +50,7 @@ impl Server {
         Ok(Home { kind, views })
     }
 
-    async fn replica(&self, name: &str, uuid: String) -> Result<Kind, SinkError> {
+    pub(super) async fn replica(&self, name: &str, uuid: String) -> Result<Kind, SinkError> {
         let sql = format!(
             "SELECT zookeeper_path FROM system.replicas WHERE {}",
             self.about_table("table", name)

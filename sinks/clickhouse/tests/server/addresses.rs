@@ -5,6 +5,7 @@ use crate::support::{NEW_YEAR, Proxy, Server, at, batch, chunk, open, write, wri
 use millpond_clickhouse::{ClickHouse, Config, Signal};
 use millpond_consumer::{Batch, Found, Settled, Sink as _, SinkError};
 use prometheus_client::registry::Registry;
+use std::collections::BTreeSet;
 
 fn logs(urls: &[&str]) -> Config {
     Config {
@@ -46,6 +47,47 @@ fn six_rows(sink: &ClickHouse, low: u64) -> Batch {
     let mut batch = batch(low, &[at([NEW_YEAR; 6])]);
     batch.id.sink = sink.name().to_owned();
     batch
+}
+
+/// The identities of the first table.
+async fn identities(config: Config) -> BTreeSet<String> {
+    let sink = open(config).await;
+    let tables = sink.tables();
+    tables[0].identities.clone()
+}
+
+/// A Distributed table leads to the table behind it, which another consumer may write to directly.
+#[tokio::test]
+async fn consumers_of_one_table_know_it_by_whatever_way_they_write() {
+    let (near, far) = two().await;
+    let direct = identities(logs(&[&near.url])).await;
+    assert_eq!(direct.len(), 1, "{direct:?}");
+    for server in [&near, &far] {
+        let found = identities(everywhere(&[&server.url])).await;
+        assert!(found.is_superset(&direct), "{found:?}");
+        assert_eq!(
+            found.len(),
+            2,
+            "its own, and that of the table behind it: {found:?}"
+        );
+    }
+    let other = Config {
+        database: "other".to_owned(),
+        ..logs(&[&near.url])
+    };
+    assert!(direct.is_disjoint(&identities(other).await));
+    // It is there too, and nothing is passed on from it.
+    assert!(direct.is_disjoint(&identities(logs(&[&far.url])).await));
+}
+
+/// The name stays, the table does not.
+#[tokio::test]
+async fn a_table_that_is_made_again_is_another() {
+    let server = Server::start();
+    let before = identities(logs(&[&server.url])).await;
+    assert_eq!(before, identities(logs(&[&server.url])).await);
+    server.run("DROP TABLE otel.otel_logs SYNC").await;
+    assert!(before.is_disjoint(&identities(logs(&[&server.url])).await));
 }
 
 const COUNT: &str = "SELECT count() FROM otel.otel_logs";

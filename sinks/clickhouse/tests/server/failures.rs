@@ -126,6 +126,23 @@ async fn a_proxy_without_a_server_behind_it_is_waited_for() {
     assert!(matches!(error, SinkError::Transient(_)), "{error}");
 }
 
+#[tokio::test]
+async fn another_service_at_the_address_is_not_waited_for() {
+    for (status, body) in [
+        ("200 OK", "<html>\nwelcome</html>"),
+        ("302 Found", ""),
+        ("400 Bad Request", "<Error><Code>InvalidArgument</Code></Error>"),
+        ("404 Not Found", "page not found"),
+        ("405 Method Not Allowed", "no"),
+    ] {
+        let error = open(answers(Some(http(status, body))).await, 30).await;
+        assert!(matches!(error, SinkError::Schema(_)), "{status}: {error}");
+        let text = error.to_string();
+        assert!(text.contains("is not ClickHouse's HTTP interface"), "{text}");
+        assert!(!text.contains('\n'), "{text}");
+    }
+}
+
 fn http(status: &str, body: &str) -> String {
     let length = body.len();
     format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}")

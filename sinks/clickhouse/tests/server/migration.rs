@@ -1,7 +1,7 @@
 //! A table of schema version 1.
 
 use crate::support::{NEW_YEAR, Server, at, batch, chunk, open, write_again};
-use millpond_clickhouse::{ClickHouse, Config, Signal};
+use millpond_clickhouse::{ClickHouse, Config, Signal, tables};
 use millpond_consumer::{Found, Presence, Sink as _, SinkError};
 
 #[tokio::test]
@@ -29,13 +29,14 @@ async fn an_old_table_fits_after_the_statements_of_its_fault() {
         .await;
     let error = ClickHouse::open(config.clone()).await.unwrap_err();
     assert!(matches!(error, SinkError::Schema(_)), "{error}");
-    let error = error.to_string();
-    let (what, statement) = error.split_once(": ALTER").unwrap();
-    assert_eq!(
-        what,
-        "table `otel`.`otel_logs` has the columns of an earlier version of Millpond"
+    assert!(
+        error
+            .to_string()
+            .contains("table `otel`.`otel_logs` has the columns of an earlier version of Millpond"),
+        "{error}"
     );
-    server.run(&format!("ALTER{statement}")).await;
+    let migrated = tables::migrate(config.clone(), false).await.unwrap();
+    assert_eq!(migrated.left, []);
 
     let sink = open(config).await;
     assert!(

@@ -127,8 +127,8 @@ async fn without_leave_to_create_nothing_is_made() {
     assert_eq!(
         error.to_string(),
         format!(
-            "there is no table `otel`.`otel_logs` at {}: create it (`millpond tables create`, or your own as `millpond \
-             tables print` has it)",
+            "there is no table `otel`.`otel_logs` at {} that the user sees: create it (`millpond tables create`, or your own as \
+             `millpond tables print` has it), or grant SELECT and INSERT on it",
             server.url
         )
     );

@@ -1,0 +1,268 @@
+//! A second consumer of the same tables: whoever starts it is told, and nothing is there twice.
+
+mod support;
+
+use millpond_consumer::{Config, ConsumeError};
+use millpond_manifest::Cursor;
+use millpond_manifest::cursor::Ownership;
+use millpond_storage::Store;
+use millpond_storage::unreliable::{Faults, HeldRequest, On};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use support::{Log, Running, Table, config, eventually, read_by, start};
+
+fn named(consumer: &str) -> Config {
+    Config {
+        consumer: consumer.to_owned(),
+        ..config(consumer)
+    }
+}
+
+/// A table that can be told from others.
+fn table(identity: &str) -> Arc<Table> {
+    let table = Table::open(identity);
+    table.identify(&[identity]);
+    table
+}
+
+async fn fails(consumer: Running) -> String {
+    match consumer.task.await.unwrap() {
+        Err(error @ ConsumeError::SharedTables { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The state of each consumer's cursor.
+async fn cursors(log: &Log, names: &[&str]) -> BTreeMap<String, Option<Cursor>> {
+    let mut cursors = BTreeMap::new();
+    for name in names {
+        cursors.insert((*name).to_owned(), log.cursor(name).await);
+    }
+    cursors
+}
+
+async fn is_checked(log: &Log, consumer: &str) {
+    eventually("its tables are checked", async || {
+        let cursor = log.cursor(consumer).await;
+        cursor.is_some_and(|cursor| !cursor.tables.tables.is_empty() && !cursor.tables.unchecked)
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_consumer_of_a_table_does_not_start() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = table("one");
+    log.commit(&[3]).await;
+    let first = start(&log.store, named("a"), &table);
+    read_by(&log, "a", 1).await;
+    let said = fails(start(&log.store, named("b"), &table)).await;
+    assert_eq!(
+        said,
+        "consumer b would write to table one, and consumer a of this buffer writes there already, so that every record would be \
+         there twice: continue a with --consumer a, give this one another database (--database), or start it with --share-tables \
+         if the two read different streams; `millpond consumer remove a` if a will not come back"
+    );
+    assert_eq!(log.cursor("b").await, None);
+    first.stop().await.unwrap();
+    // Nor while the first is away.
+    fails(start(&log.store, named("b"), &table)).await;
+    assert_eq!(table.rows(), log.rows());
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_starts_with_other_tables_or_where_the_first_was_removed() {
+    let mut log = Log::new(Store::memory()).await;
+    let (one, two) = (table("one"), table("two"));
+    log.commit(&[3]).await;
+    let first = start(&log.store, named("a"), &one);
+    read_by(&log, "a", 1).await;
+    let second = start(&log.store, named("b"), &two);
+    read_by(&log, "b", 1).await;
+    second.stop().await.unwrap();
+    first.stop().await.unwrap();
+    log.remove("a").await;
+    let third = start(&log.store, named("c"), &one);
+    read_by(&log, "c", 1).await;
+    third.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_was_told_to_share_does_and_need_not_be_told_again() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = table("one");
+    let shares = Config {
+        share_tables: true,
+        ..named("b")
+    };
+    log.commit(&[3]).await;
+    let first = start(&log.store, named("a"), &table);
+    read_by(&log, "a", 1).await;
+    for config in [shares, named("b")] {
+        let second = start(&log.store, config, &table);
+        log.commit(&[1]).await;
+        read_by(&log, "b", log.rows().len() as u64 - 2).await;
+        second.stop().await.unwrap();
+        assert!(log.cursor("b").await.unwrap().tables.shared);
+    }
+    first.stop().await.unwrap();
+    let again = start(&log.store, named("a"), &table);
+    is_checked(&log, "a").await;
+    again.stop().await.unwrap();
+}
+
+/// It may go back to its own.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_does_not_move_to_a_table_of_another() {
+    let mut log = Log::new(Store::memory()).await;
+    let (one, two) = (table("one"), table("two"));
+    log.commit(&[3]).await;
+    for (name, table) in [("a", &one), ("b", &two)] {
+        let consumer = start(&log.store, named(name), table);
+        read_by(&log, name, 1).await;
+        consumer.stop().await.unwrap();
+    }
+    let before = log.cursor("b").await.unwrap();
+    fails(start(&log.store, named("b"), &one)).await;
+    let after = log.cursor("b").await.unwrap();
+    assert_eq!(
+        (&after.tables, &after.streams, &after.ownership),
+        (&before.tables, &before.streams, &Ownership::Released)
+    );
+    log.commit(&[1]).await;
+    let second = start(&log.store, named("b"), &two);
+    read_by(&log, "b", 2).await;
+    second.stop().await.unwrap();
+}
+
+/// Neither sees the other before it has made its cursor.
+#[tokio::test(start_paused = true)]
+async fn of_two_first_starts_at_once_one_goes_on() {
+    for first in ["a", "b"] {
+        let mut log = Log::new(Store::memory()).await;
+        log.commit(&[3]).await;
+        let (store, network) = log.store.behind(Faults::default());
+        let table = table("one");
+        let second = if first == "a" { "b" } else { "a" };
+        let mut creations = Vec::new();
+        let mut consumers = Vec::new();
+        for name in [first, second] {
+            let mut creation = network.hold(On::Create, "cursor");
+            consumers.push(start(&store, named(name), &table));
+            creation.arrived().await;
+            creations.push(creation);
+        }
+        // Both have looked once, and look again when both have made their cursors.
+        let mut looks = Vec::new();
+        for creation in creations {
+            let mut look = network.hold(On::List, "consumers");
+            creation.release();
+            look.arrived().await;
+            looks.push(look);
+        }
+        looks.into_iter().for_each(HeldRequest::release);
+        let (other, one) = (consumers.pop().unwrap(), consumers.pop().unwrap());
+        let (a, b) = if first == "a" { (one, other) } else { (other, one) };
+        let said = fails(b).await;
+        assert!(
+            said.starts_with("consumer b would write to table one, and consumer a"),
+            "{said}"
+        );
+        read_by(&log, "a", 1).await;
+        a.stop().await.unwrap();
+        let cursors = cursors(&log, &["a", "b"]).await;
+        assert!(cursors["b"].as_ref().unwrap().is_removed());
+        assert_eq!(table.rows(), log.rows());
+    }
+}
+
+/// The lesser name waits for the greater one, which looked before there was anything to see.
+#[tokio::test(start_paused = true)]
+async fn whoever_has_looked_in_time_goes_on_whatever_its_name() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let (slow, network) = log.store.behind(Faults::default());
+    let table = table("one");
+    let mut creation = network.hold(On::Create, "a/cursor");
+    let lesser = start(&slow, named("a"), &table);
+    creation.arrived().await;
+    let (held, network) = log.store.behind(Faults::default());
+    // It has looked a second time, and cannot write that down.
+    let mut confirmation = network.hold(On::Update, "b/cursor");
+    let greater = start(&held, named("b"), &table);
+    confirmation.arrived().await;
+    creation.release();
+    eventually("the lesser has made its cursor", async || {
+        log.cursor("a").await.is_some()
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!lesser.task.is_finished(), "it cannot know yet");
+    assert_eq!(table.rows().len(), 0);
+    confirmation.release();
+    fails(lesser).await;
+    read_by(&log, "b", 1).await;
+    greater.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
+/// It has made its cursor and not looked again. Nobody waits for it, and it looks again when it returns.
+#[tokio::test(start_paused = true)]
+async fn a_crash_before_the_second_look_takes_no_table() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let table = table("one");
+    let mut confirmation = network.hold(On::Update, "a/cursor");
+    let crashes = start(&store, named("a"), &table);
+    confirmation.arrived().await;
+    crashes.crash().await;
+    drop(confirmation);
+    log.change_cursor("a", |cursor| {
+        let mut expired = cursor.clone();
+        expired.renew(0, 0);
+        expired
+    })
+    .await;
+    let other = start(&log.store, named("b"), &table);
+    read_by(&log, "b", 1).await;
+    let returns = Config {
+        take_over: true,
+        ..named("a")
+    };
+    fails(start(&log.store, returns, &table)).await;
+    other.stop().await.unwrap();
+    assert!(
+        log.cursor("a").await.unwrap().tables.unchecked,
+        "it never opened its cursor again"
+    );
+    assert_eq!(table.rows(), log.rows());
+}
+
+/// A program that did not know of this wrote no tables down.
+#[tokio::test(start_paused = true)]
+async fn the_cursor_of_an_older_program_goes_on() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = table("one");
+    log.commit(&[3]).await;
+    for name in ["a", "b"] {
+        let shares = Config {
+            share_tables: true,
+            ..named(name)
+        };
+        let consumer = start(&log.store, shares, &table);
+        read_by(&log, name, 1).await;
+        consumer.stop().await.unwrap();
+        log.change_cursor(name, |cursor| Cursor {
+            tables: Default::default(),
+            ..cursor.clone()
+        })
+        .await;
+    }
+    for name in ["a", "b"] {
+        let consumer = start(&log.store, named(name), &table);
+        is_checked(&log, name).await;
+        consumer.stop().await.unwrap();
+    }
+}
