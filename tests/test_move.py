@@ -1,6 +1,8 @@
 """Moving from the Collector's clickhouseexporter to Millpond, in the steps of
 docs/migrate-from-clickhouseexporter.md: the same tables, no gap, no duplicate."""
 
+import signal
+import time
 from collections import Counter
 
 import pytest
@@ -103,3 +105,28 @@ def test_moving_leaves_no_gap_and_no_duplicate(site, exporting):
     assert {body: count for body, count in rows.items() if count != 1} == {}
     ours = f"SELECT countIf(_millpond_source != '') FROM {site.database}.otel_logs"
     assert int(site.clickhouse.scalar(ours)) > 20
+
+
+def test_a_commit_that_outlasts_an_exporters_default_timeout_is_there_once(own_site):
+    site = own_site
+    gateway = site.gateway("--linger", "20ms")
+    consumer = site.consumer("--ack-interval", "50ms", "--lease", "60s")
+    collector = site.collector("otlp_grpc", forward_to(gateway.address))
+    sender = LogSender(collector.address)
+    sender.start()
+    eventually("some records", lambda: len(sender.accepted) > 20)
+    site.store.send(signal.SIGSTOP)
+    eventually(
+        "a request to wait for its commit",
+        lambda: gateway.metric("millpond_gateway_requests_in_flight") > 0,
+    )
+    # The exporter's queue accepts records meanwhile.
+    with sender.paused():
+        # The default is 5 s. With that, the exporter repeats the request, and both are committed.
+        time.sleep(6)
+    site.store.send(signal.SIGCONT)
+    sender.stop()
+    assert collector.terminate() == 0
+    eventually("every accepted record", lambda: set(sender.accepted) <= set(_bodies(site)))
+    assert consumer.terminate() == 0
+    assert {body: count for body, count in _bodies(site).items() if count != 1} == {}

@@ -415,6 +415,9 @@ def forward_over_http_to(address: str, encoding: str, compression: str) -> dict:
 
 
 _PATIENT = {
+    # The default of 5 s makes the exporter repeat a request whose commit takes longer. The gateway
+    # then commits it twice: OTLP requests have no identity.
+    "timeout": "300s",
     "sending_queue": {"enabled": True, "num_consumers": 4},
     "retry_on_failure": {
         "enabled": True,
