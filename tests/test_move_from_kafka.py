@@ -16,6 +16,12 @@ pytestmark = needs_kafka
 # The receiver's default group.
 GROUP = "otel-collector"
 
+# Kafka's tools take seconds to start, and a Collector that stops delivers what its queues hold.
+LONG = 4 * PATIENCE
+
+# No consumer dies here, so none needs a lease that a busy machine cannot keep.
+UNHURRIED = ("--ack-interval", "50ms", "--lease", "60s")
+
 
 @pytest.fixture
 def kafka(site) -> Kafka:
@@ -65,22 +71,25 @@ def _await_more(sender) -> None:
 
 def _restart_with(collector, **exporters) -> None:
     collector.rewire("exporters", **exporters)
-    # When it stops, it delivers what its queues hold.
-    assert collector.terminate() == 0
+    assert collector.terminate(LONG) == 0
     collector.up()
 
 
 def _drained(kafka) -> None:
-    # Kafka's tool takes seconds to start.
-    eventually("the topic to be drained", lambda: kafka.lag(GROUP) == 0, 4 * PATIENCE, 1)
+    eventually("the topic to be drained", lambda: kafka.lag(GROUP) == 0, LONG, 1)
+
+
+def _await_rows(site, sender) -> None:
+    eventually(
+        "every accepted record",
+        lambda: set(sender.accepted) <= set(_bodies(site, site.database)),
+        LONG,
+    )
 
 
 def _expect_each_once(site, sender) -> None:
     """Asserts that the table has every accepted record once, and at most once each doubtful one."""
-    eventually(
-        "every accepted record",
-        lambda: set(sender.accepted) <= set(_bodies(site, site.database)),
-    )
+    _await_rows(site, sender)
     rows = _bodies(site, site.database)
     assert set(rows) <= {*sender.accepted, *sender.doubtful}
     assert {body: count for body, count in rows.items() if count != 1} == {}
@@ -108,13 +117,14 @@ def _compare(site, sender, trial: str) -> None:
         eventually(
             f"the span's records in {database}",
             lambda database=database: sent <= set(_bodies(site, database, span)),
+            LONG,
         )
     assert _bodies(site, site.database, span) == _bodies(site, trial, span) == Counter(sent)
 
 
 def test_moving_leaves_no_gap_and_no_duplicate(site, kafka, reading, sending, sender):
     tables = ("--clickhouse", site.clickhouse.url, "--database", site.database)
-    eventually("rows by the old path", lambda: _bodies(site, site.database))
+    eventually("rows by the old path", lambda: _bodies(site, site.database), LONG)
     site.command("tables", "migrate", *tables)
 
     # Both paths in parallel, with a buffer and a database for the trial.
@@ -122,23 +132,26 @@ def test_moving_leaves_no_gap_and_no_duplicate(site, kafka, reading, sending, se
     trial = f"{site.database}_trial"
     site.buffer = Buffer(f"{production.url}-trial", production.endpoint)
     tried = [site.gateway("--linger", "20ms", name="trial-gateway")]
-    tried.append(site.consumer(database=trial, name="trial-consumer"))
+    tried.append(site.consumer(*UNHURRIED, database=trial, name="trial-consumer"))
     both = {"otlp_grpc/millpond": _forward_to(tried[0])}
     _restart_with(sending, kafka=write_to(kafka), **both)
     _compare(site, sender, trial)
 
     # The topic has a backlog when its writer goes over.
     with sender.paused():
+        # A reader that stops during an INSERT reads its message again. The rows say that the
+        # sender's Collector has nothing left to write to the topic.
+        _await_rows(site, sender)
         _drained(kafka)
         assert reading.terminate() == 0
     _await_more(sender)
     site.buffer = production
     gateway = site.gateway("--linger", "20ms")
-    consumer = site.consumer("--ack-interval", "50ms")
+    consumer = site.consumer(*UNHURRIED)
     _restart_with(sending, otlp_grpc=_forward_to(gateway))
     assert kafka.lag(GROUP) > 0
     _await_more(sender)
-    eventually("new records by the new path", lambda: _rows_of_millpond(site) > 10)
+    eventually("new records by the new path", lambda: _rows_of_millpond(site) > 10, LONG)
 
     # The old consumers drain the topic into the same tables.
     reading.up()
@@ -146,7 +159,7 @@ def test_moving_leaves_no_gap_and_no_duplicate(site, kafka, reading, sending, se
     assert reading.terminate() == 0
     for process in tried:
         assert process.terminate() == 0
-    kafka.terminate()
+    kafka.kill()
     _await_more(sender)
     sender.stop()
     assert sending.terminate() == 0
@@ -157,10 +170,10 @@ def test_moving_leaves_no_gap_and_no_duplicate(site, kafka, reading, sending, se
 
 def test_going_back_leaves_no_gap_and_no_duplicate(site, kafka, reading, sending, sender):
     tables = ("--clickhouse", site.clickhouse.url, "--database", site.database)
-    eventually("rows by the old path", lambda: _bodies(site, site.database))
+    eventually("rows by the old path", lambda: _bodies(site, site.database), LONG)
     site.command("tables", "migrate", *tables)
     gateway = site.gateway("--linger", "20ms")
-    consumer = site.consumer("--ack-interval", "50ms")
+    consumer = site.consumer(*UNHURRIED)
     _restart_with(sending, otlp_grpc=_forward_to(gateway))
     _drained(kafka)
     assert reading.terminate() == 0

@@ -45,6 +45,10 @@ class Kafka(Service):
             "offsets.topic.num.partitions": 1,
             # A group's first member need not wait for others.
             "group.initial.rebalance.delay.ms": 0,
+            # A busy machine must neither fence the only broker nor end its start.
+            "broker.session.timeout.ms": 300_000,
+            "initial.broker.registration.timeout.ms": 300_000,
+            "controller.quorum.request.timeout.ms": 60_000,
         }
         self._settings = directory / f"{name}.properties"
         self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
@@ -56,13 +60,17 @@ class Kafka(Service):
         self._run(tool_class, "format", "--standalone", "-t", cluster, "-c", self._settings)
         return self
 
+    def until_ready(self, timeout: float = 4 * PATIENCE) -> Service:
+        # Its start takes seconds of processor time, for which a busy machine needs minutes.
+        return super().until_ready(timeout)
+
     def ready(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), timeout=5):
             return True
 
-    def lag(self, group: str) -> int | None:
-        """The messages that a consumer group has not read, over all partitions; None while a
-        partition with messages has no committed offset."""
+    def lag(self, group: str) -> int:
+        """The messages that a consumer group has not read, over all partitions. A group that has
+        committed no offset in a partition has read nothing there."""
         said = self._run(
             "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
             *("--bootstrap-server", self.address, "--describe", "--group", group),
@@ -71,9 +79,7 @@ class Kafka(Service):
         rows = _ROW.findall(said)
         assert rows, f"{group} has read no topic: {said}"
         for _, _, _, committed, end, lag in rows:
-            if committed == "-" and end != "0":
-                return None
-            total += 0 if lag == "-" else int(lag)
+            total += int(end if committed == "-" else lag)
         return total
 
     def _java(self, *command: object) -> list[object]:
@@ -86,7 +92,7 @@ class Kafka(Service):
             [str(word) for word in self._java(*command)],
             capture_output=True,
             text=True,
-            timeout=2 * PATIENCE,
+            timeout=4 * PATIENCE,
             check=False,
         )
         assert done.returncode == 0, f"{command[0]}: {done.stdout} {done.stderr}"
