@@ -191,3 +191,39 @@ def test_going_back_leaves_no_gap_and_no_duplicate(site, kafka, reading, sending
     _drained(kafka)
     _expect_each_once(site, sender)
     assert _rows_of_millpond(site) > 10
+
+
+def test_clickhouses_kafka_engine_stops_for_good_and_continues(own_site):
+    """The page's statements for a reader that is a view on a table of ClickHouse's Kafka engine."""
+    site = own_site
+    kafka = site.add(Kafka(site.directory).format()).up()
+    for statement in (
+        "CREATE DATABASE otel",
+        "CREATE TABLE otel.otel_logs (Body String) ENGINE = MergeTree ORDER BY ()",
+        f"CREATE TABLE otel.queue (message String) ENGINE = Kafka('{kafka.address}', 'otlp_logs', "
+        f"'{GROUP}', 'RawBLOB') SETTINGS kafka_flush_interval_ms = 500",
+        "CREATE MATERIALIZED VIEW otel.logs_consumer TO otel.otel_logs AS "
+        "SELECT arrayJoin(extractAll(message, 'record [0-9]+')) AS Body FROM otel.queue",
+    ):
+        site.clickhouse.query(statement)
+    site.database = "otel"
+    topic = {"topic": "otlp_logs", "encoding": "otlp_json"}
+    sending = site.collector("kafka", {**write_to(kafka), "logs": topic}, name="sending")
+    sender = LogSender(sending.address)
+    sender.start()
+    _await_more(sender)
+    with sender.paused():
+        _await_rows(site, sender)
+        _drained(kafka)
+        site.clickhouse.query("DETACH TABLE otel.logs_consumer PERMANENTLY")
+    assert site.clickhouse.terminate() == 0
+    site.clickhouse.up()
+    views = "SELECT count() FROM system.tables WHERE name = 'logs_consumer'"
+    assert site.clickhouse.scalar(views) == "0"
+    _await_more(sender)
+    eventually("a backlog", lambda: kafka.lag(GROUP) > 0, LONG, 1)
+    site.clickhouse.query("ATTACH TABLE otel.logs_consumer")
+    sender.stop()
+    assert sending.terminate(LONG) == 0
+    _drained(kafka)
+    _expect_each_once(site, sender)
