@@ -74,16 +74,3 @@ impl Decode {
         outcome.inspect_err(|error| step.fail(error))
     }
 }
-
-/// Runs short CPU work on the blocking pool.
-pub(crate) async fn cpu<T: Send + 'static>(
-    environment: &dyn Environment,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> T {
-    if let Some(time) = environment.cpu_time() {
-        tokio::time::sleep(time).await;
-        return work();
-    }
-    let done = spawn_blocking(work).await;
-    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
-}

@@ -5,6 +5,7 @@ use millpond_storage::Backoff;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::task::spawn_blocking;
 
 /// The source of time, random numbers and threads.
 pub trait Environment: Send + Sync + 'static {
@@ -62,4 +63,17 @@ pub(crate) fn now_ms(environment: &dyn Environment) -> u64 {
 pub(crate) async fn pause(environment: &dyn Environment, backoff: &mut Backoff) {
     let wait = backoff.next(&mut SmallRng::seed_from_u64(environment.random()));
     tokio::time::sleep(wait).await;
+}
+
+/// Runs short CPU work on the blocking pool.
+pub(crate) async fn cpu<T: Send + 'static>(
+    environment: &dyn Environment,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    if let Some(time) = environment.cpu_time() {
+        tokio::time::sleep(time).await;
+        return work();
+    }
+    let done = spawn_blocking(work).await;
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }

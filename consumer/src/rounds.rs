@@ -2,8 +2,7 @@
 //! sends exactly those, and asks again. `design/protocols.md` ("Row identity") has the proof. This module neither waits
 //! nor retries.
 
-use crate::decode::cpu;
-use crate::environment::{Environment as _, SystemEnvironment};
+use crate::environment::{Environment as _, SystemEnvironment, cpu};
 use crate::schedule::Key;
 use crate::sink::{Attempt, BatchId, Chunk, Presence, Settled, Sink, SinkError};
 use async_trait::async_trait;
