@@ -125,9 +125,14 @@ test-deploy: build ## The files in deploy/, checked against the program and thei
 
 # Tests mostly wait for processes, so several at a time use two cores better. Each worker has its own MinIO and ClickHouse.
 .PHONY: test-processes
-test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults (TEST_WORKERS=3)
+test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults (TEST_WORKERS=3; Kafka with Java 17 and Maven)
 	@$(call section,whole-process tests)
 	$(call tools)
+	if command -v java >/dev/null && command -v mvn >/dev/null; then
+	    $(call tools,kafka)
+	else
+	    echo "NOT TESTED: moving from Kafka needs Java 17 and Maven"
+	fi
 	"$$MILLPOND_PYTHON" -m pytest tests --ignore tests/cluster --ignore tests/dist --numprocesses $${TEST_WORKERS:-3} --dist worksteal
 
 .PHONY: test-cluster

@@ -1,9 +1,9 @@
 //! The consumer's settings: one default each, with its reason.
 
 use crate::repair::Repair;
-use crate::start::Start;
 use crate::streams::StreamPattern;
 use millpond_manifest::{BatchingPolicy, layout};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// The consumer's settings. The defaults suit one ClickHouse server and segments from a few gateways.
@@ -57,6 +57,20 @@ pub struct Config {
     pub repair: Option<Repair>,
 }
 
+/// Where a consumer's first start begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Start {
+    /// At the oldest segment that the buffer keeps.
+    #[default]
+    Earliest,
+    /// After the newest segment.
+    Latest,
+    /// At the first segment that was committed at this time (unix ms) or later, by the clocks of the producers.
+    Time(u64),
+    /// At this sequence, or where the log begins or ends if it does not have it.
+    Sequence(u64),
+}
+
 impl Default for Config {
     fn default() -> Self {
         Config {
@@ -93,6 +107,11 @@ impl Config {
             Some(_) => layout::repair(&self.consumer),
             None => self.consumer.clone(),
         }
+    }
+
+    /// The range to repair in a shard. `None`: this is not a repair, or not of this shard.
+    pub(crate) fn repair_of(&self, shard: u32) -> Option<&RangeInclusive<u64>> {
+        self.repair.as_ref()?.ranges.get(&shard)
     }
 
     /// The batching policy that this configuration sets.

@@ -5,7 +5,7 @@ use crate::error::ConsumeError;
 use crate::metrics::DeadLabel;
 use crate::sink::{BatchId, Record, RowId};
 use crate::status::Level;
-use crate::work::BatchWorker;
+use crate::worker::BatchWorker;
 use bytes::Bytes;
 use millpond_manifest::cas::Object;
 use millpond_manifest::{DeadLetter, dead_letter};

@@ -55,12 +55,3 @@ impl Decode {
         outcome.inspect_err(|error| step.fail(error))
     }
 }
-
-/// Runs short CPU work off the runtime's threads.
-pub(crate) async fn cpu<T: Send + 'static>(
-    environment: &dyn Environment,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> T {
-    let done = blocking::run(environment, work).await;
-    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
-}

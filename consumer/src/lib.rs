@@ -3,6 +3,7 @@
 //! decisions and is pure; the other modules carry them out.
 
 mod bisect;
+mod claim;
 mod config;
 mod dead_letters;
 mod decode;
@@ -11,6 +12,7 @@ pub mod gc;
 mod lease;
 mod metrics;
 mod owner;
+mod reading;
 mod repair;
 pub mod replay;
 mod rounds;
@@ -22,10 +24,13 @@ mod start;
 mod status;
 mod streams;
 mod tenure;
+mod terms;
 mod trace;
 mod work;
+mod worker;
+mod write;
 
-pub use config::Config;
+pub use config::{Config, Start};
 pub use error::ConsumeError;
 pub use millpond_manifest::cursor::BatchingPolicy;
 pub use millpond_manifest::piece;
@@ -36,16 +41,16 @@ pub use rounds::{Found, write_again};
 pub use sink::{
     Attempt, Batch, BatchId, Chunk, Cut, Part, Presence, Received, Record, RowId, Settled, Sink, SinkError,
 };
-pub use start::Start;
 pub use status::Status;
 pub use streams::{BadPattern, StreamPattern};
 
+use claim::Claim;
 use metrics::Metrics;
 use millpond_manifest::{Buffer, layout};
 use millpond_runtime::{Environment, SystemEnvironment};
 use millpond_storage::Store;
-use owner::{Claim, read_patiently};
 use prometheus_client::registry::Registry;
+use reading::read_patiently;
 use shard::Shard;
 use status::Level;
 use std::collections::BTreeSet;
@@ -55,7 +60,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
-use work::{BatchWorker, Memory};
+use worker::{BatchWorker, Memory};
 
 /// A named reader of a buffer. It writes the streams that its settings select and its sink accepts into that sink.
 pub struct Consumer {
@@ -142,7 +147,7 @@ impl Consumer {
         let mut shards = JoinSet::new();
         for shard in self.shards(&buffer) {
             let shard = Shard {
-                repair: Repair::of(&self.config, shard).cloned(),
+                repair: self.config.repair_of(shard).cloned(),
                 config: self.config.clone(),
                 claim: self.claim(&buffer, shard),
                 worker: worker.clone(),

@@ -1,42 +1,17 @@
 //! Takes, keeps and releases a cursor. The holder of an `Owned` won the swap that created its epoch. Every later swap
 //! names the state before it, so a fenced owner loses all of them.
 
+use crate::claim::Claim;
 use crate::error::ConsumeError;
-use crate::metrics::Metrics;
 use crate::repair::Origin;
-use crate::status::{Level, Status};
-use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
+use crate::status::Level;
+use millpond_manifest::cas::{self, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opening};
-use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables, layout};
-use millpond_runtime::{Backoff, Environment};
-use millpond_storage::Store;
-use std::sync::Arc;
+use millpond_manifest::{Cursor, SinkTables};
+use millpond_runtime::Backoff;
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
-use uuid::Uuid;
-
-/// Identifies a cursor and the process that claims it.
-#[derive(Clone)]
-pub(crate) struct Claim {
-    pub(crate) store: Store,
-    pub(crate) buffer_id: Uuid,
-    pub(crate) shard: u32,
-    /// The consumer's name, which is part of the rows' source.
-    pub(crate) consumer: String,
-    /// The name of the cursor: the consumer's, or its repair's.
-    pub(crate) cursor: String,
-    pub(crate) instance: String,
-    pub(crate) lease: Duration,
-    pub(crate) policy: BatchingPolicy,
-    /// The tables of the sink.
-    pub(crate) tables: Vec<SinkTable>,
-    /// Whether other consumers may write to them, too.
-    pub(crate) share_tables: bool,
-    pub(crate) environment: Arc<dyn Environment>,
-    pub(crate) metrics: Metrics,
-    pub(crate) status: Status,
-}
 
 /// A cursor that this process owns.
 pub(crate) struct Owned {
@@ -81,21 +56,6 @@ pub(crate) struct Beginning {
 }
 
 impl Claim {
-    pub(crate) fn key(&self) -> String {
-        layout::cursor(self.shard, &self.cursor)
-    }
-
-    pub(crate) fn removed(&self) -> ConsumeError {
-        ConsumeError::Removed {
-            consumer: self.cursor.clone(),
-            shard: self.shard,
-        }
-    }
-
-    fn what(&self) -> String {
-        format!("cursor of shard {:04}", self.shard)
-    }
-
     /// Tries once to take the cursor. `known`: this process has seen the cursor, so a missing one was removed.
     pub(crate) async fn open(
         &self,
@@ -263,32 +223,5 @@ impl Claim {
             },
             None => Outcome::Removed,
         })
-    }
-
-    /// Reads the cursor, and retries until the store answers.
-    async fn read(&self) -> Result<Option<Snapshot<Cursor>>, ConsumeError> {
-        read_patiently(&self.store, &self.key(), &self.status, &*self.environment).await
-    }
-}
-
-/// Reads a compare-and-set object, and retries until the store answers.
-pub(crate) async fn read_patiently<T: cas::Object>(
-    store: &Store,
-    key: &str,
-    status: &Status,
-    environment: &dyn Environment,
-) -> Result<Option<Snapshot<T>>, ConsumeError> {
-    let what = format!("reading {key}");
-    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
-    loop {
-        match cas::read(store, key).await {
-            Ok(found) => {
-                status.goes_on(&what);
-                return Ok(found);
-            }
-            Err(ReadError::Format { key, wrong }) => return Err(ConsumeError::Format { key, wrong }),
-            Err(ReadError::Store(error)) => status.waits(&what, &error.to_string(), Level::Warn),
-        }
-        backoff.pause(environment).await;
     }
 }

@@ -2,8 +2,9 @@
 //! settings of the first would have every record twice. `millpond_manifest::tables` decides. A guard for people: consumers are
 //! correct without it.
 
+use crate::claim::Claim;
 use crate::error::ConsumeError;
-use crate::owner::{Claim, Outcome, Owned};
+use crate::owner::{Outcome, Owned};
 use crate::status::Level;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::tables::Claimed;

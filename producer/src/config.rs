@@ -10,8 +10,9 @@ use millpond_segment::Limits;
 /// The settings for batching and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The maximum time from a segment's first message to its closing. A segment that was full before may wait for the
-    /// rest of this time for others that share its commit; the upload does not count. Default 1 s: with S3's 60 ms per
+    /// The maximum time from a segment's first message to its closing, and over time the least between two segments that
+    /// are not full: a segment closes earlier while every caller waits (`early_close.rs`). A segment that was full
+    /// before may wait for the rest of this time for others that share its commit; the upload does not count. Default 1 s: with S3's 60 ms per
     /// PUT this is most of the latency, and one PUT and one CAS per second is a producer's minimum cost. 0 commits
     /// every message at once.
     pub linger: Duration,

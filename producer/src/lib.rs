@@ -13,6 +13,7 @@ pub mod commit;
 mod commit_delay;
 mod committer;
 mod config;
+mod early_close;
 mod encoder;
 mod flow;
 mod health;

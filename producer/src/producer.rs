@@ -87,6 +87,7 @@ struct Inner {
     block_bytes: usize,
     shard: u32,
     streams: Streams,
+    flow: Flow,
     health: Health,
     metrics: Metrics,
     closing: CancellationToken,
@@ -145,8 +146,14 @@ impl Producer {
         let encoders = Encoders::new(&config, environment, metrics.clone());
         let (messages, accepted) = mpsc::channel(QUEUE);
         let block_bytes = config.block_bytes;
-        let accumulator =
-            Accumulator::new(config, budget.clone(), encoders, uploaders, flow, metrics.clone());
+        let accumulator = Accumulator::new(
+            config,
+            budget.clone(),
+            encoders,
+            uploaders,
+            flow.clone(),
+            metrics.clone(),
+        );
         tasks.spawn(accumulator.run(accepted, closing.clone()));
         Ok(Self(Arc::new(Inner {
             messages,
@@ -154,6 +161,7 @@ impl Producer {
             block_bytes,
             shard,
             streams,
+            flow,
             health,
             metrics,
             closing,
@@ -183,6 +191,7 @@ impl Producer {
     /// # Errors
     /// See [`AppendError`]: its methods tell whether to retry, and whether the message is certainly not in the log.
     pub async fn append(&self, append: Append) -> Result<Committed, AppendError> {
+        let _waiting = self.0.flow.wait();
         let result = self.accept(append).await;
         if result.is_err() {
             self.0.metrics.refused.inc();

@@ -18,6 +18,15 @@ pub async fn run<T: Send + 'static>(
     Ok(work())
 }
 
+/// Runs `work`. Its panic is the caller's panic too.
+pub async fn compute<T: Send + 'static>(
+    environment: &dyn Environment,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let done = run(environment, work).await;
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
 /// Runs `work`, which passes on its results as it makes them. It is one result ahead of the receiver, and stops when
 /// `emit` returns false. The handle has the outcome.
 pub fn generate<T: Send + 'static, R: Send + 'static>(
