@@ -60,7 +60,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
-use worker::{BatchWorker, Memory};
+use worker::BatchWorker;
 
 /// A named reader of a buffer. It writes the streams that its settings select and its sink accepts into that sink.
 pub struct Consumer {
@@ -135,7 +135,7 @@ impl Consumer {
             metrics: self.metrics.clone(),
             status: self.status.clone(),
             environment: self.environment.clone(),
-            memory: Memory::new(self.config.memory_limit),
+            memory: self.config.memory(),
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),
             decoders: Arc::new(Semaphore::new(self.config.decoders.max(1))),
             writers: Arc::new(Semaphore::new(self.config.writers.max(1))),

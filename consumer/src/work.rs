@@ -62,7 +62,7 @@ impl BatchWorker {
     /// Writes a batch. When it returns, the sink has all of the batch except its dead letters, which the store has.
     pub(crate) async fn work(self: Arc<Self>, mut job: Job) -> Result<(), ConsumeError> {
         let queued = self.metrics.enter(Stage::memory);
-        let _memory = self.memory.reserve(job.memory()).await;
+        let _memory = self.memory.reserve_at_most(job.memory()).await;
         drop(queued);
         self.metrics
             .held_bytes

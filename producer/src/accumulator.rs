@@ -16,7 +16,8 @@ use crate::flow::Flow;
 use crate::metrics::Metrics;
 use crate::segment::{DoneBlock, EncodedWork, FillingSegment, FullBlock, Waiter};
 use crate::uploader::Uploaders;
-use crate::{Append, Budget, Config};
+use crate::{Append, Config};
+use millpond_runtime::Budget;
 
 /// An accepted message and the channel to its caller.
 pub(crate) struct Accepted {

@@ -26,7 +26,7 @@ pub struct Config {
     pub max_uploads: usize,
     /// zstd level (1: the fastest; 3 takes half as much CPU again for 6 % fewer bytes).
     pub compression_level: i32,
-    /// Bytes that the producer and all others that share its [`Budget`](crate::Budget) may hold (256 MiB).
+    /// Bytes that the producer and all others that share its [`Budget`](millpond_runtime::Budget) may hold (256 MiB).
     pub memory_limit: usize,
     /// The maximum time that a caller waits for budget (10 s: within the patience of OTLP clients). 0: reject at once.
     pub max_wait: Duration,

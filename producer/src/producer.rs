@@ -22,7 +22,8 @@ use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::streams::Streams;
 use crate::uploader::{Upload, Uploaders};
-use crate::{Append, AppendError, Budget, Committed, Config, ConfigError, Readiness};
+use crate::{Append, AppendError, Committed, Config, ConfigError, Readiness};
+use millpond_runtime::Budget;
 
 /// The capacity of the queues from the callers to the accumulator and from the uploaders to the committer. The queues
 /// only hand over: the waiting happens elsewhere.
