@@ -58,8 +58,9 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) admin: SocketAddr,
 
-    /// Close a segment this long after its first message. Segments that fill up earlier may wait as long for each other, to share one
-    /// commit. Most of the latency, and of the cost of a quiet gateway: one PUT and one commit per second. 0s commits every message at once.
+    /// Close a segment this long after its first message, or earlier if all clients wait for answers and the segments so far came more
+    /// slowly than one per linger. Segments that fill up earlier may wait as long for each other, to share one commit. Most of the latency,
+    /// and of the cost of a quiet gateway: one PUT and one commit per second. 0s commits every message at once.
     #[arg(long, env = "MILLPOND_LINGER", value_name = "TIME", default_value = "1s")]
     pub(crate) linger: Time,
 

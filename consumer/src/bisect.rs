@@ -4,13 +4,13 @@
 //! that was repaired meanwhile and already has its halves.
 
 use crate::dead_letters::DeadLetterWriter;
-use crate::environment::cpu;
 use crate::error::ConsumeError;
 use crate::rounds;
 use crate::sink::{BatchId, Chunk, RowId};
 use crate::write::{ChunkWriter, RefusedChunk};
 use millpond_manifest::cursor::Plan;
 use millpond_manifest::piece;
+use millpond_runtime::blocking;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
@@ -96,7 +96,7 @@ impl Bisection<'_> {
             };
             vec![half(0..middle, first), half(middle..whole.rows, second)]
         };
-        cpu(&*self.writer.worker.environment, cut).await
+        blocking::compute(&*self.writer.worker.environment, cut).await
     }
 
     /// Returns when the cursor records these refusals.
@@ -138,7 +138,7 @@ impl Bisection<'_> {
         let wanted: Vec<RowId> = rows.iter().filter_map(|row| row.chunk.id(0)).collect();
         let ids = wanted.clone();
         let (sink, batch) = (self.writer.worker.sink.clone(), self.writer.batch.clone());
-        let found = cpu(&*self.writer.worker.environment, move || {
+        let found = blocking::compute(&*self.writer.worker.environment, move || {
             sink.records(&batch, &wanted)
         })
         .await;

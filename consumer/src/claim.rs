@@ -1,12 +1,12 @@
 //! A cursor, and the process that claims it. [`crate::owner`] takes and swaps the cursor.
 
-use crate::environment::Environment;
 use crate::error::ConsumeError;
 use crate::metrics::Metrics;
 use crate::reading::read_patiently;
 use crate::status::Status;
 use millpond_manifest::cas::Snapshot;
 use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, layout};
+use millpond_runtime::Environment;
 use millpond_storage::Store;
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,6 +3,7 @@
 use crate::repair::Repair;
 use crate::streams::StreamPattern;
 use millpond_manifest::{BatchingPolicy, layout};
+use millpond_runtime::Budget;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -101,6 +102,13 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The budget of the batches in flight, which wait for it as long as it takes.
+    pub(crate) fn memory(&self) -> Budget {
+        // A budget of 0 bytes would hold back no batch.
+        let limit = usize::try_from(self.memory_limit).unwrap_or(usize::MAX).max(1);
+        Budget::new(limit, Duration::MAX)
+    }
+
     /// The name of this consumer's cursors.
     pub(crate) fn cursor(&self) -> String {
         match &self.repair {

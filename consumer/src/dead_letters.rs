@@ -1,7 +1,6 @@
 //! The dead letters of one batch: records that its sink refuses for good and unreadable messages. The buffer has them
 //! before the batch is acknowledged.
 
-use crate::environment::{now_ms, pause};
 use crate::error::ConsumeError;
 use crate::metrics::DeadLabel;
 use crate::sink::{BatchId, Record, RowId};
@@ -10,8 +9,9 @@ use crate::worker::BatchWorker;
 use bytes::Bytes;
 use millpond_manifest::cas::Object;
 use millpond_manifest::{DeadLetter, dead_letter};
+use millpond_runtime::Backoff;
 use millpond_segment::Encoding;
-use millpond_storage::{Backoff, Created};
+use millpond_storage::Created;
 use std::time::Duration;
 use tracing::warn;
 
@@ -101,7 +101,7 @@ impl<'w> DeadLetterWriter<'w> {
             received_at_us: record.received_at_us,
             payload: Bytes::from(record.payload),
             reason,
-            written_at_ms: now_ms(&**environment),
+            written_at_ms: environment.now_ms(),
         };
         let key = letter.key();
         let body = letter.encode();
@@ -143,7 +143,7 @@ impl<'w> DeadLetterWriter<'w> {
                 }
                 Err(error) => status.waits(&what, &error.to_string(), Level::Warn),
             }
-            pause(&**environment, &mut backoff).await;
+            backoff.pause(&**environment).await;
         }
     }
 }

@@ -2,7 +2,7 @@
 //! may have sent the same rows since. The lease runs out by the first of two clocks: the uptime, which counts the time for
 //! which the machine was suspended, and the wall clock, which alone shows that a hypervisor paused the machine.
 
-use crate::environment::{Environment, now_ms};
+use millpond_runtime::Environment;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl Lease {
         }
         let ago = self.environment.uptime().saturating_sub(began);
         let left = lasts.saturating_sub(ago);
-        let unix_ms = now_ms(&*self.environment).saturating_add(ms(left));
+        let unix_ms = self.environment.now_ms().saturating_add(ms(left));
         self.runs_out_at_unix_ms.store(unix_ms, Ordering::Release);
         self.runs_out_at_ms.store(ms(began + lasts), Ordering::Release);
     }
@@ -49,7 +49,7 @@ impl Lease {
     /// Returns true if the lease runs.
     pub(crate) fn runs(&self) -> bool {
         let uptime = ms(self.environment.uptime()) < self.runs_out_at_ms.load(Ordering::Acquire);
-        let wall = now_ms(&*self.environment) < self.runs_out_at_unix_ms.load(Ordering::Acquire);
+        let wall = self.environment.now_ms() < self.runs_out_at_unix_ms.load(Ordering::Acquire);
         uptime && wall
     }
 

@@ -7,7 +7,6 @@ mod claim;
 mod config;
 mod dead_letters;
 mod decode;
-mod environment;
 mod error;
 pub mod gc;
 mod lease;
@@ -32,7 +31,6 @@ mod worker;
 mod write;
 
 pub use config::{Config, Start};
-pub use environment::{Environment, SystemEnvironment};
 pub use error::ConsumeError;
 pub use millpond_manifest::cursor::BatchingPolicy;
 pub use millpond_manifest::piece;
@@ -49,6 +47,7 @@ pub use streams::{BadPattern, StreamPattern};
 use claim::Claim;
 use metrics::Metrics;
 use millpond_manifest::{Buffer, layout};
+use millpond_runtime::{Environment, SystemEnvironment};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
 use reading::read_patiently;
@@ -61,7 +60,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
-use worker::{BatchWorker, Memory};
+use worker::BatchWorker;
 
 /// A named reader of a buffer. It writes the streams that its settings select and its sink accepts into that sink.
 pub struct Consumer {
@@ -136,7 +135,7 @@ impl Consumer {
             metrics: self.metrics.clone(),
             status: self.status.clone(),
             environment: self.environment.clone(),
-            memory: Memory::new(self.config.memory_limit),
+            memory: self.config.memory(),
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),
             decoders: Arc::new(Semaphore::new(self.config.decoders.max(1))),
             writers: Arc::new(Semaphore::new(self.config.writers.max(1))),

@@ -2,14 +2,13 @@
 //! names the state before it, so a fenced owner loses all of them.
 
 use crate::claim::Claim;
-use crate::environment::{now_ms, pause};
 use crate::error::ConsumeError;
 use crate::repair::Origin;
 use crate::status::Level;
 use millpond_manifest::cas::{self, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opening};
 use millpond_manifest::{Cursor, SinkTables};
-use millpond_storage::Backoff;
+use millpond_runtime::Backoff;
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -88,7 +87,7 @@ impl Claim {
             let opening = Opening {
                 owner: &self.instance,
                 id: self.environment.random(),
-                now_ms: now_ms(&*self.environment),
+                now_ms: self.environment.now_ms(),
                 lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
                 policy: &self.policy,
                 take_over,
@@ -142,7 +141,7 @@ impl Claim {
                         .then_some(cursor.tables),
                 })));
             }
-            pause(&*self.environment, &mut backoff).await;
+            backoff.pause(&*self.environment).await;
         }
     }
 

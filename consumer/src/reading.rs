@@ -1,10 +1,10 @@
 //! Reads objects, and retries until the store answers.
 
-use crate::environment::{Environment, pause};
 use crate::error::ConsumeError;
 use crate::status::{Level, Status};
 use millpond_manifest::cas::{self, ReadError, Snapshot};
-use millpond_storage::{Backoff, Store};
+use millpond_runtime::{Backoff, Environment};
+use millpond_storage::Store;
 use std::time::Duration;
 
 /// Reads a compare-and-set object, and retries until the store answers.
@@ -25,6 +25,6 @@ pub(crate) async fn read_patiently<T: cas::Object>(
             Err(ReadError::Format { key, wrong }) => return Err(ConsumeError::Format { key, wrong }),
             Err(ReadError::Store(error)) => status.waits(&what, &error.to_string(), Level::Warn),
         }
-        pause(environment, &mut backoff).await;
+        backoff.pause(environment).await;
     }
 }

@@ -3,7 +3,6 @@
 //! the end of its range. Its rows have the consumer's identities. It asks the sink for every row before it sends one.
 
 use crate::claim::Claim;
-use crate::environment::now_ms;
 use crate::error::ConsumeError;
 use crate::reading::read_patiently;
 use crate::streams::StreamPattern;
@@ -140,7 +139,7 @@ impl Claim {
                 )));
             }
         }
-        Ok(Origin::of(consumer, now_ms(&*self.environment)))
+        Ok(Origin::of(consumer, self.environment.now_ms()))
     }
 
     /// Reads the cursor of the consumer whose rows the repair compares.

@@ -2,10 +2,10 @@
 //! sends exactly those, and asks again. `design/protocols.md` ("Row identity") has the proof. This module neither waits
 //! nor retries.
 
-use crate::environment::{Environment as _, SystemEnvironment, cpu};
 use crate::schedule::Key;
 use crate::sink::{Attempt, BatchId, Chunk, Presence, Settled, Sink, SinkError};
 use async_trait::async_trait;
+use millpond_runtime::{Environment as _, SystemEnvironment, blocking};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
@@ -367,6 +367,6 @@ impl Sender for Unleased {
     }
 
     async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk {
-        cpu(&SystemEnvironment, move || sink.some(&chunk, &rows)).await
+        blocking::compute(&SystemEnvironment, move || sink.some(&chunk, &rows)).await
     }
 }

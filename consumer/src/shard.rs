@@ -3,7 +3,6 @@
 
 use crate::claim::Claim;
 use crate::config::Config;
-use crate::environment::pause;
 use crate::error::ConsumeError;
 use crate::reading::read_patiently;
 use crate::rounds::{requests_of, requests_of_opening};
@@ -13,7 +12,7 @@ use crate::worker::BatchWorker;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::Snapshot;
 use millpond_manifest::{Manifest, Page, PageReference, layout};
-use millpond_storage::Backoff;
+use millpond_runtime::Backoff;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,7 +107,7 @@ impl Shard {
                     }
                     Err(error) => status.waits(&what, &error.to_string(), Level::Warn),
                 }
-                pause(&*environment, &mut backoff).await;
+                backoff.pause(&*environment).await;
             }
             status.goes_on(&what);
         };

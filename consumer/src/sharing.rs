@@ -3,14 +3,14 @@
 //! correct without it.
 
 use crate::claim::Claim;
-use crate::environment::{now_ms, pause};
 use crate::error::ConsumeError;
 use crate::owner::{Outcome, Owned};
 use crate::status::Level;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::tables::Claimed;
 use millpond_manifest::{Cursor, SinkTables, layout};
-use millpond_storage::{Backoff, ErrorKind};
+use millpond_runtime::Backoff;
+use millpond_storage::ErrorKind;
 use std::time::Duration;
 use tracing::warn;
 
@@ -45,7 +45,7 @@ impl Claim {
         opened: bool,
     ) -> Result<bool, ConsumeError> {
         let others = self.other_cursors().await?;
-        match tables.claim(&self.consumer, &others, opened, now_ms(&*self.environment)) {
+        match tables.claim(&self.consumer, &others, opened, self.environment.now_ms()) {
             Claimed::Free => Ok(false),
             Claimed::Wait(_) => Ok(true),
             Claimed::Taken(other, table) => Err(ConsumeError::SharedTables {
@@ -74,7 +74,7 @@ impl Claim {
                 }
                 Err(error) => self.status.waits(&what, &error.to_string(), Level::Warn),
             }
-            pause(&*self.environment, &mut backoff).await;
+            backoff.pause(&*self.environment).await;
         }
     }
 
@@ -118,7 +118,7 @@ impl Claim {
             let mut next = owned.durable.state.clone();
             next.tables.unchecked = false;
             next.renew(
-                now_ms(&*self.environment),
+                self.environment.now_ms(),
                 u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
             );
             match self.swap(owned.durable.clone(), next).await? {

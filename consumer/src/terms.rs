@@ -1,7 +1,6 @@
 //! The terms of this process as the owner of a shard's cursor: it waits until it can take the cursor, serves a term
 //! ([`crate::tenure`]), and waits again.
 
-use crate::environment::now_ms;
 use crate::error::ConsumeError;
 use crate::owner::{Attempt, Beginning, Owned};
 use crate::repair::Origin;
@@ -96,7 +95,7 @@ impl Shard {
                 // The waits of this process as an owner now concern another owner.
                 self.claim.status.forget();
             }
-            let now = now_ms(&*self.claim.environment);
+            let now = self.claim.environment.now_ms();
             let left = Duration::from_millis(held.lease_expires_at_ms.saturating_sub(now));
             tokio::select! {
                 biased;

@@ -4,7 +4,6 @@
 use crate::bisect::{Bisection, Refusals};
 use crate::dead_letters::DeadLetterWriter;
 use crate::decode::Decode;
-use crate::environment::pause;
 use crate::error::ConsumeError;
 use crate::metrics::{self, Stage, label};
 use crate::sink::{Batch, Cut, Part};
@@ -16,7 +15,7 @@ use futures::StreamExt;
 use futures::stream;
 use millpond_manifest::BatchingPolicy;
 use millpond_manifest::cursor::Refused;
-use millpond_storage::Backoff;
+use millpond_runtime::Backoff;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -63,7 +62,7 @@ impl BatchWorker {
     /// Writes a batch. When it returns, the sink has all of the batch except its dead letters, which the store has.
     pub(crate) async fn work(self: Arc<Self>, mut job: Job) -> Result<(), ConsumeError> {
         let queued = self.metrics.enter(Stage::memory);
-        let _memory = self.memory.reserve(job.memory()).await;
+        let _memory = self.memory.reserve_at_most(job.memory()).await;
         drop(queued);
         self.metrics
             .held_bytes
@@ -177,7 +176,7 @@ impl BatchWorker {
                 }
             }
             drop(fetcher);
-            pause(&*self.environment, &mut backoff).await;
+            backoff.pause(&*self.environment).await;
         }
     }
 }

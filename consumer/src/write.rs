@@ -1,7 +1,6 @@
 //! Writes the chunks of one batch: retries each until the sink takes it or refuses it for good. It never takes a refused
 //! chunk apart.
 
-use crate::environment::{cpu, pause};
 use crate::error::ConsumeError;
 use crate::lease::Lease;
 use crate::metrics::{Stage, label};
@@ -13,7 +12,7 @@ use crate::worker::BatchWorker;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_manifest::cursor::Refused;
-use millpond_storage::Backoff;
+use millpond_runtime::{Backoff, blocking};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -135,7 +134,7 @@ impl ChunkWriter<'_> {
             worker.metrics.write_retries.inc();
             step.again(&reason);
             worker.status.waits("writing to the sink", &reason, level);
-            pause(&*worker.environment, &mut backoff).await;
+            backoff.pause(&*worker.environment).await;
         }
         worker.status.goes_on("writing to the sink");
         self.count(chunk);
@@ -203,6 +202,6 @@ impl Sender for ChunkWriter<'_> {
     }
 
     async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk {
-        cpu(&*self.worker.environment, move || sink.some(&chunk, &rows)).await
+        blocking::compute(&*self.worker.environment, move || sink.some(&chunk, &rows)).await
     }
 }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_manifest::{Manifest, NewSegment, Object, ProducerId, Snapshot, Swap, cas, layout};
-use millpond_storage::{Backoff, Version};
+use millpond_runtime::{Backoff, Environment};
+use millpond_storage::Version;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 use ulid::Ulid;
 use uuid::Uuid;
 
@@ -20,23 +21,23 @@ use crate::reads_first::ReadsFirst;
 use crate::segment::{UploadedWork, fail};
 use crate::streams::Streams;
 use crate::uploader::{Arrival, Upload};
-use crate::{AppendError, Committed, Environment};
+use crate::{AppendError, Committed};
 
-impl Draw for &Environment {
+impl Draw for &dyn Environment {
     fn unix_ms(&mut self) -> u64 {
-        Environment::unix_ms(self)
+        self.now_ms()
     }
 
     fn nonce(&mut self) -> u64 {
-        Environment::nonce(self)
+        self.random()
     }
 
     fn ulid(&mut self, not_before_ms: u64) -> Ulid {
-        Environment::ulid(self, not_before_ms)
+        Environment::ulid(*self, not_before_ms)
     }
 
     fn producer_id(&mut self) -> ProducerId {
-        Environment::producer_id(self)
+        ProducerId(self.random_u128().to_be_bytes())
     }
 }
 
@@ -69,7 +70,7 @@ impl Committer {
         streams: Streams,
         commit_delay: CommitDelay,
     ) -> Self {
-        let producer = upload.environment.producer_id();
+        let producer = (&*upload.environment).producer_id();
         Self {
             commits: Commits::new(buffer_id, upload.shard, tail_max, producer),
             upload,
@@ -167,7 +168,7 @@ impl Committer {
                 Progress::HeldUp => {
                     self.trace_attempt(&mut group);
                     self.trace_failure(&group);
-                    sleep(self.upload.environment.next_wait(&mut backoff)).await;
+                    backoff.pause(&*self.upload.environment).await;
                 }
             }
         }
@@ -191,7 +192,7 @@ impl Committer {
     /// Takes one step of the group's commit.
     async fn step(&mut self, group: &mut Vec<UploadedWork>) -> Progress {
         let segments: Vec<NewSegment> = group.iter().map(UploadedWork::describe).collect();
-        let next = self.commits.next(&segments, &mut &self.upload.environment);
+        let next = self.commits.next(&segments, &mut &*self.upload.environment);
         if next != Next::Read {
             self.trace_attempt(group);
         }

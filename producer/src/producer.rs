@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_manifest::{Buffer, ReadError, cas, layout};
+use millpond_runtime::{Backoff, Environment, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Limits};
-use millpond_storage::{Backoff, ErrorKind, Store};
+use millpond_storage::{ErrorKind, Store};
 use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -21,7 +22,8 @@ use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::streams::Streams;
 use crate::uploader::{Upload, Uploaders};
-use crate::{Append, AppendError, Budget, Committed, Config, ConfigError, Environment, Readiness};
+use crate::{Append, AppendError, Committed, Config, ConfigError, Readiness};
+use millpond_runtime::Budget;
 
 /// The capacity of the queues from the callers to the accumulator and from the uploaders to the committer. The queues
 /// only hand over: the waiting happens elsewhere.
@@ -86,6 +88,7 @@ struct Inner {
     block_bytes: usize,
     shard: u32,
     streams: Streams,
+    flow: Flow,
     health: Health,
     metrics: Metrics,
     closing: CancellationToken,
@@ -99,12 +102,12 @@ impl Producer {
     /// If a setting is invalid, the store refuses a request, or the store is unreachable for `start_timeout`. A
     /// producer that has started waits for the store during an outage.
     pub async fn start(store: Store, config: Config, registry: &mut Registry) -> Result<Self, StartError> {
-        Self::start_in(Environment::system(), store, config, registry).await
+        Self::start_in(Arc::new(SystemEnvironment), store, config, registry).await
     }
 
-    /// Like [`start`](Self::start), with the caller's time of day and random numbers.
+    /// Like [`start`](Self::start), with the caller's clocks and random numbers.
     pub async fn start_in(
-        environment: Environment,
+        environment: Arc<dyn Environment>,
         store: Store,
         config: Config,
         registry: &mut Registry,
@@ -112,8 +115,8 @@ impl Producer {
         config.check()?;
         let budget = Budget::new(config.memory_limit - config.working_memory(), config.max_wait);
         let give_up_at = Instant::now() + config.start_timeout;
-        let buffer = open_buffer(&environment, &store, config.shards_when_created, give_up_at).await?;
-        let shard = choose_shard(&environment, &store, &config, buffer.shards)?;
+        let buffer = open_buffer(&*environment, &store, config.shards_when_created, give_up_at).await?;
+        let shard = choose_shard(&*environment, &store, &config, buffer.shards)?;
 
         let metrics = Metrics::register(registry, &budget);
         let (health, streams) = (Health::default(), Streams::default());
@@ -144,8 +147,14 @@ impl Producer {
         let encoders = Encoders::new(&config, environment, metrics.clone());
         let (messages, accepted) = mpsc::channel(QUEUE);
         let block_bytes = config.block_bytes;
-        let accumulator =
-            Accumulator::new(config, budget.clone(), encoders, uploaders, flow, metrics.clone());
+        let accumulator = Accumulator::new(
+            config,
+            budget.clone(),
+            encoders,
+            uploaders,
+            flow.clone(),
+            metrics.clone(),
+        );
         tasks.spawn(accumulator.run(accepted, closing.clone()));
         Ok(Self(Arc::new(Inner {
             messages,
@@ -153,6 +162,7 @@ impl Producer {
             block_bytes,
             shard,
             streams,
+            flow,
             health,
             metrics,
             closing,
@@ -182,6 +192,7 @@ impl Producer {
     /// # Errors
     /// See [`AppendError`]: its methods tell whether to retry, and whether the message is certainly not in the log.
     pub async fn append(&self, append: Append) -> Result<Committed, AppendError> {
+        let _waiting = self.0.flow.wait();
         let result = self.accept(append).await;
         if result.is_err() {
             self.0.metrics.refused.inc();
@@ -262,7 +273,7 @@ impl Producer {
 
 /// Reads the buffer object, or creates it. Waits for an unavailable store until `give_up_at`.
 async fn open_buffer(
-    environment: &Environment,
+    environment: &dyn Environment,
     store: &Store,
     shards: u32,
     give_up_at: Instant,
@@ -284,7 +295,7 @@ async fn open_buffer(
                 if error.kind() == ErrorKind::Transient && Instant::now() < give_up_at =>
             {
                 tracing::warn!("waiting for the store to open the buffer: {error}");
-                sleep(environment.next_wait(&mut backoff)).await;
+                backoff.pause(environment).await;
             }
             Err(wrong) => {
                 return Err(StartError::Buffer {
@@ -297,7 +308,7 @@ async fn open_buffer(
 }
 
 fn choose_shard(
-    environment: &Environment,
+    environment: &dyn Environment,
     store: &Store,
     config: &Config,
     shards: u32,
@@ -324,7 +335,7 @@ async fn register(committer: &mut Committer, upload: &Upload, give_up_at: Instan
             let (url, shard) = (upload.store.url().to_owned(), upload.shard);
             return Err(StartError::Register { url, shard, reason });
         }
-        sleep(upload.environment.next_wait(&mut backoff)).await;
+        backoff.pause(&*upload.environment).await;
     }
     Ok(())
 }

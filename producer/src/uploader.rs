@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_manifest::layout;
-use millpond_storage::{Backoff, Created, Store};
+use millpond_runtime::{Backoff, Environment};
+use millpond_storage::{Created, Store};
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::Environment;
 use crate::health::{Health, Stage};
 use crate::metrics::Metrics;
 use crate::segment::{EncodedWork, UploadedWork};
@@ -27,7 +27,7 @@ pub(crate) enum Arrival {
 pub(crate) struct Upload {
     pub(crate) store: Store,
     pub(crate) shard: u32,
-    pub(crate) environment: Environment,
+    pub(crate) environment: Arc<dyn Environment>,
     pub(crate) health: Health,
     pub(crate) metrics: Metrics,
 }
@@ -54,7 +54,7 @@ impl Upload {
                     self.health.held_up(Stage::Upload, &error);
                     self.metrics.upload_retries.inc();
                     work.trace.again(&error);
-                    sleep(self.environment.next_wait(&mut backoff)).await;
+                    backoff.pause(&*self.environment).await;
                 }
             }
         }

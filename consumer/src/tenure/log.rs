@@ -2,7 +2,6 @@
 //! the consumer's lag. It decides nothing.
 
 use super::Tenure;
-use crate::environment::now_ms;
 use crate::error::ConsumeError;
 use crate::schedule::begins;
 use crate::shard::{PageRead, Shard};
@@ -187,7 +186,7 @@ impl Tenure<'_> {
 
     fn show_backlog(&self) {
         let Shard { claim, worker, .. } = self.shard;
-        let now_ms = now_ms(&*claim.environment);
+        let now_ms = claim.environment.now_ms();
         self.for_each_stream(|log, index, stream| {
             let reached = self.schedule.reached(&self.durable.state, log, index, stream);
             let lag = log.lag(index, reached);

@@ -2,7 +2,6 @@
 
 use super::Tenure;
 use crate::Config;
-use crate::environment::now_ms;
 use crate::error::ConsumeError;
 use crate::owner::Outcome;
 use crate::rounds::LaterRound;
@@ -71,7 +70,7 @@ impl Tenure<'_> {
         }
         let claim = self.shard.claim.clone();
         next.renew(
-            now_ms(&*claim.environment),
+            claim.environment.now_ms(),
             u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
         );
         next.wait_for(&claim.status.waiting_for());
