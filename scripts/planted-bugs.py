@@ -413,12 +413,14 @@ def main():
         sys.exit(
             f"{PATCHES} and the table of this script differ in: {', '.join(sorted(different))}"
         )
-    plant()
-    if sys.argv[1:] == ["--plant-only"]:
-        return
-    bugs = sys.argv[1:] or list(CATCHERS)
+    plant_only = sys.argv[1:] == ["--plant-only"]
+    bugs = (not plant_only and sys.argv[1:]) or list(CATCHERS)
+    # Before the copy changes: another run may be building it.
     if unknown := set(bugs) - set(CATCHERS):
         sys.exit(f"{PATCHES} has no {', '.join(sorted(unknown))}")
+    plant()
+    if plant_only:
+        return
     programs = build(bugs)
     ok = True
     with ThreadPoolExecutor(os.cpu_count()) as pool:
