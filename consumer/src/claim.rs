@@ -3,10 +3,9 @@
 use crate::error::ConsumeError;
 use crate::metrics::Metrics;
 use crate::reading::read_patiently;
-use crate::status::Status;
 use millpond_manifest::cas::Snapshot;
 use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, layout};
-use millpond_runtime::Environment;
+use millpond_runtime::{Environment, Readiness};
 use millpond_storage::Store;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +30,7 @@ pub(crate) struct Claim {
     pub(crate) share_tables: bool,
     pub(crate) environment: Arc<dyn Environment>,
     pub(crate) metrics: Metrics,
-    pub(crate) status: Status,
+    pub(crate) readiness: Readiness,
 }
 
 impl Claim {
@@ -60,6 +59,6 @@ impl Claim {
 
     /// Reads the cursor, and retries until the store answers.
     pub(crate) async fn read(&self) -> Result<Option<Snapshot<Cursor>>, ConsumeError> {
-        read_patiently(&self.store, &self.key(), &self.status, &*self.environment).await
+        read_patiently(&self.store, &self.key(), &self.readiness, &*self.environment).await
     }
 }

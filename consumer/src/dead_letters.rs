@@ -4,12 +4,11 @@
 use crate::error::ConsumeError;
 use crate::metrics::DeadLabel;
 use crate::sink::{BatchId, Record, RowId};
-use crate::status::Level;
 use crate::worker::BatchWorker;
 use bytes::Bytes;
 use millpond_manifest::cas::Object;
 use millpond_manifest::{DeadLetter, dead_letter};
-use millpond_runtime::Backoff;
+use millpond_runtime::{Backoff, Level};
 use millpond_segment::Encoding;
 use millpond_storage::Created;
 use std::time::Duration;
@@ -129,7 +128,7 @@ impl<'w> DeadLetterWriter<'w> {
     async fn put(&self, key: &str, body: Bytes) -> Created {
         let BatchWorker {
             store,
-            status,
+            readiness,
             environment,
             ..
         } = self.worker;
@@ -138,10 +137,10 @@ impl<'w> DeadLetterWriter<'w> {
         loop {
             match store.put_if_absent(key, vec![body.clone()]).await {
                 Ok(created) => {
-                    status.goes_on(&what);
+                    readiness.goes_on(&what);
                     return created;
                 }
-                Err(error) => status.waits(&what, &error.to_string(), Level::Warn),
+                Err(error) => readiness.waits(&what, error, Level::Warn),
             }
             backoff.pause(&**environment).await;
         }

@@ -21,7 +21,6 @@ mod shard;
 mod sharing;
 pub mod sink;
 mod start;
-mod status;
 mod streams;
 mod tenure;
 mod terms;
@@ -41,18 +40,16 @@ pub use rounds::{Found, write_again};
 pub use sink::{
     Attempt, Batch, BatchId, Chunk, Cut, Part, Presence, Received, Record, RowId, Settled, Sink, SinkError,
 };
-pub use status::Status;
 pub use streams::{BadPattern, StreamPattern};
 
 use claim::Claim;
 use metrics::Metrics;
 use millpond_manifest::{Buffer, layout};
-use millpond_runtime::{Environment, SystemEnvironment};
+use millpond_runtime::{Environment, Level, Readiness, SystemEnvironment};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
 use reading::read_patiently;
 use shard::Shard;
-use status::Level;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +66,7 @@ pub struct Consumer {
     sink: Arc<dyn Sink>,
     environment: Arc<dyn Environment>,
     metrics: Metrics,
-    status: Status,
+    readiness: Readiness,
     tally: Tally,
 }
 
@@ -94,7 +91,7 @@ impl Consumer {
             sink,
             environment,
             metrics,
-            status: Status::default(),
+            readiness: Readiness::default(),
             tally: Tally::default(),
         })
     }
@@ -107,8 +104,8 @@ impl Consumer {
     }
 
     /// The consumer's current waits, for operators.
-    pub fn status(&self) -> Status {
-        self.status.clone()
+    pub fn readiness(&self) -> Readiness {
+        self.readiness.clone()
     }
 
     /// The rows that a repair found and inserted. All counts are 0 in a consumer that is not a repair.
@@ -133,7 +130,7 @@ impl Consumer {
             sink: self.sink.clone(),
             streams,
             metrics: self.metrics.clone(),
-            status: self.status.clone(),
+            readiness: self.readiness.clone(),
             environment: self.environment.clone(),
             memory: self.config.memory(),
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),
@@ -202,7 +199,7 @@ impl Consumer {
             share_tables: self.config.share_tables,
             environment: self.environment.clone(),
             metrics: self.metrics.clone(),
-            status: self.status.clone(),
+            readiness: self.readiness.clone(),
         }
     }
 
@@ -211,14 +208,14 @@ impl Consumer {
         let what = format!("the buffer at {}", self.store.url());
         loop {
             if let Some(found) =
-                read_patiently::<Buffer>(&self.store, layout::BUFFER, &self.status, &*self.environment)
+                read_patiently::<Buffer>(&self.store, layout::BUFFER, &self.readiness, &*self.environment)
                     .await?
             {
-                self.status.goes_on(&what);
+                self.readiness.goes_on(&what);
                 return Ok(found.state);
             }
             let reason = "there is none yet: a gateway or another producer makes it when it starts";
-            self.status.waits(&what, reason, Level::Warn);
+            self.readiness.waits(&what, reason, Level::Warn);
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     }

@@ -4,11 +4,10 @@
 use crate::claim::Claim;
 use crate::error::ConsumeError;
 use crate::repair::Origin;
-use crate::status::Level;
 use millpond_manifest::cas::{self, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opening};
 use millpond_manifest::{Cursor, SinkTables};
-use millpond_runtime::Backoff;
+use millpond_runtime::{Backoff, Level};
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -95,7 +94,7 @@ impl Claim {
             let mut opened = match cursor.open(&opening) {
                 Ok(opened) => opened,
                 Err(held) => {
-                    self.status.goes_on(&self.what());
+                    self.readiness.goes_on(&self.what());
                     return Ok(Attempt::Held(held));
                 }
             };
@@ -124,12 +123,12 @@ impl Claim {
                 }
                 Swap::Unknown(error) => {
                     self.metrics.cursor_unknown.inc();
-                    self.status.waits(&self.what(), &error.to_string(), Level::Warn);
+                    self.readiness.waits(&self.what(), error, Level::Warn);
                     self.read().await?.filter(|snapshot| snapshot.state.stamp == ours)
                 }
             };
             if let Some(durable) = durable {
-                self.status.goes_on(&self.what());
+                self.readiness.goes_on(&self.what());
                 self.announce(&durable.state, opened.in_doubt, opened.policy_pinned);
                 return Ok(Attempt::Opened(Box::new(Owned {
                     durable,
@@ -197,7 +196,7 @@ impl Claim {
         match swap {
             Swap::Committed(snapshot) => {
                 self.metrics.cursor_commits.inc();
-                self.status.goes_on(&self.what());
+                self.readiness.goes_on(&self.what());
                 return Ok(Outcome::Ours(Box::new(snapshot)));
             }
             Swap::Mismatch => {
@@ -205,7 +204,7 @@ impl Claim {
             }
             Swap::Unknown(error) => {
                 self.metrics.cursor_unknown.inc();
-                self.status.waits(&self.what(), &error.to_string(), Level::Warn);
+                self.readiness.waits(&self.what(), error, Level::Warn);
             }
         }
         // This process wrote any state that carries its opening (in this attempt, or in an earlier one that landed

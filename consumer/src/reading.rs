@@ -1,9 +1,8 @@
 //! Reads objects, and retries until the store answers.
 
 use crate::error::ConsumeError;
-use crate::status::{Level, Status};
 use millpond_manifest::cas::{self, ReadError, Snapshot};
-use millpond_runtime::{Backoff, Environment};
+use millpond_runtime::{Backoff, Environment, Level, Readiness};
 use millpond_storage::Store;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use std::time::Duration;
 pub(crate) async fn read_patiently<T: cas::Object>(
     store: &Store,
     key: &str,
-    status: &Status,
+    readiness: &Readiness,
     environment: &dyn Environment,
 ) -> Result<Option<Snapshot<T>>, ConsumeError> {
     let what = format!("reading {key}");
@@ -19,11 +18,11 @@ pub(crate) async fn read_patiently<T: cas::Object>(
     loop {
         match cas::read(store, key).await {
             Ok(found) => {
-                status.goes_on(&what);
+                readiness.goes_on(&what);
                 return Ok(found);
             }
             Err(ReadError::Format { key, wrong }) => return Err(ConsumeError::Format { key, wrong }),
-            Err(ReadError::Store(error)) => status.waits(&what, &error.to_string(), Level::Warn),
+            Err(ReadError::Store(error)) => readiness.waits(&what, error, Level::Warn),
         }
         backoff.pause(environment).await;
     }

@@ -145,7 +145,7 @@ impl Claim {
     /// Reads the cursor of the consumer whose rows the repair compares.
     async fn reader(&self) -> Result<Cursor, ConsumeError> {
         let key = layout::cursor(self.shard, &self.consumer);
-        let found = read_patiently::<Cursor>(&self.store, &key, &self.status, &*self.environment).await?;
+        let found = read_patiently::<Cursor>(&self.store, &key, &self.readiness, &*self.environment).await?;
         let cursor = found
             .map(|found| found.state)
             .filter(|cursor| !cursor.is_removed());

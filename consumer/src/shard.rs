@@ -7,12 +7,11 @@ use crate::error::ConsumeError;
 use crate::reading::read_patiently;
 use crate::rounds::{requests_of, requests_of_opening};
 use crate::sink::Settled;
-use crate::status::Level;
 use crate::worker::BatchWorker;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::Snapshot;
 use millpond_manifest::{Manifest, Page, PageReference, layout};
-use millpond_runtime::Backoff;
+use millpond_runtime::{Backoff, Level};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +33,7 @@ impl Shard {
         let log = read_patiently::<Manifest>(
             &self.claim.store,
             &key,
-            &self.claim.status,
+            &self.claim.readiness,
             &*self.claim.environment,
         )
         .await?;
@@ -49,11 +48,11 @@ impl Shard {
         let key = layout::page(self.claim.shard, reference.first, reference.page);
         let Claim {
             store,
-            status,
+            readiness,
             environment,
             ..
         } = &self.claim;
-        let page = read_patiently::<Page>(store, &key, status, &**environment).await?;
+        let page = read_patiently::<Page>(store, &key, readiness, &**environment).await?;
         if let Some(page) = page {
             return Ok(PageRead::Page(Arc::new(page.state)));
         }
@@ -87,7 +86,7 @@ impl Shard {
             buffer_id,
             shard,
             consumer,
-            status,
+            readiness,
             environment,
             ..
         } = self.claim.clone();
@@ -95,7 +94,7 @@ impl Shard {
         let all = requests_of(buffer_id, shard, &consumer);
         let what = format!("requests of earlier owners of shard {shard:04}");
         let settle = async move {
-            status.waits(&what, "they may still be under way to the sink", Level::Warn);
+            readiness.waits(&what, "they may still be under way to the sink", Level::Warn);
             tokio::time::sleep(outlived).await;
             let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
             loop {
@@ -105,11 +104,11 @@ impl Shard {
                         tokio::time::sleep(sink.attempt_max()).await;
                         break;
                     }
-                    Err(error) => status.waits(&what, &error.to_string(), Level::Warn),
+                    Err(error) => readiness.waits(&what, error, Level::Warn),
                 }
                 backoff.pause(&*environment).await;
             }
-            status.goes_on(&what);
+            readiness.goes_on(&what);
         };
         settle.boxed()
     }

@@ -5,11 +5,10 @@
 use crate::claim::Claim;
 use crate::error::ConsumeError;
 use crate::owner::{Outcome, Owned};
-use crate::status::Level;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::tables::Claimed;
 use millpond_manifest::{Cursor, SinkTables, layout};
-use millpond_runtime::Backoff;
+use millpond_runtime::{Backoff, Level};
 use millpond_storage::ErrorKind;
 use std::time::Duration;
 use tracing::warn;
@@ -64,15 +63,15 @@ impl Claim {
         loop {
             match self.list_cursors(&folder).await {
                 Ok(cursors) => {
-                    self.status.goes_on(&what);
+                    self.readiness.goes_on(&what);
                     return Ok(cursors);
                 }
                 Err(error) if error.kind() == ErrorKind::Denied => {
                     warn!("{error}: nobody looks for other consumers of the same tables");
-                    self.status.goes_on(&what);
+                    self.readiness.goes_on(&what);
                     return Ok(Vec::new());
                 }
-                Err(error) => self.status.waits(&what, &error.to_string(), Level::Warn),
+                Err(error) => self.readiness.waits(&what, error, Level::Warn),
             }
             backoff.pause(&*self.environment).await;
         }

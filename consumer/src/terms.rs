@@ -93,7 +93,7 @@ impl Shard {
                 );
                 announced = true;
                 // The waits of this process as an owner now concern another owner.
-                self.claim.status.forget();
+                self.claim.readiness.forget();
             }
             let now = self.claim.environment.now_ms();
             let left = Duration::from_millis(held.lease_expires_at_ms.saturating_sub(now));

@@ -7,7 +7,6 @@ use crate::decode::Decode;
 use crate::error::ConsumeError;
 use crate::metrics::{self, Stage, label};
 use crate::sink::{Batch, Cut, Part};
-use crate::status::Level;
 use crate::trace::{BatchTrace, Step};
 use crate::worker::BatchWorker;
 use crate::write::{ChunkWriter, Term};
@@ -15,7 +14,7 @@ use futures::StreamExt;
 use futures::stream;
 use millpond_manifest::BatchingPolicy;
 use millpond_manifest::cursor::Refused;
-use millpond_runtime::Backoff;
+use millpond_runtime::{Backoff, Level};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -159,7 +158,7 @@ impl BatchWorker {
             self.metrics.fetch_seconds.observe(began.elapsed().as_secs_f64());
             match fetched {
                 Ok(Some(data)) => {
-                    self.status.goes_on(&what);
+                    self.readiness.goes_on(&what);
                     self.metrics.fetched_bytes.inc_by(data.len() as u64);
                     part.data = data;
                     return Ok(part);
@@ -172,7 +171,7 @@ impl BatchWorker {
                 }
                 Err(error) => {
                     step.again(&error);
-                    self.status.waits(&what, &error.to_string(), Level::Warn);
+                    self.readiness.waits(&what, error, Level::Warn);
                 }
             }
             drop(fetcher);

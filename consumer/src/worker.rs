@@ -3,9 +3,8 @@
 use crate::metrics::Metrics;
 use crate::repair::Tally;
 use crate::sink::Sink;
-use crate::status::Status;
 use crate::streams::StreamPattern;
-use millpond_runtime::{Budget, Environment};
+use millpond_runtime::{Budget, Environment, Readiness};
 use millpond_segment::Encoding;
 use millpond_storage::Store;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ pub(crate) struct BatchWorker {
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) streams: Vec<StreamPattern>,
     pub(crate) metrics: Metrics,
-    pub(crate) status: Status,
+    pub(crate) readiness: Readiness,
     pub(crate) environment: Arc<dyn Environment>,
     /// The one budget for all bytes held for batches.
     pub(crate) memory: Budget,

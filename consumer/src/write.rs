@@ -6,13 +6,12 @@ use crate::lease::Lease;
 use crate::metrics::{Stage, label};
 use crate::rounds::{self, Attempts, Failed, LaterRounds, Sender};
 use crate::sink::{Batch, BatchId, Chunk, Sink, SinkError};
-use crate::status::Level;
 use crate::trace::{BatchTrace, Step};
 use crate::worker::BatchWorker;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_manifest::cursor::Refused;
-use millpond_runtime::{Backoff, blocking};
+use millpond_runtime::{Backoff, Level, blocking};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -122,7 +121,7 @@ impl ChunkWriter<'_> {
                 Err(Failed::Sink(SinkError::Transient(reason))) => (reason, Level::Warn),
                 Err(Failed::Sink(SinkError::Schema(reason))) => (reason, Level::Error),
                 Err(Failed::Sink(SinkError::Refused(reason))) => {
-                    worker.status.goes_on("writing to the sink");
+                    worker.readiness.goes_on("writing to the sink");
                     step.fail(&reason);
                     return Err(Undone::Refused { reason, in_doubt });
                 }
@@ -133,10 +132,10 @@ impl ChunkWriter<'_> {
             in_doubt = true;
             worker.metrics.write_retries.inc();
             step.again(&reason);
-            worker.status.waits("writing to the sink", &reason, level);
+            worker.readiness.waits("writing to the sink", &reason, level);
             backoff.pause(&*worker.environment).await;
         }
-        worker.status.goes_on("writing to the sink");
+        worker.readiness.goes_on("writing to the sink");
         self.count(chunk);
         if let Some(tally) = &worker.repair {
             tally.compared(chunk.rows, attempts.lacked.unwrap_or(chunk.rows));

@@ -269,11 +269,11 @@ async fn an_owner_that_waited_for_the_sink_and_was_fenced_stands_by_ready() {
         ..config("a")
     };
     let owner = Consumer::new(log.store.clone(), renews_soon, away, &mut Registry::default()).unwrap();
-    let status = owner.status();
+    let readiness = owner.readiness();
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(owner.run(shutdown.clone()));
     eventually("the owner waits for the sink", async || {
-        !status.waiting_for().is_empty()
+        !readiness.waiting_for().is_empty()
     })
     .await;
 
@@ -284,7 +284,7 @@ async fn an_owner_that_waited_for_the_sink_and_was_fenced_stands_by_ready() {
     };
     let second = start(&log.store, takes_over, &table);
     table.has(20).await;
-    eventually("the first stands by", async || status.waiting_for().is_empty()).await;
+    eventually("the first stands by", async || readiness.waiting_for().is_empty()).await;
     shutdown.cancel();
     task.await.unwrap().unwrap();
     second.stop().await.unwrap();

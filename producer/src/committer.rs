@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_manifest::{Manifest, NewSegment, Object, ProducerId, Snapshot, Swap, cas, layout};
-use millpond_runtime::{Backoff, Environment};
+use millpond_runtime::{Backoff, Environment, Level};
 use millpond_storage::Version;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -16,12 +16,14 @@ use uuid::Uuid;
 
 use crate::commit::{Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, Landed, NewPage, News, Next, Renewal};
 use crate::commit_delay::CommitDelay;
-use crate::health::Stage;
 use crate::reads_first::ReadsFirst;
 use crate::segment::{UploadedWork, fail};
 use crate::streams::Streams;
 use crate::uploader::{Arrival, Upload};
 use crate::{AppendError, Committed};
+
+/// The wait of a commit, as `/readyz` shows it.
+const COMMIT: &str = "waiting for the store (commit)";
 
 impl Draw for &dyn Environment {
     fn unix_ms(&mut self) -> u64 {
@@ -158,7 +160,7 @@ impl Committer {
             }
             match self.step(&mut group).await {
                 Progress::Committed => {
-                    self.upload.health.got_on(Stage::Commit);
+                    self.upload.readiness.goes_on(COMMIT);
                     self.upload
                         .metrics
                         .commit_seconds
@@ -182,7 +184,7 @@ impl Committer {
     }
 
     fn trace_failure(&self, group: &[UploadedWork]) {
-        let reason = self.upload.health.reason(Stage::Commit);
+        let reason = self.upload.readiness.reason(COMMIT);
         let reason = reason.unwrap_or_else(|| "another producer was first".to_owned());
         for uploaded in group {
             uploaded.work.trace.again(&reason);
@@ -253,7 +255,7 @@ impl Committer {
             }
             Err(error) => error.to_string(),
         };
-        self.upload.health.held_up(Stage::Commit, &problem);
+        self.upload.readiness.waits(COMMIT, problem, Level::Warn);
         Progress::HeldUp
     }
 
@@ -267,7 +269,7 @@ impl Committer {
             .await;
         self.commits.stored(put.is_ok());
         let Err(error) = put else { return Progress::Made };
-        self.upload.health.held_up(Stage::Commit, &error);
+        self.upload.readiness.waits(COMMIT, &error, Level::Warn);
         Progress::HeldUp
     }
 
@@ -295,7 +297,7 @@ impl Committer {
             }
             Swap::Unknown(error) => {
                 metrics.attempt("unknown");
-                self.upload.health.held_up(Stage::Commit, &error);
+                self.upload.readiness.waits(COMMIT, &error, Level::Warn);
                 (Answer::Unknown, Progress::HeldUp)
             }
         }
@@ -309,7 +311,7 @@ impl Committer {
                 return false;
             }
         }
-        self.upload.health.got_on(Stage::Commit);
+        self.upload.readiness.goes_on(COMMIT);
         true
     }
 

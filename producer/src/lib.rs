@@ -15,7 +15,6 @@ mod config;
 mod early_close;
 mod encoder;
 mod flow;
-mod health;
 mod metrics;
 mod producer;
 #[doc(hidden)]
@@ -27,5 +26,4 @@ mod uploader;
 
 pub use append::{Append, AppendError, Committed};
 pub use config::{Config, ConfigError};
-pub use health::Readiness;
 pub use producer::{DrainError, Producer, StartError};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_manifest::{Buffer, ReadError, cas, layout};
-use millpond_runtime::{Backoff, Environment, SystemEnvironment};
+use millpond_runtime::{Backoff, Budget, Environment, Level, Readiness, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Limits};
 use millpond_storage::{ErrorKind, Store};
 use prometheus_client::registry::Registry;
@@ -18,12 +18,13 @@ use crate::commit_delay::CommitDelay;
 use crate::committer::Committer;
 use crate::encoder::Encoders;
 use crate::flow::Flow;
-use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::streams::Streams;
 use crate::uploader::{Upload, Uploaders};
-use crate::{Append, AppendError, Committed, Config, ConfigError, Readiness};
-use millpond_runtime::Budget;
+use crate::{Append, AppendError, Committed, Config, ConfigError};
+
+/// The wait of a producer that opens its buffer, as the log shows it.
+const OPEN: &str = "waiting for the store (open)";
 
 /// The capacity of the queues from the callers to the accumulator and from the uploaders to the committer. The queues
 /// only hand over: the waiting happens elsewhere.
@@ -89,7 +90,7 @@ struct Inner {
     shard: u32,
     streams: Streams,
     flow: Flow,
-    health: Health,
+    readiness: Readiness,
     metrics: Metrics,
     closing: CancellationToken,
     tasks: TaskTracker,
@@ -115,18 +116,19 @@ impl Producer {
         config.check()?;
         let budget = Budget::new(config.memory_limit - config.working_memory(), config.max_wait);
         let give_up_at = Instant::now() + config.start_timeout;
-        let buffer = open_buffer(&*environment, &store, config.shards_when_created, give_up_at).await?;
+        let readiness = Readiness::default();
+        let shards = config.shards_when_created;
+        let buffer = open_buffer(&*environment, &store, shards, give_up_at, &readiness).await?;
         let shard = choose_shard(&*environment, &store, &config, buffer.shards)?;
 
         let metrics = Metrics::register(registry, &budget);
-        let (health, streams) = (Health::default(), Streams::default());
-        let (health_of_upload, metrics_of_upload) = (health.clone(), metrics.clone());
+        let streams = Streams::default();
         let upload = Upload {
             store,
             shard,
             environment: environment.clone(),
-            health: health_of_upload,
-            metrics: metrics_of_upload,
+            readiness: readiness.clone(),
+            metrics: metrics.clone(),
         };
         let flow = Flow::default();
         let commit_delay = CommitDelay::new(flow.clone(), budget.clone());
@@ -163,7 +165,7 @@ impl Producer {
             shard,
             streams,
             flow,
-            health,
+            readiness,
             metrics,
             closing,
             tasks,
@@ -247,12 +249,11 @@ impl Producer {
     /// If something is uncommitted by then. The tasks continue, and the caller can drain again.
     pub async fn drain(&self, patience: Duration) -> Result<(), DrainError> {
         self.0.closing.cancel();
+        self.0.readiness.stops();
         self.0.tasks.close();
         timeout(patience, self.0.tasks.wait()).await.map_err(|_| {
-            let reason = match self.0.health.readiness() {
-                Readiness::Waiting(reason) => reason,
-                Readiness::Ready | Readiness::Closed => "the store is slow".to_owned(),
-            };
+            let reason = self.0.readiness.sentence();
+            let reason = reason.unwrap_or_else(|| "the store is slow".to_owned());
             DrainError {
                 bytes_held: self.0.budget.held(),
                 after: patience,
@@ -262,12 +263,8 @@ impl Producer {
     }
 
     /// The producer's readiness, for `/readyz`.
-    pub fn ready(&self) -> Readiness {
-        if self.0.closing.is_cancelled() {
-            Readiness::Closed
-        } else {
-            self.0.health.readiness()
-        }
+    pub fn readiness(&self) -> Readiness {
+        self.0.readiness.clone()
     }
 }
 
@@ -277,6 +274,7 @@ async fn open_buffer(
     store: &Store,
     shards: u32,
     give_up_at: Instant,
+    readiness: &Readiness,
 ) -> Result<Buffer, StartError> {
     let new = Buffer {
         id: environment.uuid(),
@@ -290,11 +288,14 @@ async fn open_buffer(
             Err(error) => Err(error),
         };
         match opened {
-            Ok(buffer) => return Ok(buffer),
+            Ok(buffer) => {
+                readiness.goes_on(OPEN);
+                return Ok(buffer);
+            }
             Err(ReadError::Store(error))
                 if error.kind() == ErrorKind::Transient && Instant::now() < give_up_at =>
             {
-                tracing::warn!("waiting for the store to open the buffer: {error}");
+                readiness.waits(OPEN, error, Level::Warn);
                 backoff.pause(environment).await;
             }
             Err(wrong) => {
@@ -328,10 +329,8 @@ async fn register(committer: &mut Committer, upload: &Upload, give_up_at: Instan
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(3));
     while !committer.try_register().await {
         if Instant::now() >= give_up_at {
-            let reason = match upload.health.readiness() {
-                Readiness::Waiting(reason) => reason,
-                Readiness::Ready | Readiness::Closed => "other producers were always first".to_owned(),
-            };
+            let reason = upload.readiness.sentence();
+            let reason = reason.unwrap_or_else(|| "other producers were always first".to_owned());
             let (url, shard) = (upload.store.url().to_owned(), upload.shard);
             return Err(StartError::Register { url, shard, reason });
         }

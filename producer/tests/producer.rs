@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::join_all;
 use futures::{FutureExt, poll};
-use millpond_producer::{Append, AppendError, Config, Producer, Readiness, StartError};
+use millpond_producer::{Append, AppendError, Config, Producer, StartError};
 use millpond_segment::Encoding;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{On, Outage};
@@ -261,7 +261,7 @@ async fn a_drain_commits_what_was_accepted_without_waiting_for_the_linger_and_re
     assert!(start.elapsed() < Duration::from_secs(1));
     assert_eq!(world.log().await, ["a"]);
     assert_eq!(append(&producer, "b").await, Err(AppendError::Closed));
-    assert_eq!(producer.ready(), Readiness::Closed);
+    assert_eq!(producer.readiness().waiting_for(), ["stopping"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,10 +5,10 @@ use super::Tenure;
 use crate::error::ConsumeError;
 use crate::schedule::begins;
 use crate::shard::{PageRead, Shard};
-use crate::status::Level;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::{self, ReadError, Reread, Snapshot};
 use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
+use millpond_runtime::Level;
 use millpond_storage::Version;
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -70,7 +70,7 @@ impl Tenure<'_> {
         let what = format!("reading {}", layout::manifest(self.shard.claim.shard));
         match outcome {
             Ok(news) => {
-                self.shard.claim.status.goes_on(&what);
+                self.shard.claim.readiness.goes_on(&what);
                 if let Some(news) = news {
                     self.shard.check_log(&news.state)?;
                     self.log = Some(match self.log.take() {
@@ -94,10 +94,7 @@ impl Tenure<'_> {
             }
             Err(ReadError::Format { key, wrong }) => Err(ConsumeError::Format { key, wrong }),
             Err(ReadError::Store(error)) => {
-                self.shard
-                    .claim
-                    .status
-                    .waits(&what, &error.to_string(), Level::Warn);
+                self.shard.claim.readiness.waits(&what, error, Level::Warn);
                 Ok(())
             }
         }

@@ -89,7 +89,7 @@ async fn read_all(world: &World, consumer: usize, name: &str, rng: &mut StdRng) 
     };
     if timeout(PATIENCE, read).await.is_err() {
         let (_, positions) = world.witness.is_read(&consumer_name(consumer));
-        let waits = owner.status.waiting_for();
+        let waits = owner.readiness.waiting_for();
         let detail = format!(
             "{} makes no progress: {positions}waiting for {waits:?}",
             process.name
