@@ -16,7 +16,7 @@ pytestmark = needs_kafka
 # The receiver's default group.
 GROUP = "otel-collector"
 
-# Kafka's tools take seconds to start, and a Collector that stops delivers what its queues hold.
+# For what takes seconds on an idle machine: Kafka's tools, 35 ALTERs, queues that run empty.
 LONG = 4 * PATIENCE
 
 # No consumer dies here, so none needs a lease that a busy machine cannot keep.
@@ -67,6 +67,11 @@ def _await_more(sender) -> None:
     """Waits until the sender has sent a number of further records."""
     enough = len(sender.accepted) + 20
     eventually("further records to be accepted", lambda: len(sender.accepted) > enough)
+
+
+def _migrate(site) -> None:
+    tables = ("--clickhouse", site.clickhouse.url, "--database", site.database)
+    assert site.begun("tables", "migrate", *tables).wait(LONG) == 0
 
 
 def _restart_with(collector, **exporters) -> None:
@@ -123,9 +128,8 @@ def _compare(site, sender, trial: str) -> None:
 
 
 def test_moving_leaves_no_gap_and_no_duplicate(site, kafka, reading, sending, sender):
-    tables = ("--clickhouse", site.clickhouse.url, "--database", site.database)
     eventually("rows by the old path", lambda: _bodies(site, site.database), LONG)
-    site.command("tables", "migrate", *tables)
+    _migrate(site)
 
     # Both paths in parallel, with a buffer and a database for the trial.
     production = site.buffer
@@ -165,13 +169,12 @@ def test_moving_leaves_no_gap_and_no_duplicate(site, kafka, reading, sending, se
     assert sending.terminate() == 0
     _expect_each_once(site, sender)
     consumer.must_run()
-    site.millpond("consumer", "wait", "e2e")
+    assert site.begun("consumer", "wait", "e2e", *site.buffer.flags).wait(LONG) == 0
 
 
 def test_going_back_leaves_no_gap_and_no_duplicate(site, kafka, reading, sending, sender):
-    tables = ("--clickhouse", site.clickhouse.url, "--database", site.database)
     eventually("rows by the old path", lambda: _bodies(site, site.database), LONG)
-    site.command("tables", "migrate", *tables)
+    _migrate(site)
     gateway = site.gateway("--linger", "20ms")
     consumer = site.consumer(*UNHURRIED)
     _restart_with(sending, otlp_grpc=_forward_to(gateway))
@@ -184,7 +187,7 @@ def test_going_back_leaves_no_gap_and_no_duplicate(site, kafka, reading, sending
     _restart_with(sending, kafka=write_to(kafka))
     _await_more(sender)
     assert gateway.terminate() == 0
-    site.millpond("consumer", "wait", "e2e")
+    assert site.begun("consumer", "wait", "e2e", *site.buffer.flags).wait(LONG) == 0
     assert consumer.terminate() == 0
     sender.stop()
     assert sending.terminate() == 0

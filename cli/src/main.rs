@@ -222,7 +222,7 @@ fn refused(command: &clap::Command, error: &clap::Error) -> ExitCode {
 /// Logs the error that ends the program.
 fn failed(format: LogFormat, error: &anyhow::Error) -> ExitCode {
     // Errors of some dependencies end with a line break.
-    logging::last_words(format, format!("{error:#}").trim_end());
+    logging::print_error(format, format!("{error:#}").trim_end());
     ExitCode::FAILURE
 }
 

@@ -51,7 +51,7 @@ pub(crate) trait Sender: Sync {
     /// can.
     fn may_still_send(&self, since: u64) -> bool;
     /// Returns when the sender must stop sending.
-    async fn may_send_no_more(&self);
+    async fn must_stop_sending(&self);
     /// The opening under which it sends.
     fn opening(&self) -> u64;
     /// Sixty-four random bits.
@@ -147,7 +147,7 @@ pub(crate) async fn again(
         let was_certain = round > 0 || attempts.lost;
         let Some((lacks, certain)) = lacking(sender, presence)? else {
             if was_certain {
-                return Err(not_certain_any_more(id, chunk));
+                return Err(no_longer_certain(id, chunk));
             }
             send(sender, &**sink, id, chunk, (round, false), since).await?;
             return Ok(Found::Nothing);
@@ -173,7 +173,7 @@ pub(crate) async fn again(
             return Err(uncertain(id, chunk));
         }
         if !certain && was_certain {
-            return Err(not_certain_any_more(id, chunk));
+            return Err(no_longer_certain(id, chunk));
         }
         attempts.later_round |= round > 0;
         attempts.lost |= round > 0;
@@ -198,7 +198,7 @@ fn lacking(sender: &dyn Sender, presence: Presence) -> Result<Option<(Vec<u64>, 
     }
 }
 
-fn not_certain_any_more(id: &BatchId, chunk: &Chunk) -> Failed {
+fn no_longer_certain(id: &BatchId, chunk: &Chunk) -> Failed {
     Failed::Sink(SinkError::Transient(format!(
         "it is not certain any more which rows of chunk {} of {id} the table has",
         chunk.index
@@ -296,7 +296,7 @@ async fn send(
     tokio::select! {
         biased;
         sent = sink.insert(chunk, &attempt) => Ok(sent?),
-        () = sender.may_send_no_more() => Err(Failed::Sink(SinkError::Transient(
+        () = sender.must_stop_sending() => Err(Failed::Sink(SinkError::Transient(
             "the lease ran out while the request was under way".to_owned(),
         ))),
     }
@@ -354,7 +354,7 @@ impl Sender for Unleased {
         true
     }
 
-    async fn may_send_no_more(&self) {
+    async fn must_stop_sending(&self) {
         std::future::pending::<()>().await;
     }
 

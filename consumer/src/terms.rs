@@ -61,7 +61,7 @@ impl Shard {
 
     /// Stands by until this process takes the cursor. `None`: the shutdown came first.
     async fn stand_by(&self, take_over: bool, known: &mut bool) -> Result<Option<Box<Owned>>, ConsumeError> {
-        let mut said = false;
+        let mut announced = false;
         loop {
             let attempt = async {
                 let log = self.read_log().await?;
@@ -86,12 +86,12 @@ impl Shard {
                 Attempt::Held(held) => held,
                 Attempt::Removed => return Err(self.claim.removed()),
             };
-            if !said {
+            if !announced {
                 info!(
                     shard = self.claim.shard,
                     "standing by: the cursor is held by {}", held.owner
                 );
-                said = true;
+                announced = true;
                 // The waits of this process as an owner now concern another owner.
                 self.claim.readiness.forget();
             }

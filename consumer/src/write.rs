@@ -176,7 +176,7 @@ impl Sender for ChunkWriter<'_> {
         self.term.lease.has_run_since(since)
     }
 
-    async fn may_send_no_more(&self) {
+    async fn must_stop_sending(&self) {
         self.term.lease.lapsed().await;
     }
 

@@ -247,7 +247,7 @@ async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_every_consumer_has_acknowledged_goes_and_nothing_else() {
+async fn only_segments_that_every_consumer_has_acknowledged_are_deleted() {
     let log = eight().await;
     let clock = Clock::at(100_000);
     let (mut gc, registry) = gc_of(&log.store, &clock, None);

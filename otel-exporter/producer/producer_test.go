@@ -141,7 +141,7 @@ func TestOrderOfCommitIsOrderOfAcceptance(t *testing.T) {
 	})
 }
 
-func TestGiantMessagesGetBlocksOfTheirOwn(t *testing.T) {
+func TestGiantMessagesGetTheirOwnBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		p := w.producer(testConfig(), 1)
@@ -158,7 +158,7 @@ func TestGiantMessagesGetBlocksOfTheirOwn(t *testing.T) {
 	})
 }
 
-func TestWhatCannotBeAcceptedIsRefusedAtOnce(t *testing.T) {
+func TestUnacceptableMessagesAreRefusedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		p := w.producer(testConfig(), 1)
@@ -200,7 +200,7 @@ func TestCloseCommitsWhatWasAcceptedAndRefusesTheRest(t *testing.T) {
 	})
 }
 
-func TestCloseThatRunsOutOfTimeSaysWhyAndCanBeCalledAgain(t *testing.T) {
+func TestCloseThatTimesOutReportsTheReasonAndCanBeRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		p := w.producer(testConfig(), 1)

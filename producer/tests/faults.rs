@@ -392,7 +392,7 @@ async fn a_stream_that_another_producer_began_in_another_encoding_is_refused_alo
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_while_a_commit_is_slow_goes_with_the_next_one() {
+async fn segments_that_wait_for_a_slow_commit_share_the_next_one() {
     let world = World::new();
     let producer = world.producer(config(), 1).await;
     let mut slow = world.controls.hold(On::Update, "manifest");

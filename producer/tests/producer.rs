@@ -283,7 +283,7 @@ async fn a_drain_during_an_outage_says_what_is_left_and_can_be_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_accepted_is_committed_after_the_last_handle_is_gone() {
+async fn accepted_messages_are_committed_after_the_last_handle_is_dropped() {
     let world = World::new();
     let producer = world.producer(batching(), 1).await;
     let mut appending = Box::pin(append(&producer, "a"));
@@ -315,7 +315,7 @@ async fn a_message_that_can_never_be_accepted_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_started_says_why() {
+async fn a_producer_that_cannot_start_reports_the_reason() {
     let world = World::new();
     let start = |config: Config| {
         let store = world.store.clone();

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_could_never_be_granted_is_refused_at_once() {
+    async fn a_request_over_the_whole_budget_is_refused_at_once() {
         let start = tokio::time::Instant::now();
         assert!(budget(100).reserve(101).await.is_err());
         assert_eq!(start.elapsed(), Duration::ZERO);

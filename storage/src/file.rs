@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_else_may_read_what_is_in_a_buffer() {
+    async fn only_the_owner_can_read_the_files_of_a_buffer() {
         let directory = tempfile::tempdir().expect("directory");
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("open to all");
         let files = FileStore::open(&directory.path().join("above/buffer"), true);

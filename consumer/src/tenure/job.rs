@@ -28,7 +28,7 @@ impl Tenure<'_> {
                     shard = claim.shard,
                     stream,
                     sequence,
-                    "{} records of segment {} are left out, as an operator said",
+                    "{} records of segment {} are left out, as an operator requested",
                     part.records,
                     entry.segment
                 );
