@@ -2,14 +2,14 @@
 //! settings of the first would have every record twice. `millpond_manifest::tables` decides. A guard for people: consumers are
 //! correct without it.
 
-use crate::environment::{now_ms, pause};
+use crate::claim::Claim;
 use crate::error::ConsumeError;
-use crate::owner::{Claim, Outcome, Owned};
-use crate::status::Level;
+use crate::owner::{Outcome, Owned};
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::tables::Claimed;
 use millpond_manifest::{Cursor, SinkTables, layout};
-use millpond_storage::{Backoff, ErrorKind};
+use millpond_runtime::{Backoff, Level};
+use millpond_storage::ErrorKind;
 use std::time::Duration;
 use tracing::warn;
 
@@ -44,7 +44,7 @@ impl Claim {
         opened: bool,
     ) -> Result<bool, ConsumeError> {
         let others = self.other_cursors().await?;
-        match tables.claim(&self.consumer, &others, opened, now_ms(&*self.environment)) {
+        match tables.claim(&self.consumer, &others, opened, self.environment.now_ms()) {
             Claimed::Free => Ok(false),
             Claimed::Wait(_) => Ok(true),
             Claimed::Taken(other, table) => Err(ConsumeError::SharedTables {
@@ -63,17 +63,17 @@ impl Claim {
         loop {
             match self.list_cursors(&folder).await {
                 Ok(cursors) => {
-                    self.status.goes_on(&what);
+                    self.readiness.goes_on(&what);
                     return Ok(cursors);
                 }
                 Err(error) if error.kind() == ErrorKind::Denied => {
                     warn!("{error}: nobody looks for other consumers of the same tables");
-                    self.status.goes_on(&what);
+                    self.readiness.goes_on(&what);
                     return Ok(Vec::new());
                 }
-                Err(error) => self.status.waits(&what, &error.to_string(), Level::Warn),
+                Err(error) => self.readiness.waits(&what, error, Level::Warn),
             }
-            pause(&*self.environment, &mut backoff).await;
+            backoff.pause(&*self.environment).await;
         }
     }
 
@@ -117,7 +117,7 @@ impl Claim {
             let mut next = owned.durable.state.clone();
             next.tables.unchecked = false;
             next.renew(
-                now_ms(&*self.environment),
+                self.environment.now_ms(),
                 u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
             );
             match self.swap(owned.durable.clone(), next).await? {

@@ -6,27 +6,32 @@ pub mod buffer;
 pub mod cas;
 pub mod cursor;
 pub mod dead_letter;
+mod entry;
 mod envelope;
+mod error;
 pub mod layout;
 mod limits;
 pub mod log;
 pub mod manifest;
+mod object;
 pub mod page;
 pub mod piece;
 pub mod plan;
-pub mod planted;
 pub mod tables;
 pub mod trace;
 
 pub use buffer::Buffer;
-pub use cas::{Object, ReadError, Snapshot, Stamp, Swap};
-pub use cursor::{BatchingPolicy, Cursor};
+pub use cas::{ReadError, Snapshot, Swap};
+pub use cursor::Cursor;
 pub use dead_letter::DeadLetter;
-pub use envelope::FormatError;
+pub use entry::{Entry, Part};
+pub use error::FormatError;
 pub use limits::Count;
 pub use log::{Lag, Log};
-pub use manifest::{Commit, CommitRefusal, Entry, Manifest, NewPart, NewSegment, Part, ProducerId};
+pub use manifest::{Commit, CommitRefusal, Manifest, NewPart, NewSegment, ProducerId};
+pub use object::{Object, Stamp};
 pub use page::{Page, PageReference};
+pub use plan::BatchingPolicy;
 pub use tables::{SinkTable, SinkTables};
 
 /// The only format version that this code reads and writes.

@@ -71,13 +71,13 @@ class Kafka(Service):
     def lag(self, group: str) -> int:
         """The messages that a consumer group has not read, over all partitions. A group that has
         committed no offset in a partition has read nothing there."""
-        said = self._run(
+        output = self._run(
             "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
             *("--bootstrap-server", self.address, "--describe", "--group", group),
         )
         total = 0
-        rows = _ROW.findall(said)
-        assert rows, f"{group} has read no topic: {said}"
+        rows = _ROW.findall(output)
+        assert rows, f"{group} has read no topic: {output}"
         for _, _, _, committed, end, lag in rows:
             total += int(end if committed == "-" else lag)
         return total

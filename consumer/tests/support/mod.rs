@@ -7,14 +7,15 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
-    Attempt, Batch, BatchingPolicy, Chunk, Config, ConsumeError, Consumer, Cut, Environment, Presence,
-    Received, Record, RowId, Settled, Sink, SinkError, SinkTable, SystemEnvironment,
+    Attempt, Batch, BatchingPolicy, Chunk, Config, ConsumeError, Consumer, Cut, Presence, Received, Record,
+    RowId, Settled, Sink, SinkError, SinkTable,
 };
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Skip;
 use millpond_manifest::{
     Buffer, Commit, Cursor, DeadLetter, Manifest, NewPart, NewSegment, ProducerId, layout, piece,
 };
+use millpond_runtime::{Environment, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Compressor, Encoding, SegmentBuilder};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;

@@ -119,13 +119,16 @@ impl Node {
     /// The tables that rows go to, for other consumers of them.
     pub(crate) async fn identify(&self) -> Result<Vec<SinkTable>, SinkError> {
         let config = &self.server.config;
-        let mut tables = Vec::with_capacity(self.tables.len());
-        for Target { table, known, .. } in &self.tables {
-            let name = table.name(config);
-            let identities = self.server.identities_of(name, known).await?;
-            tables.push(SinkTable::new(&format!("{}.{name}", config.database), identities));
-        }
-        Ok(tables)
+        let targets = self.tables.iter();
+        let named: Vec<(&str, &Known)> = targets
+            .map(|target| (target.table.name(config), &target.known))
+            .collect();
+        let identities = self.server.identities_of(&named).await?;
+        let tables = named.iter().zip(identities);
+        let table = |((name, _), identities): (&(&str, &Known), _)| {
+            SinkTable::new(&format!("{}.{name}", config.database), identities)
+        };
+        Ok(tables.map(table).collect())
     }
 
     pub(crate) fn asks(&self) -> Vec<&Ask> {

@@ -12,86 +12,98 @@ use std::collections::BTreeSet;
 use tracing::warn;
 
 impl Server {
-    /// The identities of a table of the sink, and of those behind it. Empty if the user may not ask.
+    /// The identities of tables of the sink, and of those behind them. Empty where the user may not ask.
     ///
     /// # Errors
     /// `Transient` when the server cannot answer now.
     pub(crate) async fn identities_of(
         &self,
-        name: &str,
-        known: &Known,
-    ) -> Result<BTreeSet<String>, SinkError> {
+        tables: &[(&str, &Known)],
+    ) -> Result<Vec<BTreeSet<String>>, SinkError> {
         let database = &self.config.database;
+        let names: Vec<&str> = tables.iter().map(|(name, _)| *name).collect();
         let here = |table: &str| format!("system.{table}");
-        let mut places = match self.places(&here, "", database, name).await {
+        let found = match self.places(&here, "", database, &names).await {
             Err(SinkError::Schema(reason)) => {
-                warn!("{reason}: nobody notices another consumer of table {database}.{name}");
-                return Ok(BTreeSet::new());
+                warn!("{reason}: nobody notices another consumer of the tables in {database}");
+                return Ok(vec![BTreeSet::new(); tables.len()]);
             }
-            places => places?,
+            found => found?,
         };
-        if is_replicated(&known.engine) {
-            for place in &mut places {
+        let mut identities = Vec::with_capacity(tables.len());
+        for (name, known) in tables {
+            let own = found.iter().filter(|place| place.table == *name).cloned();
+            let mut places: Vec<Place> = own.collect();
+            for place in places.iter_mut().filter(|place| !place.path.is_empty()) {
                 // A Keeper that is away must not keep the consumer from its start.
                 if let Ok(Kind::Replica { made, .. }) = self.replica(name, place.uuid.clone()).await {
                     place.made = made;
                 }
             }
+            places.extend(self.places_behind(name, known).await);
+            identities.push(places.iter().flat_map(Place::identities).collect());
         }
-        if let Some(Distributed {
+        Ok(identities)
+    }
+
+    /// The tables behind a Distributed table, on the servers that answer.
+    async fn places_behind(&self, name: &str, known: &Known) -> Vec<Place> {
+        let Some(Distributed {
             cluster,
-            database: remote,
+            database,
             table,
             ..
         }) = Distributed::parse(&known.engine_full)
-        {
-            let everywhere = |of: &str| all_servers(&cluster, "system", of);
-            // A server of the cluster that is down is left out.
-            let skip = " SETTINGS skip_unavailable_shards = 1";
-            match self.places(&everywhere, skip, &remote, &table).await {
-                Ok(behind) => places.extend(behind),
-                Err(error) => warn!(
-                    "{error}: nobody notices another consumer of the tables behind {database}.{name} in cluster {cluster}"
-                ),
-            }
-        }
-        Ok(places.iter().flat_map(Place::identities).collect())
+        else {
+            return Vec::new();
+        };
+        let everywhere = |of: &str| all_servers(&cluster, "system", of);
+        let skip = " SETTINGS skip_unavailable_shards = 1";
+        let found = self.places(&everywhere, skip, &database, &[&table]).await;
+        found.unwrap_or_else(|error| {
+            warn!(
+                "{error}: nobody notices another consumer of the tables behind {}.{name} in cluster {cluster}",
+                self.config.database
+            );
+            Vec::new()
+        })
     }
 
-    /// The tables of this name, `from` these system tables: of one server or of several.
+    /// The tables of these names, `from` these system tables: of one server or of several.
     async fn places(
         &self,
         from: &(dyn Fn(&str) -> String + Sync),
         settings: &str,
         database: &str,
-        table: &str,
+        names: &[&str],
     ) -> Result<Vec<Place>, SinkError> {
-        let (database_is, table_is) = (literal(database), literal(table));
+        let names: Vec<String> = names.iter().map(|name| literal(name)).collect();
+        let (database_is, names) = (literal(database), names.join(", "));
         let sql = format!(
-            "SELECT DISTINCT toString(serverUUID()), {SERVER}, toString(uuid), engine FROM {} \
-             WHERE database = {database_is} AND name = {table_is}{settings}",
+            "SELECT DISTINCT toString(serverUUID()), {SERVER}, name, toString(uuid), engine FROM {} \
+             WHERE database = {database_is} AND name IN ({names}){settings}",
             from("tables")
         );
         let what = "asking which tables rows go to";
-        let tables: Vec<(String, String, String, String)> =
+        let tables: Vec<(String, String, String, String, String)> =
             self.failing(what, self.client.rows(&sql).await)?;
-        let mut paths: Vec<(String, String)> = Vec::new();
+        let mut paths: Vec<(String, String, String)> = Vec::new();
         if tables.iter().any(|(.., engine)| is_replicated(engine)) {
             let sql = format!(
-                "SELECT DISTINCT {SERVER}, zookeeper_path FROM {} \
-                 WHERE database = {database_is} AND table = {table_is}{settings}",
+                "SELECT DISTINCT {SERVER}, table, zookeeper_path FROM {} \
+                 WHERE database = {database_is} AND table IN ({names}){settings}",
                 from("replicas")
             );
             paths = self.failing("asking for the paths in Keeper", self.client.rows(&sql).await)?;
         }
-        let place = |(server, host, uuid, engine): (String, String, String, String)| {
-            let path = paths.iter().find(|(of, _)| *of == host);
+        let place = |(server, host, table, uuid, engine): (String, String, String, String, String)| {
+            let path = paths.iter().find(|(of, name, _)| *of == host && *name == table);
             Place {
                 server,
                 database: database.to_owned(),
-                table: table.to_owned(),
+                path: path.map(|(.., path)| path.clone()).unwrap_or_default(),
+                table,
                 uuid,
-                path: path.map(|(_, path)| path.clone()).unwrap_or_default(),
                 is_shared: is_replicated(&engine),
                 made: None,
                 host,
