@@ -58,7 +58,7 @@ impl Server {
                 let from = ReadFrom::cluster(&behind.cluster, &behind.database, &behind.table);
                 self.identities(&question(&from)).await.map(|rows| (rows, true))
             }
-            Ask::Never => Err(SinkError::Schema(format!(
+            Ask::Never | Ask::Denied(_) => Err(SinkError::Schema(format!(
                 "table {} does not keep the identities of its rows",
                 table.path(&self.config)
             ))),
