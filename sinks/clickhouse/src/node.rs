@@ -139,7 +139,7 @@ impl Node {
 /// A reset would store every row twice, and nobody reads a warning at the start by then.
 fn denied(path: &str, reason: &str) -> SinkError {
     SinkError::Schema(format!(
-        "the user must not ask the servers behind table {path} which rows they have, so a reset would store every row twice: {reason}"
+        "the user has no right to ask the servers behind table {path} which rows they have, so a reset would store every row twice: {reason}"
     ))
 }
 

@@ -20,7 +20,7 @@ pub(crate) enum Ask {
     Behind(Box<Distributed>, usize),
     /// The table does not keep the identities of its rows.
     Never,
-    /// The user must not ask the servers that have the rows, for this reason.
+    /// The user has no right to ask the servers that have the rows, for this reason.
     Denied(String),
 }
 
