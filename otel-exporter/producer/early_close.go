@@ -21,7 +21,10 @@ type earlyClose struct {
 	peak        int64
 	peaks       []int64
 	lastMessage time.Time
-	usedUntil   time.Time // the end of the time that the segments so far have used up, at one per linger
+	// usedUntil is the end of the time that the segments so far have used up, at one per linger. It is at most
+	// earlyCloseSaved lingers ahead: an allowance that is used up grows again from the next linger on, however many full
+	// segments there were.
+	usedUntil time.Time
 }
 
 // message records that the open segment took a message.
@@ -41,6 +44,9 @@ func (e *earlyClose) closed(now time.Time) {
 		e.usedUntil = now
 	}
 	e.usedUntil = e.usedUntil.Add(e.linger)
+	if usedUp := now.Add(earlyCloseSaved * e.linger); e.usedUntil.After(usedUp) {
+		e.usedUntil = usedUp
+	}
 }
 
 // closeAt returns the time to close a segment whose linger ends at due. Later messages and answers change it.

@@ -1,6 +1,7 @@
 package producer
 
 import (
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -77,6 +78,29 @@ func TestACallerThatNeverComesBackIsForgotten(t *testing.T) {
 		}
 		if waited != earlyCloseSegments {
 			t.Error(waited)
+		}
+	})
+}
+
+func TestFullSegmentsUseUpNoMoreThanTheAllowance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		config := lingering()
+		config.SegmentRawBytes = 100
+		p := w.producer(config, 1)
+		for range 50 {
+			w.mustAppend(p, strings.Repeat("x", 100))
+		}
+		if segments := len(w.entries()); segments != 50 {
+			t.Errorf("%d segments", segments)
+		}
+		// The first has to wait until the allowance has grown by one.
+		if took := w.round(p, 1); took < time.Second/2 {
+			t.Error(took)
+		}
+		time.Sleep(time.Second)
+		if took := w.round(p, 1); took >= atOnce {
+			t.Error(took)
 		}
 	})
 }

@@ -29,7 +29,8 @@ pub(crate) struct EarlyClose {
     peak: u64,
     peaks: VecDeque<u64>,
     last_message: Instant,
-    /// The end of the time that the segments so far have used up, at one per linger.
+    /// The end of the time that the segments so far have used up, at one per linger. At most [`SAVED`] lingers ahead: an
+    /// allowance that is used up grows again from the next linger on, however many full segments there were.
     used_until: Instant,
 }
 
@@ -59,7 +60,8 @@ impl EarlyClose {
         }
         self.peaks.push_back(self.peak);
         self.peak = 0;
-        self.used_until = self.used_until.max(now) + self.linger;
+        let used_up = now + self.linger.saturating_mul(SAVED);
+        self.used_until = used_up.min(self.used_until.max(now) + self.linger);
     }
 
     /// Returns the time to close a segment whose linger ends at `due`. Later messages and answers change it.

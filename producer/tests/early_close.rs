@@ -100,6 +100,23 @@ async fn callers_that_return_at_once_make_no_more_segments_than_lingers() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn full_segments_use_up_no_more_than_the_allowance() {
+    let world = World::new();
+    let mut config = lingering();
+    config.segment_raw_bytes = 100;
+    let producer = world.producer(config, 1).await;
+    let large = "x".repeat(100);
+    for _ in 0..50 {
+        append(&producer, &large).await.unwrap();
+    }
+    assert_eq!(segments(&world).await, 50);
+    // The first has to wait until the allowance has grown by one.
+    assert!(round(&producer, 1).await > LINGER / 2);
+    sleep(LINGER).await;
+    assert!(round(&producer, 1).await < AT_ONCE);
+}
+
+#[tokio::test(start_paused = true)]
 async fn callers_that_come_at_any_time_make_no_more_segments_than_lingers() {
     for gap_ms in [3, 30, 300, 700] {
         let world = World::new();
