@@ -48,6 +48,7 @@ use millpond_storage::Store;
 use owner::{Claim, read_patiently};
 use prometheus_client::registry::Registry;
 use shard::Shard;
+use sharing::Admitted;
 use status::Level;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -140,15 +141,24 @@ impl Consumer {
         });
         // One shard that cannot continue ends the process. The other shards finish the work in flight.
         let shutdown = shutdown.child_token();
-        let mut shards = JoinSet::new();
-        for shard in self.shards(&buffer) {
-            let shard = Shard {
-                repair: Repair::of(&self.config, shard).cloned(),
-                config: self.config.clone(),
-                claim: self.claim(&buffer, shard),
-                worker: worker.clone(),
-                shutdown: shutdown.clone(),
+        let shards = self.shards(&buffer).into_iter().map(|shard| Shard {
+            repair: Repair::of(&self.config, shard).cloned(),
+            config: self.config.clone(),
+            claim: self.claim(&buffer, shard),
+            worker: worker.clone(),
+            shutdown: shutdown.clone(),
+            admitted: Admitted::Unasked,
+        });
+        let mut waiting: Vec<Shard> = shards.collect();
+        // The first shard decides for all, so that no two consumers get a table in one shard each.
+        if let Some(first) = waiting.first_mut() {
+            let Some(admitted) = first.ask_for_tables().await? else {
+                return Ok(());
             };
+            first.admitted = admitted;
+        }
+        let mut shards = JoinSet::new();
+        for shard in waiting {
             shards.spawn(shard.run());
         }
         let mut outcome = Ok(());

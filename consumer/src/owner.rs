@@ -9,7 +9,7 @@ use crate::status::{Level, Status};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opening};
 use millpond_manifest::planted::{self, Bug};
-use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables, layout};
+use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, layout};
 use millpond_storage::{Backoff, Store};
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,8 +50,6 @@ pub(crate) struct Owned {
     pub(crate) outlived: Duration,
     /// The consumer had no cursor.
     pub(crate) fresh: bool,
-    /// The tables that the cursor had before. `None`: nothing was ever sent for it.
-    pub(crate) earlier: Option<SinkTables>,
 }
 
 /// The outcome of a swap after every unknown outcome has been looked up.
@@ -133,7 +131,7 @@ impl Claim {
                 policy: &self.policy,
                 take_over,
             };
-            let mut opened = match cursor.open(&opening) {
+            let opened = match cursor.open(&opening) {
                 Ok(opened) => opened,
                 Err(held) => {
                     self.status.goes_on(&self.what());
@@ -148,12 +146,6 @@ impl Claim {
                 )));
             }
             self.check_rule(&opened.state, opened.policy_pinned)?;
-            if beginning.origin.is_none() {
-                opened.state.tables = self.tables_for(&cursor, fresh);
-            }
-            if opened.state.tables.unchecked {
-                self.look_for_others(&opened.state.tables, false).await?;
-            }
             let next = opened.state.stamped(self.environment.random());
             let ours = next.stamp;
             let version = found.map(|snapshot| snapshot.version);
@@ -178,8 +170,6 @@ impl Claim {
                     leased_at,
                     outlived: Duration::from_millis(cursor.lease_ms),
                     fresh,
-                    earlier: (!(fresh || cursor.tables.unchecked && cursor.streams.is_empty()))
-                        .then_some(cursor.tables),
                 })));
             }
             pause(&*self.environment, &mut backoff).await;
@@ -200,7 +190,7 @@ impl Claim {
         }
     }
 
-    fn check_buffer(&self, cursor: &Cursor) -> Result<(), ConsumeError> {
+    pub(crate) fn check_buffer(&self, cursor: &Cursor) -> Result<(), ConsumeError> {
         if cursor.buffer_id == self.buffer_id {
             return Ok(());
         }
@@ -272,8 +262,24 @@ impl Claim {
         })
     }
 
+    /// Removes a cursor whose owner has sent nothing in this term.
+    pub(crate) async fn forgo(&self, owned: Owned) {
+        let mut state = owned.durable.state.clone();
+        state.release();
+        let mut tombstone = state.remove();
+        if !owned.in_doubt && !owned.durable.state.unsettled {
+            tombstone.settle();
+        }
+        if self.swap(owned.durable, tombstone).await.is_err() {
+            warn!(
+                shard = self.shard,
+                "the cursor {} could not be removed", self.cursor
+            );
+        }
+    }
+
     /// Reads the cursor, and retries until the store answers.
-    async fn read(&self) -> Result<Option<Snapshot<Cursor>>, ConsumeError> {
+    pub(crate) async fn read(&self) -> Result<Option<Snapshot<Cursor>>, ConsumeError> {
         read_patiently(&self.store, &self.key(), &self.status, &*self.environment).await
     }
 }

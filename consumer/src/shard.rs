@@ -7,6 +7,7 @@ use crate::error::ConsumeError;
 use crate::owner::{Attempt, Beginning, Claim, Owned, read_patiently};
 use crate::repair::Origin;
 use crate::rounds::{requests_of, requests_of_opening};
+use crate::sharing::Admitted;
 use crate::sink::Settled;
 use crate::status::Level;
 use crate::tenure::{Known, Tenure, Term};
@@ -30,12 +31,14 @@ pub(crate) struct Shard {
     pub(crate) shutdown: CancellationToken,
     /// The sequences to repair. `None`: this is not a repair.
     pub(crate) repair: Option<RangeInclusive<u64>>,
+    /// How this process came to have the sink's tables.
+    pub(crate) admitted: Admitted,
 }
 
 impl Shard {
     /// Consumes the shard until the shutdown, as the cursor's owner or in standby.
     pub(crate) async fn run(self) -> Result<(), ConsumeError> {
-        let (mut take_over, mut known) = (self.config.take_over, false);
+        let (mut take_over, mut known) = (self.config.take_over, self.admitted != Admitted::Unasked);
         loop {
             let Some(owned) = self.stand_by(take_over, &mut known).await? else {
                 return Ok(());
@@ -45,15 +48,6 @@ impl Shard {
                 let stopped = async {
                     self.shutdown.cancelled().await;
                     tokio::time::sleep(RELEASE_PATIENCE).await;
-                };
-                tokio::pin!(stopped);
-                let checked = tokio::select! {
-                    biased;
-                    checked = self.claim.check_tables(owned) => checked?,
-                    () = &mut stopped => return Ok(Term::Released),
-                };
-                let Some(owned) = checked else {
-                    return Ok(Term::Fenced);
                 };
                 // Read after the epoch was won: it shows all that the predecessor can have seen.
                 let log = tokio::select! {
@@ -139,7 +133,7 @@ impl Shard {
         self.claim.origin(range, log, takes).await.map(Some)
     }
 
-    async fn read_log(&self) -> Result<Option<Snapshot<Manifest>>, ConsumeError> {
+    pub(crate) async fn read_log(&self) -> Result<Option<Snapshot<Manifest>>, ConsumeError> {
         let key = layout::manifest(self.claim.shard);
         let log = read_patiently::<Manifest>(
             &self.claim.store,

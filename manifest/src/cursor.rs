@@ -4,7 +4,7 @@
 use crate::cas::{Object, Stamp};
 use crate::manifest::STREAMS_MAX;
 use crate::planted::{self, Bug};
-use crate::tables::{IDENTITIES_MAX, SinkTable, SinkTables, TABLES_MAX};
+use crate::tables::{IDENTITIES_MAX, SinkTables, TABLES_MAX};
 use crate::{Count, FormatError, envelope, layout, limits, piece, proto};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -765,6 +765,16 @@ impl Object for Cursor {
             path: &[21, 1, 2],
             max: IDENTITIES_MAX.1,
         },
+        Count {
+            of: "claimed tables",
+            path: &[21, 4, 2],
+            max: TABLES_MAX,
+        },
+        Count {
+            of: "identities of claimed tables",
+            path: &[21, 4, 2, 2],
+            max: IDENTITIES_MAX.1,
+        },
     ];
 
     fn encode(&self) -> Bytes {
@@ -821,7 +831,7 @@ impl Object for Cursor {
                 sent_below: *sent_below,
                 unsettled: *unsettled,
                 lease_ms: *lease_ms,
-                tables: (*tables != SinkTables::default()).then(|| encode_tables(tables)),
+                tables: (*tables != SinkTables::default()).then(|| tables.encode()),
             },
         )
     }
@@ -884,7 +894,7 @@ impl Object for Cursor {
             skipped: c.skipped.into_iter().map(decode_skip).collect(),
             refused: c.refused.into_iter().map(decode_refused).collect(),
             waiting_for: c.waiting_for,
-            tables: c.tables.map(decode_tables).unwrap_or_default(),
+            tables: c.tables.map(SinkTables::decode).unwrap_or_default(),
         };
         cursor.check().map_err(content)?;
         Ok(cursor)
@@ -969,40 +979,6 @@ fn decode_refused(refused: proto::Refused) -> Refused {
         batch: Plan { low, high },
         pieces: pieces.into_iter().collect(),
         reason,
-    }
-}
-
-fn encode_tables(tables: &SinkTables) -> proto::SinkTables {
-    let SinkTables {
-        tables,
-        unchecked,
-        shared,
-    } = tables.clone();
-    let encode = |SinkTable { name, identities }: SinkTable| proto::SinkTable {
-        name,
-        identities: identities.into_iter().collect(),
-    };
-    proto::SinkTables {
-        tables: tables.into_iter().map(encode).collect(),
-        unchecked,
-        shared,
-    }
-}
-
-fn decode_tables(tables: proto::SinkTables) -> SinkTables {
-    let proto::SinkTables {
-        tables,
-        unchecked,
-        shared,
-    } = tables;
-    let decode = |proto::SinkTable { name, identities }: proto::SinkTable| SinkTable {
-        name,
-        identities: identities.into_iter().collect(),
-    };
-    SinkTables {
-        tables: tables.into_iter().map(decode).collect(),
-        unchecked,
-        shared,
     }
 }
 

@@ -2,6 +2,7 @@
 //! [`cursor`] and [`plan`] are pure: they do no I/O and take the time and random numbers as arguments. Only [`cas`]
 //! reads and swaps these objects.
 
+pub mod admission;
 pub mod buffer;
 pub mod cas;
 pub mod cursor;
@@ -27,7 +28,7 @@ pub use limits::Count;
 pub use log::{Lag, Log};
 pub use manifest::{Commit, CommitRefusal, Entry, Manifest, NewPart, NewSegment, Part, ProducerId};
 pub use page::{Page, PageReference};
-pub use tables::{SinkTable, SinkTables};
+pub use tables::{SinkTable, SinkTables, TableClaim};
 
 /// The only format version that this code reads and writes.
 pub const FORMAT_VERSION: u16 = 1;

@@ -1,10 +1,9 @@
-//! The sink's tables as a cursor records them, and what a consumer does that finds another one's among its own. A guard for
-//! people who start a second consumer with the settings of the first: exactly-once does not depend on it. Pure.
+//! The sink's tables as a cursor records them. [`crate::admission`] decides which consumer may have them. Pure.
 
-use crate::{Cursor, layout};
+use crate::{Cursor, proto};
 use std::collections::BTreeSet;
 
-/// Maximum tables in a cursor.
+/// Maximum tables in a cursor, and in its claim.
 pub const TABLES_MAX: usize = 64;
 
 /// Maximum identities of a table in a cursor, and of all its tables.
@@ -14,7 +13,7 @@ pub const IDENTITIES_MAX: (usize, usize) = (256, 4_096);
 const TEXT_MAX: usize = 512;
 
 /// A table of a sink.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct SinkTable {
     /// Its name, for people.
     pub name: String,
@@ -22,26 +21,29 @@ pub struct SinkTable {
     pub identities: BTreeSet<String>,
 }
 
-/// The tables that a consumer writes to.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// The tables of a consumer. Only the cursor in the first shard has them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct SinkTables {
-    /// Empty if the sink cannot tell, and in cursors of older programs.
+    /// The tables that the consumer may write to, and those of its earlier settings: its rows are still there. Empty if the
+    /// sink cannot tell, and in cursors of older programs.
     pub tables: Vec<SinkTable>,
-    /// The owner has not sent anything to them: it still looks for other consumers of them.
-    pub unchecked: bool,
-    /// The owner was told to share them.
+    /// More tables that it asks for.
+    pub claim: Option<TableClaim>,
+    /// Somebody told it to share tables.
     pub shared: bool,
 }
 
-/// What a consumer does that is about to write to tables.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Claimed<'a> {
-    /// Nobody else writes to them.
-    Free,
-    /// This consumer writes to this table.
-    Taken(&'a Cursor, &'a SinkTable),
-    /// This consumer looks at the same time, and gives way or does not.
-    Wait(&'a Cursor),
+/// A consumer's request for tables, which others see while it looks for others.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TableClaim {
+    /// A random number. A process that finds it again knows that the claim stood all the time.
+    pub id: u64,
+    /// The tables.
+    pub tables: Vec<SinkTable>,
+    /// Nobody waits for the claim after this time, unix ms.
+    pub expires_at_ms: u64,
+    /// Nobody else may have the tables while the claim stands, for however long that is.
+    pub firm: bool,
 }
 
 impl SinkTable {
@@ -55,82 +57,81 @@ impl SinkTable {
             identities: sorted.into_iter().take(IDENTITIES_MAX.0).collect(),
         }
     }
+
+    /// Returns true if the two are one table, or have one in common.
+    pub fn is_among(&self, others: &[SinkTable]) -> bool {
+        let mut others = others.iter();
+        others.any(|other| !self.identities.is_disjoint(&other.identities))
+    }
+}
+
+/// The first of these tables that others have, too.
+pub(crate) fn common<'a>(tables: &'a [SinkTable], others: &[SinkTable]) -> Option<&'a SinkTable> {
+    tables.iter().find(|table| table.is_among(others))
+}
+
+/// As many of these tables as a cursor can hold, without the first ones if they are too many.
+pub(crate) fn fitting(mut tables: Vec<SinkTable>) -> Vec<SinkTable> {
+    let too_many = |tables: &[SinkTable]| {
+        let identities: usize = tables.iter().map(|table| table.identities.len()).sum();
+        tables.len() > TABLES_MAX || identities > IDENTITIES_MAX.1
+    };
+    while too_many(&tables) {
+        tables.remove(0);
+    }
+    tables
 }
 
 impl SinkTables {
-    /// The first table that others have, too.
-    pub fn shares(&self, others: &SinkTables) -> Option<&SinkTable> {
-        let with = |table: &&SinkTable| {
-            let mut others = others.tables.iter();
-            others.any(|other| !table.identities.is_disjoint(&other.identities))
-        };
-        self.tables.iter().find(with)
+    /// Those of the sink's tables that are none of these. A table without identities cannot be told from others.
+    pub fn lacks(&self, ours: &[SinkTable]) -> Vec<SinkTable> {
+        let lacking = ours
+            .iter()
+            .filter(|table| !table.identities.is_empty() && !table.is_among(&self.tables));
+        fitting(lacking.cloned().collect())
     }
 
-    /// Whether some of these tables are none of the earlier ones. Nothing is known of the tables of an older program.
-    pub fn adds_to(&self, earlier: &SinkTables) -> bool {
-        let is_new = |table: &SinkTable| {
-            let table = SinkTables {
-                tables: vec![table.clone()],
-                ..SinkTables::default()
-            };
-            table.shares(earlier).is_none()
-        };
-        !earlier.tables.is_empty() && self.tables.iter().any(is_new)
-    }
-
-    /// What the consumer of this name does, given the other cursors of its shard. `opened`: its cursor has these tables, unchecked,
-    /// so that others see it.
-    ///
-    /// Of two consumers that start at once, the later one to open its cursor sees the other. If both see each other, the one with
-    /// the greater name gives way. The other one waits for that: the greater one may have looked before it could see anything.
-    pub fn claim<'a>(
-        &'a self,
-        consumer: &str,
-        others: &'a [Cursor],
-        opened: bool,
-        now_ms: u64,
-    ) -> Claimed<'a> {
-        let mut waits_for = None;
-        for other in others {
-            let is_reader = other.consumer != consumer
-                && !other.is_removed()
-                && layout::repaired_by(&other.consumer).is_none();
-            let Some(table) = self.shares(&other.tables).filter(|_| is_reader) else {
-                continue;
-            };
-            if other.tables.unchecked {
-                // It has sent nothing, and looks again when it comes back.
-                if other.held_at(now_ms).is_none() {
-                    continue;
-                }
-                if opened && consumer < other.consumer.as_str() {
-                    waits_for = Some(other);
-                    continue;
+    /// These tables with those of the sink, whose identities may have changed since. The sink's come last.
+    pub(crate) fn with(&self, ours: &[SinkTable]) -> Vec<SinkTable> {
+        let mut tables = self.tables.clone();
+        for table in ours.iter().filter(|table| !table.identities.is_empty()) {
+            let (same, others): (Vec<_>, Vec<_>) = tables
+                .into_iter()
+                .partition(|earlier| earlier.is_among(std::slice::from_ref(table)));
+            tables = others;
+            let mut table = table.clone();
+            for earlier in same {
+                let both: BTreeSet<String> = table.identities.union(&earlier.identities).cloned().collect();
+                if both.len() <= IDENTITIES_MAX.0 {
+                    table.identities = both;
                 }
             }
-            return Claimed::Taken(other, table);
+            tables.push(table);
         }
-        waits_for.map_or(Claimed::Free, Claimed::Wait)
+        fitting(tables)
     }
 
-    /// The cursors after each cursor that have a table in common with it, and the table. Leaves out tombstones and those whose
-    /// owner has sent nothing yet.
+    /// The cursors after each cursor that have a table in common with it, and the table. Leaves out tombstones, and tables that
+    /// a consumer has only asked for.
     pub fn pairs(cursors: &[Cursor]) -> impl Iterator<Item = (&Cursor, &Cursor, &SinkTable)> {
-        let lives = |cursor: &&Cursor| !cursor.is_removed() && !cursor.tables.unchecked;
+        let lives = |cursor: &&Cursor| !cursor.is_removed();
         let numbered = cursors
             .iter()
             .enumerate()
             .filter(move |(_, cursor)| lives(cursor));
         numbered.flat_map(move |(place, one)| {
             let others = cursors[place + 1..].iter().filter(lives);
-            others.filter_map(move |other| Some((one, other, one.tables.shares(&other.tables)?)))
+            others.filter_map(move |other| {
+                let table = common(&one.tables.tables, &other.tables.tables)?;
+                Some((one, other, table))
+            })
         })
     }
 
     /// Names the first rule of the format that these break.
     pub(crate) fn check(&self) -> Result<(), String> {
-        for SinkTable { name, identities } in &self.tables {
+        let claimed = self.claim.iter().flat_map(|claim| &claim.tables);
+        for SinkTable { name, identities } in self.tables.iter().chain(claimed) {
             let longest = identities.iter().map(String::len).max().unwrap_or(0);
             if name.len().max(longest) > TEXT_MAX {
                 return Err(format!(
@@ -140,114 +141,110 @@ impl SinkTables {
         }
         Ok(())
     }
+
+    pub(crate) fn encode(&self) -> proto::SinkTables {
+        let SinkTables {
+            tables,
+            claim,
+            shared,
+        } = self.clone();
+        proto::SinkTables {
+            tables: tables.into_iter().map(encode).collect(),
+            shared,
+            claim: claim.map(|claim| {
+                let TableClaim {
+                    id,
+                    tables,
+                    expires_at_ms,
+                    firm,
+                } = claim;
+                proto::TableClaim {
+                    id,
+                    tables: tables.into_iter().map(encode).collect(),
+                    expires_at_ms,
+                    firm,
+                }
+            }),
+        }
+    }
+
+    pub(crate) fn decode(tables: proto::SinkTables) -> SinkTables {
+        let proto::SinkTables {
+            tables,
+            shared,
+            claim,
+        } = tables;
+        SinkTables {
+            tables: tables.into_iter().map(decode).collect(),
+            claim: claim.map(|claim| {
+                let proto::TableClaim {
+                    id,
+                    tables,
+                    expires_at_ms,
+                    firm,
+                } = claim;
+                TableClaim {
+                    id,
+                    tables: tables.into_iter().map(decode).collect(),
+                    expires_at_ms,
+                    firm,
+                }
+            }),
+            shared,
+        }
+    }
+}
+
+fn encode(SinkTable { name, identities }: SinkTable) -> proto::SinkTable {
+    proto::SinkTable {
+        name,
+        identities: identities.into_iter().collect(),
+    }
+}
+
+fn decode(proto::SinkTable { name, identities }: proto::SinkTable) -> SinkTable {
+    SinkTable {
+        name,
+        identities: identities.into_iter().collect(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::BatchingPolicy;
-    use crate::cursor::Opening;
-    use uuid::Uuid;
 
-    fn tables(identities: &[&str]) -> SinkTables {
-        let table = |id: &&str| SinkTable::new(&format!("t {id}"), [(*id).to_owned()]);
+    fn table(name: &str, identities: &[&str]) -> SinkTable {
+        SinkTable::new(name, identities.iter().map(|id| (*id).to_owned()))
+    }
+
+    fn having(tables: &[SinkTable]) -> SinkTables {
         SinkTables {
-            tables: identities.iter().map(table).collect(),
+            tables: tables.to_vec(),
             ..SinkTables::default()
         }
     }
 
-    /// A cursor that is held until 100, with one table.
-    fn held(consumer: &str, unchecked: bool) -> Cursor {
-        let policy = BatchingPolicy {
-            batch_records: 1,
-            batch_bytes: 1,
-            chunk_rows: 1,
-            chunk_bytes: 1,
-            max_partitions_per_chunk: 1,
-            max_in_flight: 1,
-            sink: String::new(),
-            schema_version: 1,
-        };
-        let opening = Opening {
-            owner: "o",
-            id: 1,
-            now_ms: 0,
-            lease_ms: 100,
-            policy: &policy,
-            take_over: false,
-        };
-        let cursor = Cursor::new(Uuid::nil(), 0, consumer, 0, policy.clone());
-        let mut state = cursor.open(&opening).unwrap().state;
-        state.tables = SinkTables {
-            unchecked,
-            ..tables(&["one"])
-        };
-        state
+    #[test]
+    fn a_table_is_known_by_one_identity_and_learns_the_others() {
+        let had = having(&[table("a", &["1"]), table("b", &["2"])]);
+        let ours = [table("a", &["1", "one"]), table("c", &["3"]), table("none", &[])];
+        assert_eq!(had.lacks(&ours), [table("c", &["3"])]);
+        let expected = [table("b", &["2"]), table("a", &["1", "one"]), table("c", &["3"])];
+        assert_eq!(had.with(&ours), expected);
+        assert_eq!(having(&expected).with(&ours), expected);
+        // A server that is down now was asked before.
+        assert_eq!(
+            having(&expected).with(&[table("a", &["1"])])[2],
+            table("a", &["1", "one"])
+        );
     }
 
     #[test]
-    fn a_table_of_another_consumer_is_taken() {
-        let ours = tables(&["two", "one"]);
-        let others = [held("b", false)];
-        for (name, opened) in [("a", false), ("a", true), ("c", false), ("c", true)] {
-            let Claimed::Taken(by, table) = ours.claim(name, &others, opened, 50) else {
-                panic!("{name}, opened: {opened}")
-            };
-            assert_eq!((by.consumer.as_str(), table.name.as_str()), ("b", "t one"));
-        }
-        // Whether it runs or not: it has written there.
-        assert!(matches!(ours.claim("a", &others, false, 500), Claimed::Taken(..)));
-        assert_eq!(tables(&["two"]).claim("a", &others, false, 50), Claimed::Free);
-    }
-
-    #[test]
-    fn its_own_cursor_tombstones_and_repairs_take_nothing() {
-        let mut removed = held("gone", false);
-        let taken = removed.tables.clone();
-        removed = removed.remove();
-        removed.tables = taken;
-        let others = [held("a", false), removed, held("b.repair", false)];
-        assert_eq!(tables(&["one"]).claim("a", &others, false, 50), Claimed::Free);
-    }
-
-    #[test]
-    fn of_two_that_start_at_once_the_greater_name_gives_way_and_the_other_waits() {
-        let ours = tables(&["one"]);
-        let greater = [held("b", true)];
-        assert!(matches!(ours.claim("a", &greater, true, 50), Claimed::Wait(_)));
-        let lesser = [held("a", true)];
-        assert!(matches!(ours.claim("b", &lesser, true, 50), Claimed::Taken(..)));
-        // Nobody can see the one that has not opened its cursor.
-        assert!(matches!(ours.claim("a", &greater, false, 50), Claimed::Taken(..)));
-        let both = [held("b", true), held("c", false)];
-        assert!(matches!(ours.claim("a", &both, true, 50), Claimed::Taken(..)));
-    }
-
-    #[test]
-    fn one_that_died_before_it_had_looked_takes_nothing() {
-        let others = [held("b", true)];
-        for opened in [false, true] {
-            let claimed = tables(&["one"]);
-            assert_eq!(claimed.claim("c", &others, opened, 100), Claimed::Free);
-        }
-    }
-
-    #[test]
-    fn operators_see_who_shares_a_table() {
-        let cursors = [held("a", false), held("b", true), held("c", false)];
-        let pairs: Vec<_> = SinkTables::pairs(&cursors)
-            .map(|(one, other, table)| (&*one.consumer, &*other.consumer, &*table.name))
-            .collect();
-        assert_eq!(pairs, [("a", "c", "t one")]);
-    }
-
-    #[test]
-    fn what_an_older_program_wrote_to_is_not_known() {
-        let ours = tables(&["one", "two"]);
-        assert!(ours.adds_to(&tables(&["one"])) && ours.adds_to(&tables(&["three"])));
-        assert!(!ours.adds_to(&tables(&["two", "one", "three"])));
-        assert!(!ours.adds_to(&tables(&[])));
+    fn the_oldest_tables_make_room() {
+        let many: Vec<SinkTable> = (0..TABLES_MAX).map(|n| table("t", &[&n.to_string()])).collect();
+        let with = having(&many).with(&[table("new", &["new"])]);
+        assert_eq!(with.len(), TABLES_MAX);
+        assert_eq!((&with[0], &*with[TABLES_MAX - 1].name), (&many[1], "new"));
     }
 
     #[test]
@@ -256,10 +253,6 @@ mod tests {
         let table = SinkTable::new("é".repeat(400).as_str(), many.chain(["x".repeat(513)]));
         assert_eq!(table.identities.len(), IDENTITIES_MAX.0);
         assert_eq!(table.name.len(), 512);
-        let tables = SinkTables {
-            tables: vec![table],
-            ..SinkTables::default()
-        };
-        assert_eq!(tables.check(), Ok(()));
+        assert_eq!(having(&[table]).check(), Ok(()));
     }
 }

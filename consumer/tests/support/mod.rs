@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
     Attempt, Batch, BatchingPolicy, Chunk, Config, ConsumeError, Consumer, Cut, Environment, Presence,
-    Received, Record, RowId, Settled, Sink, SinkError, SinkTable, SystemEnvironment,
+    Received, Record, RowId, Settled, Sink, SinkError, SinkTable, Status, SystemEnvironment,
 };
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Skip;
@@ -688,6 +688,7 @@ impl State {
 /// A consumer that runs in a separate task.
 pub struct Running {
     pub shutdown: CancellationToken,
+    pub status: Status,
     pub task: JoinHandle<Result<(), ConsumeError>>,
 }
 
@@ -784,9 +785,13 @@ pub fn start_on(machine: &Machine, store: &Store, config: Config, table: &Arc<Ta
     let consumer = Consumer::new(store.clone(), config, table.clone(), &mut Registry::default())
         .unwrap()
         .with_environment(Arc::new(machine.clone()));
-    let shutdown = CancellationToken::new();
+    let (shutdown, status) = (CancellationToken::new(), consumer.status());
     let task = tokio::spawn(consumer.run(shutdown.clone()));
-    Running { shutdown, task }
+    Running {
+        shutdown,
+        status,
+        task,
+    }
 }
 
 /// Waits until the consumer `default` has acknowledged everything below `next`.
