@@ -99,6 +99,17 @@ documents() {
     "$python" scripts/licences.py --target "$1" >"$2/third-party-licences.txt"
 }
 
+# shell_files PROGRAM FOLDER: the completions of the shells that Debian has folders for, and the man pages. They are the same for
+# every platform, so a program of this machine writes them.
+shell_files() {
+    local shell
+    mkdir -p "$2/completions"
+    for shell in bash zsh fish; do
+        "$1" completions "$shell" >"$2/completions/millpond.$shell"
+    done
+    "$1" man "$2/man1"
+}
+
 # pack FOLDER FILE ENTRIES…: a tarball whose bytes depend on the content only.
 pack() {
     tar --create --directory "$1" --sort=name --owner=0 --group=0 --numeric-owner --mode=u+w,go-w,a+rX \
@@ -111,7 +122,9 @@ tarball() {
     local root=$2/$name
     mkdir -p "$root/deploy"
     cp "$2/millpond" "$2/millpond.cdx.json" "$2/third-party-licences.txt" LICENSE CHANGELOG.md "$root"
-    cp -r docs "$root"
+    cp -r docs "$stage_root/completions" "$root"
+    mkdir "$root/man"
+    cp -r "$stage_root/man1" "$root/man"
     cp -r deploy/{README.md,systemd,iam,grafana} "$root/deploy"
     pack "$2" "dist/$name-${1%%-*}-linux-gnu.tar.gz" "$name"
     pack "$2/symbols" "dist/$name-${1%%-*}-linux-gnu-symbols.tar.gz" usr
@@ -123,6 +136,8 @@ package() {
     mkdir -p "$2/target/$1/release" "$2/target/release"
     cp "$2/millpond" "$2/target/$1/release/millpond"
     cp "$2/third-party-licences.txt" "$2/millpond.cdx.json" "$2/target/$1/release"
+    cp -r "$stage_root"/{completions,man1} "$2/target/$1/release"
+    gzip -9n "$2/target/$1/release/man1/"*
     # ~ sorts before the release.
     CARGO_TARGET_DIR=$PWD/$2/target "$cargo_deb" --quiet --locked --no-build --no-strip --no-dbgsym \
         --package millpond-cli --target "$1" --deb-version "${version/-/\~}" --output "$PWD/dist/" >&2
@@ -177,7 +192,10 @@ SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || 
 export SOURCE_DATE_EPOCH
 
 rm -rf dist "$stage_root"
-mkdir dist
+mkdir -p dist "$stage_root"
+host=$(rustc --print host-tuple)
+build "$host"
+shell_files "target/$host/release/millpond" "$stage_root"
 for target in "${targets[@]}"; do
     folder=$stage_root/$target
     mkdir -p "$folder"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Downloads the pinned Kafka broker (otel-exporter/internal/bench/kafka/pom.xml) with Maven into the cache,
-# and prints the folder of its jars as the last line of stdout. Skips the download if it exists. Only `make
-# bench-exporter` needs it.
+# and prints the folder of its jars as the last line of stdout. Skips the download if it exists. Only
+# `make bench-exporter` and tests/test_move_from_kafka.py need it.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/lib.sh"

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Plants each bug of manifest/src/planted.rs in turn and shows that a test finds it.
+"""Plants each bug of simulation/planted in turn and shows that a test finds it.
 
-All bugs are in one build; MILLPOND_PLANTED_BUG selects one. The first of its tests that fails with
-the expected invariant, and not just with any failure, catches the bug. Exits with 1 if a bug
-survives, if a test fails without a planted bug, or if a bug has no test here.
+All bugs are in one build of target/planted; MILLPOND_PLANTED_BUG selects one. The first of its
+tests that fails with the expected invariant, and not just with any failure, catches the bug. Exits
+with 1 if a bug survives, if a test fails without a planted bug, or if a bug has no test here.
 
     scripts/planted-bugs.py [BUG…]
+    scripts/planted-bugs.py --plant-only    # only brings target/planted up to date
 """
 
 import json
@@ -18,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+from planting import PATCHES, TREE, names, plant
+
 # A test that takes longer has not caught the bug.
 TIMEOUT_S = 180
 
@@ -78,7 +80,7 @@ def refusing(test, says):
 
 def simulated(says):
     """Some of the seeds that every test run covers."""
-    test = "whatever_happens_every_promise_is_kept"
+    test = "every_promise_holds_for_every_seed"
     return Catcher("simulation/tests/simulator.rs", test, rf"seed \d+ violates {says}")
 
 
@@ -269,7 +271,7 @@ CATCHERS = {
     "repair-name-free": [
         Catcher(
             "consumer/tests/repair.rs",
-            "what_cannot_be_repaired_is_refused",
+            "ranges_that_cannot_be_repaired_are_refused",
             r"matches!\(made\.err\(\), Some\(ConsumeError::Name",
         )
     ],
@@ -277,7 +279,7 @@ CATCHERS = {
         known("nothing_is_sent_after_a_reset_where_a_replica_may_have_it", "a replica may have it")
     ],
     "later-round-forgotten": [
-        known("a_later_round_that_is_under_way_is_waited_for", "two tokens brought the same rows")
+        known("a_successor_waits_for_a_later_round_in_flight", "two tokens brought the same rows")
     ],
     "later-round-unannounced": [
         known(
@@ -316,7 +318,7 @@ CATCHERS = {
     "settled-by-own-id": [
         Catcher(
             "sinks/clickhouse/tests/server/main.rs",
-            "interface::what_a_distributed_table_sends_on_is_ended_too",
+            "interface::requests_that_a_distributed_table_forwards_are_ended_too",
             "the request still runs at a shard",
         )
     ],
@@ -344,26 +346,18 @@ def build(bugs):
     # A folder of tests is one program, named after the folder.
     programs = [source for source in sources if "tests" in source.parts]
     targets = sorted({s.parent.name if s.stem == "main" else s.stem for s in programs})
-    packages = sorted(
-        {"millpond-" + re.split("/(?:tests|src)/", str(s))[0].split("/")[-1] for s in sources}
-    )
-    command = [
-        "cargo",
-        "test",
-        "--locked",
-        "--no-run",
-        "--message-format=json-render-diagnostics",
-    ]
-    command += ["--features", "millpond-manifest/planted-bugs"]
-    command += [argument for package in packages for argument in ("--package", package)]
+    # Not --locked: the copy has one more crate than Cargo.lock.
+    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics"]
+    # As in `make build`: with the same features, the compiled dependencies serve both.
+    command += ["--workspace"]
     command += [argument for target in targets for argument in ("--test", target)]
     command += ["--lib"] if len(programs) < len(sources) else []
-    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    built = subprocess.run(command, cwd=TREE, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode != 0:
         sys.exit("the tests cannot be built")
     messages = map(json.loads, built.stdout.splitlines())
     return {
-        str(Path(message["target"]["src_path"]).relative_to(ROOT)): message["executable"]
+        str(Path(message["target"]["src_path"]).relative_to(TREE)): message["executable"]
         for message in messages
         if message["reason"] == "compiler-artifact"
         and message.get("executable")
@@ -384,7 +378,7 @@ def run(programs, catcher, bug):
     try:
         done = subprocess.run(
             [programs[catcher.source], "--exact", catcher.test, "--nocapture"],
-            cwd=ROOT,
+            cwd=TREE,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -393,42 +387,48 @@ def run(programs, catcher, bug):
             timeout=TIMEOUT_S,
             check=False,
         )
-        passed, said = done.returncode == 0, done.stdout
-        if passed and "1 passed" not in said:
-            passed, said = False, "there is no such test"
+        passed, output = done.returncode == 0, done.stdout
+        if passed and "1 passed" not in output:
+            passed, output = False, "there is no such test"
     except subprocess.TimeoutExpired:
-        passed, said = False, f"it was not done after {TIMEOUT_S} s"
-    return passed, said, time.monotonic() - began
+        passed, output = False, f"it was not done after {TIMEOUT_S} s"
+    return passed, output, time.monotonic() - began
 
 
 def catch(programs, bug):
     """The bug's line in the table, and whether it was caught."""
     missed = []
     for catcher in CATCHERS[bug]:
-        passed, said, seconds = run(programs, catcher, bug)
-        if not passed and (found := re.search(catcher.says, said)):
+        passed, output, seconds = run(programs, catcher, bug)
+        if not passed and (found := re.search(catcher.says, output)):
             return True, f"{seconds:6.1f} s  {bug:28} {catcher}: {' '.join(found[0].split())}"
         missed.append(
-            f"{'':11}{catcher} {'passes' if passed else 'fails otherwise: ' + said[-600:]}"
+            f"{'':11}{catcher} {'passes' if passed else 'fails otherwise: ' + output[-600:]}"
         )
     return False, "\n".join([f"{'survives':>8}  {bug}", *missed])
 
 
 def main():
-    listed = re.findall(
-        r'^    \w+ = "([a-z-]+)",$', (ROOT / "manifest/src/planted.rs").read_text(), re.M
-    )
-    if sorted(listed) != sorted(CATCHERS):
-        sys.exit(f"manifest/src/planted.rs and this script differ in {set(listed) ^ set(CATCHERS)}")
-    bugs = sys.argv[1:] or listed
+    if different := set(names()) ^ set(CATCHERS):
+        sys.exit(
+            f"{PATCHES} and the table of this script differ in: {', '.join(sorted(different))}"
+        )
+    plant_only = sys.argv[1:] == ["--plant-only"]
+    bugs = (not plant_only and sys.argv[1:]) or list(CATCHERS)
+    # Before the copy changes: another run may be building it.
+    if unknown := set(bugs) - set(CATCHERS):
+        sys.exit(f"{PATCHES} has no {', '.join(sorted(unknown))}")
+    plant()
+    if plant_only:
+        return
     programs = build(bugs)
     ok = True
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         catchers = sorted({catcher._replace(says="") for bug in bugs for catcher in CATCHERS[bug]})
         sound = pool.map(lambda catcher: (catcher, *run(programs, catcher, "")), catchers)
-        for catcher, passed, said, seconds in sound:
+        for catcher, passed, output, seconds in sound:
             ok &= passed
-            verdict = "passes" if passed else f"fails: {said[-2000:]}"
+            verdict = "passes" if passed else f"fails: {output[-2000:]}"
             print(f"{seconds:6.1f} s  {'no bug':28} {catcher} {verdict}", flush=True)
         for caught, line in pool.map(lambda bug: catch(programs, bug), bugs):
             ok &= caught

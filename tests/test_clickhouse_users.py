@@ -219,11 +219,11 @@ def _waits(place, consumer) -> str:
 def test_a_wrong_password_or_user_is_named(place, user):
     consumer = place.consumer_as(user)
     (place.directory / f"{user}.password").write_text("another-password")
-    said = _ends(consumer)
-    assert place.clickhouse.url in said
-    assert user in said
-    assert "the user or the password is wrong; set --clickhouse-user, and MILLPOND_" in said
-    assert "password is incorrect, or there is no user with such name" in said
+    output = _ends(consumer)
+    assert place.clickhouse.url in output
+    assert user in output
+    assert "the user or the password is wrong; set --clickhouse-user, and MILLPOND_" in output
+    assert "password is incorrect, or there is no user with such name" in output
     assert "another-password" not in consumer.messages()
 
 
@@ -231,9 +231,9 @@ def test_a_wrong_password_or_user_is_named(place, user):
 def test_a_right_that_one_table_lacks_is_named_and_the_consumer_waits_for_it(place, right):
     place.create_tables()
     consumer = place.consumer_as(f"without_{right}", "--no-create")
-    said = _waits(place, consumer)
+    output = _waits(place, consumer)
     statement = f"GRANT {right.upper()} ON {GAUGE} TO without_{right}"
-    assert f"the user lacks a right; run {statement}: Code: 497." in said
+    assert f"the user lacks a right; run {statement}: Code: 497." in output
     # The other streams go on.
     others = {"otel_logs": 1, "otel_traces": 1}
     eventually("the other rows", lambda: others.items() <= place.rows().items())
@@ -241,12 +241,12 @@ def test_a_right_that_one_table_lacks_is_named_and_the_consumer_waits_for_it(pla
 
 def test_a_table_that_the_user_may_not_see_is_named(place):
     place.create_tables()
-    said = _ends(place.consumer_as("without_table", "--no-create"))
-    assert "there is no table `otel`.`otel_metrics_gauge`" in said
-    assert "or grant SELECT and INSERT on it" in said
-    said = _ends(place.consumer_as("without_table"))
-    assert "table `otel`.`otel_metrics_gauge` at " in said
-    assert "hidden from the user; if it exists, grant SELECT and INSERT on it" in said
+    output = _ends(place.consumer_as("without_table", "--no-create"))
+    assert "there is no table `otel`.`otel_metrics_gauge`" in output
+    assert "or grant SELECT and INSERT on it" in output
+    output = _ends(place.consumer_as("without_table"))
+    assert "table `otel`.`otel_metrics_gauge` at " in output
+    assert "hidden from the user; if it exists, grant SELECT and INSERT on it" in output
 
 
 def test_a_table_whose_columns_are_hidden_is_one_fault(place):
@@ -254,19 +254,19 @@ def test_a_table_whose_columns_are_hidden_is_one_fault(place):
     place.create_tables()
     consumer = place.consumer_as("without_columns", "--no-create")
     _ends(consumer)
-    said = consumer.messages()
-    assert "the user does not see the columns of table `otel`.`otel_metrics_gauge`" in said
-    assert "GRANT SELECT, INSERT ON `otel`.`otel_metrics_gauge`" in said
-    assert "ALTER TABLE" not in said
+    output = consumer.messages()
+    assert "the user does not see the columns of table `otel`.`otel_metrics_gauge`" in output
+    assert "GRANT SELECT, INSERT ON `otel`.`otel_metrics_gauge`" in output
+    assert "ALTER TABLE" not in output
 
 
 def test_a_right_that_the_start_needs_is_named(place):
     place.create_tables()
-    said = _ends(place.consumer_as("without_window", "--no-create"))
-    assert "run GRANT SELECT ON system.merge_tree_settings TO without_window: Code" in said
-    said = _refused_create(place)
-    assert "database `otel` at " in said
-    assert "create it as another user (`millpond tables create`)" in said
+    output = _ends(place.consumer_as("without_window", "--no-create"))
+    assert "run GRANT SELECT ON system.merge_tree_settings TO without_window: Code" in output
+    output = _refused_create(place)
+    assert "database `otel` at " in output
+    assert "create it as another user (`millpond tables create`)" in output
 
 
 def _refused_create(place) -> str:
@@ -274,32 +274,32 @@ def _refused_create(place) -> str:
     return place.create_tables("millpond", code=1).messages()
 
 
-def test_a_read_only_user_is_told_so(place):
+def test_a_read_only_user_gets_an_explanation(place):
     place.create_tables()
     remedy = "give the user a profile with readonly = 0"
-    said = _ends(place.consumer_as("reads_nothing", "--no-create"))
-    assert remedy in said
-    assert "setting in readonly mode" in said
-    said = _waits(place, place.consumer_as("reads_only", "--no-create"))
-    assert remedy in said
-    assert "reads_only: Cannot execute query in readonly mode" in said
+    output = _ends(place.consumer_as("reads_nothing", "--no-create"))
+    assert remedy in output
+    assert "setting in readonly mode" in output
+    output = _waits(place, place.consumer_as("reads_only", "--no-create"))
+    assert remedy in output
+    assert "reads_only: Cannot execute query in readonly mode" in output
 
 
 def test_a_setting_that_the_profile_fixes_is_named(place):
     place.create_tables()
-    said = _waits(place, place.consumer_as("constrained", "--no-create"))
-    assert "remove that constraint" in said
-    assert "Setting async_insert should not be changed" in said
+    output = _waits(place, place.consumer_as("constrained", "--no-create"))
+    assert "remove that constraint" in output
+    assert "Setting async_insert should not be changed" in output
 
 
 def test_a_consumer_waits_for_its_quota(place):
     place.create_tables()
-    said = _waits(place, place.consumer_as("limited", "--no-create"))
-    assert "QUOTA_EXCEEDED" in said
+    output = _waits(place, place.consumer_as("limited", "--no-create"))
+    assert "QUOTA_EXCEEDED" in output
 
 
 @pytest.mark.parametrize("user", ["millpond", "without_processes"])
-def test_what_the_right_to_see_queries_is_for(place, user):
+def test_without_the_right_to_see_queries_a_reset_waits(place, user):
     """Without it, the consumer waits after a reset until earlier INSERTs have timed out."""
     place.create_tables()
     first = place.consumer_as(user, "--no-create").up()

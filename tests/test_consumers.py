@@ -104,12 +104,12 @@ def test_a_second_name_for_the_same_tables_does_not_double_them(site):
     load.run()
     first = site.consumer(name="consumer-first")
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, first)
-    said = _stops(site.consumer_of(consumer="typo", name="consumer-typo"))
+    output = _stops(site.consumer_of(consumer="typo", name="consumer-typo"))
     assert (
         f"consumer typo would write to table {site.database}.otel_logs, and consumer e2e of this "
         "buffer writes there already"
-    ) in said
-    assert said.count("would write to table") == 1
+    ) in output
+    assert output.count("would write to table") == 1
     assert [c["consumer"] for c in site.answer("consumer", "list")["consumers"]] == ["e2e"]
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
 
@@ -154,9 +154,9 @@ def test_a_script_can_wait_for_a_consumer(site):
     gateway = site.gateway("--linger", "20ms")
     site.load(gateway, records=5_000).run()
     waiting_for = ("consumer", "wait", "e2e", "--timeout", "100ms")
-    said = site.millpond(*waiting_for, code=1).messages()
-    assert "consumer e2e has never run" in said
-    assert "millpond consumer list" in said
+    output = site.millpond(*waiting_for, code=1).messages()
+    assert "consumer e2e has never run" in output
+    assert "millpond consumer list" in output
 
     waiting = site.begun("consumer", "wait", "e2e", *site.buffer.flags)
     # A typo would wait forever.

@@ -181,7 +181,7 @@ def test_a_block_of_a_segment_is_named_with_its_place(site, damaged):
     [(0.0, "the magic bytes"), (-30, "index checksum"), (-1, "the magic bytes")],
     ids=["header", "index", "footer"],
 )
-def test_what_frames_a_segment_stops_nobody(site, damaged, at, says):
+def test_damage_to_the_frame_of_a_segment_stops_nobody(site, damaged, at, says):
     """A consumer reads the blocks, whose positions are in the manifest."""
     folder, shard, acknowledged = damaged
     file = folder / "shards/0000/segments" / shard["entries"][4]["segment"]

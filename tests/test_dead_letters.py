@@ -34,7 +34,7 @@ def _forbid(site, condition: str) -> None:
     )
 
 
-def _mend(site) -> None:
+def _repair_table(site) -> None:
     site.clickhouse.query(f"ALTER TABLE {site.database}.otel_logs DROP CONSTRAINT tidy")
 
 
@@ -91,8 +91,8 @@ def test_refused_records_are_letters_that_can_be_replayed(site):
 
     assert consumer.metric("millpond_consumer_dead_letters_total") == 2
     doctor = site.millpond("doctor", "--json")
-    [said] = [f for f in site.parsed(doctor)["findings"] if "dead letters" in f["what"]]
-    assert (said["severity"], "2 dead letters" in said["what"]) == ("warning", True)
+    [finding] = [f for f in site.parsed(doctor)["findings"] if "dead letters" in f["what"]]
+    assert (finding["severity"], "2 dead letters" in finding["what"]) == ("warning", True)
 
     # The table still refuses them, so they stay.
     names = [letter["letter"] for letter in letters]
@@ -106,7 +106,7 @@ def test_refused_records_are_letters_that_can_be_replayed(site):
     assert "otel_logs_other" in other.messages()
     assert _bodies(site) == good
 
-    _mend(site)
+    _repair_table(site)
     replayed = site.millpond("dead-letters", "replay", "--all", *_table(site), "--json")
     done = site.parsed(replayed)
     assert (done["rows"], sorted(done["replayed"]), done["kept"]) == (2, names, [])
@@ -201,7 +201,7 @@ def test_a_letter_replayed_twice_is_one_row(site):
     [letter] = _letters(site)
     file = folder / letter["letter"]
     kept = file.read_bytes()
-    _mend(site)
+    _repair_table(site)
     site.answer("dead-letters", "replay", letter["letter"], *_table(site))
     # Simulates a letter that was not deleted, and a table that has forgotten the token.
     site.clickhouse.query(
@@ -240,7 +240,7 @@ def test_a_consumer_killed_in_the_midst_of_it_leaves_every_record_in_one_place(s
     assert _bodies(site) == sorted(set(bodies) - set(bad))
     assert len(_letters(site)) == len(bad)
     assert consumer.terminate() == 0
-    _mend(site)
+    _repair_table(site)
     site.answer("dead-letters", "replay", "--all-of", "e2e", *_table(site))
     assert _bodies(site) == sorted(bodies)
 
@@ -256,7 +256,7 @@ def test_a_table_that_refuses_everything_ends_the_consumer_which_continues_after
     for word in ("more than 10 records", "`tidy`", "--dead-letters-max"):
         assert word in first.messages()
     assert _letters(site) == []
-    _mend(site)
+    _repair_table(site)
     consumer = site.consumer("--dead-letters-max", 10)
     eventually("all of them", lambda: _bodies(site) == bodies)
     assert consumer.terminate() == 0

@@ -27,7 +27,7 @@ def _named() -> dict[str, set[str]]:
     return named
 
 
-def test_every_metric_that_operators_are_told_of_is_there(site):
+def test_every_documented_metric_exists(site):
     gateway = site.gateway()
     consumer = site.consumer("--ack-interval", "50ms")
     eventually("the consumer to own its cursor", consumer.owns)

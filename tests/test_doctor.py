@@ -25,18 +25,18 @@ def test_a_healthy_buffer_has_no_findings(site):
     table = ("--clickhouse", site.clickhouse.url, "--database", site.database)
     found = _findings(site, *table)
     assert (found["warning"], found["error"]) == ([], [])
-    said_of_all = (
+    expected_of_all = (
         "keeps its preconditions",
         "clock",
         "are all there",
         "0 s behind",
         "the tables in",
     )
-    for said in said_of_all:
-        assert any(said in what for what in found["ok"]), said
+    for expected in expected_of_all:
+        assert any(expected in what for what in found["ok"]), expected
 
 
-def test_what_is_wrong_is_named(site):
+def test_faults_are_named(site):
     folder = site.directory / "buffer"
     site.buffer = Buffer(folder.as_uri())
     folder.mkdir()

@@ -127,7 +127,7 @@ def _wait_for_others(site, acknowledged: list[str], consumers: list[Millpond]) -
     eventually("acknowledged spans and points", arrived, timeout=180, interval=1)
 
 
-def test_what_landed_and_was_not_reported_is_there_once(own_site):
+def test_an_unreported_insert_is_there_once(own_site):
     """The store and ClickHouse execute requests, but their answers are cut off."""
     site = own_site
     proxy = site.add(Toxiproxy(site.directory)).up()
@@ -153,7 +153,7 @@ def test_what_landed_and_was_not_reported_is_there_once(own_site):
             load.must_run()
             link.cut_answers(next(bytes_heard))
             time.sleep(0.3)
-            link.mend()
+            link.restore()
             return process.metric(metric) > before
 
         eventually(f"{metric} of {process.name}", counted, interval=0.2)
@@ -169,7 +169,7 @@ def test_what_landed_and_was_not_reported_is_there_once(own_site):
     site.check_manifest()
 
 
-def test_a_store_that_is_away_is_waited_for(own_site):
+def test_an_outage_of_the_store_delays_requests_and_loses_none(own_site):
     """An outage of the store holds requests back; accepted ones are committed afterwards."""
     site = own_site
     gateway, consumer = site.gateway(), site.consumer()
@@ -185,7 +185,7 @@ def test_a_store_that_is_away_is_waited_for(own_site):
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, gateway, consumer)
 
 
-def test_a_store_that_is_away_at_the_start_is_waited_for(own_site):
+def test_the_start_waits_for_an_unreachable_store(own_site):
     site = own_site
     site.gateway(name="gateway-before").terminate()
     site.store.kill()
@@ -201,7 +201,7 @@ def test_a_store_that_is_away_at_the_start_is_waited_for(own_site):
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, gateway, consumer)
 
 
-def test_clickhouse_that_is_away_at_the_start_is_waited_for(own_site):
+def test_the_start_waits_for_an_unreachable_clickhouse(own_site):
     site = own_site
     gateway = site.gateway()
     site.clickhouse.kill()

@@ -11,7 +11,7 @@ from harness.services import Buffer
 REASON = "no tmpfs can be mounted here: it takes root or user namespaces"
 
 
-def test_a_full_disk_is_waited_for(site):
+def test_gateways_and_consumers_wait_for_space_on_a_full_disk(site):
     disk = site.add(SmallDisk(site.directory, 64))
     if not disk.possible:
         pytest.skip(REASON)

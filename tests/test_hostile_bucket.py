@@ -68,26 +68,26 @@ print(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
 
 def _peak_mib(site, *command: object, code: int) -> tuple[int, str]:
     """Runs a command and returns its peak memory and its output."""
-    said = site.directory / "said"
-    with said.open("wb") as file:
+    printed = site.directory / "printed"
+    with printed.open("wb") as file:
         words = [str(word) for word in (program("millpond"), *command, *site.buffer.flags)]
         # A forked process counts its parent's memory as its own, so the parent must be small.
         measured = subprocess.run(
             [sys.executable, "-c", _MEASURE, *words], stdout=subprocess.PIPE, stderr=file, text=True
         )
     returned, peak_kib = measured.stdout.split()
-    assert int(returned) == code, said.read_text()
-    return int(peak_kib) >> 10, said.read_text()
+    assert int(returned) == code, printed.read_text()
+    return int(peak_kib) >> 10, printed.read_text()
 
 
 def test_a_cursor_that_is_a_bomb_costs_no_memory_and_keeps_only_its_shard(site, cursor):
     # Four million empty skipped parts, which would take 264 MiB decoded.
     _append(cursor, bytes([13 << 3 | 2, 0]) * 4_000_000)
     for command in (("gc", "--gc-grace", "0s"), ("status",), ("doctor", "--read-only")):
-        peak, said = _peak_mib(site, *command, code=1)
+        peak, printed = _peak_mib(site, *command, code=1)
         assert peak < 128, f"{command} took {peak} MiB"
-        assert "consumers/e2e/cursor" in said, said
-        assert "skipped parts" in said, said
+        assert "consumers/e2e/cursor" in printed, printed
+        assert "skipped parts" in printed, printed
     done = site.parsed(site.millpond("gc", "--json", code=1))
     [why] = done["unreadable_cursors"]
     assert why.startswith("shards/0000/consumers/e2e/cursor: "), why
@@ -106,7 +106,7 @@ def test_a_name_that_is_not_allowed_is_no_name(site, cursor):
     assert "\x1b" not in why
 
 
-def test_what_the_bucket_says_tells_a_terminal_nothing(site, cursor):
+def test_text_from_the_bucket_cannot_control_a_terminal(site, cursor):
     hostile = "a\x1b]0;owned\x07\x1b[2J\x7f\x9b31m\u202egpj\u2066\rb\nshard 0001: forged"
     _append(cursor, _field(15, hostile) + _field(8, hostile))
     shown = site.millpond("status").stdout()
@@ -120,6 +120,6 @@ def test_what_the_bucket_says_tells_a_terminal_nothing(site, cursor):
     for command in (("doctor", "--read-only"), ("consumer", "list"), ("manifest", "dump")):
         process = site.begun(*command, *site.buffer.flags)
         process.wait()
-        said = process.stdout() + process.messages()
-        assert said
-        assert not UNSAFE.search(said), ascii(said)
+        printed = process.stdout() + process.messages()
+        assert printed
+        assert not UNSAFE.search(printed), ascii(printed)

@@ -78,7 +78,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("part", COMMANDS)
-def test_what_is_printed_of_a_buffer_is_documented(used, part):
+def test_the_printed_fields_of_a_buffer_are_documented(used, part):
     fields = _fields(used.answer(*COMMANDS[part]))
     assert len(fields) > 3
     assert fields <= _documented(part)

@@ -20,11 +20,11 @@ def _millpond(site, *argv: object, environment: dict | None = None) -> str:
     )
     process.start()
     code = process.wait()
-    said = process.messages().split("\n", 1)[1]
-    assert code > 0, f"ended with {code}: {said}"
-    assert "panicked" not in said
-    assert "stack backtrace" not in said.lower()
-    return said
+    output = process.messages().split("\n", 1)[1]
+    assert code > 0, f"ended with {code}: {output}"
+    assert "panicked" not in output
+    assert "stack backtrace" not in output.lower()
+    return output
 
 
 def _free() -> dict[str, str]:
@@ -49,9 +49,9 @@ def _consume(site, *flags: object, buffer: Buffer | None = None, database: str |
 
 
 def test_an_unknown_flag_names_the_nearest_one(site):
-    said = _millpond(site, "gateway", *site.buffer.flags, "--lingr", "1s")
-    assert "--lingr" in said
-    assert "--linger" in said
+    output = _millpond(site, "gateway", *site.buffer.flags, "--lingr", "1s")
+    assert "--lingr" in output
+    assert "--linger" in output
 
 
 def test_an_unknown_command_is_named(site):
@@ -63,23 +63,23 @@ def test_a_missing_buffer_is_asked_for(site):
 
 
 def test_a_url_of_an_unknown_scheme_is_refused(site):
-    said = _millpond(site, "gateway", "--buffer", "ftp://host/path", *_addresses())
-    assert "ftp" in said
-    assert "s3://" in said
+    output = _millpond(site, "gateway", "--buffer", "ftp://host/path", *_addresses())
+    assert "ftp" in output
+    assert "s3://" in output
 
 
 def test_an_unusable_value_names_its_setting(site):
-    said = _millpond(site, "gateway", *site.buffer.flags, "--linger", "soon", *_addresses())
-    assert "linger" in said
-    assert "soon" in said
+    output = _millpond(site, "gateway", *site.buffer.flags, "--linger", "soon", *_addresses())
+    assert "linger" in output
+    assert "soon" in output
 
 
 def test_an_unknown_key_of_the_configuration_file_names_the_nearest(site):
     file = site.directory / "millpond.toml"
     file.write_text(f'buffer = "{site.buffer.url}"\nlingr = "1s"\n')
-    said = _millpond(site, "gateway", "--config", file, *_addresses())
-    assert "lingr" in said.replace("linger", "")
-    assert "linger" in said
+    output = _millpond(site, "gateway", "--config", file, *_addresses())
+    assert "lingr" in output.replace("linger", "")
+    assert "linger" in output
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_an_unknown_key_of_the_configuration_file_names_the_nearest(site):
 def test_a_mistake_in_the_configuration_file_names_its_line_and_key(site, text, says):
     file = site.directory / "millpond.toml"
     file.write_text(text)
-    said = _millpond(site, "gateway", *site.buffer.flags, "--config", file, *_addresses())
-    assert said == f"millpond: settings file {file}: {says}\n"
+    output = _millpond(site, "gateway", *site.buffer.flags, "--config", file, *_addresses())
+    assert output == f"millpond: settings file {file}: {says}\n"
 
 
 @pytest.mark.parametrize(
@@ -122,18 +122,18 @@ def test_a_mistake_in_the_configuration_file_names_its_line_and_key(site, text, 
 )
 def test_a_mistyped_variable_names_the_nearest_one(site, command, settings, unknown):
     flags = ["--clickhouse", site.clickhouse.url] if command == "consume" else []
-    said = _millpond(site, command, *site.buffer.flags, *flags, environment=settings)
+    output = _millpond(site, command, *site.buffer.flags, *flags, environment=settings)
     sentences = [
         f"{typed} is not a setting; did you mean {meant}?" for typed, meant in unknown.items()
     ]
     remedy = "unset it, or pass --ignore-unknown-env if something else needs it"
-    assert said == "\n".join([f"millpond: {sentences[0]}", *sentences[1:], remedy, ""])
+    assert output == "\n".join([f"millpond: {sentences[0]}", *sentences[1:], remedy, ""])
 
 
 def test_a_mistyped_variable_of_a_required_setting_is_named(site):
-    said = _millpond(site, "status", environment={"MILLPOND_BUFER": site.buffer.url})
-    assert "--buffer <URL>" in said
-    assert said.endswith("MILLPOND_BUFER is not a setting; did you mean MILLPOND_BUFFER?\n")
+    output = _millpond(site, "status", environment={"MILLPOND_BUFER": site.buffer.url})
+    assert "--buffer <URL>" in output
+    assert output.endswith("MILLPOND_BUFER is not a setting; did you mean MILLPOND_BUFFER?\n")
 
 
 def test_variables_of_kubernetes_and_accepted_ones_are_no_mistake(site):
@@ -162,46 +162,46 @@ def test_variables_of_kubernetes_and_accepted_ones_are_no_mistake(site):
 
 def test_a_directory_that_cannot_be_created_ends_the_start(site):
     flags = ("--buffer", "file:///proc/millpond/buffer", "--create-bucket")
-    said = _millpond(site, "gateway", *flags, *_addresses())
-    assert "cannot create the directory /proc/millpond/buffer" in said
-    assert "no directory can be created there" in said
+    output = _millpond(site, "gateway", *flags, *_addresses())
+    assert "cannot create the directory /proc/millpond/buffer" in output
+    assert "no directory can be created there" in output
 
 
 def test_an_address_that_is_not_clickhouse_ends_the_start(site):
     site.gateway().terminate()
-    said = _millpond(
+    output = _millpond(
         site,
         *("consume", *site.buffer.flags, "--clickhouse", site.buffer.endpoint),
         *("--admin", f"127.0.0.1:{free_port()}"),
     )
-    assert f"{site.buffer.endpoint} is not ClickHouse's HTTP interface (HTTP status " in said
-    assert "give its address, such as http://127.0.0.1:8123" in said
-    assert len(said.splitlines()) == 1, said
+    assert f"{site.buffer.endpoint} is not ClickHouse's HTTP interface (HTTP status " in output
+    assert "give its address, such as http://127.0.0.1:8123" in output
+    assert len(output.splitlines()) == 1, output
 
 
 def test_missing_credentials_are_two_lines(site):
     missing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "HOME": str(site.directory)}
-    said = _millpond(site, "gateway", *site.buffer.flags, *_addresses(), environment=missing)
-    found, remedy = said.splitlines()
+    output = _millpond(site, "gateway", *site.buffer.flags, *_addresses(), environment=missing)
+    found, remedy = output.splitlines()
     assert f"cannot open {site.buffer.url}: no AWS credentials were found (" in found
     assert remedy.startswith("whatever works for `aws s3 ls` works here: ")
     for debug in ("{", "}", "CredentialsNotLoaded", "source:"):
-        assert debug not in said
+        assert debug not in output
 
 
 def test_a_bucket_that_does_not_exist_is_named(site):
-    said = _millpond(site, "gateway", *site.buffer.flags, *_addresses())
-    assert site.buffer.url.split("/")[2] in said
+    output = _millpond(site, "gateway", *site.buffer.flags, *_addresses())
+    assert site.buffer.url.split("/")[2] in output
 
 
-def test_wrong_credentials_are_told_from_an_outage(site):
+def test_wrong_credentials_differ_from_an_outage(site):
     site.gateway().terminate()
-    said = _millpond(
+    output = _millpond(
         site,
         *("gateway", *site.buffer.flags, *_addresses()),
         environment={"AWS_SECRET_ACCESS_KEY": "wrong-secret"},
     )
-    assert site.buffer.url.split("/")[2] in said
+    assert site.buffer.url.split("/")[2] in output
 
 
 def test_an_address_in_use_is_named(site):
@@ -210,19 +210,19 @@ def test_an_address_in_use_is_named(site):
         ("--listen", gateway.address),
         ("--listen-http", gateway.http_address),
     ):
-        said = _millpond(
+        output = _millpond(
             site, "gateway", *site.buffer.flags, *with_defaults([flag, address], _free())
         )
-        assert address in said
-        assert f"({flag})" in said
+        assert address in output
+        assert f"({flag})" in output
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
 @pytest.mark.parametrize("port", ["--listen", "--listen-http"])
-def test_what_others_can_reach_is_not_served_in_clear_unasked(site, port, address):
-    said = _millpond(site, "gateway", *site.buffer.flags, port, address)
+def test_reachable_addresses_need_tls_or_an_explicit_flag(site, port, address):
+    output = _millpond(site, "gateway", *site.buffer.flags, port, address)
     for word in (f"{port}: {address}", "--tls-cert", "127.0.0.1", "--insecure"):
-        assert word in said
+        assert word in output
 
 
 def test_files_of_tls_that_cannot_be_used_are_named(site):
@@ -256,25 +256,25 @@ def test_a_mistake_in_the_tokens_file_names_its_line_and_no_token(site):
     ):
         file.write_text(text)
         flags = ("--tokens", file, *_addresses())
-        said = _millpond(site, "gateway", *site.buffer.flags, *flags)
-        assert f"--tokens {file}: {expected}" in said
-        assert secret not in said
+        output = _millpond(site, "gateway", *site.buffer.flags, *flags)
+        assert f"--tokens {file}: {expected}" in output
+        assert secret not in output
 
 
 @pytest.mark.parametrize("streams", ["*.logs", "", "a b"])
-def test_what_is_no_streams_name_is_refused(site, streams):
-    said = _millpond(site, "consume", *site.buffer.flags, f"--streams={streams}")
-    assert "--streams" in said
+def test_an_invalid_stream_name_is_refused(site, streams):
+    output = _millpond(site, "consume", *site.buffer.flags, f"--streams={streams}")
+    assert "--streams" in output
 
 
 @pytest.mark.parametrize("grace", ["soon", "10", "-1s", ""])
 def test_a_grace_that_is_no_time_is_refused(site, grace):
-    said = _millpond(site, "gc", *site.buffer.flags, f"--gc-grace={grace}")
-    assert "--gc-grace" in said
-    assert "is not a length of time" in said
+    output = _millpond(site, "gc", *site.buffer.flags, f"--gc-grace={grace}")
+    assert "--gc-grace" in output
+    assert "is not a length of time" in output
 
 
-def test_a_grace_that_starves_gateways_is_warned_of(site):
+def test_a_grace_that_starves_gateways_causes_a_warning(site):
     site.gateway().terminate()
     assert "gc-grace is 5s" in site.millpond("gc", "--gc-grace", "5s").messages()
     assert "gc-grace" not in site.millpond("gc", "--dry-run").messages().split("\n", 1)[1]
@@ -282,33 +282,33 @@ def test_a_grace_that_starves_gateways_is_warned_of(site):
 
 def test_a_tail_that_can_hold_nothing_is_refused(site):
     flags = ("--create-bucket", *_addresses())
-    said = _millpond(site, "gateway", *site.buffer.flags, "--tail-max", "0", *flags)
-    assert "tail_max" in said
-    assert "use 1 to 65,536" in said
+    output = _millpond(site, "gateway", *site.buffer.flags, "--tail-max", "0", *flags)
+    assert "tail_max" in output
+    assert "use 1 to 65,536" in output
 
 
 @pytest.mark.parametrize("most", ["1001", "-1", "many"])
 def test_a_number_of_dead_letters_that_cannot_be_is_refused(site, most):
-    said = _millpond(site, "consume", *site.buffer.flags, f"--dead-letters-max={most}")
-    assert "--dead-letters-max" in said
+    output = _millpond(site, "consume", *site.buffer.flags, f"--dead-letters-max={most}")
+    assert "--dead-letters-max" in output
 
 
 @pytest.mark.parametrize("command", [("show",), ("remove",)])
-def test_what_is_no_dead_letter_is_not_touched(site, command):
+def test_other_objects_than_dead_letters_stay_untouched(site, command):
     site.gateway().terminate()
-    said = _millpond(site, "dead-letters", *command, "shards/0000/manifest", *site.buffer.flags)
-    assert "is not the name of a dead letter" in said
+    output = _millpond(site, "dead-letters", *command, "shards/0000/manifest", *site.buffer.flags)
+    assert "is not the name of a dead letter" in output
     gone = "shards/0000/dead-letters/e2e/00000000000000000005-otlp.logs-0000000003-0badcafe"
-    said = _millpond(site, "dead-letters", *command, gone, *site.buffer.flags)
-    assert f"there is no dead letter {gone}" in said
+    output = _millpond(site, "dead-letters", *command, gone, *site.buffer.flags)
+    assert f"there is no dead letter {gone}" in output
 
 
 @pytest.mark.parametrize("command", [("reset", "--to", "earliest"), ("remove",)])
 def test_a_shard_that_is_not_there_is_named(site, command):
     site.gateway().terminate()
     word, *flags = command
-    said = _millpond(site, "consumer", word, "e2e", *flags, "--shard", "1", *site.buffer.flags)
-    assert "there is no shard 1: the buffer has 1" in said
+    output = _millpond(site, "consumer", word, "e2e", *flags, "--shard", "1", *site.buffer.flags)
+    assert "there is no shard 1: the buffer has 1" in output
 
 
 @pytest.mark.parametrize(
@@ -330,9 +330,9 @@ def test_a_table_that_does_not_fit_names_the_column(site, change, expected):
     ):
         site.clickhouse.query(f"ALTER TABLE {table} DROP INDEX {index}")
     site.clickhouse.query(f"ALTER TABLE {table} {change}")
-    said = _consume(site)
+    output = _consume(site)
     for word in [f"`{site.database}`.`otel_logs`", "millpond tables migrate", *expected]:
-        assert word in said
+        assert word in output
 
 
 def test_commands_on_a_buffer_that_is_not_there_say_so(site):
@@ -340,9 +340,9 @@ def test_commands_on_a_buffer_that_is_not_there_say_so(site):
     folder.mkdir()
     empty = Buffer(folder.as_uri())
     for command in (("status",), ("gc",), ("consumer", "wait", "e2e"), ("tail",), ("cost",)):
-        said = _millpond(site, *command, *empty.flags)
-        assert f"there is no buffer at {folder.as_uri()}" in said
-        assert "a gateway makes the buffer" in said
+        output = _millpond(site, *command, *empty.flags)
+        assert f"there is no buffer at {folder.as_uri()}" in output
+        assert "a gateway makes the buffer" in output
 
 
 @pytest.mark.parametrize(
@@ -377,6 +377,6 @@ def test_commands_on_a_buffer_that_is_not_there_say_so(site):
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(site, command, flags, says):
-    said = _millpond(site, command, *site.buffer.flags, *flags)
-    assert flags[0] in said
-    assert says in said
+    output = _millpond(site, command, *site.buffer.flags, *flags)
+    assert flags[0] in output
+    assert says in output

@@ -1,46 +1,17 @@
 """Moving from the Collector's clickhouseexporter to Millpond, in the steps of
 docs/migrate-from-clickhouseexporter.md: the same tables, no gap, no duplicate."""
 
-import json
-import threading
+import signal
+import time
 from collections import Counter
 
-import grpc
 import pytest
 
 from harness.corpus import record, request
 from harness.otlp import export
 from harness.process import eventually
+from harness.senders import LogSender
 from harness.services import export_to_clickhouse, forward_to
-
-
-class Sender(threading.Thread):
-    """A client that sends one record after another and never repeats one."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(daemon=True)
-        self.accepted: list[str] = []
-        self.doubtful: list[str] = []
-        self._address = address
-        self._stopping = threading.Event()
-
-    def run(self) -> None:
-        number = 0
-        while not self._stopping.is_set():
-            body = f"record {number}"
-            number += 1
-            made = request(record("moving", body=body)).SerializeToString()
-            try:
-                export(self._address, made)
-            except grpc.RpcError:
-                # The Collector stopped before it answered.
-                self.doubtful.append(body)
-            else:
-                self.accepted.append(body)
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self.join()
 
 
 def _tables(site) -> tuple[object, ...]:
@@ -107,18 +78,13 @@ def test_migrate_changes_what_a_dry_run_prints(site, exporting):
 def test_moving_leaves_no_gap_and_no_duplicate(site, exporting):
     site.command("tables", "migrate", *_tables(site))
     # The exporter goes on inserting into the changed tables while somebody sends.
-    sender = Sender(exporting.address)
+    sender = LogSender(exporting.address)
     sender.start()
     eventually("some records by the old path", lambda: len(sender.accepted) > 20)
 
     gateway = site.gateway("--linger", "20ms")
     consumer = site.consumer("--ack-interval", "50ms")
-    file = site.directory / "collector.yaml"
-    configuration = json.loads(file.read_text())
-    configuration["exporters"] = {"otlp_grpc": forward_to(gateway.address)}
-    for pipeline in configuration["service"]["pipelines"].values():
-        pipeline["exporters"] = ["otlp_grpc"]
-    file.write_text(json.dumps(configuration))
+    exporting.rewire("exporters", otlp_grpc=forward_to(gateway.address))
     assert exporting.terminate() == 0
     before = len(sender.accepted)
     exporting.up()
@@ -139,3 +105,28 @@ def test_moving_leaves_no_gap_and_no_duplicate(site, exporting):
     assert {body: count for body, count in rows.items() if count != 1} == {}
     ours = f"SELECT countIf(_millpond_source != '') FROM {site.database}.otel_logs"
     assert int(site.clickhouse.scalar(ours)) > 20
+
+
+def test_a_commit_that_outlasts_an_exporters_default_timeout_is_there_once(own_site):
+    site = own_site
+    gateway = site.gateway("--linger", "20ms")
+    consumer = site.consumer("--ack-interval", "50ms", "--lease", "60s")
+    collector = site.collector("otlp_grpc", forward_to(gateway.address))
+    sender = LogSender(collector.address)
+    sender.start()
+    eventually("some records", lambda: len(sender.accepted) > 20)
+    site.store.send(signal.SIGSTOP)
+    eventually(
+        "a request to wait for its commit",
+        lambda: gateway.metric("millpond_gateway_requests_in_flight") > 0,
+    )
+    # The exporter's queue accepts records meanwhile.
+    with sender.paused():
+        # The default is 5 s. With that, the exporter repeats the request, and both are committed.
+        time.sleep(6)
+    site.store.send(signal.SIGCONT)
+    sender.stop()
+    assert collector.terminate() == 0
+    eventually("every accepted record", lambda: set(sender.accepted) <= set(_bodies(site)))
+    assert consumer.terminate() == 0
+    assert {body: count for body, count in _bodies(site).items() if count != 1} == {}

@@ -148,8 +148,8 @@ def test_the_readmes_curl_is_accepted(site):
     gateway, consumer = site.gateway(), site.consumer()
     command = command.replace("127.0.0.1:4318", gateway.http_address)
     quiet = f"{command} --silent --show-error --fail-with-body"
-    said = subprocess.run(quiet, shell=True, check=True, capture_output=True, timeout=60).stdout
-    assert said == b"{}"
+    output = subprocess.run(quiet, shell=True, check=True, capture_output=True, timeout=60).stdout
+    assert output == b"{}"
     line = f"SELECT concat(Body, ' from ', ServiceName) FROM {site.database}.otel_logs"
     eventually("the line", lambda: site.clickhouse.lines(line) == ["hello from shell"])
     for process in (gateway, consumer):

@@ -68,8 +68,8 @@ def test_a_reader_that_is_gone_is_no_error(read_once, command):
 
 
 @pytest.mark.parametrize("command", [("status",), ("tail", "--from", "earliest"), ("config",)])
-def test_a_disk_that_is_full_is_said(read_once, command):
+def test_a_full_disk_is_reported(read_once, command):
     with open("/dev/full", "w") as full:
-        code, said = _ends(read_once, command, full.fileno())
+        code, message = _ends(read_once, command, full.fileno())
     assert code == 1
-    assert said.startswith("millpond: cannot write to standard output: No space left")
+    assert message.startswith("millpond: cannot write to standard output: No space left")

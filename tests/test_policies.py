@@ -250,7 +250,7 @@ def _rights(client: Client, bucket: str, key: str) -> str:
     return rights + ("d" if _allowed(client.remove_object, bucket, key) else "")
 
 
-def test_what_is_not_a_parts_business_is_refused(roles):
+def test_each_part_refuses_what_others_do(roles):
     root = roles.client(CREDENTIALS)
     elsewhere = f"{roles.bucket}-elsewhere"
     root.make_bucket(elsewhere)

@@ -98,8 +98,8 @@ def test_a_reset_inserts_what_is_missing_and_asks_before_that(site):
     consumer, gateway, everything = _sent(site)
     assert consumer.terminate() == 0
     _delete(site, "Body LIKE '%-7'")
-    said = site.millpond("consumer", "reset", "e2e", "--to", "earliest", code=1).messages()
-    assert "--yes" in said
+    output = site.millpond("consumer", "reset", "e2e", "--to", "earliest", code=1).messages()
+    assert "--yes" in output
     site.millpond("consumer", "reset", "e2e", "--to", "earliest", "--yes")
     again = site.consumer(*CONSUMER, name="consumer-again")
     eventually("all rows", lambda: _bodies(site) == everything)
@@ -189,9 +189,9 @@ def test_a_repair_that_is_killed_goes_on(site):
     assert consumer.terminate() == 0
 
 
-def test_what_cannot_be_repaired_is_named(site):
+def test_rows_that_cannot_be_repaired_are_named(site):
     consumer, _, _ = _sent(site, 2)
-    for words, said in (
+    for words, output in (
         (("e2e", "--from", 0, "--to", 2), "is not in the log"),
         (("e2e", "--from", 1, "--to", 0), "is after"),
         (("other", "--from", 0, "--to", 1), "there is nothing to repair"),
@@ -199,9 +199,9 @@ def test_what_cannot_be_repaired_is_named(site):
         (("e2e", "--from", 0, "--to", 1, "--columns", "none"), "--columns none"),
     ):
         process = site.millpond("consumer", "repair", *words, *_table(site), code=1)
-        assert said in process.messages()
-    said = site.millpond("consumer", "reset", "e2e.repair", "--to", "latest", "--yes", code=1)
-    assert "belong to repairs" in said.messages()
+        assert output in process.messages()
+    output = site.millpond("consumer", "reset", "e2e.repair", "--to", "latest", "--yes", code=1)
+    assert "belong to repairs" in output.messages()
     assert consumer.terminate() == 0
 
 
@@ -209,10 +209,10 @@ def test_a_reset_without_identities_asks_for_more(site):
     consumer, _, _ = _sent(site, 2, 20, "--columns", "none")
     assert consumer.terminate() == 0
     reset = ("consumer", "reset", "e2e", "--to", "earliest", "--yes")
-    said = site.millpond(*reset, code=1).messages()
-    assert "--may-duplicate" in said
+    output = site.millpond(*reset, code=1).messages()
+    assert "--may-duplicate" in output
     site.millpond(*reset, "--may-duplicate")
     flags = (*_table(site), "--columns", "none", "--rows")
-    said = site.millpond("doctor", *flags, code=1).stdout()
-    assert "they cannot be compared with the buffer" in said
-    assert "only while ClickHouse remembers its token" in said
+    output = site.millpond("doctor", *flags, code=1).stdout()
+    assert "they cannot be compared with the buffer" in output
+    assert "only while ClickHouse remembers its token" in output

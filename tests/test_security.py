@@ -93,7 +93,7 @@ def test_real_clients_with_certificates_and_tokens(site):
     _assert_silent(gateway, consumer)
 
 
-def test_tenants_have_consumers_and_tables_of_their_own(site):
+def test_tenants_have_their_own_consumers_and_tables(site):
     entries = (("acme", ACME, "acme"), ("globex", GLOBEX, "globex"), ("agents", AGENTS, None))
     gateway = site.gateway("--tokens", _tokens(site, *entries))
     sent = {}
@@ -119,7 +119,7 @@ def test_tenants_have_consumers_and_tables_of_their_own(site):
     _assert_silent(gateway)
 
 
-def test_who_has_no_token_is_refused_and_nothing_of_it_is_kept(site):
+def test_requests_without_a_token_are_refused_and_leave_nothing(site):
     gateway = site.gateway("--tokens", _tokens(site, ("agents", AGENTS, None)))
     for name, environment in (("missing", {}), ("wrong", {"MILLPOND_TOKEN": ACME})):
         load = site.load(gateway, records=100, name=f"load-{name}")
@@ -247,8 +247,8 @@ def test_a_tokens_file_that_is_written_in_halves_locks_nobody_out(site):
     file.write_text(whole[whole.index("[[token]]") : ends[0]])
     gateway.send(1)
     eventually("the shorter file", lambda: _reloaded(gateway, "success"))
-    said = "2 of 3 tokens are no longer in force: acme, globex. If nobody took them away"
-    eventually("the warning", lambda: said in gateway.messages())
+    warning = "2 of 3 tokens are no longer in force: acme, globex. If nobody took them away"
+    eventually("the warning", lambda: warning in gateway.messages())
     _assert_silent(gateway)
 
 
@@ -272,7 +272,7 @@ def test_a_secret_of_the_settings_is_in_no_help_no_error_and_no_flag(site):
     assert "give MILLPOND_CLICKHOUSE_PASSWORD or --clickhouse-password-file" in flag.messages()
 
 
-def test_a_password_in_a_file_is_what_clickhouse_is_told(site):
+def test_a_password_in_a_file_reaches_clickhouse(site):
     file = site.directory / "password"
     file.write_text("hunter2-in-a-file\n")
     told = []
@@ -301,8 +301,8 @@ def test_a_password_in_a_file_is_what_clickhouse_is_told(site):
         server.shutdown()
     assert {headers["x-clickhouse-key"] for headers in told} == {"hunter2-in-a-file"}
     gone = file.with_name("gone")
-    said = site.command(*create, "--clickhouse-password-file", gone, code=1).messages()
-    assert f"--clickhouse-password-file {gone}: cannot be read" in said
+    warning = site.command(*create, "--clickhouse-password-file", gone, code=1).messages()
+    assert f"--clickhouse-password-file {gone}: cannot be read" in warning
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])

@@ -21,7 +21,7 @@ def _consumer(site) -> dict:
     return consumer
 
 
-def test_what_is_there_and_what_is_not_read_yet(site):
+def test_status_shows_the_log_and_the_backlog(site):
     gateway = site.gateway("--linger", "20ms", "--tail-max", 4)
     site.load(gateway, "--concurrency", 2, records=2_000).run()
     shard, consumers = _status(site)
@@ -59,7 +59,7 @@ def _behind(site) -> list[int]:
     return [stream["lag_records"] for consumer in consumers for stream in consumer["streams"]]
 
 
-def test_what_a_consumer_waits_for_is_seen_in_the_bucket(own_site):
+def test_the_bucket_shows_the_waits_of_a_consumer(own_site):
     site = own_site
     gateway = site.gateway()
     consumer = site.consumer("--lease", "3s", "--gc-interval", "0s")
@@ -69,16 +69,16 @@ def test_what_a_consumer_waits_for_is_seen_in_the_bucket(own_site):
     site.clickhouse.kill()
     site.load(gateway, records=100, name="load-waiting").run()
 
-    def said() -> list[str]:
+    def waits() -> list[str]:
         consumer.must_run()
         return _consumer(site)["waiting_for"]
 
     eventually(
-        "the outage to be recorded", lambda: any("writing to the sink" in why for why in said())
+        "the outage to be recorded", lambda: any("writing to the sink" in why for why in waits())
     )
     assert "waits for: " in site.millpond("status").stdout()
     site.clickhouse.up()
-    eventually("the outage to be cleared", lambda: said() == [] and _behind(site) == [0])
+    eventually("the outage to be cleared", lambda: waits() == [] and _behind(site) == [0])
     assert consumer.terminate() == 0
 
 
@@ -158,7 +158,7 @@ def test_a_cursor_that_cannot_be_read_hides_no_other(site):
     assert [why.split(":")[0] for why in status["unreadable"]] == ["shards/0000/manifest"]
 
 
-def test_who_watches_sees_an_outage_end(own_site):
+def test_a_watched_status_shows_the_end_of_an_outage(own_site):
     site = own_site
     gateway = site.gateway()
     site.load(gateway, records=100).run()

@@ -51,9 +51,9 @@ def _create(site, *flags: object, code: int = 0) -> dict[str, dict]:
     """The report of `tables create` for each object."""
     where = ("--clickhouse", site.clickhouse.url, "--database", site.database)
     process = site.command("tables", "create", *where, *flags, "--json", code=code)
-    said = json.loads(process.stdout())
-    assert said["fit"] == (code == 0)
-    return {table["what"].replace(f"`{site.database}`.", ""): table for table in said["tables"]}
+    answer = json.loads(process.stdout())
+    assert answer["fit"] == (code == 0)
+    return {table["what"].replace(f"`{site.database}`.", ""): table for table in answer["tables"]}
 
 
 def _load(site, gateway, records: int = 2_000):
@@ -62,7 +62,7 @@ def _load(site, gateway, records: int = 2_000):
     return load
 
 
-def test_what_is_printed_is_what_a_consumer_needs(site):
+def test_the_printed_tables_suit_a_consumer(site):
     script = _print(site)
     assert _statements(script)[0].endswith(f"CREATE DATABASE IF NOT EXISTS `{site.database}`")
     _run(site, script)
@@ -103,7 +103,7 @@ def test_the_consumers_settings_are_those_of_its_tables(site):
         assert line in script
 
 
-def test_what_is_missing_is_made_and_what_does_not_fit_is_said(site):
+def test_missing_tables_are_created_and_misfits_reported(site):
     made = _create(site)
     assert {name: table["state"] for name, table in made.items()} == {
         f"database `{site.database}`": "created",
@@ -116,14 +116,14 @@ def test_what_is_missing_is_made_and_what_does_not_fit_is_said(site):
 
     site.clickhouse.query(f"DROP TABLE {site.database}.otel_metrics_sum")
     site.clickhouse.query(f"ALTER TABLE {site.database}.otel_logs DROP COLUMN SpanId")
-    said = _create(site, code=1)
-    assert said["table `otel_metrics_sum`"]["state"] == "created"
-    assert said["table `otel_traces`"]["state"] == "fits"
-    unfit = said["table `otel_logs`"]
+    answer = _create(site, code=1)
+    assert answer["table `otel_metrics_sum`"]["state"] == "created"
+    assert answer["table `otel_traces`"]["state"] == "fits"
+    unfit = answer["table `otel_logs`"]
     assert unfit["state"] == "unfit"
     [fault] = unfit["faults"]
     assert "no column SpanId" in fault["what"]
-    site.clickhouse.query(fault["mend"])
+    site.clickhouse.query(fault["remedy"])
     assert {table["state"] for table in _create(site).values()} == {"fits"}
 
 
@@ -171,7 +171,7 @@ def _edited(script: str, partition_by: str) -> str:
 @pytest.mark.parametrize(
     "partition_by", ["toDate(TimestampTime)", "toStartOfMinute(TimestampTime)", "tuple()"]
 )
-def test_a_table_of_ones_own_gets_every_record_once_through_kills(own_site, partition_by):
+def test_a_custom_table_gets_every_record_once_through_kills(own_site, partition_by):
     site = own_site
     _run(site, _edited(_print(site, "--signals", "logs"), partition_by))
     gateway = site.gateway("--linger", "20ms")
@@ -214,7 +214,7 @@ def test_a_partition_by_the_time_of_insertion_is_refused(site):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "said"),
+    ("flag", "value", "answer"),
     [
         ("--engine", "ReplacingMergeTree", "another engine yourself"),
         ("--engine", "ReplicatedMergeTree('/all', '{replica}')", "use {table} or {uuid}"),
@@ -222,8 +222,8 @@ def test_a_partition_by_the_time_of_insertion_is_refused(site):
         ("--indexes", "many", "use exporter, bloom, text or none"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused(site, flag, value, said):
-    assert said in site.command("tables", "print", flag, value, code=2).messages()
+def test_a_setting_that_cannot_be_is_refused(site, flag, value, answer):
+    assert answer in site.command("tables", "print", flag, value, code=2).messages()
 
 
 class Recorder:

@@ -68,7 +68,7 @@ def test_records_of_every_signal_are_shown(site):
     assert "GET /" in lines[1]
 
 
-def test_what_is_committed_later_is_shown_when_it_comes(site):
+def test_tail_shows_records_as_they_are_committed(site):
     gateway = site.gateway("--linger", "20ms")
     _send(gateway, "logs", request(record("before", body="before")))
     tail = site.begun("tail", *site.buffer.flags, "--poll-interval", "50ms", "--from", "latest")
@@ -104,7 +104,7 @@ def test_an_outage_of_the_store_leaves_nothing_out(own_site):
     assert (" before" in before, " after" in after) == (True, True)
 
 
-def test_what_is_damaged_is_named_and_the_rest_shown(site):
+def test_damaged_parts_are_named_and_the_rest_is_shown(site):
     folder = site.directory / "buffer"
     site.buffer = Buffer(folder.as_uri())
     gateway = site.gateway()

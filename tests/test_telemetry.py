@@ -44,7 +44,7 @@ def _own(found: dict) -> dict:
     return {key: value for key, value in found.items() if "_telemetry_" not in key[0]}
 
 
-def test_what_is_pushed_is_what_metrics_shows(site, receiver, pushed):
+def test_pushed_metrics_equal_those_of_the_endpoint(site, receiver, pushed):
     receiver.up()
     gateway = site.gateway(*_push_to(receiver))
     consumer = site.consumer(*_push_to(receiver))
@@ -120,30 +120,30 @@ def test_the_standard_variables_hold_where_no_flag_does(site, receiver, pushed):
     assert gateway.terminate() == 0
 
 
-def test_an_endpoint_that_is_away_is_said_once_and_counted(site, receiver, pushed):
+def test_an_unreachable_endpoint_is_logged_once_and_counted(site, receiver, pushed):
     gateway = site.gateway(*_push_to(receiver))
 
     def failed() -> float:
         labels = (("outcome", "failed"), ("signal", "metrics"))
         return scraped(gateway.metrics())["millpond_telemetry_pushes_total", labels]
 
-    def said(what: str) -> int:
+    def message(what: str) -> int:
         return gateway.messages().count(what)
 
     eventually("some pushes to fail", lambda: failed() >= 3)
     load = site.load(gateway, records=500)
     assert load.run()["unacknowledged"] == 0
-    assert said("cannot be pushed to") == 1
+    assert message("cannot be pushed to") == 1
     receiver.up()
     eventually("a push", lambda: pushed.metrics("millpond-gateway"))
-    eventually("the log line", lambda: said("are pushed to") == 2)
+    eventually("the log line", lambda: message("are pushed to") == 2)
     # The values are cumulative: earlier ones are included.
     sent = samples(pushed.metrics("millpond-gateway")[-1])
     assert _total(sent, "millpond_gateway_records_total") == 500
     receiver.kill()
     before = failed()
     eventually("pushes to fail again", lambda: failed() >= before + 3)
-    assert said("cannot be pushed to") == 2
+    assert message("cannot be pushed to") == 2
     assert gateway.terminate() == 0
 
 
@@ -159,7 +159,7 @@ def test_an_endpoint_that_never_answers_holds_nothing_up(site):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--otlp-endpoint", "collector:4318"], '--otlp-endpoint: "collector:4318" is not'),
         (
@@ -169,11 +169,11 @@ def test_an_endpoint_that_never_answers_holds_nothing_up(site):
     ],
     ids=["URL", "CA"],
 )
-def test_what_cannot_be_used_ends_the_start(site, flags, said):
+def test_unusable_settings_end_the_start(site, flags, message):
     for process in (site.gateway_of(*flags), site.consumer_of(*flags)):
         process.start()
         assert process.wait() == 1
-        assert f"millpond: {said}" in process.messages()
+        assert f"millpond: {message}" in process.messages()
 
 
 def test_a_clusters_variables_for_another_protocol_end_nothing(site):
@@ -184,9 +184,9 @@ def test_a_clusters_variables_for_another_protocol_end_nothing(site):
     }
     gateway.up()
     assert gateway.terminate() == 0
-    [said] = [line for line in gateway.messages().splitlines() if "WARN" in line]
-    assert "own metrics are not pushed to http://collector:4317" in said
-    assert "OTEL_EXPORTER_OTLP_PROTOCOL=grpc" in said
+    [message] = [line for line in gateway.messages().splitlines() if "WARN" in line]
+    assert "own metrics are not pushed to http://collector:4317" in message
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL=grpc" in message
 
 
 def test_millpond_observed_by_millpond(site, tmp_path: Path):

@@ -64,9 +64,9 @@ def _load(gateway) -> tuple[object, ...]:
 
 def test_progress_is_for_terminals_alone(served):
     site, gateway = served
-    code, _, said = _on_a_terminal(*_load(gateway))
+    code, _, text = _on_a_terminal(*_load(gateway))
     assert code == 0
-    assert "/1,000 records acknowledged" in said
+    assert "/1,000 records acknowledged" in text
     piped = subprocess.run(
         [str(program("millpond")), *(str(word) for word in _load(gateway))],
         capture_output=True,
@@ -80,13 +80,13 @@ def test_progress_is_for_terminals_alone(served):
 
 def test_a_wait_shows_what_it_waits_for(served):
     site, _ = served
-    code, _, said = _on_a_terminal(
+    code, _, text = _on_a_terminal(
         "consumer", "wait", "nobody", "--timeout", "1s", *site.buffer.flags
     )
     assert code == 1
-    assert "millpond: consumer nobody has never run: waiting for it" in said
-    assert "0/" in said
-    assert "records" in said
+    assert "millpond: consumer nobody has never run: waiting for it" in text
+    assert "0/" in text
+    assert "records" in text
 
 
 def test_colours_mark_severities_on_a_terminal_without_no_color(served):
@@ -100,10 +100,10 @@ def test_colours_mark_severities_on_a_terminal_without_no_color(served):
     assert "\x1b" not in out
 
 
-def test_a_stream_that_matches_nothing_is_said(served):
+def test_a_stream_that_matches_nothing_is_reported(served):
     site, _ = served
-    said = site.millpond("tail", "--stream", "otlp.lgs", "--no-follow", code=1).messages()
-    assert "there is no stream otlp.lgs: `millpond status` lists the streams" in said
+    text = site.millpond("tail", "--stream", "otlp.lgs", "--no-follow", code=1).messages()
+    assert "there is no stream otlp.lgs: `millpond status` lists the streams" in text
 
 
 def test_a_time_has_one_form_everywhere(served):
@@ -114,14 +114,14 @@ def test_a_time_has_one_form_everywhere(served):
         assert tail.stdout() == ""
         site.millpond("cost", "--since", at)
     site.command(*_load(gateway)[:3], "--duration", "1s 500ms", "--rate", 100)
-    said = site.millpond("tail", "--from", "yesterday", code=2).messages()
-    assert "write 5m for five minutes ago, or 2026-11-22T10:00Z" in said
+    text = site.millpond("tail", "--from", "yesterday", code=2).messages()
+    assert "write 5m for five minutes ago, or 2026-11-22T10:00Z" in text
 
 
 def test_one_consumer_can_be_examined(served):
     site, _ = served
-    said = site.millpond("doctor", "--read-only", "--consumer", "nobody", code=1).stdout()
-    assert "consumer nobody has never read this buffer" in said
+    text = site.millpond("doctor", "--read-only", "--consumer", "nobody", code=1).stdout()
+    assert "consumer nobody has never read this buffer" in text
 
 
 def _plain(*argv: object, code: int = 0) -> str:
@@ -139,10 +139,10 @@ def _plain(*argv: object, code: int = 0) -> str:
 
 @pytest.mark.parametrize("command", ["gateway", "consume", "status", "gc", "doctor"])
 def test_a_help_ends_with_what_commands_share_and_examples(command):
-    said = _plain(command, "--help")
-    headings = [line for line in said.splitlines() if line.endswith(":") and line[:1].isalpha()]
+    text = _plain(command, "--help")
+    headings = [line for line in text.splitlines() if line.endswith(":") and line[:1].isalpha()]
     assert headings[-3:] == ["Buffer:", "Global options:", "Examples:"]
-    examples = said.split("Examples:\n")[1].rstrip().splitlines()
+    examples = text.split("Examples:\n")[1].rstrip().splitlines()
     assert examples[0].startswith(f"  millpond {command} ")
     # They can be copied from a terminal of 80 columns.
     assert max(len(line) for line in examples) <= 80
@@ -186,9 +186,9 @@ def test_a_quiet_build_prints_its_log_only_if_it_fails(tmp_path):
         assert "a detail" in log.read_text()
         return done.returncode, done.stdout
 
-    code, said = build("echo a detail")
-    assert (code, "a detail" in said) == (0, False)
-    assert "building x: done in 0 min" in said
-    code, said = build("echo a detail; exit 3")
-    assert (code, "a detail" in said) == (3, True)
-    assert "building x: failed after 0 min" in said
+    code, text = build("echo a detail")
+    assert (code, "a detail" in text) == (0, False)
+    assert "building x: done in 0 min" in text
+    code, text = build("echo a detail; exit 3")
+    assert (code, "a detail" in text) == (3, True)
+    assert "building x: failed after 0 min" in text

@@ -32,8 +32,8 @@ def test_bench(tmp_path):
 
 
 def test_bench_growth():
-    said = run(BIN_DIR / "growth", "--short").splitlines()
-    lines = [json.loads(line) for line in said if line.startswith("{")]
+    output = run(BIN_DIR / "growth", "--short").splitlines()
+    lines = [json.loads(line) for line in output if line.startswith("{")]
     assert [line["backlog_segments"] for line in lines] == [0, 1_000]
     for line in lines:
         assert line["commit_bytes_written"] < line["contended_bytes_written"]
@@ -45,8 +45,8 @@ def test_bench_exporter(tmp_path):
     (tmp_path / "bodies.log").write_text("".join(f"line {n} of a log\n" for n in range(1000)))
     only = "millpond, zstd level 1"
     flags = ["-records", "2000", "-repeats", "1", "-only", only, "-bodies", tmp_path]
-    said = run(program, *flags, env={"MILLPOND_MINIO": tool("MILLPOND_MINIO")})
-    assert f"{only}, run 1:" in said
+    output = run(program, *flags, env={"MILLPOND_MINIO": tool("MILLPOND_MINIO")})
+    assert f"{only}, run 1:" in output
 
 
 def test_the_simulation():

@@ -52,7 +52,7 @@ def _all_of(spans: list[dict], segments: int) -> bool:
     return len(_named(spans, ORIGIN)) == segments == len(processed) and batches == settled
 
 
-def test_what_both_processes_do_with_a_segment_is_one_trace(site, receiver):
+def test_both_processes_trace_a_segment_as_one(site, receiver):
     gateway = receiver.traced(site.gateway_of())
     consumer = receiver.traced(site.consumer_of("--ack-interval", "50ms"))
     load = site.load(gateway, "--rate", 2_000, records=2_000)
@@ -121,7 +121,7 @@ def test_both_processes_take_the_same_segments(site, receiver):
     eventually("the same of the consumer", lambda: taken("process otlp.logs") == right)
 
 
-def test_what_went_wrong_is_in_the_trace(own_site):
+def test_the_trace_shows_failures(own_site):
     """With store and ClickHouse unreachable, each attempt is an event of the waiting span."""
     site = own_site
     receiver = Receiver(site)

@@ -116,9 +116,9 @@ def _follow(site, clone: Path, tmp_path: Path, environment: dict, servers: Proce
     for number, step in enumerate(steps):
         out, err = (tmp_path / f"{number}.{end}" for end in ("out", "err"))
         assert out.exists(), f"{step.where} was not reached"
-        said = out.read_text()
+        printed = out.read_text()
         if step.says is not None:
-            assert re.fullmatch(_as_pattern(step.says), said), f"{step.where} said: {said}"
+            assert re.fullmatch(_as_pattern(step.says), printed), f"{step.where} printed: {printed}"
         reached_next = (tmp_path / f"{number + 1}.out").exists()
-        assert code == 0 or reached_next, f"{step.where} failed: {said} {err.read_text()}"
+        assert code == 0 or reached_next, f"{step.where} failed: {printed} {err.read_text()}"
     assert code == 0

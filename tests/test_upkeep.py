@@ -149,7 +149,7 @@ def test_a_reset_by_force_fences_the_owner(site):
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
 
 
-def test_a_segment_that_cannot_be_read_is_named_and_left_out_when_told_so(site):
+def test_an_unreadable_segment_is_named_and_can_be_skipped(site):
     # Not in MinIO, which would detect it itself.
     folder = site.directory / "buffer"
     site.buffer = Buffer(folder.as_uri())

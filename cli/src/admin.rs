@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use history::History;
 use millpond_gateway::Connections;
+use millpond_runtime::Readiness;
 use millpond_storage::BufferUrl;
 use millpond_telemetry::Registries;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -24,9 +25,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// Maximum file descriptors of the server.
 pub(crate) const ADMIN_DESCRIPTORS: usize = Connections::descriptors(server::CONNECTIONS_MAX);
-
-/// Returns the reasons why a service is not ready; empty when it is.
-type Readiness = Box<dyn Fn() -> Vec<String> + Send + Sync>;
 
 /// The state behind the server's answers. The service fills it as it starts.
 #[derive(Clone)]
@@ -47,6 +45,7 @@ struct About {
 struct Inner {
     about: About,
     registries: Registries,
+    /// `None`: the service is starting.
     readiness: Mutex<Option<Readiness>>,
     history: Mutex<History>,
 }
@@ -101,13 +100,13 @@ impl Admin {
 
     fn waiting_for(&self) -> Vec<String> {
         let readiness = self.0.readiness.lock().unwrap_or_else(PoisonError::into_inner);
-        let waiting = readiness.as_ref().map(|waiting| waiting());
+        let waiting = readiness.as_ref().map(Readiness::waiting_for);
         waiting.unwrap_or_else(|| vec!["starting".to_owned()])
     }
 
     /// Sets the source of the service's readiness.
-    pub(crate) fn ready_when(&self, readiness: impl Fn() -> Vec<String> + Send + Sync + 'static) {
-        *self.0.readiness.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(readiness));
+    pub(crate) fn reports(&self, readiness: Readiness) {
+        *self.0.readiness.lock().unwrap_or_else(PoisonError::into_inner) = Some(readiness);
     }
 }
 

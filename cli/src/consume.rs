@@ -15,13 +15,14 @@ use millpond_clickhouse::ClickHouse;
 use millpond_consumer::gc::GarbageCollector;
 use millpond_consumer::{Consumer, SinkError, Start, StreamPattern};
 use millpond_operate::Target;
+use millpond_runtime::{Level, Readiness};
 use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
 /// Settings of the consumer.
 #[derive(Debug, clap::Args)]
@@ -334,8 +335,7 @@ async fn consume(
         tokio::spawn(gc.run(shutdown.clone()))
     });
     admin.show(registry);
-    let status = consumer.status();
-    admin.ready_when(move || status.waiting_for());
+    admin.reports(consumer.readiness());
     info!(
         "consumer {}: buffer {}, {} at {}, metrics on http://{admin_address}, memory limit {}",
         args.consumer,
@@ -355,18 +355,15 @@ async fn consume(
 
 /// Waits for a server that is down. A table that does not fit is an error.
 async fn open_sink(config: millpond_clickhouse::Config, admin: &Admin) -> anyhow::Result<ClickHouse> {
-    let mut said = String::new();
+    let readiness = Readiness::default();
     loop {
         let reason = match ClickHouse::open(config.clone()).await {
             Ok(sink) => return Ok(sink),
             Err(SinkError::Transient(reason)) => reason,
             Err(error) => return Err(error.into()),
         };
-        if reason != said {
-            warn!("{reason}; trying again");
-            said.clone_from(&reason);
-        }
-        admin.ready_when(move || vec![reason.clone()]);
+        readiness.waits("opening the sink", reason, Level::Warn);
+        admin.reports(readiness.clone());
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }

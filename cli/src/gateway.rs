@@ -11,7 +11,7 @@ use crate::units::{Size, Time, address, at_least_one, readable, size_from};
 use anyhow::Context;
 use millpond_gateway::{Gateway, Listeners, Security};
 use millpond_manifest::buffer::SHARDS_MAX;
-use millpond_producer::{Producer, Readiness};
+use millpond_producer::Producer;
 use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -58,8 +58,9 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) admin: SocketAddr,
 
-    /// Close a segment this long after its first message. Segments that fill up earlier may wait as long for each other, to share one
-    /// commit. Most of the latency, and of the cost of a quiet gateway: one PUT and one commit per second. 0s commits every message at once.
+    /// Close a segment this long after its first message, or earlier if all clients wait for answers and the segments so far came more
+    /// slowly than one per linger. Segments that fill up earlier may wait as long for each other, to share one commit. Most of the latency,
+    /// and of the cost of a quiet gateway: one PUT and one commit per second. 0s commits every message at once.
     #[arg(long, env = "MILLPOND_LINGER", value_name = "TIME", default_value = "1s")]
     pub(crate) linger: Time,
 
@@ -280,12 +281,7 @@ async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> an
         &mut registry,
     );
     admin.show(registry);
-    let ready = producer.clone();
-    admin.ready_when(move || match ready.ready() {
-        Readiness::Ready => Vec::new(),
-        Readiness::Waiting(reason) => vec![reason],
-        Readiness::Closed => vec!["stopping".to_owned()],
-    });
+    admin.reports(producer.readiness());
     info!(
         "gateway: OTLP/gRPC on {}, OTLP/HTTP on {}, {}, metrics on http://{admin_address}, buffer {}, memory limit {}",
         listeners.grpc.local_addr()?,

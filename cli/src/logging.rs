@@ -94,10 +94,10 @@ fn subscriber(
 }
 
 /// Logs the error that ended the program, whatever the filter.
-pub(crate) fn last_words(format: LogFormat, said: &str) {
+pub(crate) fn print_error(format: LogFormat, text: &str) {
     match format {
-        LogFormat::Text => eprintln!("millpond: {}", plain(said)),
-        LogFormat::Json => eprintln!("{}", plain(&json_line("millpond", said, None))),
+        LogFormat::Text => eprintln!("millpond: {}", plain(text)),
+        LogFormat::Json => eprintln!("{}", plain(&json_line("millpond", text, None))),
     }
 }
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     /// Logs a message and a field, and returns the bytes for the terminal.
-    fn logged(said: &str, ansi: bool) -> String {
+    fn logged(text: &str, ansi: bool) -> String {
         let out: Arc<Mutex<Vec<u8>>> = Arc::default();
         let to = out.clone();
         let lines = tracing_subscriber::fmt::layer()
@@ -177,7 +177,7 @@ mod tests {
                 ansi,
             });
         tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
-            tracing::warn!(field = said, "{said}");
+            tracing::warn!(field = text, "{text}");
         });
         String::from_utf8(out.lock().unwrap().clone()).unwrap()
     }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_one_line_that_no_terminal_obeys() {
+    fn an_event_is_one_line_without_control_characters() {
         let hostile = "Code: 6. 'a\n2026-01-01 ERROR forged\x1b]0;x\x07\u{9b}2J\x7f\u{202e}'";
         let plain = logged(hostile, false);
         assert_eq!(plain.lines().count(), 1, "{plain:?}");

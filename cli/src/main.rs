@@ -171,12 +171,6 @@ impl Command {
     }
 }
 
-// The simulation plants bugs to check that tests find them.
-const _: () = assert!(
-    !millpond_manifest::planted::POSSIBLE,
-    "build the program without the feature `planted-bugs`"
-);
-
 fn main() -> ExitCode {
     allocator::set_up();
     let arguments: Vec<OsString> = std::env::args_os().collect();
@@ -229,7 +223,7 @@ fn refused(command: &clap::Command, error: &clap::Error) -> ExitCode {
 /// Logs the error that ends the program.
 fn failed(format: LogFormat, error: &anyhow::Error) -> ExitCode {
     // Errors of some dependencies end with a line break.
-    logging::last_words(format, format!("{error:#}").trim_end());
+    logging::print_error(format, format!("{error:#}").trim_end());
     ExitCode::FAILURE
 }
 

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_obeys_is_escaped() {
+    fn control_characters_are_escaped() {
         let hostile = "a\x1b]0;x\x07\x08\x7f\u{9b}31m\u{85}\r\0 \u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2066}\u{2069}\u{2028}z";
         let expected = concat!(
             r"a\u001b]0;x\u0007\u0008\u007f\u009b31m\u0085\r\u0000 ",

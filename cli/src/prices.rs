@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_word_prices_are_those_of_the_estimator() {
+    fn prices_default_to_those_of_the_estimator() {
         let PriceArgs { price_put, price_get } = Line::parse_from(["it"]).prices;
         assert_eq!(
             (price_put, price_get),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_price_is_refused() {
+    fn an_invalid_price_is_refused() {
         for wrong in ["-1", "NaN", "inf", "free", ""] {
             let error = Line::try_parse_from(["it", "--price-put", wrong]).err().unwrap();
             assert!(error.to_string().contains("0 or more"), "{wrong}: {error}");

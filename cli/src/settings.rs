@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_consumer_is_told_of_its_tables_others_know_too() {
+    fn other_commands_share_the_consumers_table_settings() {
         let file =
             "buffer = \"memory:///\"\n[consume]\ndatabase = \"shop\"\nclickhouse = \"http://x\"\nwriters = 3";
         let command = apply(command(), file).unwrap();
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_buffer_is_every_command_about_one_knows() {
+    fn every_command_finds_the_buffer_in_the_file() {
         for file in [
             "buffer = \"memory:///\"\ns3_region = \"eu-west-1\"\n[consume]\nconsumer = \"main\"\npoll_interval = \"9s\"",
             "[gateway]\nbuffer = \"memory:///\"\ns3_region = \"eu-west-1\"",
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_a_file_that_is_accepted() {
+    fn the_printed_settings_are_a_valid_file() {
         let printed = print(&command(), None);
         let command = apply(command(), &printed).unwrap();
         for name in COMMANDS {

@@ -3,9 +3,9 @@
 use crate::admin::Admin;
 use crate::units::{Time, pause};
 use anyhow::Context;
+use millpond_runtime::{Level, Readiness};
 use millpond_storage::{BufferUrl, ErrorKind, OpenError, Store, StoreOptions};
 use std::time::Duration;
-use tracing::warn;
 
 const CANNOT: &str = "the buffer cannot be opened";
 
@@ -75,17 +75,14 @@ impl StoreArgs {
 
     /// Like [`open`](Self::open), for a service: waits for a store during its outage, and shows the reason on `admin`.
     pub(crate) async fn open_patiently(&self, create: bool, admin: &Admin) -> anyhow::Result<Store> {
-        let mut said = String::new();
+        let readiness = Readiness::default();
         loop {
-            let reason = match self.try_open(create).await {
-                Err(error) if error.kind() == ErrorKind::Transient => format!("{CANNOT}: {error}"),
+            let error = match self.try_open(create).await {
+                Err(error) if error.kind() == ErrorKind::Transient => error,
                 opened => return opened.context(CANNOT),
             };
-            if reason != said {
-                warn!("{reason}; trying again");
-                said.clone_from(&reason);
-            }
-            admin.ready_when(move || vec![reason.clone()]);
+            readiness.waits(CANNOT, error, Level::Warn);
+            admin.reports(readiness.clone());
             tokio::time::sleep(PAUSE).await;
         }
     }

@@ -100,7 +100,7 @@ fn show(reports: &[Report], json: bool) -> anyhow::Result<ExitCode> {
             say!("{:>7}  {what}", word(state))?;
             for fault in faults(state).iter().chain(window) {
                 say!("         {}", inline(&fault.what))?;
-                say!("         → {}", inline(&fault.mend))?;
+                say!("         → {}", inline(&fault.remedy))?;
             }
         }
     }
@@ -108,7 +108,7 @@ fn show(reports: &[Report], json: bool) -> anyhow::Result<ExitCode> {
 }
 
 fn as_value(fault: &Fault) -> Value {
-    json!({ "what": fault.what, "mend": fault.mend })
+    json!({ "what": fault.what, "remedy": fault.remedy })
 }
 
 /// Exits 1 if tables are missing, or need what no statement does.

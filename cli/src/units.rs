@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pause_is_not_nothing() {
+    fn a_pause_must_be_positive() {
         assert_eq!(pause("1s"), Ok(Time(Duration::from_secs(1))));
         assert!(pause("0s").unwrap_err().contains("without a pause"));
         assert!(pause("soon").unwrap_err().contains("250ms"));

@@ -4,16 +4,13 @@
 //! that was repaired meanwhile and already has its halves.
 
 use crate::dead_letters::DeadLetterWriter;
-use crate::decode::cpu;
 use crate::error::ConsumeError;
 use crate::rounds;
-use crate::sink::{Batch, BatchId, Chunk, RowId};
-use crate::trace::BatchTrace;
-use crate::work::{BatchWorker, Term, Undone};
-use millpond_manifest::cursor::{Plan, Refused};
+use crate::sink::{BatchId, Chunk, RowId};
+use crate::write::{ChunkWriter, RefusedChunk};
+use millpond_manifest::cursor::Plan;
 use millpond_manifest::piece;
-use millpond_manifest::planted::{self, Bug};
-use std::sync::Arc;
+use millpond_runtime::blocking;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
@@ -35,95 +32,15 @@ pub(crate) type Refusals = mpsc::UnboundedSender<Refusal>;
 
 /// Bisects the refused chunks of one batch.
 pub(crate) struct Bisection<'w> {
-    worker: &'w BatchWorker,
-    batch: Arc<Batch>,
-    refusals: Refusals,
-    /// The refusals that the cursor already records: a predecessor's work.
-    known: Option<Refused>,
-    trace: BatchTrace,
-    term: Term,
+    pub(crate) writer: &'w ChunkWriter<'w>,
+    pub(crate) refusals: Refusals,
+    pub(crate) dead_letters: DeadLetterWriter<'w>,
 }
 
-/// A chunk or a piece that the sink refused.
-struct Piece {
-    chunk: Chunk,
-    reason: String,
-    /// An earlier attempt at this piece may still be in flight.
-    in_doubt: bool,
-}
-
-impl<'w> Bisection<'w> {
-    pub(crate) fn new(
-        worker: &'w BatchWorker,
-        batch: Arc<Batch>,
-        refusals: Refusals,
-        known: Option<Refused>,
-        trace: BatchTrace,
-        term: Term,
-    ) -> Self {
-        Bisection {
-            worker,
-            batch,
-            refusals,
-            known,
-            trace,
-            term,
-        }
-    }
-
-    /// Inserts a chunk except for the rows that the sink refuses. `in_doubt`: the sink may have some of its rows.
-    pub(crate) async fn write(
-        &self,
-        chunk: Chunk,
-        in_doubt: bool,
-        dead_letters: &mut DeadLetterWriter<'_>,
-    ) -> Result<(), ConsumeError> {
-        match self.try_piece(chunk, in_doubt).await? {
-            None => Ok(()),
-            Some(piece) => self.take_apart(piece, dead_letters).await,
-        }
-    }
-
-    /// Returns the piece if the sink refuses it, in this term or in a predecessor's.
-    async fn try_piece(&self, chunk: Chunk, in_doubt: bool) -> Result<Option<Piece>, ConsumeError> {
-        let known = self.known.as_ref().filter(|known| known.covers(chunk.index));
-        let known = known.filter(|_| !planted::is(Bug::RefusedSentAgain));
-        if let Some(known) = known {
-            let reason = known.reason.clone();
-            return Ok(Some(Piece {
-                chunk,
-                reason,
-                in_doubt: true,
-            }));
-        }
-        let step = self.trace.insert(self.id(), &chunk);
-        let written = self.worker.write(&self.term, self.id(), &chunk, in_doubt, &step);
-        match written.await {
-            Ok(()) => Ok(None),
-            Err(Undone::Refused { reason, in_doubt }) => Ok(Some(Piece {
-                chunk,
-                reason,
-                in_doubt,
-            })),
-            Err(Undone::Missing(rows)) => Err(ConsumeError::Missing {
-                batch: self.id().to_string(),
-                chunk: chunk.index,
-                rows,
-            }),
-            Err(Undone::CannotTell) => Err(ConsumeError::CannotCompare {
-                sink: self.id().sink.clone(),
-                stream: self.id().stream.clone(),
-            }),
-        }
-    }
-
+impl Bisection<'_> {
     /// Works level by level, so the cursor is written once per level however many rows the sink refuses.
-    async fn take_apart(
-        &self,
-        whole: Piece,
-        dead_letters: &mut DeadLetterWriter<'_>,
-    ) -> Result<(), ConsumeError> {
-        let Piece {
+    pub(crate) async fn take_apart(&mut self, whole: RefusedChunk) -> Result<(), ConsumeError> {
+        let RefusedChunk {
             chunk,
             reason,
             in_doubt,
@@ -135,21 +52,20 @@ impl<'w> Bisection<'w> {
                 reason: format!("chunk {number} with {rows} rows, too many to be taken apart: {reason}"),
             });
         }
-        dead_letters.check(1, reason)?;
+        self.dead_letters.check(1, reason)?;
         warn!(batch = %self.id(), chunk = number, rows, "the sink refuses a chunk, which is taken apart: {reason}");
         if *in_doubt {
             // A late request would insert whole the rows that the halves insert too, if an operator repaired the table
             // meanwhile.
             let requests = rounds::requests_of_batch(self.id());
-            self.worker.sink.end_requests(&requests).await;
+            self.writer.worker.sink.end_requests(&requests).await;
         }
         let mut level = vec![whole];
         let mut rows_refused = Vec::new();
         while !level.is_empty() {
-            dead_letters.check(rows_refused.len() + level.len(), &level[0].reason)?;
-            if !planted::is(Bug::HalvesBeforeRefusal) {
-                self.write_down(&level).await;
-            }
+            self.dead_letters
+                .check(rows_refused.len() + level.len(), &level[0].reason)?;
+            self.write_down(&level).await;
             let mut next = Vec::new();
             for refused in level {
                 if refused.chunk.rows == 1 {
@@ -158,15 +74,13 @@ impl<'w> Bisection<'w> {
                 }
                 for half in self.halves(&refused.chunk).await {
                     // Part of the parent piece may have landed before the sink refused it.
-                    next.extend(self.try_piece(half, true).await?);
+                    next.extend(self.writer.write(half, true).await?);
                 }
             }
             level = next;
         }
         let dead = rows_refused.len();
-        if !planted::is(Bug::LetterForgotten) {
-            self.bury(rows_refused, dead_letters).await?;
-        }
+        self.bury(rows_refused).await?;
         info!(batch = %self.id(), chunk = number, rows, dead, "the chunk is in the sink, but for its dead letters");
         Ok(())
     }
@@ -174,7 +88,7 @@ impl<'w> Bisection<'w> {
     async fn halves(&self, chunk: &Chunk) -> Vec<Chunk> {
         let middle = chunk.rows.div_ceil(2);
         let [first, second] = piece::halves(chunk.index);
-        let (sink, whole) = (self.worker.sink.clone(), chunk.clone());
+        let (sink, whole) = (self.writer.worker.sink.clone(), chunk.clone());
         let cut = move || {
             let half = |rows: std::ops::Range<u64>, index| Chunk {
                 index,
@@ -182,12 +96,17 @@ impl<'w> Bisection<'w> {
             };
             vec![half(0..middle, first), half(middle..whole.rows, second)]
         };
-        cpu(&*self.worker.environment, cut).await
+        blocking::compute(&*self.writer.worker.environment, cut).await
     }
 
     /// Returns when the cursor records these refusals.
-    async fn write_down(&self, level: &[Piece]) {
-        let known = |number| self.known.as_ref().is_some_and(|known| known.covers(number));
+    async fn write_down(&self, level: &[RefusedChunk]) {
+        let known = |number| {
+            self.writer
+                .known
+                .as_ref()
+                .is_some_and(|known| known.covers(number))
+        };
         let numbers = level.iter().map(|piece| piece.chunk.index);
         let pieces: Vec<u32> = numbers.filter(|number| !known(*number)).collect();
         let Some(last) = level.last().filter(|_| !pieces.is_empty()) else {
@@ -215,26 +134,25 @@ impl<'w> Bisection<'w> {
     }
 
     /// Writes the dead letters of rows that the cursor records as refused.
-    async fn bury(
-        &self,
-        rows: Vec<Piece>,
-        dead_letters: &mut DeadLetterWriter<'_>,
-    ) -> Result<(), ConsumeError> {
+    async fn bury(&mut self, rows: Vec<RefusedChunk>) -> Result<(), ConsumeError> {
         let wanted: Vec<RowId> = rows.iter().filter_map(|row| row.chunk.id(0)).collect();
         let ids = wanted.clone();
-        let (sink, batch) = (self.worker.sink.clone(), self.batch.clone());
-        let found = cpu(&*self.worker.environment, move || sink.records(&batch, &wanted)).await;
+        let (sink, batch) = (self.writer.worker.sink.clone(), self.writer.batch.clone());
+        let found = blocking::compute(&*self.writer.worker.environment, move || {
+            sink.records(&batch, &wanted)
+        })
+        .await;
         let records = found.map_err(|error| ConsumeError::Refused {
             batch: self.id().to_string(),
             reason: error.to_string(),
         })?;
         for ((row, id), record) in rows.into_iter().zip(ids).zip(records) {
-            dead_letters.refused(id, record, row.reason).await?;
+            self.dead_letters.refused(id, record, row.reason).await?;
         }
         Ok(())
     }
 
     fn id(&self) -> &BatchId {
-        &self.batch.id
+        self.writer.id()
     }
 }

@@ -1,9 +1,10 @@
 //! The consumer's settings: one default each, with its reason.
 
 use crate::repair::Repair;
-use crate::start::Start;
 use crate::streams::StreamPattern;
 use millpond_manifest::{BatchingPolicy, layout};
+use millpond_runtime::Budget;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// The consumer's settings. The defaults suit one ClickHouse server and segments from a few gateways.
@@ -57,6 +58,20 @@ pub struct Config {
     pub repair: Option<Repair>,
 }
 
+/// Where a consumer's first start begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Start {
+    /// At the oldest segment that the buffer keeps.
+    #[default]
+    Earliest,
+    /// After the newest segment.
+    Latest,
+    /// At the first segment that was committed at this time (unix ms) or later, by the clocks of the producers.
+    Time(u64),
+    /// At this sequence, or where the log begins or ends if it does not have it.
+    Sequence(u64),
+}
+
 impl Default for Config {
     fn default() -> Self {
         Config {
@@ -87,12 +102,24 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The budget of the batches in flight, which wait for it as long as it takes.
+    pub(crate) fn memory(&self) -> Budget {
+        // A budget of 0 bytes would hold back no batch.
+        let limit = usize::try_from(self.memory_limit).unwrap_or(usize::MAX).max(1);
+        Budget::new(limit, Duration::MAX)
+    }
+
     /// The name of this consumer's cursors.
     pub(crate) fn cursor(&self) -> String {
         match &self.repair {
             Some(_) => layout::repair(&self.consumer),
             None => self.consumer.clone(),
         }
+    }
+
+    /// The range to repair in a shard. `None`: this is not a repair, or not of this shard.
+    pub(crate) fn repair_of(&self, shard: u32) -> Option<&RangeInclusive<u64>> {
+        self.repair.as_ref()?.ranges.get(&shard)
     }
 
     /// The batching policy that this configuration sets.

@@ -1,17 +1,16 @@
 //! The dead letters of one batch: records that its sink refuses for good and unreadable messages. The buffer has them
 //! before the batch is acknowledged.
 
-use crate::environment::{now_ms, pause};
 use crate::error::ConsumeError;
 use crate::metrics::DeadLabel;
 use crate::sink::{BatchId, Record, RowId};
-use crate::status::Level;
-use crate::work::BatchWorker;
+use crate::worker::BatchWorker;
 use bytes::Bytes;
 use millpond_manifest::cas::Object;
 use millpond_manifest::{DeadLetter, dead_letter};
+use millpond_runtime::{Backoff, Level};
 use millpond_segment::Encoding;
-use millpond_storage::{Backoff, Created};
+use millpond_storage::Created;
 use std::time::Duration;
 use tracing::warn;
 
@@ -101,7 +100,7 @@ impl<'w> DeadLetterWriter<'w> {
             received_at_us: record.received_at_us,
             payload: Bytes::from(record.payload),
             reason,
-            written_at_ms: now_ms(&**environment),
+            written_at_ms: environment.now_ms(),
         };
         let key = letter.key();
         let body = letter.encode();
@@ -129,7 +128,7 @@ impl<'w> DeadLetterWriter<'w> {
     async fn put(&self, key: &str, body: Bytes) -> Created {
         let BatchWorker {
             store,
-            status,
+            readiness,
             environment,
             ..
         } = self.worker;
@@ -138,12 +137,12 @@ impl<'w> DeadLetterWriter<'w> {
         loop {
             match store.put_if_absent(key, vec![body.clone()]).await {
                 Ok(created) => {
-                    status.goes_on(&what);
+                    readiness.goes_on(&what);
                     return created;
                 }
-                Err(error) => status.waits(&what, &error.to_string(), Level::Warn),
+                Err(error) => readiness.waits(&what, error, Level::Warn),
             }
-            pause(&**environment, &mut backoff).await;
+            backoff.pause(&**environment).await;
         }
     }
 }

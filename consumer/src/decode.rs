@@ -1,16 +1,16 @@
 //! CPU work: the sink cuts a batch into chunks on the blocking pool, one chunk ahead of the writer. This module neither
 //! fetches nor writes.
 
-use crate::Environment;
 use crate::metrics::InStage;
 use crate::sink::{Batch, Cut, Sink, SinkError};
 use crate::trace::Step;
 use millpond_manifest::BatchingPolicy;
+use millpond_runtime::{Environment, blocking};
 use prometheus_client::metrics::histogram::Histogram;
 use std::sync::Arc;
-use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// A batch to cut into chunks.
 pub(crate) struct Decode {
@@ -31,26 +31,7 @@ impl Decode {
         self,
         environment: &dyn Environment,
     ) -> (mpsc::Receiver<Cut>, JoinHandle<Result<(), SinkError>>) {
-        let (sender, chunks) = mpsc::channel(1);
-        let decoding = match environment.cpu_time() {
-            None => spawn_blocking(move || self.run(&mut |cut| sender.blocking_send(cut).is_ok())),
-            Some(time) => tokio::spawn(async move {
-                tokio::time::sleep(time).await;
-                // Nothing may block the only thread, so the result holds all chunks at once.
-                let mut all = Vec::new();
-                let outcome = self.run(&mut |cut| {
-                    all.push(cut);
-                    true
-                });
-                for cut in all {
-                    if sender.send(cut).await.is_err() {
-                        break;
-                    }
-                }
-                outcome
-            }),
-        };
-        (chunks, decoding)
+        blocking::generate(environment, move |emit| self.run(emit))
     }
 
     fn run(self, emit: &mut dyn FnMut(Cut) -> bool) -> Result<(), SinkError> {
@@ -73,17 +54,4 @@ impl Decode {
         });
         outcome.inspect_err(|error| step.fail(error))
     }
-}
-
-/// Runs short CPU work on the blocking pool.
-pub(crate) async fn cpu<T: Send + 'static>(
-    environment: &dyn Environment,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> T {
-    if let Some(time) = environment.cpu_time() {
-        tokio::time::sleep(time).await;
-        return work();
-    }
-    let done = spawn_blocking(work).await;
-    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }

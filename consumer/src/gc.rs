@@ -2,11 +2,10 @@
 //! floor. Then it deletes objects that this manifest does not refer to and no later one can. A round may stop anywhere,
 //! and many may run at once: the next round of any collector finishes the work.
 
-use crate::environment::{Environment, now_ms};
 use futures::{StreamExt, stream};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
-use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Buffer, Cursor, Manifest, Page, layout};
+use millpond_runtime::{Environment, SystemEnvironment};
 use millpond_storage::Store;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
@@ -189,7 +188,7 @@ impl GarbageCollector {
         GarbageCollector {
             store,
             config,
-            environment: Arc::new(crate::SystemEnvironment),
+            environment: Arc::new(SystemEnvironment),
             metrics,
             pages: HashMap::new(),
         }
@@ -206,10 +205,7 @@ impl GarbageCollector {
     pub async fn run(mut self, shutdown: CancellationToken) {
         loop {
             // Start up to a quarter of the interval early, so that the collectors do not all run at once.
-            let early = self
-                .config
-                .interval
-                .mul_f64((self.environment.random() % 1024) as f64 / 4096.0);
+            let early = self.config.interval.mul_f64(self.environment.fraction() / 4.0);
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
@@ -329,7 +325,7 @@ impl GarbageCollector {
                 return Ok(None);
             };
             let Snapshot { state, version, .. } = found;
-            let now_ms = now_ms(&*self.environment);
+            let now_ms = self.environment.now_ms();
             let before =
                 |age: Duration| now_ms.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
             let needs = self.needs(shard).await?;
@@ -341,7 +337,7 @@ impl GarbageCollector {
                 unreadable_cursors: needs.unreadable.clone(),
                 ..Collected::default()
             };
-            if dry || next == state || planted::is(Bug::DeleteBeforeTrim) {
+            if dry || next == state {
                 return Ok(Some((next, done)));
             }
             let next = next.stamped(self.environment.random());

@@ -2,8 +2,7 @@
 //! may have sent the same rows since. The lease runs out by the first of two clocks: the uptime, which counts the time for
 //! which the machine was suspended, and the wall clock, which alone shows that a hypervisor paused the machine.
 
-use crate::environment::{Environment, now_ms};
-use millpond_manifest::planted::{self, Bug};
+use millpond_runtime::Environment;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -42,7 +41,7 @@ impl Lease {
         }
         let ago = self.environment.uptime().saturating_sub(began);
         let left = lasts.saturating_sub(ago);
-        let unix_ms = now_ms(&*self.environment).saturating_add(ms(left));
+        let unix_ms = self.environment.now_ms().saturating_add(ms(left));
         self.runs_out_at_unix_ms.store(unix_ms, Ordering::Release);
         self.runs_out_at_ms.store(ms(began + lasts), Ordering::Release);
     }
@@ -50,9 +49,8 @@ impl Lease {
     /// Returns true if the lease runs.
     pub(crate) fn runs(&self) -> bool {
         let uptime = ms(self.environment.uptime()) < self.runs_out_at_ms.load(Ordering::Acquire);
-        let wall = now_ms(&*self.environment) < self.runs_out_at_unix_ms.load(Ordering::Acquire)
-            || planted::is(Bug::WallClockIgnored);
-        (uptime && wall) || planted::is(Bug::LeaseIgnored)
+        let wall = self.environment.now_ms() < self.runs_out_at_unix_ms.load(Ordering::Acquire);
+        uptime && wall
     }
 
     /// Waits until the lease runs. If it is never renewed, the end of the term aborts the waiting task. Returns the number of
@@ -67,7 +65,7 @@ impl Lease {
     /// Returns true if the lease runs and has not lapsed since [`wait`](Self::wait) returned `lapses`.
     pub(crate) fn has_run_since(&self, lapses: u64) -> bool {
         let same = self.lapses.load(Ordering::Acquire) == lapses;
-        self.runs() && (same || planted::is(Bug::AnswerOutlivesLease))
+        self.runs() && same
     }
 
     /// Waits until the lease has run out.

@@ -3,15 +3,16 @@
 //! decisions and is pure; the other modules carry them out.
 
 mod bisect;
+mod claim;
 mod config;
 mod dead_letters;
 mod decode;
-mod environment;
 mod error;
 pub mod gc;
 mod lease;
 mod metrics;
 mod owner;
+mod reading;
 mod repair;
 pub mod replay;
 mod rounds;
@@ -20,36 +21,35 @@ mod shard;
 mod sharing;
 pub mod sink;
 mod start;
-mod status;
 mod streams;
 mod tenure;
+mod terms;
 mod trace;
 mod work;
+mod worker;
+mod write;
 
-pub use config::Config;
-pub use environment::{Environment, SystemEnvironment};
+pub use config::{Config, Start};
 pub use error::ConsumeError;
+pub use millpond_manifest::SinkTable;
 pub use millpond_manifest::cursor::BatchingPolicy;
 pub use millpond_manifest::piece;
-pub use millpond_manifest::tables::SinkTable;
 pub use repair::{Repair, Tally};
 #[doc(hidden)]
 pub use rounds::{Found, write_again};
 pub use sink::{
     Attempt, Batch, BatchId, Chunk, Cut, Part, Presence, Received, Record, RowId, Settled, Sink, SinkError,
 };
-pub use start::Start;
-pub use status::Status;
 pub use streams::{BadPattern, StreamPattern};
 
+use claim::Claim;
 use metrics::Metrics;
 use millpond_manifest::{Buffer, layout};
+use millpond_runtime::{Environment, Level, Readiness, SystemEnvironment};
 use millpond_storage::Store;
-use owner::{Claim, read_patiently};
 use prometheus_client::registry::Registry;
-use shard::Shard;
-use sharing::Admitted;
-use status::Level;
+use reading::read_patiently;
+use shard::{Admitted, Shard};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
-use work::{BatchWorker, Memory};
+use worker::BatchWorker;
 
 /// A named reader of a buffer. It writes the streams that its settings select and its sink accepts into that sink.
 pub struct Consumer {
@@ -66,7 +66,7 @@ pub struct Consumer {
     sink: Arc<dyn Sink>,
     environment: Arc<dyn Environment>,
     metrics: Metrics,
-    status: Status,
+    readiness: Readiness,
     tally: Tally,
 }
 
@@ -91,7 +91,7 @@ impl Consumer {
             sink,
             environment,
             metrics,
-            status: Status::default(),
+            readiness: Readiness::default(),
             tally: Tally::default(),
         })
     }
@@ -104,8 +104,8 @@ impl Consumer {
     }
 
     /// The consumer's current waits, for operators.
-    pub fn status(&self) -> Status {
-        self.status.clone()
+    pub fn readiness(&self) -> Readiness {
+        self.readiness.clone()
     }
 
     /// The rows that a repair found and inserted. All counts are 0 in a consumer that is not a repair.
@@ -130,9 +130,9 @@ impl Consumer {
             sink: self.sink.clone(),
             streams,
             metrics: self.metrics.clone(),
-            status: self.status.clone(),
+            readiness: self.readiness.clone(),
             environment: self.environment.clone(),
-            memory: Memory::new(self.config.memory_limit),
+            memory: self.config.memory(),
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),
             decoders: Arc::new(Semaphore::new(self.config.decoders.max(1))),
             writers: Arc::new(Semaphore::new(self.config.writers.max(1))),
@@ -142,7 +142,7 @@ impl Consumer {
         // One shard that cannot continue ends the process. The other shards finish the work in flight.
         let shutdown = shutdown.child_token();
         let shards = self.shards(&buffer).into_iter().map(|shard| Shard {
-            repair: Repair::of(&self.config, shard).cloned(),
+            repair: self.config.repair_of(shard).cloned(),
             config: self.config.clone(),
             claim: self.claim(&buffer, shard),
             worker: worker.clone(),
@@ -208,7 +208,7 @@ impl Consumer {
             share_tables: self.config.share_tables,
             environment: self.environment.clone(),
             metrics: self.metrics.clone(),
-            status: self.status.clone(),
+            readiness: self.readiness.clone(),
         }
     }
 
@@ -217,14 +217,14 @@ impl Consumer {
         let what = format!("the buffer at {}", self.store.url());
         loop {
             if let Some(found) =
-                read_patiently::<Buffer>(&self.store, layout::BUFFER, &self.status, &*self.environment)
+                read_patiently::<Buffer>(&self.store, layout::BUFFER, &self.readiness, &*self.environment)
                     .await?
             {
-                self.status.goes_on(&what);
+                self.readiness.goes_on(&what);
                 return Ok(found.state);
             }
             let reason = "there is none yet: a gateway or another producer makes it when it starts";
-            self.status.waits(&what, reason, Level::Warn);
+            self.readiness.waits(&what, reason, Level::Warn);
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     }

@@ -1,43 +1,16 @@
 //! Takes, keeps and releases a cursor. The holder of an `Owned` won the swap that created its epoch. Every later swap
 //! names the state before it, so a fenced owner loses all of them.
 
-use crate::environment::{Environment, now_ms, pause};
+use crate::claim::Claim;
 use crate::error::ConsumeError;
-use crate::metrics::Metrics;
 use crate::repair::Origin;
-use crate::status::{Level, Status};
-use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
+use millpond_manifest::Cursor;
+use millpond_manifest::cas::{self, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opening};
-use millpond_manifest::planted::{self, Bug};
-use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, layout};
-use millpond_storage::{Backoff, Store};
-use std::sync::Arc;
+use millpond_runtime::{Backoff, Level};
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
-use uuid::Uuid;
-
-/// Identifies a cursor and the process that claims it.
-#[derive(Clone)]
-pub(crate) struct Claim {
-    pub(crate) store: Store,
-    pub(crate) buffer_id: Uuid,
-    pub(crate) shard: u32,
-    /// The consumer's name, which is part of the rows' source.
-    pub(crate) consumer: String,
-    /// The name of the cursor: the consumer's, or its repair's.
-    pub(crate) cursor: String,
-    pub(crate) instance: String,
-    pub(crate) lease: Duration,
-    pub(crate) policy: BatchingPolicy,
-    /// The tables of the sink.
-    pub(crate) tables: Vec<SinkTable>,
-    /// Whether other consumers may write to them, too.
-    pub(crate) share_tables: bool,
-    pub(crate) environment: Arc<dyn Environment>,
-    pub(crate) metrics: Metrics,
-    pub(crate) status: Status,
-}
 
 /// A cursor that this process owns.
 pub(crate) struct Owned {
@@ -80,21 +53,6 @@ pub(crate) struct Beginning {
 }
 
 impl Claim {
-    pub(crate) fn key(&self) -> String {
-        layout::cursor(self.shard, &self.cursor)
-    }
-
-    pub(crate) fn removed(&self) -> ConsumeError {
-        ConsumeError::Removed {
-            consumer: self.cursor.clone(),
-            shard: self.shard,
-        }
-    }
-
-    fn what(&self) -> String {
-        format!("cursor of shard {:04}", self.shard)
-    }
-
     /// Tries once to take the cursor. `known`: this process has seen the cursor, so a missing one was removed.
     pub(crate) async fn open(
         &self,
@@ -110,7 +68,7 @@ impl Claim {
             let fresh = found.as_ref().is_none_or(|found| found.state.is_removed());
             let cursor = match &found {
                 Some(found) if !found.state.is_removed() => found.state.clone(),
-                _ if known && !planted::is(Bug::RemovalIgnored) => return Ok(Attempt::Removed),
+                _ if known => return Ok(Attempt::Removed),
                 Some(tombstone) => tombstone.state.begin_again(start, self.policy.clone()),
                 None => {
                     let (id, shard, policy) = (self.buffer_id, self.shard, self.policy.clone());
@@ -126,7 +84,7 @@ impl Claim {
             let opening = Opening {
                 owner: &self.instance,
                 id: self.environment.random(),
-                now_ms: now_ms(&*self.environment),
+                now_ms: self.environment.now_ms(),
                 lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
                 policy: &self.policy,
                 take_over,
@@ -134,7 +92,7 @@ impl Claim {
             let opened = match cursor.open(&opening) {
                 Ok(opened) => opened,
                 Err(held) => {
-                    self.status.goes_on(&self.what());
+                    self.readiness.goes_on(&self.what());
                     return Ok(Attempt::Held(held));
                 }
             };
@@ -157,12 +115,12 @@ impl Claim {
                 }
                 Swap::Unknown(error) => {
                     self.metrics.cursor_unknown.inc();
-                    self.status.waits(&self.what(), &error.to_string(), Level::Warn);
+                    self.readiness.waits(&self.what(), error, Level::Warn);
                     self.read().await?.filter(|snapshot| snapshot.state.stamp == ours)
                 }
             };
             if let Some(durable) = durable {
-                self.status.goes_on(&self.what());
+                self.readiness.goes_on(&self.what());
                 self.announce(&durable.state, opened.in_doubt, opened.policy_pinned);
                 return Ok(Attempt::Opened(Box::new(Owned {
                     durable,
@@ -172,7 +130,7 @@ impl Claim {
                     fresh,
                 })));
             }
-            pause(&*self.environment, &mut backoff).await;
+            backoff.pause(&*self.environment).await;
         }
     }
 
@@ -228,7 +186,7 @@ impl Claim {
         match swap {
             Swap::Committed(snapshot) => {
                 self.metrics.cursor_commits.inc();
-                self.status.goes_on(&self.what());
+                self.readiness.goes_on(&self.what());
                 return Ok(Outcome::Ours(Box::new(snapshot)));
             }
             Swap::Mismatch => {
@@ -236,7 +194,7 @@ impl Claim {
             }
             Swap::Unknown(error) => {
                 self.metrics.cursor_unknown.inc();
-                self.status.waits(&self.what(), &error.to_string(), Level::Warn);
+                self.readiness.waits(&self.what(), error, Level::Warn);
             }
         }
         // This process wrote any state that carries its opening (in this attempt, or in an earlier one that landed
@@ -244,19 +202,13 @@ impl Claim {
         let found = self.read().await?;
         Ok(match found {
             Some(snapshot) if snapshot.state.is_of(&before.state) => Outcome::Ours(Box::new(snapshot)),
-            Some(snapshot) if snapshot.state.is_removed() && !planted::is(Bug::RemovalIgnored) => {
-                Outcome::Removed
-            }
+            Some(snapshot) if snapshot.state.is_removed() => Outcome::Removed,
             Some(snapshot) => Outcome::Fenced {
                 owner: match snapshot.state.ownership {
                     millpond_manifest::cursor::Ownership::Held { owner, .. } => owner,
                     _ => "an owner that is gone again".into(),
                 },
                 epoch: snapshot.state.epoch,
-            },
-            None if planted::is(Bug::RemovalIgnored) => Outcome::Fenced {
-                owner: "nobody".into(),
-                epoch: 0,
             },
             None => Outcome::Removed,
         })
@@ -276,32 +228,5 @@ impl Claim {
                 "the cursor {} could not be removed", self.cursor
             );
         }
-    }
-
-    /// Reads the cursor, and retries until the store answers.
-    pub(crate) async fn read(&self) -> Result<Option<Snapshot<Cursor>>, ConsumeError> {
-        read_patiently(&self.store, &self.key(), &self.status, &*self.environment).await
-    }
-}
-
-/// Reads a compare-and-set object, and retries until the store answers.
-pub(crate) async fn read_patiently<T: cas::Object>(
-    store: &Store,
-    key: &str,
-    status: &Status,
-    environment: &dyn Environment,
-) -> Result<Option<Snapshot<T>>, ConsumeError> {
-    let what = format!("reading {key}");
-    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
-    loop {
-        match cas::read(store, key).await {
-            Ok(found) => {
-                status.goes_on(&what);
-                return Ok(found);
-            }
-            Err(ReadError::Format { key, wrong }) => return Err(ConsumeError::Format { key, wrong }),
-            Err(ReadError::Store(error)) => status.waits(&what, &error.to_string(), Level::Warn),
-        }
-        pause(environment, &mut backoff).await;
     }
 }

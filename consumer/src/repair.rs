@@ -2,10 +2,9 @@
 //! missing ones. It is a consumer with a separate cursor, `<name>.repair`, and therefore separate tokens. It stops at
 //! the end of its range. Its rows have the consumer's identities. It asks the sink for every row before it sends one.
 
-use crate::Config;
-use crate::environment::now_ms;
+use crate::claim::Claim;
 use crate::error::ConsumeError;
-use crate::owner::{Claim, read_patiently};
+use crate::reading::read_patiently;
 use crate::streams::StreamPattern;
 use millpond_manifest::cursor::{Ownership, Skip};
 use millpond_manifest::{Cursor, Manifest, layout};
@@ -140,13 +139,13 @@ impl Claim {
                 )));
             }
         }
-        Ok(Origin::of(consumer, now_ms(&*self.environment)))
+        Ok(Origin::of(consumer, self.environment.now_ms()))
     }
 
     /// Reads the cursor of the consumer whose rows the repair compares.
     async fn reader(&self) -> Result<Cursor, ConsumeError> {
         let key = layout::cursor(self.shard, &self.consumer);
-        let found = read_patiently::<Cursor>(&self.store, &key, &self.status, &*self.environment).await?;
+        let found = read_patiently::<Cursor>(&self.store, &key, &self.readiness, &*self.environment).await?;
         let cursor = found
             .map(|found| found.state)
             .filter(|cursor| !cursor.is_removed());
@@ -168,20 +167,5 @@ impl Claim {
             .into_keys()
             .filter(|stream| patterns.iter().any(|pattern| pattern.matches(stream)));
         Ok(named.map(|stream| StreamPattern::exactly(&stream)).collect())
-    }
-
-    pub(crate) fn unrepairable(&self, reason: String) -> ConsumeError {
-        ConsumeError::Repair {
-            consumer: self.consumer.clone(),
-            shard: self.shard,
-            reason,
-        }
-    }
-}
-
-impl Repair {
-    /// The range to repair in a shard.
-    pub(crate) fn of(config: &Config, shard: u32) -> Option<&RangeInclusive<u64>> {
-        config.repair.as_ref()?.ranges.get(&shard)
     }
 }

@@ -5,7 +5,6 @@ use crate::rounds::{self, Attempts, Failed, Unleased};
 use crate::sink::{Batch, BatchId, Cut, Part, Sink, SinkError};
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::dead_letter::Kind;
-use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{BatchingPolicy, Buffer, Cursor, DeadLetter, layout};
 use millpond_segment::{BlockBuilder, Compressor, Limits};
 use millpond_storage::Store;
@@ -176,9 +175,6 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
             Kind::Refused => consumer,
             // The message has one number but may now yield several rows, so they get another source. No consumer's name
             // can contain a `~`.
-            Kind::Unreadable if planted::is(Bug::ReplaySharesName) => {
-                format!("{consumer}.unreadable.{record}")
-            }
             Kind::Unreadable => format!("{consumer}~unreadable~{record}"),
         },
         generation: 0,

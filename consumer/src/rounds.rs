@@ -2,12 +2,10 @@
 //! sends exactly those, and asks again. `design/protocols.md` ("Row identity") has the proof. This module neither waits
 //! nor retries.
 
-use crate::decode::cpu;
-use crate::environment::{Environment as _, SystemEnvironment};
 use crate::schedule::Key;
 use crate::sink::{Attempt, BatchId, Chunk, Presence, Settled, Sink, SinkError};
 use async_trait::async_trait;
-use millpond_manifest::planted::{self, Bug};
+use millpond_runtime::{Environment as _, SystemEnvironment, blocking};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
@@ -53,7 +51,7 @@ pub(crate) trait Sender: Sync {
     /// can.
     fn may_still_send(&self, since: u64) -> bool;
     /// Returns when the sender must stop sending.
-    async fn may_send_no_more(&self);
+    async fn must_stop_sending(&self);
     /// The opening under which it sends.
     fn opening(&self) -> u64;
     /// Sixty-four random bits.
@@ -136,26 +134,20 @@ pub(crate) async fn again(
 ) -> Result<Found, Failed> {
     let source = id.source();
     let mut found = None;
-    if attempts.later_round && !planted::is(Bug::LaterRoundForgotten) {
+    if attempts.later_round {
         end_others(&**sink, id).await?;
         attempts.later_round = false;
     } else {
         // Late requests of the first round share its token, which the sink knows while they run.
         sink.end_requests(&requests_of_batch(id)).await;
     }
-    let from = u32::from(planted::is(Bug::RoundSkipped));
-    for round in from..=from + ROUNDS {
-        if planted::is(Bug::SentBeforeAsked) && found.is_none() {
-            let since = sender.may_send().await;
-            send(sender, &**sink, id, chunk, (round, false), since).await?;
-        }
-        let (presence, since) = ask(sender, &**sink, id, chunk, round > from).await?;
-        let lost = attempts.lost && !planted::is(Bug::LossForgotten);
+    for round in 0..=ROUNDS {
+        let (presence, since) = ask(sender, &**sink, id, chunk, round > 0).await?;
         // An earlier answer was certain. This answer may come from another server that lags behind.
-        let was_certain = round > from || lost;
+        let was_certain = round > 0 || attempts.lost;
         let Some((lacks, certain)) = lacking(sender, presence)? else {
             if was_certain {
-                return Err(not_certain_any_more(id, chunk));
+                return Err(no_longer_certain(id, chunk));
             }
             send(sender, &**sink, id, chunk, (round, false), since).await?;
             return Ok(Found::Nothing);
@@ -169,24 +161,24 @@ pub(crate) async fn again(
         if lacks.is_empty() {
             // Only a single request that inserted every row has also produced all the data that the sink derives from
             // these rows.
-            if first != Found::Nothing || round > from + 1 {
+            if first != Found::Nothing || round > 1 {
                 sink.complete(&source, chunk).await?;
             }
             return Ok(first);
         }
-        if round == from + ROUNDS {
+        if round == ROUNDS {
             return Err(Failed::Missing(lacks.len() as u64));
         }
-        if !certain && sender.sent_under_other_tokens() && !planted::is(Bug::UncertainTrusted) {
+        if !certain && sender.sent_under_other_tokens() {
             return Err(uncertain(id, chunk));
         }
-        if !certain && was_certain && !planted::is(Bug::UncertainLaterRound) {
-            return Err(not_certain_any_more(id, chunk));
+        if !certain && was_certain {
+            return Err(no_longer_certain(id, chunk));
         }
-        attempts.later_round |= round > from;
-        attempts.lost |= round > from;
+        attempts.later_round |= round > 0;
+        attempts.lost |= round > 0;
         send_missing(sender, sink, id, chunk, lacks, (round, since)).await?;
-        if !certain || planted::is(Bug::SuccessTrusted) {
+        if !certain {
             sink.complete(&source, chunk).await?;
             return Ok(first);
         }
@@ -206,7 +198,7 @@ fn lacking(sender: &dyn Sender, presence: Presence) -> Result<Option<(Vec<u64>, 
     }
 }
 
-fn not_certain_any_more(id: &BatchId, chunk: &Chunk) -> Failed {
+fn no_longer_certain(id: &BatchId, chunk: &Chunk) -> Failed {
     Failed::Sink(SinkError::Transient(format!(
         "it is not certain any more which rows of chunk {} of {id} the table has",
         chunk.index
@@ -231,7 +223,7 @@ async fn send_missing(
     lacks: Vec<u64>,
     (round, since): (u32, u64),
 ) -> Result<(), Failed> {
-    if lacks.len() as u64 == chunk.rows || planted::is(Bug::WholeChunkAgain) {
+    if lacks.len() as u64 == chunk.rows {
         return send(sender, &**sink, id, chunk, (round, false), since).await;
     }
     let some = sender.some(sink.clone(), chunk.clone(), lacks).await;
@@ -250,7 +242,7 @@ async fn ask(
     let source = id.source();
     let since = sender.may_send().await;
     let presence = sink.presence(&source, chunk).await?;
-    if !(later && lacks_any(&presence)) || planted::is(Bug::LaterRoundUnsettled) {
+    if !(later && lacks_any(&presence)) {
         return Ok((presence, since));
     }
     // The sink knows the previous round's token, but its rows may not be visible yet.
@@ -304,7 +296,7 @@ async fn send(
     tokio::select! {
         biased;
         sent = sink.insert(chunk, &attempt) => Ok(sent?),
-        () = sender.may_send_no_more() => Err(Failed::Sink(SinkError::Transient(
+        () = sender.must_stop_sending() => Err(Failed::Sink(SinkError::Transient(
             "the lease ran out while the request was under way".to_owned(),
         ))),
     }
@@ -362,7 +354,7 @@ impl Sender for Unleased {
         true
     }
 
-    async fn may_send_no_more(&self) {
+    async fn must_stop_sending(&self) {
         std::future::pending::<()>().await;
     }
 
@@ -375,6 +367,6 @@ impl Sender for Unleased {
     }
 
     async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk {
-        cpu(&SystemEnvironment, move || sink.some(&chunk, &rows)).await
+        blocking::compute(&SystemEnvironment, move || sink.some(&chunk, &rows)).await
     }
 }

@@ -3,7 +3,6 @@
 
 use millpond_manifest::cursor::Plan;
 use millpond_manifest::plan::{Candidate, PlanStatus, Size, candidates};
-use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Cursor, Log};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -105,9 +104,6 @@ impl Schedule {
 
     /// Returns true if a predecessor planned this batch.
     pub fn is_inherited(&self, key: &Key) -> bool {
-        if planted::is(Bug::InheritedSentAsNew) {
-            return self.doubt.contains(key);
-        }
         let (stream, plan) = key;
         self.inherited.get(stream).is_some_and(|last| plan.high <= *last)
     }
@@ -189,13 +185,6 @@ impl Schedule {
                         busy += 1;
                         decision.start.push(key);
                     }
-                    PlanStatus::Full
-                        if calm
-                            && planted::is(Bug::LargeNotPlanned)
-                            && cursor.policy.is_large(candidate.size) =>
-                    {
-                        decision.start.push(key);
-                    }
                     PlanStatus::Full if calm => {
                         busy += 1;
                         decision.plans.push(key);
@@ -212,9 +201,6 @@ impl Schedule {
             if calm && !left_open && self.until.is_none() {
                 plan_ahead(&mut decision, cursor, log, stream, room.ahead);
             }
-        }
-        if planted::is(Bug::PlanAfterSink) {
-            decision.start.append(&mut decision.plans.clone());
         }
         decision
     }
@@ -236,7 +222,7 @@ impl Schedule {
         let (finished, next) = self.finished_to(stream, seen);
         let moves = next > cursor.next(stream);
         // A consumed stream without a position gets one, so that the garbage collector keeps the log from there on.
-        if moves || (!cursor.streams.contains_key(stream) && !planted::is(Bug::PositionNotWritten)) {
+        if moves || !cursor.streams.contains_key(stream) {
             decision.acknowledge.push((stream.to_owned(), next));
             // Also acknowledge pages without a part of this stream, because the position decides which pages to load.
             decision.progress |= moves && (finished > 0 || next < log.tail_start());
@@ -246,13 +232,7 @@ impl Schedule {
     /// Returns the number of finished batches from the position on, and the sequence after them.
     fn finished_to(&self, stream: &str, Seen { candidates, end }: &Seen) -> (usize, u64) {
         let done = |plan: Plan| self.work.get(&(stream.to_owned(), plan)) == Some(&Progress::Done);
-        let finished = match planted::is(Bug::AcknowledgeOverHole) {
-            true => candidates
-                .iter()
-                .rposition(|c| done(c.plan))
-                .map_or(0, |last| last + 1),
-            false => candidates.iter().take_while(|c| done(c.plan)).count(),
-        };
+        let finished = candidates.iter().take_while(|c| done(c.plan)).count();
         let next = match candidates.get(finished) {
             Some(unfinished) => unfinished.plan.low,
             None => *end,
@@ -300,10 +280,7 @@ impl Schedule {
         });
         let parts = parts.take_while(|(sequence, _)| *sequence < log_end);
         let mut found = candidates(&cursor.policy, cursor.planned(stream), parts, limit + 1);
-        let horizon = match planted::is(Bug::HorizonIgnored) {
-            true => log_end,
-            false => log.horizon(from).min(log_end),
-        };
+        let horizon = log.horizon(from).min(log_end);
         let mut end = horizon.max(from);
         if end < log_end
             && let Some(last) = found.last()
@@ -326,9 +303,8 @@ impl Schedule {
     /// Plans ahead that this owner made and has not started, because their segments are not in its log: an owner that
     /// ends withdraws them. A predecessor may have sent its own plans, so they stay.
     pub fn unsent(&self, cursor: &Cursor, log: &Log) -> Vec<Key> {
-        let all = planted::is(Bug::WithdrawnInDoubt);
         let plans = cursor.streams.iter().flat_map(|(stream, of)| {
-            let inherited = self.inherited.get(stream).filter(|_| !all);
+            let inherited = self.inherited.get(stream);
             let own = inherited.map_or(0, |last| last + 1).max(log.next_sequence);
             let unsent = of.planned.iter().filter(move |plan| plan.low >= own);
             unsent.map(|plan| (stream.clone(), *plan))

@@ -2,15 +2,14 @@
 //! first would have every record twice. `millpond_manifest::admission` decides each step. A guard for people: consumers are
 //! correct without it.
 
-use crate::environment::{now_ms, pause};
+use crate::claim::Claim;
 use crate::error::ConsumeError;
-use crate::owner::Claim;
-use crate::shard::Shard;
-use crate::status::Level;
+use crate::shard::{Admitted, Shard};
 use millpond_manifest::admission::{Request, Sight, Stage, Step, look};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::{Cursor, SinkTable, layout};
-use millpond_storage::{Backoff, ErrorKind};
+use millpond_runtime::{Backoff, Level};
+use millpond_storage::ErrorKind;
 use std::time::Duration;
 use tokio::time::timeout;
 use tracing::warn;
@@ -20,17 +19,6 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// The time that a stopping process takes at most to withdraw its claim.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-
-/// How this process came to have its tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Admitted {
-    /// It did not ask: another shard decides, the sink cannot tell its tables, or this is a repair.
-    Unasked,
-    /// The consumer has a cursor.
-    Continues,
-    /// This process made the cursor.
-    Begins,
-}
 
 /// An attempt to get tables.
 struct Attempt<'a> {
@@ -71,7 +59,7 @@ impl Shard {
         if !matches!(asked, Some(Ok(()))) && timeout(LAST_WORDS, attempt.withdraw()).await.is_err() {
             warn!("the claim to the tables could not be withdrawn: others wait until it expires");
         }
-        self.claim.status.goes_on(&self.claim.tables_wait());
+        self.claim.readiness.goes_on(&self.claim.tables_wait());
         let admitted = if attempt.begins {
             Admitted::Begins
         } else {
@@ -89,7 +77,7 @@ impl Attempt<'_> {
             let request = Request {
                 tables: &claim.tables,
                 share: claim.share_tables,
-                now_ms: now_ms(&*claim.environment),
+                now_ms: claim.environment.now_ms(),
                 lease_ms: u64::try_from(claim.lease.as_millis()).unwrap_or(u64::MAX),
                 id: claim.environment.random(),
                 policy: &claim.policy,
@@ -164,9 +152,7 @@ impl Attempt<'_> {
             }
             Swap::Unknown(error) => {
                 claim.metrics.cursor_unknown.inc();
-                claim
-                    .status
-                    .waits(&claim.tables_wait(), &error.to_string(), Level::Warn);
+                claim.readiness.waits(&claim.tables_wait(), error, Level::Warn);
                 self.read().await?;
             }
         }
@@ -187,7 +173,7 @@ impl Attempt<'_> {
             stage,
             tables,
             &others,
-            now_ms(&*claim.environment),
+            claim.environment.now_ms(),
         ) {
             Sight::Free => self.free = Some(stage),
             Sight::Wait(other, table, until_ms) => {
@@ -227,11 +213,9 @@ impl Claim {
     }
 
     fn waits_for_tables(&self, reason: &str, until_ms: u64) {
-        let left = until_ms
-            .saturating_sub(now_ms(&*self.environment))
-            .div_ceil(1_000);
+        let left = until_ms.saturating_sub(self.environment.now_ms()).div_ceil(1_000);
         let reason = format!("{reason}: it has them, gives up, or is ignored in {left} s at the latest");
-        self.status.waits(&self.tables_wait(), &reason, Level::Warn);
+        self.readiness.waits(&self.tables_wait(), reason, Level::Warn);
     }
 
     /// The readable cursors of other consumers in the shard. Waits for the store for as long as it takes.
@@ -242,17 +226,17 @@ impl Claim {
         loop {
             match self.list_cursors(&folder).await {
                 Ok(cursors) => {
-                    self.status.goes_on(&what);
+                    self.readiness.goes_on(&what);
                     return Ok(cursors);
                 }
                 Err(error) if error.kind() == ErrorKind::Denied => {
                     warn!("{error}: nobody looks for other consumers of the same tables");
-                    self.status.goes_on(&what);
+                    self.readiness.goes_on(&what);
                     return Ok(Vec::new());
                 }
-                Err(error) => self.status.waits(&what, &error.to_string(), Level::Warn),
+                Err(error) => self.readiness.waits(&what, error, Level::Warn),
             }
-            pause(&*self.environment, &mut backoff).await;
+            backoff.pause(&*self.environment).await;
         }
     }
 

@@ -5,7 +5,6 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_manifest::SinkTable;
 use millpond_manifest::cursor::BatchingPolicy;
-use millpond_manifest::planted::{self, Bug};
 use millpond_segment::{Decompressor, Encoding, Limits, blocks};
 use std::fmt;
 use std::time::Duration;
@@ -45,11 +44,6 @@ impl BatchId {
     /// `/<round>` in rounds after the first: stable and printable. Only the sink's name can contain a slash. The rest
     /// after it has a fixed form, so two identities never share a token.
     pub fn token(&self, chunk: u32, round: u32) -> String {
-        let chunk = if planted::is(Bug::TokenWithoutChunk) {
-            0
-        } else {
-            chunk
-        };
         match round {
             0 => format!("{self}/{chunk}"),
             _ => format!("{self}/{chunk}/{round}"),

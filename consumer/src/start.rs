@@ -1,27 +1,12 @@
 //! Where a consumer begins: at its position, or at its first start where it was told to.
 
+use crate::config::Start;
 use crate::error::ConsumeError;
-use crate::owner::{Owned, read_patiently};
+use crate::owner::Owned;
 use crate::schedule::begins;
-use crate::shard::{PageRead, Shard};
-use crate::sharing::Admitted;
-use millpond_manifest::cas::Snapshot;
-use millpond_manifest::{Cursor, Entry, Log, Manifest};
+use crate::shard::{Admitted, PageRead, Shard};
+use millpond_manifest::{Entry, Log, Manifest};
 use tracing::info;
-
-/// Where a consumer's first start begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Start {
-    /// At the oldest segment that the buffer keeps.
-    #[default]
-    Earliest,
-    /// After the newest segment.
-    Latest,
-    /// At the first segment that was committed at this time (unix ms) or later, by the clocks of the producers.
-    Time(u64),
-    /// At this sequence, or where the log begins or ends if it does not have it.
-    Sequence(u64),
-}
 
 impl Shard {
     /// The sequence at which a new cursor begins. Reads pages only for a time, and only if there is no cursor yet.
@@ -43,9 +28,7 @@ impl Shard {
     }
 
     async fn has_cursor(&self) -> Result<bool, ConsumeError> {
-        let claim = &self.claim;
-        let found: Option<Snapshot<Cursor>> =
-            read_patiently(&claim.store, &claim.key(), &claim.status, &*claim.environment).await?;
+        let found = self.claim.read().await?;
         Ok(found.is_some_and(|found| !found.state.is_removed()))
     }
 

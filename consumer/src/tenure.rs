@@ -17,7 +17,8 @@ use crate::rounds::{LaterRound, LaterRounds};
 use crate::schedule::{Decision, Key, Mode, Room, Schedule};
 use crate::shard::Shard;
 use crate::trace::BatchTrace;
-use crate::work::{self, BatchWorker};
+use crate::worker::BatchWorker;
+use crate::write::Term;
 use futures::future::{BoxFuture, OptionFuture};
 use log::{Loading, Reading};
 use millpond_manifest::cas::Snapshot;
@@ -32,7 +33,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
 /// The end of a term as the cursor's owner.
-pub(crate) enum Term {
+pub(crate) enum TermEnd {
     Released,
     Fenced,
 }
@@ -69,7 +70,7 @@ pub(crate) struct Tenure<'a> {
     swapped_at: Instant,
     /// The start of the swap in flight, by the clock of the lease.
     swap_began: Duration,
-    term: work::Term,
+    term: Term,
     /// The wait for requests of earlier generations. The consumer sends nothing meanwhile.
     settling: Option<BoxFuture<'static, ()>>,
     /// No swap starts before this time after a failed one.
@@ -96,7 +97,7 @@ impl<'a> Tenure<'a> {
         let since_leased = environment.uptime().saturating_sub(owned.leased_at);
         let state = &owned.durable.state;
         let (announcements, announced) = mpsc::unbounded_channel();
-        let term = work::Term {
+        let term = Term {
             lease: Lease::new(environment.clone(), owned.leased_at, shard.config.lease),
             opening: state.opening,
             other_tokens: false,
@@ -105,7 +106,9 @@ impl<'a> Tenure<'a> {
                 batch: (String::new(), Plan { low: 0, high: 0 }),
             },
         };
-        let settling = state.unsettled.then(|| shard.settle(&term, owned.outlived));
+        let settling = state
+            .unsettled
+            .then(|| shard.settle(state.opening, owned.outlived));
         let (refusals, refused) = mpsc::unbounded_channel();
         let mut tenure = Tenure {
             shard,
@@ -141,7 +144,7 @@ impl<'a> Tenure<'a> {
         tenure
     }
 
-    pub(crate) async fn serve(mut self) -> Result<Term, ConsumeError> {
+    pub(crate) async fn serve(mut self) -> Result<TermEnd, ConsumeError> {
         let term = self.serve_until_it_ends().await;
         if let Err(error) = &term
             && !matches!(error, ConsumeError::Removed { .. })
@@ -155,7 +158,7 @@ impl<'a> Tenure<'a> {
         term
     }
 
-    async fn serve_until_it_ends(&mut self) -> Result<Term, ConsumeError> {
+    async fn serve_until_it_ends(&mut self) -> Result<TermEnd, ConsumeError> {
         let shutdown = self.shard.shutdown.clone();
         loop {
             let decision = self.decide();

@@ -4,8 +4,7 @@
 //! Each part has a span `process` in the trace of its segment, with the part's steps below it. The batch has a separate
 //! span, which follows from those of its parts, with the steps for the whole batch below it.
 
-use crate::sink::{BatchId, Chunk};
-use crate::work::Wanted;
+use crate::sink::{BatchId, Chunk, Part};
 use millpond_manifest::trace::TARGET;
 use std::fmt::Display;
 use tracing::field::{Empty, display};
@@ -24,8 +23,12 @@ pub(crate) struct BatchTrace {
 }
 
 impl BatchTrace {
-    /// Starts the spans of a batch.
-    pub(crate) fn begin(id: &BatchId, wanted: &[Wanted], in_doubt: bool) -> BatchTrace {
+    /// Starts the spans of a batch with these parts, each with its stored bytes.
+    pub(crate) fn begin<'a>(
+        id: &BatchId,
+        wanted: impl Iterator<Item = (&'a Part, u64)>,
+        in_doubt: bool,
+    ) -> BatchTrace {
         let (stream, shard, consumer) = (&*id.stream, id.shard, &*id.consumer);
         let batch = span!(
             target: TARGET, parent: None, Level::INFO, "batch",
@@ -33,12 +36,11 @@ impl BatchTrace {
         );
         let mut parts = Vec::new();
         if !batch.is_disabled() {
-            for wanted in wanted.iter().take(PARTS_MAX) {
-                let part = &wanted.part;
+            for (part, stored_bytes) in wanted.take(PARTS_MAX) {
                 let process = span!(
                     target: TARGET, parent: None, Level::INFO, "process",
                     segment = %part.segment, stream, shard, consumer, sequence = part.sequence,
-                    records = part.records, stored_bytes = wanted.length, error = Empty,
+                    records = part.records, stored_bytes, error = Empty,
                 );
                 batch.follows_from(&process);
                 parts.push(process);
@@ -52,11 +54,10 @@ impl BatchTrace {
     }
 
     /// Starts the span of fetching a part.
-    pub(crate) fn fetch(&self, place: usize, wanted: &Wanted) -> Step {
+    pub(crate) fn fetch(&self, place: usize, key: &str, bytes: u64) -> Step {
         let Some(part) = self.parts.get(place) else {
             return Step(Span::none());
         };
-        let (key, bytes) = (&*wanted.key, wanted.length);
         Step(span!(target: TARGET, parent: part, Level::INFO, "fetch", key, bytes, error = Empty))
     }
 

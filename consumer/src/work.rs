@@ -1,82 +1,26 @@
-//! The way of one batch: fetch its parts, have the sink cut them into chunks, and write each chunk until the sink takes
-//! or refuses it. This module never plans or acknowledges.
+//! The way of one batch: fetch its parts, have the sink cut them into chunks, write each chunk, and take apart those that
+//! the sink refuses. This module never plans or acknowledges.
 
 use crate::bisect::{Bisection, Refusals};
 use crate::dead_letters::DeadLetterWriter;
-use crate::decode::{Decode, cpu};
-use crate::environment::{Environment, pause};
+use crate::decode::Decode;
 use crate::error::ConsumeError;
-use crate::lease::Lease;
-use crate::metrics::{self, Metrics, Stage, label};
-use crate::repair::Tally;
-use crate::rounds::{self, Attempts, Failed, LaterRounds, Sender};
-use crate::sink::{Batch, Chunk, Cut, Part, Sink, SinkError};
-use crate::status::{Level, Status};
-use crate::streams::StreamPattern;
+use crate::metrics::{self, Stage, label};
+use crate::sink::{Batch, Cut, Part};
 use crate::trace::{BatchTrace, Step};
-use async_trait::async_trait;
-use bytes::Bytes;
+use crate::worker::BatchWorker;
+use crate::write::{ChunkWriter, Term};
 use futures::StreamExt;
 use futures::stream;
 use millpond_manifest::BatchingPolicy;
 use millpond_manifest::cursor::Refused;
-use millpond_manifest::planted::{self, Bug};
-use millpond_segment::Encoding;
-use millpond_storage::{Backoff, Store};
+use millpond_runtime::{Backoff, Level};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// Parts of one batch to fetch in parallel. A separate limit bounds the fetchers of all batches.
 const PARTS_AT_A_TIME: usize = 16;
-
-/// The state that all batches of a process share.
-pub(crate) struct BatchWorker {
-    pub(crate) store: Store,
-    pub(crate) sink: Arc<dyn Sink>,
-    pub(crate) streams: Vec<StreamPattern>,
-    pub(crate) metrics: Metrics,
-    pub(crate) status: Status,
-    pub(crate) environment: Arc<dyn Environment>,
-    pub(crate) memory: Memory,
-    pub(crate) fetchers: Arc<Semaphore>,
-    pub(crate) decoders: Arc<Semaphore>,
-    pub(crate) writers: Arc<Semaphore>,
-    pub(crate) dead_letters_max: usize,
-    /// The counts of a repair.
-    pub(crate) repair: Option<Tally>,
-}
-
-/// The one memory budget for all bytes held for batches.
-pub(crate) struct Memory {
-    free: Arc<Semaphore>,
-    limit_kib: u32,
-}
-
-impl Memory {
-    pub(crate) fn new(limit_bytes: u64) -> Self {
-        let limit_kib = u32::try_from(limit_bytes / 1024).unwrap_or(u32::MAX).max(1);
-        Memory {
-            free: Arc::new(Semaphore::new(limit_kib as usize)),
-            limit_kib,
-        }
-    }
-
-    /// Waits for memory, first come, first served, so that no batch starves. A request for more than the whole budget
-    /// gets the whole budget and runs alone.
-    async fn reserve(&self, bytes: u64) -> OwnedSemaphorePermit {
-        let kib = u32::try_from(bytes.div_ceil(1024))
-            .unwrap_or(u32::MAX)
-            .min(self.limit_kib);
-        let permit = self.free.clone().acquire_many_owned(kib).await;
-        permit.expect("the semaphore is never closed")
-    }
-
-    pub(crate) fn held(&self) -> u64 {
-        (u64::from(self.limit_kib) - self.free.available_permits() as u64) * 1024
-    }
-}
 
 /// A part to fetch.
 #[derive(Debug, Clone)]
@@ -85,27 +29,6 @@ pub(crate) struct Wanted {
     pub(crate) length: u64,
     /// The part, without its data.
     pub(crate) part: Part,
-}
-
-/// The opening and the lease under which a batch is sent.
-#[derive(Clone)]
-pub(crate) struct Term {
-    pub(crate) lease: Arc<Lease>,
-    /// Rows of the batch may be in the sink under tokens of another generation.
-    pub(crate) other_tokens: bool,
-    pub(crate) opening: u64,
-    /// The channel on which batches announce later rounds.
-    pub(crate) later_rounds: LaterRounds,
-}
-
-/// The reasons why a chunk is not in the sink.
-pub(crate) enum Undone {
-    /// The sink refuses the chunk for good, with this reason. `in_doubt`: an earlier attempt may still be in flight.
-    Refused { reason: String, in_doubt: bool },
-    /// The sink accepted every round and still lacks this many rows.
-    Missing(u64),
-    /// The sink cannot tell which of its rows it has.
-    CannotTell,
 }
 
 /// A batch to write.
@@ -135,31 +58,18 @@ impl Job {
 }
 
 impl BatchWorker {
-    /// Returns true if the settings select this stream.
-    pub(crate) fn selects(&self, stream: &str) -> bool {
-        self.streams.iter().any(|pattern| pattern.matches(stream))
-    }
-
-    /// Returns true if the settings select this stream and the sink accepts it.
-    pub(crate) fn takes(&self, stream: &str, encoding: Encoding) -> bool {
-        self.selects(stream) && self.sink.accepts(stream, encoding)
-    }
-
     /// Writes a batch. When it returns, the sink has all of the batch except its dead letters, which the store has.
     pub(crate) async fn work(self: Arc<Self>, mut job: Job) -> Result<(), ConsumeError> {
         let queued = self.metrics.enter(Stage::memory);
-        let _memory = self.memory.reserve(job.memory()).await;
+        let _memory = self.memory.reserve_at_most(job.memory()).await;
         drop(queued);
         self.metrics
             .held_bytes
             .set(i64::try_from(self.memory.held()).unwrap_or(i64::MAX));
-        if job.in_doubt && planted::is(Bug::RetryWithOtherChunks) {
-            job.policy.chunk_rows = job.policy.chunk_rows.div_ceil(2);
-        }
         let wanted = std::mem::take(&mut job.wanted);
         let trace = job.trace;
         let fetches = (0..).zip(wanted).map(|(place, wanted)| {
-            let step = trace.fetch(place, &wanted);
+            let step = trace.fetch(place, &wanted.key, wanted.length);
             self.fetch(wanted, step)
         });
         let mut fetched = stream::iter(fetches).buffered(PARTS_AT_A_TIME);
@@ -190,14 +100,27 @@ impl BatchWorker {
             decoder,
         };
         let (mut cuts, decoding) = work.begin(&*self.environment);
-        let mut dead_letters =
-            DeadLetterWriter::new(&self, id.clone(), batch.encoding, self.dead_letters_max);
-        let bisection = Bisection::new(&self, batch, refusals, refused, trace, term);
+        let writer = ChunkWriter {
+            worker: &self,
+            batch: batch.clone(),
+            known: refused,
+            trace,
+            term,
+        };
+        let mut bisection = Bisection {
+            writer: &writer,
+            refusals,
+            dead_letters: DeadLetterWriter::new(&self, id.clone(), batch.encoding, self.dead_letters_max),
+        };
         while let Some(cut) = cuts.recv().await {
             match cut {
-                Cut::Chunk(chunk) => bisection.write(chunk, in_doubt, &mut dead_letters).await?,
+                Cut::Chunk(chunk) => {
+                    if let Some(refused) = writer.write(chunk, in_doubt).await? {
+                        bisection.take_apart(refused).await?;
+                    }
+                }
                 Cut::Unreadable { id, message, reason } => {
-                    dead_letters.unreadable(id, message, reason).await?;
+                    bisection.dead_letters.unreadable(id, message, reason).await?;
                 }
             }
         }
@@ -235,7 +158,7 @@ impl BatchWorker {
             self.metrics.fetch_seconds.observe(began.elapsed().as_secs_f64());
             match fetched {
                 Ok(Some(data)) => {
-                    self.status.goes_on(&what);
+                    self.readiness.goes_on(&what);
                     self.metrics.fetched_bytes.inc_by(data.len() as u64);
                     part.data = data;
                     return Ok(part);
@@ -248,135 +171,12 @@ impl BatchWorker {
                 }
                 Err(error) => {
                     step.again(&error);
-                    self.status.waits(&what, &error.to_string(), Level::Warn);
+                    self.readiness.waits(&what, error, Level::Warn);
                 }
             }
             drop(fetcher);
-            pause(&*self.environment, &mut backoff).await;
+            backoff.pause(&*self.environment).await;
         }
-    }
-
-    /// Retries until the sink has the chunk or refuses it for good. `in_doubt`: the sink may have some of its rows.
-    pub(crate) async fn write(
-        &self,
-        term: &Term,
-        id: &crate::BatchId,
-        chunk: &Chunk,
-        mut in_doubt: bool,
-        step: &Step,
-    ) -> Result<(), Undone> {
-        let sender = OfTerm { worker: self, term };
-        let mut attempts = Attempts::default();
-        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
-        let _queued = self.metrics.enter(Stage::write);
-        loop {
-            let writer = self.writers.acquire().await.expect("never closed");
-            let began = Instant::now();
-            let outcome = if in_doubt {
-                let found = rounds::again(&sender, &self.sink, id, chunk, &mut attempts).await;
-                found.map(|found| self.metrics.count_asked(found))
-            } else {
-                rounds::first(&sender, &*self.sink, id, chunk).await
-            };
-            self.metrics.write_seconds.observe(began.elapsed().as_secs_f64());
-            drop(writer);
-            let (reason, level) = match outcome {
-                Ok(()) => break,
-                Err(Failed::Sink(SinkError::Transient(reason))) => (reason, Level::Warn),
-                Err(Failed::Sink(SinkError::Schema(reason))) => (reason, Level::Error),
-                Err(Failed::Sink(SinkError::Refused(reason))) => {
-                    self.status.goes_on("writing to the sink");
-                    step.fail(&reason);
-                    return Err(Undone::Refused { reason, in_doubt });
-                }
-                Err(Failed::Missing(rows)) => return Err(Undone::Missing(rows)),
-                Err(Failed::CannotTell) => return Err(Undone::CannotTell),
-            };
-            // The rows may have landed before the error, whatever it says.
-            in_doubt = !planted::is(Bug::RetryNotAnnounced);
-            self.metrics.write_retries.inc();
-            step.again(&reason);
-            self.status.waits("writing to the sink", &reason, level);
-            pause(&*self.environment, &mut backoff).await;
-        }
-        self.status.goes_on("writing to the sink");
-        self.count(id, chunk);
-        if let Some(tally) = &self.repair {
-            tally.compared(chunk.rows, attempts.lacked.unwrap_or(chunk.rows));
-        }
-        Ok(())
-    }
-
-    fn count(&self, id: &crate::BatchId, chunk: &Chunk) {
-        let stream = label(&id.stream);
-        let now_us = self.environment.now_us();
-        self.metrics.chunks.get_or_create(&stream).inc();
-        self.metrics.records.get_or_create(&stream).inc_by(chunk.rows);
-        self.metrics
-            .inserted_bytes
-            .inc_by(chunk.body.iter().map(|b: &Bytes| b.len() as u64).sum());
-        let latency = self.metrics.latency.get_or_create(&stream);
-        for received in &chunk.received {
-            // Clocks may disagree, so clamp the latency at zero.
-            latency.observe(
-                Duration::from_micros(now_us.saturating_sub(received.at_us).max(0).unsigned_abs())
-                    .as_secs_f64(),
-            );
-        }
-    }
-}
-
-/// Sends under the lease and the opening of a term.
-struct OfTerm<'a> {
-    worker: &'a BatchWorker,
-    term: &'a Term,
-}
-
-#[async_trait]
-impl Sender for OfTerm<'_> {
-    async fn may_send(&self) -> u64 {
-        if planted::is(Bug::LeaseCheckedOnce) {
-            return 0;
-        }
-        self.term.lease.wait().await
-    }
-
-    fn may_still_send(&self, since: u64) -> bool {
-        self.term.lease.has_run_since(since) || planted::is(Bug::LeaseCheckedOnce)
-    }
-
-    async fn may_send_no_more(&self) {
-        if planted::is(Bug::RequestOutlivesLease) {
-            std::future::pending::<()>().await;
-        }
-        self.term.lease.lapsed().await;
-    }
-
-    fn opening(&self) -> u64 {
-        self.term.opening
-    }
-
-    fn random(&self) -> u64 {
-        self.worker.environment.random()
-    }
-
-    fn sent_under_other_tokens(&self) -> bool {
-        self.term.other_tokens
-    }
-
-    fn trusts_tokens(&self) -> bool {
-        self.worker.repair.is_none()
-    }
-
-    async fn announce_later_round(&self) {
-        if planted::is(Bug::LaterRoundUnannounced) {
-            return;
-        }
-        self.term.later_rounds.announce().await;
-    }
-
-    async fn some(&self, sink: Arc<dyn Sink>, chunk: Chunk, rows: Vec<u64>) -> Chunk {
-        cpu(&*self.worker.environment, move || sink.some(&chunk, &rows)).await
     }
 }
 

@@ -147,7 +147,7 @@ async fn nothing_is_planned_ahead_of_what_waits_for_a_writer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_stops_takes_back_what_it_planned_ahead() {
+async fn a_stopping_consumer_withdraws_its_plans_ahead() {
     let mut log = Log::new(Store::memory()).await;
     let table = Table::open("table");
     let consumer = start(&log.store, config("a"), &table);
@@ -221,7 +221,7 @@ async fn a_stream_that_has_ended_keeps_no_successor_from_going_on() {
 /// The backlog of one stream does not wait for another stream's planned segments either, when nothing is committed any
 /// more.
 #[tokio::test(start_paused = true)]
-async fn what_was_planned_ahead_and_never_comes_keeps_nothing_from_being_sent() {
+async fn plans_ahead_that_never_fill_hold_nothing_up() {
     let mut log = Log::new(Store::memory()).await;
     let table = Table::open("table");
     crash_with_eight_planned(&mut log, &table).await;

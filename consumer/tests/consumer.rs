@@ -269,11 +269,11 @@ async fn an_owner_that_waited_for_the_sink_and_was_fenced_stands_by_ready() {
         ..config("a")
     };
     let owner = Consumer::new(log.store.clone(), renews_soon, away, &mut Registry::default()).unwrap();
-    let status = owner.status();
+    let readiness = owner.readiness();
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(owner.run(shutdown.clone()));
     eventually("the owner waits for the sink", async || {
-        !status.waiting_for().is_empty()
+        !readiness.waiting_for().is_empty()
     })
     .await;
 
@@ -284,7 +284,7 @@ async fn an_owner_that_waited_for_the_sink_and_was_fenced_stands_by_ready() {
     };
     let second = start(&log.store, takes_over, &table);
     table.has(20).await;
-    eventually("the first stands by", async || status.waiting_for().is_empty()).await;
+    eventually("the first stands by", async || readiness.waiting_for().is_empty()).await;
     shutdown.cancel();
     task.await.unwrap().unwrap();
     second.stop().await.unwrap();
@@ -357,7 +357,7 @@ async fn batches_in_doubt_are_finished_only_by_the_sink_they_were_begun_for() {
 }
 
 #[tokio::test]
-async fn a_stop_finishes_what_was_begun_and_nothing_else_is_in_doubt() {
+async fn a_stopping_owner_finishes_its_batches_and_leaves_nothing_in_doubt() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3, 20, 3, 20]).await;
     let table = Table::shut("table");
@@ -463,7 +463,7 @@ async fn cursor_swaps_that_landed_but_were_not_reported_send_nothing_twice_and_s
 
 /// All four outcomes of a write at random, failing reads, and owners that crash or stop in between.
 #[tokio::test]
-async fn whatever_the_network_does_and_whoever_crashes_every_row_is_in_the_sink_once() {
+async fn under_faults_and_crashes_every_row_is_in_the_sink_once() {
     for seed in 0..6 {
         let mut log = Log::new(Store::memory()).await;
         let (store, network) = log.store.behind(Faults {
@@ -513,7 +513,7 @@ async fn whatever_the_network_does_and_whoever_crashes_every_row_is_in_the_sink_
 }
 
 #[tokio::test]
-async fn a_store_that_is_away_is_waited_for() {
+async fn the_consumer_survives_an_outage_of_the_store() {
     let mut log = Log::new(Store::memory()).await;
     let (store, network) = log.store.behind(Faults::default());
     log.commit(&[3]).await;

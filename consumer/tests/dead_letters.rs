@@ -44,7 +44,7 @@ async fn assert_delivered_or_dead(log: &Log, table: &Table, what: &str) {
 }
 
 #[tokio::test]
-async fn what_is_refused_is_in_letters_and_the_rest_in_the_table() {
+async fn refused_rows_become_dead_letters_and_the_table_gets_the_rest() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3, 20, 2, 30, 1]).await;
     let table = Table::open("table");
@@ -378,7 +378,7 @@ async fn a_row_whose_letter_may_be_written_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn more_than_the_limit_ends_the_consumer_and_mending_the_table_lets_all_in() {
+async fn too_many_refused_rows_end_the_consumer_and_a_repaired_table_takes_all() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3, 40]).await;
     let table = Table::open("table");
@@ -406,7 +406,7 @@ async fn more_than_the_limit_ends_the_consumer_and_mending_the_table_lets_all_in
 /// All faults at once: all four outcomes of every write to the table and to the store, failing reads, owners that crash
 /// or stop anywhere, and a table that changes and is repaired between them.
 #[tokio::test]
-async fn whatever_fails_and_whoever_crashes_every_row_is_delivered_once_or_in_one_letter() {
+async fn under_faults_and_crashes_every_row_is_delivered_once_or_in_one_letter() {
     for seed in 0..4 {
         let mut random = SmallRng::seed_from_u64(seed);
         let mut log = Log::new(Store::memory()).await;

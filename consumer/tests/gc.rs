@@ -5,11 +5,11 @@ mod support;
 
 use futures::future::join_all;
 use millpond_consumer::gc::{CollectError, Collected, GarbageCollector, GcConfig};
-use millpond_consumer::{Environment, SystemEnvironment};
 use millpond_manifest::{
     BatchingPolicy, Buffer, Cursor, Log as Pages, Manifest, Page, ReadError, Swap, cas, layout,
 };
 use millpond_producer::{Append, Config as ProducerConfig, Producer};
+use millpond_runtime::{Environment, SystemEnvironment};
 use millpond_segment::Encoding;
 use millpond_storage::unreliable::{Fault, Faults, On, S3Latency, WriteFaults};
 use millpond_storage::{Cas, Store};
@@ -247,7 +247,7 @@ async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_every_consumer_has_acknowledged_goes_and_nothing_else() {
+async fn only_segments_that_every_consumer_has_acknowledged_are_deleted() {
     let log = eight().await;
     let clock = Clock::at(100_000);
     let (mut gc, registry) = gc_of(&log.store, &clock, None);
@@ -457,10 +457,6 @@ async fn a_stalled_producer_uploads_again_what_was_deleted() {
     let store = Store::memory();
     let (network, controls) = store.behind(Faults::default());
     let clock = Clock::at(1_000_000);
-    let environment = {
-        let clock = clock.clone();
-        millpond_producer::Environment::new(move || clock.now_ms.load(Relaxed), 1)
-    };
     let config = ProducerConfig {
         segment_raw_bytes: 1,
         block_bytes: 1_024,
@@ -470,7 +466,7 @@ async fn a_stalled_producer_uploads_again_what_was_deleted() {
         ..ProducerConfig::default()
     };
     let mut registry = Registry::default();
-    let producer = Producer::start_in(environment, network, config, &mut registry)
+    let producer = Producer::start_in(clock.clone(), network, config, &mut registry)
         .await
         .unwrap();
     let append = async |payload: &'static str| {

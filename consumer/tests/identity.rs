@@ -310,7 +310,7 @@ async fn rows_that_are_seen_later_than_their_token_are_not_sent_again() {
 
 /// A request of a later round is still in flight when the table has forgotten the first round's token.
 #[tokio::test]
-async fn a_later_round_that_is_under_way_is_waited_for() {
+async fn a_successor_waits_for_a_later_round_in_flight() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[4]).await;
     let table = Table::open("table");

@@ -248,7 +248,7 @@ async fn a_page_that_is_damaged_gone_or_another_one_is_named() {
 }
 
 #[tokio::test]
-async fn pages_that_cannot_be_read_for_a_while_are_waited_for() {
+async fn the_consumer_retries_pages_that_it_cannot_read() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[1, 20, 1].repeat(6)).await;
     log.seal(3).await;

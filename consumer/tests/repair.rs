@@ -31,9 +31,13 @@ fn repair_of(instance: &str, range: RangeInclusive<u64>) -> Config {
 
 fn begin(store: &Store, config: Config, table: &Arc<Table>) -> (Running, Tally) {
     let consumer = Consumer::new(store.clone(), config, table.clone(), &mut Registry::default()).unwrap();
-    let (tally, shutdown) = (consumer.tally(), CancellationToken::new());
-    let task = tokio::spawn(consumer.run(shutdown.clone()));
-    (Running { shutdown, task }, tally)
+    let (tally, readiness, shutdown) = (consumer.tally(), consumer.readiness(), CancellationToken::new());
+    let running = Running {
+        task: tokio::spawn(consumer.run(shutdown.clone())),
+        shutdown,
+        readiness,
+    };
+    (running, tally)
 }
 
 /// Returns the counts: rows found, rows inserted, dead letters, shards done.
@@ -156,10 +160,10 @@ async fn a_killed_repair_goes_on_where_it_was() {
     let left = 32 - cursor.next(STREAM) * 8;
     assert!(matches!(cursor.ownership, Ownership::Held { .. }));
     // Another range would leave out a part of the first one.
-    let said = refused(&log, repair_of("r", 1..=3), &table).await;
+    let message = refused(&log, repair_of("r", 1..=3), &table).await;
     assert!(
-        said.contains("finish it with --from 0") && said.contains("consumer remove default.repair"),
-        "{said}"
+        message.contains("finish it with --from 0") && message.contains("consumer remove default.repair"),
+        "{message}"
     );
     assert_eq!(
         repair(&log, repair_of("r", 0..=3), &table).await.unwrap(),
@@ -255,29 +259,32 @@ async fn requests_of_a_dead_consumer_are_ended_first() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_repaired_is_refused() {
+async fn ranges_that_cannot_be_repaired_are_refused() {
     let (mut log, table) = read(&[8, 8]).await;
     log.commit(&[8]).await;
-    let said = refused(&log, repair_of("r", 0..=2), &table).await;
+    let message = refused(&log, repair_of("r", 0..=2), &table).await;
     assert!(
-        said.contains("has acknowledged events.test only below sequence 2"),
-        "{said}"
+        message.contains("has acknowledged events.test only below sequence 2"),
+        "{message}"
     );
-    let said = refused(&log, repair_of("r", 1..=3), &table).await;
+    let message = refused(&log, repair_of("r", 1..=3), &table).await;
     assert!(
-        said.contains("1 to 3 is not in the log, which has sequences 0 to 2"),
-        "{said}"
+        message.contains("1 to 3 is not in the log, which has sequences 0 to 2"),
+        "{message}"
     );
     assert_eq!(log.cursor(REPAIR).await, None, "a refusal leaves no cursor");
     log.change(|log| log.collect(1, 0)).await;
-    let said = refused(&log, repair_of("r", 0..=1), &table).await;
-    assert!(said.contains("no longer holds sequences before 1"), "{said}");
+    let message = refused(&log, repair_of("r", 0..=1), &table).await;
+    assert!(
+        message.contains("no longer holds sequences before 1"),
+        "{message}"
+    );
     log.reset("default", 1).await;
-    let said = refused(&log, repair_of("r", 1..=1), &table).await;
-    assert!(said.contains("only below sequence 1"), "{said}");
+    let message = refused(&log, repair_of("r", 1..=1), &table).await;
+    assert!(message.contains("only below sequence 1"), "{message}");
     log.remove("default").await;
-    let said = refused(&log, repair_of("r", 1..=1), &table).await;
-    assert!(said.contains("the consumer has never read it"), "{said}");
+    let message = refused(&log, repair_of("r", 1..=1), &table).await;
+    assert!(message.contains("the consumer has never read it"), "{message}");
     for config in [config("a"), repair_of("r", 0..=0)] {
         let named = Config {
             consumer: REPAIR.into(),

@@ -291,8 +291,8 @@ async fn who_waits_renews_its_claim_and_says_for_whom_it_waits() {
     firm.arrived().await;
     let machine = Machine::new();
     let lesser = start_on(&machine, &log.store, named("a"), &table);
-    eventually("it waits", async || !lesser.status.waiting_for().is_empty()).await;
-    let [waits] = &lesser.status.waiting_for()[..] else {
+    eventually("it waits", async || !lesser.readiness.waiting_for().is_empty()).await;
+    let [waits] = &lesser.readiness.waiting_for()[..] else {
         panic!("one wait")
     };
     assert!(
@@ -320,7 +320,7 @@ async fn a_consumer_that_stops_while_it_waits_leaves_no_claim() {
     let greater = start(&held, named("b"), &table);
     firm.arrived().await;
     let lesser = start(&log.store, named("a"), &table);
-    eventually("it waits", async || !lesser.status.waiting_for().is_empty()).await;
+    eventually("it waits", async || !lesser.readiness.waiting_for().is_empty()).await;
     lesser.stop().await.unwrap();
     assert_eq!(log.cursor("a").await.unwrap().tables.claim, None);
     firm.release();

@@ -70,7 +70,7 @@ async fn a_time_is_found_in_every_page_and_in_the_tail() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_trimmed_is_not_waited_for() {
+async fn a_first_start_skips_the_trimmed_part_of_the_log() {
     let log = ten().await;
     log.change(|log| log.collect(3, 0)).await;
     for place in [Start::Sequence(1), Start::Time(1)] {

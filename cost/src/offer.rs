@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_offer_file_is_refused_with_the_reason() {
+    fn an_invalid_offer_file_is_refused_with_the_reason() {
         let error = |text: &str| import(text).unwrap_err().to_string();
         assert!(error("{}").contains("offerCode"));
         assert!(error("nothing").contains("not an offer file"));

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_price_is_refused() {
+    fn an_invalid_price_is_refused() {
         let entry = |line: &str| {
             let text = format!(
                 "[[storage]]\nprovider = \"p\"\nregion = \"r\"\nget_usd_per_1000 = 1\nstorage_usd_per_gib_month = 1\nsource = \"s\"\n{line}\n"
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn prices_older_than_ninety_days_are_warned_of() {
+    fn prices_older_than_ninety_days_cause_a_warning() {
         let warning = |date: &str| age_warning("s3", Some(day(date)), day("2026-11-21"));
         assert_eq!(warning("2026-08-23"), None);
         assert!(warning("2026-08-22").unwrap().contains("91 days ago"));

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_throughput_is_refused_with_examples() {
+    fn an_invalid_throughput_is_refused_with_examples() {
         for text in [
             "",
             "50",

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_with_what_to_do() {
+    fn senseless_settings_are_refused_with_a_remedy() {
         assert!(refused(|s| s.linger_seconds = 0.0).contains("--linger is 0"));
         assert!(refused(|s| s.producers = 0).contains("--producers is 0: there must be at least one"));
         let large = refused(|s| s.segment_bytes = 256.0 * MIB);

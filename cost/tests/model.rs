@@ -269,7 +269,7 @@ fn the_known_costs_of_a_wrong_network_path() {
 }
 
 #[test]
-fn advice_keeps_a_latency_target_and_old_prices_are_warned_of() {
+fn advice_keeps_a_latency_target_and_warns_of_old_prices() {
     let load = Load::compressed(Rate(1e6), 5.0);
     let ask = |target_seconds| {
         let settings = Settings::default();

@@ -55,7 +55,7 @@ func secretsOf(pod core.PodSpec) map[string]bool {
 // A CA is public, so all parts may share its Secret.
 const sharedCA = "company-ca"
 
-func TestEachPartHasSecretsOfItsOwn(t *testing.T) {
+func TestEachPartHasItsOwnSecrets(t *testing.T) {
 	owned := func(name string) map[string]string {
 		owner := map[string]string{}
 		for where, template := range templates(rendered(t, valuesOf(t, name))) {

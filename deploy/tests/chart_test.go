@@ -181,7 +181,7 @@ func everyCase(t *testing.T, test func(t *testing.T, all objects)) {
 	}
 }
 
-func TestTheChartHasNothingThatHelmLintMinds(t *testing.T) {
+func TestTheChartPassesHelmLint(t *testing.T) {
 	for _, name := range cases {
 		for _, message := range lint.All(chartFolder, valuesOf(t, name), namespace, true).Messages {
 			if message.Severity > support.InfoSev {
@@ -248,7 +248,7 @@ func TestNamesAreTakenByKubernetes(t *testing.T) {
 	})
 }
 
-func TestWhatSelectsSelectsSomething(t *testing.T) {
+func TestEverySelectorSelectsSomething(t *testing.T) {
 	everyCase(t, func(t *testing.T, all objects) {
 		pods := templates(all)
 		selected := func(what string, selector map[string]string) (found []core.PodTemplateSpec) {
@@ -464,7 +464,7 @@ func TestTheInstanceIsThePodsName(t *testing.T) {
 	})
 }
 
-func TestWhatTheyTellOfThemselvesGoesWhereItIsSaid(t *testing.T) {
+func TestTelemetryGoesToTheConfiguredEndpoint(t *testing.T) {
 	told := func(pod core.PodSpec) map[string]core.EnvVar {
 		told := make(map[string]core.EnvVar)
 		for _, variable := range pod.Containers[0].Env {

@@ -7,7 +7,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func TestValuesThatCannotBeMeantAreRefused(t *testing.T) {
+func TestSenselessValuesAreRefused(t *testing.T) {
 	for _, bad := range []struct {
 		path  string
 		value any

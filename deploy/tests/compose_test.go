@@ -86,7 +86,7 @@ func TestComposeServicesFitTheirPrograms(t *testing.T) {
 	}
 }
 
-func TestEachComposeServiceHasSecretsOfItsOwn(t *testing.T) {
+func TestEachComposeServiceHasItsOwnSecrets(t *testing.T) {
 	seen := map[string]bool{}
 	for name, service := range ours(t) {
 		for _, file := range service.EnvFiles {

@@ -84,7 +84,7 @@ func only[T instructions.Command](t *testing.T, stage instructions.Stage) T {
 }
 
 // BuildKit takes an unknown stage for an image with that name.
-func TestWhatIsCopiedIsMadeInAStageBefore(t *testing.T) {
+func TestCopiedFilesComeFromAnEarlierStage(t *testing.T) {
 	for _, name := range dockerfiles {
 		stages, _ := stages(t, name)
 		made := map[string]string{}

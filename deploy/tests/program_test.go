@@ -42,14 +42,14 @@ func run(t *testing.T, environment []string, arguments ...string) (string, int) 
 	defer cancel()
 	command := exec.CommandContext(ctx, program(t), arguments...)
 	command.Env = append([]string{"AWS_EC2_METADATA_DISABLED=true"}, environment...)
-	var said bytes.Buffer
-	command.Stdout, command.Stderr = &said, &said
+	var output bytes.Buffer
+	command.Stdout, command.Stderr = &output, &output
 	err := command.Run()
 	var ended *exec.ExitError
 	if err != nil && (!errors.As(err, &ended) || ctx.Err() != nil) {
-		t.Fatalf("millpond %s: %v: %s", strings.Join(arguments, " "), err, said.String())
+		t.Fatalf("millpond %s: %v: %s", strings.Join(arguments, " "), err, output.String())
 	}
-	return said.String(), command.ProcessState.ExitCode()
+	return output.String(), command.ProcessState.ExitCode()
 }
 
 // help returns a command's --help.
@@ -172,14 +172,14 @@ func (c commandLine) check(t *testing.T) {
 		}
 		environment = append(environment, name+"="+value)
 	}
-	said, code := run(t, environment, arguments...)
+	output, code := run(t, environment, arguments...)
 	// The program ends with 2 if it does not understand its arguments.
 	if code == 2 {
-		t.Errorf("%s: millpond %s: %s", c.where, strings.Join(arguments, " "), said)
+		t.Errorf("%s: millpond %s: %s", c.where, strings.Join(arguments, " "), output)
 	}
-	if command != "load" && !strings.Contains(said, "the buffer cannot be opened") {
+	if command != "load" && !strings.Contains(output, "the buffer cannot be opened") {
 		t.Errorf("%s: millpond %s did not come as far as opening its buffer: %s",
-			c.where, strings.Join(arguments, " "), said)
+			c.where, strings.Join(arguments, " "), output)
 	}
 }
 

@@ -79,7 +79,7 @@ func TestTheProgramTakesTheUnitsCommandLines(t *testing.T) {
 	}
 }
 
-func TestEachUnitHasSecretsOfItsOwn(t *testing.T) {
+func TestEachUnitHasItsOwnSecrets(t *testing.T) {
 	seen := map[string]bool{}
 	for _, name := range units {
 		file := setting(read(t, "../systemd", name), "EnvironmentFile")
@@ -140,8 +140,8 @@ func TestSystemdTakesTheUnits(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(folder, units[0]+".d", "tls.conf"), []byte(tls), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	said, err := exec.CommandContext(t.Context(), analyze, files...).CombinedOutput()
-	if err != nil || len(said) > 0 {
-		t.Errorf("systemd-analyze verify: %v: %s", err, said)
+	output, err := exec.CommandContext(t.Context(), analyze, files...).CombinedOutput()
+	if err != nil || len(output) > 0 {
+		t.Errorf("systemd-analyze verify: %v: %s", err, output)
 	}
 }

@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_at_work_is_closed() {
+    fn connections_at_work_stay_open() {
         assert_eq!(chosen(2, &[at_work(proven(1)), at_work(newcomer(2))]), None);
         let mut busy = vec![at_work(proven(1)); 7];
         busy.push(newcomer(0));
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_more_takes_the_place_of_the_slowest() {
+    async fn a_connection_over_the_limit_replaces_the_slowest() {
         let connections = Connections::new(2);
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let first = connections.admit(address, connections.room().await).unwrap();
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_scarce_memory_gets_that_of_the_slowest_holder() {
+    async fn scarce_memory_comes_from_the_slowest_holder() {
         let at_once = Pressure {
             interval: Duration::from_millis(1),
             held_min: Duration::ZERO,
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_who_has_held_memory_of_the_kind_for_a_while_may_lose_it() {
+    async fn only_long_held_memory_of_the_same_kind_can_be_taken_away() {
         let connections = Connections::new(8);
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let holder = connections.admit(address, connections.room().await).unwrap();

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_leaves_in_force_what_was() {
+    fn unusable_files_leave_the_old_ones_in_force() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         write(path, "1", "1");
@@ -229,9 +229,9 @@ mod tests {
         assert_eq!((watched.look(), *watched.current()), (Look::Same, 1));
 
         write(path, "2", "1");
-        let said = reason(watched.look());
+        let shown = reason(watched.look());
         assert_eq!(
-            said,
+            shown,
             format!("--other {}: not the same", path.join("other").display())
         );
         assert_eq!((watched.look(), *watched.current()), (Look::StillRefused, 1));

@@ -1,7 +1,7 @@
 //! The requests' share of the memory budget. No request holds bytes without a reservation, and requests that are still
 //! being read can never fill the budget and wait for each other.
 
-use millpond_producer::{Budget, OverBudget, Reservation};
+use millpond_runtime::{Budget, OverBudget, Reservation};
 
 use crate::connections::{Scarce, Seat};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use futures::future::{Either, poll_fn, select};
 use hyper::body::Body;
-use millpond_producer::OverBudget;
+use millpond_runtime::OverBudget;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::buffers::Buffers;
@@ -320,7 +320,7 @@ where
 mod tests {
     use super::*;
     use hyper::body::Frame;
-    use millpond_producer::Budget;
+    use millpond_runtime::Budget;
     use std::convert::Infallible;
     use std::task::{Context, Poll};
 

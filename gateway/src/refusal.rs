@@ -3,7 +3,7 @@
 
 use std::fmt::Display;
 
-use millpond_producer::OverBudget;
+use millpond_runtime::OverBudget;
 use tokio::task::JoinError;
 use tonic::Code;
 

@@ -309,13 +309,13 @@ impl Security {
         let Some(tls) = self.tls.as_ref().map(Watched::current) else {
             return;
         };
-        let mut said = self.out_of_date.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.out_of_date.lock().unwrap_or_else(PoisonError::into_inner);
         let fault = tls.out_of_date(SystemTime::now());
         let of = fault.is_some().then_some(tls.valid_until);
-        if let Some(fault) = fault.filter(|_| *said != of) {
+        if let Some(fault) = fault.filter(|_| *logged != of) {
             tracing::warn!("the certificate in --tls-cert {fault}: clients will refuse it");
         }
-        *said = of;
+        *logged = of;
     }
 
     /// Returns true if a finished TLS handshake implies a client certificate.
@@ -375,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_can_reach_needs_tls_or_a_word() {
+    fn a_reachable_address_needs_tls_or_an_explicit_flag() {
         let check = |address: &str, tls, insecure| check_exposure(address.parse().unwrap(), tls, insecure);
         for loopback in [
             "127.0.0.1:4317",

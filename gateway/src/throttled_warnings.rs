@@ -13,13 +13,13 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// Past warnings by kind.
 #[derive(Debug, Default)]
 pub(crate) struct ThrottledWarnings {
-    said: Mutex<HashMap<&'static str, Said>>,
+    logged: Mutex<HashMap<&'static str, Logged>>,
 }
 
 #[derive(Debug)]
-struct Said {
+struct Logged {
     at: Instant,
-    not_said: u64,
+    suppressed: u64,
 }
 
 impl ThrottledWarnings {
@@ -34,14 +34,20 @@ impl ThrottledWarnings {
 
     /// The number of suppressed warnings since the last one, or `None` to suppress this one too.
     fn how_many(&self, kind: &'static str, now: Instant) -> Option<u64> {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = said.get_mut(kind).filter(|said| now - said.at < PAUSE);
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = logged.get_mut(kind).filter(|logged| now - logged.at < PAUSE);
         if let Some(before) = before {
-            before.not_said += 1;
+            before.suppressed += 1;
             return None;
         }
-        let before = said.insert(kind, Said { at: now, not_said: 0 });
-        Some(before.map_or(0, |before| before.not_said))
+        let before = logged.insert(
+            kind,
+            Logged {
+                at: now,
+                suppressed: 0,
+            },
+        );
+        Some(before.map_or(0, |before| before.suppressed))
     }
 }
 
@@ -50,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_is_said_once_a_minute_with_how_many_there_were() {
+    fn each_kind_is_logged_once_a_minute_with_its_count() {
         let (throttled_warnings, start) = (ThrottledWarnings::default(), Instant::now());
         let at = |kind, seconds| throttled_warnings.how_many(kind, start + Duration::from_secs(seconds));
         assert_eq!(

@@ -528,7 +528,7 @@ mod tests {
             Tokens::parse(&whole.as_bytes()[..end]).unwrap_err();
         }
         assert_eq!(Tokens::parse(whole.as_bytes()).unwrap().len(), 3);
-        for (count, said) in [
+        for (count, expected) in [
             ("2", "count is 2, and the file has 3"),
             ("-3", "count must be"),
             ("\"3\"", "count must be"),
@@ -536,7 +536,7 @@ mod tests {
             let mistake = Tokens::parse(whole.replace("count = 3", &format!("count = {count}")).as_bytes());
             let mistake = mistake.unwrap_err();
             assert!(
-                mistake.starts_with("line 1: ") && mistake.contains(said),
+                mistake.starts_with("line 1: ") && mistake.contains(expected),
                 "{mistake}"
             );
         }

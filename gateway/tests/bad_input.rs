@@ -198,7 +198,7 @@ async fn a_client_that_stalls_in_mid_body_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_does_not_speak_http2_is_closed() {
+async fn a_connection_that_does_not_speak_http2_is_closed() {
     let config = Config {
         handshake_timeout: Duration::from_millis(50),
         ..Config::default()

@@ -147,7 +147,7 @@ async fn each_service_refuses_what_is_not_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outage_of_the_store_is_waited_for() {
+async fn an_export_waits_for_the_store_to_return() {
     let gateway = start(producer_config(), Config::default()).await;
     gateway.controls.set_outage(Some(Outage::Fails));
     let mut client = gateway.client();
@@ -360,7 +360,7 @@ async fn a_producer_that_is_closed_is_unavailable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_export_is_unimplemented_or_not_grpc() {
+async fn other_methods_are_unimplemented_and_other_content_is_not_grpc() {
     let gateway = start(producer_config(), Config::default()).await;
     let body = || Pieces::of(framed(false, &logs(1).encode_to_vec()));
     let profiles = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
@@ -418,7 +418,7 @@ async fn a_drain_finishes_what_is_in_flight_and_accepts_nothing_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_that_takes_too_long_cuts_off_and_says_so() {
+async fn a_drain_that_takes_too_long_is_cut_off_and_reported() {
     let gateway = start(
         producer_config(),
         Config {

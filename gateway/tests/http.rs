@@ -90,7 +90,7 @@ async fn success_comes_only_after_the_commit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_holds_no_records_is_a_success() {
+async fn a_request_without_records_succeeds() {
     let gateway = start(producer_config(), Config::default()).await;
     for (content_type, body) in [
         (JSON, "{}"),
@@ -169,7 +169,7 @@ async fn a_producer_that_is_closed_is_503() {
 
 /// Every refusal is a Status, in JSON unless the request was protobuf.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_export_is_told_what_would_be_one() {
+async fn requests_that_are_no_exports_get_a_hint() {
     let gateway = start(producer_config(), Config::default()).await;
     for (method, path, content_type, status, header, words) in [
         (Method::POST, "/v1/spans", JSON, 404, ("", ""), "/v1/traces"),
@@ -243,7 +243,7 @@ async fn what_is_no_export_is_told_what_would_be_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_mistakes_one_port_for_the_other_is_told() {
+async fn a_client_at_the_wrong_port_gets_a_hint() {
     let gateway = start(producer_config(), Config::default()).await;
     let body = Pieces::of(framed(false, &logs(1).encode_to_vec()));
     let request = gateway.request(Method::POST, EXPORT, "application/grpc", &[], body);

@@ -227,7 +227,7 @@ async fn a_client_that_sends_all_before_it_reads_gets_its_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_waits_for_leave_to_send_is_refused_at_once() {
+async fn a_client_that_sends_expect_100_continue_is_refused_at_once() {
     let gateway = start(producer_config(), Config::default()).await;
     let mut stream = TcpStream::connect(gateway.http_address)
         .await

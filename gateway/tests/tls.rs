@@ -132,7 +132,7 @@ async fn read_all(stream: &mut (impl AsyncReadExt + Unpin)) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_trusts_the_certificate_is_served_over_tls_and_nobody_in_clear() {
+async fn clients_that_trust_the_certificate_are_served_and_plain_text_is_not() {
     let (ca, other) = (Ca::new("ours"), Ca::new("another"));
     let place = Place::new(&ca.server());
     let gateway = gateway(&place.files(None)).await;
@@ -172,7 +172,7 @@ async fn with_a_ca_of_clients_a_client_needs_a_certificate_of_it_that_is_valid()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn plain_http_to_a_tls_port_is_told_so() {
+async fn plain_http_to_a_tls_port_gets_an_explanation() {
     let place = Place::new(&Ca::new("ours").server());
     let gateway = gateway(&place.files(None)).await;
     let mut stream = TcpStream::connect(gateway.address).await.expect("a connection");
@@ -219,7 +219,7 @@ async fn a_handshake_that_stalls_is_closed_and_gives_its_memory_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_only_begins_like_tls_is_closed_at_once() {
+async fn a_connection_that_only_begins_like_tls_is_closed_at_once() {
     let place = Place::new(&Ca::new("ours").server());
     let gateway = gateway(&place.files(None)).await;
     let mut stream = TcpStream::connect(gateway.address).await.expect("a connection");
@@ -345,7 +345,7 @@ fn assert_metrics(gateway: &Running, [success, failure, failing]: [u32; 3], unti
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_used_leaves_the_old_certificate_in_force() {
+async fn unusable_files_leave_the_old_certificate_in_force() {
     let (old, new) = (Ca::new("old"), Ca::new("new"));
     let (old_leaf, new_leaf) = (old.server(), new.server());
     let place = Place::new(&old_leaf);
@@ -451,10 +451,10 @@ fn a_file_that_cannot_be_used_is_named_with_what_is_wrong_and_no_key_is_shown() 
             None => fs::remove_file(place.path(file)).expect("removed"),
         }
         let refused = Security::load(&files, &mut Registry::default()).expect_err("refused");
-        let said = refused.to_string();
-        assert!(said.contains(expected), "{said}");
-        let named = said.contains(&place.path(file).display().to_string());
-        assert!(named, "{said}");
-        assert!(!said.contains(&secret), "{said}");
+        let message = refused.to_string();
+        assert!(message.contains(expected), "{message}");
+        let named = message.contains(&place.path(file).display().to_string());
+        assert!(named, "{message}");
+        assert!(!message.contains(&secret), "{message}");
     }
 }

@@ -74,9 +74,9 @@ async fn a_request_needs_one_token_of_the_file() {
         (&[AGENTS], "must occur once"),
         (&[&format!("Basic {AGENTS}")], "must occur once"),
     ] {
-        let (code, said) = code(&gateway, wrong).await;
+        let (code, text) = code(&gateway, wrong).await;
         assert_eq!(code, Code::Unauthenticated, "{wrong:?}");
-        assert!(said.contains(reason) && !said.contains("0123456789"), "{said}");
+        assert!(text.contains(reason) && !text.contains("0123456789"), "{text}");
     }
     for line in [
         "millpond_gateway_requests_denied_total{reason=\"missing\"} 1",
@@ -162,8 +162,8 @@ async fn over_http_a_refusal_is_401_with_a_challenge() {
             let answer = gateway.post("/v1/logs", form, &headers, body).await;
             assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
             assert_eq!(answer.header("www-authenticate"), challenge);
-            let (said, _) = answer.refusal();
-            assert!(said.contains(reason), "{said}");
+            let (text, _) = answer.refusal();
+            assert!(text.contains(reason), "{text}");
         }
     }
     let headers = [("authorization", &right[..])];

@@ -92,7 +92,7 @@ impl Process {
             Err(_) => bail!(
                 "{} is not ready after {PATIENCE:?}; its log ends:\n{}",
                 self.name,
-                self.last_words()
+                self.last_messages()
             ),
         }
     }
@@ -143,7 +143,7 @@ impl Process {
             Err(_) => bail!(
                 "{} is still running after {patience:?}; its log ends:\n{}",
                 self.name,
-                self.last_words()
+                self.last_messages()
             ),
         }
     }
@@ -168,11 +168,11 @@ impl Process {
         anyhow::anyhow!(
             "{} ended ({status}); its log ends:\n{}",
             self.name,
-            self.last_words()
+            self.last_messages()
         )
     }
 
-    fn last_words(&self) -> String {
+    fn last_messages(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(15)..].join("\n")

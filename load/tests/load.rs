@@ -48,7 +48,7 @@ fn acknowledged(file: &std::path::Path) -> BTreeSet<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_record_arrives_once_under_an_id_of_its_own_whichever_worker_sent_it() {
+async fn every_record_arrives_once_with_a_unique_id_from_any_worker() {
     let world = World::start().await;
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("acknowledged");
@@ -89,7 +89,7 @@ async fn a_refusal_that_is_retryable_is_retried_until_it_is_accepted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_given_up_is_not_among_the_acknowledged() {
+async fn abandoned_records_are_not_listed_as_acknowledged() {
     let world = World::start().await;
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("acknowledged");
@@ -352,7 +352,10 @@ async fn credentials_that_cannot_be_used_are_named_and_the_token_is_never_shown(
         let error = load::run(config, CancellationToken::new(), Progress::new())
             .await
             .expect_err("no load");
-        let said = error.to_string();
-        assert!(said.contains(named) && !said.contains("secret"), "{said}");
+        let message = error.to_string();
+        assert!(
+            message.contains(named) && !message.contains("secret"),
+            "{message}"
+        );
     }
 }

@@ -6,8 +6,9 @@
 //! consumers cannot both take a table: the one whose claim was firm later looks after that, and sees the other's. This holds
 //! whatever the clocks show. Time only ends the wait for a claim that is not firm.
 
-use crate::tables::{SinkTable, TableClaim, common};
-use crate::{BatchingPolicy, Cursor, cursor::Ownership, layout};
+use crate::cursor::Ownership;
+use crate::cursor::tables::{SinkTable, SinkTables, TableClaim, common};
+use crate::{BatchingPolicy, Cursor, layout};
 use uuid::Uuid;
 
 /// A process's request for the tables of its sink.
@@ -125,6 +126,10 @@ impl Cursor {
                 Step::Swap(Box::new(next))
             };
         }
+        self.asks_for(lacking, request, free)
+    }
+
+    fn asks_for(&self, lacking: Vec<SinkTable>, request: &Request<'_>, free: Option<Stage>) -> Step {
         let claims = |claim: TableClaim| {
             let mut next = self.clone();
             next.tables.claim = Some(claim);
@@ -196,5 +201,24 @@ impl Cursor {
         let mut next = self.clone();
         next.tables.claim = None;
         next
+    }
+}
+
+impl SinkTables {
+    /// The cursors after each cursor that have a table in common with it, and the table. Leaves out tombstones, and tables that
+    /// a consumer has only asked for.
+    pub fn pairs(cursors: &[Cursor]) -> impl Iterator<Item = (&Cursor, &Cursor, &SinkTable)> {
+        let lives = |cursor: &&Cursor| !cursor.is_removed();
+        let numbered = cursors
+            .iter()
+            .enumerate()
+            .filter(move |(_, cursor)| lives(cursor));
+        numbered.flat_map(move |(place, one)| {
+            let others = cursors[place + 1..].iter().filter(lives);
+            others.filter_map(move |other| {
+                let table = common(&one.tables.tables, &other.tables.tables)?;
+                Some((one, other, table))
+            })
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! The object `buffer`: the buffer's identity and number of shards. It is written once.
 
-use crate::cas::{Object, Stamp};
+use crate::object::{Object, Stamp};
 use crate::{FormatError, envelope, proto};
 use bytes::Bytes;
 use uuid::Uuid;

@@ -1,73 +1,25 @@
 //! The cursor of one consumer in one shard, and its pure transitions: open, plan, acknowledge, renew, release. It never
 //! reads a clock or touches a store, and refuses every step that would break invariants 3 to 5 of the protocol.
 
-use crate::cas::{Object, Stamp};
-use crate::manifest::STREAMS_MAX;
-use crate::planted::{self, Bug};
-use crate::tables::{IDENTITIES_MAX, SinkTables, TABLES_MAX};
-use crate::{Count, FormatError, envelope, layout, limits, piece, proto};
-use bytes::Bytes;
+mod codec;
+mod refused;
+pub(crate) mod tables;
+
+use crate::entry::STREAMS_MAX;
+use crate::object::Stamp;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use tables::SinkTables;
 use thiserror::Error;
 use uuid::Uuid;
+
+pub use crate::plan::{BatchingPolicy, Plan};
+pub use refused::{PIECES_MAX, Refused};
 
 /// Maximum planned and unacknowledged batches of a stream.
 pub const PLANS_MAX: usize = 4_096;
 
 /// Maximum planned and unacknowledged batches of all streams: 256 for each of the maximum number of streams.
 pub const ALL_PLANS_MAX: usize = 256 * STREAMS_MAX;
-
-/// The highest credible epoch: nobody opens a cursor that often.
-const EPOCH_MAX: u64 = u64::MAX / 2;
-
-/// Decides how batches are formed and which bytes are sent under a token. It is pinned while batches may be in doubt: a
-/// successor must cut the same batches into the same chunks.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct BatchingPolicy {
-    /// Target number of records in a batch. A segment with half of it is a batch by itself.
-    pub batch_records: u64,
-    /// Target raw bytes of a batch. A segment with half of it is a batch by itself.
-    pub batch_bytes: u64,
-    /// Maximum rows in a chunk.
-    pub chunk_rows: u64,
-    /// Maximum bytes in a chunk, uncompressed in the sink's format.
-    pub chunk_bytes: u64,
-    /// Maximum partitions of the sink's table in a chunk's rows.
-    pub max_partitions_per_chunk: u32,
-    /// Maximum batches of a stream in flight past the acknowledged position.
-    pub max_in_flight: u32,
-    /// The sink's name, part of every batch's identity.
-    pub sink: String,
-    /// The version of the sink's mapping from messages to rows, part of every batch's identity.
-    pub schema_version: u32,
-}
-
-impl BatchingPolicy {
-    /// Returns an error for the first invalid setting.
-    pub fn check(&self) -> Result<(), String> {
-        let limits = [
-            ("batch_records", self.batch_records),
-            ("batch_bytes", self.batch_bytes),
-            ("chunk_rows", self.chunk_rows),
-            ("chunk_bytes", self.chunk_bytes),
-            ("max_partitions_per_chunk", self.max_partitions_per_chunk.into()),
-            ("max_in_flight", self.max_in_flight.into()),
-        ];
-        match limits.into_iter().find(|(_, value)| *value == 0) {
-            Some((name, _)) => Err(format!("{name} is 0: it must be at least 1")),
-            None => Ok(()),
-        }
-    }
-}
-
-/// A contiguous range of sequences that one batch covers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
-pub struct Plan {
-    /// First sequence.
-    pub low: u64,
-    /// Last sequence, inclusive.
-    pub high: u64,
-}
 
 /// A consumer's position in one stream.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
@@ -99,64 +51,6 @@ pub struct Skip {
 
 /// Maximum batches with refusals in a cursor.
 const REFUSED_MAX: usize = 16 * STREAMS_MAX;
-
-/// Maximum refused pieces of one batch in a cursor.
-pub const PIECES_MAX: usize = 1_000;
-
-/// The sink's refusals of a batch. Until the batch is acknowledged, nobody sends any refused part in the same form
-/// again: its halves may already be in the sink.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Refused {
-    /// The stream.
-    pub stream: String,
-    /// The batch.
-    pub batch: Plan,
-    /// Numbers ([`crate::piece`]) of the smallest refused pieces. Their ancestors were refused too, and are not listed.
-    pub pieces: BTreeSet<u32>,
-    /// The sink's error for the latest of them, shortened.
-    pub reason: String,
-}
-
-impl Refused {
-    /// Returns true if this chunk or piece was refused.
-    pub fn covers(&self, number: u32) -> bool {
-        self.pieces
-            .iter()
-            .any(|&piece| piece::lineage(piece).any(|of| of == number))
-    }
-
-    fn add(&mut self, number: u32) {
-        if !self.covers(number) {
-            for of in piece::lineage(number) {
-                self.pieces.remove(&of);
-            }
-            self.pieces.insert(number);
-        }
-    }
-
-    /// Names the first rule of the format that this refusal breaks.
-    fn check(&self, next: u64) -> Result<(), String> {
-        let Refused { stream, batch, .. } = self;
-        let Plan { low, high } = *batch;
-        if low < next || high < low {
-            return Err(format!(
-                "stream {stream}: the refused batch {low}..={high} does not follow {next}"
-            ));
-        }
-        let pieces = &self.pieces;
-        if pieces.is_empty() || pieces.len() > PIECES_MAX {
-            return Err(format!("stream {stream}: {} refused pieces", pieces.len()));
-        }
-        for &number in pieces {
-            let known = number < piece::CHUNKS_MAX || piece::is_piece(number);
-            let implied = piece::lineage(number).skip(1).any(|of| pieces.contains(&of));
-            if !known || implied {
-                return Err(format!("stream {stream}: no piece can have the number {number}"));
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Maximum number of reasons for waiting in a cursor, and characters of each.
 const WAITS_MAX: (usize, usize) = (8, 1_000);
@@ -287,11 +181,7 @@ impl Cursor {
             lease_ms: 0,
             generation: 0,
             unsettled: false,
-            sent_below: if planted::is(Bug::NewCursorSentNothing) {
-                0
-            } else {
-                SENT_UNKNOWN
-            },
+            sent_below: SENT_UNKNOWN,
             policy,
             start,
             streams: BTreeMap::new(),
@@ -341,8 +231,7 @@ impl Cursor {
 
     /// Returns true if this state belongs to the same opening as `own`: an owner that finds another one is fenced.
     pub fn is_of(&self, own: &Cursor) -> bool {
-        let same_epoch = self.epoch == own.epoch && planted::is(Bug::EpochFences);
-        self.opening == own.opening || same_epoch || planted::is(Bug::FenceIgnored)
+        self.opening == own.opening
     }
 
     /// Returns true if an operator removed the consumer: it has no positions, and nothing is kept for it.
@@ -352,7 +241,7 @@ impl Cursor {
 
     /// Returns true if somebody may have tried to send this batch before, not counting the current generation.
     pub fn may_have_sent(&self, batch: Plan) -> bool {
-        batch.low < self.sent_below && !planted::is(Bug::ResetForgetsSent)
+        batch.low < self.sent_below
     }
 
     /// Takes the cursor with a new epoch and owner. The configured policy comes into force only if nothing is in doubt.
@@ -377,7 +266,7 @@ impl Cursor {
         state.opening = id;
         // A fenced owner may have a longer lease than its successor, and sends until that expires. After a clean
         // release its tokens are known.
-        state.lease_ms = if (in_doubt || self.unsettled) && !planted::is(Bug::LongestLeaseForgotten) {
+        state.lease_ms = if in_doubt || self.unsettled {
             self.lease_ms.max(lease_ms)
         } else {
             lease_ms
@@ -388,7 +277,7 @@ impl Cursor {
         };
         state.waiting_for.clear();
         let policy_pinned = in_doubt && *policy != state.policy;
-        if !in_doubt || planted::is(Bug::PolicyNotPinned) {
+        if !in_doubt {
             state.policy = policy.clone();
         }
         Ok(Opened {
@@ -553,16 +442,15 @@ impl Cursor {
 
     /// This state with all tokens changed and all previous owners fenced.
     fn next_generation(&self) -> Cursor {
-        let fences = !planted::is(Bug::FenceIgnored);
         Cursor {
             epoch: self.epoch + 1,
-            opening: if fences { 0 } else { self.opening },
-            generation: self.generation + u64::from(!planted::is(Bug::GenerationKept)),
-            unsettled: !planted::is(Bug::ResetUnsettled),
+            opening: 0,
+            generation: self.generation + 1,
+            unsettled: true,
             // After a clean release nobody sends anymore. An operator's change releases the cursor too, but not
             // cleanly.
             lease_ms: match self.ownership {
-                Ownership::Released if !self.unsettled || planted::is(Bug::SecondResetForgetsLease) => 0,
+                Ownership::Released if !self.unsettled => 0,
                 _ => self.lease_ms,
             },
             sent_below: self.sent_below.max(self.reached()),
@@ -594,11 +482,10 @@ impl Cursor {
             let planned = self
                 .planned(&skip.stream)
                 .any(|plan| (plan.low..=plan.high).contains(&skip.sequence));
-            if planned && !planted::is(Bug::SkipKeepsTokens) {
-                let keeps = planted::is(Bug::SkipKeepsRefusals);
+            if planned {
                 *self = Cursor {
                     ownership: Ownership::Abandoned,
-                    refused: if keeps { self.refused.clone() } else { Vec::new() },
+                    refused: Vec::new(),
                     ..self.next_generation()
                 };
             }
@@ -666,7 +553,7 @@ impl Cursor {
     /// Releases the cursor. Batches that were planned and not acknowledged may have been sent.
     pub fn release(&mut self) {
         let planned = self.streams.values().any(|s| !s.planned.is_empty());
-        self.ownership = if planned && !planted::is(Bug::ReleasedInDoubt) {
+        self.ownership = if planned {
             Ownership::Abandoned
         } else {
             Ownership::Released
@@ -683,347 +570,5 @@ impl Cursor {
             self.streams.insert(stream.to_owned(), cursor);
         }
         self.streams.get_mut(stream).expect("it was just put there")
-    }
-
-    /// Names the first rule of the format that this state breaks.
-    pub fn check(&self) -> Result<(), String> {
-        self.policy.check()?;
-        layout::check_consumer_name(&self.consumer).map_err(|error| error.to_string())?;
-        let skipped = self.skipped.iter().map(|skip| &skip.stream);
-        let refused = self.refused.iter().map(|refused| &refused.stream);
-        for stream in self.streams.keys().chain(skipped).chain(refused) {
-            millpond_segment::check_stream_name(stream).map_err(|error| error.to_string())?;
-        }
-        // Each opening and each reset takes the next value.
-        if self.epoch.max(self.generation) > EPOCH_MAX {
-            let (epoch, generation) = (self.epoch, self.generation);
-            return Err(format!(
-                "its epoch {epoch} or its generation {generation} is over {EPOCH_MAX}"
-            ));
-        }
-        for (stream, cursor) in &self.streams {
-            let mut from = cursor.next;
-            for plan in &cursor.planned {
-                if plan.low < from || plan.high < plan.low || plan.high == u64::MAX {
-                    let Plan { low, high } = plan;
-                    return Err(format!(
-                        "stream {stream}: the plan {low}..={high} does not follow {from}"
-                    ));
-                }
-                from = plan.high + 1;
-            }
-        }
-        for refused in &self.refused {
-            refused.check(self.next(&refused.stream))?;
-        }
-        self.tables.check()
-    }
-}
-
-impl Object for Cursor {
-    const NAME: &'static str = "cursor";
-    const MAGIC: [u8; 4] = *b"MPCR";
-    const BYTES_MAX: u64 = 8 << 20;
-    const COUNTS: &'static [Count] = &[
-        Count {
-            of: "streams",
-            path: &[12],
-            max: STREAMS_MAX,
-        },
-        Count {
-            of: "planned batches",
-            path: &[12, 3],
-            max: ALL_PLANS_MAX,
-        },
-        Count {
-            of: "skipped parts",
-            path: &[13],
-            max: SKIPS_MAX,
-        },
-        Count {
-            of: "refused batches",
-            path: &[14],
-            max: REFUSED_MAX,
-        },
-        Count {
-            of: "refused pieces",
-            path: limits::PIECES,
-            max: ALL_PLANS_MAX,
-        },
-        Count {
-            of: "reasons for waiting",
-            path: &[15],
-            max: 1_000,
-        },
-        Count {
-            of: "tables",
-            path: &[21, 1],
-            max: TABLES_MAX,
-        },
-        Count {
-            of: "identities of tables",
-            path: &[21, 1, 2],
-            max: IDENTITIES_MAX.1,
-        },
-        Count {
-            of: "claimed tables",
-            path: &[21, 4, 2],
-            max: TABLES_MAX,
-        },
-        Count {
-            of: "identities of claimed tables",
-            path: &[21, 4, 2, 2],
-            max: IDENTITIES_MAX.1,
-        },
-    ];
-
-    fn encode(&self) -> Bytes {
-        // Destructured completely: a forgotten new field does not compile.
-        let Cursor {
-            buffer_id,
-            shard,
-            consumer,
-            stamp,
-            epoch,
-            opening,
-            ownership,
-            lease_ms,
-            generation,
-            unsettled,
-            sent_below,
-            policy,
-            start,
-            streams,
-            skipped,
-            refused,
-            waiting_for,
-            tables,
-        } = self;
-        let (kind, owner, lease_expires_at_ms) = match ownership {
-            Ownership::Released => (proto::Ownership::Released, String::new(), 0),
-            Ownership::Abandoned => (proto::Ownership::Abandoned, String::new(), 0),
-            Ownership::Removed => (proto::Ownership::Removed, String::new(), 0),
-            Ownership::Held {
-                owner,
-                lease_expires_at_ms,
-            } => (proto::Ownership::Held, owner.clone(), *lease_expires_at_ms),
-        };
-        envelope::wrap(
-            Self::MAGIC,
-            &proto::Cursor {
-                buffer_id: buffer_id.as_bytes().to_vec(),
-                shard: *shard,
-                consumer: consumer.clone(),
-                version: stamp.version,
-                writer_nonce: stamp.nonce,
-                epoch: *epoch,
-                ownership: kind.into(),
-                owner,
-                lease_expires_at_ms,
-                policy: Some(encode_policy(policy)),
-                start: *start,
-                streams: streams.iter().map(encode_stream).collect(),
-                skipped: skipped.iter().map(encode_skip).collect(),
-                refused: refused.iter().map(encode_refused).collect(),
-                waiting_for: waiting_for.clone(),
-                opening: *opening,
-                generation: *generation,
-                sent_below: *sent_below,
-                unsettled: *unsettled,
-                lease_ms: *lease_ms,
-                tables: (*tables != SinkTables::default()).then(|| tables.encode()),
-            },
-        )
-    }
-
-    fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
-        let c: proto::Cursor = envelope::unwrap::<Self, _>(bytes)?;
-        let content = |reason: String| FormatError::Content {
-            object: Self::NAME,
-            reason,
-        };
-        let ownership = match proto::Ownership::try_from(c.ownership) {
-            Ok(proto::Ownership::Released) => Ownership::Released,
-            Ok(proto::Ownership::Abandoned) => Ownership::Abandoned,
-            Ok(proto::Ownership::Removed) => Ownership::Removed,
-            Ok(proto::Ownership::Held) => Ownership::Held {
-                owner: c.owner,
-                lease_expires_at_ms: c.lease_expires_at_ms,
-            },
-            Err(_) => return Err(content(format!("unknown ownership {}", c.ownership))),
-        };
-        let policy = c
-            .policy
-            .ok_or_else(|| content("it has no batching policy".into()))?;
-        let mut streams = BTreeMap::new();
-        for stream in c.streams {
-            let planned = stream
-                .planned
-                .iter()
-                .map(|p| Plan {
-                    low: p.low,
-                    high: p.high,
-                })
-                .collect();
-            streams.insert(
-                stream.stream,
-                StreamCursor {
-                    next: stream.next,
-                    planned,
-                },
-            );
-        }
-        let cursor = Cursor {
-            buffer_id: Uuid::from_bytes(envelope::sixteen(Self::NAME, "buffer_id", &c.buffer_id)?),
-            shard: c.shard,
-            consumer: c.consumer,
-            stamp: Stamp {
-                version: c.version,
-                nonce: c.writer_nonce,
-            },
-            epoch: c.epoch,
-            opening: c.opening,
-            ownership,
-            lease_ms: c.lease_ms,
-            generation: c.generation,
-            unsettled: c.unsettled,
-            sent_below: c.sent_below,
-            policy: decode_policy(policy),
-            start: c.start,
-            streams,
-            skipped: c.skipped.into_iter().map(decode_skip).collect(),
-            refused: c.refused.into_iter().map(decode_refused).collect(),
-            waiting_for: c.waiting_for,
-            tables: c.tables.map(SinkTables::decode).unwrap_or_default(),
-        };
-        cursor.check().map_err(content)?;
-        Ok(cursor)
-    }
-
-    fn stamp(&self) -> Stamp {
-        self.stamp
-    }
-}
-
-fn encode_stream((stream, cursor): (&String, &StreamCursor)) -> proto::StreamCursor {
-    let StreamCursor { next, planned } = cursor;
-    proto::StreamCursor {
-        stream: stream.clone(),
-        next: *next,
-        planned: planned
-            .iter()
-            .map(|p| proto::Plan {
-                low: p.low,
-                high: p.high,
-            })
-            .collect(),
-    }
-}
-
-fn encode_skip(skip: &Skip) -> proto::Skip {
-    let Skip {
-        stream,
-        sequence,
-        at_ms,
-        reason,
-    } = skip.clone();
-    proto::Skip {
-        stream,
-        sequence,
-        at_ms,
-        reason,
-    }
-}
-
-fn decode_skip(skip: proto::Skip) -> Skip {
-    let proto::Skip {
-        stream,
-        sequence,
-        at_ms,
-        reason,
-    } = skip;
-    Skip {
-        stream,
-        sequence,
-        at_ms,
-        reason,
-    }
-}
-
-fn encode_refused(refused: &Refused) -> proto::Refused {
-    let Refused {
-        stream,
-        batch: Plan { low, high },
-        pieces,
-        reason,
-    } = refused.clone();
-    proto::Refused {
-        stream,
-        low,
-        high,
-        pieces: pieces.into_iter().collect(),
-        reason,
-    }
-}
-
-fn decode_refused(refused: proto::Refused) -> Refused {
-    let proto::Refused {
-        stream,
-        low,
-        high,
-        pieces,
-        reason,
-    } = refused;
-    Refused {
-        stream,
-        batch: Plan { low, high },
-        pieces: pieces.into_iter().collect(),
-        reason,
-    }
-}
-
-fn encode_policy(policy: &BatchingPolicy) -> proto::BatchingPolicy {
-    let BatchingPolicy {
-        batch_records,
-        batch_bytes,
-        chunk_rows,
-        chunk_bytes,
-        max_partitions_per_chunk,
-        max_in_flight,
-        sink,
-        schema_version,
-    } = policy.clone();
-    proto::BatchingPolicy {
-        batch_records,
-        batch_bytes,
-        chunk_rows,
-        chunk_bytes,
-        max_partitions_per_chunk,
-        max_in_flight,
-        sink,
-        schema_version,
-    }
-}
-
-fn decode_policy(policy: proto::BatchingPolicy) -> BatchingPolicy {
-    let proto::BatchingPolicy {
-        batch_records,
-        batch_bytes,
-        chunk_rows,
-        chunk_bytes,
-        max_partitions_per_chunk,
-        max_in_flight,
-        sink,
-        schema_version,
-    } = policy;
-    BatchingPolicy {
-        batch_records,
-        batch_bytes,
-        chunk_rows,
-        chunk_bytes,
-        max_partitions_per_chunk,
-        max_in_flight,
-        sink,
-        schema_version,
     }
 }

@@ -2,7 +2,7 @@
 //! reason and the message itself. It is written once, before the batch is acknowledged; its name depends on its
 //! content.
 
-use crate::cas::{Object, Stamp};
+use crate::object::{Object, Stamp};
 use crate::{FormatError, envelope, layout, proto};
 use bytes::Bytes;
 use millpond_segment::Encoding;

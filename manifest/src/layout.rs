@@ -1,6 +1,5 @@
 //! The keys of a buffer's objects, relative to its URL, and the rules for names in them.
 
-use crate::planted::{self, Bug};
 use thiserror::Error;
 use ulid::Ulid;
 
@@ -81,10 +80,10 @@ pub fn repaired_by(cursor: &str) -> Option<&str> {
 /// Checks the name of a consumer that reads the log itself: names of repairs are reserved.
 pub fn check_reader_name(name: &str) -> Result<(), InvalidName> {
     check_consumer_name(name)?;
-    match repaired_by(name) {
-        Some(_) if !planted::is(Bug::RepairNameFree) => Err(InvalidName(name.to_owned())),
-        _ => Ok(()),
+    if repaired_by(name).is_some() {
+        return Err(InvalidName(name.to_owned()));
     }
+    Ok(())
 }
 
 #[cfg(test)]

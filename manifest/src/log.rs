@@ -1,7 +1,7 @@
 //! A reader's view of a shard's log: the manifest and its loaded pages. It never reads a page itself, but reports which
 //! one is missing.
 
-use crate::manifest::{Entry, Part};
+use crate::entry::{Entry, Part};
 use crate::{Manifest, Page, PageReference};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,37 +1,25 @@
 //! The manifest: the ordered log of a shard's committed segments, and the producers' pure transitions. It never reads a
 //! clock, draws a random number or touches a store.
 
-use crate::cas::{Object, Stamp};
+mod codec;
+
+use crate::entry::check_entry;
+use crate::object::Stamp;
 use crate::page::{Page, PageReference};
-use crate::planted::{self, Bug};
-use crate::{Count, FormatError, envelope, proto};
-use bytes::Bytes;
 use millpond_segment::Encoding;
 use std::cmp::Reverse;
-use std::collections::HashSet;
 use std::fmt;
 use thiserror::Error;
 use ulid::Ulid;
 use uuid::Uuid;
 
-/// Maximum number of streams in a shard: every commit carries each name.
-pub const STREAMS_MAX: usize = 1_024;
+pub use crate::entry::{Entry, Part, STREAMS_MAX, TAIL_MAX};
+
 /// Maximum number of producers remembered. Beyond it, the manifest forgets the producer whose last commit is furthest
 /// back in the log.
 pub const PRODUCERS_MAX: usize = 4_096;
 /// Number of producers, by newest commit in the log, that the manifest remembers whatever any clock shows.
 pub const PRODUCERS_KEPT: usize = 256;
-/// The next commit seals a tail with this many entries into a page, which bounds the bytes of a commit whatever the
-/// backlog.
-pub const TAIL_MAX: usize = 2_048;
-/// Maximum entries to read of a tail or a page: a commit adds its segments before the tail is sealed.
-pub(crate) const ENTRIES_MAX: usize = 2 * TAIL_MAX;
-/// Maximum parts in all these entries.
-pub(crate) const PARTS_MAX: usize = ENTRIES_MAX * STREAMS_MAX;
-/// Maximum bytes to read of a manifest or a page: the maximum number of entries, each with all streams.
-pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
-/// Maximum pages to read of a manifest: two billion segments.
-const PAGES_MAX: usize = 1 << 20;
 /// Expiry of producers beyond [`PRODUCERS_KEPT`] in milliseconds: a registration forgets those last seen this long
 /// before or after the median producer.
 pub const PRODUCER_EXPIRY_MS: u64 = 24 * 3_600 * 1_000;
@@ -59,40 +47,6 @@ pub struct Stream {
     pub name: String,
     /// The format of its messages.
     pub encoding: Encoding,
-}
-
-/// The run of one stream's blocks in a segment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    /// Index into [`Manifest::streams`].
-    pub stream: u32,
-    /// Offset in the segment object, in bytes.
-    pub offset: u64,
-    /// Length in the segment object, in bytes.
-    pub length: u64,
-    /// Uncompressed, in bytes.
-    pub raw_len: u64,
-    /// Number of messages.
-    pub messages: u64,
-    /// Number of records in those messages.
-    pub records: u64,
-    /// Unix time in microseconds of the earliest message.
-    pub first_received_at_us: i64,
-    /// Unix time in microseconds of the latest message.
-    pub last_received_at_us: i64,
-}
-
-/// A committed segment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// The segment's name.
-    pub segment: Ulid,
-    /// The object's size in bytes.
-    pub size: u64,
-    /// Unix time in milliseconds at the committing producer.
-    pub committed_at_ms: u64,
-    /// At most one for each stream.
-    pub parts: Vec<Part>,
 }
 
 /// The manifest's record of a producer: enough to recognise its last commit.
@@ -283,10 +237,6 @@ impl Manifest {
         if next.producer(producer).is_some() {
             return next;
         }
-        if planted::is(Bug::ClockEmptiesProducerTable) {
-            next.producers
-                .retain(|row| row.seen_at_ms.saturating_add(PRODUCER_EXPIRY_MS) > now_ms);
-        }
         next.forget_producers();
         let row = ProducerRow {
             id: producer,
@@ -340,10 +290,7 @@ impl Manifest {
             .binary_search_by_key(&producer, |row| row.id)
             .map_err(|_| CommitRefusal::NotRegistered(producer))?;
         let row = &self.producers[place];
-        let last = match planted::is(Bug::ProducerTableIgnored) {
-            true => commit.saturating_sub(1),
-            false => row.commit,
-        };
+        let last = row.commit;
         if commit == last && commit > 0 {
             return Ok(Commit::Already {
                 first_sequence: row.first_sequence,
@@ -422,9 +369,7 @@ impl Manifest {
             first,
             entries: std::mem::replace(&mut next.tail, tail),
         };
-        if !planted::is(Bug::PageReferenceDropped) {
-            next.pages.push(sealed.reference(page));
-        }
+        next.pages.push(sealed.reference(page));
         Some((sealed, next))
     }
 
@@ -455,7 +400,7 @@ impl Manifest {
             .filter(|(_, s)| s.segment.timestamp_ms() < self.orphan_floor_ms)
             .map(|(i, _)| i)
             .collect();
-        if !below.is_empty() && !planted::is(Bug::OrphanFloorIgnored) {
+        if !below.is_empty() {
             return Err(CommitRefusal::BelowFloor {
                 segments: below,
                 floor_ms: self.orphan_floor_ms,
@@ -529,310 +474,4 @@ impl Manifest {
         check_entry(&entry, self.streams.len()).map_err(invalid)?;
         Ok(entry)
     }
-}
-
-/// The rules for an entry, checked before every write and after every read.
-pub(crate) fn check_entry(entry: &Entry, streams: usize) -> Result<(), String> {
-    // Most entries have one part. This runs for every entry of the tail, so a set for each would allocate each time.
-    let mut seen = (entry.parts.len() > 1).then(HashSet::new);
-    for part in &entry.parts {
-        let end = part.offset.checked_add(part.length);
-        if part.stream as usize >= streams {
-            return Err(format!("stream {} is not in the table of {streams}", part.stream));
-        }
-        if seen.as_mut().is_some_and(|seen| !seen.insert(part.stream)) {
-            return Err(format!("stream {} occurs twice", part.stream));
-        }
-        if end.is_none_or(|end| end > entry.size) {
-            return Err(format!(
-                "the part at {}+{} lies outside its {} bytes",
-                part.offset, part.length, entry.size
-            ));
-        }
-        if part.last_received_at_us < part.first_received_at_us {
-            return Err("a part's last message was received before its first".into());
-        }
-    }
-    Ok(())
-}
-
-impl Object for Manifest {
-    const NAME: &'static str = "manifest";
-    const MAGIC: [u8; 4] = *b"MPMF";
-    const BYTES_MAX: u64 = LOG_BYTES_MAX;
-    const COUNTS: &'static [Count] = &[
-        Count {
-            of: "streams",
-            path: &[8],
-            max: STREAMS_MAX,
-        },
-        Count {
-            of: "pages",
-            path: &[9],
-            max: PAGES_MAX,
-        },
-        Count {
-            of: "entries",
-            path: &[10],
-            max: ENTRIES_MAX,
-        },
-        Count {
-            of: "parts of segments",
-            path: &[10, 4],
-            max: PARTS_MAX,
-        },
-        Count {
-            of: "producers",
-            path: &[11],
-            max: PRODUCERS_MAX,
-        },
-    ];
-
-    fn encode(&self) -> Bytes {
-        // Destructured completely: a forgotten new field does not compile.
-        let Manifest {
-            buffer_id,
-            shard,
-            stamp,
-            first_sequence,
-            next_sequence,
-            orphan_floor_ms,
-            streams,
-            pages,
-            tail,
-            producers,
-        } = self;
-        envelope::wrap(
-            Self::MAGIC,
-            &proto::Manifest {
-                buffer_id: buffer_id.as_bytes().to_vec(),
-                shard: *shard,
-                version: stamp.version,
-                writer_nonce: stamp.nonce,
-                first_sequence: *first_sequence,
-                next_sequence: *next_sequence,
-                orphan_floor_ms: *orphan_floor_ms,
-                streams: streams.iter().map(encode_stream).collect(),
-                pages: pages.iter().map(PageReference::encode).collect(),
-                tail: tail.iter().map(encode_entry).collect(),
-                producers: producers.iter().map(encode_producer).collect(),
-            },
-        )
-    }
-
-    fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
-        let m: proto::Manifest = envelope::unwrap::<Self, _>(bytes)?;
-        let content = |reason: String| FormatError::Content {
-            object: Self::NAME,
-            reason,
-        };
-        let manifest = Manifest {
-            buffer_id: Uuid::from_bytes(envelope::sixteen(Self::NAME, "buffer_id", &m.buffer_id)?),
-            shard: m.shard,
-            stamp: Stamp {
-                version: m.version,
-                nonce: m.writer_nonce,
-            },
-            first_sequence: m.first_sequence,
-            next_sequence: m.next_sequence,
-            orphan_floor_ms: m.orphan_floor_ms,
-            streams: m
-                .streams
-                .into_iter()
-                .map(decode_stream)
-                .collect::<Result<_, _>>()
-                .map_err(content)?,
-            pages: m
-                .pages
-                .iter()
-                .map(PageReference::decode)
-                .collect::<Result<_, _>>()?,
-            tail: m
-                .tail
-                .into_iter()
-                .map(|entry| decode_entry(Self::NAME, &entry))
-                .collect::<Result<_, _>>()?,
-            producers: m
-                .producers
-                .iter()
-                .map(decode_producer)
-                .collect::<Result<_, _>>()?,
-        };
-        manifest.check().map_err(content)?;
-        Ok(manifest)
-    }
-
-    fn stamp(&self) -> Stamp {
-        self.stamp
-    }
-}
-
-impl Manifest {
-    /// Names the first rule of the format that this state breaks.
-    pub fn check(&self) -> Result<(), String> {
-        // Garbage collection drops the oldest page only as a whole; until then the log may begin inside it.
-        let mut at = self.pages.first().map_or(self.first_sequence, |page| page.first);
-        if self
-            .pages
-            .first()
-            .is_some_and(|page| self.first_sequence < page.first || self.first_sequence > page.last)
-        {
-            return Err(format!(
-                "first_sequence {} is not in the oldest page",
-                self.first_sequence
-            ));
-        }
-        for page in &self.pages {
-            if page.first != at || page.last < page.first {
-                return Err(format!(
-                    "page {}..={} does not begin at {at}",
-                    page.first, page.last
-                ));
-            }
-            at = page
-                .last
-                .checked_add(1)
-                .ok_or("a page ends past the last sequence")?;
-        }
-        if at.checked_add(self.tail.len() as u64) != Some(self.next_sequence) {
-            return Err(format!(
-                "{} entries from sequence {at} do not end at next_sequence {}",
-                self.tail.len(),
-                self.next_sequence
-            ));
-        }
-        for (i, entry) in self.tail.iter().enumerate() {
-            check_entry(entry, self.streams.len()).map_err(|e| format!("sequence {}: {e}", at + i as u64))?;
-        }
-        if !self.producers.is_sorted_by(|a, b| a.id < b.id) {
-            return Err("the producer table is not in order".into());
-        }
-        Ok(())
-    }
-}
-
-fn encode_stream(stream: &Stream) -> proto::Stream {
-    let encoding = match stream.encoding {
-        Encoding::Otlp => proto::Encoding::Otlp,
-        Encoding::Ndjson => proto::Encoding::Ndjson,
-    };
-    proto::Stream {
-        name: stream.name.clone(),
-        encoding: encoding.into(),
-    }
-}
-
-fn decode_stream(stream: proto::Stream) -> Result<Stream, String> {
-    let encoding = match stream.encoding() {
-        proto::Encoding::Otlp => Encoding::Otlp,
-        proto::Encoding::Ndjson => Encoding::Ndjson,
-        proto::Encoding::Unspecified => {
-            return Err(format!(
-                "stream {:?} has the unknown encoding {}",
-                stream.name, stream.encoding
-            ));
-        }
-    };
-    millpond_segment::check_stream_name(&stream.name).map_err(|error| error.to_string())?;
-    Ok(Stream {
-        name: stream.name,
-        encoding,
-    })
-}
-
-pub(crate) fn encode_entry(entry: &Entry) -> proto::Entry {
-    let Entry {
-        segment,
-        size,
-        committed_at_ms,
-        parts,
-    } = entry;
-    let parts = parts.iter().map(|part| {
-        let &Part {
-            stream,
-            offset,
-            length,
-            raw_len,
-            messages,
-            records,
-            first_received_at_us,
-            last_received_at_us,
-        } = part;
-        let received_span_us = last_received_at_us.abs_diff(first_received_at_us);
-        proto::Part {
-            stream,
-            offset,
-            length,
-            raw_len,
-            messages,
-            records,
-            first_received_at_us,
-            received_span_us,
-        }
-    });
-    proto::Entry {
-        segment: segment.to_bytes().to_vec(),
-        size: *size,
-        committed_at_ms: *committed_at_ms,
-        parts: parts.collect(),
-    }
-}
-
-pub(crate) fn decode_entry(object: &'static str, entry: &proto::Entry) -> Result<Entry, FormatError> {
-    let segment = Ulid::from_bytes(envelope::sixteen(object, "entry.segment", &entry.segment)?);
-    let parts = entry.parts.iter().map(|part| {
-        let last = part
-            .first_received_at_us
-            .checked_add_unsigned(part.received_span_us);
-        let last_received_at_us = last.ok_or_else(|| FormatError::Content {
-            object,
-            reason: format!(
-                "segment {segment}: received_span_us {} overflows",
-                part.received_span_us
-            ),
-        })?;
-        Ok(Part {
-            stream: part.stream,
-            offset: part.offset,
-            length: part.length,
-            raw_len: part.raw_len,
-            messages: part.messages,
-            records: part.records,
-            first_received_at_us: part.first_received_at_us,
-            last_received_at_us,
-        })
-    });
-    Ok(Entry {
-        segment,
-        size: entry.size,
-        committed_at_ms: entry.committed_at_ms,
-        parts: parts.collect::<Result<_, FormatError>>()?,
-    })
-}
-
-fn encode_producer(row: &ProducerRow) -> proto::Producer {
-    let &ProducerRow {
-        id,
-        commit,
-        first_sequence,
-        count,
-        seen_at_ms,
-    } = row;
-    proto::Producer {
-        id: id.0.to_vec(),
-        commit,
-        first_sequence,
-        count,
-        seen_at_ms,
-    }
-}
-
-fn decode_producer(row: &proto::Producer) -> Result<ProducerRow, FormatError> {
-    Ok(ProducerRow {
-        id: ProducerId(envelope::sixteen(Manifest::NAME, "producers.id", &row.id)?),
-        commit: row.commit,
-        first_sequence: row.first_sequence,
-        count: row.count,
-        seen_at_ms: row.seen_at_ms,
-    })
 }

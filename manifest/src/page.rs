@@ -1,10 +1,9 @@
 //! Pages: sealed runs of the log's entries in immutable objects. A page is written before a manifest refers to it, and
 //! never changes; only the manifest decides which pages belong to the log.
 
-use crate::cas::{Object, Stamp};
-use crate::manifest::{
-    ENTRIES_MAX, Entry, LOG_BYTES_MAX, PARTS_MAX, check_entry, decode_entry, encode_entry,
-};
+use crate::entry::{ENTRIES_MAX, Entry, LOG_BYTES_MAX, PARTS_MAX, check_entry, decode_entry, encode_entry};
+use crate::error::PAGE;
+use crate::object::{Object, Stamp};
 use crate::{Count, FormatError, envelope, proto};
 use bytes::Bytes;
 use ulid::Ulid;
@@ -121,7 +120,7 @@ impl PageReference {
 }
 
 impl Object for Page {
-    const NAME: &'static str = "page";
+    const NAME: &'static str = PAGE;
     const MAGIC: [u8; 4] = *b"MPPG";
     const BYTES_MAX: u64 = LOG_BYTES_MAX;
     const COUNTS: &'static [Count] = &[

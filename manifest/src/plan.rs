@@ -1,7 +1,54 @@
 //! Forms batches from a stream's committed segments. Pure: two owners of a cursor with the same policy, plans and log
 //! get the same batches.
 
-use crate::cursor::{BatchingPolicy, Plan};
+/// Decides how batches are formed and which bytes are sent under a token. It is pinned while batches may be in doubt: a
+/// successor must cut the same batches into the same chunks.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct BatchingPolicy {
+    /// Target number of records in a batch. A segment with half of it is a batch by itself.
+    pub batch_records: u64,
+    /// Target raw bytes of a batch. A segment with half of it is a batch by itself.
+    pub batch_bytes: u64,
+    /// Maximum rows in a chunk.
+    pub chunk_rows: u64,
+    /// Maximum bytes in a chunk, uncompressed in the sink's format.
+    pub chunk_bytes: u64,
+    /// Maximum partitions of the sink's table in a chunk's rows.
+    pub max_partitions_per_chunk: u32,
+    /// Maximum batches of a stream in flight past the acknowledged position.
+    pub max_in_flight: u32,
+    /// The sink's name, part of every batch's identity.
+    pub sink: String,
+    /// The version of the sink's mapping from messages to rows, part of every batch's identity.
+    pub schema_version: u32,
+}
+
+impl BatchingPolicy {
+    /// Returns an error for the first invalid setting.
+    pub fn check(&self) -> Result<(), String> {
+        let limits = [
+            ("batch_records", self.batch_records),
+            ("batch_bytes", self.batch_bytes),
+            ("chunk_rows", self.chunk_rows),
+            ("chunk_bytes", self.chunk_bytes),
+            ("max_partitions_per_chunk", self.max_partitions_per_chunk.into()),
+            ("max_in_flight", self.max_in_flight.into()),
+        ];
+        match limits.into_iter().find(|(_, value)| *value == 0) {
+            Some((name, _)) => Err(format!("{name} is 0: it must be at least 1")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A contiguous range of sequences that one batch covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+pub struct Plan {
+    /// First sequence.
+    pub low: u64,
+    /// Last sequence, inclusive.
+    pub high: u64,
+}
 
 /// The size of a stream's part of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -183,7 +183,7 @@ fn small_neighbours_are_one_batch_and_large_segments_are_their_own() {
 }
 
 #[test]
-fn what_is_planned_is_kept_whatever_the_rule_would_say_now() {
+fn plans_stay_even_if_the_policy_would_now_differ() {
     let small = Size {
         records: 40,
         raw_bytes: 10,
@@ -275,7 +275,7 @@ proptest! {
 }
 
 #[test]
-fn what_an_owner_waits_for_is_bounded_and_ends_with_it() {
+fn the_reasons_for_waiting_are_bounded_and_end_with_the_owner() {
     let mut cursor = fresh().open(&opening("a", 0, &policy())).unwrap().state;
     let reasons: Vec<String> = (0..20).map(|n| format!("{n}{}", "ü".repeat(2_000))).collect();
     cursor.wait_for(&reasons);
@@ -428,7 +428,7 @@ fn an_opening_of_the_same_epoch_is_another_opening() {
 }
 
 #[test]
-fn requests_are_waited_for_after_every_change_by_an_operator() {
+fn every_change_by_an_operator_leaves_the_cursor_unsettled() {
     let released = fresh();
     let held = released.open(&opening("a", 0, &policy())).unwrap().state;
     let mut abandoned = held.clone();
@@ -490,7 +490,7 @@ fn a_removed_consumer_leaves_what_protects_its_rows() {
 /// A sink that does not take a stream for a while (an older program, say) must not cause the loss of that stream's
 /// data.
 #[test]
-fn what_has_a_position_is_kept_and_what_has_none_is_not() {
+fn only_streams_with_a_position_keep_the_log() {
     let mut cursor = Cursor::new(Uuid::nil(), 0, "default", 5, policy());
     assert_eq!(cursor.needs(), 5, "it has seen nothing yet");
     cursor.acknowledge("s", 9).expect("forward");
@@ -502,7 +502,7 @@ fn what_has_a_position_is_kept_and_what_has_none_is_not() {
 }
 
 #[test]
-fn a_plan_or_an_epoch_that_has_none_after_it_is_refused() {
+fn the_last_possible_plan_and_epoch_are_refused() {
     let mut cursor = fresh();
     assert!(cursor.plan("otlp.logs", plan(3, u64::MAX)).is_err());
     cursor.epoch = u64::MAX;
@@ -511,7 +511,7 @@ fn a_plan_or_an_epoch_that_has_none_after_it_is_refused() {
 }
 
 #[test]
-fn what_was_refused_is_known_until_its_batch_is_acknowledged() {
+fn refusals_stay_until_their_batch_is_acknowledged() {
     let mut cursor = fresh();
     let batch = plan(3, 5);
     cursor.refuse("s", batch, &[0], "bad").expect("a chunk");

@@ -28,7 +28,7 @@ fn letter() -> DeadLetter {
 }
 
 #[test]
-fn the_name_is_the_same_whenever_and_whyever_it_is_written() {
+fn the_name_depends_on_neither_the_time_nor_the_reason() {
     let key = letter().key();
     assert_eq!(
         key,
@@ -84,7 +84,7 @@ fn a_letter_that_breaks_a_rule_is_refused_with_its_name() {
 
 proptest! {
     #[test]
-    fn whatever_it_holds_reads_back(payload in prop::collection::vec(any::<u8>(), 0..300), reason in ".{0,80}", record in any::<u32>()) {
+    fn any_dead_letter_reads_back(payload in prop::collection::vec(any::<u8>(), 0..300), reason in ".{0,80}", record in any::<u32>()) {
         let letter = DeadLetter { payload: payload.into(), reason, record, ..letter() };
         prop_assert_eq!(DeadLetter::decode(&letter.encode()), Ok(letter));
     }
@@ -98,7 +98,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_cut_short_is_found(at in any::<prop::sample::Index>()) {
+    fn a_truncated_dead_letter_is_refused(at in any::<prop::sample::Index>()) {
         let bytes = letter().encode();
         prop_assert!(DeadLetter::decode(&bytes[..at.index(bytes.len())]).is_err());
     }

@@ -71,7 +71,7 @@ fn a_commit_appends_in_order_and_a_repeated_one_is_recognised() {
 }
 
 #[test]
-fn what_would_break_the_log_is_refused() {
+fn commits_that_would_break_the_log_are_refused() {
     let log = empty().register(A, 10);
     assert_eq!(
         log.commit(B, 1, &[segment(1, 1)], 11),

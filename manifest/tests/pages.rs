@@ -162,7 +162,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_not_loaded_is_a_horizon_and_not_the_end() {
+fn the_first_unloaded_page_is_a_horizon_and_not_the_end() {
     let mut shard = Shard::new();
     shard.commit(4);
     shard.seal(1);

@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_no_plural() {
+    fn one_is_singular() {
         assert_eq!(
             [0, 1, 1_000].map(|n| count(n, "page")),
             ["0 pages", "1 page", "1,000 pages"]

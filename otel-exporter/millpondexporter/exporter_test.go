@@ -223,7 +223,7 @@ func TestPermanentErrorsAreToldApart(t *testing.T) {
 	require.NoError(t, logs.Shutdown(t.Context()))
 }
 
-func TestAStartThatFailsSaysWhyAndLeavesNothing(t *testing.T) {
+func TestAFailedStartReportsTheReasonAndLeavesNothing(t *testing.T) {
 	config, _ := direct(t)
 	config.Buffer = "file://" + filepath.Join(t.TempDir(), "missing")
 	logs, err := NewFactory().CreateLogs(t.Context(), exportertest.NewNopSettings(metadata.Type), config)

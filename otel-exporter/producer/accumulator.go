@@ -23,21 +23,23 @@ type accumulator struct {
 	closed     map[int]*fillingSegment // waiting for encoders
 	encoding   int                     // blocks at the encoders
 	done       chan doneBlock
-	linger     *time.Timer
+	earlyClose earlyClose
+	due        *time.Timer // of the open segment
 }
 
 // run works until messages is closed and the uploaders have everything that was accepted.
 func (a *accumulator) run(messages <-chan accepted) {
-	a.linger = time.NewTimer(time.Hour)
-	a.linger.Stop()
-	defer a.linger.Stop()
+	a.earlyClose = earlyClose{linger: a.config.Linger, flow: a.flow}
+	a.due = time.NewTimer(time.Hour)
+	a.due.Stop()
+	defer a.due.Stop()
 	for messages != nil || a.encoding > 0 {
 		select {
 		case done := <-a.done:
 			a.encoding--
 			a.put(done)
-		case <-a.linger.C:
-			a.closeOpen()
+		case <-a.due.C:
+			a.closeDue(messages)
 		case message, more := <-messages:
 			if !more {
 				messages = nil
@@ -51,15 +53,39 @@ func (a *accumulator) run(messages <-chan accepted) {
 
 func (a *accumulator) accept(accepted accepted) {
 	a.flow.messages.Add(1)
+	a.earlyClose.message(time.Now())
 	if a.open == nil {
 		a.open = newFillingSegment(a.nextNumber, time.Now())
 		a.nextNumber++
-		a.linger.Reset(a.config.Linger)
 	}
 	a.append(accepted)
 	if a.open.rawLen >= a.config.SegmentRawBytes {
 		a.closeOpen()
+		return
 	}
+	a.due.Reset(time.Until(a.closeAt()))
+}
+
+// closeAt returns the time to close the open segment.
+func (a *accumulator) closeAt() time.Time {
+	return a.earlyClose.closeAt(a.open.firstAt.Add(a.config.Linger))
+}
+
+// closeDue closes the open segment, unless a message or an answer has come meanwhile: then somebody may add to it.
+func (a *accumulator) closeDue(messages <-chan accepted) {
+	for range len(messages) {
+		if message, more := <-messages; more {
+			a.accept(message)
+		}
+	}
+	if a.open == nil {
+		return
+	}
+	if left := time.Until(a.closeAt()); left > 0 {
+		a.due.Reset(left)
+		return
+	}
+	a.close(0)
 }
 
 // append puts a message into its stream's block. It sends full blocks to the encoders: the old block if the message
@@ -118,16 +144,21 @@ func (a *accumulator) put(done doneBlock) {
 	a.handOver(done.segment)
 }
 
+// closeOpen closes the open segment before its linger ends: its commit may wait for others for the rest.
 func (a *accumulator) closeOpen() {
-	open := a.open
-	if open == nil {
-		return
+	if a.open != nil {
+		a.close(a.config.Linger - time.Since(a.open.firstAt))
 	}
+}
+
+func (a *accumulator) close(lingerLeft time.Duration) {
+	open := a.open
 	a.open = nil
-	a.linger.Stop()
+	a.due.Stop()
 	a.flow.closed.Add(1)
+	a.earlyClose.closed(time.Now())
 	filledFor := time.Since(open.firstAt)
-	open.lingerLeft = a.config.Linger - filledFor
+	open.lingerLeft = lingerLeft
 	if hook := a.config.Hooks.Closed; hook != nil {
 		hook(filledFor)
 	}

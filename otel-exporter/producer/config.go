@@ -15,8 +15,9 @@ import (
 // Config controls how a producer batches, how much memory it uses, and how it reaches the store. Start from
 // DefaultConfig.
 type Config struct {
-	// Linger is how long after its first message a segment closes at the latest. A segment that fills up earlier may wait
-	// for the rest of its linger, uploads not counted, to share a commit. Default 1 s: this is most of the latency, and
+	// Linger is how long after its first message a segment closes at the latest, and over time the least between two
+	// segments that are not full: a segment closes earlier while every caller waits (early_close.go). A segment that
+	// fills up earlier may wait for the rest of its linger, uploads not counted, to share a commit. Default 1 s: this is most of the latency, and
 	// limits a quiet producer to one PUT and one commit a second.
 	// 0 commits every message at once.
 	Linger time.Duration

@@ -438,7 +438,7 @@ func TestAStreamThatAnotherProducerBeganInAnotherEncodingIsRefusedAlone(t *testi
 	})
 }
 
-func TestWhatWaitsWhileACommitIsSlowGoesWithTheNextOne(t *testing.T) {
+func TestSegmentsThatWaitForASlowCommitShareTheNextOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		p := w.producer(testConfig(), 1)

@@ -38,7 +38,7 @@ func (w *world) notABuffer() {
 	}
 }
 
-func TestOpenWithoutAStoreGivesUpInTimeAndSaysWhy(t *testing.T) {
+func TestOpenWithoutAStoreGivesUpInTimeWithAReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		w.network.Outage(unreliable.Lost)
@@ -105,7 +105,7 @@ func TestAProducerThatBeginsWithoutAStoreHoldsWhatItIsGivenUntilItIsThere(t *tes
 	}
 }
 
-func TestWhatWasAcceptedForABufferThatCannotBeIsRefusedWithTheReason(t *testing.T) {
+func TestMessagesForAnImpossibleBufferAreRefusedWithTheReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		w.network.Outage(unreliable.Lost)

@@ -98,7 +98,7 @@ func TestAPageIsUsedAgainAfterAConflict(t *testing.T) {
 	})
 }
 
-func TestAPageThatIsNamedBeforeTheFloorByNowIsLetGo(t *testing.T) {
+func TestAPageThatFellBelowTheFloorIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		p := w.producer(sealing(), 1)

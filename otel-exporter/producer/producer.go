@@ -106,6 +106,8 @@ func (p *Producer) Shard() uint32 {
 // HasNoSideEffects classify them. If the context ends first, the error is the context's own if the message was not
 // accepted. Otherwise it is an OutcomeUnknownError, and the producer still commits the message once.
 func (p *Producer) Append(ctx context.Context, message Message) (Committed, error) {
+	p.pipeline.flow.waiting.Add(1)
+	defer p.pipeline.flow.waiting.Add(-1)
 	waiter, err := p.accept(ctx, message)
 	if err != nil {
 		p.pipeline.counters.refused.Add(1)

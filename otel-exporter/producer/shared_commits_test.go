@@ -89,7 +89,7 @@ func TestCallersThatWaitForTheirAnswersAreNotHeldUp(t *testing.T) {
 	})
 }
 
-func TestASegmentOnItsWayIsWaitedForAsLongAsALingerAllows(t *testing.T) {
+func TestACommitWaitsUpToALingerForASegmentInFlight(t *testing.T) {
 	for _, upload := range []time.Duration{500 * time.Millisecond, 2 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, 1)
@@ -115,7 +115,7 @@ func TestASegmentOnItsWayIsWaitedForAsLongAsALingerAllows(t *testing.T) {
 	}
 }
 
-func TestASegmentOfWhichNothingIsLeftIsNotWaitedFor(t *testing.T) {
+func TestACommitDoesNotWaitForAnEmptySegment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		linger := time.Second
@@ -153,7 +153,7 @@ func TestASegmentThatItsLingerClosedIsCommittedAtOnce(t *testing.T) {
 	})
 }
 
-func TestWhatWaitsIsCommittedBeforeItFillsTheMemory(t *testing.T) {
+func TestWaitingSegmentsAreCommittedBeforeTheyFillTheMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		p := w.producer(fullSegments(time.Hour), 1)
@@ -187,7 +187,7 @@ func TestWhatWaitsIsCommittedBeforeItFillsTheMemory(t *testing.T) {
 }
 
 // Segments held while there was no store have used up their linger: no message commits later than at low load.
-func TestWhatWasHeldForAStoreWaitsNoLongerThanTheRestOfItsLinger(t *testing.T) {
+func TestMessagesHeldForAStoreWaitOnlyForTheRestOfTheirLinger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		w.network.Outage(unreliable.Lost)
@@ -245,7 +245,7 @@ func TestCloseDoesNotWaitForOthersToShareACommit(t *testing.T) {
 	})
 }
 
-func TestProducersOfOneShardReadTheManifestFirstAndOneThatIsAloneAgainStopsTo(t *testing.T) {
+func TestOnlyProducersThatShareAShardReadTheManifestFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		producers := []*Producer{w.producer(fullSegments(time.Second), 1), w.producer(fullSegments(time.Second), 2)}

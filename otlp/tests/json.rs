@@ -94,7 +94,7 @@ fn integers_are_numbers_or_strings_and_exact() {
 }
 
 #[test]
-fn doubles_are_exact_and_may_be_none() {
+fn doubles_are_exact_and_may_be_nan_or_infinite() {
     for (text, value) in [
         ("0.1", 0.1),
         ("-0", -0.0),
@@ -170,7 +170,7 @@ fn null_is_the_default_and_in_a_list_a_message_with_nothing_in_it() {
 
 /// As in protobuf's wire format.
 #[test]
-fn of_a_value_given_twice_the_last_counts_and_lists_are_joined() {
+fn a_repeated_value_keeps_the_last_and_repeated_lists_are_joined() {
     assert_eq!(
         body(r#"{"stringValue":"a","boolValue":false}"#),
         Some(Value::BoolValue(false))
@@ -223,7 +223,7 @@ fn signs_are_kept_where_the_wire_has_them_otherwise() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_place() {
+fn faults_are_reported_with_their_place() {
     let faults = [
         ("", 0, "the request itself", "incomplete"),
         ("  [1]", 2, "the request itself", "expected an object"),

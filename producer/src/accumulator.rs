@@ -3,18 +3,21 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::early_close::EarlyClose;
 use crate::encoder::Encoders;
 use crate::flow::Flow;
 use crate::metrics::Metrics;
 use crate::segment::{DoneBlock, EncodedWork, FillingSegment, FullBlock, Waiter};
 use crate::uploader::Uploaders;
-use crate::{Append, Budget, Config};
+use crate::{Append, Config};
+use millpond_runtime::Budget;
 
 /// An accepted message and the channel to its caller.
 pub(crate) struct Accepted {
@@ -31,6 +34,7 @@ pub(crate) struct Accumulator {
     encoders: Encoders,
     uploaders: Uploaders,
     flow: Flow,
+    early_close: EarlyClose,
     metrics: Metrics,
     next_number: u64,
     open: Option<FillingSegment>,
@@ -50,12 +54,14 @@ impl Accumulator {
         flow: Flow,
         metrics: Metrics,
     ) -> Self {
+        let early_close = EarlyClose::new(config.linger, flow.clone());
         Self {
             config,
             budget,
             encoders,
             uploaders,
             flow,
+            early_close,
             metrics,
             next_number: 0,
             open: None,
@@ -71,7 +77,7 @@ impl Accumulator {
         let mut taken = Vec::with_capacity(TAKEN_MAX);
         let mut accepting = true;
         while accepting || !self.encoding.is_empty() {
-            let close_at = self.open.as_ref().map(|open| open.first_at + self.config.linger);
+            let close_at = self.close_at();
             tokio::select! {
                 biased;
                 () = closing.cancelled(), if accepting && !messages.is_closed() => messages.close(),
@@ -80,7 +86,7 @@ impl Accumulator {
                     // The task only waits. It fails only when the runtime shuts down, and this task with it.
                     Err(error) => return tracing::error!("an encoder's task broke off: {error}"),
                 },
-                () = sleep_until(close_at.unwrap_or_else(Instant::now)), if close_at.is_some() => self.close_open(),
+                () = sleep_until(close_at.unwrap_or_else(Instant::now)), if close_at.is_some() => self.close_due(&mut messages),
                 count = messages.recv_many(&mut taken, TAKEN_MAX), if accepting => {
                     taken.drain(..).for_each(|accepted| self.accept(accepted));
                     if count == 0 {
@@ -92,9 +98,27 @@ impl Accumulator {
         }
     }
 
+    /// Returns the time to close the open segment.
+    fn close_at(&self) -> Option<Instant> {
+        let due = self.open.as_ref()?.first_at + self.config.linger;
+        Some(self.early_close.close_at(due))
+    }
+
+    /// Closes the open segment, unless a message or an answer has come meanwhile: then somebody may add to it.
+    fn close_due(&mut self, messages: &mut mpsc::Receiver<Accepted>) {
+        for _ in 0..TAKEN_MAX {
+            let Ok(accepted) = messages.try_recv() else { break };
+            self.accept(accepted);
+        }
+        if self.close_at().is_some_and(|at| at <= Instant::now()) {
+            self.close(Duration::ZERO);
+        }
+    }
+
     fn accept(&mut self, accepted: Accepted) {
         let Accepted { append, waiter } = accepted;
         self.flow.message();
+        self.early_close.message(Instant::now());
         let (budget, number) = (&self.budget, self.next_number);
         let open = self
             .open
@@ -129,13 +153,21 @@ impl Accumulator {
         self.hand_over(number);
     }
 
+    /// Closes the open segment before its linger ends: its commit may wait for others for the rest.
     fn close_open(&mut self) {
+        if let Some(open) = &self.open {
+            self.close(self.config.linger.saturating_sub(open.first_at.elapsed()));
+        }
+    }
+
+    fn close(&mut self, linger_left: Duration) {
         let Some(mut open) = self.open.take() else { return };
         self.flow.segment_closed();
+        self.early_close.closed(Instant::now());
         let filled_for = open.first_at.elapsed();
         self.metrics.linger_seconds.observe(filled_for.as_secs_f64());
         let number = open.number;
-        let blocks = open.close(self.config.linger.saturating_sub(filled_for));
+        let blocks = open.close(linger_left);
         blocks.into_iter().for_each(|block| self.encode(block));
         for (stream, filled) in open.streams() {
             if filled {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use millpond_segment::{BlockBuilder, Encoding};
 
-use crate::{OverBudget, Reservation};
+use millpond_runtime::{OverBudget, Reservation};
 
 /// One message to append to a stream.
 #[derive(Debug)]

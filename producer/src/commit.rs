@@ -6,7 +6,6 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use millpond_manifest::planted::{self, Bug};
 use millpond_manifest::{Commit, CommitRefusal, Manifest, NewSegment, Page, ProducerId, Snapshot};
 use millpond_storage::Version;
 use ulid::Ulid;
@@ -272,11 +271,7 @@ impl<S: Found> Commits<S> {
     /// Returns true if more segments may join the group. The segments of an unresolved attempt must not change, or the
     /// producer would misread its landing.
     pub fn may_grow(&self) -> bool {
-        match self.unresolved {
-            Unresolved::Nothing => true,
-            Unresolved::Unknown(_) => planted::is(Bug::UnresolvedGroupChanged),
-            Unresolved::Refused(_) => planted::is(Bug::GroupGrowsAfterMismatch),
-        }
+        matches!(self.unresolved, Unresolved::Nothing)
     }
 
     /// Forgets a manifest that others have probably replaced: the store would refuse the swap. Returns true if one was
@@ -338,7 +333,7 @@ impl<S: Found> Commits<S> {
 
     /// Reports the end of the page's upload. `is_stored`: the page is certainly in the store.
     pub fn stored(&mut self, is_stored: bool) {
-        if is_stored || planted::is(Bug::PageNotStored) {
+        if is_stored {
             self.sealing = match std::mem::replace(&mut self.sealing, Sealing::Nothing) {
                 Sealing::Begun(page) => Sealing::Stored(page),
                 other => other,
@@ -401,8 +396,7 @@ impl<S: Found> Commits<S> {
         let Some((attempt, _)) = self.unresolved() else {
             return;
         };
-        let changed = found.is_none_or(|found| found.version() != attempt.expected)
-            || planted::is(Bug::ResolvedTooEarly);
+        let changed = found.is_none_or(|found| found.version() != attempt.expected);
         let row = found.and_then(|found| found.manifest().producer(self.producer));
         if changed && row.is_some_and(|row| row.commit <= self.last) {
             self.unresolved = Unresolved::Nothing;
@@ -537,7 +531,6 @@ impl<S: Found> Commits<S> {
                 && state.may_have(first_sequence, &attempt.segments)
         });
         let count = match confirmed {
-            Some(_) if planted::is(Bug::GroupGrowsAfterMismatch) => group.len(),
             Some((attempt, _)) => attempt.segments.len(),
             None => {
                 let reason = format!(
@@ -581,7 +574,7 @@ impl<S: Found> Commits<S> {
         let in_doubt = self.unresolved().is_some_and(|(attempt, refused)| {
             let lacks = state.is_some_and(|state| state.lacks(attempt.first_sequence, &attempt.segments));
             let disproved = refused && lacks;
-            !disproved && !planted::is(Bug::ForgottenSentAgain)
+            !disproved
         });
         Next::Renew(Renewal {
             producer: draw.producer_id(),

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::Budget;
 use crate::flow::Flow;
+use millpond_runtime::Budget;
 
 /// No segment is likely to come if no message has come for this long and no segment is in the pipeline. 50 ms is a
 /// fraction of an upload and a commit, and longer than the gaps between messages of a load that fills segments.

@@ -7,36 +7,39 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_manifest::{Manifest, NewSegment, Object, ProducerId, Snapshot, Swap, cas, layout};
-use millpond_storage::{Backoff, Version};
+use millpond_runtime::{Backoff, Environment, Level};
+use millpond_storage::Version;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 use ulid::Ulid;
 use uuid::Uuid;
 
 use crate::commit::{Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, Landed, NewPage, News, Next, Renewal};
 use crate::commit_delay::CommitDelay;
-use crate::health::Stage;
 use crate::reads_first::ReadsFirst;
 use crate::segment::{UploadedWork, fail};
 use crate::streams::Streams;
 use crate::uploader::{Arrival, Upload};
-use crate::{AppendError, Committed, Environment};
+use crate::{AppendError, Committed};
 
-impl Draw for &Environment {
+/// The wait of a commit, as `/readyz` shows it.
+const COMMIT: &str = "waiting for the store (commit)";
+
+impl Draw for &dyn Environment {
     fn unix_ms(&mut self) -> u64 {
-        Environment::unix_ms(self)
+        self.now_ms()
     }
 
     fn nonce(&mut self) -> u64 {
-        Environment::nonce(self)
+        self.random()
     }
 
     fn ulid(&mut self, not_before_ms: u64) -> Ulid {
-        Environment::ulid(self, not_before_ms)
+        Environment::ulid(*self, not_before_ms)
     }
 
     fn producer_id(&mut self) -> ProducerId {
-        Environment::producer_id(self)
+        ProducerId(self.random_u128().to_be_bytes())
     }
 }
 
@@ -69,7 +72,7 @@ impl Committer {
         streams: Streams,
         commit_delay: CommitDelay,
     ) -> Self {
-        let producer = upload.environment.producer_id();
+        let producer = (&*upload.environment).producer_id();
         Self {
             commits: Commits::new(buffer_id, upload.shard, tail_max, producer),
             upload,
@@ -157,7 +160,7 @@ impl Committer {
             }
             match self.step(&mut group).await {
                 Progress::Committed => {
-                    self.upload.health.got_on(Stage::Commit);
+                    self.upload.readiness.goes_on(COMMIT);
                     self.upload
                         .metrics
                         .commit_seconds
@@ -167,7 +170,7 @@ impl Committer {
                 Progress::HeldUp => {
                     self.trace_attempt(&mut group);
                     self.trace_failure(&group);
-                    sleep(self.upload.environment.next_wait(&mut backoff)).await;
+                    backoff.pause(&*self.upload.environment).await;
                 }
             }
         }
@@ -181,7 +184,7 @@ impl Committer {
     }
 
     fn trace_failure(&self, group: &[UploadedWork]) {
-        let reason = self.upload.health.reason(Stage::Commit);
+        let reason = self.upload.readiness.reason(COMMIT);
         let reason = reason.unwrap_or_else(|| "another producer was first".to_owned());
         for uploaded in group {
             uploaded.work.trace.again(&reason);
@@ -191,7 +194,7 @@ impl Committer {
     /// Takes one step of the group's commit.
     async fn step(&mut self, group: &mut Vec<UploadedWork>) -> Progress {
         let segments: Vec<NewSegment> = group.iter().map(UploadedWork::describe).collect();
-        let next = self.commits.next(&segments, &mut &self.upload.environment);
+        let next = self.commits.next(&segments, &mut &*self.upload.environment);
         if next != Next::Read {
             self.trace_attempt(group);
         }
@@ -252,7 +255,7 @@ impl Committer {
             }
             Err(error) => error.to_string(),
         };
-        self.upload.health.held_up(Stage::Commit, &problem);
+        self.upload.readiness.waits(COMMIT, problem, Level::Warn);
         Progress::HeldUp
     }
 
@@ -266,7 +269,7 @@ impl Committer {
             .await;
         self.commits.stored(put.is_ok());
         let Err(error) = put else { return Progress::Made };
-        self.upload.health.held_up(Stage::Commit, &error);
+        self.upload.readiness.waits(COMMIT, &error, Level::Warn);
         Progress::HeldUp
     }
 
@@ -294,7 +297,7 @@ impl Committer {
             }
             Swap::Unknown(error) => {
                 metrics.attempt("unknown");
-                self.upload.health.held_up(Stage::Commit, &error);
+                self.upload.readiness.waits(COMMIT, &error, Level::Warn);
                 (Answer::Unknown, Progress::HeldUp)
             }
         }
@@ -308,7 +311,7 @@ impl Committer {
                 return false;
             }
         }
-        self.upload.health.got_on(Stage::Commit);
+        self.upload.readiness.goes_on(COMMIT);
         true
     }
 

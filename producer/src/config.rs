@@ -10,8 +10,9 @@ use millpond_segment::Limits;
 /// The settings for batching and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The maximum time from a segment's first message to its closing. A segment that was full before may wait for the
-    /// rest of this time for others that share its commit; the upload does not count. Default 1 s: with S3's 60 ms per
+    /// The maximum time from a segment's first message to its closing, and over time the least between two segments that
+    /// are not full: a segment closes earlier while every caller waits (`early_close.rs`). A segment that was full
+    /// before may wait for the rest of this time for others that share its commit; the upload does not count. Default 1 s: with S3's 60 ms per
     /// PUT this is most of the latency, and one PUT and one CAS per second is a producer's minimum cost. 0 commits
     /// every message at once.
     pub linger: Duration,
@@ -25,7 +26,7 @@ pub struct Config {
     pub max_uploads: usize,
     /// zstd level (1: the fastest; 3 takes half as much CPU again for 6 % fewer bytes).
     pub compression_level: i32,
-    /// Bytes that the producer and all others that share its [`Budget`](crate::Budget) may hold (256 MiB).
+    /// Bytes that the producer and all others that share its [`Budget`](millpond_runtime::Budget) may hold (256 MiB).
     pub memory_limit: usize,
     /// The maximum time that a caller waits for budget (10 s: within the patience of OTLP clients). 0: reject at once.
     pub max_wait: Duration,

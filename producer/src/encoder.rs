@@ -3,11 +3,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use millpond_runtime::{Environment, blocking};
 use millpond_segment::{BlockBuilder, CompressError, Compressor, EncodedBlock, Limits};
 use tokio::sync::Semaphore;
 
+use crate::Config;
 use crate::metrics::Metrics;
-use crate::{Config, Environment};
 
 /// The encoders of a producer. Clones share them.
 #[derive(Clone)]
@@ -27,12 +28,12 @@ struct Inner {
     level: i32,
     buffers_max: usize,
     block_bytes: usize,
-    environment: Environment,
+    environment: Arc<dyn Environment>,
     metrics: Metrics,
 }
 
 impl Encoders {
-    pub(crate) fn new(config: &Config, environment: Environment, metrics: Metrics) -> Self {
+    pub(crate) fn new(config: &Config, environment: Arc<dyn Environment>, metrics: Metrics) -> Self {
         Self(Arc::new(Inner {
             free: Semaphore::new(config.encoders),
             compressors: Mutex::default(),
@@ -62,11 +63,7 @@ impl Encoders {
         inner.metrics.blocks_encoding.inc();
         // The semaphore never closes. If it did, compressing without a permit would still be correct.
         let turn = self.0.free.acquire().await;
-        let result = self
-            .0
-            .environment
-            .compute(move || inner.compress(block, records))
-            .await;
+        let result = blocking::run(&*self.0.environment, move || inner.compress(block, records)).await;
         drop(turn);
         self.0.metrics.blocks_encoding.dec();
         result

@@ -1,22 +1,20 @@
 //! The producer: accumulate → encode → upload → commit.
 //!
 //! [`Producer::append`] takes a message and resolves when the message is in the shard's log. Until then, every byte is
-//! drawn from one [`Budget`]. While the store is unavailable, callers wait, and no accepted message is lost.
+//! drawn from one [`Budget`](millpond_runtime::Budget). While the store is unavailable, callers wait, and no accepted message is lost.
 //!
 //! This crate never defines a commit (the pure `millpond-manifest` does) and never reads a payload.
 
 mod accumulator;
 mod append;
-mod budget;
 #[doc(hidden)]
 pub mod commit;
 mod commit_delay;
 mod committer;
 mod config;
+mod early_close;
 mod encoder;
-mod environment;
 mod flow;
-mod health;
 mod metrics;
 mod producer;
 #[doc(hidden)]
@@ -27,8 +25,5 @@ mod trace;
 mod uploader;
 
 pub use append::{Append, AppendError, Committed};
-pub use budget::{Budget, OverBudget, Reservation};
 pub use config::{Config, ConfigError};
-pub use environment::Environment;
-pub use health::Readiness;
 pub use producer::{DrainError, Producer, StartError};

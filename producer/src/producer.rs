@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_manifest::{Buffer, ReadError, cas, layout};
+use millpond_runtime::{Backoff, Budget, Environment, Level, Readiness, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Limits};
-use millpond_storage::{Backoff, ErrorKind, Store};
+use millpond_storage::{ErrorKind, Store};
 use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -17,11 +18,13 @@ use crate::commit_delay::CommitDelay;
 use crate::committer::Committer;
 use crate::encoder::Encoders;
 use crate::flow::Flow;
-use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::streams::Streams;
 use crate::uploader::{Upload, Uploaders};
-use crate::{Append, AppendError, Budget, Committed, Config, ConfigError, Environment, Readiness};
+use crate::{Append, AppendError, Committed, Config, ConfigError};
+
+/// The wait of a producer that opens its buffer, as the log shows it.
+const OPEN: &str = "waiting for the store (open)";
 
 /// The capacity of the queues from the callers to the accumulator and from the uploaders to the committer. The queues
 /// only hand over: the waiting happens elsewhere.
@@ -86,7 +89,8 @@ struct Inner {
     block_bytes: usize,
     shard: u32,
     streams: Streams,
-    health: Health,
+    flow: Flow,
+    readiness: Readiness,
     metrics: Metrics,
     closing: CancellationToken,
     tasks: TaskTracker,
@@ -99,12 +103,12 @@ impl Producer {
     /// If a setting is invalid, the store refuses a request, or the store is unreachable for `start_timeout`. A
     /// producer that has started waits for the store during an outage.
     pub async fn start(store: Store, config: Config, registry: &mut Registry) -> Result<Self, StartError> {
-        Self::start_in(Environment::system(), store, config, registry).await
+        Self::start_in(Arc::new(SystemEnvironment), store, config, registry).await
     }
 
-    /// Like [`start`](Self::start), with the caller's time of day and random numbers.
+    /// Like [`start`](Self::start), with the caller's clocks and random numbers.
     pub async fn start_in(
-        environment: Environment,
+        environment: Arc<dyn Environment>,
         store: Store,
         config: Config,
         registry: &mut Registry,
@@ -112,18 +116,19 @@ impl Producer {
         config.check()?;
         let budget = Budget::new(config.memory_limit - config.working_memory(), config.max_wait);
         let give_up_at = Instant::now() + config.start_timeout;
-        let buffer = open_buffer(&environment, &store, config.shards_when_created, give_up_at).await?;
-        let shard = choose_shard(&environment, &store, &config, buffer.shards)?;
+        let readiness = Readiness::default();
+        let shards = config.shards_when_created;
+        let buffer = open_buffer(&*environment, &store, shards, give_up_at, &readiness).await?;
+        let shard = choose_shard(&*environment, &store, &config, buffer.shards)?;
 
         let metrics = Metrics::register(registry, &budget);
-        let (health, streams) = (Health::default(), Streams::default());
-        let (health_of_upload, metrics_of_upload) = (health.clone(), metrics.clone());
+        let streams = Streams::default();
         let upload = Upload {
             store,
             shard,
             environment: environment.clone(),
-            health: health_of_upload,
-            metrics: metrics_of_upload,
+            readiness: readiness.clone(),
+            metrics: metrics.clone(),
         };
         let flow = Flow::default();
         let commit_delay = CommitDelay::new(flow.clone(), budget.clone());
@@ -144,8 +149,14 @@ impl Producer {
         let encoders = Encoders::new(&config, environment, metrics.clone());
         let (messages, accepted) = mpsc::channel(QUEUE);
         let block_bytes = config.block_bytes;
-        let accumulator =
-            Accumulator::new(config, budget.clone(), encoders, uploaders, flow, metrics.clone());
+        let accumulator = Accumulator::new(
+            config,
+            budget.clone(),
+            encoders,
+            uploaders,
+            flow.clone(),
+            metrics.clone(),
+        );
         tasks.spawn(accumulator.run(accepted, closing.clone()));
         Ok(Self(Arc::new(Inner {
             messages,
@@ -153,7 +164,8 @@ impl Producer {
             block_bytes,
             shard,
             streams,
-            health,
+            flow,
+            readiness,
             metrics,
             closing,
             tasks,
@@ -182,6 +194,7 @@ impl Producer {
     /// # Errors
     /// See [`AppendError`]: its methods tell whether to retry, and whether the message is certainly not in the log.
     pub async fn append(&self, append: Append) -> Result<Committed, AppendError> {
+        let _waiting = self.0.flow.wait();
         let result = self.accept(append).await;
         if result.is_err() {
             self.0.metrics.refused.inc();
@@ -236,12 +249,11 @@ impl Producer {
     /// If something is uncommitted by then. The tasks continue, and the caller can drain again.
     pub async fn drain(&self, patience: Duration) -> Result<(), DrainError> {
         self.0.closing.cancel();
+        self.0.readiness.stops();
         self.0.tasks.close();
         timeout(patience, self.0.tasks.wait()).await.map_err(|_| {
-            let reason = match self.0.health.readiness() {
-                Readiness::Waiting(reason) => reason,
-                Readiness::Ready | Readiness::Closed => "the store is slow".to_owned(),
-            };
+            let reason = self.0.readiness.sentence();
+            let reason = reason.unwrap_or_else(|| "the store is slow".to_owned());
             DrainError {
                 bytes_held: self.0.budget.held(),
                 after: patience,
@@ -251,21 +263,18 @@ impl Producer {
     }
 
     /// The producer's readiness, for `/readyz`.
-    pub fn ready(&self) -> Readiness {
-        if self.0.closing.is_cancelled() {
-            Readiness::Closed
-        } else {
-            self.0.health.readiness()
-        }
+    pub fn readiness(&self) -> Readiness {
+        self.0.readiness.clone()
     }
 }
 
 /// Reads the buffer object, or creates it. Waits for an unavailable store until `give_up_at`.
 async fn open_buffer(
-    environment: &Environment,
+    environment: &dyn Environment,
     store: &Store,
     shards: u32,
     give_up_at: Instant,
+    readiness: &Readiness,
 ) -> Result<Buffer, StartError> {
     let new = Buffer {
         id: environment.uuid(),
@@ -279,12 +288,15 @@ async fn open_buffer(
             Err(error) => Err(error),
         };
         match opened {
-            Ok(buffer) => return Ok(buffer),
+            Ok(buffer) => {
+                readiness.goes_on(OPEN);
+                return Ok(buffer);
+            }
             Err(ReadError::Store(error))
                 if error.kind() == ErrorKind::Transient && Instant::now() < give_up_at =>
             {
-                tracing::warn!("waiting for the store to open the buffer: {error}");
-                sleep(environment.next_wait(&mut backoff)).await;
+                readiness.waits(OPEN, error, Level::Warn);
+                backoff.pause(environment).await;
             }
             Err(wrong) => {
                 return Err(StartError::Buffer {
@@ -297,7 +309,7 @@ async fn open_buffer(
 }
 
 fn choose_shard(
-    environment: &Environment,
+    environment: &dyn Environment,
     store: &Store,
     config: &Config,
     shards: u32,
@@ -317,14 +329,12 @@ async fn register(committer: &mut Committer, upload: &Upload, give_up_at: Instan
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(3));
     while !committer.try_register().await {
         if Instant::now() >= give_up_at {
-            let reason = match upload.health.readiness() {
-                Readiness::Waiting(reason) => reason,
-                Readiness::Ready | Readiness::Closed => "other producers were always first".to_owned(),
-            };
+            let reason = upload.readiness.sentence();
+            let reason = reason.unwrap_or_else(|| "other producers were always first".to_owned());
             let (url, shard) = (upload.store.url().to_owned(), upload.shard);
             return Err(StartError::Register { url, shard, reason });
         }
-        sleep(upload.environment.next_wait(&mut backoff)).await;
+        backoff.pause(&*upload.environment).await;
     }
     Ok(())
 }

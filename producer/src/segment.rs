@@ -15,7 +15,8 @@ use ulid::Ulid;
 use crate::append::WAITER_BYTES;
 use crate::encoder::Encoders;
 use crate::trace::SegmentTrace;
-use crate::{Append, AppendError, Committed, Reservation};
+use crate::{Append, AppendError, Committed};
+use millpond_runtime::Reservation;
 
 /// The channel to a caller that waits for the commit. A caller that has gone away changes nothing.
 pub(crate) type Waiter = oneshot::Sender<Result<Committed, AppendError>>;

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_manifest::layout;
-use millpond_storage::{Backoff, Created, Store};
+use millpond_runtime::{Backoff, Environment, Level, Readiness};
+use millpond_storage::{Created, Store};
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::Environment;
-use crate::health::{Health, Stage};
 use crate::metrics::Metrics;
 use crate::segment::{EncodedWork, UploadedWork};
+
+/// The wait of an upload, as `/readyz` shows it.
+const UPLOAD: &str = "waiting for the store (upload)";
 
 /// A message to the committer. Every number comes once.
 pub(crate) enum Arrival {
@@ -27,8 +29,8 @@ pub(crate) enum Arrival {
 pub(crate) struct Upload {
     pub(crate) store: Store,
     pub(crate) shard: u32,
-    pub(crate) environment: Environment,
-    pub(crate) health: Health,
+    pub(crate) environment: Arc<dyn Environment>,
+    pub(crate) readiness: Readiness,
     pub(crate) metrics: Metrics,
 }
 
@@ -51,14 +53,14 @@ impl Upload {
                 Ok(Created::Existed) => name = self.environment.ulid(not_before_ms),
                 Err(error) => {
                     tried = true;
-                    self.health.held_up(Stage::Upload, &error);
+                    self.readiness.waits(UPLOAD, &error, Level::Warn);
                     self.metrics.upload_retries.inc();
                     work.trace.again(&error);
-                    sleep(self.environment.next_wait(&mut backoff)).await;
+                    backoff.pause(&*self.environment).await;
                 }
             }
         }
-        self.health.got_on(Stage::Upload);
+        self.readiness.goes_on(UPLOAD);
         work.trace.wait();
         self.metrics
             .upload_seconds

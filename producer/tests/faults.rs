@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use millpond_manifest::ProducerId;
-use millpond_producer::{AppendError, Config, Readiness};
+use millpond_producer::{AppendError, Config};
 use millpond_segment::Encoding;
 use millpond_storage::unreliable::{Fault, Faults, On, Outage, WriteFaults};
 use support::{START_MS, World, append, append_until_acknowledged, config, message, not_once, until};
@@ -174,7 +174,7 @@ async fn an_outage_makes_callers_wait_and_loses_nothing() {
         }));
         let network = async {
             tokio::time::sleep(Duration::from_secs(120)).await;
-            assert!(matches!(producer.ready(), Readiness::Waiting(_)));
+            assert_ne!(producer.readiness().waiting_for(), Vec::<String>::new());
             assert!(producer.budget().held() <= producer.budget().limit());
             assert_eq!(world.log().await, Vec::<String>::new());
             world.controls.heal();
@@ -197,7 +197,7 @@ async fn a_producer_is_ready_again_after_an_outage() {
     world.controls.once(On::Update, "manifest", Fault::Lost);
     world.controls.once(On::Create, "", Fault::Lost);
     append(&producer, "a").await.unwrap();
-    assert_eq!(producer.ready(), Readiness::Ready);
+    assert_eq!(producer.readiness().waiting_for(), Vec::<String>::new());
 }
 
 #[tokio::test(start_paused = true)]
@@ -392,7 +392,7 @@ async fn a_stream_that_another_producer_began_in_another_encoding_is_refused_alo
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_while_a_commit_is_slow_goes_with_the_next_one() {
+async fn segments_that_wait_for_a_slow_commit_share_the_next_one() {
     let world = World::new();
     let producer = world.producer(config(), 1).await;
     let mut slow = world.controls.hold(On::Update, "manifest");

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use millpond_manifest::Object;
-use millpond_producer::{Config, Environment, Producer};
+use millpond_producer::{Config, Producer};
 use millpond_storage::unreliable::{Fault, Faults, On, WriteFaults};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use support::{START_MS, World, append, append_until_acknowledged, config, not_once};
+use support::{START_MS, Seeded, World, append, append_until_acknowledged, config, not_once};
 
 fn names(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{prefix} {number}")).collect()
@@ -20,7 +20,7 @@ fn names(prefix: &str, count: usize) -> Vec<String> {
 async fn producer(world: &World, tail_max: usize, seed: u64) -> (Producer, Registry) {
     let config = Config { tail_max, ..config() };
     let mut registry = Registry::default();
-    let environment = Environment::new(|| START_MS, seed);
+    let environment = Seeded::standing(seed);
     let producer = Producer::start_in(environment, world.store.clone(), config, &mut registry).await;
     (producer.unwrap(), registry)
 }

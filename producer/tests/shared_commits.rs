@@ -70,7 +70,7 @@ async fn callers_that_wait_for_their_answers_are_not_held_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_segment_on_its_way_is_waited_for_as_long_as_a_linger_allows() {
+async fn a_commit_waits_up_to_a_linger_for_a_segment_in_flight() {
     let linger = Duration::from_secs(1);
     for upload in [linger / 2, linger * 2] {
         let world = World::new();
@@ -115,7 +115,7 @@ async fn a_segment_that_its_linger_closed_is_committed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_is_committed_before_it_fills_the_memory() {
+async fn waiting_segments_are_committed_before_they_fill_the_memory() {
     let linger = Duration::from_secs(3600);
     let world = World::new();
     let producer = world.producer(full_segments(linger), 1).await;
@@ -145,7 +145,7 @@ async fn what_waits_is_committed_before_it_fills_the_memory() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn producers_of_one_shard_read_the_manifest_first_and_one_that_is_alone_again_stops_to() {
+async fn only_producers_that_share_a_shard_read_the_manifest_first() {
     let world = World::new();
     let producers = [
         world.producer(full_segments(Duration::from_secs(1)), 1).await,

@@ -12,13 +12,13 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use futures::future::join_all;
-use millpond_producer::{AppendError, Config, Environment, Producer};
+use millpond_producer::{AppendError, Config, Producer};
 use millpond_storage::unreliable::{Controls, Faults, Outage, S3Latency, WriteFaults};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use support::{START_MS, World, append, config, segments};
+use support::{START_MS, Seeded, World, append, config, segments};
 use tokio::time::{Instant, sleep, timeout};
 use ulid::Ulid;
 
@@ -84,12 +84,6 @@ impl Seen {
     }
 }
 
-/// The time of day, which follows the paused clock.
-fn environment(start: Instant, seed: u64) -> Environment {
-    let clock = move || START_MS + u64::try_from(start.elapsed().as_millis()).unwrap();
-    Environment::new(clock, seed)
-}
-
 /// Sends one message after another until its producer has ended.
 async fn client(producer: &Producer, name: String, story: &Story) {
     for number in 0.. {
@@ -139,7 +133,7 @@ async fn place(
             start_timeout: Duration::from_secs(3),
             ..config()
         };
-        let (environment, mut registry) = (environment(start, rng.random()), Registry::default());
+        let (environment, mut registry) = (Seeded::running(start, rng.random()), Registry::default());
         let started = Producer::start_in(environment, store, config, &mut registry).await;
         let Ok(producer) = started else { continue };
         let clients =

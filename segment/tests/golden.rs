@@ -119,7 +119,7 @@ fn the_golden_files_have_the_content_they_were_written_with() {
 }
 
 #[test]
-fn what_is_written_today_has_the_content_and_the_shape_of_the_golden_file() {
+fn a_new_segment_has_the_content_and_shape_of_the_golden_file() {
     let today = encode();
     let object = Bytes::from(today.parts.concat());
     assert_eq!(decode(&object), content());

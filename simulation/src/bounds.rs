@@ -44,7 +44,7 @@ pub struct Bounds {
     /// Numbers of the segments with rows that the sink refuses.
     pub forbidden: Vec<u8>,
     /// Fixes of the sink, after which it accepts every row.
-    pub mends: u8,
+    pub repairs: u8,
     /// Registrations that make the table forget all other producers.
     pub expiries: u8,
 }
@@ -71,7 +71,7 @@ impl Bounds {
         removals: 0,
         skips: 0,
         forbidden: Vec::new(),
-        mends: 0,
+        repairs: 0,
         expiries: 0,
     };
 
@@ -141,7 +141,7 @@ impl Bounds {
             owner_faults: 1,
             epochs: 2,
             forbidden: vec![0],
-            mends: 1,
+            repairs: 1,
             ..Bounds::delivery()
         }
     }

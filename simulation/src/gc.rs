@@ -3,7 +3,6 @@
 use crate::model::World;
 use crate::store::{Answer, Outcome, Store, Versioned, Write, outcomes};
 use millpond_manifest::Manifest;
-use millpond_manifest::planted::{self, Bug};
 use std::collections::BTreeSet;
 use ulid::Ulid;
 
@@ -76,8 +75,6 @@ impl GarbageCollector {
                 let next = log.collect(needed, u64::from(*clock));
                 if next == **log {
                     GarbageCollector::InForce(log.clone())
-                } else if planted::is(Bug::DeleteBeforeTrim) {
-                    GarbageCollector::InForce(Versioned::new(next))
                 } else {
                     GarbageCollector::Swapping(Versioned::new(next.stamped(0)))
                 }

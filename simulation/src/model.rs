@@ -32,7 +32,7 @@ pub struct Left {
     pub resets: u8,
     pub removals: u8,
     pub skips: u8,
-    pub mends: u8,
+    pub repairs: u8,
     pub expiries: u8,
 }
 
@@ -71,7 +71,7 @@ pub enum Action {
     /// An operator skips a segment.
     Skip(u64),
     /// Somebody repairs the sink, and it refuses no row any more.
-    Mend,
+    Repair,
     /// A step of a producer.
     Producer(usize, producer::Step),
     /// A step of an owner.
@@ -83,7 +83,7 @@ pub enum Action {
 impl World {
     /// Returns true if the sink may be repaired now. The promises exclude one case: a fenced owner sends a chunk whole
     /// that its successor has bisected, to a sink that was repaired meanwhile (`design/protocols.md`, "Dead letters").
-    fn may_be_mended(&self) -> bool {
+    fn may_be_repaired(&self) -> bool {
         let refuses = !self.store.forbidden.is_empty();
         refuses && !self.owners.iter().any(|owner| owner.is_fenced(&self.store))
     }
@@ -144,7 +144,7 @@ impl Model for System {
                 resets: bounds.resets,
                 removals: bounds.removals,
                 skips: bounds.skips,
-                mends: bounds.mends,
+                repairs: bounds.repairs,
                 expiries: bounds.expiries,
             },
             told: Vec::new(),
@@ -173,8 +173,8 @@ impl Model for System {
                 actions.extend((0..world.store.manifest.next_sequence).map(Action::Skip));
             }
         }
-        if world.left.mends > 0 && world.may_be_mended() {
-            actions.push(Action::Mend);
+        if world.left.repairs > 0 && world.may_be_repaired() {
+            actions.push(Action::Repair);
         }
         for (i, producer) in world.producers.iter().enumerate() {
             let mut steps = Vec::new();
@@ -212,8 +212,8 @@ impl Model for System {
                 skipped.skip(skip(sequence)).ok()?;
                 next.store.operate(|_| skipped.clone())?;
             }
-            Action::Mend => {
-                next.left.mends -= 1;
+            Action::Repair => {
+                next.left.repairs -= 1;
                 next.store.forbidden.clear();
             }
             Action::Producer(place, step) => Producer::step(place, step, self, &mut next)?,

@@ -97,7 +97,7 @@ pub(crate) struct Search {
     forbidden: Option<Vec<u8>>,
     /// Fixes of the sink.
     #[arg(long)]
-    mends: Option<u8>,
+    repairs: Option<u8>,
     /// Registrations that make the table forget all others.
     #[arg(long)]
     expiries: Option<u8>,
@@ -142,7 +142,7 @@ impl Search {
             removals: self.removals.unwrap_or(from.removals),
             skips: self.skips.unwrap_or(from.skips),
             forbidden: self.forbidden.clone().unwrap_or(from.forbidden),
-            mends: self.mends.unwrap_or(from.mends),
+            repairs: self.repairs.unwrap_or(from.repairs),
             expiries: self.expiries.unwrap_or(from.expiries),
         })
     }

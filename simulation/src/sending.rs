@@ -3,7 +3,6 @@
 
 use millpond_manifest::cursor::Refused;
 use millpond_manifest::piece;
-use millpond_manifest::planted::{self, Bug};
 use std::collections::VecDeque;
 use ulid::Ulid;
 
@@ -150,11 +149,10 @@ impl Sending {
             // Nobody resends a piece that the cursor records as refused.
             while let Some(&number) = self.level.front()
                 && covers(number)
-                && !planted::is(Bug::RefusedSentAgain)
             {
                 self.refused.extend(self.level.pop_front());
             }
-            let durable = planted::is(Bug::HalvesBeforeRefusal) || self.refused.iter().all(|of| covers(*of));
+            let durable = self.refused.iter().all(|of| covers(*of));
             if !self.level.is_empty() || self.refused.is_empty() || !durable {
                 break;
             }
@@ -166,9 +164,6 @@ impl Sending {
             }
             // Rows may have landed before the refusal.
             self.unanswered();
-        }
-        if planted::is(Bug::LetterForgotten) {
-            self.dead.clear();
         }
         if self.next() == Next::Nothing {
             self.next_chunk(known);

@@ -13,6 +13,12 @@ fn holds(model: Admissions) {
         .spawn_dfs()
         .join();
     println!("{} states", checker.unique_state_count());
+    let properties = checker.model().properties();
+    let failures = properties.iter().filter(|p| p.expectation.discovery_is_failure());
+    let violated: Vec<_> = failures
+        .filter_map(|p| checker.discovery(p.name).map(|_| p.name))
+        .collect();
+    assert!(violated.is_empty(), "violated: {violated:?}");
     checker.assert_properties();
 }
 

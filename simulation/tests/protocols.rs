@@ -102,7 +102,7 @@ fn a_sink_that_refuses_rows_of_a_longer_chunk() {
         segments: vec![vec![1, 1, 1]],
         forbidden: vec![0, 2],
         owner_faults: 0,
-        mends: 0,
+        repairs: 0,
         ..Bounds::refused()
     });
 }
@@ -126,7 +126,7 @@ fn a_segment_of_a_refused_chunk_that_is_left_out() {
     holds(Bounds {
         owner_faults: 0,
         skips: 1,
-        mends: 0,
+        repairs: 0,
         epochs: 4,
         ..Bounds::refused()
     });

@@ -34,7 +34,7 @@ fn a_seed_is_the_same_run_each_time() {
 }
 
 #[test]
-fn whatever_happens_every_promise_is_kept() {
+fn every_promise_holds_for_every_seed() {
     let threads = available_parallelism().map_or(1, NonZero::get);
     let summary = run_all(0..SEEDS, threads);
     print!("{}", summary.counts);

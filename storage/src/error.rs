@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_in_the_servers_words_without_its_xml() {
+    fn a_refusal_shows_the_servers_message_without_its_xml() {
         let failure = exists(
             "503 Service Unavailable: <?xml?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>",
         );

@@ -8,6 +8,7 @@
 use crate::error::Failure;
 use async_trait::async_trait;
 use futures::stream::{BoxStream, StreamExt};
+use millpond_runtime::{SystemEnvironment, blocking};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Location;
 use object_store::{
@@ -77,7 +78,7 @@ impl FileStore {
     async fn lock(&self) -> Result<Locked> {
         let turn = Arc::clone(&self.turn).lock_owned().await;
         let path = self.lock_path.clone();
-        blocking(move || {
+        run(move || {
             let file = private_file()
                 .truncate(false)
                 .open(&path)
@@ -109,7 +110,7 @@ impl FileStore {
         let path = self.files.path_to_filesystem(location)?;
         let not_before = SystemTime::from(current.last_modified);
         // From here on the write continues even if the caller leaves, and keeps the lock until it is done.
-        let locked = blocking(move || {
+        let locked = run(move || {
             replace(&path, &payload, not_before).map_err(|error| failed("replace", &error))?;
             Ok(locked)
         })
@@ -133,13 +134,13 @@ impl FileStore {
     ) -> Result<PutResult> {
         let path = self.files.path_to_filesystem(location)?;
         let place = path.clone();
-        blocking(move || {
+        run(move || {
             let made = place.parent().map_or(Ok(()), private_directory);
             made.map_err(|error| failed("create the directory", &error))
         })
         .await?;
         let put = self.files.put_opts(location, payload, options).await?;
-        blocking(move || {
+        run(move || {
             match fs::set_permissions(&path, Permissions::from_mode(FILE_MODE)) {
                 // Somebody deleted it meanwhile.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -158,8 +159,8 @@ impl FileStore {
     }
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await?
+async fn run<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    blocking::run(&SystemEnvironment, work).await?
 }
 
 /// Creates the directory and its missing parents, durably and for this user only.
@@ -321,6 +322,7 @@ mod tests {
     use super::*;
     use crate::{Cas, Store};
     use bytes::Bytes;
+    use millpond_runtime::Environment as _;
 
     fn store(directory: &Path) -> Store {
         let files = FileStore::open(directory, false)
@@ -340,7 +342,7 @@ mod tests {
         let mut seen = vec![version.clone()];
         for _ in 0..50 {
             // The clock jumps back: existing files appear to come from the future.
-            let ahead = SystemTime::now() + Duration::from_secs(3600);
+            let ahead = SystemEnvironment.system_time() + Duration::from_secs(3600);
             let file = File::options().write(true).open(&path).expect("file");
             if seen.len() == 1 {
                 file.set_modified(ahead).expect("set time");
@@ -370,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_else_may_read_what_is_in_a_buffer() {
+    async fn only_the_owner_can_read_the_files_of_a_buffer() {
         let directory = tempfile::tempdir().expect("directory");
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("open to all");
         let files = FileStore::open(&directory.path().join("above/buffer"), true);

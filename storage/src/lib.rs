@@ -2,7 +2,6 @@
 //!
 //! Only this crate knows the kind of the store. It never retries a request by itself and never guesses an outcome.
 
-mod backoff;
 mod error;
 mod file;
 mod metrics;
@@ -15,7 +14,6 @@ pub mod testing;
 pub mod unreliable;
 mod url;
 
-pub use backoff::Backoff;
 pub use error::{Error, ErrorKind};
 pub use metrics::RequestCounts;
 pub use open::{OpenError, S3Credentials, StoreOptions};

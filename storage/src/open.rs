@@ -6,6 +6,7 @@ use crate::s3;
 use crate::store::{REQUEST_TIMEOUT, Store};
 use crate::unreliable::{Faults, S3Latency, Unreliable};
 use crate::url::{BufferUrl, Place, Service};
+use millpond_runtime::{SystemEnvironment, blocking};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::memory::InMemory;
@@ -212,7 +213,7 @@ async fn directory(
 ) -> Result<Arc<dyn ObjectStore>, OpenError> {
     let create = options.create;
     let owned = path.to_owned();
-    let opened = tokio::task::spawn_blocking(move || FileStore::open(&owned, create)).await;
+    let opened = blocking::run(&SystemEnvironment, move || FileStore::open(&owned, create)).await;
     let what = || format!("directory {}", path.display());
     match opened {
         Ok(Ok(Some(files))) => Ok(Arc::new(files)),

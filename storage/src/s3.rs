@@ -13,6 +13,7 @@ use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider};
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use object_store::aws::{AmazonS3Builder, AwsCredential, S3ConditionalPut};
 use object_store::{CredentialProvider, ObjectStore};
 use std::sync::Arc;
@@ -194,7 +195,7 @@ impl Chain {
     async fn get(&self) -> Result<Arc<AwsCredential>, CredentialsError> {
         // The lock is held while asking: of many requests at the moment of renewal, one asks and the others wait.
         let mut kept = self.kept.lock().await;
-        let now = SystemTime::now();
+        let now = SystemEnvironment.system_time();
         if let Some(kept) = kept.as_ref().filter(|kept| now < kept.refresh_at) {
             return Ok(Arc::clone(&kept.credential));
         }
@@ -280,7 +281,7 @@ mod tests {
         {
             let asked = self.asked.fetch_add(1, Ordering::SeqCst);
             let answer = if asked < self.good {
-                let end = SystemTime::now() + self.lives;
+                let end = SystemEnvironment.system_time() + self.lives;
                 Ok(Credentials::new(
                     format!("key-{asked}"),
                     "s",

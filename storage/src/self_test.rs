@@ -8,8 +8,8 @@ use crate::error::{Error, ErrorKind};
 use crate::{Cas, Created, Store, Version};
 use bytes::Bytes;
 use futures::future::join_all;
+use millpond_runtime::{Backoff, Environment as _, SystemEnvironment};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use uuid::Uuid;
 
 /// Why a store is not fit to hold a buffer, or could not be tested.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -97,7 +97,7 @@ impl Store {
     pub async fn self_test(&self) -> Result<(), SelfTestError> {
         let test = Test {
             store: self,
-            folder: format!("self-test/{}", Uuid::new_v4()),
+            folder: format!("self-test/{}", SystemEnvironment.uuid()),
         };
         let verdict = test.run().await;
         test.clean_up().await;
@@ -277,7 +277,7 @@ impl Test<'_> {
         &self,
         ask: impl Fn() -> F,
     ) -> Result<T, Finding> {
-        let mut backoff = crate::Backoff::new(
+        let mut backoff = Backoff::new(
             std::time::Duration::from_millis(50),
             std::time::Duration::from_secs(2),
         );
@@ -286,8 +286,7 @@ impl Test<'_> {
             if !matches!(last, Err(Finding::Unanswered(_))) {
                 break;
             }
-            let wait = backoff.next(&mut rand::rng());
-            tokio::time::sleep(wait).await;
+            backoff.pause(&SystemEnvironment).await;
             last = ask().await;
         }
         last
@@ -351,5 +350,5 @@ impl Test<'_> {
 
 /// Bodies never repeat, so that no two states of an object have the same version.
 fn body(name: &str) -> Bytes {
-    Bytes::from(format!("{name} {}", Uuid::new_v4()))
+    Bytes::from(format!("{name} {}", SystemEnvironment.uuid()))
 }

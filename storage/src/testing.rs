@@ -3,6 +3,7 @@
 //! Behind the feature `testing`; no product code uses it. It stops only the process that it started.
 
 use crate::{BufferUrl, S3Credentials, StoreOptions};
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -37,7 +38,7 @@ impl Minio {
         // Another process may take the free port before MinIO does.
         for _ in 0..3 {
             let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-            let unique = format!("millpond-minio-{}", uuid::Uuid::new_v4());
+            let unique = format!("millpond-minio-{}", SystemEnvironment.uuid());
             let mut minio = Self {
                 program: program.clone(),
                 data: std::env::temp_dir().join(unique),
@@ -135,7 +136,7 @@ impl Minio {
 
     /// A unique buffer URL.
     pub fn url(&self) -> BufferUrl {
-        let url = format!("s3://millpond-test/{}", uuid::Uuid::new_v4());
+        let url = format!("s3://millpond-test/{}", SystemEnvironment.uuid());
         BufferUrl::parse(&url).unwrap_or_else(|error| unreachable!("{error}"))
     }
 }

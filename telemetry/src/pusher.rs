@@ -179,10 +179,12 @@ impl Pusher {
         if status.is_success() {
             return taken(&answer?);
         }
-        let said = answer.ok().and_then(|answer| Status::decode(&answer[..]).ok());
-        let said = said.map(|status| status.message).filter(|said| !said.is_empty());
-        let reason = match said {
-            Some(said) => format!("it answered {status}: {said:.300}"),
+        let answered = answer.ok().and_then(|answer| Status::decode(&answer[..]).ok());
+        let answered = answered
+            .map(|status| status.message)
+            .filter(|answered| !answered.is_empty());
+        let reason = match answered {
+            Some(answered) => format!("it answered {status}: {answered:.300}"),
             None => format!("it answered {status}"),
         };
         // The specification lists these codes as retryable.
@@ -271,14 +273,14 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_secret_in_a_url_is_not_shown() {
+    fn secrets_in_a_url_are_hidden() {
         let url = "https://user:password@collector:4318/v1/metrics?api_key=secret";
         let shown = pusher(url, &mut Registry::default()).shown();
         assert_eq!(shown, "https://collector:4318/v1/metrics");
     }
 
     #[test]
-    fn an_answer_of_success_that_rejects_some_is_none() {
+    fn a_partial_success_is_a_failure() {
         let answer = |rejected| {
             let partial = ExportMetricsPartialSuccess {
                 rejected_data_points: rejected,

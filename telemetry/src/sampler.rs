@@ -50,7 +50,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn all_or_nothing() {
+    fn the_ratios_0_and_1_take_none_and_all() {
         for bits in [0, 1, u128::MAX, u128::from(VALUES - 1), u128::from(VALUES)] {
             assert!(Sampler::new(1.0).takes(Ulid(bits)));
             assert!(!Sampler::new(0.0).takes(Ulid(bits)));
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_is_the_specifications() {
+    fn the_state_follows_the_specification() {
         // The examples of OpenTelemetry's "TraceState: Probability Sampling".
         for (ratio, state) in [
             (1.0, "ot=th:0"),

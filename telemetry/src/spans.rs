@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_trace_can_hold_is_bounded() {
+    fn the_spans_of_a_trace_are_bounded() {
         let all = recorded(1.0, || {
             let whole = span!(target: TARGET, parent: None, Level::INFO, ORIGIN, segment = %LOW, key = Empty);
             whole.record("key", "ü".repeat(2 * CHARS_MAX));

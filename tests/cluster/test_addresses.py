@@ -69,7 +69,7 @@ def test_the_next_replica_takes_the_place_of_one_that_dies(trio, new_pipeline, h
     _settled(pipeline, loads, consumer)
 
 
-def test_a_replica_that_lags_is_not_believed(trio, new_pipeline):
+def test_the_answer_of_a_lagging_replica_is_not_certain(trio, new_pipeline):
     """The first replica dies with rows that the second one has not fetched and cannot fetch. The
     consumer must not repeat an attempt that may have landed on the second replica's word."""
     pipeline = new_pipeline(trio)

@@ -58,8 +58,8 @@ def test_the_rights_suffice_to_tell_which_rows_are_there(cluster, new_pipeline, 
     pipeline.send(gateway, "two")
     pipeline.until_bodies(["one", "two"])
     assert again.terminate() == 0
-    said = consumer.messages() + again.messages()
-    assert ("the grant SYSTEM SYNC REPLICA ON" in said) == (user == "without_sync")
+    output = consumer.messages() + again.messages()
+    assert ("the grant SYSTEM SYNC REPLICA ON" in output) == (user == "without_sync")
 
 
 def test_a_right_to_ask_replicas_is_missing(cluster, new_pipeline):

@@ -1,5 +1,6 @@
 """The files of a release: what is in them, and which systems the program runs on."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -99,6 +100,36 @@ def test_a_tarball_has_the_program_and_what_it_needs(unpacked, program):
     for text in ("The above copyright notice and this permission", "Zstandard software"):
         assert text in licences
     assert folder in program.parents
+
+
+def completed(script: Path) -> str:
+    """What bash completes `dead-l` to."""
+    ask = (
+        f"source {script}; COMP_WORDS=(millpond dead-l); COMP_CWORD=1; "
+        "_millpond millpond dead-l millpond; echo $COMPREPLY"
+    )
+    return says("bash", "-c", ask)
+
+
+def test_a_tarball_has_completions_and_man_pages(program):
+    folder = program.parent
+    assert completed(folder / "completions" / "millpond.bash") == "dead-letters\n"
+    assert "#compdef millpond" in (folder / "completions" / "millpond.zsh").read_text()
+    assert "complete -c millpond" in (folder / "completions" / "millpond.fish").read_text()
+    pages = {page.name for page in (folder / "man" / "man1").iterdir()}
+    assert {"millpond.1", "millpond-gateway.1", "millpond-dead-letters-replay.1"} <= pages
+
+
+@pytest.mark.parametrize("name", architectures())
+def test_a_package_has_completions_and_man_pages_where_debian_looks_for_them(name, tmp_path):
+    says("dpkg-deb", "--extract", only(f"millpond_*_{DEBIAN[name]}.deb"), tmp_path)
+    share = tmp_path / "usr" / "share"
+    script = share / "bash-completion" / "completions" / "millpond"
+    assert completed(script) == "dead-letters\n"
+    for other in ("zsh/vendor-completions/_millpond", "fish/vendor_completions.d/millpond.fish"):
+        assert "dead-letters" in (share / other).read_text()
+    for page in ("millpond", "millpond-gateway", "millpond-dead-letters-replay"):
+        assert b".TH" in gzip.decompress((share / "man" / "man1" / f"{page}.1.gz").read_bytes())
 
 
 def test_the_program_needs_only_an_old_glibc(unpacked, program):

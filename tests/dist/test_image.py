@@ -71,8 +71,8 @@ def says(*command: object) -> str:
 
 
 def test_the_entry_point_runs(root):
-    said = says(*root.words, *root.program, "--version")
-    assert said.startswith(f"millpond {version().split('-')[0]}\n")
+    output = says(*root.words, *root.program, "--version")
+    assert output.startswith(f"millpond {version().split('-')[0]}\n")
     assert root.image.name == f"millpond:{version()}"
 
 
@@ -137,5 +137,5 @@ def test_skopeo_reads_the_image(root, transport):
     if shutil.which("skopeo") is None:
         pytest.skip("NOT TESTED: skopeo is not on this machine")
     archive = only(f"*-{root.image.platform['architecture']}.oci.tar")
-    said = says("skopeo", "inspect", "--config", f"{transport}:{archive}")
-    assert json.loads(said)["config"] == root.image.configuration["config"]
+    output = says("skopeo", "inspect", "--config", f"{transport}:{archive}")
+    assert json.loads(output)["config"] == root.image.configuration["config"]

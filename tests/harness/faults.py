@@ -75,7 +75,7 @@ class Faults:
         finish = self._disturb_a_process() if process else None
         if broken is not None:
             self._wait(0.2, 1.5)
-            broken.mend()
+            broken.restore()
         if finish is not None:
             finish()
         self.until_all_are_ready()

@@ -53,7 +53,7 @@ class Toxiproxy(Service):
 
 
 class Link:
-    """One link through the proxy. It works at first, and again after `mend`."""
+    """One link through the proxy. It works at first, and again after `restore`."""
 
     def __init__(self, proxy: Toxiproxy, name: str, port: int) -> None:
         self.name = name
@@ -95,7 +95,7 @@ class Link:
         """Closes connections after this many bytes of requests."""
         self._add("limit_data", "upstream", bytes=after)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         try:
             for toxic in self._toxics:
                 self._proxy.ask("DELETE", f"/proxies/{self.name}/toxics/{toxic}")

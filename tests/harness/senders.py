@@ -1,21 +1,72 @@
-"""Spans and data points with unique ids, each sent once: which of them were acknowledged, and which
-are in the tables."""
+"""Records, spans and data points with unique ids, each sent once: which of them were acknowledged,
+and which are in the tables."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
-from .corpus import attributes
+import grpc
+
+from .corpus import attributes, record, request
 from .corpus_metrics import one_of_each
 from .corpus_metrics import request as metrics_request
 from .corpus_traces import request as traces_request
 from .corpus_traces import span
-from .otlp import answer
+from .otlp import answer, export
 
 METRICS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
+
+
+class LogSender(threading.Thread):
+    """A client that sends one log record after another and never repeats one. It notes each
+    record's time by its body."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(daemon=True)
+        self.accepted: dict[str, int] = {}
+        self.doubtful: dict[str, int] = {}
+        self._address = address
+        self._stopping = threading.Event()
+        self._going = threading.Event()
+        self._going.set()
+        self._sending = threading.Lock()
+
+    def run(self) -> None:
+        number = 0
+        while not self._stopping.is_set():
+            # A lock alone would not let a pause begin: this thread takes it again at once.
+            self._going.wait()
+            with self._sending:
+                self._send(f"record {number}")
+            number += 1
+
+    def _send(self, body: str) -> None:
+        now = time.time_ns()
+        made = request(record("moving", body=body, time=now)).SerializeToString()
+        try:
+            export(self._address, made)
+        except grpc.RpcError:
+            # The server stopped before it answered.
+            self.doubtful[body] = now
+        else:
+            self.accepted[body] = now
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Sends nothing within a `with` block; when it begins, the latest request is answered."""
+        self._going.clear()
+        with self._sending:
+            yield
+        self._going.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
 
 
 class Senders:

@@ -362,9 +362,17 @@ class Collector(Service):
             },
         }
         # YAML is a superset of JSON.
-        file = directory / f"{name}.yaml"
-        file.write_text(json.dumps(configuration, indent=2))
-        super().__init__(name, [tool(self.variable), "--config", file], directory, CREDENTIALS)
+        self.file = directory / f"{name}.yaml"
+        self.file.write_text(json.dumps(configuration, indent=2))
+        super().__init__(name, [tool(self.variable), "--config", self.file], directory, CREDENTIALS)
+
+    def rewire(self, kind: str, **components: Mapping[str, object]) -> None:
+        """Replaces the `receivers` or `exporters` of every pipeline, from the next start on."""
+        configuration = json.loads(self.file.read_text())
+        configuration[kind] = components
+        for pipeline in configuration["service"]["pipelines"].values():
+            pipeline[kind] = list(components)
+        self.file.write_text(json.dumps(configuration, indent=2))
 
     def ready(self) -> bool:
         # Each start logs this line; the file has all of them.
@@ -407,6 +415,9 @@ def forward_over_http_to(address: str, encoding: str, compression: str) -> dict:
 
 
 _PATIENT = {
+    # The default of 5 s makes the exporter repeat a request whose commit takes longer. The gateway
+    # then commits it twice: OTLP requests have no identity.
+    "timeout": "300s",
     "sending_queue": {"enabled": True, "num_consumers": 4},
     "retry_on_failure": {
         "enabled": True,

@@ -150,9 +150,9 @@ def _logs(order: int) -> ExportLogsServiceRequest:
             **fields,
         )
 
-    said = "payment failed: card declined" if _failed(order) else f"order {order} was placed"
+    message = "payment failed: card declined" if _failed(order) else f"order {order} was placed"
     checkout = [
-        record(2_500_000, 2, said, event_name="order"),
+        record(2_500_000, 2, message, event_name="order"),
         record(2_600_000, 2, {"items": order % 7, "bytes": order * 100}),
     ]
     return ExportLogsServiceRequest(

@@ -107,8 +107,8 @@ class Site:
         """Runs a `millpond` command that needs no buffer."""
         process = self.begun(*command)
         ended = process.wait()
-        said = f"{process.name} ended with {ended}: {process.stdout()} {process.messages()}"
-        assert ended == code, said
+        failure = f"{process.name} ended with {ended}: {process.stdout()} {process.messages()}"
+        assert ended == code, failure
         return process
 
     def begun(self, *command: object) -> Process:

@@ -28,7 +28,7 @@ def help_texts(text: str) -> dict[str, str]:
     """The help texts in `/metrics`, by sample name."""
     counters = set(re.findall(r"^# TYPE (\S+) counter$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
-    return {name + "_total" * (name in counters): said for name, said in helps.items()}
+    return {name + "_total" * (name in counters): text for name, text in helps.items()}
 
 
 def attributes_of(holder: dict) -> dict[str, object]:

@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn twice_as_much_is_allowed_and_no_more() {
+    fn at_most_twice_the_size_is_allowed() {
         let small = line(100, 10.0);
         assert!(judge(&small, &line(200, 20.0)));
         assert!(!judge(&small, &line(201, 10.0)), "bytes");

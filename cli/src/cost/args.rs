@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_as_the_programs_default() {
+    fn omitted_settings_match_the_programs_defaults() {
         let parse = |words: &[&str]| Cli::try_parse_from(words).unwrap().command;
         let Command::Gateway(gateway) = parse(&["millpond", "gateway", "--buffer", "memory:///"]) else {
             panic!("another command");
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_is_said_in_each_way() {
+    fn a_load_can_be_given_in_every_unit() {
         let load = |flags: &[&str]| parsed(flags).unwrap().load.load().unwrap();
         let raw = load(&["--throughput", "54MB/s"]);
         assert_eq!((raw.compressed_bytes_per_second.round(), raw.ratio), (10e6, 5.4));
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_is_refused_with_what_to_do() {
+    fn contradictory_flags_are_refused_with_a_remedy() {
         const LOAD: [&str; 2] = ["--throughput", "10MB/s"];
         let with = |flags: &[&str]| refused(&[&LOAD, flags].concat());
         assert!(refused(&[]).contains("give --throughput"));

@@ -5,7 +5,8 @@ use crate::rounds::LaterRounds;
 use crate::schedule::Key;
 use crate::sink::{Batch, BatchId, Part};
 use crate::trace::BatchTrace;
-use crate::work::{self, Job, Wanted};
+use crate::work::{Job, Wanted};
+use crate::write::Term;
 use bytes::Bytes;
 use millpond_manifest::{Log, layout};
 use tracing::warn;
@@ -27,7 +28,7 @@ impl Tenure<'_> {
                     shard = claim.shard,
                     stream,
                     sequence,
-                    "{} records of segment {} are left out, as an operator said",
+                    "{} records of segment {} are left out, as an operator requested",
                     part.records,
                     entry.segment
                 );
@@ -50,7 +51,8 @@ impl Tenure<'_> {
         let wanted: Vec<Wanted> = wanted.collect();
         let inherited = self.inherits_doubt && self.schedule.is_inherited(key);
         let in_doubt = inherited || self.durable.state.may_have_sent(*plan) || self.shard.repair.is_some();
-        let trace = BatchTrace::begin(&id, &wanted, in_doubt);
+        let parts = wanted.iter().map(|wanted| (&wanted.part, wanted.length));
+        let trace = BatchTrace::begin(&id, parts, in_doubt);
         let encoding = log.streams[index as usize].encoding;
         let batch = Batch {
             id,
@@ -65,7 +67,7 @@ impl Tenure<'_> {
             refused: self.durable.state.refused(stream, *plan).cloned(),
             refusals: self.refusals.clone(),
             trace,
-            term: work::Term {
+            term: Term {
                 later_rounds: LaterRounds {
                     batch: key.clone(),
                     ..self.term.later_rounds.clone()

@@ -2,14 +2,13 @@
 //! the consumer's lag. It decides nothing.
 
 use super::Tenure;
-use crate::environment::now_ms;
 use crate::error::ConsumeError;
 use crate::schedule::begins;
 use crate::shard::{PageRead, Shard};
-use crate::status::Level;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::{self, ReadError, Reread, Snapshot};
 use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
+use millpond_runtime::Level;
 use millpond_storage::Version;
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -71,7 +70,7 @@ impl Tenure<'_> {
         let what = format!("reading {}", layout::manifest(self.shard.claim.shard));
         match outcome {
             Ok(news) => {
-                self.shard.claim.status.goes_on(&what);
+                self.shard.claim.readiness.goes_on(&what);
                 if let Some(news) = news {
                     self.shard.check_log(&news.state)?;
                     self.log = Some(match self.log.take() {
@@ -95,10 +94,7 @@ impl Tenure<'_> {
             }
             Err(ReadError::Format { key, wrong }) => Err(ConsumeError::Format { key, wrong }),
             Err(ReadError::Store(error)) => {
-                self.shard
-                    .claim
-                    .status
-                    .waits(&what, &error.to_string(), Level::Warn);
+                self.shard.claim.readiness.waits(&what, error, Level::Warn);
                 Ok(())
             }
         }
@@ -187,7 +183,7 @@ impl Tenure<'_> {
 
     fn show_backlog(&self) {
         let Shard { claim, worker, .. } = self.shard;
-        let now_ms = now_ms(&*claim.environment);
+        let now_ms = claim.environment.now_ms();
         self.for_each_stream(|log, index, stream| {
             let reached = self.schedule.reached(&self.durable.state, log, index, stream);
             let lag = log.lag(index, reached);

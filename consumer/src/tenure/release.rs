@@ -1,6 +1,6 @@
 //! The end of a term: releases the cursor, with an error if there is one, or reports that another owner has it.
 
-use super::{Tenure, Term, accepts};
+use super::{Tenure, TermEnd, accepts};
 use crate::error::ConsumeError;
 use crate::owner::Outcome;
 use crate::shard::{RELEASE_PATIENCE, Shard};
@@ -26,7 +26,7 @@ impl Tenure<'_> {
 
     /// Releases the cursor and records whether anything is in doubt. A repair that has reached its end leaves a
     /// tombstone.
-    pub(super) async fn release(&mut self) -> Result<Term, ConsumeError> {
+    pub(super) async fn release(&mut self) -> Result<TermEnd, ConsumeError> {
         self.work.abort_all();
         // A swap in flight may still land. The release then finds its state and continues from there.
         self.swapping = None;
@@ -59,7 +59,7 @@ impl Tenure<'_> {
                     shard = self.shard.claim.shard,
                     "the cursor could not be released: the next owner waits for the lease"
                 );
-                return Ok(Term::Released);
+                return Ok(TermEnd::Released);
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -94,7 +94,7 @@ impl Tenure<'_> {
 
     /// Makes one attempt to release the cursor, and removes it if it is `done`. `None`: an earlier swap of ours was in
     /// force, and its state is known now.
-    async fn give_back(&mut self, mut next: Cursor, done: bool) -> Result<Option<Term>, ConsumeError> {
+    async fn give_back(&mut self, mut next: Cursor, done: bool) -> Result<Option<TermEnd>, ConsumeError> {
         next.release();
         if done {
             // A success under the same token followed every request of the batch, as before a clean release.
@@ -115,7 +115,7 @@ impl Tenure<'_> {
                     clean = ownership == Ownership::Released,
                     "released the cursor"
                 );
-                Ok(Some(Term::Released))
+                Ok(Some(TermEnd::Released))
             }
             Outcome::Ours(durable) => {
                 self.durable = *durable;
@@ -124,16 +124,16 @@ impl Tenure<'_> {
         }
     }
 
-    fn repaired(&self) -> Term {
+    fn repaired(&self) -> TermEnd {
         let (shard, consumer) = (self.shard.claim.shard, &self.shard.claim.consumer);
         info!(shard, consumer, "the range is repaired");
         if let Some(tally) = &self.shard.worker.repair {
             tally.shard();
         }
-        Term::Released
+        TermEnd::Released
     }
 
-    pub(super) fn fenced(&self, owner: &str, epoch: u64) -> Term {
+    pub(super) fn fenced(&self, owner: &str, epoch: u64) -> TermEnd {
         let Shard { claim, worker, .. } = self.shard;
         worker.metrics.fenced.inc();
         warn!(
@@ -141,6 +141,6 @@ impl Tenure<'_> {
             consumer = claim.consumer,
             "fenced: {owner} owns the cursor since epoch {epoch}; this process stops sending and stands by"
         );
-        Term::Fenced
+        TermEnd::Fenced
     }
 }

@@ -2,7 +2,6 @@
 
 use super::Tenure;
 use crate::Config;
-use crate::environment::now_ms;
 use crate::error::ConsumeError;
 use crate::owner::Outcome;
 use crate::rounds::LaterRound;
@@ -10,7 +9,6 @@ use crate::schedule::Decision;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::Cursor;
 use millpond_manifest::cas::Snapshot;
-use millpond_manifest::planted::{self, Bug};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -72,10 +70,10 @@ impl Tenure<'_> {
         }
         let claim = self.shard.claim.clone();
         next.renew(
-            now_ms(&*claim.environment),
+            claim.environment.now_ms(),
             u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
         );
-        next.wait_for(&claim.status.waiting_for());
+        next.wait_for(&claim.readiness.waiting_for());
         let before = self.durable.clone();
         self.swap_began = claim.environment.uptime();
         // After a failure the next swap waits a little. After a success this has no effect.
@@ -100,7 +98,7 @@ impl Tenure<'_> {
         self.durable = durable;
         self.schedule.acknowledged(&self.durable.state);
         // A swap that settles the cursor may still land on a state that was read again. It cannot land on a new state.
-        if self.durable.state.unsettled && (is_new || planted::is(Bug::AnnouncedTooEarly)) {
+        if self.durable.state.unsettled && is_new {
             for LaterRound { batch, durable } in self.unannounced.drain(..) {
                 self.later_rounds.insert(batch);
                 // The receiver no longer exists if the batch was given up.

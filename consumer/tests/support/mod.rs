@@ -7,14 +7,15 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
-    Attempt, Batch, BatchingPolicy, Chunk, Config, ConsumeError, Consumer, Cut, Environment, Presence,
-    Received, Record, RowId, Settled, Sink, SinkError, SinkTable, Status, SystemEnvironment,
+    Attempt, Batch, BatchingPolicy, Chunk, Config, ConsumeError, Consumer, Cut, Presence, Received, Record,
+    RowId, Settled, Sink, SinkError, SinkTable,
 };
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Skip;
 use millpond_manifest::{
     Buffer, Commit, Cursor, DeadLetter, Manifest, NewPart, NewSegment, ProducerId, layout, piece,
 };
+use millpond_runtime::{Environment, Readiness, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Compressor, Encoding, SegmentBuilder};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
@@ -688,7 +689,7 @@ impl State {
 /// A consumer that runs in a separate task.
 pub struct Running {
     pub shutdown: CancellationToken,
-    pub status: Status,
+    pub readiness: Readiness,
     pub task: JoinHandle<Result<(), ConsumeError>>,
 }
 
@@ -785,11 +786,11 @@ pub fn start_on(machine: &Machine, store: &Store, config: Config, table: &Arc<Ta
     let consumer = Consumer::new(store.clone(), config, table.clone(), &mut Registry::default())
         .unwrap()
         .with_environment(Arc::new(machine.clone()));
-    let (shutdown, status) = (CancellationToken::new(), consumer.status());
+    let (shutdown, readiness) = (CancellationToken::new(), consumer.readiness());
     let task = tokio::spawn(consumer.run(shutdown.clone()));
     Running {
         shutdown,
-        status,
+        readiness,
         task,
     }
 }

@@ -84,7 +84,7 @@ fn post(length: usize, body: &str) -> Vec<u8> {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_a_sentence() {
+fn unusable_flags_are_refused_with_a_sentence() {
     let data = tempfile::tempdir().unwrap();
     let holds_the_folder = Server::start(data.path(), &[]);
     let other = tempfile::tempdir().unwrap();
@@ -120,10 +120,10 @@ fn what_cannot_work_is_refused_with_a_sentence() {
             command.args(["--listen", "127.0.0.1:0"]);
         }
         let output = command.args(&flags).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
+        let message = String::from_utf8_lossy(&output.stderr);
         assert!(
-            !output.status.success() && said.contains(expected),
-            "{flags:?}: {said}"
+            !output.status.success() && message.contains(expected),
+            "{flags:?}: {message}"
         );
     }
 }
@@ -139,7 +139,7 @@ fn a_crash_is_reported_on_stderr() {
         let server = Server::start_with(data.path(), &[], stderr.into());
         server.signal(name);
         assert_eq!(server.terminated().signal(), Some(number));
-        let said = std::fs::read_to_string(&file).unwrap();
-        assert!(said.contains(&format!("(SIG{name})")), "{said}");
+        let message = std::fs::read_to_string(&file).unwrap();
+        assert!(message.contains(&format!("(SIG{name})")), "{message}");
     }
 }

@@ -81,7 +81,7 @@ async fn look_at_address(config: Config, report: &mut Report) -> Result<bool, Si
             State::Unfit(faults) => {
                 fit = false;
                 for fault in faults {
-                    report.error(fault.what, fault.mend);
+                    report.error(fault.what, fault.remedy);
                 }
             }
         }

@@ -152,8 +152,8 @@ offsets.topic.replication.factor=1
 		return exec.Command("java", append([]string{"-Xmx1g", "-cp", filepath.Join(jars, "*")}, arguments...)...)
 	}
 	format := java("kafka.tools.StorageTool", "format", "--standalone", "-t", uuid.NewString(), "-c", file)
-	if said, err := format.CombinedOutput(); err != nil {
-		return fmt.Errorf("kafka.tools.StorageTool: %w: %s", err, said)
+	if output, err := format.CombinedOutput(); err != nil {
+		return fmt.Errorf("kafka.tools.StorageTool: %w: %s", err, output)
 	}
 	if err := s.start("kafka", java("kafka.Kafka", file)); err != nil {
 		return err

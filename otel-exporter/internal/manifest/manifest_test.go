@@ -61,7 +61,7 @@ func TestACommitAppendsInOrderAndARepeatedOneIsRecognised(t *testing.T) {
 	}
 }
 
-func TestWhatWouldBreakTheLogIsRefused(t *testing.T) {
+func TestCommitsThatWouldBreakTheLogAreRefused(t *testing.T) {
 	log := New(bufferID, 0).Register(producerA, 10)
 	refused := func(log *Manifest, id ProducerID, number uint64, expected error, segments ...NewSegment) {
 		t.Helper()

@@ -70,7 +70,7 @@ func small(t *testing.T) []byte {
 	})
 }
 
-func TestWhatIsWrittenReadsBack(t *testing.T) {
+func TestASegmentReadsBackAsItWasWritten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		message := rapid.Custom(func(t *rapid.T) Message {
 			payload := rapid.OneOf(

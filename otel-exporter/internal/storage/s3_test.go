@@ -27,8 +27,8 @@ type minio struct {
 
 func (*minio) url() string { return "s3://millpond-test/" + uuid.NewString() }
 
-// bucketOfOnesOwn returns the URL of a bucket that does not exist.
-func (*minio) bucketOfOnesOwn() string { return "s3://" + uuid.NewString() + "/p" }
+// newBucket returns the URL of a bucket that does not exist.
+func (*minio) newBucket() string { return "s3://" + uuid.NewString() + "/p" }
 
 var sharedMinio = sync.OnceValues(func() (*minio, error) {
 	program := os.Getenv("MILLPOND_MINIO")
@@ -112,10 +112,10 @@ func (m *minio) answers() bool {
 	}
 }
 
-func TestABucketThatIsMissingOrDeniedIsNoOutage(t *testing.T) {
+func TestAMissingOrForbiddenBucketIsAPermanentError(t *testing.T) {
 	server := startMinio(t)
 	options := Options{Endpoint: server.endpoint}
-	url := server.bucketOfOnesOwn()
+	url := server.newBucket()
 	_, err := Open(t.Context(), url, options)
 	if KindOf(err) != Misconfigured || !strings.Contains(err.Error(), "no such bucket; create it, or set create_bucket") {
 		t.Error(err)
@@ -174,7 +174,7 @@ func answering(t *testing.T, status int, code string) (*Store, *atomic.Int64) {
 	return open(t, "s3://bucket/prefix", Options{Endpoint: server.URL}), requests
 }
 
-func TestWhatAnAnswerOfS3Means(t *testing.T) {
+func TestTheMeaningOfS3sAnswers(t *testing.T) {
 	version := Version("etag")
 	for _, answer := range []struct {
 		status          int

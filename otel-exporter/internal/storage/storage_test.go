@@ -107,7 +107,7 @@ func TestEveryBackendPassesTheSelfTestAndIsLeftClean(t *testing.T) {
 }
 
 // Two stores over one directory or bucket act as two processes: of many writers from one version, one wins.
-func TestOfManyWritersOneWins(t *testing.T) {
+func TestOneOfManyWritersWins(t *testing.T) {
 	directory := "file://" + t.TempDir()
 	stores := []*Store{open(t, directory, Options{}), open(t, directory, Options{})}
 	_, version, err := stores[0].CompareAndSet(t.Context(), "k", nil, []byte("0"))

@@ -120,7 +120,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_counted_can_be_taken_out(bytes in prop::collection::vec(any::<u8>(), 0..60), place in 0_u64..3) {
+    fn every_counted_record_can_be_extracted(bytes in prop::collection::vec(any::<u8>(), 0..60), place in 0_u64..3) {
         // Inside a resource's scope, where random bytes have a chance to be metrics.
         let request = field(1, &field(2, &field(2, &bytes)));
         if let Ok(counts) = validate(Signal::Metrics, &request) {
@@ -131,7 +131,7 @@ proptest! {
 
 /// The same choice as in the views and the Collector.
 #[test]
-fn of_several_data_of_one_metric_the_last_counts_alone() {
+fn only_the_last_data_of_a_metric_counts() {
     let (gauge, sum, name) = (5, 7, 1);
     let point = |time: u8| field(1, &[0x19, time, 0, 0, 0, 0, 0, 0, 0]);
     let metric = [

@@ -148,13 +148,13 @@ macro_rules! properties {
             #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
             #[test]
-            fn what_prost_reads_we_read(entropy in proptest::collection::vec(any::<u8>(), 0..600)) {
+            fn we_read_everything_that_prost_reads(entropy in proptest::collection::vec(any::<u8>(), 0..600)) {
                 let bytes = request::<$signal>(&entropy);
                 assert_same::<$signal>(&bytes, &Theirs::decode(&*bytes).unwrap());
             }
 
             #[test]
-            fn what_prost_writes_we_read(entropy in proptest::collection::vec(any::<u8>(), 0..600)) {
+            fn we_read_everything_that_prost_writes(entropy in proptest::collection::vec(any::<u8>(), 0..600)) {
                 let theirs = Theirs::decode(&*request::<$signal>(&entropy)).unwrap();
                 assert_same::<$signal>(&theirs.encode_to_vec(), &theirs);
             }

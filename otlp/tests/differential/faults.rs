@@ -202,7 +202,7 @@ fn data(bytes: &[u8]) -> metrics::Data<'_> {
 
 /// Protobuf would merge two gauges; the Collector uses only the last data of any kind.
 #[test]
-fn the_last_data_of_a_metric_counts_alone() {
+fn a_metric_keeps_only_its_last_data() {
     let points = |count: usize| wrap(&[], &[1]).repeat(count);
     for (first, second, expected) in [(5, 5, 3), (5, 7, 3), (9, 11, 3)] {
         let mut both = wrap(&points(2), &[first]);

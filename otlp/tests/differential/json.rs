@@ -235,7 +235,7 @@ proptest! {
     }
 
     #[test]
-    fn too_little_room_is_said_and_no_more_is_taken(
+    fn a_small_limit_is_reported_and_kept(
         bytes in prop::collection::vec(any::<u8>(), 0..600),
     ) {
         let mut draw = Draw(bytes.iter());
@@ -275,7 +275,7 @@ proptest! {
 
     /// A field that OTLP does not define may hold any valid JSON, and nothing else.
     #[test]
-    fn what_is_json_is_what_serde_json_takes(text in r#"[\[\]{}:,"\\u0a1\-+.eE \ntrfalsn/bé]{0,12}"#) {
+    fn values_are_json_exactly_if_serde_json_accepts_them(text in r#"[\[\]{}:,"\\u0a1\-+.eE \ntrfalsn/bé]{0,12}"#) {
         let json = format!("{{\"unknown\":{text}}}");
         let theirs = serde_json::from_str::<serde::de::IgnoredAny>(&json);
         let ours = transcode(Signal::Logs, json.as_bytes());

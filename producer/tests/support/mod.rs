@@ -1,18 +1,21 @@
 //! A buffer in memory behind an unreliable network, and the log as a reader without faults sees it.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+mod seeded;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use millpond_manifest::{Log, Manifest, Page, Snapshot, Swap, cas, layout};
-use millpond_producer::{Append, AppendError, Committed, Config, Environment, Producer};
+use millpond_producer::{Append, AppendError, Committed, Config, Producer};
 use millpond_segment::{Decompressor, Encoding, Limits, blocks, verify};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, Unreliable};
 use object_store::memory::InMemory;
 use prometheus_client::registry::Registry;
+pub(crate) use seeded::Seeded;
 
 /// The start time of every test, unix milliseconds.
 pub(crate) const START_MS: u64 = 1_767_225_600_000;
@@ -52,7 +55,7 @@ impl World {
     }
 
     pub(crate) async fn producer(&self, config: Config, seed: u64) -> Producer {
-        let environment = Environment::new(|| START_MS, seed);
+        let environment = Seeded::standing(seed);
         let mut registry = Registry::default();
         Producer::start_in(environment, self.store.clone(), config, &mut registry)
             .await

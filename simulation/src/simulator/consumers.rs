@@ -5,7 +5,8 @@ use super::record::{Event, Oracle};
 use super::scenario::{Scenario, of, one_in};
 use super::sink::Connection;
 use super::world::{World, consumer_name};
-use millpond_consumer::{Config, ConsumeError, Consumer, Status};
+use millpond_consumer::{Config, ConsumeError, Consumer};
+use millpond_runtime::Readiness;
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
 use rand::RngExt;
@@ -93,7 +94,7 @@ pub(crate) async fn place(world: Arc<World>, consumer: usize, place: usize, mut 
 pub(crate) struct Owner {
     pub(crate) task: JoinHandle<Result<(), ConsumeError>>,
     pub(crate) shutdown: CancellationToken,
-    pub(crate) status: Status,
+    pub(crate) readiness: Readiness,
 }
 
 pub(crate) fn start(
@@ -140,11 +141,11 @@ pub(crate) fn start(
             return None;
         }
     };
-    let (shutdown, status) = (CancellationToken::new(), owner.status());
+    let (shutdown, readiness) = (CancellationToken::new(), owner.readiness());
     let task = tokio::spawn(owner.run(shutdown.clone()));
     Some(Owner {
         task,
         shutdown,
-        status,
+        readiness,
     })
 }

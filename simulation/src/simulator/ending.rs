@@ -9,6 +9,7 @@ use super::record::{Event, Oracle};
 use super::world::{World, consumer_name};
 use millpond_storage::Store;
 use rand::rngs::StdRng;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
@@ -58,7 +59,7 @@ pub(crate) async fn end(world: &World, mut rng: StdRng) {
 /// A producer without faults commits one message to a shard.
 async fn append_alone(
     world: &World,
-    process: &Process,
+    process: &Arc<Process>,
     store: &Store,
     shard: u32,
     name: &str,
@@ -88,7 +89,7 @@ async fn read_all(world: &World, consumer: usize, name: &str, rng: &mut StdRng) 
     };
     if timeout(PATIENCE, read).await.is_err() {
         let (_, positions) = world.witness.is_read(&consumer_name(consumer));
-        let waits = owner.status.waiting_for();
+        let waits = owner.readiness.waiting_for();
         let detail = format!(
             "{} makes no progress: {positions}waiting for {waits:?}",
             process.name

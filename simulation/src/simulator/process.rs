@@ -1,5 +1,6 @@
 //! Processes and their machines: clocks that jump, random numbers, and whether a process runs, stalls or is dead.
 
+use millpond_runtime::Environment;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::fmt;
@@ -44,18 +45,11 @@ impl Machine {
     fn with_rng<T>(&self, draw: impl FnOnce(&mut StdRng) -> T) -> T {
         draw(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner))
     }
-
-    /// The environment of a producer.
-    pub(crate) fn environment(self: &Arc<Self>) -> millpond_producer::Environment {
-        let machine = Arc::clone(self);
-        let clock = move || u64::try_from(machine.now() / 1_000).unwrap_or(0);
-        millpond_producer::Environment::new(clock, self.with_rng(RngExt::random)).on_one_thread(CPU_TIME_MAX)
-    }
 }
 
 /// Timers and code of a stalled process still run in the simulation. What it sends waits until the stall ends, so
 /// everything before that counts as done then.
-impl millpond_consumer::Environment for Process {
+impl Environment for Process {
     fn now_us(&self) -> i64 {
         self.machine.now()
     }

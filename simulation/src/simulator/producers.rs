@@ -54,7 +54,7 @@ pub(crate) async fn place(world: Arc<World>, place: usize, mut rng: StdRng) {
 /// A producer in the simulated environment. `None`: it gave up because the store was unreachable.
 pub(crate) async fn start(
     world: &World,
-    process: &Process,
+    process: &Arc<Process>,
     store: Store,
     shard: Option<u32>,
     rng: &mut StdRng,
@@ -75,8 +75,7 @@ pub(crate) async fn start(
         ..Config::default()
     };
     let mut registry = Registry::default();
-    let environment = process.machine.environment();
-    match Producer::start_in(environment, store, config, &mut registry).await {
+    match Producer::start_in(process.clone(), store, config, &mut registry).await {
         Ok(producer) => {
             let shard = producer.shard();
             world

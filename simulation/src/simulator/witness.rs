@@ -202,7 +202,7 @@ impl Witness {
     pub(crate) fn is_read(&self, consumer: &str) -> (bool, String) {
         use fmt::Write;
         let state = self.state();
-        let (mut all, mut said) = (true, String::new());
+        let (mut all, mut missing) = (true, String::new());
         for (number, shard) in &state.shards {
             let Some(manifest) = &shard.manifest else { continue };
             let reader = shard.readers.get(consumer);
@@ -214,11 +214,15 @@ impl Witness {
                 let end = manifest.next_sequence;
                 if next != end {
                     all = false;
-                    let _ = write!(said, "{} in shard {number:04} at {next} of {end}; ", stream.name);
+                    let _ = write!(
+                        missing,
+                        "{} in shard {number:04} at {next} of {end}; ",
+                        stream.name
+                    );
                 }
             }
         }
-        (all, said)
+        (all, missing)
     }
 
     /// Names the first row that a consumer has acknowledged and its table lacks.

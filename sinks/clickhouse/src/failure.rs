@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_pass_is_tried_again() {
+    fn passing_errors_are_transient() {
         for code in [
             32, 33, 40, 159, 202, 209, 210, 236, 241, 242, 243, 252, 271, 279, 285, 319, 394, 425, 745, 999,
             12_345,
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_away_is_told_from_one_that_refuses() {
+    fn an_absent_server_differs_from_one_that_refuses() {
         let status = |status| Error::Status {
             status,
             text: String::new(),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_does_not_fit_is_said_so() {
+    fn errors_about_the_schema_are_schema_errors() {
         for (code, _) in SCHEMA {
             assert_eq!(kind(&exception(code)), "schema", "{code}");
         }
@@ -321,7 +321,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn data_never_gets_out_of_its_quotes(data in r#"[a\\'"`]{0,12}"#, quote in "['\"`]", after in "[b:. ]{0,5}") {
+        fn quoted_data_stays_within_its_quotes(data in r#"[a\\'"`]{0,12}"#, quote in "['\"`]", after in "[b:. ]{0,5}") {
             let quote = quote.chars().next().unwrap();
             let text = format!("{}{after}", quoted(&data, quote));
             proptest::prop_assert_eq!(outside_quotes(&text), format!("{quote}{quote}{after}"));

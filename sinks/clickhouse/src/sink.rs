@@ -14,7 +14,6 @@ use async_trait::async_trait;
 use millpond_consumer::{
     Attempt, Batch, BatchingPolicy, Chunk, Cut, Presence, Record, RowId, Settled, Sink, SinkError, SinkTable,
 };
-use millpond_manifest::planted::{self, Bug};
 use millpond_otlp::Signal;
 use millpond_segment::Encoding;
 use prometheus_client::registry::Registry;
@@ -206,15 +205,6 @@ impl Sink for ClickHouse {
             .with_setting("query_id", query_id);
         if let Err(error) = client.insert(&target.insert, &chunk.body).await {
             node.server.note(&error);
-            if planted::is(Bug::FailoverWithinAttempt) && node.server.away().is_some() {
-                let other = self.addresses.node().await.server.inserting.clone();
-                let other = other
-                    .with_setting("insert_deduplication_token", token)
-                    .with_setting("query_id", query_id);
-                if other.insert(&target.insert, &chunk.body).await.is_ok() {
-                    return Ok(());
-                }
-            }
             let (table, rows, url) = (target.table.path(&self.config), chunk.rows, &node.server.url);
             let failed = classify(
                 &format!("inserting {rows} rows into {table} as {token} at {url}"),

@@ -38,7 +38,7 @@ impl Unfit {
             }
             for fault in faults.iter().filter(|fault| fault.missing.is_none()) {
                 // A column's type needs an ALTER, which `tables migrate` knows; the rest is for people.
-                match fault.mend.starts_with("ALTER TABLE ") {
+                match fault.remedy.starts_with("ALTER TABLE ") {
                     true => _ = write!(text, "\n  {}", fault.what),
                     false => _ = write!(text, "\n  {fault}"),
                 }
@@ -48,7 +48,7 @@ impl Unfit {
             .faults
             .iter()
             .flat_map(|(_, faults)| faults)
-            .any(|fault| fault.mend.starts_with("ALTER TABLE "))
+            .any(|fault| fault.remedy.starts_with("ALTER TABLE "))
         {
             text.push_str(
                 "\nchange them with `millpond tables migrate` and the same --clickhouse, --database and table options \

@@ -33,7 +33,7 @@ macro_rules! over_every_store {
 }
 
 over_every_store!(
-    what_is_absent_is_no_error,
+    absent_objects_are_no_error,
     an_object_is_created_once,
     compare_and_set_replaces_the_expected_version_only,
     an_update_of_nothing_is_a_mismatch,
@@ -45,7 +45,7 @@ over_every_store!(
     impossible_keys_are_refused,
     a_big_body_arrives_whole,
     a_deleted_object_is_gone,
-    of_concurrent_creations_one_wins,
+    one_of_concurrent_creations_wins,
     concurrent_writers_lose_nothing,
     every_request_is_counted,
     the_self_test_passes_and_cleans_up,
@@ -93,7 +93,7 @@ async fn keys(store: &Store, folder: &str) -> Vec<String> {
     listed.into_iter().map(|object| object.key).collect()
 }
 
-async fn what_is_absent_is_no_error(ground: &Ground) {
+async fn absent_objects_are_no_error(ground: &Ground) {
     let store = &ground.store;
     assert_eq!(store.get("a/b").await, Ok(None));
     assert_eq!(store.get_range("a/b", 0..1).await, Ok(None));
@@ -287,7 +287,7 @@ async fn a_deleted_object_is_gone(ground: &Ground) {
     assert_eq!(content(store, "a/b").await, Some("2".into()));
 }
 
-async fn of_concurrent_creations_one_wins(ground: &Ground) {
+async fn one_of_concurrent_creations_wins(ground: &Ground) {
     for round in 0..5 {
         let key = format!("race/{round}");
         let mut writers = tokio::task::JoinSet::new();

@@ -7,8 +7,9 @@ mod open;
 mod self_test;
 
 use bytes::Bytes;
+use millpond_runtime::{Backoff, SystemEnvironment, blocking};
 use millpond_storage::testing::Minio;
-use millpond_storage::{Backoff, BufferUrl, Cas, Error, Store, StoreOptions};
+use millpond_storage::{BufferUrl, Cas, Error, Store, StoreOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,7 +73,7 @@ impl Ground {
 }
 
 async fn minio() -> Arc<Minio> {
-    let started = tokio::task::spawn_blocking(Minio::start).await;
+    let started = blocking::run(&SystemEnvironment, Minio::start).await;
     Arc::new(started.expect("join").unwrap_or_else(|error| panic!("{error}")))
 }
 
@@ -86,8 +87,7 @@ where
         if let Ok(done) = attempt().await {
             return done;
         }
-        let pause = backoff.next(&mut rand::rng());
-        tokio::time::sleep(pause).await;
+        backoff.pause(&SystemEnvironment).await;
     }
 }
 

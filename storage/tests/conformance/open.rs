@@ -1,6 +1,7 @@
 //! Opening: errors for a missing, refused or unreachable store name a remedy.
 
 use crate::minio;
+use millpond_runtime::{SystemEnvironment, blocking};
 use millpond_storage::testing::Minio;
 use millpond_storage::{BufferUrl, Cas, Created, ErrorKind, OpenError, Store, StoreOptions};
 use std::time::Duration;
@@ -125,7 +126,7 @@ async fn a_server_that_stops_and_comes_back_is_a_transient_trouble() {
     assert_eq!(error.kind(), ErrorKind::Transient, "{error}");
     let cas = down.compare_and_set("m", Some(&version), "2".into()).await;
     assert!(matches!(cas, Cas::Unknown(_)), "{cas:?}");
-    let minio = tokio::task::spawn_blocking(move || minio.restart().map(|()| minio))
+    let minio = blocking::run(&SystemEnvironment, move || minio.restart().map(|()| minio))
         .await
         .expect("join")
         .expect("restart");
@@ -145,6 +146,6 @@ async fn a_server_that_stops_and_comes_back_is_a_transient_trouble() {
 }
 
 async fn start() -> Minio {
-    let started = tokio::task::spawn_blocking(Minio::start).await;
+    let started = blocking::run(&SystemEnvironment, Minio::start).await;
     started.expect("join").unwrap_or_else(|error| panic!("{error}"))
 }

@@ -181,7 +181,7 @@ fn traces_are_pushed_when_a_ratio_says_so() {
         ..NO_FLAGS
     };
     assert!(error(&too_many, &[ENDPOINT]).starts_with("--otlp-traces: 1.5 is not a ratio"));
-    let said = error(
+    let message = error(
         &NO_FLAGS,
         &[
             ENDPOINT,
@@ -190,26 +190,26 @@ fn traces_are_pushed_when_a_ratio_says_so() {
         ],
     );
     assert!(
-        said.starts_with("OTEL_TRACES_SAMPLER_ARG: \"half\" is not a number"),
-        "{said}"
+        message.starts_with("OTEL_TRACES_SAMPLER_ARG: \"half\" is not a number"),
+        "{message}"
     );
     assert!(error(&NO_FLAGS, &[ENDPOINT, sampler("xray")]).starts_with("OTEL_TRACES_SAMPLER=xray: "));
 }
 
 #[test]
-fn what_cannot_be_used_is_said_with_its_name() {
+fn unusable_values_are_reported_with_their_names() {
     assert!(error(&flags("collector:4318"), &[]).starts_with("--otlp-endpoint: \"collector:4318\" is not"));
     assert!(error(&flags("grpc://collector:4317"), &[]).contains("write http://host:4318"));
     let headers = Options {
         headers: Some("a=b,secret".to_owned()),
         ..flags("http://x")
     };
-    let said = error(&headers, &[]);
+    let message = error(&headers, &[]);
     assert!(
-        said.starts_with("--otlp-headers: entry 2 is not name=value"),
-        "{said}"
+        message.starts_with("--otlp-headers: entry 2 is not name=value"),
+        "{message}"
     );
-    assert!(!said.contains("secret"));
+    assert!(!message.contains("secret"));
     for (variable, value, reason) in [
         (
             "OTEL_EXPORTER_OTLP_HEADERS",
@@ -238,35 +238,38 @@ fn what_cannot_be_used_is_said_with_its_name() {
         ),
         ("OTEL_RESOURCE_ATTRIBUTES", "team", "entry 1 is not name=value"),
     ] {
-        let said = error(&NO_FLAGS, &[ENDPOINT, (variable, value)]);
-        assert!(said.starts_with(&format!("{variable}: {reason}")), "{said}");
+        let message = error(&NO_FLAGS, &[ENDPOINT, (variable, value)]);
+        assert!(message.starts_with(&format!("{variable}: {reason}")), "{message}");
     }
-    let said = error(&NO_FLAGS, &[ENDPOINT, ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd")]);
+    let message = error(&NO_FLAGS, &[ENDPOINT, ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd")]);
     assert!(
-        said.starts_with("OTEL_EXPORTER_OTLP_COMPRESSION=zstd: "),
-        "{said}"
+        message.starts_with("OTEL_EXPORTER_OTLP_COMPRESSION=zstd: "),
+        "{message}"
     );
-    let said = error(
+    let message = error(
         &NO_FLAGS,
         &[ENDPOINT, ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "key.pem")],
     );
-    assert!(said.contains("belong together"), "{said}");
+    assert!(message.contains("belong together"), "{message}");
 }
 
 /// A cluster's variables must not keep a gateway from starting.
 #[test]
-fn a_protocol_that_is_not_spoken_is_said_and_ends_nothing() {
+fn an_unsupported_protocol_is_reported_and_ends_nothing() {
     for (variable, value) in [
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
         ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/json"),
     ] {
         let settings = resolve(&NO_FLAGS, &[ENDPOINT, (variable, value)]).unwrap();
         assert!(settings.metrics.is_none());
-        let [said] = &*settings.unspoken else {
+        let [message] = &*settings.unspoken else {
             panic!("{:?}", settings.unspoken)
         };
-        assert!(said.starts_with("own metrics are not pushed to http"), "{said}");
-        assert!(said.contains(&format!("{variable}={value}")), "{said}");
+        assert!(
+            message.starts_with("own metrics are not pushed to http"),
+            "{message}"
+        );
+        assert!(message.contains(&format!("{variable}={value}")), "{message}");
     }
     let traced = ("OTEL_TRACES_SAMPLER", "always_on");
     let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");

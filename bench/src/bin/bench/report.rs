@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_floor_that_is_missed_is_seen() {
+    fn a_missed_floor_fails_the_report() {
         let mut results = Results::begin();
         results.memory = Some(Memory {
             records: 1,

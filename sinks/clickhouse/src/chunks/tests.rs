@@ -598,16 +598,16 @@ fn a_message_that_cannot_be_read_is_given_as_it_is_and_the_others_go_on() {
     assert_eq!(found[1], message);
     for unknown in [id(7, 2), id(9, 0)] {
         let error = records(&batch, &[id(7, 0), unknown], &mut workspace).unwrap_err();
-        let said = format!(
+        let text = format!(
             "sequence {} has no record number {}",
             unknown.sequence, unknown.record
         );
-        assert!(error.to_string().contains(&said), "{error}");
+        assert!(error.to_string().contains(&text), "{error}");
     }
 }
 
 #[test]
-fn what_is_damaged_is_named() {
+fn damage_is_reported_with_its_place() {
     let mut damaged = batch(&[request(0, &[1])], 1, 1);
     let mut data = damaged.parts[0].data.to_vec();
     let last = data.len() - 1;

@@ -28,7 +28,7 @@ fn there(sequence: u64, records: &[u32]) -> There {
 }
 
 #[test]
-fn what_no_server_has_is_lacking() {
+fn rows_that_no_server_has_are_lacking() {
     let chunk = chunk(&[(7, 5, 3), (7, 20, 1), (9, 0, 2)]);
     let lacks = |answer: Vec<There>| compare(&chunk, answer, 1);
     assert_eq!(lacks(vec![]).lacks, [0, 1, 2, 3, 4, 5]);

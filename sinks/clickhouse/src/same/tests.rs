@@ -46,22 +46,22 @@ fn replicas_share_a_path_that_one_transaction_made() {
             "its engines differ",
         ),
     ] {
-        let said = differ(ours(), theirs).unwrap();
+        let message = differ(ours(), theirs).unwrap();
         assert!(
-            said.contains(why) && said.contains("at http://a and http://b"),
-            "{said}"
+            message.contains(why) && message.contains("at http://a and http://b"),
+            "{message}"
         );
     }
 }
 
 #[test]
-fn without_keepers_word_only_one_uuid_shows_one_table() {
+fn without_keeper_only_an_equal_uuid_proves_the_same_table() {
     for (path, made) in [("/t/1", None), ("", None)] {
         let kind = |uuid| replica(path, made, uuid);
         assert_eq!(differ(kind("u"), kind("u")), None);
         for (ours, theirs) in [("u", "v"), (NIL, NIL)] {
-            let said = differ(kind(ours), kind(theirs)).unwrap();
-            assert!(said.contains("grant SELECT ON system.zookeeper"), "{said}");
+            let message = differ(kind(ours), kind(theirs)).unwrap();
+            assert!(message.contains("grant SELECT ON system.zookeeper"), "{message}");
         }
     }
     assert!(differ(replica("/t/1", Some("7"), "u"), replica("/t/1", None, "v")).is_some());
@@ -85,8 +85,11 @@ fn a_row_goes_to_the_same_shard_from_everywhere() {
             "different tables behind it",
         ),
     ] {
-        let said = differ(ours(), theirs).unwrap();
-        assert!(said.contains(why) && said.contains("another shard"), "{said}");
+        let message = differ(ours(), theirs).unwrap();
+        assert!(
+            message.contains(why) && message.contains("another shard"),
+            "{message}"
+        );
     }
 }
 
@@ -97,8 +100,8 @@ fn a_time_zone_decides_on_partitions() {
         time_zone: "Asia/Tokyo".to_owned(),
         ..ours.clone()
     };
-    let said = difference("http://a", &ours, "http://b", &theirs).unwrap();
-    assert!(said.contains("UTC and Asia/Tokyo"), "{said}");
+    let message = difference("http://a", &ours, "http://b", &theirs).unwrap();
+    assert!(message.contains("UTC and Asia/Tokyo"), "{message}");
 }
 
 #[test]
@@ -106,8 +109,8 @@ fn a_table_without_replicas_has_one_address() {
     let merge_tree = Kind::Alone {
         engine: "MergeTree".to_owned(),
     };
-    let said = alone("http://a", &tables(merge_tree)).unwrap();
-    assert!(said.contains("at http://a has engine MergeTree"), "{said}");
+    let message = alone("http://a", &tables(merge_tree)).unwrap();
+    assert!(message.contains("at http://a has engine MergeTree"), "{message}");
     assert_eq!(alone("http://a", &tables(replica("/t/1", None, "u"))), None);
 }
 
@@ -126,10 +129,10 @@ fn tables_and_views_that_one_address_lacks_are_found() {
         ..ours.clone()
     };
     for (ours, theirs) in [(&ours, &none), (&none, &ours)] {
-        let said = difference("http://a", ours, "http://b", theirs).unwrap();
+        let message = difference("http://a", ours, "http://b", theirs).unwrap();
         assert!(
-            said.contains("there is no table `otel`.`otel_logs` at http"),
-            "{said}"
+            message.contains("there is no table `otel`.`otel_logs` at http"),
+            "{message}"
         );
     }
 }

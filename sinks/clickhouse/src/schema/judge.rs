@@ -26,23 +26,23 @@ pub struct Fault {
     /// The problem and its table.
     pub what: String,
     /// A statement for the server, or an instruction for the operator.
-    pub mend: String,
+    pub remedy: String,
     /// The column, if the table lacks one.
     pub(crate) missing: Option<&'static str>,
 }
 
 impl Fault {
-    pub(crate) fn new(what: String, mend: impl Into<String>) -> Fault {
+    pub(crate) fn new(what: String, remedy: impl Into<String>) -> Fault {
         Fault {
             what,
-            mend: mend.into(),
+            remedy: remedy.into(),
             missing: None,
         }
     }
 
     /// The action of its ALTER statement for this table; `None` if an operator must do something else.
     pub(crate) fn action(&self, config: &Config, table: &str) -> Option<&str> {
-        self.mend.strip_prefix(&alter(config, table))
+        self.remedy.strip_prefix(&alter(config, table))
     }
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn alter(config: &Config, table: &str) -> String {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.mend)
+        write!(f, "{}: {}", self.what, self.remedy)
     }
 }
 
@@ -115,7 +115,7 @@ fn missing(config: &Config, table: &str, column: &ColumnKind) -> Fault {
     let (name, kind) = (column.name, column.kind);
     Fault {
         what: format!("table {table} has no column {name} (expected type {kind})"),
-        mend: format!(
+        remedy: format!(
             "{}ADD COLUMN IF NOT EXISTS {}",
             alter(config, table),
             added(column)

@@ -80,7 +80,7 @@ fn a_table_has_its_place_among_all() {
 }
 
 #[test]
-fn a_fault_names_the_column_and_what_mends_it() {
+fn a_fault_names_the_column_and_its_remedy() {
     let config = Config::default();
     let mut columns = found(&config);
     columns.retain(|column| column.name != "EventName");
@@ -258,18 +258,21 @@ fn the_window_that_is_needed_follows_from_the_partitions() {
     let rows = Partitioning::Rows {
         key: "(toDate(Timestamp), ServiceName)".to_owned(),
     };
-    let said = warning(&known("MergeTree", "MergeTree", 1_000_000, rows)).unwrap();
-    assert!(said.contains(
+    let reason = warning(&known("MergeTree", "MergeTree", 1_000_000, rows)).unwrap();
+    assert!(reason.contains(
         "partitioned by (toDate(Timestamp), ServiceName), which does not depend on the time alone"
     ));
-    let said = warning(&known(
+    let reason = warning(&known(
         "Distributed",
         "Distributed('c', 'd', 't')",
         0,
         Partitioning::Elsewhere,
     ))
     .unwrap();
-    assert!(said.contains("a deduplication window of at least 400"), "{said}");
+    assert!(
+        reason.contains("a deduplication window of at least 400"),
+        "{reason}"
+    );
 }
 
 /// A message of `bytes` under the policy of a replay: one chunk, of as many days as it can have records.
@@ -287,7 +290,7 @@ fn a_replayed_message_needs_no_more_than_its_days() {
 
 /// The number at the end of a warning's ALTER statement.
 fn recommendation(fault: &Fault) -> u64 {
-    let (_, window) = fault.mend.rsplit_once(" = ").expect("an ALTER statement");
+    let (_, window) = fault.remedy.rsplit_once(" = ").expect("an ALTER statement");
     window.parse().expect("a number")
 }
 
@@ -402,20 +405,20 @@ fn a_partition_that_changes_when_a_row_is_sent_again_is_a_fault() {
     };
     let by_time = sources(&[], &["Timestamp"]);
     assert_eq!(fault(&by_time, &[]), None);
-    let said = fault(&by_time, &["now"]).unwrap().what;
+    let reason = fault(&by_time, &["now"]).unwrap().what;
     assert!(
-        said.contains("table `otel`.`otel_logs` depend on now()"),
-        "{said}"
+        reason.contains("table `otel`.`otel_logs` depend on now()"),
+        "{reason}"
     );
     let inserted = sources(&[], &["Timestamp", "_millpond_inserted_at"]);
-    let said = fault(&inserted, &[]).unwrap().what;
-    assert!(said.contains("depend on _millpond_inserted_at"), "{said}");
+    let reason = fault(&inserted, &[]).unwrap().what;
+    assert!(reason.contains("depend on _millpond_inserted_at"), "{reason}");
     assert_eq!(fault(&sources(&[], &["_millpond_received_at"]), &[]), None);
 }
 
 /// Every engine, with and without a cluster, every kind of partition, with and without a TTL.
 #[test]
-fn what_is_made_is_what_the_settings_say() {
+fn created_tables_follow_the_settings() {
     let mut seen = 0;
     for engine in [
         "MergeTree",
@@ -498,7 +501,7 @@ fn check_made(config: &Config, object: Object, sql: &str, partition: Option<&str
 }
 
 #[test]
-fn each_signal_can_have_a_ttl_of_its_own() {
+fn each_signal_can_have_its_own_ttl() {
     let config = Config {
         ttl_seconds: 86_400,
         ttl_seconds_of: vec![(Signal::Traces, 7_200), (Signal::Metrics, 0)],
@@ -525,7 +528,7 @@ fn each_signal_can_have_a_ttl_of_its_own() {
 }
 
 #[test]
-fn what_mends_a_table_of_a_cluster_is_for_all_its_servers() {
+fn the_remedy_for_a_clusters_table_covers_all_servers() {
     let config = Config {
         cluster: Some("main".to_owned()),
         ..Config::default()
@@ -537,7 +540,7 @@ fn what_mends_a_table_of_a_cluster_is_for_all_its_servers() {
     for fault in faults(&config, Table::Logs, &columns) {
         assert!(
             fault
-                .mend
+                .remedy
                 .starts_with("ALTER TABLE `otel`.`otel_logs` ON CLUSTER `main` "),
             "{fault}"
         );

@@ -49,7 +49,7 @@ impl Server {
         statements.extend(
             window
                 .filter(|fault| fault.action(&self.config, &path).is_some())
-                .map(|fault| fault.mend),
+                .map(|fault| fault.remedy),
         );
         Ok(Some(Needs { statements, manual }))
     }

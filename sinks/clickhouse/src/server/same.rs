@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_right_that_is_missing_proves_nothing_and_a_keeper_that_is_away_is_waited_for() {
+    async fn a_missing_right_proves_nothing_and_an_absent_keeper_is_a_transient_error() {
         for silent in [|| Answer::Exception(497), || Answer::Empty] {
             let (tables, server) = replica(silent).await;
             assert_eq!(made(&tables.unwrap()), None);

@@ -5,7 +5,6 @@ use crate::client::{Client, Error};
 use crate::presence::{Ask, all_servers};
 use crate::schema::{literal, on_cluster};
 use millpond_consumer::{Settled, SinkError};
-use millpond_manifest::planted::{self, Bug};
 use std::time::{Duration, Instant};
 use tracing::debug;
 use uuid::Uuid;
@@ -29,11 +28,7 @@ impl Server {
             return Ok(Settled::Waits);
         }
         // A Distributed table passes only the initial id on to its shards.
-        let id = if planted::is(Bug::SettledByOwnId) {
-            "query_id"
-        } else {
-            "initial_query_id"
-        };
+        let id = "initial_query_id";
         let mut theirs = format!("startsWith({id}, {})", literal(of));
         if let Some(spared) = spared {
             theirs.push_str(&format!(" AND position({id}, {}) = 0", literal(spared)));
@@ -57,9 +52,6 @@ impl Server {
         }
         // An address may lead to a server that the cluster does not name.
         for client in others {
-            if planted::is(Bug::SettledAtOneAddress) {
-                break;
-            }
             match kill(client, &here, self.until()).await {
                 Ok(Settled::Ended) => {}
                 Ok(Settled::Waits) => return Ok(Settled::Waits),

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_deletes_rows_is_taken() {
+    fn only_expressions_that_delete_rows_count() {
         let of = |ttl: &str| {
             let engine =
                 format!("MergeTree PARTITION BY toDate(t) ORDER BY a{ttl} SETTINGS index_granularity = 8192");

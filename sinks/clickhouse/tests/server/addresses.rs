@@ -116,8 +116,8 @@ async fn tables_that_do_not_replicate_have_one_address() {
     assert!(error.contains(&format!("{} is given twice", one.url)), "{error}");
     for urls in [&both[..], &[&one.url, "http://127.0.0.1:1"]] {
         let error = refused(logs(urls)).await;
-        let said = format!("at {} has engine MergeTree, which does not replicate", one.url);
-        assert!(error.contains(&said), "{error}");
+        let message = format!("at {} has engine MergeTree, which does not replicate", one.url);
+        assert!(error.contains(&message), "{error}");
     }
 }
 

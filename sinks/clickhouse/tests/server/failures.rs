@@ -14,7 +14,7 @@ async fn write(sink: &ClickHouse) -> SinkError {
 }
 
 #[tokio::test]
-async fn a_server_that_is_down_is_waited_for() {
+async fn a_server_that_is_down_is_a_transient_error() {
     let mut server = Server::start();
     let sink = server.open().await;
     server.kill();
@@ -32,7 +32,7 @@ async fn a_server_that_is_down_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_server_that_has_too_much_to_merge_is_waited_for() {
+async fn too_many_parts_are_a_transient_error() {
     let server = Server::start();
     let sink = server.open().await;
     server
@@ -56,7 +56,7 @@ async fn a_server_that_has_too_much_to_merge_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_table_that_is_gone_or_changed_must_be_mended() {
+async fn a_missing_or_changed_table_is_a_schema_error() {
     let server = Server::start();
     let sink = server.open().await;
     server
@@ -113,7 +113,7 @@ async fn open(url: String, timeout_seconds: u64) -> SinkError {
 }
 
 #[tokio::test]
-async fn a_proxy_without_a_server_behind_it_is_waited_for() {
+async fn a_proxy_without_a_server_is_a_transient_error() {
     for status in [
         "502 Bad Gateway",
         "503 Service Unavailable",
@@ -156,7 +156,7 @@ async fn a_server_that_never_answers_is_given_up_for_now() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_know_us_is_no_passing_thing() {
+async fn wrong_credentials_are_a_lasting_error() {
     let exception = "Code: 516. DB::Exception: millpond: Authentication failed: password is incorrect, or there is no \
                      user with such name. (AUTHENTICATION_FAILED) (version 26.7.2.1)\n";
     let error = open(answers(Some(http("403 Forbidden", exception))).await, 30).await;
@@ -165,7 +165,7 @@ async fn a_server_that_does_not_know_us_is_no_passing_thing() {
 }
 
 #[tokio::test]
-async fn a_url_that_is_none_is_said_so() {
+async fn an_invalid_url_is_a_schema_error() {
     for url in ["localhost:8123", "http://", "http://me:secret@localhost:8123"] {
         let error = open(url.into(), 1).await;
         assert!(matches!(error, SinkError::Schema(_)), "{url}: {error}");

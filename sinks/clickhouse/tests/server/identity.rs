@@ -63,7 +63,7 @@ async fn rows_whose_token_is_known_without_them_are_sent_under_another() {
 
 /// The sink asks about the first chunk of a table even after a success.
 #[tokio::test]
-async fn a_table_that_lacks_what_it_has_taken_is_a_fault() {
+async fn a_table_that_lacks_inserted_rows_is_a_fault() {
     let server = Server::start();
     let sink = server.open().await;
     let batch = batch(1, &[at([NEW_YEAR, NEW_YEAR])]);
@@ -148,7 +148,7 @@ fn small_chunks(sink: &ClickHouse, batch: &Batch, chunk_rows: u64) -> Vec<Chunk>
 /// The consumer has sent the rows before a damaged block, and an operator skips the segment. The chunks with the same
 /// numbers then have other rows.
 #[tokio::test]
-async fn what_follows_a_skipped_segment_goes_in() {
+async fn rows_after_a_skipped_segment_are_inserted() {
     let server = Server::start();
     let sink = server.open().await;
     let first = part(1, blocks(&[(0, 4)]));

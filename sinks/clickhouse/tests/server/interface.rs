@@ -62,7 +62,7 @@ async fn inserts_of_others_are_ended_and_our_own_go_on() {
 
 /// A Distributed table forwards rows on behalf of the original INSERT, under separate query ids.
 #[tokio::test]
-async fn what_a_distributed_table_sends_on_is_ended_too() {
+async fn requests_that_a_distributed_table_forwards_are_ended_too() {
     let server = Server::start();
     let sink = open(logs(&server)).await;
     server

@@ -136,7 +136,7 @@ fn own(more: &str, partition_by: &str) -> String {
 const SECONDS: &str = "Seconds DateTime DEFAULT toDateTime(Timestamp)";
 
 #[tokio::test]
-async fn a_table_of_ones_own_is_filled_and_mended_like_ours() {
+async fn a_custom_table_is_filled_and_repaired_like_ours() {
     let server = Server::start();
     server.run("CREATE DATABASE otel").await;
     let more = format!(
@@ -157,7 +157,7 @@ async fn a_table_of_ones_own_is_filled_and_mended_like_ours() {
 }
 
 #[tokio::test]
-async fn a_partition_of_more_than_the_time_is_warned_of_and_mended_like_any() {
+async fn a_partition_key_beyond_the_time_warns_and_is_repaired_like_any() {
     let server = Server::start();
     server.run("CREATE DATABASE otel").await;
     server.run(&own(SECONDS, "(toDate(Seconds), ServiceName)")).await;
@@ -196,8 +196,9 @@ async fn a_partition_that_is_not_of_the_rows_is_refused() {
         let Err(SinkError::Schema(error)) = ClickHouse::open(logs(&server)).await else {
             panic!("{partition_by} is not a valid partition key")
         };
-        let said = format!("the partitions of table `otel`.`otel_logs` depend on {of}, which changes when");
-        assert!(error.contains(&said), "{error}");
+        let message =
+            format!("the partitions of table `otel`.`otel_logs` depend on {of}, which changes when");
+        assert!(error.contains(&message), "{error}");
         let [_, report] = tables::create(logs(&server)).await.unwrap().try_into().unwrap();
         assert!(matches!(report.state, State::Unfit(_)), "{report:?}");
         server.run("DROP TABLE otel.otel_logs").await;

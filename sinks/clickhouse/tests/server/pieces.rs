@@ -91,7 +91,7 @@ async fn pieces_leave_out_what_landed_of_their_chunk() {
 }
 
 #[tokio::test]
-async fn what_a_column_cannot_be_computed_of_is_refused_and_what_a_view_cannot_is_not() {
+async fn rows_that_break_a_computed_column_are_refused_but_not_those_that_break_a_view() {
     let server = Server::start();
     let sink = server.open().await;
     server

@@ -116,7 +116,7 @@ async fn a_table_that_does_not_fit_is_an_error_and_can_be_migrated() {
 }
 
 #[tokio::test]
-async fn without_leave_to_create_nothing_is_made() {
+async fn without_permission_to_create_no_table_is_created() {
     let server = Server::start();
     let config = Config {
         create: false,
@@ -139,7 +139,7 @@ async fn without_leave_to_create_nothing_is_made() {
 }
 
 #[tokio::test]
-async fn a_window_that_is_too_small_is_warned_of_with_what_mends_it() {
+async fn a_window_that_is_too_small_causes_a_warning_with_its_remedy() {
     let server = Server::start();
     assert_eq!(
         server.open().await.window_warnings(&policy()),
@@ -215,7 +215,7 @@ async fn tables_of_other_names_are_part_of_the_sinks_name() {
 
 /// The view's table stores repetitions of its source, unless it remembers tokens too.
 #[tokio::test]
-async fn the_traces_table_of_times_needs_a_window_of_its_own() {
+async fn the_table_of_trace_times_needs_its_own_window() {
     let server = Server::start();
     server.open().await;
     server
@@ -234,7 +234,7 @@ async fn the_traces_table_of_times_needs_a_window_of_its_own() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_made_and_what_is_there_is_looked_at() {
+async fn missing_tables_are_created_and_existing_ones_are_checked() {
     let server = Server::start();
     let config = Config {
         signals: vec![Signal::Logs, Signal::Traces],
@@ -290,17 +290,17 @@ async fn what_is_missing_is_made_and_what_is_there_is_looked_at() {
             fault.what.contains(&format!("has no column {column} ")),
             "{fault}"
         );
-        server.run(&fault.mend).await;
+        server.run(&fault.remedy).await;
     }
-    let mended = tables::create(config.clone()).await.unwrap();
-    assert_eq!(mended[4].state, State::Created);
-    let mended = tables::inspect(config).await.unwrap();
-    assert_eq!(found(mended), named(each(State::Fits)));
+    let repaired = tables::create(config.clone()).await.unwrap();
+    assert_eq!(repaired[4].state, State::Created);
+    let repaired = tables::inspect(config).await.unwrap();
+    assert_eq!(found(repaired), named(each(State::Fits)));
 }
 
 /// A user without the right to create tables can still write to existing ones.
 #[tokio::test]
-async fn what_is_there_is_not_made_again() {
+async fn existing_tables_are_not_created_again() {
     let server = Server::start();
     server.open().await;
     let proxy = crate::support::Proxy::start(&server).await;

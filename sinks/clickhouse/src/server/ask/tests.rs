@@ -128,7 +128,7 @@ fn other_server(request: &str) -> Answer {
 }
 
 #[tokio::test]
-async fn a_server_without_the_session_is_not_believed() {
+async fn an_answer_without_the_session_is_not_certain() {
     let (certain, requests) = ask(None, other_server).await;
     assert!(!certain);
     assert_eq!(requests.len(), 2 * SESSIONS + 1);

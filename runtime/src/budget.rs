@@ -30,7 +30,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Creates a budget of `limit` bytes. A caller waits for it at most `max_wait`.
+    /// Creates a budget of `limit` bytes. A caller of [`reserve`](Self::reserve) waits for it at most `max_wait`.
     pub fn new(limit: usize, max_wait: Duration) -> Self {
         let limit = limit.min(Semaphore::MAX_PERMITS);
         Self {
@@ -58,6 +58,17 @@ impl Budget {
             // The semaphore is never closed.
             Ok(Ok(permit)) => Ok(Reservation { permit }),
             Ok(Err(_)) | Err(_) => Err(over()),
+        }
+    }
+
+    /// Reserves `bytes`, first come, first served, and waits without a time limit. A request for more than the whole budget,
+    /// or for more than 4 GiB, gets that much: it runs alone instead of never.
+    pub async fn reserve_at_most(&self, bytes: u64) -> Reservation {
+        let most = u32::try_from(self.limit).unwrap_or(u32::MAX);
+        let permits = u32::try_from(bytes).unwrap_or(u32::MAX).min(most);
+        let permit = Arc::clone(&self.free).acquire_many_owned(permits).await;
+        Reservation {
+            permit: permit.expect("the semaphore is never closed"),
         }
     }
 
@@ -165,10 +176,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_could_never_be_granted_is_refused_at_once() {
+    async fn a_request_over_the_whole_budget_is_refused_at_once() {
         let start = tokio::time::Instant::now();
         assert!(budget(100).reserve(101).await.is_err());
         assert_eq!(start.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_for_more_than_the_whole_budget_gets_all_of_it_and_waits_longer_than_others() {
+        let budget = budget(100);
+        let held = budget.reserve(1).await.unwrap();
+        let start = tokio::time::Instant::now();
+        let (all, ()) = tokio::join!(budget.reserve_at_most(1 << 40), async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            drop(held);
+        });
+        assert_eq!((all.bytes(), start.elapsed().as_secs()), (100, 60));
+        drop(all);
+        assert_eq!(budget.reserve_at_most(30).await.bytes(), 30);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,13 +1,12 @@
-//! The sink's tables as a cursor records them. [`crate::admission`] decides which consumer may have them. Pure.
+//! The sink's tables as a cursor records them. [`crate::admission`] decides which consumer may have them.
 
-use crate::{Cursor, proto};
 use std::collections::BTreeSet;
 
 /// Maximum tables in a cursor, and in its claim.
-pub const TABLES_MAX: usize = 64;
+pub(crate) const TABLES_MAX: usize = 64;
 
 /// Maximum identities of a table in a cursor, and of all its tables.
-pub const IDENTITIES_MAX: (usize, usize) = (256, 4_096);
+pub(crate) const IDENTITIES_MAX: (usize, usize) = (256, 4_096);
 
 /// Maximum bytes of a table's name and of an identity.
 const TEXT_MAX: usize = 512;
@@ -111,23 +110,6 @@ impl SinkTables {
         fitting(tables)
     }
 
-    /// The cursors after each cursor that have a table in common with it, and the table. Leaves out tombstones, and tables that
-    /// a consumer has only asked for.
-    pub fn pairs(cursors: &[Cursor]) -> impl Iterator<Item = (&Cursor, &Cursor, &SinkTable)> {
-        let lives = |cursor: &&Cursor| !cursor.is_removed();
-        let numbered = cursors
-            .iter()
-            .enumerate()
-            .filter(move |(_, cursor)| lives(cursor));
-        numbered.flat_map(move |(place, one)| {
-            let others = cursors[place + 1..].iter().filter(lives);
-            others.filter_map(move |other| {
-                let table = common(&one.tables.tables, &other.tables.tables)?;
-                Some((one, other, table))
-            })
-        })
-    }
-
     /// Names the first rule of the format that these break.
     pub(crate) fn check(&self) -> Result<(), String> {
         let claimed = self.claim.iter().flat_map(|claim| &claim.tables);
@@ -140,72 +122,6 @@ impl SinkTables {
             }
         }
         Ok(())
-    }
-
-    pub(crate) fn encode(&self) -> proto::SinkTables {
-        let SinkTables {
-            tables,
-            claim,
-            shared,
-        } = self.clone();
-        proto::SinkTables {
-            tables: tables.into_iter().map(encode).collect(),
-            shared,
-            claim: claim.map(|claim| {
-                let TableClaim {
-                    id,
-                    tables,
-                    expires_at_ms,
-                    firm,
-                } = claim;
-                proto::TableClaim {
-                    id,
-                    tables: tables.into_iter().map(encode).collect(),
-                    expires_at_ms,
-                    firm,
-                }
-            }),
-        }
-    }
-
-    pub(crate) fn decode(tables: proto::SinkTables) -> SinkTables {
-        let proto::SinkTables {
-            tables,
-            shared,
-            claim,
-        } = tables;
-        SinkTables {
-            tables: tables.into_iter().map(decode).collect(),
-            claim: claim.map(|claim| {
-                let proto::TableClaim {
-                    id,
-                    tables,
-                    expires_at_ms,
-                    firm,
-                } = claim;
-                TableClaim {
-                    id,
-                    tables: tables.into_iter().map(decode).collect(),
-                    expires_at_ms,
-                    firm,
-                }
-            }),
-            shared,
-        }
-    }
-}
-
-fn encode(SinkTable { name, identities }: SinkTable) -> proto::SinkTable {
-    proto::SinkTable {
-        name,
-        identities: identities.into_iter().collect(),
-    }
-}
-
-fn decode(proto::SinkTable { name, identities }: proto::SinkTable) -> SinkTable {
-    SinkTable {
-        name,
-        identities: identities.into_iter().collect(),
     }
 }
 

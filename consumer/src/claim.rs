@@ -1,0 +1,64 @@
+//! A cursor, and the process that claims it. [`crate::owner`] takes and swaps the cursor.
+
+use crate::error::ConsumeError;
+use crate::metrics::Metrics;
+use crate::reading::read_patiently;
+use millpond_manifest::cas::Snapshot;
+use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, layout};
+use millpond_runtime::{Environment, Readiness};
+use millpond_storage::Store;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Identifies a cursor and the process that claims it.
+#[derive(Clone)]
+pub(crate) struct Claim {
+    pub(crate) store: Store,
+    pub(crate) buffer_id: Uuid,
+    pub(crate) shard: u32,
+    /// The consumer's name, which is part of the rows' source.
+    pub(crate) consumer: String,
+    /// The name of the cursor: the consumer's, or its repair's.
+    pub(crate) cursor: String,
+    pub(crate) instance: String,
+    pub(crate) lease: Duration,
+    pub(crate) policy: BatchingPolicy,
+    /// The tables of the sink.
+    pub(crate) tables: Vec<SinkTable>,
+    /// Whether other consumers may write to them, too.
+    pub(crate) share_tables: bool,
+    pub(crate) environment: Arc<dyn Environment>,
+    pub(crate) metrics: Metrics,
+    pub(crate) readiness: Readiness,
+}
+
+impl Claim {
+    pub(crate) fn key(&self) -> String {
+        layout::cursor(self.shard, &self.cursor)
+    }
+
+    pub(crate) fn removed(&self) -> ConsumeError {
+        ConsumeError::Removed {
+            consumer: self.cursor.clone(),
+            shard: self.shard,
+        }
+    }
+
+    pub(crate) fn what(&self) -> String {
+        format!("cursor of shard {:04}", self.shard)
+    }
+
+    pub(crate) fn unrepairable(&self, reason: String) -> ConsumeError {
+        ConsumeError::Repair {
+            consumer: self.consumer.clone(),
+            shard: self.shard,
+            reason,
+        }
+    }
+
+    /// Reads the cursor, and retries until the store answers.
+    pub(crate) async fn read(&self) -> Result<Option<Snapshot<Cursor>>, ConsumeError> {
+        read_patiently(&self.store, &self.key(), &self.readiness, &*self.environment).await
+    }
+}

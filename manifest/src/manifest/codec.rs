@@ -1,0 +1,226 @@
+//! The bytes of a manifest, and the rules that a decoded manifest must keep.
+
+use super::{Manifest, PRODUCERS_MAX, ProducerId, ProducerRow, Stream};
+use crate::entry::{
+    ENTRIES_MAX, LOG_BYTES_MAX, PARTS_MAX, STREAMS_MAX, check_entry, decode_entry, encode_entry,
+};
+use crate::object::{Object, Stamp};
+use crate::page::PageReference;
+use crate::{Count, FormatError, envelope, proto};
+use bytes::Bytes;
+use millpond_segment::Encoding;
+use uuid::Uuid;
+
+/// Maximum pages to read of a manifest: two billion segments.
+const PAGES_MAX: usize = 1 << 20;
+
+impl Object for Manifest {
+    const NAME: &'static str = "manifest";
+    const MAGIC: [u8; 4] = *b"MPMF";
+    const BYTES_MAX: u64 = LOG_BYTES_MAX;
+    const COUNTS: &'static [Count] = &[
+        Count {
+            of: "streams",
+            path: &[8],
+            max: STREAMS_MAX,
+        },
+        Count {
+            of: "pages",
+            path: &[9],
+            max: PAGES_MAX,
+        },
+        Count {
+            of: "entries",
+            path: &[10],
+            max: ENTRIES_MAX,
+        },
+        Count {
+            of: "parts of segments",
+            path: &[10, 4],
+            max: PARTS_MAX,
+        },
+        Count {
+            of: "producers",
+            path: &[11],
+            max: PRODUCERS_MAX,
+        },
+    ];
+
+    fn encode(&self) -> Bytes {
+        // Destructured completely: a forgotten new field does not compile.
+        let Manifest {
+            buffer_id,
+            shard,
+            stamp,
+            first_sequence,
+            next_sequence,
+            orphan_floor_ms,
+            streams,
+            pages,
+            tail,
+            producers,
+        } = self;
+        envelope::wrap(
+            Self::MAGIC,
+            &proto::Manifest {
+                buffer_id: buffer_id.as_bytes().to_vec(),
+                shard: *shard,
+                version: stamp.version,
+                writer_nonce: stamp.nonce,
+                first_sequence: *first_sequence,
+                next_sequence: *next_sequence,
+                orphan_floor_ms: *orphan_floor_ms,
+                streams: streams.iter().map(encode_stream).collect(),
+                pages: pages.iter().map(PageReference::encode).collect(),
+                tail: tail.iter().map(encode_entry).collect(),
+                producers: producers.iter().map(encode_producer).collect(),
+            },
+        )
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let m: proto::Manifest = envelope::unwrap::<Self, _>(bytes)?;
+        let content = |reason: String| FormatError::Content {
+            object: Self::NAME,
+            reason,
+        };
+        let manifest = Manifest {
+            buffer_id: Uuid::from_bytes(envelope::sixteen(Self::NAME, "buffer_id", &m.buffer_id)?),
+            shard: m.shard,
+            stamp: Stamp {
+                version: m.version,
+                nonce: m.writer_nonce,
+            },
+            first_sequence: m.first_sequence,
+            next_sequence: m.next_sequence,
+            orphan_floor_ms: m.orphan_floor_ms,
+            streams: m
+                .streams
+                .into_iter()
+                .map(decode_stream)
+                .collect::<Result<_, _>>()
+                .map_err(content)?,
+            pages: m
+                .pages
+                .iter()
+                .map(PageReference::decode)
+                .collect::<Result<_, _>>()?,
+            tail: m
+                .tail
+                .into_iter()
+                .map(|entry| decode_entry(Self::NAME, &entry))
+                .collect::<Result<_, _>>()?,
+            producers: m
+                .producers
+                .iter()
+                .map(decode_producer)
+                .collect::<Result<_, _>>()?,
+        };
+        manifest.check().map_err(content)?;
+        Ok(manifest)
+    }
+
+    fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+}
+
+impl Manifest {
+    /// Names the first rule of the format that this state breaks.
+    pub fn check(&self) -> Result<(), String> {
+        // Garbage collection drops the oldest page only as a whole; until then the log may begin inside it.
+        let mut at = self.pages.first().map_or(self.first_sequence, |page| page.first);
+        if self
+            .pages
+            .first()
+            .is_some_and(|page| self.first_sequence < page.first || self.first_sequence > page.last)
+        {
+            return Err(format!(
+                "first_sequence {} is not in the oldest page",
+                self.first_sequence
+            ));
+        }
+        for page in &self.pages {
+            if page.first != at || page.last < page.first {
+                return Err(format!(
+                    "page {}..={} does not begin at {at}",
+                    page.first, page.last
+                ));
+            }
+            at = page
+                .last
+                .checked_add(1)
+                .ok_or("a page ends past the last sequence")?;
+        }
+        if at.checked_add(self.tail.len() as u64) != Some(self.next_sequence) {
+            return Err(format!(
+                "{} entries from sequence {at} do not end at next_sequence {}",
+                self.tail.len(),
+                self.next_sequence
+            ));
+        }
+        for (i, entry) in self.tail.iter().enumerate() {
+            check_entry(entry, self.streams.len()).map_err(|e| format!("sequence {}: {e}", at + i as u64))?;
+        }
+        if !self.producers.is_sorted_by(|a, b| a.id < b.id) {
+            return Err("the producer table is not in order".into());
+        }
+        Ok(())
+    }
+}
+
+fn encode_stream(stream: &Stream) -> proto::Stream {
+    let encoding = match stream.encoding {
+        Encoding::Otlp => proto::Encoding::Otlp,
+        Encoding::Ndjson => proto::Encoding::Ndjson,
+    };
+    proto::Stream {
+        name: stream.name.clone(),
+        encoding: encoding.into(),
+    }
+}
+
+fn decode_stream(stream: proto::Stream) -> Result<Stream, String> {
+    let encoding = match stream.encoding() {
+        proto::Encoding::Otlp => Encoding::Otlp,
+        proto::Encoding::Ndjson => Encoding::Ndjson,
+        proto::Encoding::Unspecified => {
+            return Err(format!(
+                "stream {:?} has the unknown encoding {}",
+                stream.name, stream.encoding
+            ));
+        }
+    };
+    millpond_segment::check_stream_name(&stream.name).map_err(|error| error.to_string())?;
+    Ok(Stream {
+        name: stream.name,
+        encoding,
+    })
+}
+
+fn encode_producer(row: &ProducerRow) -> proto::Producer {
+    let &ProducerRow {
+        id,
+        commit,
+        first_sequence,
+        count,
+        seen_at_ms,
+    } = row;
+    proto::Producer {
+        id: id.0.to_vec(),
+        commit,
+        first_sequence,
+        count,
+        seen_at_ms,
+    }
+}
+
+fn decode_producer(row: &proto::Producer) -> Result<ProducerRow, FormatError> {
+    Ok(ProducerRow {
+        id: ProducerId(envelope::sixteen(Manifest::NAME, "producers.id", &row.id)?),
+        commit: row.commit,
+        first_sequence: row.first_sequence,
+        count: row.count,
+        seen_at_ms: row.seen_at_ms,
+    })
+}

@@ -1,0 +1,129 @@
+"""A Kafka broker, its consumer groups' lag, and settings of the Collector's Kafka components."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from .process import PATIENCE, free_port
+from .services import Service, tool
+
+# A row of `kafka-consumer-groups --describe`: group, topic, partition, committed offset, end, lag.
+_ROW = re.compile(r"^(\S+) +(\S+) +(\d+) +(-|\d+) +(-|\d+) +(-|\d+) ", re.MULTILINE)
+
+
+needs_kafka = pytest.mark.skipif(
+    "MILLPOND_KAFKA" not in os.environ,
+    reason="NOT TESTED: scripts/tools.sh kafka, which needs Java 17 and Maven, was not run",
+)
+
+
+class Kafka(Service):
+    """A single broker that is also the controller; it creates topics as they are used."""
+
+    def __init__(self, directory: Path, name: str = "kafka") -> None:
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self._jars = f"{tool('MILLPOND_KAFKA')}/*"
+        listeners = f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{free_port()}"
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.bootstrap.servers": listeners.rsplit("//", 1)[1],
+            "listeners": listeners,
+            "advertised.listeners": listeners,
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": directory / f"{name}-data",
+            "num.partitions": 3,
+            "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 1,
+            # A group's first member need not wait for others.
+            "group.initial.rebalance.delay.ms": 0,
+            # A busy machine must neither fence the only broker nor end its start.
+            "broker.session.timeout.ms": 300_000,
+            "initial.broker.registration.timeout.ms": 300_000,
+            "controller.quorum.request.timeout.ms": 60_000,
+        }
+        self._settings = directory / f"{name}.properties"
+        self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        super().__init__(name, self._java("kafka.Kafka", self._settings), directory)
+
+    def format(self) -> Kafka:
+        """Prepares the data directory of a new broker."""
+        tool_class, cluster = "kafka.tools.StorageTool", uuid.uuid4()
+        self._run(tool_class, "format", "--standalone", "-t", cluster, "-c", self._settings)
+        return self
+
+    def until_ready(self, timeout: float = 4 * PATIENCE) -> Service:
+        # Its start takes seconds of processor time, for which a busy machine needs minutes.
+        return super().until_ready(timeout)
+
+    def ready(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5):
+            return True
+
+    def lag(self, group: str) -> int:
+        """The messages that a consumer group has not read, over all partitions. A group that has
+        committed no offset in a partition has read nothing there."""
+        output = self._run(
+            "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+            *("--bootstrap-server", self.address, "--describe", "--group", group),
+        )
+        total = 0
+        rows = _ROW.findall(output)
+        assert rows, f"{group} has read no topic: {output}"
+        for _, _, _, committed, end, lag in rows:
+            total += int(end if committed == "-" else lag)
+        return total
+
+    def _java(self, *command: object) -> list[object]:
+        # Short-lived programs on few cores: no optimising compiler, no collector's threads.
+        flags = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+        return ["java", *flags, "-cp", self._jars, *command]
+
+    def _run(self, *command: object) -> str:
+        done = subprocess.run(
+            [str(word) for word in self._java(*command)],
+            capture_output=True,
+            text=True,
+            timeout=4 * PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command[0]}: {done.stdout} {done.stderr}"
+        return done.stdout
+
+
+def write_to(kafka: Kafka) -> dict:
+    """Settings of the Kafka exporter under which it repeats no message: an idempotent producer, and
+    a time limit that only a broken broker exceeds."""
+    return {
+        "brokers": [kafka.address],
+        "timeout": "300s",
+        "producer": {"required_acks": "all"},
+        "sending_queue": {
+            "enabled": True,
+            "block_on_overflow": True,
+            # A reader without a queue makes an INSERT of each message.
+            "batch": {"flush_timeout": "200ms", "sizer": "items", "min_size": 1_000},
+        },
+    }
+
+
+def read_from(kafka: Kafka, group: str) -> dict:
+    """Settings of the Kafka receiver: an offset is committed once the pipeline has the message."""
+    return {
+        "brokers": [kafka.address],
+        "group_id": group,
+        # The topic appears after the receiver has joined.
+        "initial_offset": "earliest",
+        # A loaded machine must not cost a member its partitions: a rebalance repeats messages.
+        "session_timeout": "60s",
+        "message_marking": {"after": True},
+        "error_backoff": {"enabled": True, "max_elapsed_time": "0s"},
+    }
