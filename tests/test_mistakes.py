@@ -1,6 +1,9 @@
 """Common mistakes: each ends with a non-zero exit code and one sentence with the remedy; nothing
 hangs and nothing prints a backtrace."""
 
+import socketserver
+import threading
+
 import pytest
 
 from harness.pki import Authority
@@ -177,6 +180,27 @@ def test_an_address_that_is_not_clickhouse_ends_the_start(site):
     assert f"{site.buffer.endpoint} is not ClickHouse's HTTP interface (HTTP status " in output
     assert "give its address, such as http://127.0.0.1:8123" in output
     assert len(output.splitlines()) == 1, output
+
+
+def test_an_address_that_does_not_speak_http_ends_the_start(site):
+    site.gateway().terminate()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Redis) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        said = _millpond(
+            site,
+            *("consume", *site.buffer.flags, "--clickhouse", url),
+            *("--admin", f"127.0.0.1:{free_port()}"),
+        )
+        server.shutdown()
+    assert f"{url} is not ClickHouse's HTTP interface (the answer is not HTTP; for TLS give" in said
+    assert len(said.splitlines()) == 1, said
+
+
+class _Redis(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.recv(65_536)
+        self.request.sendall(b"-ERR unknown command 'POST'\r\n")
 
 
 def test_missing_credentials_are_two_lines(site):

@@ -2,12 +2,16 @@
 
 import os
 import pty
+import re
 import subprocess
 import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from harness.corpus import record, request
+from harness.otlp import export
+from harness.process import eventually
 from harness.services import CREDENTIALS, REPOSITORY, Buffer, program
 
 
@@ -89,6 +93,64 @@ def test_a_wait_shows_what_it_waits_for(served):
     assert "records" in text
 
 
+@pytest.fixture(scope="module")
+def consumed(new_site):
+    """A buffer with a record that the consumer has inserted, and one that the table has refused."""
+    site = new_site()
+    gateway = site.gateway("--linger", "20ms")
+    consumer = site.consumer("--ack-interval", "50ms")
+    eventually("the consumer to own its cursor", consumer.owns)
+    site.clickhouse.query(
+        f"ALTER TABLE {site.database}.otel_logs ADD CONSTRAINT tidy CHECK Body != 'bad'"
+    )
+    made = request(record("one", body="good"), record("two", body="bad"))
+    export(gateway.address, made.SerializeToString())
+    site.millpond("consumer", "wait", "e2e")
+    assert consumer.terminate() == 0
+    return site
+
+
+_REPAIR = ("consumer", "repair", "e2e", "--from", "earliest", "--to", "latest")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "unit"),
+    [
+        (_REPAIR, 0, "records"),
+        # The table still refuses it.
+        (("dead-letters", "replay", "--all"), 1, "dead letters"),
+    ],
+)
+def test_work_on_a_table_shows_progress_on_a_terminal_alone(consumed, command, code, unit):
+    _expect_progress(consumed, *command, *_table(consumed), code=code, unit=unit)
+
+
+def test_garbage_collection_shows_progress_on_a_terminal_alone(served):
+    _expect_progress(served[0], "gc", code=0, unit="objects deleted")
+
+
+def _expect_progress(site, *command: object, code: int, unit: str) -> None:
+    ended, _, said = _on_a_terminal(*command, *site.buffer.flags)
+    assert ended == code, said
+    # A number of how many, and the unit.
+    assert re.search(rf"\d/\d+ {unit}", said), said
+    piped = site.millpond(*command, code=code)
+    # Without the command line, which precedes the messages of each start.
+    own = piped.messages().rsplit("--- ", 1)[1].split("\n", 1)[1]
+    assert unit not in own
+    assert "\x1b" not in piped.stdout() + own
+
+
+def test_a_repair_of_a_stream_that_matches_nothing_is_refused(consumed):
+    for stream in ("otlp.lgs", "acme.*"):
+        said = consumed.millpond(*_REPAIR, *_table(consumed), "--stream", stream, code=1).messages()
+        assert f"consumer e2e has read no stream that matches {stream}: " in said
+
+
+def _table(site) -> tuple[object, ...]:
+    return ("--clickhouse", site.clickhouse.url, "--database", site.database)
+
+
 def test_colours_mark_severities_on_a_terminal_without_no_color(served):
     site, _ = served
     doctor = ("doctor", "--read-only", *site.buffer.flags)
@@ -146,6 +208,24 @@ def test_a_help_ends_with_what_commands_share_and_examples(command):
     assert examples[0].startswith(f"  millpond {command} ")
     # They can be copied from a terminal of 80 columns.
     assert max(len(line) for line in examples) <= 80
+
+
+def test_the_help_computes_a_tokens_digest_as_printed(new_site):
+    site = new_site()
+    [line] = [line for line in _plain("gateway", "--help").splitlines() if "sha256sum" in line]
+    token = "agents-0123456789abcdef0123456789abcdef"
+    digest = subprocess.run(
+        ["sh", "-c", line.strip()],
+        env={"TOKEN": token, "PATH": os.environ["PATH"]},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.strip()
+    tokens = site.directory / "tokens.toml"
+    tokens.write_text(f'[[token]]\nname = "agents"\nsha256 = "{digest}"\n')
+    gateway = site.gateway("--tokens", tokens)
+    site.command("load", "--endpoint", gateway.address, "--records", 10, "--token", token)
 
 
 def test_completions_are_scripts_of_their_shells(tmp_path):

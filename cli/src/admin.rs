@@ -3,7 +3,6 @@
 mod history;
 mod server;
 
-use crate::clock::now_ms;
 use crate::events;
 use anyhow::Context;
 use axum::Router;
@@ -13,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use history::History;
 use millpond_gateway::Connections;
-use millpond_runtime::Readiness;
+use millpond_runtime::{Environment as _, Readiness, SystemEnvironment};
 use millpond_storage::BufferUrl;
 use millpond_telemetry::Registries;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -62,7 +61,7 @@ impl Admin {
                 role,
                 buffer: buffer.to_string(),
                 version: env!("CARGO_PKG_VERSION"),
-                started_at_ms: now_ms(),
+                started_at_ms: SystemEnvironment.now_ms(),
             },
             registries: Registries::default(),
             readiness: Mutex::default(),

@@ -1,7 +1,7 @@
 //! `millpond consume`: a consumer with ClickHouse behind it.
 
 use crate::admin::Admin;
-use crate::clock::now_ms;
+use millpond_runtime::{Environment as _, Level, Readiness, SystemEnvironment};
 
 use crate::descriptors;
 use crate::gc::GcSettings;
@@ -15,7 +15,6 @@ use millpond_clickhouse::ClickHouse;
 use millpond_consumer::gc::GarbageCollector;
 use millpond_consumer::{Consumer, SinkError, Start, StreamPattern};
 use millpond_operate::Target;
-use millpond_runtime::{Level, Readiness};
 use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -244,14 +243,14 @@ fn place(text: &str) -> Result<Start, String> {
         Err(error) => {
             let age: Time = text.parse().map_err(|_| format!("{error}, nor an age like 2h"))?;
             let age_ms = u64::try_from(age.0.as_millis()).unwrap_or(u64::MAX);
-            Ok(Start::Time(now_ms().saturating_sub(age_ms)))
+            Ok(Start::Time(SystemEnvironment.now_ms().saturating_sub(age_ms)))
         }
     }
 }
 
 impl ConsumeArgs {
     fn consumer(&self) -> millpond_consumer::Config {
-        let random = || format!("{}-{:08x}", std::process::id(), rand::random::<u32>());
+        let random = || format!("{}-{:08x}", std::process::id(), SystemEnvironment.below(u32::MAX));
         millpond_consumer::Config {
             consumer: self.consumer.clone(),
             streams: self.streams.clone(),
@@ -379,11 +378,11 @@ mod tests {
         assert_eq!(place("0"), Ok(Start::Sequence(0)));
         assert_eq!(place("17"), Ok(Start::Sequence(17)));
         assert_eq!(place("1970-01-01T00:00:02Z"), Ok(Start::Time(2_000)));
-        let before = now_ms();
+        let before = SystemEnvironment.now_ms();
         let Ok(Start::Time(at_ms)) = place("2h") else {
             panic!("2h is an age")
         };
-        assert!((before..=now_ms()).contains(&(at_ms + 7_200_000)));
+        assert!((before..=SystemEnvironment.now_ms()).contains(&(at_ms + 7_200_000)));
         assert!(place("yesterday").unwrap_err().contains("nor an age like 2h"));
     }
 }

@@ -4,7 +4,6 @@
 mod args;
 mod print;
 
-use crate::clock::now_ms;
 use crate::output::{plain, say, write};
 use anyhow::{Context, bail};
 use args::CostArgs as Args;
@@ -15,6 +14,7 @@ use millpond_cost::{
     Estimate, Inputs, Load, Prices, Rate, RequestLatency, Settings, chart, import, linger_for, sweep,
 };
 use millpond_operate::observe::observe;
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use std::path::Path;
 
 /// Default ratio of raw to stored bytes: real logs of twelve systems, measured in `design/performance.md`.
@@ -107,7 +107,7 @@ fn read(file: &Path) -> anyhow::Result<String> {
 
 /// Today in UTC.
 fn today() -> NaiveDate {
-    let ms = i64::try_from(now_ms()).unwrap_or(i64::MAX);
+    let ms = i64::try_from(SystemEnvironment.now_ms()).unwrap_or(i64::MAX);
     DateTime::from_timestamp_millis(ms)
         .unwrap_or_default()
         .date_naive()

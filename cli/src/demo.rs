@@ -14,6 +14,7 @@ use millpond_load::metrics::{Requests, Scrape};
 use millpond_load::ports::free_addresses;
 use millpond_load::process::Process;
 use millpond_load::{Compression, Credentials, LoadConfig, Progress, Report};
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -134,7 +135,7 @@ async fn demo(wishes: &Wishes, directory: &Path, shutdown: CancellationToken) ->
             .unwrap_or("a local directory (file://)")
     )?;
 
-    let run = format!("demo{:08x}", rand::random::<u32>());
+    let run = format!("demo{:08x}", SystemEnvironment.below(u32::MAX));
     let before = requests(&stack.plan).await?;
     let began = Instant::now();
     let acknowledged = directory.join("acknowledged");

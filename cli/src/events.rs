@@ -1,5 +1,6 @@
 //! The newest warnings and errors of this process, for its status page.
 
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
 use std::sync::{Mutex, PoisonError};
@@ -52,7 +53,7 @@ impl<S: Subscriber> Layer<S> for Keep {
             recent.pop_front();
         }
         recent.push_back(Recent {
-            at_ms: crate::clock::now_ms(),
+            at_ms: SystemEnvironment.now_ms(),
             level,
             message,
         });

@@ -68,8 +68,16 @@ pub(crate) struct GcArgs {
 pub(crate) async fn run(args: GcArgs) -> anyhow::Result<()> {
     let store = args.store.open(false).await?;
     let config = args.settings.gc(Duration::ZERO);
-    let progress = Progress::unbounded("reading the logs, and listing and deleting objects");
-    let done = round(store, config, args.dry_run).await?;
+    let progress = Progress::towards(0, "objects deleted");
+    let done = round(store, config, args.dry_run, |step| {
+        progress.set(step.deleted, step.found);
+        progress.because(&format!(
+            "{} of {} done",
+            step.shards_done,
+            count(step.shards.into(), "shard")
+        ));
+    })
+    .await?;
     drop(progress);
     if args.json {
         say!("{}", serde_json::to_string(&done)?)?;

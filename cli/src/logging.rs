@@ -1,10 +1,10 @@
 //! The log on standard error: one line per event.
 
-use crate::clock::now_ns;
 use crate::events::Keep;
 use crate::output::{inline, plain, wants_colour};
 use chrono::{DateTime, SecondsFormat};
 use millpond_manifest::trace::TARGET;
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_telemetry::Spans;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
@@ -103,7 +103,7 @@ pub(crate) fn print_error(format: LogFormat, text: &str) {
 
 /// An error as a line of the log.
 fn json_line(target: &str, message: &str, backtrace: Option<String>) -> String {
-    let now = DateTime::from_timestamp_nanos(i64::try_from(now_ns()).unwrap_or(i64::MAX));
+    let now = DateTime::from_timestamp_nanos(i64::try_from(SystemEnvironment.now_ns()).unwrap_or(i64::MAX));
     let mut line = serde_json::json!({
         "timestamp": now.to_rfc3339_opts(SecondsFormat::Micros, true),
         "level": "ERROR",

@@ -5,7 +5,6 @@
 
 mod admin;
 mod allocator;
-mod clock;
 mod consume;
 mod consumers;
 mod cost;

@@ -32,6 +32,8 @@ impl Progress {
         let style = ProgressStyle::with_template(template).expect("the template is valid");
         bar.set_style(style);
         bar.set_prefix(unit);
+        // A short command shows its line too, not only one that outlasts the first frame.
+        bar.tick();
         bar.enable_steady_tick(FRAME);
         Progress(bar)
     }

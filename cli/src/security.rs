@@ -25,8 +25,10 @@ pub(crate) struct SecurityArgs {
     #[arg(long, env = "MILLPOND_TLS_CLIENT_CA", value_name = "FILE")]
     pub(crate) tls_client_ca: Option<PathBuf>,
 
-    /// Bearer tokens, one of which a request must carry. A TOML file of [[token]] tables with `name`; `sha256`, from
-    /// `printf %s "$TOKEN" | sha256sum | cut -d ' ' -f 1`, or the `token` itself; and `prefix`, to give its records separate streams.
+    /// Bearer tokens, one of which a request must carry. A TOML file of [[token]] tables with `name`; the `token` itself or its
+    /// `sha256`; and `prefix`, to give its records separate streams. A token's `sha256`, in one line:
+    ///
+    /// printf %s "$TOKEN" | sha256sum | cut -d ' ' -f 1
     #[arg(long, env = "MILLPOND_TOKENS", value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
 

@@ -28,7 +28,7 @@ pub(crate) struct Refusal {
 }
 
 /// The channel that takes a batch's refusals to the owner of the cursor.
-pub(crate) type Refusals = mpsc::UnboundedSender<Refusal>;
+pub(crate) type Refusals = mpsc::Sender<Refusal>;
 
 /// Bisects the refused chunks of one batch.
 pub(crate) struct Bisection<'w> {
@@ -126,7 +126,7 @@ impl Bisection<'_> {
             reason: last.reason.chars().take(REASON_MAX).collect(),
             durable,
         };
-        let sent = self.refusals.send(refusal).is_ok();
+        let sent = self.refusals.send(refusal).await.is_ok();
         if !sent || done.await.is_err() {
             // The term has ended, and this task is about to end.
             std::future::pending::<()>().await;

@@ -86,6 +86,32 @@ impl Collected {
     }
 }
 
+/// How far a round is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Step {
+    /// The number of shards that it has finished.
+    pub shards_done: u32,
+    /// The number of shards in the buffer.
+    pub shards: u32,
+    /// The number of objects that it has deleted.
+    pub deleted: u64,
+    /// The number of objects that it has found and deletes.
+    pub found: u64,
+}
+
+/// The progress of a round, and who is told.
+struct Progress<'a> {
+    step: Step,
+    tell: &'a (dyn Fn(Step) + Sync),
+}
+
+impl Progress<'_> {
+    fn moved(&mut self, change: impl FnOnce(&mut Step)) {
+        change(&mut self.step);
+        (self.tell)(self.step);
+    }
+}
+
 #[derive(Debug, Clone, Default)]
 struct Metrics {
     trimmed_sequences: Counter,
@@ -240,17 +266,30 @@ impl GarbageCollector {
 
     /// Runs one round over all shards. `dry`: change nothing, and return what a round would delete.
     pub async fn round(&mut self, dry: bool) -> Result<Collected, CollectError> {
+        self.round_told(dry, &|_| {}).await
+    }
+
+    /// Like [`round`](Self::round), and tells its steps.
+    pub async fn round_told(
+        &mut self,
+        dry: bool,
+        tell: &(dyn Fn(Step) + Sync),
+    ) -> Result<Collected, CollectError> {
+        let step = Step::default();
+        let mut progress = Progress { step, tell };
         let mut all = Collected::default();
         let Some(buffer) = cas::read::<Buffer>(&self.store, layout::BUFFER).await? else {
             return Ok(all);
         };
         let mut failed = None;
+        progress.moved(|step| step.shards = buffer.state.shards);
         for shard in 0..buffer.state.shards {
-            match self.collect(shard, dry).await {
+            match self.collect(shard, dry, &mut progress).await {
                 Ok(done) => all.add(done),
                 // A failing shard does not stop the others.
                 Err(error) => failed = Some(error),
             }
+            progress.moved(|step| step.shards_done += 1);
         }
         let unreadable = all.unreadable_cursors.len();
         self.metrics
@@ -259,7 +298,12 @@ impl GarbageCollector {
         failed.map_or(Ok(all), Err)
     }
 
-    async fn collect(&mut self, shard: u32, dry: bool) -> Result<Collected, CollectError> {
+    async fn collect(
+        &mut self,
+        shard: u32,
+        dry: bool,
+        progress: &mut Progress<'_>,
+    ) -> Result<Collected, CollectError> {
         let mut done = Collected::default();
         if !dry {
             match self.advance(shard, true).await? {
@@ -289,7 +333,8 @@ impl GarbageCollector {
         done.pages = garbage.pages.len() as u64;
         if !dry {
             let segments = garbage.segments.into_iter().map(|(key, _)| key);
-            self.delete(segments.chain(garbage.pages)).await?;
+            progress.moved(|step| step.found += done.segments + done.pages);
+            self.delete(segments.chain(garbage.pages), progress).await?;
             self.metrics.segments.inc_by(done.segments);
             self.metrics.bytes.inc_by(done.bytes);
             self.metrics.pages.inc_by(done.pages);
@@ -436,11 +481,16 @@ impl GarbageCollector {
         Ok(live)
     }
 
-    async fn delete(&self, keys: impl Iterator<Item = String>) -> Result<(), CollectError> {
+    async fn delete(
+        &self,
+        keys: impl Iterator<Item = String>,
+        progress: &mut Progress<'_>,
+    ) -> Result<(), CollectError> {
         let deletions = keys.map(|key| async move { self.store.delete(&key).await });
         let mut deletions = stream::iter(deletions).buffer_unordered(DELETES_AT_A_TIME);
         let mut failed = Ok(());
         while let Some(deleted) = deletions.next().await {
+            progress.moved(|step| step.deleted += u64::from(deleted.is_ok()));
             failed = failed.and(deleted);
         }
         Ok(failed?)

@@ -83,7 +83,7 @@ pub(crate) struct LaterRound {
 /// announcement waits until those requests have ended.
 #[derive(Clone)]
 pub(crate) struct LaterRounds {
-    pub(crate) announcements: mpsc::UnboundedSender<LaterRound>,
+    pub(crate) announcements: mpsc::Sender<LaterRound>,
     pub(crate) batch: Key,
 }
 
@@ -92,8 +92,8 @@ impl LaterRounds {
     pub(crate) async fn announce(&self) {
         let (durable, done) = oneshot::channel();
         let batch = self.batch.clone();
-        let sent = self.announcements.send(LaterRound { batch, durable }).is_ok();
-        if !sent || done.await.is_err() {
+        let sent = self.announcements.send(LaterRound { batch, durable }).await;
+        if sent.is_err() || done.await.is_err() {
             // The term has ended, and this task is about to end.
             std::future::pending::<()>().await;
         }

@@ -42,6 +42,10 @@ pub(crate) enum TermEnd {
 /// second, fewer segments than this come between two acknowledgements.
 const PLANNED_AHEAD: u64 = 8;
 
+/// Reports of batches that the owner has not taken yet. A batch waits until the cursor has its report, so a longer queue
+/// would gain nothing.
+const REPORTS: usize = 16;
+
 /// One term as the owner of the cursor.
 pub(crate) struct Tenure<'a> {
     shard: &'a Shard,
@@ -58,10 +62,10 @@ pub(crate) struct Tenure<'a> {
     swapping: Option<Swapping>,
     /// The channel on which batches report what the sink refuses.
     refusals: Refusals,
-    refused: mpsc::UnboundedReceiver<Refusal>,
+    refused: mpsc::Receiver<Refusal>,
     /// Refusals that the cursor does not have yet.
     undurable: Vec<Refusal>,
-    announced: mpsc::UnboundedReceiver<LaterRound>,
+    announced: mpsc::Receiver<LaterRound>,
     /// Later rounds that the cursor does not record yet.
     unannounced: Vec<LaterRound>,
     /// Batches of this term that are running and have announced later rounds.
@@ -96,7 +100,7 @@ impl<'a> Tenure<'a> {
         let environment = &shard.claim.environment;
         let since_leased = environment.uptime().saturating_sub(owned.leased_at);
         let state = &owned.durable.state;
-        let (announcements, announced) = mpsc::unbounded_channel();
+        let (announcements, announced) = mpsc::channel(REPORTS);
         let term = Term {
             lease: Lease::new(environment.clone(), owned.leased_at, shard.config.lease),
             opening: state.opening,
@@ -109,7 +113,7 @@ impl<'a> Tenure<'a> {
         let settling = state
             .unsettled
             .then(|| shard.settle(state.opening, owned.outlived));
-        let (refusals, refused) = mpsc::unbounded_channel();
+        let (refusals, refused) = mpsc::channel(REPORTS);
         let mut tenure = Tenure {
             shard,
             durable: owned.durable,

@@ -4,7 +4,7 @@
 mod support;
 
 use futures::future::join_all;
-use millpond_consumer::gc::{CollectError, Collected, GarbageCollector, GcConfig};
+use millpond_consumer::gc::{CollectError, Collected, GarbageCollector, GcConfig, Step};
 use millpond_manifest::{
     BatchingPolicy, Buffer, Cursor, Log as Pages, Manifest, Page, ReadError, Swap, cas, layout,
 };
@@ -16,8 +16,8 @@ use millpond_storage::{Cas, Store};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use support::{Log, OTHER, STREAM, Table, eventually};
 use ulid::Ulid;
@@ -296,8 +296,14 @@ async fn only_segments_that_every_consumer_has_acknowledged_are_deleted() {
     );
 
     acknowledge(&log, "two", STREAM, 8).await;
-    let done = gc.round(false).await.unwrap();
+    let steps = Mutex::new(Vec::new());
+    let tell = |step| steps.lock().unwrap().push(step);
+    let done = gc.round_told(false, &tell).await.unwrap();
     assert_eq!((done.segments, done.pages), (4, 1));
+    let mut expected: Vec<Step> = (0..=5).map(|deleted| step(0, deleted, 5)).collect();
+    expected.insert(0, step(0, 0, 0));
+    expected.push(step(1, 5, 5));
+    assert_eq!(*steps.lock().unwrap(), expected);
     assert!(live(&log.store).await.is_empty());
     assert_eq!(garbage(&log.store).await, foreign_data(&foreign));
     let counted = [
@@ -311,6 +317,16 @@ async fn only_segments_that_every_consumer_has_acknowledged_are_deleted() {
     assert_eq!(counted, [8, 0, 8, 2, 0]);
     let there = keys(&log.store).await;
     assert!(foreign.iter().all(|key| there.contains(key)), "{there:?}");
+}
+
+/// A step of a round over one shard.
+fn step(shards_done: u32, deleted: u64, found: u64) -> Step {
+    Step {
+        shards_done,
+        shards: 1,
+        deleted,
+        found,
+    }
 }
 
 fn foreign_data(foreign: &[String]) -> BTreeSet<String> {

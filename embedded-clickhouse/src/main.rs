@@ -1,5 +1,9 @@
 //! `embedded-clickhouse`: ClickHouse's HTTP and native servers from libchdb, its engine as a library. For the quick
 //! start and for tests, on machines without a ClickHouse server.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a server of its clients' time, which no simulation runs"
+)]
 
 mod client;
 mod config;

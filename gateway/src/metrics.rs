@@ -1,7 +1,6 @@
 //! The gateway's metrics, `millpond_gateway_*`. They never influence its behaviour.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use millpond_otlp::Signal;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -10,6 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use tokio::time::Instant;
 use tonic::Code;
 
 use crate::entrance::Refused;

@@ -2,17 +2,16 @@
 //! appends it. It never decodes OTLP, and never reports success before the producer has committed.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::Body;
 use hyper::http::request::Parts;
 use millpond_otlp::{JsonError, Signal};
 use millpond_producer::{Append, AppendError, Producer};
-use millpond_runtime::Reservation;
+use millpond_runtime::{Reservation, blocking};
 use millpond_segment::Encoding as StreamEncoding;
 use tokio::sync::Semaphore;
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::buffers::Buffers;
@@ -148,7 +147,7 @@ impl Service {
         let (message, mut held) =
             message::read(body, envelope, &self.limits, &self.buffers, &self.admission, seat).await?;
         let _answering = seat.map(Seat::answering);
-        let received_at_us = now_us();
+        let received_at_us = self.producer.environment().now_us();
         let transport = envelope.transport;
         self.metrics.received(transport, signal, message.bytes.len());
         let payload = self.open(signal, envelope.format, message, &mut held).await?;
@@ -191,7 +190,8 @@ impl Service {
             message = self.protobuf_of_json(signal, message, held).await?;
         }
         let bytes = message.bytes;
-        off_loop(bytes.len() > VALIDATE_INLINE_MAX, move || validate(signal, bytes)).await?
+        self.off_loop(bytes.len() > VALIDATE_INLINE_MAX, move || validate(signal, bytes))
+            .await?
     }
 
     async fn decompress(
@@ -211,7 +211,7 @@ impl Service {
         let mut decompressor = Decompressor::new(encoding, wire)?;
         loop {
             held.grow_to(message.room + room).await?;
-            let step = off_loop(true, move || {
+            let step = self.off_loop(true, move || {
                 decompressor.step(room).map(|progress| (progress, decompressor))
             });
             let (progress, unfinished) = step.await??;
@@ -241,7 +241,7 @@ impl Service {
         loop {
             held.grow_to(message.room + room).await?;
             let json = message.bytes.clone();
-            let protobuf = off_loop(json.len() > TRANSCODE_INLINE_MAX, move || {
+            let protobuf = self.off_loop(json.len() > TRANSCODE_INLINE_MAX, move || {
                 millpond_otlp::protobuf_of_json(signal, &json, room)
             });
             match protobuf.await? {
@@ -261,6 +261,21 @@ impl Service {
                 }
                 Err(JsonError::MoreRoom) => room = room.saturating_mul(2).min(max),
             }
+        }
+    }
+
+    /// Does CPU work, on a blocking thread if it is `long`.
+    async fn off_loop<T, F>(&self, long: bool, work: F) -> Result<T, Refusal>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        if long {
+            blocking::run(self.producer.environment(), work)
+                .await
+                .map_err(|error| Refusal::stopping(&error))
+        } else {
+            Ok(work())
         }
     }
 
@@ -299,26 +314,4 @@ fn validate(signal: Signal, bytes: Bytes) -> Result<Payload, Refusal> {
         }),
         Err(malformed) => Err(Refusal::invalid_field(malformed.field.clone(), malformed)),
     }
-}
-
-/// Does CPU work, on a blocking thread if it is `long`.
-async fn off_loop<T, F>(long: bool, work: F) -> Result<T, Refusal>
-where
-    T: Send + 'static,
-    F: FnOnce() -> T + Send + 'static,
-{
-    if long {
-        spawn_blocking(work)
-            .await
-            .map_err(|error| Refusal::stopping(&error))
-    } else {
-        Ok(work())
-    }
-}
-
-fn now_us() -> i64 {
-    let since_epoch = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or(Duration::ZERO);
-    i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX)
 }

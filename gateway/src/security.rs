@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use hyper::header::HeaderMap;
+use millpond_runtime::{Environment as _, SystemEnvironment, blocking};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
-use tokio::task::spawn_blocking;
 
 use crate::files::{FileError, Files, Look, Watched};
 use crate::tls::{Tls, TlsFiles};
@@ -216,7 +216,7 @@ impl Security {
     pub async fn reload(self: &Arc<Self>, asked: bool) {
         let security = Arc::clone(self);
         // A panic there is a bug, which its thread reports: the next look will do.
-        let _ = spawn_blocking(move || security.look(asked)).await;
+        let _ = blocking::run(&SystemEnvironment, move || security.look(asked)).await;
     }
 
     fn look(&self, asked: bool) {
@@ -310,7 +310,7 @@ impl Security {
             return;
         };
         let mut logged = self.out_of_date.lock().unwrap_or_else(PoisonError::into_inner);
-        let fault = tls.out_of_date(SystemTime::now());
+        let fault = tls.out_of_date(SystemEnvironment.system_time());
         let of = fault.is_some().then_some(tls.valid_until);
         if let Some(fault) = fault.filter(|_| *logged != of) {
             tracing::warn!("the certificate in --tls-cert {fault}: clients will refuse it");

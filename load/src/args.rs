@@ -1,5 +1,6 @@
 //! The flags of `millpond load`, which become a [`LoadConfig`].
 
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -111,7 +112,7 @@ impl LoadArgs {
             unique_attribute: self.unique_attribute,
             run: self
                 .run
-                .unwrap_or_else(|| format!("{:08x}", rand::random::<u32>())),
+                .unwrap_or_else(|| format!("{:08x}", SystemEnvironment.below(u32::MAX))),
             compression: self.compression,
             retry_for: self.retry_for,
             acknowledged_file: self.acknowledged_file,

@@ -1,13 +1,13 @@
 //! The run: workers take the next numbers, build the request, and send it until it is acknowledged. Each worker has one
 //! request in flight, so there are at most `concurrency`.
 
+use millpond_runtime::{Backoff, Environment as _, SystemEnvironment};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
-use rand::{Rng, RngExt};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -97,7 +97,7 @@ impl Run {
         let mut seen = Seen::default();
         let keep = (LATENCIES_MAX / self.config.concurrency).max(1);
         while let Some((first, count)) = self.take().await {
-            let request = self.templates.request(first, count, now_ns());
+            let request = self.templates.request(first, count, SystemEnvironment.now_ns());
             let length = request.len() as u64;
             self.progress.records_sent.fetch_add(count, Ordering::Relaxed);
             self.progress.requests.fetch_add(1, Ordering::Relaxed);
@@ -148,7 +148,7 @@ impl Run {
     /// Sends a request until it is acknowledged. Returns whether it was.
     async fn send(&self, client: &mut Client, request: Bytes, seen: &mut Seen) -> bool {
         let deadline = Instant::now() + self.config.retry_for;
-        let mut backoff = BACKOFF_FIRST;
+        let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_MAX);
         loop {
             let attempt_end = deadline.max(Instant::now() + ATTEMPT_MIN);
             let failure = match timeout_at(attempt_end, client.export(request.clone())).await {
@@ -161,9 +161,7 @@ impl Run {
                 },
             };
             seen.add_error(failure.code);
-            let jitter = rand::rng().random_range(0.5..1.0);
-            let pause = backoff.mul_f64(jitter).max(failure.pause);
-            backoff = (backoff * 2).min(BACKOFF_MAX);
+            let pause = backoff.next(&SystemEnvironment).max(failure.pause);
             if !failure.retryable || Instant::now() + pause >= deadline {
                 return false;
             }
@@ -202,7 +200,7 @@ impl Seen {
         if self.latencies_us.len() < keep {
             self.latencies_us.push(us);
         } else {
-            let slot = rand::rng().next_u64() % self.acknowledged;
+            let slot = SystemEnvironment.random() % self.acknowledged;
             if let Some(kept) = usize::try_from(slot)
                 .ok()
                 .and_then(|slot| self.latencies_us.get_mut(slot))
@@ -232,9 +230,4 @@ impl Seen {
 /// The time for `records` at `rate` per second.
 fn nanos(records: u64, rate: u64) -> u64 {
     u64::try_from(u128::from(records) * 1_000_000_000 / u128::from(rate)).unwrap_or(u64::MAX)
-}
-
-fn now_ns() -> u64 {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX)
 }

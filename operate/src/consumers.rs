@@ -7,11 +7,11 @@ mod wait;
 pub use wait::{Look, until_read};
 
 use crate::buffer::{buffer, cursor, cursors, read_log, shards};
-use crate::now_ms;
 use anyhow::{anyhow, bail};
 use millpond_manifest::cas::Snapshot;
 use millpond_manifest::cursor::{Ownership, Skip};
 use millpond_manifest::{Cursor, layout};
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_storage::Store;
 use serde::Serialize;
 use std::ops::Range;
@@ -57,7 +57,7 @@ pub async fn list(store: &Store, shard: u32) -> anyhow::Result<Vec<Consumer>> {
             Ownership::Released => "released".to_owned(),
             Ownership::Abandoned => "abandoned with batches in doubt".to_owned(),
             Ownership::Removed => "removed".to_owned(),
-            Ownership::Held { owner, .. } if cursor.held_at(now_ms()).is_some() => {
+            Ownership::Held { owner, .. } if cursor.held_at(SystemEnvironment.now_ms()).is_some() => {
                 format!("held by {owner}")
             }
             Ownership::Held { owner, .. } => format!("left by {owner}, whose lease has run out"),
@@ -119,7 +119,7 @@ impl Selection {
         if found.is_empty() {
             return Err(self.unknown(store));
         }
-        let now_ms = now_ms();
+        let now_ms = SystemEnvironment.now_ms();
         for (shard, cursor) in &found {
             if let Some(held) = cursor.state.held_at(now_ms)
                 && !self.force

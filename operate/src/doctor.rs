@@ -8,7 +8,6 @@ pub use rows::Compared;
 
 use crate::buffer::{NO_BUFFER, cursor, cursors, find_buffer, whole};
 use crate::check::check_patiently;
-use crate::now_ms;
 use crate::numbers::readable;
 use millpond_clickhouse::Config;
 use millpond_consumer::BatchingPolicy;
@@ -16,6 +15,7 @@ use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::StreamCursor;
 use millpond_manifest::manifest::TAIL_MAX;
 use millpond_manifest::{Buffer, Cursor, Log, Manifest, SinkTables, layout};
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_storage::Store;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -178,8 +178,8 @@ async fn look_at_store(store: &Store, report: &mut Report) {
             "a store that ignores preconditions loses data: use another, or a newer version of it; if it was denied, grant put, get, list and delete, or use --read-only",
         ),
     }
-    let key = format!("doctor/{:016x}", rand::random::<u64>());
-    let before = now_ms();
+    let key = format!("doctor/{:016x}", SystemEnvironment.random());
+    let before = SystemEnvironment.now_ms();
     if store
         .put_if_absent(&key, vec![b"doctor".as_slice().into()])
         .await
@@ -188,7 +188,7 @@ async fn look_at_store(store: &Store, report: &mut Report) {
         // The self-test has reported the reason.
         return;
     }
-    let after = now_ms();
+    let after = SystemEnvironment.now_ms();
     if let Ok(Some(found)) = store.head(&key).await {
         let stored = u64::try_from(found.last_modified_ms).unwrap_or(0);
         // Stores report whole seconds.
@@ -262,7 +262,7 @@ async fn look_at_shard(
         .map(|(_, entry)| entry.committed_at_ms)
         .max()
         .unwrap_or(0);
-    let ahead = Duration::from_millis(future.saturating_sub(now_ms()));
+    let ahead = Duration::from_millis(future.saturating_sub(SystemEnvironment.now_ms()));
     if ahead > SKEW_MAX {
         report.warning(
             format!(
@@ -346,9 +346,11 @@ fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
     let name = format!("consumer {} in shard {:04}", cursor.consumer, cursor.shard);
     let needs = cursor.needs();
     let oldest = log.entries(needs).next();
-    let lag = oldest.map(|(_, entry)| Duration::from_millis(now_ms().saturating_sub(entry.committed_at_ms)));
+    let lag = oldest.map(|(_, entry)| {
+        Duration::from_millis(SystemEnvironment.now_ms().saturating_sub(entry.committed_at_ms))
+    });
     let lag = lag.unwrap_or_default();
-    let alive = cursor.held_at(now_ms()).is_some();
+    let alive = cursor.held_at(SystemEnvironment.now_ms()).is_some();
     if !alive && oldest.is_some() {
         report.warning(
             format!("{name}: not running, and {} s behind", lag.as_secs()),

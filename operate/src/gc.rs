@@ -1,17 +1,22 @@
 //! One round of garbage collection.
 
 use crate::buffer::buffer;
-use millpond_consumer::gc::{Collected, GarbageCollector, GcConfig};
+use millpond_consumer::gc::{Collected, GarbageCollector, GcConfig, Step};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
 
-/// Collects the garbage of all shards. A dry run deletes nothing.
+/// Collects the garbage of all shards, and tells its steps. A dry run deletes nothing.
 ///
 /// # Errors
 /// There is no buffer, or the store fails.
-pub async fn round(store: Store, config: GcConfig, dry_run: bool) -> anyhow::Result<Collected> {
+pub async fn round(
+    store: Store,
+    config: GcConfig,
+    dry_run: bool,
+    tell: impl Fn(Step) + Sync,
+) -> anyhow::Result<Collected> {
     // Without a buffer, a mistyped URL would look like a buffer without garbage.
     buffer(&store).await?;
     let mut gc = GarbageCollector::new(store, config, &mut Registry::default());
-    Ok(gc.round(dry_run).await?)
+    Ok(gc.round_told(dry_run, &tell).await?)
 }

@@ -20,11 +20,3 @@ pub mod tail;
 mod target;
 
 pub use target::{Target, look_back};
-
-use std::time::{SystemTime, UNIX_EPOCH};
-
-/// Unix time in milliseconds.
-pub(crate) fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}

@@ -2,9 +2,9 @@
 //! hold their times. Reads only.
 
 use crate::buffer::{buffer, cursors, read_log};
-use crate::now_ms;
 use millpond_cost::Observed;
 use millpond_manifest::layout;
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_storage::{Listed, Store};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct Seen {
 /// There is no buffer, or one of its objects cannot be read.
 pub async fn observe(store: &Store, since: Duration) -> anyhow::Result<Seen> {
     let buffer = buffer(store).await?;
-    let now = now_ms();
+    let now = SystemEnvironment.now_ms();
     let asked_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
 
     let mut segments: Vec<(u64, u64)> = Vec::new();

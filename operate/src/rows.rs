@@ -4,6 +4,7 @@ use anyhow::Context;
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::{Batch, BatchId, BatchingPolicy, Chunk, Cut, Part, Presence, Sink};
 use millpond_manifest::Buffer;
+use millpond_runtime::{SystemEnvironment, blocking};
 use millpond_segment::Encoding;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -117,7 +118,7 @@ pub(crate) async fn ask(
         encoding,
         parts: vec![part],
     };
-    let cut = tokio::task::spawn_blocking(move || {
+    let cut = blocking::run(&SystemEnvironment, move || {
         let mut chunks: Vec<Chunk> = Vec::new();
         let done = cutter.chunks(&batch, &policy, &mut |cut| {
             if let Cut::Chunk(chunk) = cut {

@@ -2,15 +2,16 @@
 //! they never change.
 
 use crate::buffer::{buffer, complete, each_cursor};
-use crate::now_ms;
 use crate::patience::is_the_stores;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Cursor, DeadLetter, Log, Manifest, SinkTables, layout};
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_storage::Store;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
+use tokio::time::Instant;
 
 /// The time before a look over which a stream's rate is measured.
 const RATE_OVER: Duration = Duration::from_secs(60);
@@ -183,7 +184,7 @@ impl Observer {
     /// There is no buffer, or the store fails.
     pub async fn look(&mut self) -> anyhow::Result<Status> {
         let buffer = buffer(&self.store).await?;
-        let (now_ms, at) = (now_ms(), Instant::now());
+        let (now_ms, at) = (SystemEnvironment.now_ms(), Instant::now());
         let (mut shards, mut unreadable) = (Vec::new(), Vec::new());
         for shard in 0..buffer.shards {
             // Read the cursors first: every later state of the log has what they acknowledge.

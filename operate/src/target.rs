@@ -1,8 +1,8 @@
 //! A position in a log, as operators name it.
 
-use crate::now_ms;
 use anyhow::ensure;
 use millpond_manifest::Log;
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use std::str::FromStr;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -29,7 +29,7 @@ impl FromStr for Target {
         match text {
             "earliest" => Ok(Target::Earliest),
             "latest" => Ok(Target::Latest),
-            _ => instant(text, now_ms()).map(Target::Time).ok_or_else(|| {
+            _ => instant(text, SystemEnvironment.now_ms()).map(Target::Time).ok_or_else(|| {
                 format!(
                     "{text:?} is neither earliest, latest, a sequence nor a time: write 5m for five minutes ago, or 2026-11-22T10:00Z"
                 )
@@ -43,7 +43,7 @@ impl FromStr for Target {
 /// # Errors
 /// It is neither, or is in the future.
 pub fn look_back(text: &str) -> Result<Duration, String> {
-    let now = now_ms();
+    let now = SystemEnvironment.now_ms();
     let then = instant(text, now).filter(|then| *then <= now);
     let ago = then.map(|then| Duration::from_millis(now - then));
     ago.ok_or_else(|| {

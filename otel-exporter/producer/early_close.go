@@ -7,7 +7,7 @@ const (
 	// delays this many at most.
 	earlyCloseSegments = 16
 	// earlyCloseSaved is the number of segments that an idle producer saves up.
-	earlyCloseSaved = 10
+	earlyCloseSaved = 4
 	// gapsPerLinger sets the part of the linger without a message after which callers that came together are all there.
 	gapsPerLinger = 50
 )

@@ -1,4 +1,5 @@
 //! Measures the walk: `cargo run --release -p millpond-otlp --example walk`. Prints nanoseconds per record.
+#![expect(clippy::disallowed_methods, reason = "measures real time")]
 
 use millpond_otlp::Signal;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;

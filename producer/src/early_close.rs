@@ -16,8 +16,9 @@ use crate::flow::Flow;
 
 /// Number of past segments that tell how many callers there are. A caller that has left delays this many at most.
 const SEGMENTS: usize = 16;
-/// Number of segments that an idle producer saves up. 10: a person who tries a few requests waits for none of them.
-const SAVED: u32 = 10;
+/// Number of segments that an idle producer saves up. 4: a person who tries a few requests hardly waits, and the cost of
+/// a short run stays that of the linger.
+const SAVED: u32 = 4;
 /// The part of the linger without a message after which callers that came together are all there.
 const GAPS_PER_LINGER: u32 = 50;
 

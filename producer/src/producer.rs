@@ -88,6 +88,7 @@ struct Inner {
     budget: Budget,
     block_bytes: usize,
     shard: u32,
+    environment: Arc<dyn Environment>,
     streams: Streams,
     flow: Flow,
     readiness: Readiness,
@@ -146,7 +147,7 @@ impl Producer {
         let (to_committer, arrivals) = mpsc::channel(QUEUE);
         tasks.spawn(committer.run(arrivals));
         let uploaders = Uploaders::new(upload, config.max_uploads, tasks.clone(), to_committer);
-        let encoders = Encoders::new(&config, environment, metrics.clone());
+        let encoders = Encoders::new(&config, environment.clone(), metrics.clone());
         let (messages, accepted) = mpsc::channel(QUEUE);
         let block_bytes = config.block_bytes;
         let accumulator = Accumulator::new(
@@ -163,6 +164,7 @@ impl Producer {
             budget,
             block_bytes,
             shard,
+            environment,
             streams,
             flow,
             readiness,
@@ -176,6 +178,11 @@ impl Producer {
     /// it.
     pub fn budget(&self) -> &Budget {
         &self.0.budget
+    }
+
+    /// The clocks and random numbers of this producer, also for a front end.
+    pub fn environment(&self) -> &dyn Environment {
+        &*self.0.environment
     }
 
     /// The shard that this producer writes to.

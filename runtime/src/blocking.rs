@@ -1,5 +1,6 @@
 //! Work that would hold up a thread of the runtime: CPU work, and calls that block. It runs on tokio's blocking pool,
 //! and in a simulation on the only thread.
+#![expect(clippy::disallowed_methods, reason = "this module owns the blocking pool")]
 
 use crate::Environment;
 use tokio::sync::mpsc;

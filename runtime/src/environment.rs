@@ -46,13 +46,13 @@ pub trait Environment: Send + Sync + 'static {
 
     /// A random number below `end`, or 0 if `end` is 0.
     fn below(&self, end: u32) -> u32 {
-        let scaled = u128::from(self.random()) * u128::from(end) >> 64;
+        let scaled = (u128::from(self.random()) * u128::from(end)) >> 64;
         u32::try_from(scaled).expect("less than the end")
     }
 
     /// A hundred and twenty-eight random bits.
     fn random_u128(&self) -> u128 {
-        u128::from(self.random()) << 64 | u128::from(self.random())
+        (u128::from(self.random()) << 64) | u128::from(self.random())
     }
 
     /// A random UUID (version 4).

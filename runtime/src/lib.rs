@@ -1,8 +1,9 @@
-//! The parts of a process that every crate shares: time, random numbers, threads, memory, waits
-//! between attempts, and the report of what it waits for.
+//! The parts of a process that every crate shares: clocks, random numbers, threads, memory, waits between attempts, and
+//! the report of what it waits for.
 //!
-//! The other crates reach them through [`Environment`] alone, and `clippy.toml` enforces that. A simulation replaces the
-//! environment, and a seed then determines a whole run. This crate knows nothing about buffers.
+//! The other crates read clocks, draw random numbers and start threads through [`Environment`] alone; `clippy.toml`
+//! enforces that. A simulation replaces the environment, and a seed then determines a whole run. This crate knows nothing
+//! about buffers.
 
 mod backoff;
 pub mod blocking;

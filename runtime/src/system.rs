@@ -1,4 +1,8 @@
 //! The machine's clocks and generator: the only place that reads them.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "this module owns the clocks and the generator"
+)]
 
 use crate::Environment;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

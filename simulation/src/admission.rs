@@ -211,7 +211,7 @@ impl Admissions {
         settings.map(|settings| settings.consumer + 1).max().unwrap_or(0)
     }
 
-    fn swap(world: &mut World, place: usize, consumer: usize, own: Register, next: Register, fate: Fate) {
+    fn swap(world: &mut World, place: usize, consumer: usize, own: &Register, next: Register, fate: Fate) {
         if fate != Fate::Answers {
             world.faults += 1;
         }
@@ -219,7 +219,7 @@ impl Admissions {
             world.late.push((consumer, own.clone(), next.clone()));
             world.late.sort_by_key(|swap| format!("{swap:?}"));
         }
-        let lands = matches!(fate, Fate::Answers | Fate::Unreported) && world.cursors[consumer] == own;
+        let lands = matches!(fate, Fate::Answers | Fate::Unreported) && world.cursors[consumer] == *own;
         if lands {
             world.cursors[consumer] = next.clone();
         }
@@ -246,7 +246,7 @@ impl Admissions {
                 }
                 let process = &mut world.processes[place];
                 process.claimed = id.or(process.claimed);
-                Self::swap(world, place, settings.consumer, own, next, fate);
+                Self::swap(world, place, settings.consumer, &own, next, fate);
             }
             Step::Look(stage, tables) => {
                 (fate == Fate::Answers).then_some(())?;
@@ -335,7 +335,7 @@ impl Admissions {
                     world.processes[place].state = State::Gone;
                 } else {
                     let next = Register::of(&own.cursor(consumer).without_claim());
-                    Self::swap(world, place, consumer, own, next, fate);
+                    Self::swap(world, place, consumer, &own, next, fate);
                     world.processes[place].state = State::Refused;
                 }
             }

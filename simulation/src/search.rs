@@ -1,4 +1,5 @@
 //! Searches one bound of the model from the command line.
+#![expect(clippy::disallowed_methods, reason = "shows how long a search takes")]
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};

@@ -1,4 +1,5 @@
 //! Runs seeds of the simulation from the command line.
+#![expect(clippy::disallowed_methods, reason = "shows how long the runs take")]
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;

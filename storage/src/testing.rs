@@ -1,6 +1,10 @@
 //! A real S3 server for tests: MinIO on a free port of this machine, with its data in a temporary folder.
 //!
 //! Behind the feature `testing`; no product code uses it. It stops only the process that it started.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a server that tests start needs real time"
+)]
 
 use crate::{BufferUrl, S3Credentials, StoreOptions};
 use millpond_runtime::{Environment as _, SystemEnvironment};

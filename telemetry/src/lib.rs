@@ -15,6 +15,7 @@ pub use spans::Spans;
 
 use conventions::Conventions;
 use metrics::Span;
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_storage::BufferUrl;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
@@ -25,7 +26,7 @@ use pusher::{PushCounters, Pusher};
 use queue::Queue;
 use settings::{MetricSettings, TraceSettings};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_util::sync::CancellationToken;
@@ -113,7 +114,7 @@ impl Telemetry {
             spans,
             unspoken: settings.unspoken,
             registry,
-            start: now_ns(),
+            start: SystemEnvironment.now_ns(),
         })
     }
 
@@ -210,7 +211,7 @@ impl Push for Metrics {
     async fn push(&mut self) {
         let span = Span {
             start: self.start,
-            now: now_ns(),
+            now: SystemEnvironment.now_ns(),
         };
         let read = self.registries.read(|registries| {
             let read = registries.iter().map(|registry| metrics::read(registry, span));
@@ -243,10 +244,4 @@ fn scope() -> InstrumentationScope {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         ..InstrumentationScope::default()
     }
-}
-
-/// Unix time in nanoseconds.
-fn now_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

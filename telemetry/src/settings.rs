@@ -2,6 +2,7 @@
 
 use crate::sampler::Sampler;
 use anyhow::{Context, bail};
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use percent_encoding::percent_decode_str;
@@ -359,7 +360,7 @@ fn parse_headers(text: &str) -> anyhow::Result<HeaderMap> {
 
 /// The attributes of the resource. OTEL_SERVICE_NAME overrides OTEL_RESOURCE_ATTRIBUTES, which overrides the process's own.
 fn resource(identity: &Identity, set: Variables<'_>) -> anyhow::Result<Vec<KeyValue>> {
-    let random = || format!("{:032x}", rand::random::<u128>());
+    let random = || format!("{:032x}", SystemEnvironment.random_u128());
     let own = [
         ("service.name", identity.service.to_owned()),
         ("service.version", env!("CARGO_PKG_VERSION").to_owned()),

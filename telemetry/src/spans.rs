@@ -2,17 +2,17 @@
 //! closes: only then are its trace and the sampling decision known.
 
 use crate::conventions::{Conventions, Field};
-use crate::now_ns;
 use crate::queue::Queue;
 use crate::sampler::Sampler;
 use millpond_manifest::trace::ORIGIN;
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{self as otlp, Status};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use tokio::time::Instant;
 use tracing::field::{Field as Named, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Subscriber, event};
@@ -147,10 +147,10 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
         attributes.record(&mut fields);
         span.extensions_mut().insert(Open {
             // 0 means no id.
-            id: rand::random::<u64>().max(1),
+            id: SystemEnvironment.random().max(1),
             parent,
             name: attributes.metadata().name(),
-            start: now_ns(),
+            start: SystemEnvironment.now_ns(),
             began: Instant::now(),
             fields,
             events: Vec::new(),

@@ -80,9 +80,18 @@ def test_a_right_to_ask_replicas_is_missing(cluster, new_pipeline):
 
 
 def test_a_right_to_ask_shards_is_missing(cluster, new_pipeline):
-    """The consumer says what it relies on then."""
+    """A consumer that cannot ask would store every row twice after a reset."""
     pipeline = new_pipeline(cluster, distributed="main")
-    pipeline.gateway("--linger", "20ms")
-    consumer = pipeline.consume(*login(pipeline.directory, "without_remote"))
-    assert "the grant READ ON REMOTE" in consumer.messages()
-    assert "only deduplication tokens keep rows from being stored twice" in consumer.messages()
+    gateway = pipeline.gateway("--linger", "20ms")
+    user = login(pipeline.directory, "without_remote")
+    refused = pipeline.consume_of(*user, name="refused")
+    refused.start()
+    assert refused.wait() == 1
+    wanted = "a reset would store every row twice: "
+    assert wanted in refused.messages()
+    assert "; run GRANT READ ON REMOTE TO without_remote: " in refused.messages()
+    # Without identities there is nothing to ask, and a reset needs more than a yes.
+    consumer = pipeline.consume(*user, "--columns", "none")
+    pipeline.send(gateway, "one")
+    pipeline.until_bodies(["one"])
+    assert consumer.terminate() == 0

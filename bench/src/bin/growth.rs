@@ -6,10 +6,11 @@
 //! segments, like a garbage collector behind a consumer. The cost of a commit depends on the length of the tail, so
 //! every result is an average over a whole cycle of [`TAIL_MAX`] commits, from one sealing to the next.
 
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use std::collections::HashSet;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
@@ -140,7 +141,7 @@ fn judge(small: &Line, large: &Line) -> bool {
 async fn measure(backlog: u64) -> anyhow::Result<Line> {
     let store = Store::memory();
     let buffer = Buffer {
-        id: Uuid::new_v4(),
+        id: SystemEnvironment.uuid(),
         shards: SHARD + 1,
     };
     let buffer = cas::create_once(&store, layout::BUFFER, buffer).await?;
@@ -233,7 +234,7 @@ impl Measured {
             encoding: Encoding::Otlp,
             payload: Bytes::from_static(b"a message"),
             records: 1,
-            received_at_us: i64::try_from(now()?.as_micros())?,
+            received_at_us: SystemEnvironment.now_us(),
             reservation: self.producer.budget().nothing(),
         };
         self.producer.append(append).await?;
@@ -317,7 +318,7 @@ struct Others {
 impl Others {
     /// Creates the backlog plus half a step beyond full pages, which puts the tail at the first point of a cycle.
     async fn begin(&mut self, buffer_id: Uuid) -> anyhow::Result<()> {
-        let now_ms = u64::try_from(now()?.as_millis())?;
+        let now_ms = SystemEnvironment.now_ms();
         let empty = Manifest::new(buffer_id, SHARD).register(OTHERS, now_ms);
         let cycles = self.backlog.div_ceil(CYCLE);
         let state = self.grow(empty, cycles * CYCLE + STEP / 2).await?;
@@ -333,7 +334,7 @@ impl Others {
     }
 
     async fn swap(&self, expected: Option<&Version>, state: Manifest) -> anyhow::Result<()> {
-        let nonce = rand::random();
+        let nonce = SystemEnvironment.random();
         match cas::swap(
             &self.store,
             &layout::manifest(SHARD),
@@ -349,7 +350,7 @@ impl Others {
 
     /// Commits this many segments, seals each full tail, and trims the log to the backlog's length.
     async fn grow(&mut self, mut state: Manifest, segments: u64) -> anyhow::Result<Manifest> {
-        let now_ms = u64::try_from(now()?.as_millis())?;
+        let now_ms = SystemEnvironment.now_ms();
         let mut left = segments;
         while left > 0 {
             if state.tail.len() >= TAIL_MAX {
@@ -367,7 +368,7 @@ impl Others {
     }
 
     async fn seal(&mut self, state: &Manifest, now_ms: u64) -> anyhow::Result<Manifest> {
-        let name = Ulid::from_parts(now_ms, rand::random());
+        let name = Ulid::from_parts(now_ms, SystemEnvironment.random_u128());
         let before = thread_cpu()?;
         let sealed = state.seal(name, state.next_sequence - 1);
         let (page, sealed) = sealed.context("the tail cannot be sealed")?;
@@ -416,8 +417,8 @@ fn commit(state: &Manifest, segments: &[NewSegment], now_ms: u64) -> anyhow::Res
 /// The median CPU time of a commit that reads the manifest first.
 fn cpu_of_commit(state: &Manifest) -> anyhow::Result<Duration> {
     let bytes = state.encode();
-    let now_ms = u64::try_from(now()?.as_millis())?;
-    let new = [segment(now_ms, rand::random())];
+    let now_ms = SystemEnvironment.now_ms();
+    let new = [segment(now_ms, SystemEnvironment.random_u128())];
     let mut spent = Vec::with_capacity(REPEATS);
     for _ in 0..REPEATS {
         let before = thread_cpu()?;
@@ -433,12 +434,12 @@ fn cpu_of_commit(state: &Manifest) -> anyhow::Result<Duration> {
     Ok(spent[spent.len() / 2])
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the CPU time of a thread, not the time of day"
+)]
 fn thread_cpu() -> anyhow::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
-}
-
-fn now() -> anyhow::Result<Duration> {
-    Ok(SystemTime::now().duration_since(UNIX_EPOCH)?)
 }
 
 #[cfg(test)]

@@ -2,12 +2,13 @@
 //! repair: both would insert the same missing rows.
 
 use super::Selection;
+use crate::Target;
 use crate::buffer::{self, read_log};
-use crate::{Target, now_ms};
 use anyhow::{Context, bail};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::cursor::{Ownership, Skip};
 use millpond_manifest::{BatchingPolicy, Cursor, Log, Manifest, layout};
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_storage::{Fetched, Store, Version};
 use ulid::Ulid;
 
@@ -174,7 +175,7 @@ async fn from_scratch(store: &Store, shard: u32, consumer: &str) -> anyhow::Resu
     cursor.unsettled = true;
     cursor.lease_ms = u64::try_from(usual.lease.as_millis())?;
     // The generation of the lost cursor's tokens is unknown.
-    cursor.generation = u64::from(rand::random::<u32>());
+    cursor.generation = u64::from(SystemEnvironment.below(u32::MAX));
     Ok(cursor)
 }
 
@@ -187,7 +188,9 @@ async fn supersede(
     change: impl Fn(&Cursor) -> Cursor,
 ) -> anyhow::Result<Changed> {
     let repair = read_repair(store, selection, shard).await?;
-    if let Some(held) = repair.as_ref().and_then(|repair| repair.state.held_at(now_ms()))
+    if let Some(held) = repair
+        .as_ref()
+        .and_then(|repair| repair.state.held_at(SystemEnvironment.now_ms()))
         && !selection.force
     {
         bail!(
@@ -270,7 +273,7 @@ async fn end_repair(store: &Store, selection: &Selection, shard: u32) -> anyhow:
 
 /// Swaps a cursor. Reads it again if the outcome is unknown.
 async fn swap(store: &Store, before: &Version, next: Cursor) -> anyhow::Result<()> {
-    let next = next.stamped(rand::random());
+    let next = next.stamped(SystemEnvironment.random());
     let (stamp, shard) = (next.stamp, next.shard);
     let key = layout::cursor(shard, &next.consumer);
     match cas::swap(store, &key, Some(before), next).await {
@@ -314,7 +317,7 @@ pub async fn skip(
     let skip = Skip {
         stream,
         sequence,
-        at_ms: now_ms(),
+        at_ms: SystemEnvironment.now_ms(),
         reason,
     };
     layout::check_consumer_name(consumer)?;
@@ -339,7 +342,7 @@ pub async fn skip(
     next.skip(skip)?;
     let fenced = before
         .state
-        .held_at(now_ms())
+        .held_at(SystemEnvironment.now_ms())
         .filter(|_| !next.is_of(&before.state));
     swap(store, &before.version, next).await?;
     Ok(Skipped {

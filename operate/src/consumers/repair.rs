@@ -6,6 +6,7 @@ use anyhow::{Context, bail, ensure};
 use millpond_clickhouse::{ClickHouse, Columns, Config};
 use millpond_consumer::{Consumer, Repair, StreamPattern};
 use millpond_manifest::{Cursor, Log, layout};
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
 use serde::Serialize;
@@ -80,7 +81,11 @@ pub async fn repair(
     };
     let config = millpond_consumer::Config {
         consumer: options.consumer,
-        instance: format!("repair-{}-{:08x}", std::process::id(), rand::random::<u32>()),
+        instance: format!(
+            "repair-{}-{:08x}",
+            std::process::id(),
+            SystemEnvironment.below(u32::MAX)
+        ),
         streams,
         repair: Some(Repair { ranges }),
         ..millpond_consumer::Config::default()

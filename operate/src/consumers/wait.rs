@@ -6,7 +6,8 @@ use crate::patience::Patience;
 use anyhow::bail;
 use millpond_manifest::{Cursor, Log, layout};
 use millpond_storage::Store;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Time between two reads of a cursor.
 const EVERY: Duration = Duration::from_millis(500);

@@ -28,6 +28,9 @@ pub(crate) enum Error {
     /// No connection, or a cut one.
     #[error("network error: {0}")]
     Network(String),
+    /// An answer in another protocol.
+    #[error("the answer is not HTTP; for TLS give https://")]
+    NotHttp,
     /// No answer in time.
     #[error("timeout: no answer within {} s", .0.as_secs())]
     Timeout(Duration),
@@ -63,6 +66,9 @@ impl From<AnswerError> for Error {
 
 impl From<reqwest::Error> for Error {
     fn from(error: reqwest::Error) -> Self {
+        if speaks_no_http(&error) {
+            return Error::NotHttp;
+        }
         // The URL has a token and a query.
         let error = error.without_url();
         let mut text = error.to_string();
@@ -76,6 +82,20 @@ impl From<reqwest::Error> for Error {
         }
         Error::Network(text)
     }
+}
+
+/// Reports whether the other side sent what no HTTP server sends. A server that greets its clients may do so before the request.
+fn speaks_no_http(error: &reqwest::Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        if let Some(hyper) = inner.downcast_ref::<hyper::Error>()
+            && (hyper.is_parse() || hyper.to_string().contains("unexpected message"))
+        {
+            return true;
+        }
+        cause = inner.source();
+    }
+    false
 }
 
 /// A server, and the settings of every request to it. Cheap to clone but for the settings; clones share connections.

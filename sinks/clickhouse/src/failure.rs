@@ -110,7 +110,7 @@ const AWAY: [(u32, &str); 7] = [
 /// Reports whether the failure is the server's, so that another replica may do better.
 pub(crate) fn is_away(error: &Error) -> bool {
     match error {
-        Error::Network(_) | Error::Timeout(_) => true,
+        Error::Network(_) | Error::NotHttp | Error::Timeout(_) => true,
         Error::Status { status, .. } => *status >= 500,
         Error::Exception { code, .. } => AWAY.iter().any(|(away, _)| away == code),
         Error::Settings(_) | Error::Answer(_) => false,

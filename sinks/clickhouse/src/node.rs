@@ -49,6 +49,10 @@ impl Node {
         let mut unfit = Unfit::default();
         for &table in &wanted {
             match server.check(table).await? {
+                Checked::Fits(Known {
+                    ask: Ask::Denied(reason),
+                    ..
+                }) => return Err(denied(&table.path(&server.config), &reason)),
                 Checked::Fits(known) => tables.push(Target {
                     table,
                     insert: schema::insert(&server.config, table),
@@ -130,6 +134,13 @@ impl Node {
     pub(crate) fn asks(&self) -> Vec<&Ask> {
         self.tables.iter().map(|target| &target.known.ask).collect()
     }
+}
+
+/// A reset would store every row twice, and nobody reads a warning at the start by then.
+fn denied(path: &str, reason: &str) -> SinkError {
+    SinkError::Schema(format!(
+        "the user has no right to ask the servers behind table {path} which rows they have, so a reset would store every row twice: {reason}"
+    ))
 }
 
 async fn create_missing(server: &Server, wanted: &[Table], version: (u32, u32)) -> Result<(), SinkError> {

@@ -20,6 +20,8 @@ pub(crate) enum Ask {
     Behind(Box<Distributed>, usize),
     /// The table does not keep the identities of its rows.
     Never,
+    /// The user has no right to ask the servers that have the rows, for this reason.
+    Denied(String),
 }
 
 /// The record numbers of one segment that a server has, with repetitions.
@@ -83,7 +85,7 @@ impl Ask {
     pub(crate) fn copies(&self) -> usize {
         match self {
             Ask::Behind(_, copies) => *copies,
-            Ask::Here | Ask::Replicas | Ask::Never => 1,
+            Ask::Here | Ask::Replicas | Ask::Never | Ask::Denied(_) => 1,
         }
     }
 }

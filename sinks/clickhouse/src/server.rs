@@ -268,8 +268,14 @@ impl Server {
             literal(database),
             literal(table)
         );
-        let engines: Result<Vec<String>, SinkError> =
-            self.all("asking for the engines behind a table", &sql).await;
+        let what = "asking for the engines behind a table";
+        let engines: Result<Vec<String>, Error> = self.client.values(&sql).await;
+        if let Err(error) = &engines
+            && is_exception(error, ACCESS_DENIED)
+        {
+            return Ok(Ask::Denied(self.failed(what, error).to_string()));
+        }
+        let engines = self.failing(what, engines);
         let reason = match engines {
             Ok(engines) if !engines.is_empty() && engines.iter().all(|engine| judge::keeps_rows(engine)) => {
                 match self.copies(cluster, &engines).await? {

@@ -161,7 +161,7 @@ async fn known(client: &Client, url: &str) -> Result<Vec<String>, SinkError> {
 fn is_another_service(error: &Error) -> bool {
     match error {
         Error::Status { status, .. } => (200..500).contains(status) && ![408, 425, 429].contains(status),
-        Error::Answer(AnswerError::Unreadable(_)) => true,
+        Error::NotHttp | Error::Answer(AnswerError::Unreadable(_)) => true,
         _ => false,
     }
 }

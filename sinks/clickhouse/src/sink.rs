@@ -15,13 +15,14 @@ use millpond_consumer::{
     Attempt, Batch, BatchingPolicy, Chunk, Cut, Presence, Record, RowId, Settled, Sink, SinkError, SinkTable,
 };
 use millpond_otlp::Signal;
+use millpond_runtime::{Environment as _, SystemEnvironment, blocking};
 use millpond_segment::Encoding;
 use prometheus_client::registry::Registry;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 use tracing::{error, warn};
 
 /// The version of the mapping from messages to rows and chunks. It changes with either.
@@ -165,8 +166,7 @@ impl Sink for ClickHouse {
                 warn!("{warning}");
             }
         });
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now_ms = i64::try_from(now.as_millis()).unwrap_or(i64::MAX);
+        let now_ms = SystemEnvironment.now_us() / 1_000;
         let columns = self.config.columns;
         self.with_workspace(|workspace| chunks::cut(batch, policy, columns, now_ms, workspace, emit))
     }
@@ -375,7 +375,5 @@ impl Node {
 
 async fn ticks(table: Table, chunk: &Chunk) -> Vec<i64> {
     let chunk = chunk.clone();
-    let read = tokio::task::spawn_blocking(move || presence::ticks(table, &chunk));
-    read.await
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    blocking::compute(&SystemEnvironment, move || presence::ticks(table, &chunk)).await
 }

@@ -7,8 +7,9 @@ use crate::schema::ddl::{Object, TEXT_INDEXES};
 pub use crate::schema::judge::Fault;
 use crate::server::{Checked, Needs, Server};
 use millpond_consumer::SinkError;
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use std::fmt::Write as _;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// The state of a database, a table or a view.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,10 +130,11 @@ pub async fn look(config: Config) -> Result<Seen, SinkError> {
         tables,
         ..
     } = Node::open(&config, &url, false).await?;
-    let before = SystemTime::now();
+    let before = SystemEnvironment.now_us();
     let theirs = server.now_ms().await?;
-    let half = before.elapsed().unwrap_or_default() / 2;
-    let ours = (before + half).duration_since(UNIX_EPOCH).unwrap_or_default();
+    let after = SystemEnvironment.now_us();
+    // The server looked at its clock between the two, at an unknown time.
+    let ours_ms = (before + (after - before).max(0) / 2) / 1_000;
     let mut uncertain = Vec::new();
     for Target { table, known, .. } in tables {
         if known.ask == Ask::Never {
@@ -158,7 +160,7 @@ pub async fn look(config: Config) -> Result<Seen, SinkError> {
     Ok(Seen {
         url: server.url.clone(),
         version,
-        clock_ms: theirs - i64::try_from(ours.as_millis()).unwrap_or(i64::MAX),
+        clock_ms: theirs - ours_ms,
         uncertain,
     })
 }

@@ -1,9 +1,9 @@
 //! The results: a table for people, JSON for programs, and the comparison with the bounds.
 
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use anyhow::Context;
 use serde::Serialize;
@@ -76,7 +76,7 @@ impl Results {
         let model = info.lines().find(|line| line.starts_with("model name"));
         let model = model.and_then(|line| line.split_once(": "));
         Results {
-            at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+            at: humantime::format_rfc3339_seconds(SystemEnvironment.system_time()).to_string(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             processor: model.map_or_else(String::new, |(_, model)| model.to_owned()),
             cost: Vec::new(),

@@ -1,6 +1,7 @@
 use super::*;
 use millpond_manifest::cursor::Opening;
 use millpond_manifest::{Buffer, TableClaim};
+use millpond_runtime::SystemEnvironment;
 
 fn selection(force: bool) -> Selection {
     Selection {
@@ -77,7 +78,7 @@ async fn reset_to_3(
 
 #[tokio::test]
 async fn a_reset_beside_a_repair_is_refused_and_ends_it_by_force() {
-    let (store, before) = store(opened("e2e.repair", now_ms())).await;
+    let (store, before) = store(opened("e2e.repair", SystemEnvironment.now_ms())).await;
     let refused = reset_to_3(&store, &selection(false), &before)
         .await
         .unwrap_err()

@@ -1,4 +1,5 @@
 //! Requests to a malicious server, or to one that is not ClickHouse.
+#![expect(clippy::disallowed_methods, reason = "serves a socket from a thread")]
 
 use super::*;
 use std::io::{Read as _, Write as _};

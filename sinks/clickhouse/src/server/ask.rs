@@ -8,9 +8,9 @@ use crate::presence::{Ask, ReadFrom, Span, There};
 use crate::schema::judge::sync_replica;
 use crate::schema::{Table, lookup_path, lookup_rows_missing};
 use millpond_consumer::SinkError;
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use serde::de::DeserializeOwned;
 use tracing::warn;
-use uuid::Uuid;
 
 /// Sessions per question. A load balancer can send the two requests of a session to different servers.
 const SESSIONS: usize = 3;
@@ -58,7 +58,7 @@ impl Server {
                 let from = ReadFrom::cluster(&behind.cluster, &behind.database, &behind.table);
                 self.identities(&question(&from)).await.map(|rows| (rows, true))
             }
-            Ask::Never => Err(SinkError::Schema(format!(
+            Ask::Never | Ask::Denied(_) => Err(SinkError::Schema(format!(
                 "table {} does not keep the identities of its rows",
                 table.path(&self.config)
             ))),
@@ -103,7 +103,7 @@ impl Server {
     {
         let sync = sync_replica(&self.config, table);
         for _ in 0..SESSIONS {
-            let session = Uuid::new_v4().to_string();
+            let session = SystemEnvironment.uuid().to_string();
             let client = client.clone().with_setting("session_id", &session);
             let told = client.execute(&sync).await;
             match self.failing("waiting for the replica to catch up", told) {

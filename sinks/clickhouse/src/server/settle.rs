@@ -5,9 +5,10 @@ use crate::client::{Client, Error};
 use crate::presence::{Ask, all_servers};
 use crate::schema::{literal, on_cluster};
 use millpond_consumer::{Settled, SinkError};
-use std::time::{Duration, Instant};
+use millpond_runtime::{Environment as _, SystemEnvironment};
+use std::time::Duration;
+use tokio::time::Instant;
 use tracing::debug;
-use uuid::Uuid;
 
 /// The pause between two checks of what still runs.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -123,7 +124,7 @@ async fn end_everywhere(client: &Client, requests: &Requests, until: Instant) ->
 
 /// Some proxies replace query ids.
 async fn keeps_query_ids(client: &Client) -> Result<bool, Error> {
-    let id = format!("millpond/{}", Uuid::new_v4());
+    let id = format!("millpond/{}", SystemEnvironment.uuid());
     let client = client.clone().with_setting("query_id", &id);
     let found: String = client.value("SELECT query_id()").await?;
     Ok(found == id)

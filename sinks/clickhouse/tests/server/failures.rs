@@ -122,7 +122,8 @@ async fn a_proxy_without_a_server_is_a_transient_error() {
         let error = open(answers(Some(http(status, "<html>sorry</html>"))).await, 30).await;
         assert!(matches!(error, SinkError::Transient(_)), "{status}: {error}");
     }
-    let error = open(answers(Some("nonsense".into())).await, 30).await;
+    // A server that stops closes its connections.
+    let error = open(answers(Some(String::new())).await, 30).await;
     assert!(matches!(error, SinkError::Transient(_)), "{error}");
 }
 
@@ -141,6 +142,44 @@ async fn another_service_at_the_address_is_not_waited_for() {
         assert!(text.contains("is not ClickHouse's HTTP interface"), "{text}");
         assert!(!text.contains('\n'), "{text}");
     }
+}
+
+#[tokio::test]
+async fn an_address_that_speaks_another_protocol_is_not_waited_for() {
+    // Redis; a TLS server's alert; HTTP/2's first frame.
+    for answer in [
+        "-ERR unknown command 'POST'\r\n",
+        "\x15\x03\x01\0\x02\x02\x16",
+        "\0\0\0\x04\0\0\0\0\0",
+    ] {
+        expect_no_http(&open(answers(Some(answer.into())).await, 30).await);
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_greets_its_clients_is_not_waited_for() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").await;
+            open.push(stream);
+        }
+    });
+    // Its greeting arrives before or after the request.
+    for _ in 0..20 {
+        expect_no_http(&open(url.clone(), 30).await);
+    }
+}
+
+fn expect_no_http(error: &SinkError) {
+    assert!(matches!(error, SinkError::Schema(_)), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("is not ClickHouse's HTTP interface (the answer is not HTTP; for TLS give https://)"),
+        "{text}"
+    );
 }
 
 fn http(status: &str, body: &str) -> String {

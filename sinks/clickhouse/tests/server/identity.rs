@@ -8,6 +8,7 @@ use millpond_clickhouse::{ClickHouse, Config, NumberedRecord, RowCount, Signal};
 use millpond_consumer::{
     Attempt, Batch, BatchingPolicy, Chunk, Cut, Found, Part, Presence, RowId, Sink as _, SinkError,
 };
+use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Compressor, Limits};
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -303,10 +304,7 @@ async fn rows_past_the_tables_ttl_are_not_missed() {
         ttl_seconds: 3 * 86_400,
         ..server.config()
     };
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap();
-    let now = u64::try_from(now.as_nanos()).unwrap();
+    let now = SystemEnvironment.now_ns();
     let by_other_column = "ALTER TABLE otel.otel_logs MODIFY TTL Seconds + toIntervalDay(3)";
     for low in 1..=2 {
         let sink = open(config.clone()).await;

@@ -1,5 +1,9 @@
 //! Tests that need ClickHouse's own HTTP interface with sessions, query ids and clusters. The engine's library provides
 //! it through the arguments of `clickhouse-local`.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a server that tests start needs real time"
+)]
 
 use crate::support::{NEW_YEAR, Server, at, batch, chunk, open, write, write_again};
 use millpond_clickhouse::{ClickHouse, Config, Signal};

@@ -1,4 +1,8 @@
 //! A server for one test, batches for the sink, and a proxy that records its traffic.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a server that tests start needs real time"
+)]
 
 use bytes::Bytes;
 use clickhouse::Client;
