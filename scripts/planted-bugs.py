@@ -42,6 +42,12 @@ def model(test, *invariants):
     return Catcher("simulation/tests/protocols.rs", test, says)
 
 
+def guard(test, invariant):
+    """A search of the guard against a second consumer of the same tables."""
+    says = rf'violated: \[.*"{invariant}'
+    return Catcher("simulation/tests/admission.rs", test, says)
+
+
 PRODUCERS = "two_producers_and_gc"
 UNKNOWN = "2: an outcome is unknown only to a producer that was forgotten"
 OWNERS = "two_owners_of_a_cursor"
@@ -84,7 +90,30 @@ def simulated(says):
     return Catcher("simulation/tests/simulator.rs", test, rf"seed \d+ violates {says}")
 
 
+TWO_CLOCKS = "two_consumers_whose_clocks_differ_and_that_crash"
+TWO_TABLES = "no two consumers write to a table"
+
 CATCHERS = {
+    "claim-taken-at-once": [
+        guard(TWO_CLOCKS, TWO_TABLES),
+        Catcher(
+            "consumer/tests/sharing.rs",
+            "a_claim_that_another_has_ignored_gives_no_table",
+            r"Ok\(\(\)\)|never: ",
+        ),
+    ],
+    "look-before-claim": [guard("two_consumers_that_start_at_once", TWO_TABLES)],
+    "firm-claim-expires": [guard(TWO_CLOCKS, TWO_TABLES)],
+    "share-forgotten": [
+        Catcher(
+            "consumer/tests/sharing.rs",
+            "a_consumer_that_shares_does_so_for_good",
+            "tables.shared",
+        )
+    ],
+    "earlier-tables-given-away": [
+        guard("a_consumer_that_adds_a_table", "a cursor names every table"),
+    ],
     "producer-table-ignored": [
         Catcher(
             "producer/tests/exactly_once.rs",

@@ -31,9 +31,9 @@ mod write;
 
 pub use config::{Config, Start};
 pub use error::ConsumeError;
+pub use millpond_manifest::SinkTable;
 pub use millpond_manifest::cursor::BatchingPolicy;
 pub use millpond_manifest::piece;
-pub use millpond_manifest::tables::SinkTable;
 pub use repair::{Repair, Tally};
 #[doc(hidden)]
 pub use rounds::{Found, write_again};
@@ -49,7 +49,7 @@ use millpond_runtime::{Environment, Level, Readiness, SystemEnvironment};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
 use reading::read_patiently;
-use shard::Shard;
+use shard::{Admitted, Shard};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -141,15 +141,24 @@ impl Consumer {
         });
         // One shard that cannot continue ends the process. The other shards finish the work in flight.
         let shutdown = shutdown.child_token();
-        let mut shards = JoinSet::new();
-        for shard in self.shards(&buffer) {
-            let shard = Shard {
-                repair: self.config.repair_of(shard).cloned(),
-                config: self.config.clone(),
-                claim: self.claim(&buffer, shard),
-                worker: worker.clone(),
-                shutdown: shutdown.clone(),
+        let shards = self.shards(&buffer).into_iter().map(|shard| Shard {
+            repair: self.config.repair_of(shard).cloned(),
+            config: self.config.clone(),
+            claim: self.claim(&buffer, shard),
+            worker: worker.clone(),
+            shutdown: shutdown.clone(),
+            admitted: Admitted::Unasked,
+        });
+        let mut waiting: Vec<Shard> = shards.collect();
+        // The first shard decides for all, so that no two consumers get a table in one shard each.
+        if let Some(first) = waiting.first_mut() {
+            let Some(admitted) = first.ask_for_tables().await? else {
+                return Ok(());
             };
+            first.admitted = admitted;
+        }
+        let mut shards = JoinSet::new();
+        for shard in waiting {
             shards.spawn(shard.run());
         }
         let mut outcome = Ok(());

@@ -4,9 +4,9 @@
 use crate::claim::Claim;
 use crate::error::ConsumeError;
 use crate::repair::Origin;
+use millpond_manifest::Cursor;
 use millpond_manifest::cas::{self, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opening};
-use millpond_manifest::{Cursor, SinkTables};
 use millpond_runtime::{Backoff, Level};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -23,8 +23,6 @@ pub(crate) struct Owned {
     pub(crate) outlived: Duration,
     /// The consumer had no cursor.
     pub(crate) fresh: bool,
-    /// The tables that the cursor had before. `None`: nothing was ever sent for it.
-    pub(crate) earlier: Option<SinkTables>,
 }
 
 /// The outcome of a swap after every unknown outcome has been looked up.
@@ -91,7 +89,7 @@ impl Claim {
                 policy: &self.policy,
                 take_over,
             };
-            let mut opened = match cursor.open(&opening) {
+            let opened = match cursor.open(&opening) {
                 Ok(opened) => opened,
                 Err(held) => {
                     self.readiness.goes_on(&self.what());
@@ -106,12 +104,6 @@ impl Claim {
                 )));
             }
             self.check_rule(&opened.state, opened.policy_pinned)?;
-            if beginning.origin.is_none() {
-                opened.state.tables = self.tables_for(&cursor, fresh);
-            }
-            if opened.state.tables.unchecked {
-                self.look_for_others(&opened.state.tables, false).await?;
-            }
             let next = opened.state.stamped(self.environment.random());
             let ours = next.stamp;
             let version = found.map(|snapshot| snapshot.version);
@@ -136,8 +128,6 @@ impl Claim {
                     leased_at,
                     outlived: Duration::from_millis(cursor.lease_ms),
                     fresh,
-                    earlier: (!(fresh || cursor.tables.unchecked && cursor.streams.is_empty()))
-                        .then_some(cursor.tables),
                 })));
             }
             backoff.pause(&*self.environment).await;
@@ -158,7 +148,7 @@ impl Claim {
         }
     }
 
-    fn check_buffer(&self, cursor: &Cursor) -> Result<(), ConsumeError> {
+    pub(crate) fn check_buffer(&self, cursor: &Cursor) -> Result<(), ConsumeError> {
         if cursor.buffer_id == self.buffer_id {
             return Ok(());
         }
@@ -222,5 +212,21 @@ impl Claim {
             },
             None => Outcome::Removed,
         })
+    }
+
+    /// Removes a cursor whose owner has sent nothing in this term.
+    pub(crate) async fn forgo(&self, owned: Owned) {
+        let mut state = owned.durable.state.clone();
+        state.release();
+        let mut tombstone = state.remove();
+        if !owned.in_doubt && !owned.durable.state.unsettled {
+            tombstone.settle();
+        }
+        if self.swap(owned.durable, tombstone).await.is_err() {
+            warn!(
+                shard = self.shard,
+                "the cursor {} could not be removed", self.cursor
+            );
+        }
     }
 }

@@ -25,6 +25,19 @@ pub(crate) struct Shard {
     pub(crate) shutdown: CancellationToken,
     /// The sequences to repair. `None`: this is not a repair.
     pub(crate) repair: Option<RangeInclusive<u64>>,
+    /// How this process came to have the sink's tables.
+    pub(crate) admitted: Admitted,
+}
+
+/// How a process came to have the sink's tables ([`crate::sharing`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admitted {
+    /// It did not ask: another shard decides, the sink cannot tell its tables, or this is a repair.
+    Unasked,
+    /// The consumer has a cursor.
+    Continues,
+    /// This process made the cursor.
+    Begins,
 }
 
 impl Shard {

@@ -4,7 +4,7 @@ use crate::config::Start;
 use crate::error::ConsumeError;
 use crate::owner::Owned;
 use crate::schedule::begins;
-use crate::shard::{PageRead, Shard};
+use crate::shard::{Admitted, PageRead, Shard};
 use millpond_manifest::{Entry, Log, Manifest};
 use tracing::info;
 
@@ -60,7 +60,8 @@ impl Shard {
     /// Says where the owner begins, and how much lies ahead.
     pub(crate) fn announce_start(&self, owned: &Owned, log: Option<&Manifest>) {
         let (shard, cursor) = (self.claim.shard, &owned.durable.state);
-        if !owned.fresh && self.config.start != Start::Earliest {
+        let is_first = owned.fresh || self.admitted == Admitted::Begins;
+        if !is_first && self.config.start != Start::Earliest {
             info!(
                 shard,
                 "the consumer has a position: where a first start begins is ignored"

@@ -4,7 +4,7 @@
 use crate::error::ConsumeError;
 use crate::owner::{Attempt, Beginning, Owned};
 use crate::repair::Origin;
-use crate::shard::{RELEASE_PATIENCE, Shard};
+use crate::shard::{Admitted, RELEASE_PATIENCE, Shard};
 use crate::tenure::{Known, Tenure, TermEnd};
 use millpond_manifest::Manifest;
 use millpond_manifest::cas::Snapshot;
@@ -14,7 +14,7 @@ use tracing::info;
 impl Shard {
     /// Consumes the shard until the shutdown, as the cursor's owner or in standby.
     pub(crate) async fn run(self) -> Result<(), ConsumeError> {
-        let (mut take_over, mut known) = (self.config.take_over, false);
+        let (mut take_over, mut known) = (self.config.take_over, self.admitted != Admitted::Unasked);
         loop {
             let Some(owned) = self.stand_by(take_over, &mut known).await? else {
                 return Ok(());
@@ -24,15 +24,6 @@ impl Shard {
                 let stopped = async {
                     self.shutdown.cancelled().await;
                     tokio::time::sleep(RELEASE_PATIENCE).await;
-                };
-                tokio::pin!(stopped);
-                let checked = tokio::select! {
-                    biased;
-                    checked = self.claim.check_tables(owned) => checked?,
-                    () = &mut stopped => return Ok(TermEnd::Released),
-                };
-                let Some(owned) = checked else {
-                    return Ok(TermEnd::Fenced);
                 };
                 // Read after the epoch was won: it shows all that the predecessor can have seen.
                 let log = tokio::select! {

@@ -31,9 +31,13 @@ fn repair_of(instance: &str, range: RangeInclusive<u64>) -> Config {
 
 fn begin(store: &Store, config: Config, table: &Arc<Table>) -> (Running, Tally) {
     let consumer = Consumer::new(store.clone(), config, table.clone(), &mut Registry::default()).unwrap();
-    let (tally, shutdown) = (consumer.tally(), CancellationToken::new());
-    let task = tokio::spawn(consumer.run(shutdown.clone()));
-    (Running { shutdown, task }, tally)
+    let (tally, readiness, shutdown) = (consumer.tally(), consumer.readiness(), CancellationToken::new());
+    let running = Running {
+        task: tokio::spawn(consumer.run(shutdown.clone())),
+        shutdown,
+        readiness,
+    };
+    (running, tally)
 }
 
 /// Returns the counts: rows found, rows inserted, dead letters, shards done.

@@ -4,13 +4,14 @@ mod support;
 
 use millpond_consumer::{Config, ConsumeError};
 use millpond_manifest::Cursor;
-use millpond_manifest::cursor::Ownership;
+use millpond_manifest::{Buffer, cas, layout};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Faults, HeldRequest, On};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Log, Running, Table, config, eventually, read_by, start};
+use support::{Log, Machine, Running, Table, config, eventually, read_by, start, start_on};
+use uuid::Uuid;
 
 fn named(consumer: &str) -> Config {
     Config {
@@ -24,6 +25,18 @@ fn table(identity: &str) -> Arc<Table> {
     let table = Table::open(identity);
     table.identify(&[identity]);
     table
+}
+
+/// A machine whose clock shows a time after the end of every claim of the others.
+fn ahead() -> Machine {
+    let machine = Machine::new();
+    machine.pause(Duration::from_secs(3_600));
+    machine
+}
+
+async fn arrives(mut request: HeldRequest) -> HeldRequest {
+    request.arrived().await;
+    request
 }
 
 async fn fails(consumer: Running) -> String {
@@ -45,7 +58,7 @@ async fn cursors(log: &Log, names: &[&str]) -> BTreeMap<String, Option<Cursor>> 
 async fn is_checked(log: &Log, consumer: &str) {
     eventually("its tables are checked", async || {
         let cursor = log.cursor(consumer).await;
-        cursor.is_some_and(|cursor| !cursor.tables.tables.is_empty() && !cursor.tables.unchecked)
+        cursor.is_some_and(|cursor| !cursor.tables.tables.is_empty() && cursor.tables.claim.is_none())
     })
     .await;
 }
@@ -125,11 +138,7 @@ async fn a_consumer_does_not_move_to_a_table_of_another() {
     }
     let before = log.cursor("b").await.unwrap();
     fails(start(&log.store, named("b"), &one)).await;
-    let after = log.cursor("b").await.unwrap();
-    assert_eq!(
-        (&after.tables, &after.streams, &after.ownership),
-        (&before.tables, &before.streams, &Ownership::Released)
-    );
+    assert_eq!(log.cursor("b").await.unwrap(), before);
     log.commit(&[1]).await;
     let second = start(&log.store, named("b"), &two);
     read_by(&log, "b", 2).await;
@@ -188,7 +197,7 @@ async fn whoever_has_looked_in_time_goes_on_whatever_its_name() {
     let lesser = start(&slow, named("a"), &table);
     creation.arrived().await;
     let (held, network) = log.store.behind(Faults::default());
-    // It has looked a second time, and cannot write that down.
+    // It has claimed the table and looked, and cannot make its claim firm.
     let mut confirmation = network.hold(On::Update, "b/cursor");
     let greater = start(&held, named("b"), &table);
     confirmation.arrived().await;
@@ -207,37 +216,201 @@ async fn whoever_has_looked_in_time_goes_on_whatever_its_name() {
     assert_eq!(table.rows(), log.rows());
 }
 
-/// It has made its cursor and not looked again. Nobody waits for it, and it looks again when it returns.
+/// It has claimed the table. Nobody waits for it after its claim has expired, and it looks again when it returns.
 #[tokio::test(start_paused = true)]
-async fn a_crash_before_the_second_look_takes_no_table() {
+async fn a_crash_before_the_claim_is_firm_takes_no_table_and_keeps_nothing() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3]).await;
     let (store, network) = log.store.behind(Faults::default());
     let table = table("one");
-    let mut confirmation = network.hold(On::Update, "a/cursor");
+    let mut firm = network.hold(On::Update, "a/cursor");
     let crashes = start(&store, named("a"), &table);
-    confirmation.arrived().await;
+    firm.arrived().await;
     crashes.crash().await;
-    drop(confirmation);
-    log.change_cursor("a", |cursor| {
-        let mut expired = cursor.clone();
-        expired.renew(0, 0);
-        expired
+    drop(firm);
+    // Garbage collection keeps nothing for a tombstone.
+    assert!(log.cursor("a").await.unwrap().is_removed());
+    let later = ahead();
+    let other = start_on(&later, &log.store, named("b"), &table);
+    read_by(&log, "b", 1).await;
+    fails(start(&log.store, named("a"), &table)).await;
+    other.stop().await.unwrap();
+    let refused = log.cursor("a").await.unwrap();
+    assert!(refused.is_removed() && refused.tables.claim.is_none());
+    assert_eq!(table.rows(), log.rows());
+}
+
+/// Its clock or its network was slow: nobody waited for its claim any more, and it did not know.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_another_has_ignored_gives_no_table() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let table = table("one");
+    let mut firm = network.hold(On::Update, "a/cursor");
+    let slow = start(&store, named("a"), &table);
+    firm.arrived().await;
+    let other = start_on(&ahead(), &log.store, named("b"), &table);
+    read_by(&log, "b", 1).await;
+    firm.release();
+    fails(slow).await;
+    other.stop().await.unwrap();
+    assert!(log.cursor("a").await.unwrap().is_removed());
+    assert_eq!(table.rows(), log.rows());
+}
+
+/// From then on only an operator ends it, because it may already have looked for the last time.
+#[tokio::test(start_paused = true)]
+async fn nobody_ignores_a_firm_claim() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let table = table("one");
+    let (firm, mut taken) = (
+        network.hold(On::Update, "b/cursor"),
+        network.hold(On::Update, "b/cursor"),
+    );
+    let slow = start(&store, named("b"), &table);
+    arrives(firm).await.release();
+    taken.arrived().await;
+    fails(start_on(&ahead(), &log.store, named("a"), &table)).await;
+    taken.release();
+    read_by(&log, "b", 1).await;
+    slow.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_renews_its_claim_and_says_for_whom_it_waits() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let table = table("one");
+    let (held, network) = log.store.behind(Faults::default());
+    let mut firm = network.hold(On::Update, "b/cursor");
+    let greater = start(&held, named("b"), &table);
+    firm.arrived().await;
+    let machine = Machine::new();
+    let lesser = start_on(&machine, &log.store, named("a"), &table);
+    eventually("it waits", async || !lesser.readiness.waiting_for().is_empty()).await;
+    let [waits] = &lesser.readiness.waiting_for()[..] else {
+        panic!("one wait")
+    };
+    assert!(
+        waits.starts_with("tables of consumer a: consumer b asks for table one too: it has them, gives up, or is ignored in "),
+        "{waits}"
+    );
+    let expires = async || log.cursor("a").await.unwrap().tables.claim.unwrap().expires_at_ms;
+    let first = expires().await;
+    machine.pause(Duration::from_secs(40));
+    eventually("it renews its claim", async || expires().await > first).await;
+    assert_eq!(table.rows().len(), 0);
+    firm.release();
+    fails(lesser).await;
+    read_by(&log, "b", 1).await;
+    greater.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_stops_while_it_waits_leaves_no_claim() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let table = table("one");
+    let (held, network) = log.store.behind(Faults::default());
+    let mut firm = network.hold(On::Update, "b/cursor");
+    let greater = start(&held, named("b"), &table);
+    firm.arrived().await;
+    let lesser = start(&log.store, named("a"), &table);
+    eventually("it waits", async || !lesser.readiness.waiting_for().is_empty()).await;
+    lesser.stop().await.unwrap();
+    assert_eq!(log.cursor("a").await.unwrap().tables.claim, None);
+    firm.release();
+    read_by(&log, "b", 1).await;
+    greater.stop().await.unwrap();
+}
+
+/// While a consumer with data asks for another table, it keeps its own.
+#[tokio::test(start_paused = true)]
+async fn a_claim_gives_no_earlier_table_away_and_no_position() {
+    let mut log = Log::new(Store::memory()).await;
+    let (one, two) = (table("one"), table("two"));
+    log.commit(&[3]).await;
+    let first = start(&log.store, named("b"), &two);
+    read_by(&log, "b", 1).await;
+    first.stop().await.unwrap();
+    let (store, network) = log.store.behind(Faults::default());
+    let claim = network.hold(On::Update, "b/cursor");
+    let mut firm = network.hold(On::Update, "b/cursor");
+    let moves = start(&store, named("b"), &one);
+    arrives(claim).await.release();
+    firm.arrived().await;
+    log.reset("b", 1).await;
+    let said = fails(start_on(&ahead(), &log.store, named("c"), &two)).await;
+    assert!(
+        said.contains("consumer b of this buffer writes there already"),
+        "{said}"
+    );
+    let other = start_on(&ahead(), &log.store, named("a"), &one);
+    read_by(&log, "a", 1).await;
+    firm.release();
+    fails(moves).await;
+    other.stop().await.unwrap();
+    let cursor = log.cursor("b").await.unwrap();
+    assert_eq!((cursor.is_removed(), cursor.next("any")), (false, 1));
+    assert_eq!(cursor.tables.tables[0].name, "two");
+}
+
+/// It was told for one table, and nobody else has the other.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_shares_does_so_for_good() {
+    let mut log = Log::new(Store::memory()).await;
+    let (one, two) = (table("one"), table("two"));
+    let shares = Config {
+        share_tables: true,
+        ..named("b")
+    };
+    log.commit(&[3]).await;
+    let first = start(&log.store, named("a"), &one);
+    read_by(&log, "a", 1).await;
+    for (config, table) in [(shares, &one), (named("b"), &two), (named("b"), &one)] {
+        let second = start(&log.store, config, table);
+        log.commit(&[1]).await;
+        read_by(&log, "b", log.rows().len() as u64 - 2).await;
+        second.stop().await.unwrap();
+        assert!(log.cursor("b").await.unwrap().tables.shared);
+    }
+    first.stop().await.unwrap();
+}
+
+/// Each would get the table in one shard and lose it in the other.
+#[tokio::test(start_paused = true)]
+async fn the_first_shard_decides_for_all() {
+    let store = Store::memory();
+    let id = Uuid::from_u128(42);
+    let buffer = Buffer { id, shards: 2 };
+    cas::create_once(&store, layout::BUFFER, buffer).await.unwrap();
+    let table = table("one");
+    let (slow, network) = store.behind(Faults::default());
+    let mut claim = network.hold(On::Create, "shards/0000/consumers/a/cursor");
+    let lesser = start(&slow, named("a"), &table);
+    claim.arrived().await;
+    let greater = start(&store, named("b"), &table);
+    let cursor = async |shard, consumer| {
+        let key = layout::cursor(shard, consumer);
+        cas::read::<Cursor>(&store, &key)
+            .await
+            .unwrap()
+            .map(|found| found.state)
+    };
+    eventually("it owns both shards", async || {
+        let both = (cursor(0, "b").await, cursor(1, "b").await);
+        matches!(both, (Some(one), Some(other)) if one.epoch + other.epoch == 2)
     })
     .await;
-    let other = start(&log.store, named("b"), &table);
-    read_by(&log, "b", 1).await;
-    let returns = Config {
-        take_over: true,
-        ..named("a")
-    };
-    fails(start(&log.store, returns, &table)).await;
-    other.stop().await.unwrap();
-    assert!(
-        log.cursor("a").await.unwrap().tables.unchecked,
-        "it never opened its cursor again"
-    );
-    assert_eq!(table.rows(), log.rows());
+    assert!(cursor(1, "a").await.is_none());
+    claim.release();
+    fails(lesser).await;
+    assert!(cursor(1, "a").await.is_none());
+    greater.stop().await.unwrap();
 }
 
 /// A program that did not know of this wrote no tables down.

@@ -2,6 +2,7 @@
 //! [`cursor`] and [`plan`] are pure: they do no I/O and take the time and random numbers as arguments. Only [`cas`]
 //! reads and swaps these objects.
 
+pub mod admission;
 pub mod buffer;
 pub mod cas;
 pub mod cursor;
@@ -17,12 +18,12 @@ mod object;
 pub mod page;
 pub mod piece;
 pub mod plan;
-pub mod tables;
 pub mod trace;
 
 pub use buffer::Buffer;
 pub use cas::{ReadError, Snapshot, Swap};
 pub use cursor::Cursor;
+pub use cursor::tables::{SinkTable, SinkTables, TableClaim};
 pub use dead_letter::DeadLetter;
 pub use entry::{Entry, Part};
 pub use error::FormatError;
@@ -32,7 +33,6 @@ pub use manifest::{Commit, CommitRefusal, Manifest, NewPart, NewSegment, Produce
 pub use object::{Object, Stamp};
 pub use page::{Page, PageReference};
 pub use plan::BatchingPolicy;
-pub use tables::{SinkTable, SinkTables};
 
 /// The only format version that this code reads and writes.
 pub const FORMAT_VERSION: u16 = 1;

@@ -15,7 +15,7 @@ pub struct Count {
 }
 
 /// Maximum number of counts per object.
-const COUNTS_MAX: usize = 8;
+const COUNTS_MAX: usize = 16;
 
 /// Counts the fields in `body`, an encoded message, and rejects it if there are too many of some kind. It does not
 /// allocate. As in protobuf, it skips unknown fields.
@@ -26,7 +26,7 @@ pub(crate) fn check(object: &'static str, counts: &[Count], body: &[u8]) -> Resu
         counts,
         found: &mut found,
     };
-    match scan.message(body, 0, u8::MAX) {
+    match scan.message(body, 0, u16::MAX) {
         Ok(()) => Ok(()),
         Err(Wrong::Encoding) => Err(content("it is not a protobuf message".into())),
         Err(Wrong::TooMany(Count { of, max, .. })) => {
@@ -47,7 +47,7 @@ struct Scan<'a> {
 
 impl Scan<'_> {
     /// Counts in a message at this depth. `among` has a bit for each count whose path leads here.
-    fn message(&mut self, mut rest: &[u8], depth: usize, among: u8) -> Result<(), Wrong> {
+    fn message(&mut self, mut rest: &[u8], depth: usize, among: u16) -> Result<(), Wrong> {
         while !rest.is_empty() {
             let key = varint(&mut rest)?;
             let number = key >> 3;

@@ -31,6 +31,12 @@ fn an_object_that_repeats_something_too_often_is_refused_before_it_is_decoded() 
         "identities of tables",
         &field(21, &field(1, &field(2, &[]).repeat(1_000_000))),
     );
+    let claim = |tables: &[u8]| field(21, &field(4, tables));
+    refused::<Cursor>("claimed tables", &claim(&field(2, &[]).repeat(1_000_000)));
+    refused::<Cursor>(
+        "identities of claimed tables",
+        &claim(&field(2, &field(2, &[]).repeat(1_000_000))),
+    );
     refused::<Manifest>("streams", &field(8, &[]).repeat(1_000_000));
     refused::<Manifest>("pages", &field(9, &[]).repeat(2_000_000));
     refused::<Manifest>("entries", &field(10, &[]).repeat(1_000_000));

@@ -5,7 +5,7 @@ use millpond_manifest::cas::Object;
 use millpond_manifest::cursor::{Opening, Ownership, PIECES_MAX, Plan, SENT_UNKNOWN, Skip};
 use millpond_manifest::piece;
 use millpond_manifest::plan::{Candidate, PlanStatus, Size, candidates};
-use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables};
+use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables, TableClaim};
 use proptest::prelude::*;
 use uuid::Uuid;
 
@@ -312,7 +312,12 @@ fn golden() -> Cursor {
             "otel.otel_logs",
             ["server 1 2".to_owned(), "replica /t 2".to_owned()],
         )],
-        unchecked: true,
+        claim: Some(TableClaim {
+            id: 0xfedc_ba98_7654_3210,
+            tables: vec![SinkTable::new("otel.otel_traces", ["server 1 3".to_owned()])],
+            expires_at_ms: 1_700_000_015_000,
+            firm: true,
+        }),
         shared: true,
     };
     cursor.stamped(0x0123_4567_89ab_cdef)

@@ -17,6 +17,7 @@
 //! cargo run --release -p millpond-simulation -- model delivery --owner-faults 2 --epochs 3
 //! ```
 
+pub mod admission;
 pub mod bounds;
 pub mod gc;
 pub mod model;

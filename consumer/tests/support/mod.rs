@@ -15,7 +15,7 @@ use millpond_manifest::cursor::Skip;
 use millpond_manifest::{
     Buffer, Commit, Cursor, DeadLetter, Manifest, NewPart, NewSegment, ProducerId, layout, piece,
 };
-use millpond_runtime::{Environment, SystemEnvironment};
+use millpond_runtime::{Environment, Readiness, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Compressor, Encoding, SegmentBuilder};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
@@ -689,6 +689,7 @@ impl State {
 /// A consumer that runs in a separate task.
 pub struct Running {
     pub shutdown: CancellationToken,
+    pub readiness: Readiness,
     pub task: JoinHandle<Result<(), ConsumeError>>,
 }
 
@@ -785,9 +786,13 @@ pub fn start_on(machine: &Machine, store: &Store, config: Config, table: &Arc<Ta
     let consumer = Consumer::new(store.clone(), config, table.clone(), &mut Registry::default())
         .unwrap()
         .with_environment(Arc::new(machine.clone()));
-    let shutdown = CancellationToken::new();
+    let (shutdown, readiness) = (CancellationToken::new(), consumer.readiness());
     let task = tokio::spawn(consumer.run(shutdown.clone()));
-    Running { shutdown, task }
+    Running {
+        shutdown,
+        readiness,
+        task,
+    }
 }
 
 /// Waits until the consumer `default` has acknowledged everything below `next`.

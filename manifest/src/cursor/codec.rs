@@ -1,6 +1,6 @@
 //! The bytes of a cursor, and the rules that a decoded cursor must keep.
 
-use super::tables::{IDENTITIES_MAX, SinkTable, SinkTables, TABLES_MAX};
+use super::tables::{IDENTITIES_MAX, SinkTable, SinkTables, TABLES_MAX, TableClaim};
 use super::{ALL_PLANS_MAX, Cursor, Ownership, Plan, REFUSED_MAX, Refused, SKIPS_MAX, Skip, StreamCursor};
 use crate::entry::STREAMS_MAX;
 use crate::error::CURSOR;
@@ -57,6 +57,16 @@ impl Object for Cursor {
         Count {
             of: "identities of tables",
             path: &[21, 1, 2],
+            max: IDENTITIES_MAX.1,
+        },
+        Count {
+            of: "claimed tables",
+            path: &[21, 4, 2],
+            max: TABLES_MAX,
+        },
+        Count {
+            of: "identities of claimed tables",
+            path: &[21, 4, 2, 2],
             max: IDENTITIES_MAX.1,
         },
     ];
@@ -305,34 +315,70 @@ fn decode_refused(refused: proto::Refused) -> Refused {
 fn encode_tables(tables: &SinkTables) -> proto::SinkTables {
     let SinkTables {
         tables,
-        unchecked,
+        claim,
         shared,
     } = tables.clone();
-    let encode = |SinkTable { name, identities }: SinkTable| proto::SinkTable {
-        name,
-        identities: identities.into_iter().collect(),
-    };
     proto::SinkTables {
-        tables: tables.into_iter().map(encode).collect(),
-        unchecked,
+        tables: tables.into_iter().map(encode_table).collect(),
         shared,
+        claim: claim.map(encode_claim),
     }
 }
 
 fn decode_tables(tables: proto::SinkTables) -> SinkTables {
     let proto::SinkTables {
         tables,
-        unchecked,
         shared,
+        claim,
     } = tables;
-    let decode = |proto::SinkTable { name, identities }: proto::SinkTable| SinkTable {
+    SinkTables {
+        tables: tables.into_iter().map(decode_table).collect(),
+        claim: claim.map(decode_claim),
+        shared,
+    }
+}
+
+fn encode_claim(claim: TableClaim) -> proto::TableClaim {
+    let TableClaim {
+        id,
+        tables,
+        expires_at_ms,
+        firm,
+    } = claim;
+    proto::TableClaim {
+        id,
+        tables: tables.into_iter().map(encode_table).collect(),
+        expires_at_ms,
+        firm,
+    }
+}
+
+fn decode_claim(claim: proto::TableClaim) -> TableClaim {
+    let proto::TableClaim {
+        id,
+        tables,
+        expires_at_ms,
+        firm,
+    } = claim;
+    TableClaim {
+        id,
+        tables: tables.into_iter().map(decode_table).collect(),
+        expires_at_ms,
+        firm,
+    }
+}
+
+fn encode_table(SinkTable { name, identities }: SinkTable) -> proto::SinkTable {
+    proto::SinkTable {
         name,
         identities: identities.into_iter().collect(),
-    };
-    SinkTables {
-        tables: tables.into_iter().map(decode).collect(),
-        unchecked,
-        shared,
+    }
+}
+
+fn decode_table(proto::SinkTable { name, identities }: proto::SinkTable) -> SinkTable {
+    SinkTable {
+        name,
+        identities: identities.into_iter().collect(),
     }
 }
 

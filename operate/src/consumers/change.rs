@@ -100,6 +100,9 @@ pub async fn plan_removal(store: &Store, selection: &Selection) -> anyhow::Resul
         shard,
         before: Before::Cursor(Box::new(cursor)),
     };
+    if let Some(claims) = claiming(store, selection).await {
+        return Ok(vec![removal(0, claims)]);
+    }
     if !selection.force {
         let cursors = selection.cursors(store).await?.into_iter();
         return Ok(cursors.map(|(shard, cursor)| removal(shard, cursor)).collect());
@@ -126,6 +129,15 @@ pub async fn plan_removal(store: &Store, selection: &Selection) -> anyhow::Resul
         return Err(selection.unknown(store));
     }
     Ok(there)
+}
+
+/// The register of a consumer that has no cursor and asks for tables: its process may have died, and others may not have them.
+async fn claiming(store: &Store, selection: &Selection) -> Option<Snapshot<Cursor>> {
+    let key = layout::cursor(0, &selection.consumer);
+    // A register that cannot be read is removed like every other cursor.
+    let found = cas::read::<Cursor>(store, &key).await.ok()??;
+    let asks = found.state.is_removed() && found.state.tables.claim.is_some();
+    (asks && selection.shard.is_none_or(|shard| shard == 0)).then_some(found)
 }
 
 /// Removes a cursor.

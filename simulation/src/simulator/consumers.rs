@@ -2,7 +2,7 @@
 
 use super::process::Process;
 use super::record::{Event, Oracle};
-use super::scenario::{Scenario, of, one_in};
+use super::scenario::{Scenario, of, one_in, up_to};
 use super::sink::Connection;
 use super::world::{World, consumer_name};
 use millpond_consumer::{Config, ConsumeError, Consumer};
@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// Time limit for an owner to stop before it is killed.
@@ -76,7 +76,13 @@ pub(crate) async fn place(world: Arc<World>, consumer: usize, place: usize, mut 
                     // one, that has read it; or an operator who moved the cursor back to sequences that a garbage
                     // collector was about to trim.
                     ConsumeError::Trimmed { .. } => retention.is_some() || *owners > 1 || *operators,
-                    ConsumeError::Removed { .. } => *operators,
+                    ConsumeError::Removed { .. } => *operators && !world.rivals().contains(&consumer),
+                    ConsumeError::SharedTables { .. } => {
+                        world.record.count(Event::ConsumersRefused);
+                        // Its supervisor waits.
+                        sleep(up_to(&mut rng, Duration::from_secs(2))).await;
+                        may_be_refused(&world, consumer)
+                    }
                     _ => false,
                 };
                 if !expected {
@@ -88,6 +94,11 @@ pub(crate) async fn place(world: Arc<World>, consumer: usize, place: usize, mut 
             Some(Err(_)) => {}
         }
     }
+}
+
+/// Returns true if others may have the consumer's table.
+pub(crate) fn may_be_refused(world: &World, consumer: usize) -> bool {
+    world.rivals().contains(&consumer) && world.scenario.sharing != Some(consumer)
 }
 
 /// A running consumer.
@@ -122,12 +133,18 @@ pub(crate) fn start(
         batch_records: policies.batch_records,
         chunk_rows: policies.chunk_rows,
         max_in_flight: policies.max_in_flight,
+        share_tables: world.scenario.sharing == Some(consumer),
         dead_letters_max: 1_000,
         ..Config::default()
     };
     let sink = Connection {
         table: Arc::clone(&world.tables[consumer]),
         process: Arc::clone(process),
+        identity: if world.rivals().contains(&consumer) {
+            "of the rivals".to_owned()
+        } else {
+            consumer_name(consumer)
+        },
     };
     world.record.event(
         &process.name,

@@ -7,6 +7,7 @@ use super::process::Process;
 use super::producers::{append_one, start};
 use super::record::{Event, Oracle};
 use super::world::{World, consumer_name};
+use millpond_consumer::ConsumeError;
 use millpond_storage::Store;
 use rand::rngs::StdRng;
 use std::sync::Arc;
@@ -39,6 +40,18 @@ pub(crate) async fn end(world: &World, mut rng: StdRng) {
     }
     for consumer in 0..world.scenario.consumers {
         read_all(world, consumer, "last", &mut rng).await;
+    }
+    if !world.rivals().is_empty() {
+        let mut admitted = 0;
+        // The claim of a killed rival stands until its consumer returns, if its clock was a day ahead. A greater name does not
+        // wait for a lesser one, so the greatest comes first.
+        for rival in world.rivals().rev() {
+            admitted += usize::from(read_all(world, rival, "last", &mut rng).await);
+        }
+        if admitted == 0 {
+            let detail = "each rival is refused, and none has the table".to_owned();
+            world.record.violated(Oracle::Liveness, detail);
+        }
     }
     world.record.add(Event::Unanswered, world.ledger.unanswered());
     if let Some(lost) = world.witness.lost() {
@@ -76,12 +89,12 @@ async fn append_alone(
     }
 }
 
-/// One owner reads a consumer's whole backlog and stops.
-async fn read_all(world: &World, consumer: usize, name: &str, rng: &mut StdRng) {
+/// One owner reads a consumer's whole backlog and stops. Returns false if another consumer has its table.
+async fn read_all(world: &World, consumer: usize, name: &str, rng: &mut StdRng) -> bool {
     let process = world.process(format!("{name}-{consumer}"), rng);
     let store = world.connect_well(&process);
     let owner = consumers::start(world, consumer, &process, store, &process.name, true, rng);
-    let Some(owner) = owner else { return };
+    let Some(owner) = owner else { return false };
     let read = async {
         while !world.witness.is_read(&consumer_name(consumer)).0 && !owner.task.is_finished() {
             sleep(Duration::from_millis(100)).await;
@@ -94,11 +107,13 @@ async fn read_all(world: &World, consumer: usize, name: &str, rng: &mut StdRng) 
             "{} makes no progress: {positions}waiting for {waits:?}",
             process.name
         );
-        return world.record.violated(Oracle::Liveness, detail);
+        world.record.violated(Oracle::Liveness, detail);
+        return false;
     }
     owner.shutdown.cancel();
     match timeout(PATIENCE, owner.task).await {
-        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Ok(()))) => return true,
+        Ok(Ok(Err(ConsumeError::SharedTables { .. }))) if consumers::may_be_refused(world, consumer) => {}
         Ok(Ok(Err(error))) => {
             let detail = format!("{} gave up: {error}", process.name);
             world.record.violated(Oracle::Failure, detail);
@@ -110,4 +125,5 @@ async fn read_all(world: &World, consumer: usize, name: &str, rng: &mut StdRng) 
             world.record.violated(Oracle::Liveness, detail);
         }
     }
+    false
 }

@@ -47,7 +47,8 @@ impl Reader {
         match &before {
             Some(before) => self.check(record, actor, before, next, end)?,
             None => {
-                if next.epoch != 1 || next.generation != 0 {
+                // A process that asks for tables writes a cursor before anybody opens it.
+                if next.epoch > 1 || next.generation != 0 {
                     let Cursor {
                         epoch, generation, ..
                     } = next;
@@ -66,6 +67,9 @@ impl Reader {
         }
         let begun = before.as_ref().is_none_or(Cursor::is_removed);
         if begun && !next.is_removed() {
+            if before.as_ref().is_some_and(|before| before.generation > 0) {
+                record.count(Event::BegunAgain);
+            }
             self.stale_below = self.stale_below.max(end);
         }
         let continued = before.filter(|before| !begun && before.generation == next.generation);
@@ -105,7 +109,7 @@ impl Reader {
             return Err(format!("epoch and opening {is:?} follow {was:?}"));
         }
         let owner = self.openings.get(&before.opening);
-        if !taken && actor != OPERATOR && owner.is_none_or(|owner| owner != actor) {
+        if !taken && actor != OPERATOR && owner.is_none_or(|owner| owner != actor) && !asks(before, next) {
             return Err(format!("{owner:?} opened it, and {actor} moves it"));
         }
         let renewed = next.generation != before.generation;
@@ -139,12 +143,27 @@ impl Reader {
     }
 }
 
+/// Returns true if a process that asks for tables may make this change: it moves nothing.
+fn asks(before: &Cursor, next: &Cursor) -> bool {
+    let begins = before.is_removed() && next.ownership == Ownership::Released;
+    let same = match begins {
+        true => before.begin_again(next.start, next.policy.clone()),
+        false => before.clone(),
+    };
+    let asked = Cursor {
+        stamp: next.stamp,
+        tables: next.tables.clone(),
+        ..same
+    };
+    asked == *next
+}
+
 /// The way a cursor was taken.
 fn opened(before: &Cursor, next: &Cursor) -> Event {
     match (&before.ownership, &next.ownership) {
         (Ownership::Released, _) => Event::CleanOpenings,
         (Ownership::Abandoned, _) => Event::TakeoversOfAbandoned,
-        (Ownership::Removed, _) => Event::BegunAgain,
+        (Ownership::Removed, _) => Event::CleanOpenings,
         (
             Ownership::Held {
                 lease_expires_at_ms, ..

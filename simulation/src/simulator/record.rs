@@ -28,6 +28,8 @@ pub enum Oracle {
     Liveness,
     /// No process gives up without a valid reason.
     Failure,
+    /// No two consumers have one table, unless one of them was told to share it.
+    Tables,
     /// Nothing panics.
     Panic,
 }
@@ -117,6 +119,8 @@ pub enum Event {
     SkipsOfPlanned,
     /// Consumers removed.
     Removals,
+    /// Starts of consumers whose table another one had.
+    ConsumersRefused,
     /// Consumers that restarted after their removal.
     BegunAgain,
     /// Cursors deleted by hand.

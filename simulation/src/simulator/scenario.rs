@@ -23,6 +23,10 @@ pub(crate) struct Scenario {
     /// A client's longest pause between messages.
     pub(crate) pause_max: Duration,
     pub(crate) consumers: usize,
+    /// Consumers beyond those that all ask for one table. They begin at any time.
+    pub(crate) rivals: usize,
+    /// The rival that is told to share the table.
+    pub(crate) sharing: Option<usize>,
     /// Concurrent owners of each consumer.
     pub(crate) owners: usize,
     pub(crate) gcs: usize,
@@ -89,6 +93,7 @@ const fn millis(n: u64) -> Duration {
 impl Scenario {
     pub(crate) fn draw(rng: &mut StdRng) -> Scenario {
         let owners = rng.random_range(1..=2);
+        let (consumers, rivals) = (of(rng, &[1, 1, 2]), of(rng, &[0, 0, 2, 3]));
         let forces = of(rng, &[0, 2, 4]);
         let window = owners > 1 || !one_in(rng, 4);
         let certain = !one_in(rng, 5);
@@ -100,7 +105,9 @@ impl Scenario {
             clients: rng.random_range(1..=2),
             pipelined: rng.random_range(1..=4),
             pause_max: of(rng, &[millis(300), millis(900), seconds(3)]),
-            consumers: of(rng, &[1, 1, 2]),
+            consumers,
+            rivals,
+            sharing: (rivals > 0 && one_in(rng, 4)).then(|| consumers + rng.random_range(0..rivals)),
             owners,
             gcs: rng.random_range(1..=2),
             trouble: seconds(rng.random_range(3..11)),

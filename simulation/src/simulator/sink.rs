@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
     Attempt, Batch, BatchingPolicy, Chunk, Cut, Presence, Received, Record, RowId, Settled, Sink, SinkError,
+    SinkTable,
 };
 use millpond_segment::Encoding;
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use tokio::time::sleep;
 pub(crate) struct Connection {
     pub(crate) table: Arc<Table>,
     pub(crate) process: Arc<Process>,
+    /// Tells the table from others.
+    pub(crate) identity: String,
 }
 
 /// The rows of a batch with their numbers, each as a record.
@@ -74,6 +77,10 @@ impl Sink for Connection {
 
     fn schema_version(&self) -> u32 {
         1
+    }
+
+    fn tables(&self) -> Vec<SinkTable> {
+        vec![SinkTable::new("table", [self.identity.clone()])]
     }
 
     fn accepts(&self, _: &str, _: Encoding) -> bool {
@@ -133,7 +140,7 @@ impl Sink for Connection {
     }
 
     async fn insert(&self, chunk: &Chunk, attempt: &Attempt) -> Result<(), SinkError> {
-        let Connection { table, process } = self;
+        let Connection { table, process, .. } = self;
         process.turn().await;
         let (fate, there, back) = table.fate();
         let Attempt {
@@ -194,7 +201,7 @@ impl Sink for Connection {
     }
 
     async fn presence(&self, source: &str, chunk: &Chunk) -> Result<Presence, SinkError> {
-        let Connection { table, process } = self;
+        let Connection { table, process, .. } = self;
         process.turn().await;
         let (fails, there, back) = table.asked();
         sleep(there).await;
@@ -228,7 +235,7 @@ impl Sink for Connection {
     }
 
     async fn settle(&self, of: &str, spared: Option<&str>) -> Result<Settled, SinkError> {
-        let Connection { table, process } = self;
+        let Connection { table, process, .. } = self;
         process.turn().await;
         let (fails, ends) = table.settles();
         sleep(WAY_MAX).await;

@@ -8,7 +8,8 @@ use super::scenario::Scenario;
 use super::table::{Row, Table};
 use bytes::Bytes;
 use millpond_consumer::RowId;
-use millpond_manifest::{Cursor, DeadLetter, Entry, Manifest, Object, Page, layout};
+use millpond_manifest::cursor::Ownership;
+use millpond_manifest::{Cursor, DeadLetter, Entry, Manifest, Object, Page, SinkTables, layout};
 use millpond_segment::{Decompressor, Limits, blocks, verify};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -42,6 +43,8 @@ pub(crate) struct Witness {
     tables: BTreeMap<String, Arc<Table>>,
     /// True if retention drops unread entries.
     retention: bool,
+    /// True if operators remove consumers.
+    operators: bool,
     state: Mutex<State>,
 }
 
@@ -109,6 +112,7 @@ impl Witness {
             ledger,
             tables,
             retention: scenario.retention.is_some(),
+            operators: scenario.operators,
             state: Mutex::default(),
         })
     }
@@ -418,6 +422,28 @@ impl Witness {
             .replaced(&self.record, actor, &next, retained)
             .map_err(wrong)?;
         shard.miss_cut(consumer);
+        if number == 0 {
+            let cursors = shard.readers.values().filter_map(|reader| reader.cursor.clone());
+            let cursors: Vec<Cursor> = cursors.collect();
+            let shares = |cursor: &Cursor| cursor.tables.shared;
+            let mut pairs = SinkTables::pairs(&cursors);
+            if let Some((one, other, _)) = pairs.find(|(one, other, _)| !shares(one) && !shares(other)) {
+                let (one, other) = (&one.consumer, &other.consumer);
+                return Err((Oracle::Tables, format!("{one} and {other} both have one table")));
+            }
+        }
+        let registered = state.shards.get(&0).and_then(|first| first.readers.get(consumer));
+        let has_tables = registered
+            .and_then(|reader| reader.cursor.as_ref())
+            .is_some_and(|cursor| !cursor.tables.tables.is_empty());
+        // An operator who removes the consumer begins with its register.
+        if matches!(next.ownership, Ownership::Held { .. }) && !has_tables && !self.operators {
+            return Err((
+                Oracle::Tables,
+                "its owner has not asked for its tables".to_owned(),
+            ));
+        }
+        let shard = state.shards.entry(number).or_default();
         let Some(table) = self.tables.get(consumer) else {
             return Ok(());
         };

@@ -21,6 +21,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -64,6 +65,9 @@ pub(crate) async fn live(seed: u64, record: Arc<Record>) {
             living.spawn(consumers::place(Arc::clone(&world), consumer, place, fork()));
         }
     }
+    for rival in world.rivals() {
+        living.spawn(consumers::place(Arc::clone(&world), rival, 0, fork()));
+    }
     for place in 0..world.scenario.gcs {
         living.spawn(gc::place(Arc::clone(&world), place, fork()));
     }
@@ -87,7 +91,7 @@ impl World {
             let (record, ledger) = (Arc::clone(&record), Arc::clone(&ledger));
             Table::new(consumer_name(consumer), &scenario, rng.random(), record, ledger)
         };
-        let tables: Vec<_> = (0..scenario.consumers).map(table).collect();
+        let tables: Vec<_> = (0..scenario.consumers + scenario.rivals).map(table).collect();
         let by_name = (0..)
             .map(consumer_name)
             .zip(tables.iter().map(Arc::clone))
@@ -105,6 +109,11 @@ impl World {
             objects: Arc::new(InMemory::new()),
             networks: Mutex::default(),
         })
+    }
+
+    /// The consumers that ask for one table.
+    pub(crate) fn rivals(&self) -> Range<usize> {
+        self.scenario.consumers..self.scenario.consumers + self.scenario.rivals
     }
 
     /// Returns true if the faults have ended.

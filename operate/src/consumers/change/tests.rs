@@ -1,6 +1,6 @@
 use super::*;
-use millpond_manifest::Buffer;
 use millpond_manifest::cursor::Opening;
+use millpond_manifest::{Buffer, TableClaim};
 use millpond_runtime::SystemEnvironment;
 
 fn selection(force: bool) -> Selection {
@@ -151,4 +151,29 @@ async fn a_cursor_that_cannot_be_read_becomes_a_tombstone() {
     let listed = buffer::cursors(&store, 0).await.unwrap();
     assert!(listed.is_empty(), "a tombstone is no consumer: {listed:?}");
     assert!(plan_removal(&store, &forced).await.is_err());
+}
+
+#[tokio::test]
+async fn a_consumer_that_died_while_it_asked_for_tables_is_removed() {
+    let mut asks = Cursor::unborn(Default::default(), 0, "asks", policy("clickhouse:otel.otel_logs"));
+    asks.tables.claim = Some(TableClaim {
+        id: 1,
+        tables: Vec::new(),
+        expires_at_ms: 1,
+        firm: true,
+    });
+    let (store, _) = store(asks).await;
+    let selection = Selection {
+        consumer: "asks".into(),
+        ..selection(false)
+    };
+    for removal in plan_removal(&store, &selection).await.unwrap() {
+        remove(&store, &selection, &removal).await.unwrap();
+    }
+    let removed = read(&store, "asks").await.state;
+    assert!(removed.is_removed() && removed.tables.claim.is_none());
+    assert!(
+        plan_removal(&store, &selection).await.is_err(),
+        "nothing is left of it"
+    );
 }

@@ -1214,12 +1214,12 @@ func (x *SinkTable) GetIdentities() []string {
 	return nil
 }
 
-// The tables that a consumer writes to, so that other consumers of them are noticed.
+// The tables of a consumer, so that other consumers of them are noticed. Only the cursor in shard 0 has them.
 type SinkTables struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tables        []*SinkTable           `protobuf:"bytes,1,rep,name=tables,proto3" json:"tables,omitempty"`
-	Unchecked     bool                   `protobuf:"varint,2,opt,name=unchecked,proto3" json:"unchecked,omitempty"` // the owner has sent nothing to them: it still looks for other consumers of them
-	Shared        bool                   `protobuf:"varint,3,opt,name=shared,proto3" json:"shared,omitempty"`       // the owner was told to share them
+	Tables        []*SinkTable           `protobuf:"bytes,1,rep,name=tables,proto3" json:"tables,omitempty"`  // also those of earlier settings
+	Shared        bool                   `protobuf:"varint,3,opt,name=shared,proto3" json:"shared,omitempty"` // somebody told the consumer to share tables
+	Claim         *TableClaim            `protobuf:"bytes,4,opt,name=claim,proto3" json:"claim,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1261,16 +1261,85 @@ func (x *SinkTables) GetTables() []*SinkTable {
 	return nil
 }
 
-func (x *SinkTables) GetUnchecked() bool {
+func (x *SinkTables) GetShared() bool {
 	if x != nil {
-		return x.Unchecked
+		return x.Shared
 	}
 	return false
 }
 
-func (x *SinkTables) GetShared() bool {
+func (x *SinkTables) GetClaim() *TableClaim {
 	if x != nil {
-		return x.Shared
+		return x.Claim
+	}
+	return nil
+}
+
+// A consumer asks for tables, and looks for other consumers of them meanwhile.
+type TableClaim struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"fixed64,1,opt,name=id,proto3" json:"id,omitempty"` // random; a process that finds it again knows that the claim stood all the time
+	Tables        []*SinkTable           `protobuf:"bytes,2,rep,name=tables,proto3" json:"tables,omitempty"`
+	ExpiresAtMs   uint64                 `protobuf:"varint,3,opt,name=expires_at_ms,json=expiresAtMs,proto3" json:"expires_at_ms,omitempty"` // nobody waits for the claim after this time
+	Firm          bool                   `protobuf:"varint,4,opt,name=firm,proto3" json:"firm,omitempty"`                                    // nobody else may have the tables while the claim stands
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TableClaim) Reset() {
+	*x = TableClaim{}
+	mi := &file_manifest_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TableClaim) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TableClaim) ProtoMessage() {}
+
+func (x *TableClaim) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TableClaim.ProtoReflect.Descriptor instead.
+func (*TableClaim) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *TableClaim) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *TableClaim) GetTables() []*SinkTable {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
+func (x *TableClaim) GetExpiresAtMs() uint64 {
+	if x != nil {
+		return x.ExpiresAtMs
+	}
+	return 0
+}
+
+func (x *TableClaim) GetFirm() bool {
+	if x != nil {
+		return x.Firm
 	}
 	return false
 }
@@ -1304,7 +1373,7 @@ type Cursor struct {
 
 func (x *Cursor) Reset() {
 	*x = Cursor{}
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1385,7 @@ func (x *Cursor) String() string {
 func (*Cursor) ProtoMessage() {}
 
 func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1398,7 @@ func (x *Cursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
 func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{15}
+	return file_manifest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Cursor) GetBufferId() []byte {
@@ -1502,7 +1571,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1514,7 +1583,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1527,7 +1596,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{16}
+	return file_manifest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeadLetter) GetBufferId() []byte {
@@ -1719,12 +1788,18 @@ const file_manifest_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
 	"identities\x18\x02 \x03(\tR\n" +
-	"identities\"r\n" +
+	"identities\"\x89\x01\n" +
 	"\n" +
 	"SinkTables\x12.\n" +
-	"\x06tables\x18\x01 \x03(\v2\x16.millpond.v1.SinkTableR\x06tables\x12\x1c\n" +
-	"\tunchecked\x18\x02 \x01(\bR\tunchecked\x12\x16\n" +
-	"\x06shared\x18\x03 \x01(\bR\x06shared\"\xe6\x05\n" +
+	"\x06tables\x18\x01 \x03(\v2\x16.millpond.v1.SinkTableR\x06tables\x12\x16\n" +
+	"\x06shared\x18\x03 \x01(\bR\x06shared\x12-\n" +
+	"\x05claim\x18\x04 \x01(\v2\x17.millpond.v1.TableClaimR\x05claimJ\x04\b\x02\x10\x03\"\x84\x01\n" +
+	"\n" +
+	"TableClaim\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x06R\x02id\x12.\n" +
+	"\x06tables\x18\x02 \x03(\v2\x16.millpond.v1.SinkTableR\x06tables\x12\"\n" +
+	"\rexpires_at_ms\x18\x03 \x01(\x04R\vexpiresAtMs\x12\x12\n" +
+	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xe6\x05\n" +
 	"\x06Cursor\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
@@ -1797,7 +1872,7 @@ func file_manifest_proto_rawDescGZIP() []byte {
 }
 
 var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_manifest_proto_goTypes = []any{
 	(Encoding)(0),          // 0: millpond.v1.Encoding
 	(Ownership)(0),         // 1: millpond.v1.Ownership
@@ -1817,8 +1892,9 @@ var file_manifest_proto_goTypes = []any{
 	(*Refused)(nil),        // 15: millpond.v1.Refused
 	(*SinkTable)(nil),      // 16: millpond.v1.SinkTable
 	(*SinkTables)(nil),     // 17: millpond.v1.SinkTables
-	(*Cursor)(nil),         // 18: millpond.v1.Cursor
-	(*DeadLetter)(nil),     // 19: millpond.v1.DeadLetter
+	(*TableClaim)(nil),     // 18: millpond.v1.TableClaim
+	(*Cursor)(nil),         // 19: millpond.v1.Cursor
+	(*DeadLetter)(nil),     // 20: millpond.v1.DeadLetter
 }
 var file_manifest_proto_depIdxs = []int32{
 	0,  // 0: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
@@ -1830,19 +1906,21 @@ var file_manifest_proto_depIdxs = []int32{
 	9,  // 6: millpond.v1.Manifest.producers:type_name -> millpond.v1.Producer
 	12, // 7: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
 	16, // 8: millpond.v1.SinkTables.tables:type_name -> millpond.v1.SinkTable
-	1,  // 9: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
-	11, // 10: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
-	13, // 11: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
-	14, // 12: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
-	15, // 13: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
-	17, // 14: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
-	2,  // 15: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
-	0,  // 16: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	18, // 9: millpond.v1.SinkTables.claim:type_name -> millpond.v1.TableClaim
+	16, // 10: millpond.v1.TableClaim.tables:type_name -> millpond.v1.SinkTable
+	1,  // 11: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
+	11, // 12: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
+	13, // 13: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
+	14, // 14: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
+	15, // 15: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
+	17, // 16: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
+	2,  // 17: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
+	0,  // 18: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -1856,7 +1934,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,224 @@
+//! Decides whether a consumer may write to its tables, before it opens any cursor: a guard for people who start a second
+//! consumer with the settings of the first. Exactly-once does not depend on it. Pure.
+//!
+//! The cursor in the first shard is the register of a consumer's tables, for all shards. A consumer asks for tables in three
+//! steps, with a look at the registers of all others before each: it claims them, makes the claim firm, and takes them. Two
+//! consumers cannot both take a table: the one whose claim was firm later looks after that, and sees the other's. This holds
+//! whatever the clocks show. Time only ends the wait for a claim that is not firm.
+
+use crate::cursor::Ownership;
+use crate::cursor::tables::{SinkTable, SinkTables, TableClaim, common};
+use crate::{BatchingPolicy, Cursor, layout};
+use uuid::Uuid;
+
+/// A process's request for the tables of its sink.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// The tables.
+    pub tables: &'a [SinkTable],
+    /// Somebody told the consumer to share them.
+    pub share: bool,
+    /// Unix ms.
+    pub now_ms: u64,
+    /// Duration of a claim without renewal, in milliseconds.
+    pub lease_ms: u64,
+    /// A random number for a new claim.
+    pub id: u64,
+    /// The configured batching policy, for a new cursor.
+    pub policy: &'a BatchingPolicy,
+}
+
+/// What others may see of a consumer when it looks at them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Nothing yet.
+    Hidden,
+    /// The claim of this id.
+    Claimed(u64),
+    /// The firm claim of this id.
+    Firm(u64),
+}
+
+/// The next step of a process that asks for tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// The consumer has its tables.
+    Admitted,
+    /// Read the cursors of all other consumers in the first shard, and [`look`] at them.
+    Look(Stage, Vec<SinkTable>),
+    /// Swap in this state. A cursor that is not a tombstone any more begins: set its start.
+    Swap(Box<Cursor>),
+    /// Another process of the consumer asks for other tables, at most until then (unix ms).
+    Wait(u64),
+}
+
+/// The result of a look at the other consumers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sight<'a> {
+    /// Nobody else has the tables or asks for them.
+    Free,
+    /// This consumer has this table, or asks for it and goes first.
+    Taken(&'a Cursor, &'a SinkTable),
+    /// This consumer asks for this table and has to give way, if it has not looked before there was anything to see. So wait
+    /// until it has the table or gives up, at most until then (unix ms).
+    Wait(&'a Cursor, &'a SinkTable, u64),
+}
+
+/// Looks at the cursors of the first shard.
+///
+/// Of two consumers that ask at once and see each other, the one with the greater name gives way.
+pub fn look<'a>(
+    consumer: &str,
+    stage: Stage,
+    tables: &'a [SinkTable],
+    cursors: &'a [Cursor],
+    now_ms: u64,
+) -> Sight<'a> {
+    let others = cursors
+        .iter()
+        .filter(|other| other.consumer != consumer && layout::repaired_by(&other.consumer).is_none());
+    let mut waits_for = Sight::Free;
+    for other in others {
+        if let Some(table) = common(tables, &other.tables.tables).filter(|_| !other.is_removed()) {
+            return Sight::Taken(other, table);
+        }
+        let Some(claim) = &other.tables.claim else {
+            continue;
+        };
+        let Some(table) = common(tables, &claim.tables) else {
+            continue;
+        };
+        let goes_first = match stage {
+            // It has looked once, and will see this claim when it looks again.
+            Stage::Hidden | Stage::Firm(_) if !claim.firm => continue,
+            Stage::Hidden => false,
+            Stage::Claimed(_) if !claim.firm && claim.expires_at_ms <= now_ms => continue,
+            Stage::Claimed(_) | Stage::Firm(_) => consumer < other.consumer.as_str(),
+        };
+        if !goes_first || claim.expires_at_ms <= now_ms {
+            return Sight::Taken(other, table);
+        }
+        waits_for = Sight::Wait(other, table, claim.expires_at_ms);
+    }
+    waits_for
+}
+
+impl Cursor {
+    /// A consumer that has asked for nothing and read nothing: nothing is kept for it.
+    pub fn unborn(buffer_id: Uuid, shard: u32, consumer: &str, policy: BatchingPolicy) -> Cursor {
+        Cursor {
+            ownership: Ownership::Removed,
+            ..Cursor::new(buffer_id, shard, consumer, 0, policy)
+        }
+    }
+
+    /// The next step of a process of this consumer. `free`: the last look that found nobody, if this state or an earlier one
+    /// with the same claim was in force when it began.
+    pub fn admission(&self, request: &Request<'_>, free: Option<Stage>) -> Step {
+        let lacking = self.tables.lacks(request.tables);
+        // Older programs wrote no tables down, so nobody knows whether these are more.
+        let is_older = !self.is_removed() && self.tables.tables.is_empty();
+        if lacking.is_empty() || request.share || is_older {
+            let next = self.admitted(request);
+            return if next == *self {
+                Step::Admitted
+            } else {
+                Step::Swap(Box::new(next))
+            };
+        }
+        self.asks_for(lacking, request, free)
+    }
+
+    fn asks_for(&self, lacking: Vec<SinkTable>, request: &Request<'_>, free: Option<Stage>) -> Step {
+        let claims = |claim: TableClaim| {
+            let mut next = self.clone();
+            next.tables.claim = Some(claim);
+            Step::Swap(Box::new(next))
+        };
+        let expires_at_ms = request.now_ms.saturating_add(request.lease_ms);
+        let new = |tables| TableClaim {
+            id: request.id,
+            tables,
+            expires_at_ms,
+            firm: false,
+        };
+        let Some(claim) = &self.tables.claim else {
+            return match free {
+                Some(Stage::Hidden) => claims(new(lacking)),
+                _ => Step::Look(Stage::Hidden, lacking),
+            };
+        };
+        // Others see the tables of the claim, so they must be those of the look.
+        if claim.tables != lacking {
+            return if claim.expires_at_ms > request.now_ms {
+                Step::Wait(claim.expires_at_ms)
+            } else {
+                claims(new(lacking))
+            };
+        }
+        let stage = if claim.firm {
+            Stage::Firm(claim.id)
+        } else {
+            Stage::Claimed(claim.id)
+        };
+        let renewed = TableClaim {
+            expires_at_ms,
+            ..claim.clone()
+        };
+        if free == Some(stage) {
+            return if claim.firm {
+                Step::Swap(Box::new(self.admitted(request)))
+            } else {
+                claims(TableClaim {
+                    firm: true,
+                    ..renewed
+                })
+            };
+        }
+        // Others wait for a claim that is renewed in time.
+        if claim.expires_at_ms < request.now_ms.saturating_add(request.lease_ms / 2) {
+            return claims(renewed);
+        }
+        Step::Look(stage, lacking)
+    }
+
+    /// This consumer with the tables of the request, and without a claim.
+    fn admitted(&self, request: &Request<'_>) -> Cursor {
+        let mut next = if self.is_removed() {
+            self.begin_again(0, request.policy.clone())
+        } else {
+            self.clone()
+        };
+        next.tables.tables = self.tables.with(request.tables);
+        next.tables.claim = None;
+        next.tables.shared |= request.share;
+        next
+    }
+
+    /// The consumer asks for nothing any more.
+    #[must_use]
+    pub fn without_claim(&self) -> Cursor {
+        let mut next = self.clone();
+        next.tables.claim = None;
+        next
+    }
+}
+
+impl SinkTables {
+    /// The cursors after each cursor that have a table in common with it, and the table. Leaves out tombstones, and tables that
+    /// a consumer has only asked for.
+    pub fn pairs(cursors: &[Cursor]) -> impl Iterator<Item = (&Cursor, &Cursor, &SinkTable)> {
+        let lives = |cursor: &&Cursor| !cursor.is_removed();
+        let numbered = cursors
+            .iter()
+            .enumerate()
+            .filter(move |(_, cursor)| lives(cursor));
+        numbered.flat_map(move |(place, one)| {
+            let others = cursors[place + 1..].iter().filter(lives);
+            others.filter_map(move |other| {
+                let table = common(&one.tables.tables, &other.tables.tables)?;
+                Some((one, other, table))
+            })
+        })
+    }
+}

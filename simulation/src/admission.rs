@@ -1,0 +1,511 @@
+//! A model of the guard that refuses a second consumer of the same tables: processes of several consumers that ask for tables, in
+//! every interleaving of their requests, over the pure functions of `millpond_manifest::admission`.
+//!
+//! Each request is a step: the list of the cursors, the read of each, every swap. A swap lands or not, is reported or not, or lands
+//! late. A process crashes at any step and starts again, perhaps with other settings. Each step may see a clock before or after the
+//! end of every claim.
+
+use millpond_manifest::admission::{Request, Sight, Stage, Step, look};
+use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables};
+use stateright::{Model, Property};
+use std::collections::{BTreeMap, BTreeSet};
+use uuid::Uuid;
+
+/// Settings with which a process may start.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The consumer's place: names follow the order of places.
+    pub consumer: usize,
+    /// Its tables.
+    pub tables: Vec<&'static str>,
+    /// It is told to share them.
+    pub share: bool,
+}
+
+/// The limits of a search.
+#[derive(Debug, Clone)]
+pub struct Admissions {
+    /// The settings of each process: it starts with any of them, each time.
+    pub processes: Vec<Vec<Settings>>,
+    /// Crashes and stops of all processes.
+    pub ends: u8,
+    /// Swaps that get lost, are not reported, or land late.
+    pub faults: u8,
+    /// Clocks show anything.
+    pub skew: bool,
+    /// Claims of all processes.
+    pub claims: u8,
+}
+
+/// The part of a consumer's cursor that decides.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+enum Register {
+    #[default]
+    Absent,
+    Tombstone(SinkTables),
+    Alive(SinkTables),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum State {
+    Idle,
+    /// Reads its own cursor next.
+    Reads,
+    /// Decides next, from its cursor as it knows it.
+    Knows(Register),
+    Looks {
+        own: Register,
+        stage: Stage,
+        tables: Vec<SinkTable>,
+        /// The cursors that the list has shown and that are not read yet.
+        unread: BTreeSet<usize>,
+        read: BTreeMap<usize, Register>,
+    },
+    /// Another consumer has its tables. It withdraws its claim.
+    Refused,
+    /// It has ended with an error, and left nothing.
+    Gone,
+    /// It writes to its tables.
+    Writes,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Process {
+    state: State,
+    settings: usize,
+    free: Option<Stage>,
+    claimed: Option<u64>,
+}
+
+/// A state of all processes and cursors.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct World {
+    cursors: Vec<Register>,
+    processes: Vec<Process>,
+    /// Swaps on their way: the consumer, the expected state and the next.
+    late: Vec<(usize, Register, Register)>,
+    /// The tables that each consumer has written to.
+    wrote: Vec<BTreeSet<&'static str>>,
+    ended: u8,
+    faults: u8,
+    claims: u8,
+    waited: bool,
+}
+
+/// The fate of a swap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fate {
+    /// The store answers.
+    Answers,
+    /// It lands, and nobody reports that.
+    Unreported,
+    /// It does not land.
+    Lost,
+    /// It is still on its way.
+    Late,
+}
+
+/// A step.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// A process starts with these settings.
+    Start(usize, usize),
+    /// A process makes its next request. `ahead`: its clock shows a time after the end of every claim.
+    Goes(usize, bool, Fate),
+    /// A process crashes or stops.
+    Ends(usize),
+    /// A late swap lands.
+    Lands(usize),
+}
+
+const LEASE_MS: u64 = 100;
+const AHEAD_MS: u64 = 10_000;
+
+fn name(consumer: usize) -> String {
+    char::from(b'a' + u8::try_from(consumer).expect("few consumers")).to_string()
+}
+
+fn policy() -> BatchingPolicy {
+    BatchingPolicy {
+        batch_records: 1,
+        batch_bytes: 1,
+        chunk_rows: 1,
+        chunk_bytes: 1,
+        max_partitions_per_chunk: 1,
+        max_in_flight: 1,
+        sink: String::new(),
+        schema_version: 1,
+    }
+}
+
+impl Register {
+    fn cursor(&self, consumer: usize) -> Cursor {
+        let unborn = Cursor::unborn(Uuid::nil(), 0, &name(consumer), policy());
+        let (cursor, tables) = match self {
+            Register::Absent => return unborn,
+            Register::Tombstone(tables) => (unborn, tables),
+            Register::Alive(tables) => (unborn.begin_again(0, policy()), tables),
+        };
+        Cursor {
+            tables: tables.clone(),
+            ..cursor
+        }
+    }
+
+    fn of(cursor: &Cursor) -> Register {
+        let tables = cursor.tables.clone();
+        if cursor.is_removed() {
+            Register::Tombstone(tables)
+        } else {
+            Register::Alive(tables)
+        }
+    }
+
+    fn tables(&self) -> Option<&SinkTables> {
+        match self {
+            Register::Absent => None,
+            Register::Tombstone(tables) | Register::Alive(tables) => Some(tables),
+        }
+    }
+
+    fn claim_id(&self) -> Option<u64> {
+        Some(self.tables()?.claim.as_ref()?.id)
+    }
+}
+
+impl World {
+    /// Somebody told the consumer to share, and its cursor says so.
+    fn shares(&self, consumer: usize) -> bool {
+        let tables = self.cursors[consumer].tables();
+        tables.is_some_and(|tables| tables.shared)
+    }
+}
+
+impl Admissions {
+    fn settings(&self, world: &World, process: usize) -> &Settings {
+        &self.processes[process][world.processes[process].settings]
+    }
+
+    /// What a process decides from its cursor as it knows it.
+    fn decides(&self, world: &World, place: usize, own: &Register, ahead: bool) -> Step {
+        let settings = self.settings(world, place);
+        let tables: Vec<SinkTable> = settings
+            .tables
+            .iter()
+            .map(|table| SinkTable::new(table, [(*table).to_owned()]))
+            .collect();
+        let request = Request {
+            tables: &tables,
+            share: settings.share,
+            now_ms: if ahead { AHEAD_MS } else { 0 },
+            lease_ms: LEASE_MS,
+            id: u64::from(world.claims) + 1,
+            policy: &policy(),
+        };
+        own.cursor(settings.consumer)
+            .admission(&request, world.processes[place].free)
+    }
+
+    fn consumers(&self) -> usize {
+        let settings = self.processes.iter().flatten();
+        settings.map(|settings| settings.consumer + 1).max().unwrap_or(0)
+    }
+
+    fn swap(world: &mut World, place: usize, consumer: usize, own: &Register, next: Register, fate: Fate) {
+        if fate != Fate::Answers {
+            world.faults += 1;
+        }
+        if fate == Fate::Late {
+            world.late.push((consumer, own.clone(), next.clone()));
+            world.late.sort_by_key(|swap| format!("{swap:?}"));
+        }
+        let lands = matches!(fate, Fate::Answers | Fate::Unreported) && world.cursors[consumer] == *own;
+        if lands {
+            world.cursors[consumer] = next.clone();
+        }
+        world.processes[place].state = if lands && fate == Fate::Answers {
+            State::Knows(next)
+        } else {
+            State::Reads
+        };
+    }
+
+    fn knows(&self, world: &mut World, place: usize, own: Register, ahead: bool, fate: Fate) -> Option<()> {
+        let settings = self.settings(world, place).clone();
+        match self.decides(world, place, &own, ahead) {
+            Step::Admitted => {
+                (fate == Fate::Answers).then_some(())?;
+                world.processes[place].state = State::Writes;
+                world.wrote[settings.consumer].extend(&settings.tables);
+            }
+            Step::Swap(next) => {
+                let next = Register::of(&next);
+                let id = next.claim_id();
+                if id.is_some_and(|id| id > u64::from(world.claims)) {
+                    world.claims += 1;
+                }
+                let process = &mut world.processes[place];
+                process.claimed = id.or(process.claimed);
+                Self::swap(world, place, settings.consumer, &own, next, fate);
+            }
+            Step::Look(stage, tables) => {
+                (fate == Fate::Answers).then_some(())?;
+                if let Stage::Claimed(id) | Stage::Firm(id) = stage {
+                    world.processes[place].claimed = Some(id);
+                }
+                let there = |consumer: &usize| {
+                    *consumer != settings.consumer && world.cursors[*consumer] != Register::Absent
+                };
+                let unread = (0..world.cursors.len()).filter(there).collect();
+                world.processes[place].state = State::Looks {
+                    own,
+                    stage,
+                    tables,
+                    unread,
+                    read: BTreeMap::new(),
+                };
+            }
+            Step::Wait(_) => {
+                (fate == Fate::Answers).then_some(())?;
+                world.processes[place].state = State::Reads;
+            }
+        }
+        Some(())
+    }
+
+    /// Reads the next cursor, or judges what it has read.
+    fn looks(&self, world: &mut World, place: usize, ahead: bool) {
+        let consumer = self.settings(world, place).consumer;
+        let State::Looks {
+            own,
+            stage,
+            tables,
+            mut unread,
+            mut read,
+        } = world.processes[place].state.clone()
+        else {
+            return;
+        };
+        if let Some(next) = unread.pop_first() {
+            read.insert(next, world.cursors[next].clone());
+            world.processes[place].state = State::Looks {
+                own,
+                stage,
+                tables,
+                unread,
+                read,
+            };
+            return;
+        }
+        let cursors: Vec<Cursor> = read.iter().map(|(other, found)| found.cursor(*other)).collect();
+        let now_ms = if ahead { AHEAD_MS } else { 0 };
+        let process = &mut world.processes[place];
+        match look(&name(consumer), stage, &tables, &cursors, now_ms) {
+            Sight::Free => {
+                process.free = Some(stage);
+                process.state = State::Knows(own);
+            }
+            Sight::Wait(..) => {
+                process.state = State::Reads;
+                world.waited = true;
+            }
+            Sight::Taken(..) => process.state = State::Refused,
+        }
+    }
+
+    fn goes(&self, world: &mut World, place: usize, ahead: bool, fate: Fate) -> Option<()> {
+        let consumer = self.settings(world, place).consumer;
+        match world.processes[place].state.clone() {
+            State::Idle | State::Gone | State::Writes => return None,
+            State::Reads => {
+                (!ahead && fate == Fate::Answers).then_some(())?;
+                world.processes[place].state = State::Knows(world.cursors[consumer].clone());
+            }
+            State::Knows(own) => self.knows(world, place, own, ahead, fate)?,
+            State::Looks { .. } => {
+                (fate == Fate::Answers).then_some(())?;
+                self.looks(world, place, ahead);
+            }
+            State::Refused => {
+                (!ahead).then_some(())?;
+                let own = world.cursors[consumer].clone();
+                let id = own.claim_id();
+                if id.is_none() || id != world.processes[place].claimed {
+                    (fate == Fate::Answers).then_some(())?;
+                    world.processes[place].state = State::Gone;
+                } else {
+                    let next = Register::of(&own.cursor(consumer).without_claim());
+                    Self::swap(world, place, consumer, &own, next, fate);
+                    world.processes[place].state = State::Refused;
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn may_start(&self, world: &World, process: usize) -> bool {
+        match world.processes[process].state {
+            State::Idle => true,
+            // Its supervisor starts it again.
+            State::Gone => world.ended < self.ends,
+            _ => false,
+        }
+    }
+}
+
+impl Model for Admissions {
+    type State = World;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<World> {
+        let idle = Process {
+            state: State::Idle,
+            settings: 0,
+            free: None,
+            claimed: None,
+        };
+        vec![World {
+            cursors: vec![Register::Absent; self.consumers()],
+            processes: vec![idle; self.processes.len()],
+            late: Vec::new(),
+            wrote: vec![BTreeSet::new(); self.consumers()],
+            ended: 0,
+            faults: 0,
+            claims: 0,
+            waited: false,
+        }]
+    }
+
+    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        if world.claims > self.claims {
+            return;
+        }
+        actions.extend((0..world.late.len()).map(Action::Lands));
+        for place in 0..self.processes.len() {
+            if self.may_start(world, place) {
+                actions.extend((0..self.processes[place].len()).map(|with| Action::Start(place, with)));
+                continue;
+            }
+            if world.ended < self.ends {
+                actions.push(Action::Ends(place));
+            }
+            for ahead in [false, true] {
+                if !ahead || self.skew {
+                    actions.push(Action::Goes(place, ahead, Fate::Answers));
+                    if world.faults < self.faults {
+                        let fates = [Fate::Unreported, Fate::Lost, Fate::Late];
+                        actions.extend(fates.map(|fate| Action::Goes(place, ahead, fate)));
+                    }
+                }
+            }
+        }
+    }
+
+    fn next_state(&self, world: &World, action: Action) -> Option<World> {
+        let mut next = world.clone();
+        match action {
+            Action::Start(place, settings) => {
+                let process = &mut next.processes[place];
+                if process.state == State::Gone {
+                    next.ended += 1;
+                }
+                *process = Process {
+                    state: State::Reads,
+                    settings,
+                    free: None,
+                    claimed: None,
+                };
+            }
+            Action::Ends(place) => {
+                next.ended += 1;
+                next.processes[place].state = State::Idle;
+                next.processes[place].free = None;
+                next.processes[place].claimed = None;
+            }
+            Action::Lands(place) => {
+                let (consumer, expected, landed) = next.late.remove(place);
+                if next.cursors[consumer] == expected {
+                    next.cursors[consumer] = landed;
+                }
+            }
+            Action::Goes(place, ahead, fate) => self.goes(&mut next, place, ahead, fate)?,
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(
+                "no two consumers write to a table, unless one shares",
+                |_, world: &World| {
+                    !pairs(world).any(|(one, other)| {
+                        let mut both = [one, other].into_iter();
+                        !both.any(|consumer| world.shares(consumer))
+                            && !world.wrote[one].is_disjoint(&world.wrote[other])
+                    })
+                },
+            ),
+            Property::always(
+                "nothing is kept for a consumer that has no tables",
+                |_, world: &World| {
+                    world.cursors.iter().all(|cursor| match cursor {
+                        Register::Alive(tables) => !tables.tables.is_empty(),
+                        Register::Absent | Register::Tombstone(_) => true,
+                    })
+                },
+            ),
+            Property::always(
+                "a cursor names every table that was written to",
+                |_, world: &World| {
+                    (0..world.wrote.len()).all(|consumer| {
+                        let named = world.cursors[consumer].tables();
+                        let named: Vec<&str> = named
+                            .iter()
+                            .flat_map(|tables| tables.tables.iter().map(|table| &*table.name))
+                            .collect();
+                        world.wrote[consumer].iter().all(|table| named.contains(table))
+                    })
+                },
+            ),
+            Property::always(
+                "nobody is refused for nothing",
+                |model: &Admissions, world: &World| {
+                    // A crash leaves claims, and clocks that differ let both give way.
+                    let smooth = world.ended == 0 && world.faults == 0 && !model.skew;
+                    let all_refused = world.processes.iter().all(|process| process.state == State::Gone);
+                    !(smooth && all_refused)
+                },
+            ),
+            Property::always(
+                "whoever was told to share is let in",
+                |model: &Admissions, world: &World| {
+                    (0..world.processes.len()).all(|place| {
+                        let process = &world.processes[place];
+                        process.state != State::Refused || !model.settings(world, place).share
+                    })
+                },
+            ),
+            Property::always(
+                "a claim ends with the process that is refused",
+                |_, world: &World| {
+                    let smooth = world.ended == 0 && world.faults == 0;
+                    let idle = |process: &Process| {
+                        matches!(process.state, State::Gone | State::Writes | State::Idle)
+                    };
+                    !smooth
+                        || !world.processes.iter().all(idle)
+                        || world.cursors.iter().all(|cursor| cursor.claim_id().is_none())
+                },
+            ),
+            Property::sometimes("a consumer is refused", |_, world: &World| {
+                world.processes.iter().any(|process| process.state == State::Gone)
+            }),
+            Property::sometimes("a consumer waits for another", |_, world: &World| world.waited),
+        ]
+    }
+}
+
+fn pairs(world: &World) -> impl Iterator<Item = (usize, usize)> {
+    let consumers = world.wrote.len();
+    (0..consumers).flat_map(move |one| (one + 1..consumers).map(move |other| (one, other)))
+}

@@ -1,0 +1,113 @@
+//! Exhaustive searches of the guard against a second consumer of the same tables.
+
+use millpond_simulation::admission::{Admissions, Settings};
+use stateright::{Checker, HasDiscoveries, Model};
+use std::num::NonZero;
+use std::thread::available_parallelism;
+
+fn holds(model: Admissions) {
+    let checker = model
+        .checker()
+        .threads(available_parallelism().map_or(1, NonZero::get))
+        .finish_when(HasDiscoveries::AnyFailures)
+        .spawn_dfs()
+        .join();
+    println!("{} states", checker.unique_state_count());
+    let properties = checker.model().properties();
+    let failures = properties.iter().filter(|p| p.expectation.discovery_is_failure());
+    let violated: Vec<_> = failures
+        .filter_map(|p| checker.discovery(p.name).map(|_| p.name))
+        .collect();
+    assert!(violated.is_empty(), "violated: {violated:?}");
+    checker.assert_properties();
+}
+
+fn asks(consumer: usize, tables: &[&'static str]) -> Settings {
+    Settings {
+        consumer,
+        tables: tables.to_vec(),
+        share: false,
+    }
+}
+
+#[test]
+fn two_consumers_that_start_at_once() {
+    holds(Admissions {
+        processes: vec![vec![asks(0, &["t"])], vec![asks(1, &["t"])]],
+        ends: 0,
+        faults: 0,
+        skew: false,
+        claims: 2,
+    });
+}
+
+#[test]
+fn two_consumers_whose_clocks_differ_and_that_crash() {
+    holds(Admissions {
+        processes: vec![vec![asks(0, &["t"])], vec![asks(1, &["t"])]],
+        ends: 1,
+        faults: 1,
+        skew: true,
+        claims: 3,
+    });
+}
+
+#[test]
+fn three_consumers_whose_clocks_differ() {
+    holds(Admissions {
+        processes: vec![
+            vec![asks(0, &["t"])],
+            vec![asks(1, &["t"])],
+            vec![asks(2, &["t"])],
+        ],
+        ends: 0,
+        faults: 0,
+        skew: true,
+        claims: 3,
+    });
+}
+
+#[test]
+fn two_processes_of_one_consumer_and_another_consumer() {
+    holds(Admissions {
+        processes: vec![
+            vec![asks(0, &["t"])],
+            vec![asks(0, &["t"])],
+            vec![asks(1, &["t"])],
+        ],
+        ends: 1,
+        faults: 0,
+        skew: false,
+        claims: 4,
+    });
+}
+
+/// The first one has data in one table and asks for the other one's.
+#[test]
+fn a_consumer_that_adds_a_table() {
+    holds(Admissions {
+        processes: vec![
+            vec![asks(0, &["t"]), asks(0, &["t", "u"])],
+            vec![asks(1, &["u"]), asks(1, &["t"])],
+        ],
+        ends: 1,
+        faults: 0,
+        skew: true,
+        claims: 4,
+    });
+}
+
+#[test]
+fn a_consumer_that_is_told_to_share() {
+    let shares = Settings {
+        share: true,
+        ..asks(1, &["t"])
+    };
+    holds(Admissions {
+        processes: vec![vec![asks(0, &["t"])], vec![asks(1, &["t"]), shares]],
+        ends: 1,
+        faults: 1,
+        skew: false,
+        claims: 4,
+    });
+}
