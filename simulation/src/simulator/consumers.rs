@@ -66,16 +66,14 @@ pub(crate) async fn place(world: Arc<World>, consumer: usize, place: usize, mut 
             Some(Ok(Err(error))) => {
                 world.record.event(&process.name, format_args!("{error}"));
                 let Scenario {
-                    retention,
-                    owners,
-                    operators,
-                    ..
+                    owners, operators, ..
                 } = &world.scenario;
-                let expected = match error {
-                    // Three causes can trim what an owner was about to read: retention; another owner, unknown to this
-                    // one, that has read it; or an operator who moved the cursor back to sequences that a garbage
-                    // collector was about to trim.
-                    ConsumeError::Trimmed { .. } => retention.is_some() || *owners > 1 || *operators,
+                let expected = match &error {
+                    // Another owner, unknown to this one, can have read it. Otherwise the consumer misses it: retention
+                    // trimmed it, or a collector that read the cursors before this one began or was moved back.
+                    ConsumeError::Trimmed { key, sequence, .. } => {
+                        *owners > 1 || world.witness.missed(&consumer_name(consumer), key, *sequence)
+                    }
                     ConsumeError::Removed { .. } => *operators && !world.rivals().contains(&consumer),
                     ConsumeError::SharedTables { .. } => {
                         world.record.count(Event::ConsumersRefused);

@@ -229,6 +229,17 @@ impl Witness {
         (all, missing)
     }
 
+    /// Returns true if somebody was allowed to trim a segment that a consumer still needed.
+    pub(crate) fn missed(&self, consumer: &str, key: &str, sequence: u64) -> bool {
+        let state = self.state();
+        let mut readers = state
+            .shards
+            .iter()
+            .filter(|(number, _)| key.starts_with(&layout::segments(**number)))
+            .filter_map(|(_, shard)| shard.readers.get(consumer));
+        readers.any(|reader| reader.missed.iter().any(|(_, missed)| *missed == sequence))
+    }
+
     /// Names the first row that a consumer has acknowledged and its table lacks.
     pub(crate) fn lost(&self) -> Option<String> {
         let state = self.state();
