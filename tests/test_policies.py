@@ -32,21 +32,21 @@ class Roles:
     prefix: str
     admin: MinioAdmin
 
-    def policy(self, name: str) -> dict:
-        """A policy for this test's buffer and consumer."""
+    def policy(self, name: str, consumer: str = "e2e") -> dict:
+        """A policy for this test's buffer and that consumer."""
         text = (_POLICIES / f"{name}.json").read_text()
         assert "my-bucket/telemetry/" in text
         text = text.replace("my-bucket/telemetry", f"{self.bucket}/{self.prefix}")
-        text = text.replace("my-bucket", self.bucket).replace("/default/", "/e2e/")
+        text = text.replace("my-bucket", self.bucket).replace("/default/", f"/{consumer}/")
         return json.loads(text)
 
-    def user(self, name: str, *policies: str) -> dict[str, str]:
+    def user(self, name: str, *policies: str, consumer: str = "e2e") -> dict[str, str]:
         """Creates a user with these policies; returns its credentials as variables."""
         user = f"{self.bucket}-{name}"
         secret = f"secret of {user}"
         self.admin.user_add(user, secret)
         for policy in policies:
-            self.admin.policy_add(f"{user}-{policy}", policy=self.policy(policy))
+            self.admin.policy_add(f"{user}-{policy}", policy=self.policy(policy, consumer))
         self.admin.attach_policy([f"{user}-{policy}" for policy in policies], user=user)
         return {**CREDENTIALS, "AWS_ACCESS_KEY_ID": user, "AWS_SECRET_ACCESS_KEY": secret}
 
@@ -144,6 +144,18 @@ def test_each_part_works_with_its_policy_and_nothing_else(site, roles):
     assert found["worst"] != "error", found
 
 
+def test_a_consumer_with_its_policy_notices_that_another_one_has_its_tables(site, roles):
+    roles.started_as(site.gateway_of(), roles.user("gateway", "gateway"))
+    first = site.consumer_of("--gc-interval", "0s")
+    roles.started_as(first, roles.user("consumer", "consumer"))
+    eventually("the consumer to own its cursor", first.owns)
+    second = site.consumer_of("--gc-interval", "0s", consumer="second", name="consumer-second")
+    second.environment.update(roles.user("second", "consumer", consumer="second"))
+    second.start()
+    assert second.wait() == 1
+    assert "and consumer e2e of this buffer writes there already" in second.messages()
+
+
 def test_the_collectors_exporter_needs_what_a_gateway_needs(site, roles):
     settings = append_to(site.buffer, create_bucket=False, tail_max=3, linger="20ms")
     exporter = site.add(MillpondCollector(site.directory, "millpond", settings, name="otelcol"))
@@ -203,6 +215,7 @@ _MAY = {
         "segment": "r",
         "page": "r",
         "cursor": "rw",
+        "other cursor": "r",
         "letter": "w",
     },
     "gc": {

@@ -49,12 +49,13 @@ pub enum ConsumeError {
         /// Its schema version.
         version: u32,
     },
-    /// Another consumer writes to the same tables.
+    /// Another consumer writes to the same tables, or asks for them.
     #[error(
-        "consumer {consumer} would write to table {table}, and consumer {other} of this buffer writes there already, so that every \
+        "consumer {consumer} would write to table {table}, and consumer {other} of this buffer {}, so that every \
          record would be there twice: continue {other} with --consumer {other}, give this one another database (--database), or \
          start it with --share-tables if the two read different streams; `millpond consumer remove {other}` if {other} will not \
-         come back"
+         come back",
+        if *asks { "asks for it too, or ended while it did" } else { "writes there already" }
     )]
     SharedTables {
         /// The consumer's name.
@@ -63,6 +64,8 @@ pub enum ConsumeError {
         other: String,
         /// One of the tables.
         table: String,
+        /// The other consumer does not have the table yet.
+        asks: bool,
     },
     /// A committed segment or page is missing.
     #[error(
@@ -74,7 +77,8 @@ pub enum ConsumeError {
         /// The sequence of the object in the log.
         sequence: u64,
     },
-    /// Retention trimmed a segment or page that this consumer had not read.
+    /// A segment or page was trimmed that this consumer had not read: by retention, by a round of garbage collection
+    /// that began before the consumer did, or after another process of this name had read it.
     #[error(
         "{key} (sequence {sequence}) was trimmed before this consumer had read it: the log begins at {first} now; start it again to go on from there"
     )]

@@ -187,6 +187,7 @@ impl Attempt<'_> {
                     consumer: claim.consumer.clone(),
                     other: other.consumer.clone(),
                     table: table.name.clone(),
+                    asks: !table.is_among(&other.tables.tables),
                 });
             }
         }

@@ -273,7 +273,11 @@ async fn nobody_ignores_a_firm_claim() {
     let slow = start(&store, named("b"), &table);
     arrives(firm).await.release();
     taken.arrived().await;
-    fails(start_on(&ahead(), &log.store, named("a"), &table)).await;
+    let error = fails(start_on(&ahead(), &log.store, named("a"), &table)).await;
+    assert!(
+        error.contains("consumer b of this buffer asks for it too"),
+        "{error}"
+    );
     taken.release();
     read_by(&log, "b", 1).await;
     slow.stop().await.unwrap();
