@@ -86,7 +86,7 @@ impl Collected {
     }
 }
 
-/// How far a round is.
+/// The progress of a round over all shards.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Step {
     /// The number of shards that it has finished.
@@ -99,16 +99,16 @@ pub struct Step {
     pub found: u64,
 }
 
-/// The progress of a round, and who is told.
+/// Counts the steps of a round and reports each.
 struct Progress<'a> {
     step: Step,
-    tell: &'a (dyn Fn(Step) + Sync),
+    report: &'a (dyn Fn(Step) + Sync),
 }
 
 impl Progress<'_> {
     fn moved(&mut self, change: impl FnOnce(&mut Step)) {
         change(&mut self.step);
-        (self.tell)(self.step);
+        (self.report)(self.step);
     }
 }
 
@@ -266,17 +266,17 @@ impl GarbageCollector {
 
     /// Runs one round over all shards. `dry`: change nothing, and return what a round would delete.
     pub async fn round(&mut self, dry: bool) -> Result<Collected, CollectError> {
-        self.round_told(dry, &|_| {}).await
+        self.round_with_progress(dry, &|_| {}).await
     }
 
-    /// Like [`round`](Self::round), and tells its steps.
-    pub async fn round_told(
+    /// Like [`round`](Self::round), and reports each step.
+    pub async fn round_with_progress(
         &mut self,
         dry: bool,
-        tell: &(dyn Fn(Step) + Sync),
+        report: &(dyn Fn(Step) + Sync),
     ) -> Result<Collected, CollectError> {
         let step = Step::default();
-        let mut progress = Progress { step, tell };
+        let mut progress = Progress { step, report };
         let mut all = Collected::default();
         let Some(buffer) = cas::read::<Buffer>(&self.store, layout::BUFFER).await? else {
             return Ok(all);

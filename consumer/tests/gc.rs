@@ -297,8 +297,8 @@ async fn only_segments_that_every_consumer_has_acknowledged_are_deleted() {
 
     acknowledge(&log, "two", STREAM, 8).await;
     let steps = Mutex::new(Vec::new());
-    let tell = |step| steps.lock().unwrap().push(step);
-    let done = gc.round_told(false, &tell).await.unwrap();
+    let report = |step| steps.lock().unwrap().push(step);
+    let done = gc.round_with_progress(false, &report).await.unwrap();
     assert_eq!((done.segments, done.pages), (4, 1));
     let mut expected: Vec<Step> = (0..=5).map(|deleted| step(0, deleted, 5)).collect();
     expected.insert(0, step(0, 0, 0));

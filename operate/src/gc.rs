@@ -5,7 +5,7 @@ use millpond_consumer::gc::{Collected, GarbageCollector, GcConfig, Step};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
 
-/// Collects the garbage of all shards, and tells its steps. A dry run deletes nothing.
+/// Collects the garbage of all shards, and reports each step. A dry run deletes nothing.
 ///
 /// # Errors
 /// There is no buffer, or the store fails.
@@ -13,10 +13,10 @@ pub async fn round(
     store: Store,
     config: GcConfig,
     dry_run: bool,
-    tell: impl Fn(Step) + Sync,
+    report: impl Fn(Step) + Sync,
 ) -> anyhow::Result<Collected> {
     // Without a buffer, a mistyped URL would look like a buffer without garbage.
     buffer(&store).await?;
     let mut gc = GarbageCollector::new(store, config, &mut Registry::default());
-    Ok(gc.round_told(dry_run, &tell).await?)
+    Ok(gc.round_with_progress(dry_run, &report).await?)
 }
