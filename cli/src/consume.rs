@@ -250,7 +250,7 @@ fn place(text: &str) -> Result<Start, String> {
 
 impl ConsumeArgs {
     fn consumer(&self) -> millpond_consumer::Config {
-        let random = || format!("{}-{:08x}", std::process::id(), SystemEnvironment.below(u32::MAX));
+        let random = || format!("{}-{:08x}", std::process::id(), SystemEnvironment.random_u32());
         millpond_consumer::Config {
             consumer: self.consumer.clone(),
             streams: self.streams.clone(),

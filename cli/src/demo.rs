@@ -135,7 +135,7 @@ async fn demo(wishes: &Wishes, directory: &Path, shutdown: CancellationToken) ->
             .unwrap_or("a local directory (file://)")
     )?;
 
-    let run = format!("demo{:08x}", SystemEnvironment.below(u32::MAX));
+    let run = format!("demo{:08x}", SystemEnvironment.random_u32());
     let before = requests(&stack.plan).await?;
     let began = Instant::now();
     let acknowledged = directory.join("acknowledged");

@@ -112,7 +112,7 @@ impl LoadArgs {
             unique_attribute: self.unique_attribute,
             run: self
                 .run
-                .unwrap_or_else(|| format!("{:08x}", SystemEnvironment.below(u32::MAX))),
+                .unwrap_or_else(|| format!("{:08x}", SystemEnvironment.random_u32())),
             compression: self.compression,
             retry_for: self.retry_for,
             acknowledged_file: self.acknowledged_file,

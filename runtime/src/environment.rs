@@ -50,6 +50,11 @@ pub trait Environment: Send + Sync + 'static {
         u32::try_from(scaled).expect("less than the end")
     }
 
+    /// Thirty-two random bits.
+    fn random_u32(&self) -> u32 {
+        (self.random() >> 32) as u32
+    }
+
     /// A hundred and twenty-eight random bits.
     fn random_u128(&self) -> u128 {
         (u128::from(self.random()) << 64) | u128::from(self.random())

@@ -175,7 +175,7 @@ async fn from_scratch(store: &Store, shard: u32, consumer: &str) -> anyhow::Resu
     cursor.unsettled = true;
     cursor.lease_ms = u64::try_from(usual.lease.as_millis())?;
     // The generation of the lost cursor's tokens is unknown.
-    cursor.generation = u64::from(SystemEnvironment.below(u32::MAX));
+    cursor.generation = u64::from(SystemEnvironment.random_u32());
     Ok(cursor)
 }
 

@@ -84,7 +84,7 @@ pub async fn repair(
         instance: format!(
             "repair-{}-{:08x}",
             std::process::id(),
-            SystemEnvironment.below(u32::MAX)
+            SystemEnvironment.random_u32()
         ),
         streams,
         repair: Some(Repair { ranges }),
