@@ -187,14 +187,15 @@ def test_an_address_that_does_not_speak_http_ends_the_start(site):
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Redis) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        said = _millpond(
+        output = _millpond(
             site,
             *("consume", *site.buffer.flags, "--clickhouse", url),
             *("--admin", f"127.0.0.1:{free_port()}"),
         )
         server.shutdown()
-    assert f"{url} is not ClickHouse's HTTP interface (the answer is not HTTP; for TLS give" in said
-    assert len(said.splitlines()) == 1, said
+    expected = f"{url} is not ClickHouse's HTTP interface (the answer is not HTTP; for TLS give"
+    assert expected in output
+    assert len(output.splitlines()) == 1, output
 
 
 class _Redis(socketserver.BaseRequestHandler):

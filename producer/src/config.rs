@@ -12,9 +12,9 @@ use millpond_segment::Limits;
 pub struct Config {
     /// The maximum time from a segment's first message to its closing, and over time the least between two segments that
     /// are not full: a segment closes earlier while every caller waits (`early_close.rs`). A segment that was full
-    /// before may wait for the rest of this time for others that share its commit; the upload does not count. Default 1 s: with S3's 60 ms per
-    /// PUT this is most of the latency, and one PUT and one CAS per second is a producer's minimum cost. 0 commits
-    /// every message at once.
+    /// before may wait for the rest of this time for others that share its commit; the upload does not count.
+    /// Default 1 s: with S3's 60 ms per PUT this is most of the latency, and one PUT and one CAS per second is a
+    /// producer's minimum cost. 0 commits every message at once.
     pub linger: Duration,
     /// Compressed bytes at which a segment closes (16 MiB: beyond that a PUT becomes slower, not cheaper).
     pub segment_bytes: usize,

@@ -300,7 +300,7 @@ struct State {
     begun: usize,
     /// The first row of each question, and the number of requests before it.
     asked: Vec<(RowId, usize)>,
-    /// What tells it from other tables.
+    /// As in [`millpond_manifest::SinkTable`].
     identities: Vec<String>,
 }
 

@@ -16,7 +16,7 @@ const TEXT_MAX: usize = 512;
 pub struct SinkTable {
     /// Its name, for people.
     pub name: String,
-    /// What tells it from all other tables. Two names with an identity in common are one table, or have one in common.
+    /// Two tables with an identity in common are the same, or lead to the same one.
     pub identities: BTreeSet<String>,
 }
 
