@@ -52,8 +52,8 @@ PRODUCERS = "two_producers_and_gc"
 UNKNOWN = "2: an outcome is unknown only to a producer that was forgotten"
 OWNERS = "two_owners_of_a_cursor"
 RULES = "two_owners_with_different_rules"
-LEFT_BEHIND = "an_owner_that_leaves_batches_behind_a_hole"
 GIVEN_BACK_AHEAD = "owners_that_plan_ahead_and_give_the_cursor_back"
+RELEASED_AHEAD = "owners_after_a_clean_release_with_plans_ahead"
 REFUSING = "a_sink_that_refuses_a_row"
 SKIPPED_REFUSAL = "a_segment_of_a_refused_chunk_that_is_left_out"
 STOOD_STILL = "a_machine_that_stood_still_begins_no_request_before_its_lease_is_renewed"
@@ -190,7 +190,30 @@ CATCHERS = {
         )
     ],
     "policy-not-pinned": [model(RULES, "3: nothing is in the sink twice")],
-    "released-in-doubt": [model(LEFT_BEHIND, "3: ")],
+    # An owner keeps to plans, and asks before it sends them, after a clean release too: no row is
+    # wrong, but the owner claims too much.
+    "released-in-doubt": [
+        Catcher(
+            "manifest/tests/cursor.rs",
+            "plans_ahead_of_the_log_leave_no_batch_in_doubt_and_pin_what_decides_their_rows",
+            "4 is in the log",
+        )
+    ],
+    "ahead-not-pinned": [
+        model(RELEASED_AHEAD, "3: batches planned ahead keep their batching policy"),
+        Catcher(
+            "manifest/tests/cursor.rs",
+            "plans_ahead_of_the_log_leave_no_batch_in_doubt_and_pin_what_decides_their_rows",
+            "!cursor.is_clean",
+        ),
+    ],
+    "ahead-sent-as-new": [
+        Catcher(
+            "consumer/tests/ahead.rs",
+            "an_owner_after_a_clean_release_keeps_to_the_plans_of_a_dead_one",
+            "planned rows were sent without a question",
+        )
+    ],
     "withdrawn-in-doubt": [model(GIVEN_BACK_AHEAD, "3: nothing is in the sink twice")],
     "token-without-chunk": [
         consuming(

@@ -75,6 +75,46 @@ def test_a_second_consumer_of_the_same_name_stands_by_while_the_first_lives(site
     assert_exactly_once(load.acknowledged(), site.clickhouse, site.database)
 
 
+def _planned_ahead(site) -> int:
+    """The number of batches that the cursor plans for sequences that are not committed."""
+    [shard] = site.answer("manifest", "dump")["shards"]
+    streams = [stream for consumer in shard["consumers"] for stream in consumer["streams"]]
+    plans = [plan for stream in streams for plan in stream["planned"]]
+    return sum(plan["low"] >= shard["next_sequence"] for plan in plans)
+
+
+def test_a_stop_after_a_crash_is_clean_and_the_next_start_replays_nothing(site):
+    # Segments that arrive one at a time are planned before they are committed.
+    gateway = site.gateway("--linger", "1s")
+    first = site.consumer("--instance", "one", name="consumer-one")
+    load = site.load(gateway, "--rate", 1_000, records=5_000)
+    load.run()
+    eventually("plans ahead of the log", lambda: _planned_ahead(site) > 0)
+    first.kill()
+    second = site.consumer("--instance", "two", name="consumer-two")
+    eventually("the second to own the cursor", second.owns)
+    site.millpond("consumer", "wait", "e2e")
+    assert second.terminate() == 0
+    planned = _planned_ahead(site)
+    assert planned > 0
+    assert f"clean=true planned_ahead={planned}" in second.messages()
+    [listed] = site.answer("consumer", "list")["consumers"]
+    assert listed["ownership"].startswith("released, and its settings stay")
+
+    # The next segments have been planned by the first, and arrive while nobody consumes.
+    more = site.load(gateway, "--rate", 1_000, records=2_000, name="more")
+    more.run()
+    third = site.consumer("--instance", "three", name="consumer-three")
+    eventually("the third to own the cursor", third.owns)
+    assert "in_doubt=false" in third.messages()
+    acknowledged = load.acknowledged() + more.acknowledged()
+    wait_for_all(acknowledged, site.clickhouse, site.database, third)
+    assert third.metric("millpond_consumer_replayed_batches_total") == 0
+    assert third.terminate() == 0
+    assert "clean=true" in third.messages()
+    assert_exactly_once(acknowledged, site.clickhouse, site.database)
+
+
 def test_consumers_with_different_names_each_get_everything(site):
     gateway = site.gateway()
     databases = [f"{site.database}_a", f"{site.database}_b"]

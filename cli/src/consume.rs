@@ -151,7 +151,7 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) batch_bytes: Size,
 
-    /// Maximum rows per INSERT. Pinned while batches are in doubt.
+    /// Maximum rows per INSERT. Pinned while batches are planned or in doubt.
     #[arg(
         long,
         env = "MILLPOND_CHUNK_ROWS",

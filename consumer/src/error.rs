@@ -31,11 +31,11 @@ pub enum ConsumeError {
         /// The buffer at this URL.
         expected: uuid::Uuid,
     },
-    /// Only the sink that batches in doubt were started for can finish them.
+    /// Only the sink that batches are planned for can write them.
     #[error(
-        "consumer {consumer} was stopped while batches were on their way to {pinned_sink} (schema version \
+        "consumer {consumer} was stopped while batches were planned for {pinned_sink} (schema version \
          {pinned_version}), and is now started for {sink} (schema version {version}): start it once more as \
-         it was so that it can finish them, or use another consumer name"
+         it was so that it can write them, or use another consumer name"
     )]
     PinnedSink {
         /// The consumer's name.

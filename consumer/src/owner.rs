@@ -142,7 +142,7 @@ impl Claim {
                 shard,
                 consumer,
                 "the batching settings differ from those pinned in the cursor ({:?}); the pinned ones stay in \
-                 force until the consumer is next stopped cleanly",
+                 force until all planned batches are written and the consumer is next stopped cleanly",
                 cursor.policy
             );
         }
@@ -217,9 +217,9 @@ impl Claim {
     /// Removes a cursor whose owner has sent nothing in this term.
     pub(crate) async fn forgo(&self, owned: Owned) {
         let mut state = owned.durable.state.clone();
-        state.release();
+        state.release(u64::MAX);
         let mut tombstone = state.remove();
-        if !owned.in_doubt && !owned.durable.state.unsettled {
+        if !owned.in_doubt && state.is_clean() && !state.unsettled {
             tombstone.settle();
         }
         if self.swap(owned.durable, tombstone).await.is_err() {

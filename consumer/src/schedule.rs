@@ -108,9 +108,10 @@ impl Schedule {
         self.inherited.get(stream).is_some_and(|last| plan.high <= *last)
     }
 
-    /// The number of batches to resend before anything new.
-    pub fn doubtful(&self) -> usize {
-        self.doubt.len()
+    /// The number of batches in this log to resend before anything new.
+    pub fn doubtful(&self, log: &Log) -> usize {
+        let committed = |(_, plan): &&Key| plan.low < log.next_sequence;
+        self.doubt.iter().filter(committed).count()
     }
 
     /// The number of batches in flight.
@@ -301,7 +302,8 @@ impl Schedule {
     }
 
     /// Plans ahead that this owner made and has not started, because their segments are not in its log: an owner that
-    /// ends withdraws them. A predecessor may have sent its own plans, so they stay.
+    /// ends withdraws them. A predecessor may send its own plans at any time, because clocks alone tell it that its lease
+    /// has run out. So these stay, and every later owner sends them as planned.
     pub fn unsent(&self, cursor: &Cursor, log: &Log) -> Vec<Key> {
         let plans = cursor.streams.iter().flat_map(|(stream, of)| {
             let inherited = self.inherited.get(stream);

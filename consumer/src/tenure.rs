@@ -52,8 +52,6 @@ pub(crate) struct Tenure<'a> {
     durable: Snapshot<Cursor>,
     log: Option<Known>,
     schedule: Schedule,
-    /// The predecessor may have sent what it planned.
-    inherits_doubt: bool,
     work: JoinSet<(Key, Result<(), ConsumeError>)>,
     /// Traces of the batches that are not acknowledged yet.
     traces: BTreeMap<Key, BatchTrace>,
@@ -119,7 +117,6 @@ impl<'a> Tenure<'a> {
             durable: owned.durable,
             log,
             schedule,
-            inherits_doubt: owned.in_doubt,
             work: JoinSet::new(),
             traces: BTreeMap::new(),
             reading: None,
@@ -301,7 +298,7 @@ impl<'a> Tenure<'a> {
 /// The schedule after a takeover: batches that the predecessor may have sent come first.
 fn replay(shard: &Shard, cursor: &Cursor, log: &Log) -> Schedule {
     let schedule = Schedule::in_doubt(cursor, log, &accepts(&shard.worker, log));
-    let batches = schedule.doubtful();
+    let batches = schedule.doubtful(log);
     if batches > 0 {
         info!(
             shard = shard.claim.shard,

@@ -175,9 +175,9 @@ async fn a_successor_sends_what_was_planned_ahead_as_it_was_planned_and_then_goe
     log.commit(&[1, 1]).await;
     table.has(8).await;
     second.stop().await.unwrap();
-    // A successor cannot withdraw another owner's plans.
+    // A successor cannot withdraw another owner's plans, but everything in the log is finished.
     let cursor = log.cursor("default").await.unwrap();
-    assert_eq!(cursor.ownership, Ownership::Abandoned);
+    assert_eq!(cursor.ownership, Ownership::Released);
     assert_eq!(
         planned(&log, STREAM).await,
         (4..10).map(single).collect::<Vec<_>>()
@@ -200,6 +200,61 @@ async fn a_successor_sends_what_was_planned_ahead_as_it_was_planned_and_then_goe
         );
     }
     assert!(tokens.iter().any(|token| token.contains("/10-")), "{tokens:?}");
+}
+
+/// The dead owner may live, see the next segments, and send them as it planned them.
+#[tokio::test(start_paused = true)]
+async fn an_owner_after_a_clean_release_keeps_to_the_plans_of_a_dead_one() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    crash_with_eight_planned(&mut log, &table).await;
+    let second = start(&log.store, successor(), &table);
+    eventually("the second owner takes the cursor", async || {
+        log.cursor("default").await.unwrap().epoch == 2
+    })
+    .await;
+    second.stop().await.unwrap();
+    let released = log.cursor("default").await.unwrap();
+    assert_eq!(released.ownership, Ownership::Released);
+    assert_eq!(planned(&log, STREAM).await.len(), 8);
+
+    // The next owner has another policy, by which the two segments are one batch.
+    log.commit(&[1, 1]).await;
+    let other_rules = Config {
+        batch_records: 1_000,
+        chunk_rows: 3,
+        ..config("c")
+    };
+    let asked = table.asked().len();
+    let third = start(&log.store, other_rules.clone(), &table);
+    table.has(8).await;
+    let cursor = log.cursor("default").await.unwrap();
+    assert_eq!(cursor.policy, released.policy);
+    // Before and after each batch is sent.
+    assert_eq!(
+        table.asked().len(),
+        asked + 4,
+        "planned rows were sent without a question"
+    );
+    log.commit(&[1; 6]).await;
+    table.has(14).await;
+    third.stop().await.unwrap();
+    assert_eq!(planned(&log, STREAM).await, []);
+
+    // No plan is left, so the other policy comes into force.
+    let fourth = start(&log.store, other_rules, &table);
+    log.commit(&[1, 1]).await;
+    table.has(16).await;
+    fourth.stop().await.unwrap();
+    assert_eq!(log.cursor("default").await.unwrap().policy.chunk_rows, 3);
+    assert_eq!(table.rows(), log.rows());
+    let tokens = table.attempts();
+    for own in ["/2-2/0", "/3-3/0"] {
+        assert!(
+            tokens.iter().any(|token| token.ends_with(own)),
+            "{own} of {tokens:?}"
+        );
+    }
 }
 
 /// The other stream does not wait for planned segments of a stream that has ended.

@@ -418,7 +418,7 @@ async fn a_late_swap_does_not_take_an_announcement_back() {
         cursor.unsettle();
         // Shorter than the time between renewals: the first swap after the opening is the one that settles the cursor.
         cursor.lease_ms = 1_000;
-        cursor.release();
+        cursor.release(u64::MAX);
         cursor
     };
     log.change_cursor("default", unsettled).await;

@@ -55,7 +55,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     }
     step(&cursor, |cursor| {
         cursor.renew(u64::MAX, u64::MAX);
-        cursor.release();
+        cursor.release(u64::MAX);
         assert!(!matches!(cursor.ownership, Ownership::Held { .. }));
         true
     });

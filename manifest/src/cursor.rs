@@ -58,7 +58,8 @@ const WAITS_MAX: (usize, usize) = (8, 1_000);
 /// The owner of the cursor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ownership {
-    /// Nobody owns it, and nothing is in doubt.
+    /// Nobody owns it, and its last owner finished everything in the log. Batches that an earlier owner planned ahead of
+    /// the log may remain: see [`Cursor::is_clean`].
     Released,
     /// An owner holds it until the lease expires.
     Held {
@@ -140,7 +141,7 @@ pub struct Opening<'a> {
 pub struct Opened {
     /// The state to swap in, not yet stamped.
     pub state: Cursor,
-    /// The predecessor did not release it cleanly: its planned batches may have been sent.
+    /// The predecessor did not release it: its planned batches may have been sent.
     pub in_doubt: bool,
     /// The pinned policy stays in force although another one is configured.
     pub policy_pinned: bool,
@@ -239,12 +240,23 @@ impl Cursor {
         self.ownership == Ownership::Removed
     }
 
+    /// Returns true if it is released or removed and no batch is planned: unless it is unsettled, nobody sends anything more.
+    pub fn is_clean(&self) -> bool {
+        matches!(self.ownership, Ownership::Released | Ownership::Removed) && self.plans() == 0
+    }
+
+    /// The number of planned batches of all streams.
+    pub fn plans(&self) -> usize {
+        self.streams.values().map(|stream| stream.planned.len()).sum()
+    }
+
     /// Returns true if somebody may have tried to send this batch before, not counting the current generation.
     pub fn may_have_sent(&self, batch: Plan) -> bool {
         batch.low < self.sent_below
     }
 
-    /// Takes the cursor with a new epoch and owner. The configured policy comes into force only if nothing is in doubt.
+    /// Takes the cursor with a new epoch and owner. The configured policy comes into force only if the cursor
+    /// [is clean](Self::is_clean).
     pub fn open(&self, opening: &Opening<'_>) -> Result<Opened, HeldByAnother> {
         let &Opening {
             owner,
@@ -266,20 +278,20 @@ impl Cursor {
         state.opening = id;
         // A fenced owner may have a longer lease than its successor, and sends until that expires. After a clean
         // release its tokens are known.
-        state.lease_ms = if in_doubt || self.unsettled {
-            self.lease_ms.max(lease_ms)
-        } else {
-            lease_ms
+        state.lease_ms = match self.is_clean() && !self.unsettled {
+            true => lease_ms,
+            false => self.lease_ms.max(lease_ms),
         };
         state.ownership = Ownership::Held {
             owner: owner.to_owned(),
             lease_expires_at_ms: now_ms.saturating_add(lease_ms),
         };
         state.waiting_for.clear();
-        let policy_pinned = in_doubt && *policy != state.policy;
-        if !in_doubt {
+        // A fenced owner may still send what it planned ahead of the log, in chunks of the pinned policy.
+        if self.is_clean() {
             state.policy = policy.clone();
         }
+        let policy_pinned = *policy != state.policy;
         Ok(Opened {
             state,
             in_doubt,
@@ -291,7 +303,7 @@ impl Cursor {
     /// successor knows exactly what its predecessors may have sent, or may still be sending.
     pub fn plan(&mut self, stream: &str, plan: Plan) -> Result<(), Forbidden> {
         let start = self.start;
-        let planned: usize = self.streams.values().map(|cursor| cursor.planned.len()).sum();
+        let planned = self.plans();
         let cursor = self.stream(stream, start);
         let from = cursor.planned.back().map_or(cursor.next, |last| last.high + 1);
         let reason = if plan.low > plan.high {
@@ -450,7 +462,7 @@ impl Cursor {
             // After a clean release nobody sends anymore. An operator's change releases the cursor too, but not
             // cleanly.
             lease_ms: match self.ownership {
-                Ownership::Released if !self.unsettled => 0,
+                Ownership::Released if self.is_clean() && !self.unsettled => 0,
                 _ => self.lease_ms,
             },
             sent_below: self.sent_below.max(self.reached()),
@@ -550,10 +562,12 @@ impl Cursor {
         self.waiting_for = shortened.take(reasons_max).collect();
     }
 
-    /// Releases the cursor. Batches that were planned and not acknowledged may have been sent.
-    pub fn release(&mut self) {
-        let planned = self.streams.values().any(|s| !s.planned.is_empty());
-        self.ownership = if planned {
+    /// Releases the cursor. The owner may have sent planned batches that begin below `end`, the end of the log that it
+    /// knows. It has sent none after that. An earlier owner that does not know that it is fenced may still send those, so
+    /// they stay planned.
+    pub fn release(&mut self, end: u64) {
+        let mut planned = self.streams.values().flat_map(|stream| &stream.planned);
+        self.ownership = if planned.any(|plan| plan.low < end) {
             Ownership::Abandoned
         } else {
             Ownership::Released

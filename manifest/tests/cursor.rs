@@ -86,7 +86,7 @@ fn the_rule_changes_only_where_nothing_is_in_doubt() {
     assert_eq!(crashed.state.policy, old);
 
     cursor.plan("otlp.logs", plan(0, 3)).unwrap();
-    cursor.release();
+    cursor.release(4);
     assert_eq!(
         cursor.ownership,
         Ownership::Abandoned,
@@ -95,10 +95,47 @@ fn the_rule_changes_only_where_nothing_is_in_doubt() {
     assert!(cursor.open(&opening("b", 0, &new)).unwrap().policy_pinned);
 
     cursor.acknowledge("otlp.logs", 4).unwrap();
-    cursor.release();
+    cursor.release(4);
     let clean = cursor.open(&opening("b", 0, &new)).unwrap();
     assert!(!clean.policy_pinned && !clean.in_doubt);
     assert_eq!(clean.state.policy, new);
+}
+
+/// An earlier owner that does not know that it is fenced may send the plans ahead of the log at any time.
+#[test]
+fn plans_ahead_of_the_log_leave_no_batch_in_doubt_and_pin_what_decides_their_rows() {
+    let (old, new) = (
+        policy(),
+        BatchingPolicy {
+            chunk_rows: 7,
+            ..policy()
+        },
+    );
+    let mut cursor = fresh().open(&opening("a", 0, &old)).unwrap().state;
+    cursor.plan("s", plan(5, 5)).unwrap();
+    cursor.plan("t", plan(4, 4)).unwrap();
+    cursor.release(5);
+    assert_eq!(cursor.ownership, Ownership::Abandoned, "4 is in the log");
+    cursor.acknowledge("t", 5).unwrap();
+    cursor.release(5);
+    assert_eq!(cursor.ownership, Ownership::Released, "5 is not in the log");
+    assert!(!cursor.is_clean() && cursor.plans() == 1);
+
+    let hurried = Opening {
+        lease_ms: 7,
+        ..opening("b", 0, &new)
+    };
+    let opened = cursor.open(&hurried).unwrap();
+    assert!(!opened.in_doubt && opened.policy_pinned);
+    assert_eq!((&opened.state.policy, opened.state.lease_ms), (&old, 100));
+    assert_eq!(opened.state.planned("s").collect::<Vec<_>>(), [plan(5, 5)]);
+    assert_eq!(cursor.reset(0).lease_ms, 100, "the next owner waits that long");
+
+    cursor.acknowledge("s", 6).unwrap();
+    cursor.release(6);
+    assert!(cursor.is_clean());
+    let opened = cursor.open(&hurried).unwrap();
+    assert_eq!((&opened.state.policy, opened.state.lease_ms), (&new, 7));
 }
 
 #[test]
@@ -433,7 +470,7 @@ fn every_change_by_an_operator_leaves_the_cursor_unsettled() {
     let held = released.open(&opening("a", 0, &policy())).unwrap().state;
     let mut abandoned = held.clone();
     abandoned.plan("s", plan(0, 3)).unwrap();
-    abandoned.release();
+    abandoned.release(4);
     for cursor in [released, held, abandoned] {
         for changed in [cursor.reset(0), cursor.remove()] {
             assert!(changed.unsettled);
@@ -463,7 +500,7 @@ fn the_longest_lease_of_those_who_may_send_is_known() {
     // A reset releases the cursor too, and the fenced owner may send for just as long after a second reset.
     assert_eq!(taken.reset(0).reset(0).lease_ms, 100);
     let mut released = taken;
-    released.release();
+    released.release(4);
     assert_eq!(
         released.reset(0).lease_ms,
         0,

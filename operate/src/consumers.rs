@@ -54,6 +54,9 @@ pub async fn list(store: &Store, shard: u32) -> anyhow::Result<Vec<Consumer>> {
     let log = read_log(store, shard).await?;
     let consumer = |cursor: Cursor| {
         let ownership = match &cursor.ownership {
+            Ownership::Released if !cursor.is_clean() => {
+                "released, and its settings stay until the batches planned ahead are written".to_owned()
+            }
             Ownership::Released => "released".to_owned(),
             Ownership::Abandoned => "abandoned with batches in doubt".to_owned(),
             Ownership::Removed => "removed".to_owned(),

@@ -125,7 +125,7 @@ pub enum State {
     Running,
     /// The lease has run out.
     Expired,
-    /// The owner stopped with no batch in doubt.
+    /// The owner stopped and left nothing in the log unfinished.
     Stopped,
     /// The owner stopped with batches in doubt: the next owner asks the sink about them.
     Abandoned,

@@ -60,6 +60,8 @@ pub struct Tenure {
     log: Option<Known>,
     /// The predecessor's batches are still unknown.
     in_doubt: bool,
+    /// The predecessor had released the cursor.
+    opened_clean: bool,
     schedule: Schedule,
     /// Batches that were started and are not in the sink.
     sending: BTreeMap<Plan, Sending>,
@@ -143,7 +145,14 @@ impl Tenure {
     fn replays_ahead(&self) -> bool {
         let end = self.log.as_ref().map_or(0, |known| known.log.next_sequence);
         let mut planned = self.durable.planned(STREAM);
-        planned.any(|plan| plan.low >= end && self.schedule.is_in_doubt(&(STREAM.to_owned(), plan)))
+        planned.any(|plan| plan.low >= end && self.schedule.is_inherited(&(STREAM.to_owned(), plan)))
+    }
+
+    /// Returns true if it is sending a batch that an earlier owner planned, and no batch was in doubt when it opened the
+    /// cursor.
+    fn sends_after_clean_release(&self) -> bool {
+        let mut sending = self.sending.keys().map(|plan| (STREAM.to_owned(), *plan));
+        self.opened_clean && sending.any(|key| self.schedule.is_inherited(&key))
     }
 
     fn acknowledged(&mut self, durable: Versioned<Cursor>) {
@@ -230,7 +239,13 @@ impl Owner {
 
     /// Returns true if it replays batches that its predecessor may have sent.
     pub fn replays(&self) -> bool {
-        matches!(&self.phase, Phase::Serving(tenure) if tenure.schedule.doubtful() > 0)
+        let Phase::Serving(tenure) = &self.phase else {
+            return false;
+        };
+        tenure
+            .log
+            .as_ref()
+            .is_some_and(|known| tenure.schedule.doubtful(&known.log) > 0)
     }
 
     /// Returns true if it has waited for the requests of an earlier generation.
@@ -241,6 +256,11 @@ impl Owner {
     /// Returns true if its predecessor planned sequences beyond the log that it knows.
     pub fn replays_ahead(&self) -> bool {
         matches!(&self.phase, Phase::Serving(tenure) if tenure.replays_ahead())
+    }
+
+    /// Returns true if it sends what an earlier owner planned, after a clean release.
+    pub fn sends_after_clean_release(&self) -> bool {
+        matches!(&self.phase, Phase::Serving(tenure) if tenure.sends_after_clean_release())
     }
 
     /// Returns true if it continues a bisection that its predecessor began.
@@ -336,6 +356,11 @@ impl Owner {
             (Step::Open(outcome), Phase::Opening(seen)) => {
                 let policy = system.policy(place);
                 let (opened, in_doubt) = open(seen.as_ref(), place, &policy, nonce, store)?;
+                // A fenced owner may send what it planned ahead of the log in chunks of the earlier policy.
+                let planned_ahead = seen.as_ref().filter(|seen| !in_doubt && seen.plans() > 0);
+                if planned_ahead.is_some_and(|seen| seen.policy != opened.policy) {
+                    store.broken.get_or_insert(Broken::Policy);
+                }
                 let next = Versioned::new(opened.stamped(nonce));
                 me.phase = match store.swap(Write::Cursor(next.clone()), outcome)? {
                     Answer::Committed => serving(next, in_doubt, ahead),
@@ -446,7 +471,7 @@ impl Tenure {
                 for (stream, plan) in log.map_or_else(Vec::new, |log| self.schedule.unsent(&next, log)) {
                     next.withdraw(&stream, plan);
                 }
-                next.release();
+                next.release(log.map_or(u64::MAX, |log| log.next_sequence));
                 return Some(!self.swap(next, nonce, outcome, store)?);
             }
             Step::Look | Step::Open(_) | Step::LookAgain | Step::Crash => return None,
@@ -462,7 +487,7 @@ impl Tenure {
             .filter(|(sequence, _)| !self.durable.is_skipped(STREAM, *sequence));
         let rows = wanted.map(|(_, name)| *name).collect();
         // An earlier term may have sent rows of it.
-        let inherited = self.schedule.is_in_doubt(&key) || self.durable.may_have_sent(plan);
+        let inherited = self.schedule.is_inherited(&key) || self.durable.may_have_sent(plan);
         let known = self.durable.refused(STREAM, plan);
         let sending = Sending::new(rows, self.durable.policy.chunk_rows, inherited, known);
         self.schedule.started(key.clone());
@@ -501,10 +526,11 @@ fn settle(place: usize, owners: &mut [Owner]) {
 fn serving(durable: Versioned<Cursor>, in_doubt: bool, ahead: u64) -> Phase {
     Phase::Serving(Box::new(Tenure {
         settled: !durable.unsettled,
+        schedule: Schedule::after(&durable),
         durable,
         log: None,
         in_doubt,
-        schedule: Schedule::default(),
+        opened_clean: !in_doubt,
         sending: BTreeMap::new(),
         reread: false,
         releasing: false,

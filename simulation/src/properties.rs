@@ -53,6 +53,10 @@ pub fn all(bounds: &Bounds) -> Vec<Property<System>> {
             "5: only the last to open the cursor moves it",
             |_, world: &World| world.store.broken != Some(Broken::Fence),
         ),
+        Property::always(
+            "3: batches planned ahead keep their batching policy",
+            |_, world: &World| world.store.broken != Some(Broken::Policy),
+        ),
         Property::always("6: the tail is bounded", |system: &System, world: &World| {
             let group = system.bounds.segments.iter().map(Vec::len).max().unwrap_or(0);
             world.store.manifest.tail.len() < system.bounds.tail_max + group
@@ -144,6 +148,16 @@ fn reached(bounds: &Bounds) -> Vec<Property<System>> {
             Property::sometimes("a successor waits for what was planned ahead", |_, w: &World| {
                 w.owners.iter().any(super::owner::Owner::replays_ahead)
             }),
+        ),
+        (
+            taken && bounds.ahead > 0 && bounds.releases > 0 && bounds.epochs > 2,
+            Property::sometimes(
+                "an owner after a clean release sends what was planned ahead",
+                |_, w: &World| {
+                    let mut owners = w.owners.iter();
+                    owners.any(super::owner::Owner::sends_after_clean_release)
+                },
+            ),
         ),
         (
             bounds.resets > 0,

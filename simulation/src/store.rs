@@ -143,6 +143,8 @@ pub enum Broken {
     Doubt,
     /// A pure function refused a step as the caller's bug.
     Forbidden,
+    /// Another batching policy came into force after a clean release while batches were planned ahead.
+    Policy,
 }
 
 /// The nonce of an operator. Owners use smaller ones.

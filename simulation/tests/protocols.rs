@@ -160,6 +160,21 @@ fn owners_that_plan_ahead_and_give_the_cursor_back() {
     });
 }
 
+/// An owner planned ahead, is fenced and does not know it. Its successor releases the cursor cleanly, and a third owner
+/// finds the plans. The sink may lose the rows of the first owner's token.
+#[test]
+fn owners_after_a_clean_release_with_plans_ahead() {
+    holds(Bounds {
+        segments: vec![vec![1, 1]],
+        ahead: 1,
+        owner_faults: 0,
+        owner_crashes: 0,
+        poisons: 1,
+        epochs: 3,
+        ..different_rules(Bounds::takeover())
+    });
+}
+
 /// Rows that were sent lie behind rows that were not, and the successor would cut them into other chunks.
 #[test]
 fn an_owner_that_leaves_batches_behind_a_hole() {

@@ -49,7 +49,8 @@ impl Tenure<'_> {
             },
         });
         let wanted: Vec<Wanted> = wanted.collect();
-        let inherited = self.inherits_doubt && self.schedule.is_inherited(key);
+        // After a clean release too: an earlier owner may send what it planned ahead of the log.
+        let inherited = self.schedule.is_inherited(key);
         let in_doubt = inherited || self.durable.state.may_have_sent(*plan) || self.shard.repair.is_some();
         let parts = wanted.iter().map(|wanted| (&wanted.part, wanted.length));
         let trace = BatchTrace::begin(&id, parts, in_doubt);

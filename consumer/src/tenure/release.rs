@@ -24,8 +24,8 @@ impl Tenure<'_> {
         self.schedule.running() == 0 && self.schedule.is_complete(&self.durable.state, log, &accepts)
     }
 
-    /// Releases the cursor and records whether anything is in doubt. A repair that has reached its end leaves a
-    /// tombstone.
+    /// Releases the cursor and records whether any batch in the log is unfinished. A repair that has reached its end leaves
+    /// a tombstone.
     pub(super) async fn release(&mut self) -> Result<TermEnd, ConsumeError> {
         self.work.abort_all();
         // A swap in flight may still land. The release then finds its state and continues from there.
@@ -48,6 +48,7 @@ impl Tenure<'_> {
             if self.has_settled() {
                 next.settle();
             }
+            next.release(log.map_or(u64::MAX, |log| log.next_sequence));
             // The store may be down for a long time.
             match timeout_at(patience, self.give_back(next, repaired)).await {
                 Ok(Ok(Some(term))) => return Ok(term),
@@ -79,6 +80,7 @@ impl Tenure<'_> {
             loop {
                 let mut next = self.durable.state.clone();
                 next.wait_for(&[format!("it ended: {error}")]);
+                next.release(u64::MAX);
                 if self.give_back(next, false).await?.is_some() {
                     return Ok::<_, ConsumeError>(());
                 }
@@ -92,10 +94,9 @@ impl Tenure<'_> {
         }
     }
 
-    /// Makes one attempt to release the cursor, and removes it if it is `done`. `None`: an earlier swap of ours was in
+    /// Makes one attempt to write a released cursor, and removes it if it is `done`. `None`: an earlier swap of ours was in
     /// force, and its state is known now.
     async fn give_back(&mut self, mut next: Cursor, done: bool) -> Result<Option<TermEnd>, ConsumeError> {
-        next.release();
         if done {
             // A success under the same token followed every request of the batch, as before a clean release.
             next = next.remove();
@@ -110,10 +111,12 @@ impl Tenure<'_> {
             Outcome::Ours(durable) if done && durable.state.is_removed() => Ok(Some(self.repaired())),
             Outcome::Ours(durable) if durable.state.ownership == ownership => {
                 self.trace_acknowledged(&durable.state);
+                let clean = ownership == Ownership::Released;
+                // An earlier owner's plans for segments that nobody has committed yet.
+                let planned_ahead = clean.then(|| durable.state.plans()).filter(|plans| *plans > 0);
                 info!(
                     shard = self.shard.claim.shard,
-                    clean = ownership == Ownership::Released,
-                    "released the cursor"
+                    clean, planned_ahead, "released the cursor"
                 );
                 Ok(Some(TermEnd::Released))
             }

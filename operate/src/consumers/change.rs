@@ -6,7 +6,7 @@ use crate::Target;
 use crate::buffer::{self, read_log};
 use anyhow::{Context, bail};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
-use millpond_manifest::cursor::{Ownership, Skip};
+use millpond_manifest::cursor::Skip;
 use millpond_manifest::{BatchingPolicy, Cursor, Log, Manifest, layout};
 use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_storage::{Fetched, Store, Version};
@@ -232,8 +232,7 @@ async fn supersede(
 
 /// Returns true if requests with this cursor's tokens may be in flight.
 fn may_be_sending(cursor: &Cursor) -> bool {
-    let clean = matches!(cursor.ownership, Ownership::Released | Ownership::Removed);
-    cursor.unsettled || !clean
+    cursor.unsettled || !cursor.is_clean()
 }
 
 /// The next owner waits for the requests of the other cursor's owners.

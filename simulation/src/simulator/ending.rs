@@ -89,7 +89,7 @@ async fn append_alone(
     }
 }
 
-/// One owner reads a consumer's whole backlog and stops. Returns false if another consumer has its table.
+/// One owner reads a consumer's whole backlog and releases the cursors cleanly. Returns false if another consumer has its table.
 async fn read_all(world: &World, consumer: usize, name: &str, rng: &mut StdRng) -> bool {
     let process = world.process(format!("{name}-{consumer}"), rng);
     let store = world.connect_well(&process);
@@ -112,7 +112,13 @@ async fn read_all(world: &World, consumer: usize, name: &str, rng: &mut StdRng) 
     }
     owner.shutdown.cancel();
     match timeout(PATIENCE, owner.task).await {
-        Ok(Ok(Ok(()))) => return true,
+        Ok(Ok(Ok(()))) => {
+            if let Some(unreleased) = world.witness.unreleased(&consumer_name(consumer)) {
+                let detail = format!("{} has finished everything, and {unreleased}", process.name);
+                world.record.violated(Oracle::Liveness, detail);
+            }
+            return true;
+        }
         Ok(Ok(Err(ConsumeError::SharedTables { .. }))) if consumers::may_be_refused(world, consumer) => {}
         Ok(Ok(Err(error))) => {
             let detail = format!("{} gave up: {error}", process.name);

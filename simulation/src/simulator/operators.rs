@@ -77,7 +77,7 @@ async fn act(world: &World, process: &Process, store: &Store, rng: &mut StdRng) 
         8 => (Event::Removals, cursor.remove()),
         // Deletion by hand, only after a clean release: otherwise the next owner could not know that an earlier one may
         // still send. `remove` covers that case.
-        _ if cursor.ownership != Ownership::Released || cursor.unsettled => return,
+        _ if cursor.ownership != Ownership::Released || !cursor.is_clean() || cursor.unsettled => return,
         _ => {
             world.record.count(Event::CursorsDeleted);
             world.record.event(OPERATOR, format_args!("deletes {key}"));

@@ -128,8 +128,8 @@ impl Reader {
         }
         if next.policy != before.policy {
             record.count(Event::RulesChanged);
-            if !matches!(before.ownership, Ownership::Released | Ownership::Removed) {
-                return Err("another policy came into force while batches were in doubt".into());
+            if !before.is_clean() {
+                return Err("another policy came into force while batches were planned or in doubt".into());
             }
         }
         if taken && actor != OPERATOR {
@@ -137,6 +137,9 @@ impl Reader {
             let mut planned = before.streams.values().flat_map(|stream| &stream.planned);
             if planned.any(|plan| plan.low >= end) {
                 record.count(Event::TakenOverAhead);
+            }
+            if before.ownership == Ownership::Released && before.plans() > 0 {
+                record.count(Event::CleanOpeningsAhead);
             }
         }
         Ok(())

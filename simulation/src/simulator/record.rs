@@ -77,6 +77,8 @@ pub enum Event {
     TakenOverAhead,
     /// Openings of a cleanly released cursor.
     CleanOpenings,
+    /// Openings of a cleanly released cursor with plans beyond the log of the owner that released it.
+    CleanOpeningsAhead,
     /// Changes of the batching policy.
     RulesChanged,
     /// Writes that never reached the store.

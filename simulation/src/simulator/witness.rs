@@ -240,6 +240,18 @@ impl Witness {
         readers.any(|reader| reader.missed.iter().any(|(_, missed)| *missed == sequence))
     }
 
+    /// Names the first shard whose cursor the consumer has not released cleanly.
+    pub(crate) fn unreleased(&self, consumer: &str) -> Option<String> {
+        let state = self.state();
+        let mut cursors = state.shards.iter().filter_map(|(number, shard)| {
+            let cursor = shard.readers.get(consumer)?.cursor.as_ref()?;
+            Some((number, cursor))
+        });
+        let (number, cursor) = cursors.find(|(_, cursor)| cursor.ownership != Ownership::Released)?;
+        let (ownership, streams) = (&cursor.ownership, &cursor.streams);
+        Some(format!("shard {number:04} is {ownership:?}: {streams:?}"))
+    }
+
     /// Names the first row that a consumer has acknowledged and its table lacks.
     pub(crate) fn lost(&self) -> Option<String> {
         let state = self.state();

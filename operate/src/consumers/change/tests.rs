@@ -41,7 +41,7 @@ fn opened(name: &str, now_ms: u64) -> Cursor {
 
 fn released(name: &str) -> Cursor {
     let mut cursor = opened(name, 1);
-    cursor.release();
+    cursor.release(0);
     cursor
 }
 

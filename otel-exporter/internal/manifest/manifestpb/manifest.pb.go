@@ -76,7 +76,7 @@ func (Encoding) EnumDescriptor() ([]byte, []int) {
 type Ownership int32
 
 const (
-	Ownership_OWNERSHIP_RELEASED  Ownership = 0 // cleanly: nothing is in doubt
+	Ownership_OWNERSHIP_RELEASED  Ownership = 0 // everything in the log is finished. The batching policy stays while batches are planned
 	Ownership_OWNERSHIP_HELD      Ownership = 1
 	Ownership_OWNERSHIP_ABANDONED Ownership = 2 // not owned, but batches are in doubt: free to take, the batching policy stays
 	Ownership_OWNERSHIP_REMOVED   Ownership = 3 // an operator removed the consumer: only the fields that protect its rows remain
