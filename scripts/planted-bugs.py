@@ -111,6 +111,17 @@ CATCHERS = {
             "tables.shared",
         )
     ],
+    "standby-not-asked-again": [
+        guard(
+            "a_consumer_that_is_removed_and_starts_again",
+            f"(?:{TWO_TABLES}|a cursor names every table)",
+        ),
+        Catcher(
+            "consumer/tests/sharing.rs",
+            "a_standby_of_a_removed_consumer_does_not_write_to_tables_of_another",
+            r"never: it ends",
+        ),
+    ],
     "earlier-tables-given-away": [
         guard("a_consumer_that_adds_a_table", "a cursor names every table"),
     ],

@@ -78,6 +78,11 @@ impl Claim {
             self.check_buffer(&cursor)?;
             let cursor = match &beginning.origin {
                 Some(origin) if fresh => origin.begin(cursor),
+                // The process may have been suspended since it was admitted.
+                None if self.shard == 0 => match cursor.still_admits(&self.tables, self.share_tables) {
+                    Some(cursor) => cursor,
+                    None => return Ok(Attempt::Removed),
+                },
                 _ => cursor,
             };
             let leased_at = self.environment.uptime();

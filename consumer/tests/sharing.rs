@@ -417,6 +417,56 @@ async fn the_first_shard_decides_for_all() {
     greater.stop().await.unwrap();
 }
 
+/// It was admitted with a table, and slept until another consumer had that.
+#[tokio::test(start_paused = true)]
+async fn a_standby_of_a_removed_consumer_does_not_write_to_tables_of_another() {
+    let mut log = Log::new(Store::memory()).await;
+    let (one, two) = (table("one"), table("two"));
+    log.commit(&[3]).await;
+    let (slow, network) = log.store.behind(Faults::default());
+    let [firm, taken, mut opening] = [(); 3].map(|()| network.hold(On::Update, "a/cursor"));
+    let sleeps = start(&slow, named("a"), &one);
+    for request in [firm, taken] {
+        arrives(request).await.release();
+    }
+    opening.arrived().await;
+    log.remove("a").await;
+    let again = start(&log.store, named("a"), &two);
+    read_by(&log, "a", 1).await;
+    again.stop().await.unwrap();
+    let other = start(&log.store, named("b"), &one);
+    read_by(&log, "b", 1).await;
+    opening.release();
+    eventually("it ends", async || sleeps.task.is_finished()).await;
+    let ended = sleeps.task.await.unwrap();
+    assert!(matches!(ended, Err(ConsumeError::Removed { .. })), "{ended:?}");
+    other.stop().await.unwrap();
+}
+
+/// An older program owned its cursor while it stood by.
+#[tokio::test(start_paused = true)]
+async fn an_owner_writes_down_tables_that_an_older_program_dropped() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = table("one");
+    log.commit(&[3]).await;
+    let (slow, network) = log.store.behind(Faults::default());
+    let [firm, taken, mut opening] = [(); 3].map(|()| network.hold(On::Update, "a/cursor"));
+    let stands_by = start(&slow, named("a"), &table);
+    for request in [firm, taken] {
+        arrives(request).await.release();
+    }
+    opening.arrived().await;
+    log.change_cursor("a", |cursor| Cursor {
+        tables: Default::default(),
+        ..cursor.clone()
+    })
+    .await;
+    opening.release();
+    read_by(&log, "a", 1).await;
+    assert_eq!(log.cursor("a").await.unwrap().tables.tables[0].name, "one");
+    stands_by.stop().await.unwrap();
+}
+
 /// A program that did not know of this wrote no tables down.
 #[tokio::test(start_paused = true)]
 async fn the_cursor_of_an_older_program_goes_on() {

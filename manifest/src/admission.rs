@@ -195,6 +195,19 @@ impl Cursor {
         next
     }
 
+    /// This cursor for a process that was admitted with these tables, and opens it now. `None`: the consumer was removed meanwhile
+    /// and began again with other tables, so the process has to ask again.
+    pub fn still_admits(&self, tables: &[SinkTable], share: bool) -> Option<Cursor> {
+        let mut next = self.clone();
+        if next.tables.tables.is_empty() {
+            // An older program owned the cursor meanwhile and dropped them.
+            next.tables.tables = self.tables.with(tables);
+            next.tables.shared |= share;
+        }
+        let lacking = next.tables.lacks(tables);
+        lacking.is_empty().then_some(next)
+    }
+
     /// The consumer asks for nothing any more.
     #[must_use]
     pub fn without_claim(&self) -> Cursor {

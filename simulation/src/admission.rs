@@ -3,7 +3,7 @@
 //!
 //! Each request is a step: the list of the cursors, the read of each, every swap. A swap lands or not, is reported or not, or lands
 //! late. A process crashes at any step and starts again, perhaps with other settings. Each step may see a clock before or after the
-//! end of every claim.
+//! end of every claim. A process that has its tables stands by for any time before it opens its cursor. An operator removes consumers.
 
 use millpond_manifest::admission::{Request, Sight, Stage, Step, look};
 use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables};
@@ -35,6 +35,8 @@ pub struct Admissions {
     pub skew: bool,
     /// Claims of all processes.
     pub claims: u8,
+    /// Removals of consumers.
+    pub removals: u8,
 }
 
 /// The part of a consumer's cursor that decides.
@@ -65,7 +67,9 @@ enum State {
     Refused,
     /// It has ended with an error, and left nothing.
     Gone,
-    /// It writes to its tables.
+    /// It has its tables, and another process may own the cursor.
+    StandsBy,
+    /// It owns the cursor and writes to its tables.
     Writes,
 }
 
@@ -84,11 +88,12 @@ pub struct World {
     processes: Vec<Process>,
     /// Swaps on their way: the consumer, the expected state and the next.
     late: Vec<(usize, Register, Register)>,
-    /// The tables that each consumer has written to.
+    /// The tables that each consumer has written to since it was last removed.
     wrote: Vec<BTreeSet<&'static str>>,
     ended: u8,
     faults: u8,
     claims: u8,
+    removed: u8,
     waited: bool,
 }
 
@@ -116,6 +121,8 @@ pub enum Action {
     Ends(usize),
     /// A late swap lands.
     Lands(usize),
+    /// An operator removes a consumer.
+    Removes(usize),
 }
 
 const LEASE_MS: u64 = 100;
@@ -135,6 +142,15 @@ fn policy() -> BatchingPolicy {
         max_in_flight: 1,
         sink: String::new(),
         schema_version: 1,
+    }
+}
+
+impl Settings {
+    fn sink_tables(&self) -> Vec<SinkTable> {
+        let tables = self.tables.iter();
+        tables
+            .map(|table| SinkTable::new(table, [(*table).to_owned()]))
+            .collect()
     }
 }
 
@@ -189,11 +205,7 @@ impl Admissions {
     /// What a process decides from its cursor as it knows it.
     fn decides(&self, world: &World, place: usize, own: &Register, ahead: bool) -> Step {
         let settings = self.settings(world, place);
-        let tables: Vec<SinkTable> = settings
-            .tables
-            .iter()
-            .map(|table| SinkTable::new(table, [(*table).to_owned()]))
-            .collect();
+        let tables = settings.sink_tables();
         let request = Request {
             tables: &tables,
             share: settings.share,
@@ -235,8 +247,7 @@ impl Admissions {
         match self.decides(world, place, &own, ahead) {
             Step::Admitted => {
                 (fate == Fate::Answers).then_some(())?;
-                world.processes[place].state = State::Writes;
-                world.wrote[settings.consumer].extend(&settings.tables);
+                world.processes[place].state = State::StandsBy;
             }
             Step::Swap(next) => {
                 let next = Register::of(&next);
@@ -313,6 +324,39 @@ impl Admissions {
         }
     }
 
+    /// Opens its cursor, or finds that its consumer was removed.
+    fn opens(&self, world: &mut World, place: usize) {
+        let Settings {
+            consumer,
+            tables,
+            share,
+        } = self.settings(world, place).clone();
+        let own = world.cursors[consumer].cursor(consumer);
+        let sink_tables = self.settings(world, place).sink_tables();
+        let admits = || own.still_admits(&sink_tables, share);
+        world.processes[place].state = match (!own.is_removed()).then(admits).flatten() {
+            Some(opened) => {
+                world.cursors[consumer] = Register::of(&opened);
+                world.wrote[consumer].extend(tables);
+                State::Writes
+            }
+            None => State::Gone,
+        };
+    }
+
+    /// Its processes that write find that out. The others do not notice.
+    fn removes(&self, world: &mut World, consumer: usize) {
+        world.removed += 1;
+        world.cursors[consumer] = Register::Tombstone(SinkTables::default());
+        world.wrote[consumer].clear();
+        for place in 0..world.processes.len() {
+            let writes = world.processes[place].state == State::Writes;
+            if writes && self.settings(world, place).consumer == consumer {
+                world.processes[place].state = State::Gone;
+            }
+        }
+    }
+
     fn goes(&self, world: &mut World, place: usize, ahead: bool, fate: Fate) -> Option<()> {
         let consumer = self.settings(world, place).consumer;
         match world.processes[place].state.clone() {
@@ -322,6 +366,10 @@ impl Admissions {
                 world.processes[place].state = State::Knows(world.cursors[consumer].clone());
             }
             State::Knows(own) => self.knows(world, place, own, ahead, fate)?,
+            State::StandsBy => {
+                (!ahead && fate == Fate::Answers).then_some(())?;
+                self.opens(world, place);
+            }
             State::Looks { .. } => {
                 (fate == Fate::Answers).then_some(())?;
                 self.looks(world, place, ahead);
@@ -372,6 +420,7 @@ impl Model for Admissions {
             ended: 0,
             faults: 0,
             claims: 0,
+            removed: 0,
             waited: false,
         }]
     }
@@ -381,6 +430,11 @@ impl Model for Admissions {
             return;
         }
         actions.extend((0..world.late.len()).map(Action::Lands));
+        if world.removed < self.removals {
+            let there = |consumer: &usize| world.cursors[*consumer] != Register::Absent;
+            let consumers = (0..world.cursors.len()).filter(there);
+            actions.extend(consumers.map(Action::Removes));
+        }
         for place in 0..self.processes.len() {
             if self.may_start(world, place) {
                 actions.extend((0..self.processes[place].len()).map(|with| Action::Start(place, with)));
@@ -428,6 +482,7 @@ impl Model for Admissions {
                     next.cursors[consumer] = landed;
                 }
             }
+            Action::Removes(consumer) => self.removes(&mut next, consumer),
             Action::Goes(place, ahead, fate) => self.goes(&mut next, place, ahead, fate)?,
         }
         Some(next)
@@ -471,7 +526,8 @@ impl Model for Admissions {
                 "nobody is refused for nothing",
                 |model: &Admissions, world: &World| {
                     // A crash leaves claims, and clocks that differ let both give way.
-                    let smooth = world.ended == 0 && world.faults == 0 && !model.skew;
+                    let smooth =
+                        world.ended == 0 && world.faults == 0 && world.removed == 0 && !model.skew;
                     let all_refused = world.processes.iter().all(|process| process.state == State::Gone);
                     !(smooth && all_refused)
                 },

@@ -38,6 +38,7 @@ fn two_consumers_that_start_at_once() {
         faults: 0,
         skew: false,
         claims: 2,
+        removals: 0,
     });
 }
 
@@ -49,6 +50,7 @@ fn two_consumers_whose_clocks_differ_and_that_crash() {
         faults: 1,
         skew: true,
         claims: 3,
+        removals: 0,
     });
 }
 
@@ -64,6 +66,7 @@ fn three_consumers_whose_clocks_differ() {
         faults: 0,
         skew: true,
         claims: 3,
+        removals: 0,
     });
 }
 
@@ -79,6 +82,7 @@ fn two_processes_of_one_consumer_and_another_consumer() {
         faults: 0,
         skew: false,
         claims: 4,
+        removals: 0,
     });
 }
 
@@ -94,6 +98,7 @@ fn a_consumer_that_adds_a_table() {
         faults: 0,
         skew: true,
         claims: 4,
+        removals: 0,
     });
 }
 
@@ -109,5 +114,23 @@ fn a_consumer_that_is_told_to_share() {
         faults: 1,
         skew: false,
         claims: 4,
+        removals: 0,
+    });
+}
+
+/// A process of the first one stands by all the while, and its consumer has other settings afterwards.
+#[test]
+fn a_consumer_that_is_removed_and_starts_again() {
+    holds(Admissions {
+        processes: vec![
+            vec![asks(0, &["t"])],
+            vec![asks(0, &["u"])],
+            vec![asks(1, &["t"])],
+        ],
+        ends: 0,
+        faults: 0,
+        skew: false,
+        claims: 4,
+        removals: 1,
     });
 }
