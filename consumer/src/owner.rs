@@ -109,6 +109,9 @@ impl Claim {
                 )));
             }
             self.check_rule(&opened.state, opened.policy_pinned)?;
+            if self.shard > 0 && beginning.origin.is_none() && self.lost_register().await? {
+                return Ok(Attempt::Removed);
+            }
             let next = opened.state.stamped(self.environment.random());
             let ours = next.stamp;
             let version = found.map(|snapshot| snapshot.version);

@@ -4,6 +4,7 @@
 
 use crate::claim::Claim;
 use crate::error::ConsumeError;
+use crate::reading::read_patiently;
 use crate::shard::{Admitted, Shard};
 use millpond_manifest::admission::{Request, Sight, Stage, Step, look};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
@@ -39,8 +40,7 @@ impl Shard {
     /// # Errors
     /// `SharedTables` if another consumer has one of them, and for a damaged object of the buffer.
     pub(crate) async fn ask_for_tables(&self) -> Result<Option<Admitted>, ConsumeError> {
-        let told = self.claim.tables.iter().any(|table| !table.identities.is_empty());
-        if self.config.repair.is_some() || !told {
+        if self.config.repair.is_some() || !self.claim.tells_tables() {
             return Ok(Some(Admitted::Unasked));
         }
         let mut attempt = Attempt {
@@ -209,6 +209,25 @@ impl Attempt<'_> {
 }
 
 impl Claim {
+    /// The sink can tell its tables from others.
+    fn tells_tables(&self) -> bool {
+        self.tables.iter().any(|table| !table.identities.is_empty())
+    }
+
+    /// Returns true if the register in the first shard no longer gives this process its tables. An operator removes the register
+    /// last, and others may have its tables from then on.
+    pub(crate) async fn lost_register(&self) -> Result<bool, ConsumeError> {
+        if !self.tells_tables() {
+            return Ok(false);
+        }
+        let key = layout::cursor(0, &self.consumer);
+        let found = read_patiently::<Cursor>(&self.store, &key, &self.readiness, &*self.environment).await?;
+        let admits = |register: &Cursor| {
+            !register.is_removed() && register.still_admits(&self.tables, self.share_tables).is_some()
+        };
+        Ok(!found.is_some_and(|found| admits(&found.state)))
+    }
+
     fn tables_wait(&self) -> String {
         format!("tables of consumer {}", self.consumer)
     }

@@ -10,6 +10,7 @@ use millpond_storage::unreliable::{Faults, HeldRequest, On};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::timeout;
 use support::{Log, Machine, Running, Table, config, eventually, read_by, start, start_on};
 use uuid::Uuid;
 
@@ -385,13 +386,19 @@ async fn a_consumer_that_shares_does_so_for_good() {
     first.stop().await.unwrap();
 }
 
-/// Each would get the table in one shard and lose it in the other.
-#[tokio::test(start_paused = true)]
-async fn the_first_shard_decides_for_all() {
+/// A store with a buffer of two shards.
+async fn two_shards() -> Store {
     let store = Store::memory();
     let id = Uuid::from_u128(42);
     let buffer = Buffer { id, shards: 2 };
     cas::create_once(&store, layout::BUFFER, buffer).await.unwrap();
+    store
+}
+
+/// Each would get the table in one shard and lose it in the other.
+#[tokio::test(start_paused = true)]
+async fn the_first_shard_decides_for_all() {
+    let store = two_shards().await;
     let table = table("one");
     let (slow, network) = store.behind(Faults::default());
     let mut claim = network.hold(On::Create, "shards/0000/consumers/a/cursor");
@@ -415,6 +422,30 @@ async fn the_first_shard_decides_for_all() {
     fails(lesser).await;
     assert!(cursor(1, "a").await.is_none());
     greater.stop().await.unwrap();
+}
+
+/// It slept before it opened its cursor in the second shard, and another consumer may have the table now.
+#[tokio::test(start_paused = true)]
+async fn a_removed_consumer_begins_in_no_other_shard() {
+    let store = two_shards().await;
+    let (slow, network) = store.behind(Faults::default());
+    let mut opening = network.hold(On::Create, "shards/0001/consumers/a/cursor");
+    let mut first = network.hold(On::Get, "shards/0001/manifest");
+    let sleeps = start(&slow, named("a"), &table("one"));
+    first.arrived().await;
+    let key = layout::cursor(0, "a");
+    eventually("it owns the first shard", async || {
+        let found = cas::read::<Cursor>(&store, &key).await.unwrap();
+        found.is_some_and(|found| found.state.epoch > 0)
+    })
+    .await;
+    let found = cas::read::<Cursor>(&store, &key).await.unwrap().unwrap();
+    let removed = cas::swap(&store, &key, Some(&found.version), found.state.remove()).await;
+    assert!(matches!(removed, cas::Swap::Committed(_)), "{removed:?}");
+    first.release();
+    eventually("it ends", async || sleeps.task.is_finished()).await;
+    let created = timeout(Duration::ZERO, opening.arrived()).await;
+    assert!(created.is_err(), "it begins in the second shard");
 }
 
 /// It was admitted with a table, and slept until another consumer had that.

@@ -114,13 +114,19 @@ impl Selection {
 
     /// Reads the selected cursors. Fails without any, and at one whose owner is running unless forced.
     async fn cursors(&self, store: &Store) -> anyhow::Result<Vec<(u32, Snapshot<Cursor>)>> {
+        let found = self.there(store).await?;
+        if found.is_empty() {
+            return Err(self.unknown(store));
+        }
+        Ok(found)
+    }
+
+    /// Reads the selected cursors. Fails at one whose owner is running unless forced.
+    async fn there(&self, store: &Store) -> anyhow::Result<Vec<(u32, Snapshot<Cursor>)>> {
         let mut found = Vec::new();
         for shard in self.shards(store).await? {
             let cursor = cursor(store, shard, &self.consumer).await?;
             found.extend(cursor.map(|cursor| (shard, cursor)));
-        }
-        if found.is_empty() {
-            return Err(self.unknown(store));
         }
         let now_ms = SystemEnvironment.now_ms();
         for (shard, cursor) in &found {

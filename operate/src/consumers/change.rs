@@ -91,26 +91,58 @@ pub async fn reset(store: &Store, selection: &Selection, reset: &Reset) -> anyho
     .await
 }
 
-/// Finds the cursors to remove. With force, they need not be readable.
+/// Finds the cursors to remove, in the order in which to remove them. With force, they need not be readable.
+///
+/// The register of the consumer's tables, in the first shard, comes last: while another shard has a cursor, its owner writes.
 ///
 /// # Errors
-/// There is no such cursor, or a cursor's owner is running.
+/// There is no such cursor, a cursor's owner is running, or the first shard is selected and others have cursors.
 pub async fn plan_removal(store: &Store, selection: &Selection) -> anyhow::Result<Vec<Removal>> {
     let removal = |shard, cursor| Removal {
         shard,
         before: Before::Cursor(Box::new(cursor)),
     };
-    if let Some(claims) = claiming(store, selection).await {
-        return Ok(vec![removal(0, claims)]);
+    let claiming = claiming(store, selection).await;
+    let mut there = match selection.force {
+        true => removable(store, selection).await?,
+        false => {
+            let cursors = selection.there(store).await?.into_iter();
+            cursors.map(|(shard, cursor)| removal(shard, cursor)).collect()
+        }
+    };
+    there.extend(claiming.map(|claims| removal(0, claims)));
+    if there.is_empty() {
+        return Err(selection.unknown(store));
     }
-    if !selection.force {
-        let cursors = selection.cursors(store).await?.into_iter();
-        return Ok(cursors.map(|(shard, cursor)| removal(shard, cursor)).collect());
+    let is_repair = layout::repaired_by(&selection.consumer).is_some();
+    if selection.shard == Some(0) && !is_repair {
+        let all = Selection {
+            shard: None,
+            force: true,
+            ..selection.clone()
+        };
+        if let Some(other) = removable(store, &all).await?.iter().find(|other| other.shard > 0) {
+            bail!(
+                "{} has a cursor in shard {:04} too, and its cursor in shard 0000 names the tables of all shards: remove the others \
+                 first, or all of them without --shard",
+                selection.consumer,
+                other.shard
+            );
+        }
     }
+    there.sort_by_key(|removal| std::cmp::Reverse(removal.shard));
+    Ok(there)
+}
+
+/// Finds the selected cursors, whoever owns them. They need not be readable.
+async fn removable(store: &Store, selection: &Selection) -> anyhow::Result<Vec<Removal>> {
     let mut there = Vec::new();
     for shard in selection.shards(store).await? {
         match buffer::cursor(store, shard, &selection.consumer).await {
-            Ok(found) => there.extend(found.map(|found| removal(shard, found))),
+            Ok(found) => there.extend(found.map(|found| Removal {
+                shard,
+                before: Before::Cursor(Box::new(found)),
+            })),
             Err(ReadError::Format { key, .. }) => {
                 let version = match store.get_at_most(&key, None, 0).await? {
                     Fetched::Changed(found) => Some(found.version),
@@ -124,9 +156,6 @@ pub async fn plan_removal(store: &Store, selection: &Selection) -> anyhow::Resul
             }
             Err(error) => return Err(error.into()),
         }
-    }
-    if there.is_empty() {
-        return Err(selection.unknown(store));
     }
     Ok(there)
 }

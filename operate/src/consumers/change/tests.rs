@@ -177,3 +177,63 @@ async fn a_consumer_that_died_while_it_asked_for_tables_is_removed() {
         "nothing is left of it"
     );
 }
+
+/// A store with two shards and a cursor of the consumer in each, the first as given.
+async fn two_shards(first: Cursor) -> (Store, Selection) {
+    let store = Store::memory();
+    let buffer = Buffer {
+        id: Default::default(),
+        shards: 2,
+    };
+    cas::create_once(&store, layout::BUFFER, buffer).await.unwrap();
+    let second = Cursor {
+        shard: 1,
+        ..released("e2e")
+    };
+    for cursor in [first, second] {
+        let key = layout::cursor(cursor.shard, "e2e");
+        let created = cas::swap(&store, &key, None, cursor).await;
+        assert!(matches!(created, Swap::Committed(_)));
+    }
+    (store, selection(false))
+}
+
+/// The cursor in the first shard names the tables of both.
+#[tokio::test]
+async fn the_register_of_tables_is_removed_last() {
+    let mut asks = Cursor::unborn(Default::default(), 0, "e2e", policy("clickhouse:otel.otel_logs"));
+    asks.tables.claim = Some(TableClaim {
+        id: 1,
+        tables: Vec::new(),
+        expires_at_ms: 1,
+        firm: false,
+    });
+    for first in [released("e2e"), asks] {
+        let (store, all) = two_shards(first).await;
+        for force in [false, true] {
+            let all = Selection { force, ..all.clone() };
+            let planned = plan_removal(&store, &all).await.unwrap();
+            let shards: Vec<u32> = planned.iter().map(|removal| removal.shard).collect();
+            assert_eq!(shards, [1, 0]);
+            let first = Selection {
+                shard: Some(0),
+                ..all.clone()
+            };
+            let refused = plan_removal(&store, &first).await.unwrap_err().to_string();
+            assert!(
+                refused.contains("e2e has a cursor in shard 0001 too"),
+                "{refused}"
+            );
+        }
+        for shard in [1, 0] {
+            let one = Selection {
+                shard: Some(shard),
+                ..all.clone()
+            };
+            for removal in plan_removal(&store, &one).await.unwrap() {
+                remove(&store, &one, &removal).await.unwrap();
+            }
+        }
+        assert!(plan_removal(&store, &all).await.is_err(), "nothing is left of it");
+    }
+}
