@@ -32,6 +32,8 @@ struct Attempt<'a> {
     free: Option<Stage>,
     /// The id of the claim that this process made or shares.
     claimed: Option<u64>,
+    /// After a swap that the store refused or did not report.
+    backoff: Backoff,
 }
 
 impl Shard {
@@ -50,6 +52,7 @@ impl Shard {
             begins: false,
             free: None,
             claimed: None,
+            backoff: Backoff::new(Duration::from_millis(50), Duration::from_secs(5)),
         };
         let asked = tokio::select! {
             biased;
@@ -145,14 +148,19 @@ impl Attempt<'_> {
         let ours = next.stamp;
         let version = self.cursor.as_ref().map(|found| found.version.clone());
         match cas::swap(&claim.store, &claim.key(), version.as_ref(), next).await {
-            Swap::Committed(snapshot) => self.cursor = Some(snapshot),
+            Swap::Committed(snapshot) => {
+                self.backoff.reset();
+                self.cursor = Some(snapshot);
+            }
             Swap::Mismatch => {
                 claim.metrics.cursor_conflicts.inc();
+                self.backoff.pause(&*claim.environment).await;
                 self.read().await?;
             }
             Swap::Unknown(error) => {
                 claim.metrics.cursor_unknown.inc();
                 claim.readiness.waits(&claim.tables_wait(), error, Level::Warn);
+                self.backoff.pause(&*claim.environment).await;
                 self.read().await?;
             }
         }

@@ -6,7 +6,7 @@ use millpond_consumer::{Config, ConsumeError};
 use millpond_manifest::Cursor;
 use millpond_manifest::{Buffer, cas, layout};
 use millpond_storage::Store;
-use millpond_storage::unreliable::{Faults, HeldRequest, On};
+use millpond_storage::unreliable::{Faults, HeldRequest, On, S3Latency, WriteFaults};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -496,6 +496,25 @@ async fn an_owner_writes_down_tables_that_an_older_program_dropped() {
     read_by(&log, "a", 1).await;
     assert_eq!(log.cursor("a").await.unwrap().tables.tables[0].name, "one");
     stands_by.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_takes_no_claim_is_not_asked_all_the_time() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let (store, network) = log.store.behind(Faults {
+        write: WriteFaults {
+            lost: 1.0,
+            ..WriteFaults::default()
+        },
+        latency: Some(S3Latency::default()),
+        ..Faults::default()
+    });
+    let asks = start(&store, named("a"), &table("one"));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let lost = network.injected().lost;
+    assert!((5..100).contains(&lost), "{lost} claims in a minute");
+    asks.crash().await;
 }
 
 /// A program that did not know of this wrote no tables down.
