@@ -279,6 +279,9 @@ impl Claim {
                 Err(ReadError::Format { key, wrong }) => {
                     warn!("{key}: {wrong}: its consumer may write to the same tables");
                 }
+                Err(ReadError::Store(error)) if error.kind() == ErrorKind::Denied => {
+                    warn!("{error}: its consumer may write to the same tables");
+                }
                 Err(ReadError::Store(error)) => return Err(error),
             }
         }

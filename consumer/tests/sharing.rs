@@ -6,7 +6,7 @@ use millpond_consumer::{Config, ConsumeError};
 use millpond_manifest::Cursor;
 use millpond_manifest::{Buffer, cas, layout};
 use millpond_storage::Store;
-use millpond_storage::unreliable::{Faults, HeldRequest, On, S3Latency, WriteFaults};
+use millpond_storage::unreliable::{Fault, Faults, HeldRequest, On, S3Latency, WriteFaults};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -515,6 +515,26 @@ async fn a_store_that_takes_no_claim_is_not_asked_all_the_time() {
     let lost = network.injected().lost;
     assert!((5..100).contains(&lost), "{lost} claims in a minute");
     asks.crash().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cursor_that_may_not_be_read_hides_no_other() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let (one, two) = (table("one"), table("two"));
+    for (name, table) in [("a", &one), ("b", &two)] {
+        let consumer = start(&log.store, named(name), table);
+        read_by(&log, name, 1).await;
+        consumer.stop().await.unwrap();
+    }
+    let (store, network) = log.store.behind(Faults::default());
+    // As many as it looks.
+    for _ in 0..3 {
+        network.once(On::Get, "a/cursor", Fault::Denied);
+    }
+    let refused = start(&store, named("c"), &two);
+    eventually("it ends", async || refused.task.is_finished()).await;
+    fails(refused).await;
 }
 
 /// A program that did not know of this wrote no tables down.

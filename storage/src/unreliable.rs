@@ -65,6 +65,10 @@ impl Unreliable {
                 wait(there + back).await;
                 return Err(fault("the connection was lost before the request was sent"));
             }
+            Fate::Fault(Fault::Denied) => {
+                wait(there + back).await;
+                return Err(denied(Some(location)));
+            }
             Fate::Fault(Fault::LandsUnreported) => {
                 wait(there).await;
                 // The answer is lost, whether the write took effect or not.
@@ -122,6 +126,7 @@ impl Unreliable {
                 Ok(())
             }
             Fate::Fault(Fault::Hangs) => std::future::pending().await,
+            Fate::Fault(Fault::Denied) => Err(denied(location)),
             Fate::Fault(_) | Fate::Detained(_) => Err(fault("the connection was lost")),
         }
     }
@@ -137,6 +142,13 @@ fn fault(what: &'static str) -> Error {
     Error::Generic {
         store: STORE,
         source: what.into(),
+    }
+}
+
+fn denied(location: Option<&Path>) -> Error {
+    Error::PermissionDenied {
+        path: location.map(Path::to_string).unwrap_or_default(),
+        source: "403 AccessDenied".into(),
     }
 }
 
@@ -194,7 +206,7 @@ impl ObjectStore for Unreliable {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         if let Err(error) = self.read(On::Get, Some(location)).await {
             // Half of the failures come after the body has begun, if there is a body.
-            if self.controls.chance(2) == 0 {
+            if matches!(error, Error::PermissionDenied { .. }) || self.controls.chance(2) == 0 {
                 return Err(error);
             }
             return match self.inner.get_opts(location, options).await {

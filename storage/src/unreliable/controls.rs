@@ -107,6 +107,8 @@ pub enum Fault {
     Repeated(Duration),
     /// The request has no effect and gets no answer.
     Hangs,
+    /// The request has no effect: the store denies the right to it.
+    Denied,
 }
 
 /// The controls of an [`Unreliable`](super::Unreliable) store. Clones control the same store.
@@ -326,7 +328,7 @@ impl Injected {
             Fate::Fault(Fault::Hangs) => &mut self.hung,
             _ if matches!(on, On::Get | On::List) => &mut self.reads,
             Fate::Fault(Fault::LandsUnreported) => &mut self.landed_unreported,
-            Fate::Fault(Fault::Lost) => &mut self.lost,
+            Fate::Fault(Fault::Lost | Fault::Denied) => &mut self.lost,
             Fate::Fault(Fault::LandsLate(_)) | Fate::Detained(_) => &mut self.late,
             Fate::Fault(Fault::Repeated(_)) => &mut self.repeated,
         };
