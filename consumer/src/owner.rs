@@ -167,6 +167,16 @@ impl Claim {
         })
     }
 
+    /// Refuses the settings of a process that could not open the cursor as it is. Otherwise its consumer would keep tables that it
+    /// never wrote to. The owner that has the cursor now may still release it.
+    pub(crate) fn check_rule_before_asking(&self, cursor: &Cursor) -> Result<(), ConsumeError> {
+        let held = cursor.held_at(self.environment.now_ms());
+        match held.filter(|held| held.owner != self.instance) {
+            Some(_) => Ok(()),
+            None => self.check_rule(cursor, !cursor.is_clean()),
+        }
+    }
+
     /// Checks that this process can follow a pinned policy. It cannot if the policy names another sink, because only
     /// that sink can build the same rows again.
     fn check_rule(&self, cursor: &Cursor, pinned: bool) -> Result<(), ConsumeError> {

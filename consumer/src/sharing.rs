@@ -76,6 +76,9 @@ impl Attempt<'_> {
     async fn ask(&mut self) -> Result<(), ConsumeError> {
         let claim = &self.shard.claim;
         self.read().await?;
+        if let Some(found) = &self.cursor {
+            claim.check_rule_before_asking(&found.state)?;
+        }
         loop {
             let request = Request {
                 tables: &claim.tables,

@@ -537,6 +537,24 @@ async fn a_cursor_that_may_not_be_read_hides_no_other() {
     fails(refused).await;
 }
 
+/// It has batches in doubt that only its earlier sink can write.
+#[tokio::test(start_paused = true)]
+async fn settings_that_cannot_write_take_no_table() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let first = start(&log.store, named("a"), &table("one"));
+    read_by(&log, "a", 1).await;
+    first.crash().await;
+    let before = log.cursor("a").await.unwrap();
+    let two = table("two");
+    let moves = start(&log.store, named("a"), &two).task.await.unwrap();
+    assert!(matches!(moves, Err(ConsumeError::PinnedSink { .. })), "{moves:?}");
+    assert_eq!(log.cursor("a").await.unwrap(), before);
+    let other = start(&log.store, named("b"), &two);
+    read_by(&log, "b", 1).await;
+    other.stop().await.unwrap();
+}
+
 /// A program that did not know of this wrote no tables down.
 #[tokio::test(start_paused = true)]
 async fn the_cursor_of_an_older_program_goes_on() {
