@@ -40,9 +40,14 @@ impl Shard {
     /// Waits until the consumer has the tables of its sink. `None`: the shutdown came first.
     ///
     /// # Errors
-    /// `SharedTables` if another consumer has one of them, and for a damaged object of the buffer.
+    /// `SharedTables` if another consumer has one of them, `Repair` if a repaired consumer does not write to one, and for a damaged
+    /// object of the buffer.
     pub(crate) async fn ask_for_tables(&self) -> Result<Option<Admitted>, ConsumeError> {
-        if self.config.repair.is_some() || !self.claim.tells_tables() {
+        if self.config.repair.is_some() {
+            self.claim.check_repaired_tables().await?;
+            return Ok(Some(Admitted::Unasked));
+        }
+        if !self.claim.tells_tables() {
             return Ok(Some(Admitted::Unasked));
         }
         let mut attempt = Attempt {
@@ -231,12 +236,30 @@ impl Claim {
         if !self.tells_tables() {
             return Ok(false);
         }
-        let key = layout::cursor(0, &self.consumer);
-        let found = read_patiently::<Cursor>(&self.store, &key, &self.readiness, &*self.environment).await?;
+        let found = self.register().await?;
         let admits = |register: &Cursor| {
             !register.is_removed() && register.still_admits(&self.tables, self.share_tables).is_some()
         };
-        Ok(!found.is_some_and(|found| admits(&found.state)))
+        Ok(!found.is_some_and(|register| admits(&register)))
+    }
+
+    async fn register(&self) -> Result<Option<Cursor>, ConsumeError> {
+        let key = layout::cursor(0, &self.consumer);
+        let found = read_patiently::<Cursor>(&self.store, &key, &self.readiness, &*self.environment).await?;
+        Ok(found.map(|found| found.state))
+    }
+
+    /// Refuses a repair of tables that the consumer does not write to: every row would look missing.
+    async fn check_repaired_tables(&self) -> Result<(), ConsumeError> {
+        let register = self.register().await?;
+        let stranger = register.as_ref().and_then(|it| it.tables.stranger(&self.tables));
+        match stranger {
+            Some(table) => Err(self.unrepairable(format!(
+                "the consumer does not write to table {}: repair the tables of its own settings (--database)",
+                table.name
+            ))),
+            None => Ok(()),
+        }
     }
 
     fn tables_wait(&self) -> String {

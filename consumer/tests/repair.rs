@@ -77,6 +77,29 @@ async fn read(sizes: &[u64]) -> (Log, Arc<Table>) {
     (log, table)
 }
 
+/// Every row would look missing there.
+#[tokio::test]
+async fn a_repair_of_tables_that_the_consumer_does_not_write_to_is_refused() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let [one, two] = ["one", "two"].map(Table::open);
+    one.identify(&["one"]);
+    two.identify(&["two"]);
+    let consumer = start(&log.store, config("a"), &one);
+    acknowledged(&log, 1).await;
+    consumer.stop().await.unwrap();
+    let error = refused(&log, repair_of("b", 0..=0), &two).await;
+    assert!(
+        error.contains("the consumer does not write to table two"),
+        "{error}"
+    );
+    assert!(two.rows().is_empty());
+    // A replica that it did not know makes no other table of it.
+    one.identify(&["one", "another replica"]);
+    let done = repair(&log, repair_of("b", 0..=0), &one).await.unwrap();
+    assert_eq!(done, [3, 0, 0, 1]);
+}
+
 #[tokio::test]
 async fn deleted_rows_come_back_once() {
     let (log, table) = read(&[3, 25, 1, 2, 12]).await;

@@ -90,6 +90,13 @@ impl SinkTables {
         fitting(lacking.cloned().collect())
     }
 
+    /// The first of the sink's tables that is none of these. Of cursors without tables, nobody knows.
+    pub fn stranger<'a>(&self, ours: &'a [SinkTable]) -> Option<&'a SinkTable> {
+        let told = ours.iter().filter(|table| !table.identities.is_empty());
+        told.filter(|_| !self.tables.is_empty())
+            .find(|table| !table.is_among(&self.tables))
+    }
+
     /// These tables with those of the sink, whose identities may have changed since. The sink's come last.
     pub(crate) fn with(&self, ours: &[SinkTable]) -> Vec<SinkTable> {
         let mut tables = self.tables.clone();
