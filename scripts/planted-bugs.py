@@ -122,6 +122,13 @@ CATCHERS = {
             r"never: it ends",
         ),
     ],
+    "gained-identity-unclaimed": [
+        Catcher(
+            "consumer/tests/sharing.rs",
+            "a_known_table_that_leads_to_a_table_of_another_is_noticed",
+            r"never: it ends",
+        ),
+    ],
     "earlier-tables-given-away": [
         guard("a_consumer_that_adds_a_table", "a cursor names every table"),
     ],

@@ -555,6 +555,31 @@ async fn settings_that_cannot_write_take_no_table() {
     other.stop().await.unwrap();
 }
 
+/// A person made it a path to another consumer's table.
+#[tokio::test(start_paused = true)]
+async fn a_known_table_that_leads_to_a_table_of_another_is_noticed() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let (one, two) = (table("one"), table("two"));
+    for (name, table) in [("a", &one), ("b", &two)] {
+        let consumer = start(&log.store, named(name), table);
+        read_by(&log, name, 1).await;
+        consumer.stop().await.unwrap();
+    }
+    two.identify(&["two", "one"]);
+    let refused = start(&log.store, named("b"), &two);
+    eventually("it ends", async || refused.task.is_finished()).await;
+    fails(refused).await;
+    two.identify(&["two", "three"]);
+    let consumer = start(&log.store, named("b"), &two);
+    eventually("the new identity is known", async || {
+        let cursor = log.cursor("b").await.unwrap();
+        cursor.tables.tables[0].identities.contains("three")
+    })
+    .await;
+    consumer.stop().await.unwrap();
+}
+
 /// A program that did not know of this wrote no tables down.
 #[tokio::test(start_paused = true)]
 async fn the_cursor_of_an_older_program_goes_on() {

@@ -81,13 +81,27 @@ pub(crate) fn fitting(mut tables: Vec<SinkTable>) -> Vec<SinkTable> {
     tables
 }
 
+/// As many of a sink's tables as a cursor can hold, without those that cannot be told from others.
+fn told(ours: &[SinkTable]) -> Vec<SinkTable> {
+    let told = ours.iter().filter(|table| !table.identities.is_empty());
+    fitting(told.cloned().collect())
+}
+
 impl SinkTables {
-    /// Those of the sink's tables that are none of these. A table without identities cannot be told from others.
+    /// Those of the sink's tables that have unknown identities, with these alone: another consumer may have them. A table without
+    /// identities cannot be told from others.
     pub fn lacks(&self, ours: &[SinkTable]) -> Vec<SinkTable> {
-        let lacking = ours
-            .iter()
-            .filter(|table| !table.identities.is_empty() && !table.is_among(&self.tables));
-        fitting(lacking.cloned().collect())
+        let known: BTreeSet<&String> = self.tables.iter().flat_map(|table| &table.identities).collect();
+        let unknown = |table: SinkTable| SinkTable {
+            identities: table
+                .identities
+                .into_iter()
+                .filter(|id| !known.contains(id))
+                .collect(),
+            ..table
+        };
+        let lacking = told(ours).into_iter().map(unknown);
+        lacking.filter(|table| !table.identities.is_empty()).collect()
     }
 
     /// The first of the sink's tables that is none of these. Of cursors without tables, nobody knows.
@@ -97,10 +111,14 @@ impl SinkTables {
             .find(|table| !table.is_among(&self.tables))
     }
 
-    /// These tables with those of the sink, whose identities may have changed since. The sink's come last.
+    /// These tables with those of the sink, if they lack some. The sink's come last.
     pub(crate) fn with(&self, ours: &[SinkTable]) -> Vec<SinkTable> {
+        if self.lacks(ours).is_empty() {
+            return self.tables.clone();
+        }
+        let ours = told(ours);
         let mut tables = self.tables.clone();
-        for table in ours.iter().filter(|table| !table.identities.is_empty()) {
+        for table in &ours {
             let (same, others): (Vec<_>, Vec<_>) = tables
                 .into_iter()
                 .partition(|earlier| earlier.is_among(std::slice::from_ref(table)));
@@ -110,11 +128,21 @@ impl SinkTables {
                 let both: BTreeSet<String> = table.identities.union(&earlier.identities).cloned().collect();
                 if both.len() <= IDENTITIES_MAX.0 {
                     table.identities = both;
+                } else {
+                    tables.push(earlier);
                 }
             }
             tables.push(table);
         }
-        fitting(tables)
+        let with = SinkTables {
+            tables: fitting(tables),
+            ..SinkTables::default()
+        };
+        if with.lacks(&ours).is_empty() {
+            return with.tables;
+        }
+        // With what they had before, the sink's own tables are too many.
+        fitting([&*self.tables, &*ours].concat())
     }
 
     /// Names the first rule of the format that these break.
@@ -151,15 +179,12 @@ mod tests {
     fn a_table_is_known_by_one_identity_and_learns_the_others() {
         let had = having(&[table("a", &["1"]), table("b", &["2"])]);
         let ours = [table("a", &["1", "one"]), table("c", &["3"]), table("none", &[])];
-        assert_eq!(had.lacks(&ours), [table("c", &["3"])]);
+        assert_eq!(had.lacks(&ours), [table("a", &["one"]), table("c", &["3"])]);
         let expected = [table("b", &["2"]), table("a", &["1", "one"]), table("c", &["3"])];
         assert_eq!(had.with(&ours), expected);
         assert_eq!(having(&expected).with(&ours), expected);
         // A server that is down now was asked before.
-        assert_eq!(
-            having(&expected).with(&[table("a", &["1"])])[2],
-            table("a", &["1", "one"])
-        );
+        assert_eq!(having(&expected).lacks(&[table("a", &["1"])]), []);
     }
 
     #[test]
@@ -177,5 +202,26 @@ mod tests {
         assert_eq!(table.identities.len(), IDENTITIES_MAX.0);
         assert_eq!(table.name.len(), 512);
         assert_eq!(having(&[table]).check(), Ok(()));
+    }
+
+    /// Otherwise a consumer would ask for it again and again.
+    #[test]
+    fn no_table_of_the_sink_is_left_out_that_fits() {
+        let many = |from: usize, count: usize| (from..from + count).map(|id| format!("{id:06}"));
+        let one = |from, count| SinkTable::new("t", many(from, count));
+        // Its union with the earlier one does not fit into one table.
+        let (earlier, now) = (one(0, 200), one(100, 200));
+        let with = having(std::slice::from_ref(&earlier)).with(std::slice::from_ref(&now));
+        assert_eq!(with, [earlier.clone(), now.clone()]);
+        assert_eq!(having(&with).lacks(&[earlier, now]), []);
+        // The unions of all do not fit into one cursor.
+        let before: Vec<SinkTable> = (0..16).map(|n| one(n * 1_000, 200)).collect();
+        let now: Vec<SinkTable> = (0..32).map(|n| one(n * 500 + 100, 128)).collect();
+        let with = having(&having(&before).with(&now));
+        assert_eq!(with.lacks(&now), []);
+        // The sink alone has too many.
+        let now: Vec<SinkTable> = (0..TABLES_MAX + 1).map(|n| one(n * 10, 1)).collect();
+        let with = having(&having(&[]).with(&now));
+        assert_eq!((with.tables.len(), with.lacks(&now)), (TABLES_MAX, vec![]));
     }
 }
