@@ -15,8 +15,9 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::warn;
 
-/// The pause between two looks at a consumer that asks for the same tables.
+/// The first and the longest pause between two looks at a consumer that asks for the same tables.
 const LOOK: Duration = Duration::from_millis(100);
+const LOOK_MAX: Duration = Duration::from_secs(2);
 
 /// The time that a stopping process takes at most to withdraw its claim.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -32,6 +33,10 @@ struct Attempt<'a> {
     free: Option<Stage>,
     /// The id of the claim that this process made or shares.
     claimed: Option<u64>,
+    /// As in [`Request::renewed`].
+    renewed: Option<u64>,
+    /// Between looks at a consumer that asks for the same tables.
+    looks: Backoff,
     /// After a swap that the store refused or did not report.
     backoff: Backoff,
 }
@@ -57,6 +62,8 @@ impl Shard {
             begins: false,
             free: None,
             claimed: None,
+            renewed: None,
+            looks: Backoff::new(LOOK, (self.claim.lease / 8).clamp(LOOK, LOOK_MAX)),
             backoff: Backoff::new(Duration::from_millis(50), Duration::from_secs(5)),
         };
         let asked = tokio::select! {
@@ -91,6 +98,7 @@ impl Attempt<'_> {
                 now_ms: claim.environment.now_ms(),
                 lease_ms: u64::try_from(claim.lease.as_millis()).unwrap_or(u64::MAX),
                 id: claim.environment.random(),
+                renewed: self.renewed,
                 policy: &claim.policy,
             };
             match self.known().admission(&request, self.free) {
@@ -100,7 +108,7 @@ impl Attempt<'_> {
                 Step::Wait(until_ms) => {
                     claim
                         .waits_for_tables("another process of this consumer asks for other tables", until_ms);
-                    tokio::time::sleep(LOOK).await;
+                    self.looks.pause(&*claim.environment).await;
                     self.read().await?;
                 }
             }
@@ -152,12 +160,14 @@ impl Attempt<'_> {
             .claim
             .as_ref()
             .map_or(self.claimed, |claim| Some(claim.id));
+        let claims = next.tables.claim.as_ref().map(|claim| claim.id);
         let next = next.stamped(claim.environment.random());
         let ours = next.stamp;
         let version = self.cursor.as_ref().map(|found| found.version.clone());
         match cas::swap(&claim.store, &claim.key(), version.as_ref(), next).await {
             Swap::Committed(snapshot) => {
                 self.backoff.reset();
+                self.renewed = claims;
                 self.cursor = Some(snapshot);
             }
             Swap::Mismatch => {
@@ -183,6 +193,7 @@ impl Attempt<'_> {
         if let Stage::Claimed(id) | Stage::Firm(id) = stage {
             self.claimed = Some(id);
         }
+        self.renewed = None;
         let others = claim.other_cursors().await?;
         match look(
             &claim.consumer,
@@ -195,7 +206,7 @@ impl Attempt<'_> {
             Sight::Wait(other, table, until_ms) => {
                 let reason = format!("consumer {} asks for table {} too", other.consumer, table.name);
                 claim.waits_for_tables(&reason, until_ms);
-                tokio::time::sleep(LOOK).await;
+                self.looks.pause(&*claim.environment).await;
                 self.read().await?;
             }
             Sight::Taken(other, table) => {

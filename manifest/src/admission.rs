@@ -24,6 +24,8 @@ pub struct Request<'a> {
     pub lease_ms: u64,
     /// A random number for a new claim.
     pub id: u64,
+    /// The claim that this process has written or renewed since its last look, by its id.
+    pub renewed: Option<u64>,
     /// The configured batching policy, for a new cursor.
     pub policy: &'a BatchingPolicy,
 }
@@ -175,8 +177,10 @@ impl Cursor {
                 })
             };
         }
-        // Others wait for a claim that is renewed in time.
-        if claim.expires_at_ms < request.now_ms.saturating_add(request.lease_ms / 2) {
+        // Others wait for a claim that is renewed in time. Where a renewal takes longer than that, it looks all the same.
+        if request.renewed != Some(claim.id)
+            && claim.expires_at_ms < request.now_ms.saturating_add(request.lease_ms / 2)
+        {
             return claims(renewed);
         }
         Step::Look(stage, lacking)
@@ -233,5 +237,50 @@ impl SinkTables {
                 Some((one, other, table))
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cursor::tables::SinkTable;
+
+    fn policy() -> BatchingPolicy {
+        BatchingPolicy {
+            batch_records: 1,
+            batch_bytes: 1,
+            chunk_rows: 1,
+            chunk_bytes: 1,
+            max_partitions_per_chunk: 1,
+            max_in_flight: 1,
+            sink: String::new(),
+            schema_version: 1,
+        }
+    }
+
+    #[test]
+    fn a_claim_that_takes_longer_than_its_lease_is_looked_from() {
+        let tables = [SinkTable::new("t", ["t".to_owned()])];
+        let policy = policy();
+        let request = |now_ms, renewed| Request {
+            tables: &tables,
+            share: false,
+            now_ms,
+            lease_ms: 100,
+            id: 7,
+            renewed,
+            policy: &policy,
+        };
+        let unborn = Cursor::unborn(Uuid::nil(), 0, "a", policy.clone());
+        let Step::Swap(claims) = unborn.admission(&request(0, None), Some(Stage::Hidden)) else {
+            panic!("a claim")
+        };
+        // Another process of the consumer has written the claim.
+        assert!(matches!(
+            claims.admission(&request(1_000, None), None),
+            Step::Swap(_)
+        ));
+        let step = claims.admission(&request(1_000, Some(7)), None);
+        assert_eq!(step, Step::Look(Stage::Claimed(7), tables.to_vec()));
     }
 }

@@ -212,6 +212,8 @@ impl Admissions {
             now_ms: if ahead { AHEAD_MS } else { 0 },
             lease_ms: LEASE_MS,
             id: u64::from(world.claims) + 1,
+            // With clocks that show anything, it looks from an expired claim anyway.
+            renewed: None,
             policy: &policy(),
         };
         own.cursor(settings.consumer)
