@@ -8,9 +8,10 @@ use crate::reading::read_patiently;
 use crate::shard::{Admitted, Shard};
 use millpond_manifest::admission::{Request, Sight, Stage, Step, look};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
-use millpond_manifest::{Cursor, SinkTable, layout};
+use millpond_manifest::{Cursor, SinkTable, TableClaim, layout};
 use millpond_runtime::{Backoff, Level};
 use millpond_storage::ErrorKind;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::timeout;
 use tracing::warn;
@@ -33,6 +34,8 @@ struct Attempt<'a> {
     free: Option<Stage>,
     /// The id of the claim that this process made or shares.
     claimed: Option<u64>,
+    /// The claims that this process waits for, by consumer, and the uptime at which it first saw each as it is.
+    watched: BTreeMap<String, (TableClaim, Duration)>,
     /// As in [`Request::renewed`].
     renewed: Option<u64>,
     /// Between looks at a consumer that asks for the same tables.
@@ -62,6 +65,7 @@ impl Shard {
             begins: false,
             free: None,
             claimed: None,
+            watched: BTreeMap::new(),
             renewed: None,
             looks: Backoff::new(LOOK, (self.claim.lease / 8).clamp(LOOK, LOOK_MAX)),
             backoff: Backoff::new(Duration::from_millis(50), Duration::from_secs(5)),
@@ -101,13 +105,17 @@ impl Attempt<'_> {
                 renewed: self.renewed,
                 policy: &claim.policy,
             };
-            match self.known().admission(&request, self.free) {
+            let mut known = self.known();
+            if known.tables.claim.as_ref().map(|claim| claim.id) != self.claimed {
+                self.end_unchanged(&mut known);
+            }
+            match known.admission(&request, self.free) {
                 Step::Admitted => return Ok(()),
                 Step::Swap(next) => self.swap(*next).await?,
                 Step::Look(stage, tables) => self.look(stage, &tables).await?,
                 Step::Wait(until_ms) => {
-                    claim
-                        .waits_for_tables("another process of this consumer asks for other tables", until_ms);
+                    let reason = "another process of this consumer asks for other tables";
+                    claim.waits_for_tables(reason, &claim.consumer, until_ms);
                     self.looks.pause(&*claim.environment).await;
                     self.read().await?;
                 }
@@ -125,6 +133,26 @@ impl Attempt<'_> {
                 &claim.consumer,
                 claim.policy.clone(),
             ),
+        }
+    }
+
+    /// Ends the lease of a claim that has stood unchanged for a lease by this process's own clock: the clock that wrote it may have
+    /// been days ahead. A firm claim stands all the same.
+    fn end_unchanged(&mut self, other: &mut Cursor) {
+        let (lease, now) = (self.shard.claim.lease, self.shard.claim.environment.uptime());
+        let Some(claim) = &mut other.tables.claim else {
+            self.watched.remove(&other.consumer);
+            return;
+        };
+        match self.watched.get(&other.consumer) {
+            Some((seen, since)) if seen == claim => {
+                if now.saturating_sub(*since) >= lease {
+                    claim.expires_at_ms = 0;
+                }
+            }
+            _ => {
+                self.watched.insert(other.consumer.clone(), (claim.clone(), now));
+            }
         }
     }
 
@@ -194,7 +222,10 @@ impl Attempt<'_> {
             self.claimed = Some(id);
         }
         self.renewed = None;
-        let others = claim.other_cursors().await?;
+        let mut others = claim.other_cursors().await?;
+        for other in &mut others {
+            self.end_unchanged(other);
+        }
         match look(
             &claim.consumer,
             stage,
@@ -205,7 +236,7 @@ impl Attempt<'_> {
             Sight::Free => self.free = Some(stage),
             Sight::Wait(other, table, until_ms) => {
                 let reason = format!("consumer {} asks for table {} too", other.consumer, table.name);
-                claim.waits_for_tables(&reason, until_ms);
+                claim.waits_for_tables(&reason, &other.consumer, until_ms);
                 self.looks.pause(&*claim.environment).await;
                 self.read().await?;
             }
@@ -277,9 +308,14 @@ impl Claim {
         format!("tables of consumer {}", self.consumer)
     }
 
-    fn waits_for_tables(&self, reason: &str, until_ms: u64) {
-        let left = until_ms.saturating_sub(self.environment.now_ms()).div_ceil(1_000);
-        let reason = format!("{reason}: it has them, gives up, or is ignored in {left} s at the latest");
+    fn waits_for_tables(&self, reason: &str, asks: &str, until_ms: u64) {
+        let left = Duration::from_millis(until_ms.saturating_sub(self.environment.now_ms()));
+        // A claim that stands unchanged for longer is ignored.
+        let left = left.min(self.lease).as_millis().div_ceil(1_000);
+        let reason = format!(
+            "{reason}: it has them, gives up, or is ignored in {left} s at the latest; `millpond consumer remove {asks}` ends its claim \
+             if it is gone"
+        );
         self.readiness.waits(&self.tables_wait(), reason, Level::Warn);
     }
 

@@ -10,8 +10,8 @@ use millpond_storage::unreliable::{Fault, Faults, HeldRequest, On, S3Latency, Wr
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::timeout;
 use support::{Log, Machine, Running, Table, config, eventually, read_by, start, start_on};
+use tokio::time::timeout;
 use uuid::Uuid;
 
 fn named(consumer: &str) -> Config {
@@ -258,6 +258,35 @@ async fn a_claim_that_another_has_ignored_gives_no_table() {
     other.stop().await.unwrap();
     assert!(log.cursor("a").await.unwrap().is_removed());
     assert_eq!(table.rows(), log.rows());
+}
+
+/// By its clock the claim ends in ten days.
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_longer_than_a_lease_for_a_claim_that_does_not_change() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let table = table("one");
+    let mut firm = network.hold(On::Update, "b/cursor");
+    let machine = Machine::new();
+    machine.pause(Duration::from_secs(10 * 86_400));
+    let crashes = start_on(&machine, &store, named("b"), &table);
+    firm.arrived().await;
+    crashes.crash().await;
+    drop(firm);
+    let lesser = Config {
+        lease: Duration::from_secs(10),
+        ..named("a")
+    };
+    let lesser = start(&log.store, lesser, &table);
+    eventually("it waits", async || !lesser.readiness.waiting_for().is_empty()).await;
+    let waits = lesser.readiness.waiting_for().join("; ");
+    assert!(
+        waits.contains("ignored in 10 s") && waits.contains("`millpond consumer remove b`"),
+        "{waits}"
+    );
+    read_by(&log, "a", 1).await;
+    lesser.stop().await.unwrap();
 }
 
 /// From then on only an operator ends it, because it may already have looked for the last time.

@@ -528,8 +528,7 @@ impl Model for Admissions {
                 "nobody is refused for nothing",
                 |model: &Admissions, world: &World| {
                     // A crash leaves claims, and clocks that differ let both give way.
-                    let smooth =
-                        world.ended == 0 && world.faults == 0 && world.removed == 0 && !model.skew;
+                    let smooth = world.ended == 0 && world.faults == 0 && world.removed == 0 && !model.skew;
                     let all_refused = world.processes.iter().all(|process| process.state == State::Gone);
                     !(smooth && all_refused)
                 },
