@@ -85,14 +85,21 @@ pub(crate) async fn cursors(store: &Store, shard: u32) -> anyhow::Result<Vec<Cur
 
 /// Like [`cursors`], with a separate result for each damaged cursor.
 pub(crate) async fn each_cursor(store: &Store, shard: u32) -> anyhow::Result<Vec<Result<Cursor, ReadError>>> {
+    let mut cursors = with_tombstones(store, shard).await?;
+    cursors.retain(|cursor| !cursor.as_ref().is_ok_and(Cursor::is_removed));
+    Ok(cursors)
+}
+
+/// Like [`each_cursor`], with those of removed consumers: they may ask for tables.
+pub(crate) async fn with_tombstones(
+    store: &Store,
+    shard: u32,
+) -> anyhow::Result<Vec<Result<Cursor, ReadError>>> {
     let mut cursors = Vec::new();
     for found in store.list(&layout::consumers(shard)).await? {
         if found.key.ends_with("/cursor") {
             match cas::read::<Cursor>(store, &found.key).await {
-                Ok(found) => {
-                    let cursor = found.map(|found| found.state);
-                    cursors.extend(cursor.filter(|cursor| !cursor.is_removed()).map(Ok));
-                }
+                Ok(found) => cursors.extend(found.map(|found| Ok(found.state))),
                 Err(damaged @ ReadError::Format { .. }) => cursors.push(Err(damaged)),
                 Err(error) => return Err(error.into()),
             }

@@ -6,7 +6,7 @@ mod rows;
 pub use crate::rows::{Difference, Runs};
 pub use rows::Compared;
 
-use crate::buffer::{NO_BUFFER, cursor, cursors, find_buffer, whole};
+use crate::buffer::{NO_BUFFER, cursor, find_buffer, whole, with_tombstones};
 use crate::check::check_patiently;
 use crate::numbers::readable;
 use millpond_clickhouse::Config;
@@ -272,9 +272,15 @@ async fn look_at_shard(
             "synchronise the clocks with NTP: retention and latency figures are off by this much",
         );
     }
-    let Ok(cursors) = cursors(store, shard).await else {
+    let Ok(cursors) = with_tombstones(store, shard).await else {
         return Ok(());
     };
+    // The check of the shard reports those that cannot be read.
+    let Ok(mut cursors) = cursors.into_iter().collect::<Result<Vec<Cursor>, _>>() else {
+        return Ok(());
+    };
+    look_at_claims(&cursors, SystemEnvironment.now_ms(), report);
+    cursors.retain(|cursor| !cursor.is_removed());
     if cursors.is_empty() && log.next_sequence > 0 {
         report.warning(
             format!("shard {shard:04}: no consumer has ever read it, so the buffer keeps all of it"),
@@ -307,6 +313,31 @@ fn look_at_shared_tables(cursors: &[Cursor], shard: u32, report: &mut Report) {
                 "the table has every record of the streams that both read twice: stop one of them and remove it (`millpond consumer remove`), or give it another database; if they read different streams, start one with --share-tables",
             );
         }
+    }
+}
+
+/// Finds processes that died while they asked for tables, which nobody else may have.
+fn look_at_claims(cursors: &[Cursor], now_ms: u64, report: &mut Report) {
+    for cursor in cursors {
+        let Some(claim) = &cursor.tables.claim else {
+            continue;
+        };
+        let tables: Vec<&str> = claim.tables.iter().map(|table| &*table.name).collect();
+        let what = format!("consumer {} asks for {}", cursor.consumer, tables.join(", "));
+        if claim.expires_at_ms > now_ms {
+            let left = (claim.expires_at_ms - now_ms).div_ceil(1_000);
+            report.ok(format!("{what}: its claim expires in {left} s"));
+            continue;
+        }
+        let age = (now_ms - claim.expires_at_ms) / 1_000;
+        let effect = match claim.firm {
+            true => "no other consumer may have the tables",
+            false => "others ignore it",
+        };
+        report.warning(
+            format!("{what}: its claim expired {age} s ago, and {effect}"),
+            "start the consumer again; if it is gone for good, `millpond consumer remove` ends its claim",
+        );
     }
 }
 
@@ -380,5 +411,49 @@ fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
             format!("{name}: an operator skipped {} parts", cursor.skipped.len()),
             "`millpond consumer list` lists them with the reasons",
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millpond_manifest::{SinkTable, TableClaim};
+
+    #[test]
+    fn a_claim_is_reported_with_its_age() {
+        let policy = BatchingPolicy {
+            batch_records: 1,
+            batch_bytes: 1,
+            chunk_rows: 1,
+            chunk_bytes: 1,
+            max_partitions_per_chunk: 1,
+            max_in_flight: 1,
+            sink: String::new(),
+            schema_version: 1,
+        };
+        let mut asks = Cursor::unborn(Default::default(), 0, "b", policy);
+        asks.tables.claim = Some(TableClaim {
+            id: 1,
+            tables: vec![SinkTable::new("logs", ["logs".to_owned()])],
+            expires_at_ms: 60_000,
+            firm: true,
+        });
+        for (now_ms, says, severity) in [
+            (
+                1_000,
+                "consumer b asks for logs: its claim expires in 59 s",
+                Severity::Ok,
+            ),
+            (
+                100_000,
+                "consumer b asks for logs: its claim expired 40 s ago, and no other consumer may have the tables",
+                Severity::Warning,
+            ),
+        ] {
+            let mut report = Report::default();
+            look_at_claims(std::slice::from_ref(&asks), now_ms, &mut report);
+            assert_eq!(report.0[0].what, says);
+            assert_eq!(report.worst() as u8, severity as u8);
+        }
     }
 }
