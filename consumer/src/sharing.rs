@@ -27,8 +27,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 struct Attempt<'a> {
     shard: &'a Shard,
     cursor: Option<Snapshot<Cursor>>,
-    /// This process has seen a cursor that was not removed.
-    alive: bool,
+    /// This process made the cursor.
     begins: bool,
     /// The last look that found nobody.
     free: Option<Stage>,
@@ -61,7 +60,6 @@ impl Shard {
         let mut attempt = Attempt {
             shard: self,
             cursor: None,
-            alive: false,
             begins: false,
             free: None,
             claimed: None,
@@ -156,26 +154,28 @@ impl Attempt<'_> {
         }
     }
 
+    /// Returns true if the consumer has a cursor that is no tombstone.
+    fn has_cursor(&self) -> bool {
+        let found = self.cursor.as_ref();
+        found.is_some_and(|found| !found.state.is_removed())
+    }
+
     async fn read(&mut self) -> Result<(), ConsumeError> {
         let claim = &self.shard.claim;
+        let had_cursor = self.has_cursor();
         self.cursor = claim.read().await?;
         if let Some(found) = &self.cursor {
             claim.check_buffer(&found.state)?;
         }
-        let alive = self
-            .cursor
-            .as_ref()
-            .is_some_and(|found| !found.state.is_removed());
-        if self.alive && !alive {
+        if had_cursor && !self.has_cursor() {
             return Err(claim.removed());
         }
-        self.alive = alive;
         Ok(())
     }
 
     async fn swap(&mut self, mut next: Cursor) -> Result<(), ConsumeError> {
         let claim = &self.shard.claim;
-        let begins = !self.alive && !next.is_removed();
+        let begins = !self.has_cursor() && !next.is_removed();
         if begins {
             let log = self.shard.read_log().await?;
             next.start = self
@@ -211,7 +211,6 @@ impl Attempt<'_> {
             }
         }
         let found = self.cursor.as_ref();
-        self.alive = found.is_some_and(|found| !found.state.is_removed());
         self.begins |= begins && found.is_some_and(|found| found.state.stamp == ours);
         Ok(())
     }

@@ -35,6 +35,14 @@ fn ahead() -> Machine {
     machine
 }
 
+/// Starts a consumer whose next such request for its cursor waits for the test.
+async fn start_until(log: &Log, on: On, consumer: &str, table: &Arc<Table>) -> (Running, HeldRequest) {
+    let (store, network) = log.store.behind(Faults::default());
+    let held = network.hold(on, &format!("{consumer}/cursor"));
+    let running = start(&store, named(consumer), table);
+    (running, arrives(held).await)
+}
+
 async fn arrives(mut request: HeldRequest) -> HeldRequest {
     request.arrived().await;
     request
@@ -192,16 +200,10 @@ async fn of_two_first_starts_at_once_one_goes_on() {
 async fn whoever_has_looked_in_time_goes_on_whatever_its_name() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3]).await;
-    let (slow, network) = log.store.behind(Faults::default());
     let table = table("one");
-    let mut creation = network.hold(On::Create, "a/cursor");
-    let lesser = start(&slow, named("a"), &table);
-    creation.arrived().await;
-    let (held, network) = log.store.behind(Faults::default());
+    let (lesser, creation) = start_until(&log, On::Create, "a", &table).await;
     // It has claimed the table and looked, and cannot make its claim firm.
-    let mut confirmation = network.hold(On::Update, "b/cursor");
-    let greater = start(&held, named("b"), &table);
-    confirmation.arrived().await;
+    let (greater, confirmation) = start_until(&log, On::Update, "b", &table).await;
     creation.release();
     eventually("the lesser has made its cursor", async || {
         log.cursor("a").await.is_some()
@@ -222,11 +224,8 @@ async fn whoever_has_looked_in_time_goes_on_whatever_its_name() {
 async fn a_crash_before_the_claim_is_firm_takes_no_table_and_keeps_nothing() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3]).await;
-    let (store, network) = log.store.behind(Faults::default());
     let table = table("one");
-    let mut firm = network.hold(On::Update, "a/cursor");
-    let crashes = start(&store, named("a"), &table);
-    firm.arrived().await;
+    let (crashes, firm) = start_until(&log, On::Update, "a", &table).await;
     crashes.crash().await;
     drop(firm);
     // Garbage collection keeps nothing for a tombstone.
@@ -246,11 +245,8 @@ async fn a_crash_before_the_claim_is_firm_takes_no_table_and_keeps_nothing() {
 async fn a_claim_that_another_has_ignored_gives_no_table() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3]).await;
-    let (store, network) = log.store.behind(Faults::default());
     let table = table("one");
-    let mut firm = network.hold(On::Update, "a/cursor");
-    let slow = start(&store, named("a"), &table);
-    firm.arrived().await;
+    let (slow, firm) = start_until(&log, On::Update, "a", &table).await;
     let other = start_on(&ahead(), &log.store, named("b"), &table);
     read_by(&log, "b", 1).await;
     firm.release();
@@ -315,14 +311,11 @@ async fn nobody_ignores_a_firm_claim() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_renews_its_claim_and_says_for_whom_it_waits() {
+async fn a_waiting_consumer_renews_its_claim_and_names_the_other() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3]).await;
     let table = table("one");
-    let (held, network) = log.store.behind(Faults::default());
-    let mut firm = network.hold(On::Update, "b/cursor");
-    let greater = start(&held, named("b"), &table);
-    firm.arrived().await;
+    let (greater, firm) = start_until(&log, On::Update, "b", &table).await;
     let machine = Machine::new();
     let lesser = start_on(&machine, &log.store, named("a"), &table);
     eventually("it waits", async || !lesser.readiness.waiting_for().is_empty()).await;
@@ -349,10 +342,7 @@ async fn a_consumer_that_stops_while_it_waits_leaves_no_claim() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[3]).await;
     let table = table("one");
-    let (held, network) = log.store.behind(Faults::default());
-    let mut firm = network.hold(On::Update, "b/cursor");
-    let greater = start(&held, named("b"), &table);
-    firm.arrived().await;
+    let (greater, firm) = start_until(&log, On::Update, "b", &table).await;
     let lesser = start(&log.store, named("a"), &table);
     eventually("it waits", async || !lesser.readiness.waiting_for().is_empty()).await;
     lesser.stop().await.unwrap();
@@ -378,10 +368,10 @@ async fn a_claim_gives_no_earlier_table_away_and_no_position() {
     arrives(claim).await.release();
     firm.arrived().await;
     log.reset("b", 1).await;
-    let said = fails(start_on(&ahead(), &log.store, named("c"), &two)).await;
+    let error = fails(start_on(&ahead(), &log.store, named("c"), &two)).await;
     assert!(
-        said.contains("consumer b of this buffer writes there already"),
-        "{said}"
+        error.contains("consumer b of this buffer writes there already"),
+        "{error}"
     );
     let other = start_on(&ahead(), &log.store, named("a"), &one);
     read_by(&log, "a", 1).await;

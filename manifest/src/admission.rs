@@ -30,7 +30,7 @@ pub struct Request<'a> {
     pub policy: &'a BatchingPolicy,
 }
 
-/// What others may see of a consumer when it looks at them.
+/// The part of a consumer's request that others can see when it begins to look at them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// Nothing yet.
@@ -48,7 +48,7 @@ pub enum Step {
     Admitted,
     /// Read the cursors of all other consumers in the first shard, and [`look`] at them.
     Look(Stage, Vec<SinkTable>),
-    /// Swap in this state. A cursor that is not a tombstone any more begins: set its start.
+    /// Swap in this state. If it makes a cursor of a tombstone, set the start first.
     Swap(Box<Cursor>),
     /// Another process of the consumer asks for other tables, at most until then (unix ms).
     Wait(u64),
@@ -61,14 +61,14 @@ pub enum Sight<'a> {
     Free,
     /// This consumer has this table, or asks for it and goes first.
     Taken(&'a Cursor, &'a SinkTable),
-    /// This consumer asks for this table and has to give way, if it has not looked before there was anything to see. So wait
-    /// until it has the table or gives up, at most until then (unix ms).
+    /// This consumer asks for this table and has the greater name. It gives way unless it looked before our claim was there,
+    /// so wait until it has the table or gives up, at most until then (unix ms).
     Wait(&'a Cursor, &'a SinkTable, u64),
 }
 
 /// Looks at the cursors of the first shard.
 ///
-/// Of two consumers that ask at once and see each other, the one with the greater name gives way.
+/// If two consumers ask at once and see each other, the one with the greater name gives way.
 pub fn look<'a>(
     consumer: &str,
     stage: Stage,

@@ -22,6 +22,14 @@ fn policy() -> BatchingPolicy {
     }
 }
 
+fn two_policies() -> (BatchingPolicy, BatchingPolicy) {
+    let other = BatchingPolicy {
+        chunk_rows: 7,
+        ..policy()
+    };
+    (policy(), other)
+}
+
 /// A new cursor whose log is empty.
 fn fresh() -> Cursor {
     let mut cursor = unlimited();
@@ -72,13 +80,7 @@ fn an_owner_holds_the_cursor_until_its_lease_runs_out() {
 
 #[test]
 fn the_rule_changes_only_where_nothing_is_in_doubt() {
-    let (old, new) = (
-        policy(),
-        BatchingPolicy {
-            chunk_rows: 7,
-            ..policy()
-        },
-    );
+    let (old, new) = two_policies();
     let mut cursor = fresh().open(&opening("a", 0, &old)).unwrap().state;
 
     let crashed = cursor.open(&opening("b", 500, &new)).unwrap();
@@ -104,13 +106,7 @@ fn the_rule_changes_only_where_nothing_is_in_doubt() {
 /// An earlier owner that does not know that it is fenced may send the plans ahead of the log at any time.
 #[test]
 fn plans_ahead_of_the_log_leave_no_batch_in_doubt_and_pin_what_decides_their_rows() {
-    let (old, new) = (
-        policy(),
-        BatchingPolicy {
-            chunk_rows: 7,
-            ..policy()
-        },
-    );
+    let (old, new) = two_policies();
     let mut cursor = fresh().open(&opening("a", 0, &old)).unwrap().state;
     cursor.plan("s", plan(5, 5)).unwrap();
     cursor.plan("t", plan(4, 4)).unwrap();

@@ -5,10 +5,12 @@
 //! late. A process crashes at any step and starts again, perhaps with other settings. Each step may see a clock before or after the
 //! end of every claim. A process that has its tables stands by for any time before it opens its cursor. An operator removes consumers.
 
+use millpond_consumer::Config;
 use millpond_manifest::admission::{Request, Sight, Stage, Step, look};
 use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables};
 use stateright::{Model, Property};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 use uuid::Uuid;
 
 /// Settings with which a process may start.
@@ -132,18 +134,8 @@ fn name(consumer: usize) -> String {
     char::from(b'a' + u8::try_from(consumer).expect("few consumers")).to_string()
 }
 
-fn policy() -> BatchingPolicy {
-    BatchingPolicy {
-        batch_records: 1,
-        batch_bytes: 1,
-        chunk_rows: 1,
-        chunk_bytes: 1,
-        max_partitions_per_chunk: 1,
-        max_in_flight: 1,
-        sink: String::new(),
-        schema_version: 1,
-    }
-}
+/// Any policy will do: the guard does not look at it.
+static POLICY: LazyLock<BatchingPolicy> = LazyLock::new(|| Config::default().policy("", 1));
 
 impl Settings {
     fn sink_tables(&self) -> Vec<SinkTable> {
@@ -156,11 +148,11 @@ impl Settings {
 
 impl Register {
     fn cursor(&self, consumer: usize) -> Cursor {
-        let unborn = Cursor::unborn(Uuid::nil(), 0, &name(consumer), policy());
+        let unborn = Cursor::unborn(Uuid::nil(), 0, &name(consumer), POLICY.clone());
         let (cursor, tables) = match self {
             Register::Absent => return unborn,
             Register::Tombstone(tables) => (unborn, tables),
-            Register::Alive(tables) => (unborn.begin_again(0, policy()), tables),
+            Register::Alive(tables) => (unborn.begin_again(0, POLICY.clone()), tables),
         };
         Cursor {
             tables: tables.clone(),
@@ -202,7 +194,7 @@ impl Admissions {
         &self.processes[process][world.processes[process].settings]
     }
 
-    /// What a process decides from its cursor as it knows it.
+    /// Returns the next step of a process, given its cursor as it last read it.
     fn decides(&self, world: &World, place: usize, own: &Register, ahead: bool) -> Step {
         let settings = self.settings(world, place);
         let tables = settings.sink_tables();
@@ -214,7 +206,7 @@ impl Admissions {
             id: u64::from(world.claims) + 1,
             // With clocks that show anything, it looks from an expired claim anyway.
             renewed: None,
-            policy: &policy(),
+            policy: &POLICY,
         };
         own.cursor(settings.consumer)
             .admission(&request, world.processes[place].free)

@@ -1,26 +1,9 @@
 //! Exhaustive searches of the guard against a second consumer of the same tables.
 
-use millpond_simulation::admission::{Admissions, Settings};
-use stateright::{Checker, HasDiscoveries, Model};
-use std::num::NonZero;
-use std::thread::available_parallelism;
+mod support;
 
-fn holds(model: Admissions) {
-    let checker = model
-        .checker()
-        .threads(available_parallelism().map_or(1, NonZero::get))
-        .finish_when(HasDiscoveries::AnyFailures)
-        .spawn_dfs()
-        .join();
-    println!("{} states", checker.unique_state_count());
-    let properties = checker.model().properties();
-    let failures = properties.iter().filter(|p| p.expectation.discovery_is_failure());
-    let violated: Vec<_> = failures
-        .filter_map(|p| checker.discovery(p.name).map(|_| p.name))
-        .collect();
-    assert!(violated.is_empty(), "violated: {violated:?}");
-    checker.assert_properties();
-}
+use millpond_simulation::admission::{Admissions, Settings};
+use support::holds;
 
 fn asks(consumer: usize, tables: &[&'static str]) -> Settings {
     Settings {

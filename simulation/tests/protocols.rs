@@ -1,30 +1,11 @@
 //! Exhaustive searches within small bounds. `make planted-bugs` shows that they find bugs.
 
+mod support;
+
 use millpond_simulation::{Bounds, System};
-use stateright::{Checker, HasDiscoveries, Model};
-use std::num::NonZero;
-use std::thread::available_parallelism;
 
-fn threads() -> usize {
-    available_parallelism().map_or(1, NonZero::get)
-}
-
-/// Searches the whole bound: every invariant holds, and the search reaches every required state.
 fn holds(bounds: Bounds) {
-    let checker = System { bounds }
-        .checker()
-        .threads(threads())
-        .finish_when(HasDiscoveries::AnyFailures)
-        .spawn_dfs()
-        .join();
-    println!("{} states", checker.unique_state_count());
-    let properties = checker.model().properties();
-    let failures = properties.iter().filter(|p| p.expectation.discovery_is_failure());
-    let violated: Vec<_> = failures
-        .filter_map(|p| checker.discovery(p.name).map(|_| p.name))
-        .collect();
-    assert!(violated.is_empty(), "violated: {violated:?}");
-    checker.assert_properties();
+    support::holds(System { bounds });
 }
 
 /// The owners are configured with different policies.

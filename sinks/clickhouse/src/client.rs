@@ -88,7 +88,7 @@ impl From<reqwest::Error> for Error {
 fn speaks_no_http(error: &reqwest::Error) -> bool {
     let mut cause = std::error::Error::source(error);
     while let Some(inner) = cause {
-        // The second kind has no method of its own in hyper. Without this, the start retries a port of SSH for ever.
+        // hyper has no method that recognises the second kind. Without it, a start against an SSH port retries forever.
         if let Some(hyper) = inner.downcast_ref::<hyper::Error>()
             && (hyper.is_parse() || hyper.to_string().contains("unexpected message"))
         {
