@@ -2,7 +2,7 @@
 
 use super::process::Process;
 use super::record::{Event, Oracle};
-use super::scenario::{Scenario, of, one_in, up_to};
+use super::scenario::{of, one_in, up_to};
 use super::sink::Connection;
 use super::world::{World, consumer_name};
 use millpond_consumer::{Config, ConsumeError, Consumer};
@@ -65,16 +65,15 @@ pub(crate) async fn place(world: Arc<World>, consumer: usize, place: usize, mut 
             }
             Some(Ok(Err(error))) => {
                 world.record.event(&process.name, format_args!("{error}"));
-                let Scenario {
-                    owners, operators, ..
-                } = &world.scenario;
+                let operators = world.scenario.operators;
                 let expected = match &error {
-                    // Another owner, unknown to this one, can have read it. Otherwise the consumer misses it: retention
-                    // trimmed it, or a collector that read the cursors before this one began or was moved back.
+                    // Retention trimmed it, or a collector that read the cursors before this consumer began or was moved back.
+                    // Or the cursor has moved on, through another owner or an operator, while this owner was suspended.
                     ConsumeError::Trimmed { key, sequence, .. } => {
-                        *owners > 1 || world.witness.missed(&consumer_name(consumer), key, *sequence)
+                        let consumer = consumer_name(consumer);
+                        world.witness.may_be_trimmed(&consumer, key, *sequence)
                     }
-                    ConsumeError::Removed { .. } => *operators && !world.rivals().contains(&consumer),
+                    ConsumeError::Removed { .. } => operators && !world.rivals().contains(&consumer),
                     ConsumeError::SharedTables { .. } => {
                         world.record.count(Event::ConsumersRefused);
                         // Its supervisor waits.

@@ -229,15 +229,22 @@ impl Witness {
         (all, missing)
     }
 
-    /// Returns true if somebody was allowed to trim a segment that a consumer still needed.
-    pub(crate) fn missed(&self, consumer: &str, key: &str, sequence: u64) -> bool {
+    /// Returns true if a consumer may find this segment trimmed: it missed the parts, or somebody moved its cursor past them.
+    pub(crate) fn may_be_trimmed(&self, consumer: &str, key: &str, sequence: u64) -> bool {
         let state = self.state();
-        let mut readers = state
-            .shards
-            .iter()
-            .filter(|(number, _)| key.starts_with(&layout::segments(**number)))
-            .filter_map(|(_, shard)| shard.readers.get(consumer));
-        readers.any(|reader| reader.missed.iter().any(|(_, missed)| *missed == sequence))
+        let mut shards = state.shards.iter();
+        let shard = shards.find(|(number, _)| key.starts_with(&layout::segments(**number)));
+        let Some((_, Shard { log, readers, .. })) = shard else {
+            return false;
+        };
+        let (Some((_, content)), Some(reader)) = (log.get(&sequence), readers.get(consumer)) else {
+            return false;
+        };
+        content.iter().all(|(stream, _)| {
+            !reader.needs(stream, sequence)
+                || reader.missed.contains(&(stream.clone(), sequence))
+                || sequence < reader.gone_below
+        })
     }
 
     /// Names the first shard whose cursor the consumer has not released cleanly.
