@@ -129,6 +129,20 @@ CATCHERS = {
             r"never: it ends",
         ),
     ],
+    "shared-identity-refused": [
+        Catcher(
+            "consumer/tests/sharing.rs",
+            "a_shared_table_may_gain_an_identity",
+            r"never: the new identity is known",
+        ),
+    ],
+    "standby-ended-by-its-settings": [
+        Catcher(
+            "consumer/tests/sharing.rs",
+            "a_standby_with_other_settings_waits_for_the_owner",
+            r"assertion failed: !standby\.task\.is_finished\(\)",
+        ),
+    ],
     "earlier-tables-given-away": [
         guard("a_consumer_that_adds_a_table", "a cursor names every table"),
     ],

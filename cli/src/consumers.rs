@@ -338,7 +338,7 @@ async fn remove(selected: Selected) -> anyhow::Result<()> {
         // Change the other shards even if standard output is closed.
         let _ = say!("{consumer} is removed from shard {:04}", removal.shard);
     }
-    Ok(())
+    change::check_removed(&store, &selection).await
 }
 
 fn report_ended_repair(changed: &change::Changed, consumer: &str, shard: u32) {

@@ -113,7 +113,7 @@ impl Attempt<'_> {
                 Step::Look(stage, tables) => self.look(stage, &tables).await?,
                 Step::Wait(until_ms) => {
                     let reason = "another process of this consumer asks for other tables";
-                    claim.waits_for_tables(reason, &claim.consumer, until_ms);
+                    claim.waits_for_tables(reason, until_ms, "");
                     self.looks.pause(&*claim.environment).await;
                     self.read().await?;
                 }
@@ -225,17 +225,19 @@ impl Attempt<'_> {
         for other in &mut others {
             self.end_unchanged(other);
         }
-        match look(
-            &claim.consumer,
-            stage,
-            tables,
-            &others,
-            claim.environment.now_ms(),
-        ) {
+        match look(&self.known(), stage, tables, &others, claim.environment.now_ms()) {
             Sight::Free => self.free = Some(stage),
             Sight::Wait(other, table, until_ms) => {
-                let reason = format!("consumer {} asks for table {} too", other.consumer, table.name);
-                claim.waits_for_tables(&reason, &other.consumer, until_ms);
+                let other_name = &other.consumer;
+                let reason = format!("consumer {other_name} asks for table {} too", table.name);
+                // Of a consumer with data, the command would remove more than its claim.
+                let advice = match other.is_removed() {
+                    true => {
+                        format!("; `millpond consumer remove {other_name}` ends its claim if it is gone")
+                    }
+                    false => String::new(),
+                };
+                claim.waits_for_tables(&reason, until_ms, &advice);
                 self.looks.pause(&*claim.environment).await;
                 self.read().await?;
             }
@@ -254,6 +256,7 @@ impl Attempt<'_> {
     /// Withdraws the claim, if it still stands and this process made or shares it.
     async fn withdraw(&mut self) {
         let Some(id) = self.claimed else { return };
+        self.backoff.reset();
         while self.read().await.is_ok() {
             let known = self.known();
             if known.tables.claim.as_ref().is_none_or(|claim| claim.id != id)
@@ -296,7 +299,8 @@ impl Claim {
         let stranger = register.as_ref().and_then(|it| it.tables.stranger(&self.tables));
         match stranger {
             Some(table) => Err(self.unrepairable(format!(
-                "the consumer does not write to table {}: repair the tables of its own settings (--database)",
+                "the consumer does not write to table {}: repair the tables of its own settings (--database); if the table was made \
+                 again, start the consumer once before the repair",
                 table.name
             ))),
             None => Ok(()),
@@ -307,14 +311,11 @@ impl Claim {
         format!("tables of consumer {}", self.consumer)
     }
 
-    fn waits_for_tables(&self, reason: &str, asks: &str, until_ms: u64) {
+    fn waits_for_tables(&self, reason: &str, until_ms: u64, advice: &str) {
         let left = Duration::from_millis(until_ms.saturating_sub(self.environment.now_ms()));
         // A claim that stands unchanged for longer is ignored.
         let left = left.min(self.lease).as_millis().div_ceil(1_000);
-        let reason = format!(
-            "{reason}: it has them, gives up, or is ignored in {left} s at the latest; `millpond consumer remove {asks}` ends its claim \
-             if it is gone"
-        );
+        let reason = format!("{reason}: it has them or gives up, or its claim expires in {left} s{advice}");
         self.readiness.waits(&self.tables_wait(), reason, Level::Warn);
     }
 

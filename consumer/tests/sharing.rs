@@ -278,7 +278,7 @@ async fn nobody_waits_longer_than_a_lease_for_a_claim_that_does_not_change() {
     eventually("it waits", async || !lesser.readiness.waiting_for().is_empty()).await;
     let waits = lesser.readiness.waiting_for().join("; ");
     assert!(
-        waits.contains("ignored in 10 s") && waits.contains("`millpond consumer remove b`"),
+        waits.contains("expires in 10 s") && waits.contains("`millpond consumer remove b`"),
         "{waits}"
     );
     read_by(&log, "a", 1).await;
@@ -323,7 +323,7 @@ async fn a_waiting_consumer_renews_its_claim_and_names_the_other() {
         panic!("one wait")
     };
     assert!(
-        waits.starts_with("tables of consumer a: consumer b asks for table one too: it has them, gives up, or is ignored in "),
+        waits.starts_with("tables of consumer a: consumer b asks for table one too: it has them or gives up, or its claim expires in "),
         "{waits}"
     );
     let expires = async || log.cursor("a").await.unwrap().tables.claim.unwrap().expires_at_ms;
@@ -572,6 +572,55 @@ async fn settings_that_cannot_write_take_no_table() {
     let other = start(&log.store, named("b"), &two);
     read_by(&log, "b", 1).await;
     other.stop().await.unwrap();
+}
+
+/// The owner may still release the cursor, as in an upgrade that changes the schema.
+#[tokio::test(start_paused = true)]
+async fn a_standby_with_other_settings_waits_for_the_owner() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let owner = start(&log.store, named("a"), &table("one"));
+    read_by(&log, "a", 1).await;
+    let upgraded = Config {
+        consumer: "a".to_owned(),
+        ..config("upgraded")
+    };
+    let standby = start(&log.store, upgraded, &table("two"));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(!standby.task.is_finished());
+    owner.stop().await.unwrap();
+    log.commit(&[1]).await;
+    read_by(&log, "a", 2).await;
+    standby.stop().await.unwrap();
+}
+
+/// A server joins the cluster of a table that both have.
+#[tokio::test(start_paused = true)]
+async fn a_shared_table_may_gain_an_identity() {
+    for restarts in [["a", "b"], ["b", "a"]] {
+        let mut log = Log::new(Store::memory()).await;
+        log.commit(&[3]).await;
+        let table = table("one");
+        let shares = Config {
+            share_tables: true,
+            ..named("b")
+        };
+        for (name, config) in [("a", named("a")), ("b", shares)] {
+            let consumer = start(&log.store, config, &table);
+            read_by(&log, name, 1).await;
+            consumer.stop().await.unwrap();
+        }
+        table.identify(&["one", "joined"]);
+        for name in restarts {
+            let consumer = start(&log.store, named(name), &table);
+            eventually("the new identity is known", async || {
+                let cursor = log.cursor(name).await.unwrap();
+                cursor.tables.tables[0].identities.contains("joined")
+            })
+            .await;
+            consumer.stop().await.unwrap();
+        }
+    }
 }
 
 /// A person made it a path to another consumer's table.

@@ -69,25 +69,30 @@ pub enum Sight<'a> {
 /// Looks at the cursors of the first shard.
 ///
 /// If two consumers ask at once and see each other, the one with the greater name gives way.
+///
+/// A table that consumers share already may gain an identity, as when a server joins its cluster: they go on sharing it.
 pub fn look<'a>(
-    consumer: &str,
+    own: &Cursor,
     stage: Stage,
     tables: &'a [SinkTable],
     cursors: &'a [Cursor],
     now_ms: u64,
 ) -> Sight<'a> {
+    let consumer = own.consumer.as_str();
     let others = cursors
         .iter()
         .filter(|other| other.consumer != consumer && layout::repaired_by(&other.consumer).is_none());
     let mut waits_for = Sight::Free;
     for other in others {
-        if let Some(table) = common(tables, &other.tables.tables).filter(|_| !other.is_removed()) {
+        let asked = tables.iter().filter(|table| !own.shares(table, other));
+        let common = |theirs: &[SinkTable]| asked.clone().find(|table| table.is_among(theirs));
+        if let Some(table) = common(&other.tables.tables).filter(|_| !other.is_removed()) {
             return Sight::Taken(other, table);
         }
         let Some(claim) = &other.tables.claim else {
             continue;
         };
-        let Some(table) = common(tables, &claim.tables) else {
+        let Some(table) = common(&claim.tables) else {
             continue;
         };
         let goes_first = match stage {
@@ -112,6 +117,14 @@ impl Cursor {
             ownership: Ownership::Removed,
             ..Cursor::new(buffer_id, shard, consumer, 0, policy)
         }
+    }
+
+    /// Returns true if the two consumers have this table already, and one was told to share.
+    fn shares(&self, table: &SinkTable, other: &Cursor) -> bool {
+        let mut known = self.tables.tables.iter().filter(|known| known.name == table.name);
+        (self.tables.shared || other.tables.shared)
+            && !other.is_removed()
+            && known.any(|known| known.is_among(&other.tables.tables))
     }
 
     /// The next step of a process of this consumer. `free`: the last look that found nobody, if this state or an earlier one

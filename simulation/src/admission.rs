@@ -305,7 +305,7 @@ impl Admissions {
         let cursors: Vec<Cursor> = read.iter().map(|(other, found)| found.cursor(*other)).collect();
         let now_ms = if ahead { AHEAD_MS } else { 0 };
         let process = &mut world.processes[place];
-        match look(&name(consumer), stage, &tables, &cursors, now_ms) {
+        match look(&own.cursor(consumer), stage, &tables, &cursors, now_ms) {
             Sight::Free => {
                 process.free = Some(stage);
                 process.state = State::Knows(own);

@@ -186,6 +186,32 @@ pub async fn remove(store: &Store, selection: &Selection, removal: &Removal) -> 
     }
 }
 
+/// Finds cursors that were made while the consumer was removed: a process that started meanwhile began in another shard before it
+/// found that its register was gone.
+///
+/// # Errors
+/// There are such cursors.
+pub async fn check_removed(store: &Store, selection: &Selection) -> anyhow::Result<()> {
+    let register = layout::cursor(0, &selection.consumer);
+    let register = cas::read::<Cursor>(store, &register).await?;
+    if selection.shard.is_some() || register.is_some_and(|register| !register.state.is_removed()) {
+        return Ok(());
+    }
+    let left = removable(store, selection).await?;
+    let alive = |removal: &&Removal| match &removal.before {
+        Before::Cursor(cursor) => !cursor.state.is_removed(),
+        Before::Damaged(_) => true,
+    };
+    match left.iter().find(alive) {
+        Some(left) => bail!(
+            "{} began again in shard {:04} while it was removed: stop its processes, and run this command again with --force",
+            selection.consumer,
+            left.shard
+        ),
+        None => Ok(()),
+    }
+}
+
 /// A tombstone in place of a lost cursor: the next consumer of the name waits for all requests, and asks for all rows.
 async fn from_scratch(store: &Store, shard: u32, consumer: &str) -> anyhow::Result<Cursor> {
     let own = buffer::buffer(store).await?;
@@ -208,8 +234,34 @@ async fn from_scratch(store: &Store, shard: u32, consumer: &str) -> anyhow::Resu
     Ok(cursor)
 }
 
-/// Swaps a cursor for one that sends its rows anew, and ends its repair.
+/// Swaps a cursor for one that sends its rows anew, and ends its repair. With force, its owner may change it meanwhile.
 async fn supersede(
+    store: &Store,
+    selection: &Selection,
+    shard: u32,
+    before: &Snapshot<Cursor>,
+    change: impl Fn(&Cursor) -> Cursor,
+) -> anyhow::Result<Changed> {
+    let mut before = before.clone();
+    for _ in 1..SWAPS_MAX {
+        let made = supersede_once(store, selection, shard, &before, &change).await;
+        match made {
+            Err(error) if selection.force && error.is::<ChangedMeanwhile>() => {
+                let found = buffer::cursor(store, shard, &selection.consumer).await?;
+                before = found.ok_or(error)?;
+            }
+            made => return made,
+        }
+    }
+    supersede_once(store, selection, shard, &before, &change).await
+}
+
+/// The cursor is no longer the one that the change was made from.
+#[derive(Debug, thiserror::Error)]
+#[error("the cursor in shard {0:04} changed meanwhile: its owner is running; try again")]
+struct ChangedMeanwhile(u32);
+
+async fn supersede_once(
     store: &Store,
     selection: &Selection,
     shard: u32,
@@ -306,9 +358,7 @@ async fn swap(store: &Store, before: &Version, next: Cursor) -> anyhow::Result<(
     let key = layout::cursor(shard, &next.consumer);
     match cas::swap(store, &key, Some(before), next).await {
         Swap::Committed(_) => Ok(()),
-        Swap::Mismatch => {
-            bail!("the cursor in shard {shard:04} changed meanwhile: its owner is running; try again")
-        }
+        Swap::Mismatch => Err(ChangedMeanwhile(shard).into()),
         Swap::Unknown(error) => {
             let found = cas::read::<Cursor>(store, &key).await?;
             if found.is_some_and(|found| found.state.stamp == stamp) {

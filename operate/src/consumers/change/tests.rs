@@ -237,3 +237,51 @@ async fn the_register_of_tables_is_removed_last() {
         assert!(plan_removal(&store, &all).await.is_err(), "nothing is left of it");
     }
 }
+
+/// Its owner renews its lease all the time.
+#[tokio::test]
+async fn a_removal_by_force_follows_a_cursor_that_changes() {
+    for force in [false, true] {
+        let (store, _) = store(released("e2e.repair")).await;
+        let selection = selection(force);
+        let planned = plan_removal(&store, &selection).await.unwrap();
+        let found = read(&store, "e2e").await;
+        swap(&store, &found.version, found.state.clone()).await.unwrap();
+        let removed = remove(&store, &selection, &planned[0]).await;
+        match force {
+            true => assert!(removed.is_ok()),
+            false => {
+                let refused = removed.unwrap_err().to_string();
+                assert!(refused.contains("changed meanwhile"), "{refused}");
+            }
+        }
+        assert_eq!(read(&store, "e2e").await.state.is_removed(), force);
+    }
+}
+
+/// A process that starts meanwhile takes a tombstone for the end of an earlier consumer.
+#[tokio::test]
+async fn a_shard_that_began_again_during_the_removal_is_reported() {
+    let (store, all) = two_shards(released("e2e")).await;
+    for removal in plan_removal(&store, &all).await.unwrap() {
+        remove(&store, &all, &removal).await.unwrap();
+    }
+    check_removed(&store, &all).await.unwrap();
+    for shard in [1, 0] {
+        let key = layout::cursor(shard, "e2e");
+        let tombstone = cas::read::<Cursor>(&store, &key).await.unwrap().unwrap();
+        let again = tombstone
+            .state
+            .begin_again(0, policy("clickhouse:otel.otel_logs"));
+        swap(&store, &tombstone.version, again).await.unwrap();
+        let checked = check_removed(&store, &all).await;
+        match shard {
+            1 => {
+                let left = checked.unwrap_err().to_string();
+                assert!(left.contains("e2e began again in shard 0001"), "{left}");
+            }
+            // Somebody has started the consumer again since.
+            _ => checked.unwrap(),
+        }
+    }
+}
