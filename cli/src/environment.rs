@@ -10,12 +10,15 @@ const PREFIX: &str = "MILLPOND_";
 
 /// Variables that are no flags: those of the log, of the demo, of the embedded ClickHouse, and of the repository's scripts and tests
 /// (`scripts/tools.sh` exports most of them, and developers run the program in the same shell).
-const OTHERS: [&str; 20] = [
+const OTHERS: [&str; 24] = [
     "ADVISORIES",
     "BIN_DIR",
     "BROWSER",
     "CACHE",
+    "CARGO_DEB",
     "COLLECTOR",
+    "DEBIAN",
+    "HELM",
     "KAFKA",
     "LIBCHDB",
     "LOG",
@@ -30,6 +33,7 @@ const OTHERS: [&str; 20] = [
     "TELEMETRYGEN",
     "TOXIPROXY",
     "VERSITYGW",
+    "ZIGBUILD",
     "ZOOKEEPER",
 ];
 
@@ -110,6 +114,26 @@ mod tests {
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         unknown(&crate::Cli::command(), variables)
+    }
+
+    #[test]
+    fn no_tool_of_the_repository_is_taken_for_a_setting() {
+        let scripts =
+            std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts")).expect("the scripts");
+        let names = scripts.map(|script| {
+            script
+                .expect("a script")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        });
+        let tools: Vec<String> = names
+            .filter_map(|name| Some(name.strip_prefix("install-")?.strip_suffix(".sh")?.to_uppercase()))
+            .collect();
+        assert!(tools.len() > 10);
+        for tool in tools {
+            assert!(OTHERS.contains(&&*tool), "{tool}");
+        }
     }
 
     #[test]

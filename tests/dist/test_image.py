@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,12 +93,14 @@ def run_the_pipeline(site, move) -> None:
 
 
 @pytest.fixture
-def podman(tmp_path):
+def podman():
     """The words before a command of podman, with its storage in a folder."""
     if shutil.which("podman") is None:
         pytest.skip("NOT TESTED: podman is not on this machine")
+    # podman rejects a runroot of more than 50 characters.
+    folder = Path(tempfile.mkdtemp(prefix="podman-", dir="/tmp"))
     words = ["podman", "--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--events-backend=file"]
-    words += [f"--{name}={tmp_path / name}" for name in ("root", "runroot", "tmpdir")]
+    words += [f"--{name}={folder / name}" for name in ("root", "runroot", "tmpdir")]
     # crun rejects version 1 of the control groups.
     if shutil.which("runc"):
         words.append("--runtime=runc")
@@ -105,6 +108,7 @@ def podman(tmp_path):
     says(*words, "rm", "--all", "--force")
     # Its files in a layer may be read-only.
     says(*words, "rmi", "--all", "--force")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_podman_loads_and_runs_the_image(podman, site):
