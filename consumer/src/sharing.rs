@@ -230,7 +230,7 @@ impl Attempt<'_> {
             Sight::Wait(other, table, until_ms) => {
                 let other_name = &other.consumer;
                 let reason = format!("consumer {other_name} asks for table {} too", table.name);
-                // Of a consumer with data, the command would remove more than its claim.
+                // If the other consumer has a position, the command would remove that, too.
                 let advice = match other.is_removed() {
                     true => {
                         format!("; `millpond consumer remove {other_name}` ends its claim if it is gone")
@@ -299,8 +299,8 @@ impl Claim {
         let stranger = register.as_ref().and_then(|it| it.tables.stranger(&self.tables));
         match stranger {
             Some(table) => Err(self.unrepairable(format!(
-                "the consumer does not write to table {}: repair the tables of its own settings (--database); if the table was made \
-                 again, start the consumer once before the repair",
+                "the consumer does not write to table {}: repair the tables of its own settings (--database). If somebody has replaced \
+                 the table, start the consumer once before the repair",
                 table.name
             ))),
             None => Ok(()),

@@ -421,16 +421,7 @@ mod tests {
 
     #[test]
     fn a_claim_is_reported_with_its_age() {
-        let policy = BatchingPolicy {
-            batch_records: 1,
-            batch_bytes: 1,
-            chunk_rows: 1,
-            chunk_bytes: 1,
-            max_partitions_per_chunk: 1,
-            max_in_flight: 1,
-            sink: String::new(),
-            schema_version: 1,
-        };
+        let policy = millpond_consumer::Config::default().policy("", 1);
         let mut asks = Cursor::unborn(Default::default(), 0, "b", policy);
         asks.tables.claim = Some(TableClaim {
             id: 1,

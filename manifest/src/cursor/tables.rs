@@ -104,7 +104,8 @@ impl SinkTables {
         lacking.filter(|table| !table.identities.is_empty()).collect()
     }
 
-    /// The first of the sink's tables that is none of these. Of cursors without tables, nobody knows.
+    /// The first of the sink's tables that is not among these. `None` if these are empty: the cursor does not say where its consumer
+    /// writes.
     pub fn stranger<'a>(&self, ours: &'a [SinkTable]) -> Option<&'a SinkTable> {
         let told = ours.iter().filter(|table| !table.identities.is_empty());
         told.filter(|_| !self.tables.is_empty())

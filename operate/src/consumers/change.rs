@@ -192,24 +192,18 @@ pub async fn remove(store: &Store, selection: &Selection, removal: &Removal) -> 
 /// # Errors
 /// There are such cursors.
 pub async fn check_removed(store: &Store, selection: &Selection) -> anyhow::Result<()> {
-    let register = layout::cursor(0, &selection.consumer);
-    let register = cas::read::<Cursor>(store, &register).await?;
-    if selection.shard.is_some() || register.is_some_and(|register| !register.state.is_removed()) {
+    let consumer = &selection.consumer;
+    // A consumer with a register was started again after the removal.
+    if selection.shard.is_some() || buffer::cursor(store, 0, consumer).await?.is_some() {
         return Ok(());
     }
-    let left = removable(store, selection).await?;
-    let alive = |removal: &&Removal| match &removal.before {
-        Before::Cursor(cursor) => !cursor.state.is_removed(),
-        Before::Damaged(_) => true,
-    };
-    match left.iter().find(alive) {
-        Some(left) => bail!(
-            "{} began again in shard {:04} while it was removed: stop its processes, and run this command again with --force",
-            selection.consumer,
-            left.shard
-        ),
-        None => Ok(()),
+    if let Some(Removal { shard, .. }) = removable(store, selection).await?.first() {
+        bail!(
+            "{consumer} began again in shard {shard:04} while it was removed: stop its processes, and run this command again with \
+             --force"
+        );
     }
+    Ok(())
 }
 
 /// A tombstone in place of a lost cursor: the next consumer of the name waits for all requests, and asks for all rows.
