@@ -80,6 +80,10 @@ def leased(test, says):
     return Catcher("consumer/tests/lease.rs", test, says)
 
 
+def in_flight(test, says):
+    return Catcher("consumer/tests/in_flight.rs", test, says)
+
+
 def refusing(test, says):
     return Catcher("consumer/tests/dead_letters.rs", test, says)
 
@@ -394,6 +398,21 @@ CATCHERS = {
         known(
             "rows_that_are_seen_later_than_their_token_are_not_sent_again",
             "some rows were only not seen yet",
+        )
+    ],
+    "batch-done-early": [
+        in_flight("a_batch_is_done_when_its_last_chunk_is", r"left: 1"),
+        simulated(""),
+    ],
+    "halves-beside-chunks": [
+        in_flight(
+            "a_refused_chunk_is_taken_apart_when_no_other_is_in_flight",
+            "neither its halves nor another chunk",
+        )
+    ],
+    "later-round-ends-siblings": [
+        in_flight(
+            "a_later_round_ends_only_requests_of_its_own_chunk", "has requests of other chunks"
         )
     ],
     "whole-chunk-again": [

@@ -57,7 +57,7 @@ impl Bisection<'_> {
         if *in_doubt {
             // A late request would insert whole the rows that the halves insert too, if an operator repaired the table
             // meanwhile.
-            let requests = rounds::requests_of_batch(self.id());
+            let requests = rounds::requests_of_chunk(self.id(), number);
             self.writer.worker.sink.end_requests(&requests).await;
         }
         let mut level = vec![whole];

@@ -3,12 +3,14 @@
 //! decisions and is pure; the other modules carry them out.
 
 mod bisect;
+mod bottleneck;
 mod claim;
 mod config;
 mod dead_letters;
 mod decode;
 mod error;
 pub mod gc;
+mod in_flight;
 mod lease;
 mod metrics;
 mod owner;
@@ -25,6 +27,7 @@ mod streams;
 mod tenure;
 mod terms;
 mod trace;
+mod watch;
 mod work;
 mod worker;
 mod write;
@@ -51,13 +54,13 @@ use prometheus_client::registry::Registry;
 use reading::read_patiently;
 use shard::{Admitted, Shard};
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
-use worker::BatchWorker;
+use worker::{BatchWorker, Written};
 
 /// A named reader of a buffer. It writes the streams that its settings select and its sink accepts into that sink.
 pub struct Consumer {
@@ -136,7 +139,10 @@ impl Consumer {
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),
             decoders: Arc::new(Semaphore::new(self.config.decoders.max(1))),
             writers: Arc::new(Semaphore::new(self.config.writers.max(1))),
+            chunks_at_a_time: self.config.writers.max(1),
             dead_letters_max: self.config.dead_letters_max,
+            written: Written::default(),
+            bottleneck: Mutex::default(),
             repair: self.config.repair.is_some().then(|| self.tally.clone()),
         });
         // One shard that cannot continue ends the process. The other shards finish the work in flight.
@@ -162,7 +168,14 @@ impl Consumer {
             shards.spawn(shard.run());
         }
         let mut outcome = Ok(());
-        while let Some(ended) = shards.join_next().await {
+        let mut watch = std::pin::pin!(worker.watch());
+        loop {
+            let ended = tokio::select! {
+                biased;
+                ended = shards.join_next() => ended,
+                never = &mut watch => match never {},
+            };
+            let Some(ended) = ended else { break };
             let ended = ended.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
             if ended.is_err() {
                 shutdown.cancel();

@@ -1,6 +1,7 @@
 //! The consumer's metrics. Names and labels are stable. Only the stream label has open values, and the manifest bounds
 //! their number.
 
+use crate::bottleneck::Resource;
 use crate::rounds::Found;
 use millpond_manifest::Lag;
 use millpond_manifest::cursor::Plan;
@@ -11,7 +12,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Labels of the metrics by stream.
@@ -45,6 +48,12 @@ pub(crate) enum Stage {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct StageLabel {
     stage: Stage,
+}
+
+/// Labels of the bottleneck.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct ResourceLabel {
+    pub(crate) resource: Resource,
 }
 
 /// Labels of the chunks that the consumer asked the sink for.
@@ -106,7 +115,10 @@ pub(crate) struct Metrics {
     pub(crate) backlog_records: Family<ShardLabel, Gauge>,
     pub(crate) backlog_bytes: Family<ShardLabel, Gauge>,
     pub(crate) backlog_seconds: Family<ShardLabel, Gauge<f64, AtomicU64>>,
+    pub(crate) bottleneck: Family<ResourceLabel, Gauge>,
     pub(crate) dead_letters: Family<DeadLabel, Counter>,
+    /// The bytes of the backlog by shard and stream: nobody can sum a [`Family`].
+    backlog: Arc<Mutex<BTreeMap<(u32, String), u64>>>,
 }
 
 impl Metrics {
@@ -149,7 +161,9 @@ impl Metrics {
             backlog_records: Family::default(),
             backlog_bytes: Family::default(),
             backlog_seconds: Family::default(),
+            bottleneck: Family::default(),
             dead_letters: Family::default(),
+            backlog: Arc::default(),
         };
         let m = &metrics;
         let registry = registry.sub_registry_with_prefix("millpond_consumer");
@@ -279,6 +293,14 @@ impl Metrics {
             Unit::Seconds,
             m.backlog_seconds.clone(),
         );
+        for resource in Resource::ALL {
+            drop(m.bottleneck.get_or_create(&ResourceLabel { resource }));
+        }
+        registry.register(
+            "bottleneck",
+            "1 while the backlog grows because this resource is in use to its limit: sink (it rejects INSERTs), memory, writers, decoders, fetchers",
+            m.bottleneck.clone(),
+        );
         registry.register(
             "dead_letters",
             "Records that the sink refused for good (reason=refused), and messages that cannot be read (reason=unreadable)",
@@ -328,6 +350,8 @@ impl Metrics {
         self.backlog_bytes
             .get_or_create(&labels)
             .set(whole(lag.stored_bytes));
+        self.backlog()
+            .insert((shard, stream.to_owned()), lag.stored_bytes);
         self.backlog_seconds
             .get_or_create(&labels)
             .set(Duration::from_millis(age_ms).as_secs_f64());
@@ -340,6 +364,20 @@ impl Metrics {
         }
     }
 
+    /// The bytes in the store of everything that this process has to write.
+    pub(crate) fn backlog_total(&self) -> u64 {
+        self.backlog().values().sum()
+    }
+
+    fn backlog(&self) -> MutexGuard<'_, BTreeMap<(u32, String), u64>> {
+        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pieces of work in this stage.
+    pub(crate) fn queued(&self, stage: Stage) -> i64 {
+        self.queue.get_or_create(&StageLabel { stage }).get()
+    }
+
     /// Drops the gauges: the new owner of the cursor exports them.
     pub(crate) fn forget_backlog(&self, shard: u32, stream: &str) {
         let labels = ShardLabel {
@@ -348,6 +386,7 @@ impl Metrics {
         };
         self.backlog_records.remove(&labels);
         self.backlog_bytes.remove(&labels);
+        self.backlog().remove(&(shard, stream.to_owned()));
         self.backlog_seconds.remove(&labels);
     }
 }

@@ -5,6 +5,7 @@
 use crate::schedule::Key;
 use crate::sink::{Attempt, BatchId, Chunk, Presence, Settled, Sink, SinkError};
 use async_trait::async_trait;
+use millpond_manifest::piece;
 use millpond_runtime::{Environment as _, SystemEnvironment, blocking};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -135,11 +136,11 @@ pub(crate) async fn again(
     let source = id.source();
     let mut found = None;
     if attempts.later_round {
-        end_others(&**sink, id).await?;
+        end_others(&**sink, id, chunk).await?;
         attempts.later_round = false;
     } else {
         // Late requests of the first round share its token, which the sink knows while they run.
-        sink.end_requests(&requests_of_batch(id)).await;
+        sink.end_requests(&requests_of_chunk(id, chunk.index)).await;
     }
     for round in 0..=ROUNDS {
         let (presence, since) = ask(sender, &**sink, id, chunk, round > 0).await?;
@@ -246,7 +247,7 @@ async fn ask(
         return Ok((presence, since));
     }
     // The sink knows the previous round's token, but its rows may not be visible yet.
-    end_others(sink, id).await?;
+    end_others(sink, id, chunk).await?;
     let since = sender.may_send().await;
     let presence = sink.presence(&source, chunk).await?;
     if lacks_any(&presence) {
@@ -259,11 +260,12 @@ fn lacks_any(presence: &Presence) -> bool {
     matches!(presence, Presence::Lacks { rows, .. } if !rows.is_empty())
 }
 
-/// Returns when no earlier request of the batch is in flight. ClickHouse reports success as soon as it knows a token.
-/// The rows of the request that brought the token may become visible a little later, and a question in between would
-/// miss them. A batch sends its chunks one after another, so this ends no request that anybody waits for.
-async fn end_others(sink: &dyn Sink, id: &BatchId) -> Result<(), SinkError> {
-    if sink.settle(&requests_of_batch(id), None).await? == Settled::Waits {
+/// Returns when no earlier request of the chunk or its pieces is in flight. ClickHouse reports success as soon as it
+/// knows a token. The rows of the request that brought the token may become visible a little later, and a question in
+/// between would miss them. A chunk and its pieces are sent one after another, so this ends no request that anybody
+/// waits for.
+async fn end_others(sink: &dyn Sink, id: &BatchId, chunk: &Chunk) -> Result<(), SinkError> {
+    if sink.settle(&requests_of_chunk(id, chunk.index), None).await? == Settled::Waits {
         tokio::time::sleep(sink.attempt_max()).await;
     }
     Ok(())
@@ -285,12 +287,12 @@ async fn send(
             "the lease ran out since the sink was asked".to_owned(),
         )));
     }
-    let (batch, random) = (requests_of_batch(id), sender.random());
     let number = chunk.index;
+    let (requests, random) = (requests_of_chunk(id, number), sender.random());
     let opening = requests_of_opening(sender.opening());
     let attempt = Attempt {
         token: id.token(number, round),
-        query_id: format!("{batch}{number}{opening}{random:016x}"),
+        query_id: format!("{requests}{number}{opening}{random:016x}"),
         first,
     };
     tokio::select! {
@@ -321,6 +323,12 @@ pub(crate) fn requests_of_batch(id: &BatchId) -> String {
     } = id;
     let all = requests_of(*buffer_id, *shard, consumer);
     format!("{all}{cursor}/{stream}/{low}-{high}/")
+}
+
+/// The prefix of the query ids of the requests with rows of this chunk, or of the chunk of this piece: whole or in
+/// pieces, for any sender.
+pub(crate) fn requests_of_chunk(id: &BatchId, number: u32) -> String {
+    format!("{}{}/", requests_of_batch(id), piece::chunk(number))
 }
 
 /// The part of a query id that names the opening.

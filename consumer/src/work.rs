@@ -5,8 +5,9 @@ use crate::bisect::{Bisection, Refusals};
 use crate::dead_letters::DeadLetterWriter;
 use crate::decode::Decode;
 use crate::error::ConsumeError;
+use crate::in_flight::ChunksInFlight;
 use crate::metrics::{self, Stage, label};
-use crate::sink::{Batch, Cut, Part};
+use crate::sink::{Batch, Part};
 use crate::trace::{BatchTrace, Step};
 use crate::worker::BatchWorker;
 use crate::write::{ChunkWriter, Term};
@@ -50,10 +51,13 @@ pub(crate) struct Job {
 impl Job {
     /// The maximum memory of a batch: the fetched blocks, a chunk under construction (columns and their compressed
     /// copy), and the chunks that wait for an INSERT or are in one.
-    fn memory(&self) -> u64 {
+    fn memory(&self, chunks_at_a_time: usize) -> u64 {
         let fetched: u64 = self.wanted.iter().map(|w| w.length).sum();
         let raw: u64 = self.wanted.iter().map(|w| w.part.raw_len).sum();
-        fetched + 2 * raw.saturating_mul(3).div_ceil(2).min(self.policy.chunk_bytes)
+        let all = raw.saturating_mul(3).div_ceil(2);
+        let chunk = all.min(self.policy.chunk_bytes).max(1);
+        let written = all.div_ceil(chunk).clamp(1, chunks_at_a_time as u64);
+        chunk.saturating_mul(1 + written).saturating_add(fetched)
     }
 }
 
@@ -61,7 +65,10 @@ impl BatchWorker {
     /// Writes a batch. When it returns, the sink has all of the batch except its dead letters, which the store has.
     pub(crate) async fn work(self: Arc<Self>, mut job: Job) -> Result<(), ConsumeError> {
         let queued = self.metrics.enter(Stage::memory);
-        let _memory = self.memory.reserve_at_most(job.memory()).await;
+        let _memory = self
+            .memory
+            .reserve_at_most(job.memory(self.chunks_at_a_time))
+            .await;
         drop(queued);
         self.metrics
             .held_bytes
@@ -99,7 +106,7 @@ impl BatchWorker {
             policy,
             decoder,
         };
-        let (mut cuts, decoding) = work.begin(&*self.environment);
+        let (cuts, decoding) = work.begin(&*self.environment);
         let writer = ChunkWriter {
             worker: &self,
             batch: batch.clone(),
@@ -107,23 +114,14 @@ impl BatchWorker {
             trace,
             term,
         };
-        let mut bisection = Bisection {
+        let bisection = Bisection {
             writer: &writer,
             refusals,
             dead_letters: DeadLetterWriter::new(&self, id.clone(), batch.encoding, self.dead_letters_max),
         };
-        while let Some(cut) = cuts.recv().await {
-            match cut {
-                Cut::Chunk(chunk) => {
-                    if let Some(refused) = writer.write(chunk, in_doubt).await? {
-                        bisection.take_apart(refused).await?;
-                    }
-                }
-                Cut::Unreadable { id, message, reason } => {
-                    bisection.dead_letters.unreadable(id, message, reason).await?;
-                }
-            }
-        }
+        ChunksInFlight::new(&writer, bisection, self.chunks_at_a_time, in_doubt)
+            .write_all(cuts)
+            .await?;
         match decoding.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(ConsumeError::Refused {

@@ -2,12 +2,13 @@
 
 use crate::metrics::Metrics;
 use crate::repair::Tally;
-use crate::sink::Sink;
+use crate::sink::{Chunk, Sink};
 use crate::streams::StreamPattern;
 use millpond_runtime::{Budget, Environment, Readiness};
 use millpond_segment::Encoding;
 use millpond_storage::Store;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Semaphore;
 
 /// The state that all batches of a process share.
@@ -23,12 +24,45 @@ pub(crate) struct BatchWorker {
     pub(crate) fetchers: Arc<Semaphore>,
     pub(crate) decoders: Arc<Semaphore>,
     pub(crate) writers: Arc<Semaphore>,
+    /// Chunks of one batch to write at a time: a single batch may have all writers.
+    pub(crate) chunks_at_a_time: usize,
     pub(crate) dead_letters_max: usize,
+    /// The progress of all batches.
+    pub(crate) written: Written,
+    /// Why this consumer falls behind, for people.
+    pub(crate) bottleneck: Mutex<Option<String>>,
     /// The counts of a repair.
     pub(crate) repair: Option<Tally>,
 }
 
+/// What the sink has taken since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    records: AtomicU64,
+    raw_bytes: AtomicU64,
+}
+
+impl Written {
+    pub(crate) fn add(&self, chunk: &Chunk) {
+        self.records.fetch_add(chunk.rows, Ordering::Relaxed);
+        self.raw_bytes.fetch_add(chunk.raw_bytes, Ordering::Relaxed);
+    }
+
+    /// Records and raw bytes.
+    pub(crate) fn total(&self) -> [u64; 2] {
+        [&self.records, &self.raw_bytes].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
 impl BatchWorker {
+    /// What this process waits for, and why it falls behind, for people.
+    pub(crate) fn waiting_for(&self) -> Vec<String> {
+        let bottleneck = self.bottleneck.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waits = self.readiness.waiting_for();
+        waits.extend(bottleneck.clone());
+        waits
+    }
+
     /// Returns true if the settings select this stream.
     pub(crate) fn selects(&self, stream: &str) -> bool {
         self.streams.iter().any(|pattern| pattern.matches(stream))

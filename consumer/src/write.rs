@@ -16,6 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// The wait of chunks that the sink did not take, in [`millpond_runtime::Readiness`].
+pub(crate) const WRITING: &str = "writing to the sink";
+
 /// The opening and the lease under which a batch is sent.
 #[derive(Clone)]
 pub(crate) struct Term {
@@ -121,7 +124,7 @@ impl ChunkWriter<'_> {
                 Err(Failed::Sink(SinkError::Transient(reason))) => (reason, Level::Warn),
                 Err(Failed::Sink(SinkError::Schema(reason))) => (reason, Level::Error),
                 Err(Failed::Sink(SinkError::Refused(reason))) => {
-                    worker.readiness.goes_on("writing to the sink");
+                    worker.readiness.goes_on(WRITING);
                     step.fail(&reason);
                     return Err(Undone::Refused { reason, in_doubt });
                 }
@@ -132,10 +135,10 @@ impl ChunkWriter<'_> {
             in_doubt = true;
             worker.metrics.write_retries.inc();
             step.again(&reason);
-            worker.readiness.waits("writing to the sink", &reason, level);
+            worker.readiness.waits(WRITING, &reason, level);
             backoff.pause(&*worker.environment).await;
         }
-        worker.readiness.goes_on("writing to the sink");
+        worker.readiness.goes_on(WRITING);
         self.count(chunk);
         if let Some(tally) = &worker.repair {
             tally.compared(chunk.rows, attempts.lacked.unwrap_or(chunk.rows));
@@ -145,10 +148,14 @@ impl ChunkWriter<'_> {
 
     fn count(&self, chunk: &Chunk) {
         let BatchWorker {
-            environment, metrics, ..
+            environment,
+            metrics,
+            written,
+            ..
         } = self.worker;
         let stream = label(&self.id().stream);
         let now_us = environment.now_us();
+        written.add(chunk);
         metrics.chunks.get_or_create(&stream).inc();
         metrics.records.get_or_create(&stream).inc_by(chunk.rows);
         metrics

@@ -39,6 +39,11 @@ pub fn lineage(number: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(number), |number| parent(*number))
 }
 
+/// The index of the chunk that this number belongs to.
+pub fn chunk(number: u32) -> u32 {
+    split(number).0
+}
+
 /// The chunk of this number, and its position in the halving.
 fn split(number: u32) -> (u32, u32) {
     if number < PIECES {
@@ -95,6 +100,7 @@ mod tests {
         let mut found = Vec::new();
         all(5, 100, &mut found);
         for number in found {
+            assert_eq!(chunk(number), 5);
             assert_eq!(is_piece(number), number != 5);
             if let Some(parent) = parent(number) {
                 assert!(halves(parent).contains(&number));

@@ -73,7 +73,7 @@ impl Tenure<'_> {
             claim.environment.now_ms(),
             u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
         );
-        next.wait_for(&claim.readiness.waiting_for());
+        next.wait_for(&self.shard.worker.waiting_for());
         let before = self.durable.clone();
         self.swap_began = claim.environment.uptime();
         // After a failure the next swap waits a little. After a success this has no effect.
