@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 pub(crate) const SAMPLES: usize = 60;
 
 /// The least growth of the backlog that counts, in bytes of the store, and the reciprocal of its least share.
-const GROWTH_BYTES: u64 = 1 << 20;
+const GROWTH_BYTES: u64 = 64 << 10;
 const GROWTH_SHARE: u64 = 10;
 
 /// A resource of a consumer.

@@ -90,7 +90,7 @@ impl BatchWorker {
                 .get_or_create(&ResourceLabel { resource })
                 .set(is_it.into());
         }
-        let sentence = found.map(|(_, sentence)| format!("keeping up: {sentence}"));
+        let sentence = found.map(|(_, sentence)| format!("it falls behind: {sentence}"));
         *self.bottleneck.lock().unwrap_or_else(PoisonError::into_inner) = sentence;
     }
 }

@@ -110,9 +110,12 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
         rows.collect(),
     )?;
     for reason in &consumer.waiting_for {
-        match reason.strip_prefix("it ended: ") {
-            Some(why) => writeln!(text, "    ended: {}", inline(why))?,
-            None => writeln!(text, "    waits for: {}", inline(reason))?,
+        if let Some(why) = reason.strip_prefix("it ended: ") {
+            writeln!(text, "    ended: {}", inline(why))?;
+        } else if let Some(why) = reason.strip_prefix("it falls behind: ") {
+            writeln!(text, "    falls behind: {}", inline(why))?;
+        } else {
+            writeln!(text, "    waits for: {}", inline(reason))?;
         }
     }
     if !consumer.shares_tables_with.is_empty() {
