@@ -41,6 +41,12 @@ bench: ## CPU, throughput, latency and memory, compared with the required bounds
 	cargo build --locked --release --bin millpond --bin embedded-clickhouse --bin bench
 	exec target/release/bench $(BENCH_FLAGS)
 
+.PHONY: bench-gateways
+bench-gateways: ## Latency and requests to a slow store with 1, 4, 16 and 48 gateways (15 minutes; MILLPOND_LOGHUB, BENCH_FLAGS)
+	@$(call tools,libchdb)
+	cargo build --locked --release --bin millpond --bin embedded-clickhouse --bin bench
+	exec target/release/bench --only gateways $(BENCH_FLAGS)
+
 .PHONY: bench-exporter
 bench-exporter: ## CPU of the Collector's exporters: Millpond's, Kafka's, S3's (10 minutes; Java, Maven, MILLPOND_LOGHUB, BENCH_FLAGS)
 	@$(call tools,minio kafka)

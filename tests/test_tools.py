@@ -31,6 +31,18 @@ def test_bench(tmp_path):
     assert results["floors"] == [], "a short run judges nothing"
 
 
+def test_bench_gateways(tmp_path):
+    run(BIN_DIR / "bench", "--only", "gateways", "--short", "--results", tmp_path)
+    [file] = tmp_path.iterdir()
+    results = json.loads(file.read_text())
+    kinds = [(found["gateways"], found["linger"], found["load"]) for found in results["gateways"]]
+    assert kinds == [(4, linger, load) for linger in ("1s", "250ms") for load in ("light", "full")]
+    for found in results["gateways"]:
+        assert found["records_per_second"] > 0
+        assert found["attempts_per_commit"] >= 1
+        assert found["gateway"]["put"] > 0
+
+
 def test_bench_growth():
     output = run(BIN_DIR / "growth", "--short").splitlines()
     lines = [json.loads(line) for line in output if line.startswith("{")]

@@ -232,7 +232,7 @@ async fn drive(
     acknowledged: &Path,
 ) -> anyhow::Result<Driven> {
     let config = LoadConfig {
-        endpoint: plan.otlp.to_string(),
+        endpoints: vec![plan.otlp.to_string()],
         credentials: Credentials::default(),
         rate: wishes.rate,
         concurrency: 256,

@@ -22,14 +22,16 @@ pub enum Compression {
 /// Generate OTLP/gRPC log traffic and report what was acknowledged.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
-    /// Server address: host:port, http://host:port or, with --tls-ca, https://host:port
+    /// Server address: host:port, http://host:port or, with --tls-ca, https://host:port. Several addresses, repeated or
+    /// separated by commas, share the requests evenly
     #[arg(
         long,
         value_name = "ADDR",
         env = "MILLPOND_LOAD_ENDPOINT",
+        value_delimiter = ',',
         default_value = "127.0.0.1:4317"
     )]
-    pub endpoint: String,
+    pub endpoint: Vec<String>,
     /// The server's CA in PEM. Enables TLS
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
@@ -96,7 +98,7 @@ impl LoadArgs {
             (duration, _) => duration,
         };
         let config = LoadConfig {
-            endpoint: self.endpoint,
+            endpoints: self.endpoint,
             credentials: Credentials {
                 ca: self.tls_ca,
                 identity: self.tls_cert.zip(self.tls_key),
@@ -146,12 +148,23 @@ impl LoadConfig {
                 "must be 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-'",
             );
         }
-        match (self.endpoint.split_once("://"), &self.credentials.ca) {
-            (Some(("https", _)), None) => return refuse("endpoint", "https:// needs --tls-ca"),
-            (Some(("http", _)), Some(_)) => {
-                return refuse("endpoint", "with --tls-ca use https:// or host:port");
+        if self.endpoints.is_empty() {
+            return refuse("endpoint", "needs at least one address");
+        }
+        if self.endpoints.len() > self.concurrency {
+            return refuse(
+                "concurrency",
+                "must be at least the number of endpoints: each needs a request in flight",
+            );
+        }
+        for endpoint in &self.endpoints {
+            match (endpoint.split_once("://"), &self.credentials.ca) {
+                (Some(("https", _)), None) => return refuse("endpoint", "https:// needs --tls-ca"),
+                (Some(("http", _)), Some(_)) => {
+                    return refuse("endpoint", "with --tls-ca use https:// or host:port");
+                }
+                _ => {}
             }
-            _ => {}
         }
         Ok(())
     }

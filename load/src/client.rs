@@ -42,33 +42,32 @@ pub(crate) struct Failure {
 }
 
 impl Client {
-    /// The clients that a run's workers share.
+    /// The clients that a run's workers share, as many for each endpoint, in turns.
     pub(crate) fn connections(config: &LoadConfig) -> Result<Vec<Client>, LoadError> {
-        let count = config.concurrency.div_ceil(REQUESTS_PER_CONNECTION);
-        (0..count).map(|_| Client::lazy(config)).collect()
+        let workers = config.concurrency.div_ceil(config.endpoints.len().max(1));
+        let each = workers.div_ceil(REQUESTS_PER_CONNECTION);
+        let endpoints = std::iter::repeat_n(&config.endpoints, each).flatten();
+        endpoints.map(|endpoint| Client::lazy(config, endpoint)).collect()
     }
 
-    fn lazy(config: &LoadConfig) -> Result<Client, LoadError> {
+    fn lazy(config: &LoadConfig, endpoint: &str) -> Result<Client, LoadError> {
         let tls = config.credentials.tls()?;
-        let uri = match (config.endpoint.contains("://"), &tls) {
-            (true, _) => config.endpoint.clone(),
-            (false, None) => format!("http://{}", config.endpoint),
-            (false, Some(_)) => format!("https://{}", config.endpoint),
+        let uri = match (endpoint.contains("://"), &tls) {
+            (true, _) => endpoint.to_owned(),
+            (false, None) => format!("http://{endpoint}"),
+            (false, Some(_)) => format!("https://{endpoint}"),
         };
-        let mut endpoint = Endpoint::from_shared(uri).map_err(|error| LoadError::Setting {
+        let mut server = Endpoint::from_shared(uri).map_err(|error| LoadError::Setting {
             setting: "endpoint",
-            reason: format!(
-                "{error}: {:?} is neither host:port nor http://host:port",
-                config.endpoint
-            ),
+            reason: format!("{error}: {endpoint:?} is neither host:port nor http://host:port"),
         })?;
         if let Some(tls) = tls {
-            endpoint = endpoint.tls_config(tls).map_err(|error| LoadError::Setting {
+            server = server.tls_config(tls).map_err(|error| LoadError::Setting {
                 setting: "tls-ca",
                 reason: format!("TLS with these files is not possible: {}", root_cause(&error)),
             })?;
         }
-        let channel = endpoint
+        let channel = server
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
             .http2_keep_alive_interval(KEEPALIVE)

@@ -39,8 +39,8 @@ pub use template::ID_DIGITS;
 /// The configuration of a load.
 #[derive(Debug, Clone)]
 pub struct LoadConfig {
-    /// Server address: `host:port`, `http://host:port` or `https://host:port`.
-    pub endpoint: String,
+    /// Server addresses: `host:port`, `http://host:port` or `https://host:port`. They share the requests evenly.
+    pub endpoints: Vec<String>,
     /// TLS and token.
     pub credentials: Credentials,
     /// Records per second; 0: as fast as the server acknowledges them.

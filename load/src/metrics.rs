@@ -22,6 +22,19 @@ impl Scrape {
         Ok(Scrape(answer.text().await?))
     }
 
+    /// One reading of several processes, whose samples add up.
+    ///
+    /// # Errors
+    /// One of them does not answer.
+    pub async fn of_all(admins: impl IntoIterator<Item = SocketAddr>) -> anyhow::Result<Scrape> {
+        let mut all = String::new();
+        for admin in admins {
+            all.push_str(&Scrape::of(admin).await?.0);
+            all.push('\n');
+        }
+        Ok(Scrape(all))
+    }
+
     /// The samples of a metric: labels as text, and values.
     fn samples<'a>(&'a self, metric: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
         self.0.lines().filter_map(move |line| {

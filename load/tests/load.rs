@@ -48,6 +48,29 @@ fn acknowledged(file: &std::path::Path) -> BTreeSet<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn several_endpoints_share_the_records() {
+    let worlds = [World::start().await, World::start().await, World::start().await];
+    let report = run(LoadConfig {
+        records: Some(6_000),
+        concurrency: 6,
+        endpoints: worlds.iter().map(|world| world.address.to_string()).collect(),
+        // The workers take turns, so that none is faster than another.
+        rate: 60_000,
+        ..config(worlds[0].address)
+    })
+    .await;
+    assert_eq!((report.records_acknowledged, report.unacknowledged), (6_000, 0));
+    let mut all = Vec::new();
+    for world in &worlds {
+        let here = world.log().await.ids(ID);
+        assert!(!here.is_empty(), "{} got nothing", world.address);
+        all.extend(here);
+    }
+    all.sort();
+    assert_eq!(all, ids(6_000));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_record_arrives_once_with_a_unique_id_from_any_worker() {
     let world = World::start().await;
     let folder = tempfile::tempdir().expect("a folder");
@@ -325,6 +348,8 @@ fn a_flag_that_makes_no_sense_is_named() {
         (["--unique-attribute", ""], "unique-attribute"),
         (["--run", "a b"], "run"),
         (["--endpoint", "https://there:4317"], "endpoint"),
+        (["--endpoint", "here:4317,https://there:4317"], "endpoint"),
+        (["--endpoint", &["here:4317"; 257].join(",")], "concurrency"),
     ] {
         match flags(&wrong).config() {
             Err(LoadError::Setting { setting, .. }) => assert_eq!(setting, named),

@@ -36,7 +36,7 @@ pub(crate) struct World {
 /// A small, endless load.
 pub(crate) fn config(address: SocketAddr) -> LoadConfig {
     LoadConfig {
-        endpoint: address.to_string(),
+        endpoints: vec![address.to_string()],
         credentials: Credentials::default(),
         rate: 0,
         concurrency: 4,

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Context;
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -60,8 +61,8 @@ const INDEXES: [(&str, Settings); 2] = [
 
 const fn consumer(flags: &'static [&'static str]) -> Settings {
     Settings {
-        gateway: &[],
         consumer: flags,
+        ..Settings::PLAIN
     }
 }
 
@@ -90,7 +91,12 @@ pub(crate) async fn measure(bodies: Option<&Path>, records: u64, repeats: u32) -
 
 async fn run(bodies: Option<&Path>, records: u64, settings: Settings) -> anyhow::Result<Run> {
     let stack = Stack::start(settings).await?;
-    let processes = [&stack.gateway, &stack.consumer, &stack.engine];
+    let gateway = &stack
+        .gateways
+        .first()
+        .context("a stack without a gateway")?
+        .process;
+    let processes = [gateway, &stack.consumer, &stack.engine];
     let before = cpu(processes)?;
     let load_before = ended_cpu_seconds()?;
     let began = Instant::now();

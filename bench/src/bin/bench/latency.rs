@@ -15,7 +15,6 @@ const RATE: u64 = 20_000;
 
 /// Excluded from the measurement: the first segments, connections and inserts.
 const WARM_UP: Duration = Duration::from_secs(3);
-pub(crate) const MEASURED: Duration = Duration::from_secs(20);
 /// The load goes on for this long after the measurement, so that it is steady to the end.
 const LOAD_BEYOND: Duration = Duration::from_secs(1);
 
@@ -29,18 +28,17 @@ const LOAD_FLAGS: [&str; 6] = [
 ];
 const LOAD_PATIENCE: Duration = Duration::from_secs(60);
 
-const LINGERS: [(&str, Settings); 2] = [
-    ("1s", simulated(&["--linger", "1s", "--simulate-s3-latency", "1"])),
-    (
-        "250ms",
-        simulated(&["--linger", "250ms", "--simulate-s3-latency", "1"]),
-    ),
+/// The lingers of this part and of the part "gateways".
+pub(crate) const LINGERS: [(&str, Settings); 2] = [
+    ("1s", slow(&["--linger", "1s"])),
+    ("250ms", slow(&["--linger", "250ms"])),
 ];
 
-const fn simulated(gateway: &'static [&'static str]) -> Settings {
+const fn slow(gateway: &'static [&'static str]) -> Settings {
     Settings {
         gateway,
-        consumer: &["--simulate-s3-latency", "2"],
+        slow_store: true,
+        ..Settings::PLAIN
     }
 }
 

@@ -5,6 +5,7 @@
 mod clickhouse;
 mod cost;
 mod floor;
+mod gateways;
 mod latency;
 mod memory;
 mod report;
@@ -34,7 +35,7 @@ struct Flags {
     #[arg(long)]
     short: bool,
 
-    /// Only these parts.
+    /// Only these parts [default: cost,latency,memory].
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
 
@@ -47,6 +48,9 @@ struct Flags {
     results: PathBuf,
 }
 
+/// How long the parts about latency measure.
+const MEASURED: Duration = Duration::from_secs(20);
+
 /// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
@@ -56,6 +60,8 @@ enum Part {
     Latency,
     /// Peak memory while ClickHouse is stopped.
     Memory,
+    /// Request latency, row latency and requests to the store with 1 to 48 gateways. Takes 15 minutes.
+    Gateways,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -77,12 +83,15 @@ async fn main() -> ExitCode {
 
 /// Returns whether every bound held.
 async fn run(flags: Flags) -> anyhow::Result<bool> {
-    let wanted = |part| flags.only.is_empty() || flags.only.contains(&part);
+    let wanted = |part| match &flags.only[..] {
+        [] => part != Part::Gateways,
+        parts => parts.contains(&part),
+    };
     let bodies = flags.bodies.as_deref();
     let (records, repeats, measured, stall) = if flags.short {
         (20_000, 1, Duration::from_secs(2), Duration::from_secs(2))
     } else {
-        (flags.records, flags.repeats, latency::MEASURED, memory::STALL)
+        (flags.records, flags.repeats, MEASURED, memory::STALL)
     };
     let mut results = Results::begin();
     if wanted(Part::Cost) {
@@ -93,6 +102,9 @@ async fn run(flags: Flags) -> anyhow::Result<bool> {
     }
     if wanted(Part::Memory) {
         results.memory = Some(memory::measure(bodies, stall).await?);
+    }
+    if wanted(Part::Gateways) {
+        results.gateways = gateways::measure(bodies, measured, flags.short).await?;
     }
     if !flags.short {
         results.judge();

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Context;
 use nix::sys::signal::Signal;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
@@ -16,6 +17,7 @@ pub(crate) const CONSUMER_LIMIT: u64 = 256 << 20;
 const SETTINGS: Settings = Settings {
     gateway: &["--memory-limit", "128MiB"],
     consumer: &["--memory-limit", "256MiB", "--indexes", "bloom"],
+    ..Settings::PLAIN
 };
 
 /// More requests than the gateway has memory for.
@@ -53,11 +55,12 @@ pub(crate) async fn measure(bodies: Option<&Path>, stall: Duration) -> anyhow::R
 
     let sent = stack.sent(load, LOAD_PATIENCE).await?;
     stack.delivered(sent.records_acknowledged).await?;
+    let gateway = stack.gateways.first().context("a stack without a gateway")?;
     let memory = Memory {
         records: sent.records_acknowledged,
         retries: sent.retries,
         stall_seconds,
-        gateway: stack.gateway.peak_memory()?,
+        gateway: gateway.process.peak_memory()?,
         gateway_limit: GATEWAY_LIMIT,
         consumer: stack.consumer.peak_memory()?,
         consumer_limit: CONSUMER_LIMIT,

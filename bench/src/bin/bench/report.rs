@@ -9,6 +9,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use crate::cost::Cost;
+use crate::gateways::{Gateways, Load};
 use crate::latency::Latency;
 use crate::memory::Memory;
 
@@ -18,6 +19,8 @@ const GATEWAY_OVER_ZSTD1_MAX: f64 = 3.0;
 const CONSUMER_RECORDS_PER_CORE_SECOND_MIN: f64 = 250_000.0;
 /// Maximum ratio of peak memory to the limit.
 const MEMORY_OVER_LIMIT_MAX: f64 = 1.25;
+/// With so many gateways, linger and a light load: maximum p99 of a request in milliseconds, and dollars per month.
+const GATEWAYS: [(usize, &str, f64, f64); 2] = [(48, "1s", 2_000.0, 60.0), (16, "250ms", 900.0, 150.0)];
 
 /// A result of several repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -67,6 +70,7 @@ pub(crate) struct Results {
     pub(crate) cost: Vec<Cost>,
     pub(crate) latency: Vec<Latency>,
     pub(crate) memory: Option<Memory>,
+    pub(crate) gateways: Vec<Gateways>,
     floors: Vec<Floor>,
 }
 
@@ -82,6 +86,7 @@ impl Results {
             cost: Vec::new(),
             latency: Vec::new(),
             memory: None,
+            gateways: Vec::new(),
             floors: Vec::new(),
         }
     }
@@ -122,6 +127,20 @@ impl Results {
                 MEMORY_OVER_LIMIT_MAX,
             ));
         }
+        for (number, linger, p99_ms, usd) in GATEWAYS {
+            let found = self
+                .gateways
+                .iter()
+                .find(|found| (found.gateways, found.linger, found.load) == (number, linger, Load::Light));
+            let Some(found) = found else { continue };
+            let what = |figure| format!("{number} gateways, linger {linger}: {figure}");
+            floors.push(at_most(
+                what("p99 of a request, ms"),
+                found.request_p99_ms,
+                p99_ms,
+            ));
+            floors.push(at_most(what("dollars per month"), found.usd_per_month, usd));
+        }
         self.floors = floors;
     }
 
@@ -145,6 +164,9 @@ impl fmt::Display for Results {
         self.show_cost(f)?;
         self.show_latency(f)?;
         self.show_memory(f)?;
+        for gateways in &self.gateways {
+            write!(f, "\n{gateways}")?;
+        }
         writeln!(f, "\nEvery record arrived exactly once.")?;
         for floor in &self.floors {
             let verdict = if floor.held { "held  " } else { "MISSED" };

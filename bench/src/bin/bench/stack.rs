@@ -1,5 +1,6 @@
-//! Gateway, consumer, ClickHouse and the load as processes on free ports, in a temporary directory.
+//! Gateways, consumer, ClickHouse and the load as processes on free ports, in a temporary directory.
 
+use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
 use millpond_load::metrics::Scrape;
-use millpond_load::ports::free_addresses;
+use millpond_load::ports::sets_of_free_addresses;
 use millpond_load::process::Process;
 
 /// Time without progress after which missing records count as lost.
@@ -21,23 +22,49 @@ const STALLED: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
 /// The differences between stacks.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
+    pub(crate) gateways: usize,
     pub(crate) gateway: &'static [&'static str],
     pub(crate) consumer: &'static [&'static str],
+    /// Whether the store is as slow as S3. Each process draws its own latencies.
+    pub(crate) slow_store: bool,
 }
 
-/// The three running processes. Dropping this kills them.
+impl Settings {
+    /// One gateway and a fast store.
+    pub(crate) const PLAIN: Settings = Settings {
+        gateways: 1,
+        gateway: &[],
+        consumer: &[],
+        slow_store: false,
+    };
+
+    /// The flags that make the store slow for the process with this number.
+    fn slow(&self, number: usize) -> Vec<String> {
+        if !self.slow_store {
+            return Vec::new();
+        }
+        vec!["--simulate-s3-latency".to_owned(), (number + 1).to_string()]
+    }
+}
+
+/// The running processes. Dropping this kills them.
 pub(crate) struct Stack {
-    pub(crate) gateway: Process,
+    pub(crate) gateways: Vec<Gateway>,
     pub(crate) consumer: Process,
     pub(crate) engine: Process,
     pub(crate) clickhouse: SocketAddr,
-    otlp: SocketAddr,
-    gateway_admin: SocketAddr,
     consumer_admin: SocketAddr,
     // Removed last.
     directory: TempDir,
+}
+
+/// A running gateway and its addresses.
+pub(crate) struct Gateway {
+    pub(crate) process: Process,
+    otlp: SocketAddr,
+    admin: SocketAddr,
 }
 
 /// The load generator's final report.
@@ -48,13 +75,27 @@ pub(crate) struct Sent {
     pub(crate) unacknowledged: u64,
     pub(crate) retries: u64,
     pub(crate) raw_bytes: u64,
+    pub(crate) seconds: f64,
+    pub(crate) latency_ms: Waited,
+}
+
+/// How long requests waited for their acknowledgement, in milliseconds.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(crate) struct Waited {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    pub(crate) max: f64,
 }
 
 impl Stack {
     pub(crate) async fn start(settings: Settings) -> anyhow::Result<Stack> {
         let directory = tempfile::Builder::new().prefix("millpond-bench-").tempdir()?;
         let path = directory.path();
-        let [clickhouse, otlp, otlp_http, gateway_admin, consumer_admin] = free_addresses()?;
+        // All at once, so that no address is given to two processes.
+        let mut addresses = sets_of_free_addresses(settings.gateways + 1)?;
+        let Some([clickhouse, consumer_admin, _]) = addresses.pop() else {
+            bail!("no free addresses");
+        };
 
         let mut command = program("embedded-clickhouse")?;
         command.args(["--listen", &clickhouse.to_string(), "--path"]);
@@ -63,19 +104,16 @@ impl Stack {
         engine.ready(&format!("http://{clickhouse}/ping")).await?;
 
         let buffer = format!("file://{}", path.join("buffer").display());
-        let mut command = program("millpond")?;
-        command.args(["gateway", "--create-bucket", "--buffer", &buffer]);
-        command.args([
-            "--listen",
-            &otlp.to_string(),
-            "--listen-http",
-            &otlp_http.to_string(),
-            "--admin",
-            &gateway_admin.to_string(),
-        ]);
-        command.args(settings.gateway);
-        let mut gateway = Process::start("gateway", command, path)?;
-        gateway.ready(&format!("http://{gateway_admin}/readyz")).await?;
+        let mut gateways = Vec::new();
+        for (number, addresses) in addresses.into_iter().enumerate() {
+            gateways.push(Gateway::start(number, addresses, settings, &buffer, path)?);
+        }
+        for gateway in &mut gateways {
+            gateway
+                .process
+                .ready(&format!("http://{}/readyz", gateway.admin))
+                .await?;
+        }
 
         let mut command = program("millpond")?;
         command.args([
@@ -87,31 +125,26 @@ impl Stack {
         ]);
         command.args(["--clickhouse", &format!("http://{clickhouse}")]);
         command.args(settings.consumer);
+        command.args(settings.slow(settings.gateways));
         let mut consumer = Process::start("consumer", command, path)?;
         consumer.ready(&format!("http://{consumer_admin}/readyz")).await?;
         Ok(Stack {
-            gateway,
+            gateways,
             consumer,
             engine,
             clickhouse,
-            otlp,
-            gateway_admin,
             consumer_admin,
             directory,
         })
     }
 
-    /// Starts the load generator with these flags, in addition to the standard ones.
-    pub(crate) fn load(&self, bodies: Option<&Path>, flags: &[&str]) -> anyhow::Result<Process> {
+    /// Starts the load generator with these flags, in addition to the standard ones. It sends to all gateways.
+    pub(crate) fn load(&self, bodies: Option<&Path>, flags: &[impl AsRef<OsStr>]) -> anyhow::Result<Process> {
         let mut command = program("millpond")?;
-        command.args([
-            "load",
-            "--json",
-            "--run",
-            "bench",
-            "--endpoint",
-            &self.otlp.to_string(),
-        ]);
+        command.args(["load", "--json"]);
+        for gateway in &self.gateways {
+            command.args(["--endpoint", &gateway.otlp.to_string()]);
+        }
         if let Some(bodies) = bodies {
             command.arg("--bodies").arg(bodies);
         }
@@ -157,8 +190,9 @@ impl Stack {
             .sum("millpond_consumer_records_total", ""))
     }
 
+    /// The sum of all gateways' metrics.
     pub(crate) async fn gateway_metrics(&self) -> anyhow::Result<Scrape> {
-        Scrape::of(self.gateway_admin).await
+        Scrape::of_all(self.gateways.iter().map(|gateway| gateway.admin)).await
     }
 
     pub(crate) async fn consumer_metrics(&self) -> anyhow::Result<Scrape> {
@@ -172,9 +206,36 @@ impl Stack {
 
     /// Stops the processes in the order of the data flow. Fails if one does not end cleanly.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        self.gateway.stop().await?;
+        for gateway in self.gateways {
+            gateway.process.stop().await?;
+        }
         self.consumer.stop().await?;
         self.engine.stop().await
+    }
+}
+
+impl Gateway {
+    fn start(
+        number: usize,
+        [otlp, otlp_http, admin]: [SocketAddr; 3],
+        settings: Settings,
+        buffer: &str,
+        path: &Path,
+    ) -> anyhow::Result<Gateway> {
+        let mut command = program("millpond")?;
+        command.args(["gateway", "--create-bucket", "--buffer", buffer]);
+        command.args([
+            "--listen",
+            &otlp.to_string(),
+            "--listen-http",
+            &otlp_http.to_string(),
+            "--admin",
+            &admin.to_string(),
+        ]);
+        command.args(settings.gateway);
+        command.args(settings.slow(number));
+        let process = Process::start("gateway", command, &path.join(format!("gateway-{number}")))?;
+        Ok(Gateway { process, otlp, admin })
     }
 }
 

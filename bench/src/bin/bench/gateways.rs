@@ -1,0 +1,193 @@
+//! Several gateways on one shard over a store with S3's latency: how long requests wait, when their rows arrive, and
+//! the price of the requests to the store.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::clickhouse;
+use crate::latency::LINGERS;
+use crate::stack::{Settings, Stack};
+use millpond_load::metrics::{Requests, Scrape};
+
+const NUMBERS: [usize; 4] = [1, 4, 16, 48];
+
+/// Requests per second that each gateway receives under a light load, of [`LIGHT_RECORDS`] records.
+const LIGHT_REQUESTS: u64 = 10;
+const LIGHT_RECORDS: u64 = 10;
+/// Clients under a full load, of all gateways together. Each sends its next request after the answer to the last one.
+const FULL_CONCURRENCY: usize = 256;
+const FULL_RECORDS: u64 = 1_000;
+
+/// Excluded from the measurement: registrations, and the first segments, connections and inserts.
+const WARM_UP: Duration = Duration::from_secs(5);
+const LOAD_PATIENCE: Duration = Duration::from_secs(120);
+
+/// How much the gateways receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Load {
+    /// A constant rate, far below what one core can receive.
+    Light,
+    /// As much as this machine takes.
+    Full,
+}
+
+/// Results of a number of gateways with one linger and one load.
+#[derive(Debug, Serialize)]
+pub(crate) struct Gateways {
+    pub(crate) gateways: usize,
+    pub(crate) linger: &'static str,
+    pub(crate) load: Load,
+    pub(crate) seconds: f64,
+    pub(crate) records_per_second: f64,
+    /// From sending a request to its acknowledgement.
+    pub(crate) request_p50_ms: f64,
+    pub(crate) request_p99_ms: f64,
+    pub(crate) request_max_ms: f64,
+    /// From receiving a message to the INSERT's success, in steps of 15 %.
+    pub(crate) row_p50_ms: f64,
+    pub(crate) row_p99_ms: f64,
+    /// Requests to the store per second, of all gateways.
+    pub(crate) gateway: Requests,
+    pub(crate) consumer: Requests,
+    /// Requests of all processes.
+    pub(crate) usd_per_month: f64,
+    /// Swaps of the manifest per swap that the store confirmed.
+    pub(crate) attempts_per_commit: f64,
+    /// Requests that a gateway refused and the load sent again.
+    pub(crate) retries: u64,
+}
+
+/// Measures every number of gateways, or, in the short form, one.
+pub(crate) async fn measure(
+    bodies: Option<&Path>,
+    measured: Duration,
+    short: bool,
+) -> anyhow::Result<Vec<Gateways>> {
+    let (numbers, warm_up) = if short {
+        (&NUMBERS[1..2], Duration::from_secs(1))
+    } else {
+        (&NUMBERS[..], WARM_UP)
+    };
+    let mut all = Vec::new();
+    for (linger, settings) in LINGERS {
+        for load in [Load::Light, Load::Full] {
+            for &gateways in numbers {
+                let settings = Settings { gateways, ..settings };
+                let stack = Stack::start(settings).await?;
+                let found = run(bodies, &stack, [warm_up, measured], linger, load).await?;
+                stack.stop().await?;
+                println!("{found}");
+                all.push(found);
+            }
+        }
+    }
+    Ok(all)
+}
+
+async fn run(
+    bodies: Option<&Path>,
+    stack: &Stack,
+    [warm_up, measured]: [Duration; 2],
+    linger: &'static str,
+    load: Load,
+) -> anyhow::Result<Gateways> {
+    let gateways = stack.gateways.len();
+    let first = stack.load(bodies, &flags(warm_up, gateways, load))?;
+    let first = stack.sent(first, LOAD_PATIENCE).await?;
+    stack.delivered(first.records_acknowledged).await?;
+
+    let before = scrape(stack).await?;
+    let second = stack.load(bodies, &flags(measured, gateways, load))?;
+    let sent = stack.sent(second, LOAD_PATIENCE).await?;
+    let after = scrape(stack).await?;
+    let records = first.records_acknowledged + sent.records_acknowledged;
+    stack.delivered(records).await?;
+    // The last rows are the slowest.
+    let rows = stack.consumer_metrics().await?;
+    clickhouse::check_exact(stack.clickhouse, records).await?;
+
+    let histogram = |scrape: &Scrape| scrape.histogram("millpond_consumer_latency_seconds");
+    let latency = histogram(&rows).since(&histogram(&before[1]));
+    let requests = |of: usize| {
+        after[of]
+            .requests()
+            .per_second(before[of].requests(), sent.seconds)
+    };
+    let (gateway, consumer) = (requests(0), requests(1));
+    let attempts = |outcome| {
+        let total = |scrape: &Scrape| scrape.sum("millpond_producer_commit_attempts_total", outcome);
+        total(&after[0]) - total(&before[0])
+    };
+    Ok(Gateways {
+        gateways,
+        linger,
+        load,
+        seconds: sent.seconds,
+        records_per_second: sent.records_acknowledged as f64 / sent.seconds,
+        request_p50_ms: sent.latency_ms.p50,
+        request_p99_ms: sent.latency_ms.p99,
+        request_max_ms: sent.latency_ms.max,
+        row_p50_ms: latency.quantile_ms(0.5),
+        row_p99_ms: latency.quantile_ms(0.99),
+        gateway,
+        consumer,
+        usd_per_month: gateway.plus(consumer).usd_per_month(),
+        attempts_per_commit: attempts("outcome=") / attempts("outcome=\"committed\""),
+        retries: sent.retries,
+    })
+}
+
+fn flags(duration: Duration, gateways: usize, load: Load) -> Vec<String> {
+    let (rate, records, concurrency) = match load {
+        // Every request of half a minute may wait.
+        Load::Light => {
+            let requests = LIGHT_REQUESTS * gateways as u64;
+            (requests * LIGHT_RECORDS, LIGHT_RECORDS, requests * 30)
+        }
+        Load::Full => (0, FULL_RECORDS, FULL_CONCURRENCY as u64),
+    };
+    let flags = [
+        ("--duration", format!("{}s", duration.as_secs())),
+        ("--rate", rate.to_string()),
+        ("--records-per-request", records.to_string()),
+        ("--concurrency", concurrency.to_string()),
+    ];
+    flags
+        .into_iter()
+        .flat_map(|(flag, value)| [flag.to_owned(), value])
+        .collect()
+}
+
+/// Reads the metrics of all gateways and of the consumer.
+async fn scrape(stack: &Stack) -> anyhow::Result<[Scrape; 2]> {
+    Ok([stack.gateway_metrics().await?, stack.consumer_metrics().await?])
+}
+
+impl fmt::Display for Gateways {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let load = match self.load {
+            Load::Light => "light",
+            Load::Full => "full",
+        };
+        write!(
+            f,
+            "gateways {:>2}, linger {:<5} {load:<5} {:>6.0} records/s, requests p50 {:.0} ms, p99 {:.0}, max {:.0}; rows p50 {:.0}, p99 {:.0}; {:.2} PUT/s, {:.2} GET/s, ${:.0} a month; {:.2} attempts per commit",
+            self.gateways,
+            self.linger,
+            self.records_per_second,
+            self.request_p50_ms,
+            self.request_p99_ms,
+            self.request_max_ms,
+            self.row_p50_ms,
+            self.row_p99_ms,
+            self.gateway.put + self.consumer.put,
+            self.gateway.get + self.consumer.get,
+            self.usd_per_month,
+            self.attempts_per_commit
+        )
+    }
+}
