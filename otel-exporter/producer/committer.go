@@ -23,6 +23,10 @@ type committer struct {
 	nextNumber int
 	waiting    map[int]arrival
 	pace       pace
+
+	turns    turns
+	lostLast bool          // another producer was first, and this one has not read the manifest since
+	readTook time.Duration // how long the last read of the manifest took
 }
 
 // progress is the result of a step.
@@ -32,6 +36,7 @@ const (
 	committed progress = iota // segments are in the log
 	made                      // the next step can follow at once
 	heldUp                    // the store did not do it: the same follows after a wait
+	lostRace                  // another producer was first
 )
 
 func newCommitter(pipeline *pipeline, bufferID uuid.UUID, tailMax int, streams *streams) *committer {
@@ -134,8 +139,13 @@ func due(group []uploadedWork) time.Time {
 func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 	started := time.Now()
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
+	races := storage.Backoff{Initial: 20 * time.Millisecond, Max: raceWaitMax}
 	c.readsFirst.begin(&c.commits)
 	for len(group) > 0 {
+		if wait := c.turns.wait(time.Now()); wait > 0 {
+			time.Sleep(wait)
+			c.commits.doubtKnown()
+		}
 		if c.commits.mayGrow() {
 			group = c.extend(group, arrivals)
 		}
@@ -149,6 +159,9 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 		case made:
 		case heldUp:
 			time.Sleep(c.environment.wait(&backoff))
+		case lostRace:
+			c.lostLast = true
+			time.Sleep(c.environment.wait(&races))
 		}
 		group = left
 	}
@@ -203,7 +216,9 @@ func (c *committer) storePage(new *newPage) progress {
 
 // readManifest reads the manifest.
 func (c *committer) readManifest() progress {
+	began := time.Now()
 	found, err := manifest.Read(c.ctx, c.store, c.shard)
+	c.readTook = time.Since(began)
 	if err == nil && found != nil && found.State.BufferID != c.bufferID {
 		err = fmt.Errorf("%s belongs to buffer %s, not to %s", manifest.Key(c.shard), found.State.BufferID, c.bufferID)
 	}
@@ -215,6 +230,10 @@ func (c *committer) readManifest() progress {
 		c.streams.learn(found.State.Streams)
 	}
 	c.hear(c.commits.read(found))
+	if c.lostLast && found != nil {
+		c.turns.lost(found.State, c.commits.producer, time.Now())
+	}
+	c.lostLast = false
 	return made
 }
 
@@ -227,7 +246,9 @@ func (c *committer) hear(news news) {
 
 // swap makes one compare-and-set.
 func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, progress) {
+	began := time.Now()
 	outcome, snapshot, err := manifest.Swap(c.ctx, c.store, c.shard, swap.expected, swap.next)
+	c.turns.took(c.readTook + time.Since(began))
 	c.counters.commits[outcome].Add(1)
 	if err != nil {
 		c.health.heldUp(committing, err)
@@ -236,9 +257,12 @@ func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, p
 	c.hear(news)
 	switch {
 	case news.landed != nil:
+		c.turns.committed(snapshot.State, c.commits.producer, time.Now())
 		return c.succeed(group, *news.landed), committed
 	case outcome == storage.Committed:
 		return group, made
+	case outcome == storage.Mismatch:
+		return group, lostRace
 	}
 	return group, heldUp
 }
@@ -246,7 +270,7 @@ func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, p
 // tryRegister registers before the first segment is there. It reports whether the producer is registered now.
 func (c *committer) tryRegister() bool {
 	for !c.commits.registered {
-		if _, progress := c.step(nil); progress == heldUp {
+		if _, progress := c.step(nil); progress == heldUp || progress == lostRace {
 			return false
 		}
 	}

@@ -274,6 +274,14 @@ impl<S: Found> Commits<S> {
         matches!(self.unresolved, Unresolved::Nothing)
     }
 
+    /// The manifest that the producer takes to be in force.
+    pub fn manifest(&self) -> Option<&Manifest> {
+        match &self.known {
+            Known::Current(found) => Some(found.manifest()),
+            Known::Unread | Known::Outdated(_) | Known::Absent => None,
+        }
+    }
+
     /// Forgets a manifest that others have probably replaced: the store would refuse the swap. Returns true if one was
     /// known.
     pub fn doubt_known(&mut self) -> bool {

@@ -10,7 +10,7 @@ use millpond_manifest::{Manifest, NewSegment, Object, ProducerId, Snapshot, Swap
 use millpond_runtime::{Backoff, Environment, Level};
 use millpond_storage::Version;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use ulid::Ulid;
 use uuid::Uuid;
 
@@ -19,11 +19,16 @@ use crate::commit_delay::CommitDelay;
 use crate::reads_first::ReadsFirst;
 use crate::segment::{UploadedWork, fail};
 use crate::streams::Streams;
+use crate::turns::Turns;
 use crate::uploader::{Arrival, Upload};
 use crate::{AppendError, Committed};
 
 /// The wait of a commit, as `/readyz` shows it.
 const COMMIT: &str = "waiting for the store (commit)";
+
+/// The maximum pause after a lost race. The producers' turns spread out those that wait, so that a longer pause would only
+/// give the turn away.
+const RACE_WAIT_MAX: Duration = Duration::from_millis(250);
 
 impl Draw for &dyn Environment {
     fn unix_ms(&mut self) -> u64 {
@@ -52,6 +57,12 @@ pub(crate) struct Committer {
     next_number: u64,
     waiting: BTreeMap<u64, Arrival>,
     commit_delay: CommitDelay,
+    turns: Turns,
+    /// Another producer was first, and this one has not read the manifest since.
+    lost_race: bool,
+    /// How long the last read of the manifest took.
+    read_took: Duration,
+    began: Instant,
 }
 
 /// The result of a step.
@@ -62,6 +73,8 @@ enum Progress {
     Made,
     /// The store did not perform the step: repeat it after a wait.
     HeldUp,
+    /// Another producer was first.
+    LostRace,
 }
 
 impl Committer {
@@ -82,6 +95,10 @@ impl Committer {
             next_number: 0,
             waiting: BTreeMap::new(),
             commit_delay,
+            turns: Turns::default(),
+            lost_race: false,
+            read_took: Duration::ZERO,
+            began: Instant::now(),
         }
     }
 
@@ -153,8 +170,13 @@ impl Committer {
     async fn commit(&mut self, mut group: Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
         let started = Instant::now();
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(3));
+        let mut races = Backoff::new(Duration::from_millis(20), RACE_WAIT_MAX);
         self.reads_first.begin(&mut self.commits);
         while !group.is_empty() {
+            if let Some(wait) = self.turns.wait(self.began.elapsed()) {
+                sleep(wait).await;
+                self.commits.doubt_known();
+            }
             if self.commits.may_grow() {
                 self.extend(&mut group, arrivals);
             }
@@ -171,6 +193,12 @@ impl Committer {
                     self.trace_attempt(&mut group);
                     self.trace_failure(&group);
                     backoff.pause(&*self.upload.environment).await;
+                }
+                Progress::LostRace => {
+                    self.trace_attempt(&mut group);
+                    self.trace_failure(&group);
+                    self.lost_race = true;
+                    races.pause(&*self.upload.environment).await;
                 }
             }
         }
@@ -199,15 +227,26 @@ impl Committer {
             self.trace_attempt(group);
         }
         match next {
-            Next::Read => self.read_manifest().await,
+            Next::Read => {
+                let began = Instant::now();
+                let progress = self.read_manifest().await;
+                self.read_took = began.elapsed();
+                progress
+            }
             Next::StorePage(page) => self.store_page(page).await,
             Next::Swap(swap) => {
+                let began = Instant::now();
                 let (answer, progress) = self.swap(swap.expected, *swap.next).await;
+                self.turns.took(self.read_took + began.elapsed());
                 let news = self.commits.swapped(answer);
                 self.hear(news);
                 let Some(landed) = news.landed else {
                     return progress;
                 };
+                if let Some(manifest) = self.commits.manifest() {
+                    self.turns
+                        .committed(manifest, self.commits.producer(), self.began.elapsed());
+                }
                 self.succeed(group, landed);
                 Progress::Committed
             }
@@ -251,6 +290,12 @@ impl Committer {
                     .learn(found.as_ref().map_or(&[], |found| &found.state.streams));
                 let news = self.commits.read(found);
                 self.hear(news);
+                if std::mem::take(&mut self.lost_race)
+                    && let Some(manifest) = self.commits.manifest()
+                {
+                    self.turns
+                        .lost(manifest, self.commits.producer(), self.began.elapsed());
+                }
                 return Progress::Made;
             }
             Err(error) => error.to_string(),
@@ -293,7 +338,7 @@ impl Committer {
             }
             Swap::Mismatch => {
                 metrics.attempt("mismatch");
-                (Answer::Mismatch, Progress::HeldUp)
+                (Answer::Mismatch, Progress::LostRace)
             }
             Swap::Unknown(error) => {
                 metrics.attempt("unknown");
@@ -307,7 +352,7 @@ impl Committer {
     pub(crate) async fn try_register(&mut self) -> bool {
         let mut group = Vec::new();
         while !self.commits.is_registered() {
-            if let Progress::HeldUp = self.step(&mut group).await {
+            if let Progress::HeldUp | Progress::LostRace = self.step(&mut group).await {
                 return false;
             }
         }

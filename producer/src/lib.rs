@@ -22,6 +22,7 @@ pub mod reads_first;
 mod segment;
 mod streams;
 mod trace;
+mod turns;
 mod uploader;
 
 pub use append::{Append, AppendError, Committed};

@@ -1,0 +1,85 @@
+package producer
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"millpond.dev/otel-exporter/internal/manifest"
+)
+
+var turnsBegan = time.Unix(1_767_225_600, 0)
+
+func turnsID(number byte) (id manifest.ProducerID) {
+	for i := range id {
+		id[i] = number
+	}
+	return id
+}
+
+// turnsManifest returns a manifest after so many swaps, with these producers and the sequences of their last commits.
+func turnsManifest(version uint64, rows map[byte]uint64) *manifest.Manifest {
+	state := manifest.New(uuid.Nil, 0)
+	state.Stamp.Version = version
+	for number := range 256 {
+		if sequence, found := rows[byte(number)]; found {
+			row := manifest.ProducerRow{ID: turnsID(byte(number)), Commit: 1, FirstSequence: sequence, Count: 1}
+			state.Producers = append(state.Producers, row)
+		}
+	}
+	return state
+}
+
+// contendedTurns has commits at sequences 100 and 110. Its attempts take 100 ms, and there are ten commits a second.
+func contendedTurns() *turns {
+	t := &turns{}
+	t.took(100 * time.Millisecond)
+	t.committed(turnsManifest(100, map[byte]uint64{0: 100}), turnsID(0), turnsBegan.Add(10*time.Second))
+	t.committed(turnsManifest(110, map[byte]uint64{0: 110}), turnsID(0), turnsBegan.Add(11*time.Second))
+	return t
+}
+
+func TestALoserLeavesTheManifestToThoseThatHaveWaitedLonger(t *testing.T) {
+	many := map[byte]uint64{0: 110}
+	for number := range 255 {
+		many[byte(number+1)] = 101
+	}
+	now := turnsBegan.Add(12 * time.Second)
+	for _, c := range []struct {
+		name    string
+		version uint64
+		rows    map[byte]uint64
+		wait    time.Duration
+	}{
+		// 1 and 2 have committed since; 3 and 4 have waited longer; 5 has not committed for long.
+		{"two active ones are older", 120, map[byte]uint64{0: 110, 1: 118, 2: 119, 3: 109, 4: 101, 5: 99}, 200 * time.Millisecond},
+		{"none is older", 120, map[byte]uint64{0: 110, 1: 118, 2: 119}, 0},
+		{"five commits a second", 110, map[byte]uint64{0: 110, 1: 109}, 0},
+		{"this one was forgotten", 120, map[byte]uint64{1: 101}, 0},
+		{"the maximum", 120, many, turnWaitMax},
+		{"an older state was restored", 7, many, 0},
+	} {
+		turns := contendedTurns()
+		turns.lost(turnsManifest(c.version, c.rows), turnsID(0), now)
+		if wait := turns.wait(now); wait != c.wait {
+			t.Errorf("%s: waits %v, not %v", c.name, wait, c.wait)
+		}
+		if wait := turns.wait(now); wait != 0 {
+			t.Errorf("%s: waits %v again", c.name, wait)
+		}
+		turns.lost(turnsManifest(c.version, c.rows), turnsID(0), now)
+		if wait := turns.wait(now.Add(time.Minute)); wait != 0 {
+			t.Errorf("%s: waits %v after its time", c.name, wait)
+		}
+	}
+}
+
+func TestAProducerWithoutACommitWaitsForNobody(t *testing.T) {
+	turns := &turns{}
+	turns.took(time.Second)
+	turns.lost(turnsManifest(120, map[byte]uint64{1: 100}), turnsID(0), turnsBegan)
+	if wait := turns.wait(turnsBegan); wait != 0 {
+		t.Error(wait)
+	}
+}
