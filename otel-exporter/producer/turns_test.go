@@ -1,12 +1,19 @@
 package producer
 
 import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
 
 	"millpond.dev/otel-exporter/internal/manifest"
+	"millpond.dev/otel-exporter/internal/storage"
 )
 
 var turnsBegan = time.Unix(1_767_225_600, 0)
@@ -82,4 +89,71 @@ func TestAProducerWithoutACommitWaitsForNobody(t *testing.T) {
 	if wait := turns.wait(turnsBegan); wait != 0 {
 		t.Error(wait)
 	}
+}
+
+// distant is a store whose requests take as long as S3's.
+type distant struct {
+	storage.Backend
+	mutex sync.Mutex
+	rng   *rand.Rand
+}
+
+// travel sleeps for half to twice the mean, mostly less than the mean.
+func (d *distant) travel(mean time.Duration) {
+	d.mutex.Lock()
+	share := d.rng.Float64()
+	d.mutex.Unlock()
+	time.Sleep(mean/2 + time.Duration(share*share*1.5*float64(mean)))
+}
+
+func (d *distant) Get(ctx context.Context, key string, bytesMax int64) ([]byte, storage.Version, error) {
+	d.travel(35 * time.Millisecond)
+	return d.Backend.Get(ctx, key, bytesMax)
+}
+
+func (d *distant) Create(ctx context.Context, key string, body storage.Body) (storage.Version, error) {
+	d.travel(70 * time.Millisecond)
+	return d.Backend.Create(ctx, key, body)
+}
+
+func (d *distant) Replace(ctx context.Context, key string, expected storage.Version, body storage.Body) (storage.Version, error) {
+	d.travel(35 * time.Millisecond)
+	version, err := d.Backend.Replace(ctx, key, expected, body)
+	d.travel(35 * time.Millisecond)
+	return version, err
+}
+
+func TestNoProducerOfManyLosesEveryRace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		store := storage.Over(&distant{Backend: w.network, rng: rand.New(rand.NewPCG(1, 2))}, storage.RequestTimeout)
+		config := DefaultConfig()
+		config.Linger = 250 * time.Millisecond
+		config.Logger = testConfig().Logger
+		var mutex sync.Mutex
+		var waited []time.Duration
+		var clients sync.WaitGroup
+		for number := range 16 {
+			p, err := start(t.Context(), newEnvironment([32]byte{byte(number)}), store, config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { w.close(p) })
+			for message := range 150 {
+				clients.Go(func() {
+					time.Sleep(time.Duration(message)*200*time.Millisecond + time.Duration(number)*17*time.Millisecond)
+					began := time.Now()
+					w.mustAppend(p, fmt.Sprint(number, message))
+					mutex.Lock()
+					waited = append(waited, time.Since(began))
+					mutex.Unlock()
+				})
+			}
+		}
+		clients.Wait()
+		slices.Sort(waited)
+		if slowest := waited[len(waited)-1]; slowest > 8*time.Second {
+			t.Errorf("the slowest caller waited %v", slowest)
+		}
+	})
 }
