@@ -97,7 +97,7 @@ impl Turns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millpond_manifest::ProducerRow;
+    use millpond_manifest::manifest::ProducerRow;
     use uuid::Uuid;
 
     const SECOND: Duration = Duration::from_secs(1);
