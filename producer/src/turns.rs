@@ -176,7 +176,8 @@ mod tests {
     #[test]
     fn a_wait_has_a_maximum_and_a_restored_manifest_none() {
         let mut turns = contended();
-        let rows: Vec<(u8, u64)> = (1..=255).map(|number| (number, 101)).chain([(0, 110)]).collect();
+        let others = (1..=255).map(|number| (number, 101));
+        let rows: Vec<(u8, u64)> = [(0, 110)].into_iter().chain(others).collect();
         turns.lost(&manifest(120, &rows), OWN, 12 * SECOND);
         assert_eq!(turns.wait(12 * SECOND), Some(WAIT_MAX));
         turns.lost(&manifest(7, &rows), OWN, 12 * SECOND);
