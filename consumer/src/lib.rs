@@ -139,7 +139,7 @@ impl Consumer {
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),
             decoders: Arc::new(Semaphore::new(self.config.decoders.max(1))),
             writers: Arc::new(Semaphore::new(self.config.writers.max(1))),
-            chunks_at_a_time: self.config.writers.max(1),
+            writers_max: self.config.writers.max(1),
             dead_letters_max: self.config.dead_letters_max,
             written: Written::default(),
             bottleneck: Mutex::default(),

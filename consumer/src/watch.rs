@@ -62,7 +62,7 @@ impl BatchWorker {
                 "raise the memory limit (--memory-limit)",
             ),
             Resource::writers => (
-                format!("all writers ({}) have an INSERT in flight", self.chunks_at_a_time),
+                format!("all writers ({}) have an INSERT in flight", self.writers_max),
                 "raise --writers, or give ClickHouse more cores",
             ),
             Resource::decoders => ("all decoders are busy".to_owned(), "give this process more cores"),

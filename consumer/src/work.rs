@@ -52,23 +52,44 @@ impl Job {
     /// The maximum memory of a batch: the fetched blocks, a chunk under construction (columns and their compressed
     /// copy), and the chunks that wait for an INSERT or are in one.
     fn memory(&self, chunks_at_a_time: usize) -> u64 {
-        let fetched: u64 = self.wanted.iter().map(|w| w.length).sum();
-        let raw: u64 = self.wanted.iter().map(|w| w.part.raw_len).sum();
-        let all = raw.saturating_mul(3).div_ceil(2);
-        let chunk = all.min(self.policy.chunk_bytes).max(1);
-        let written = all.div_ceil(chunk).clamp(1, chunks_at_a_time as u64);
-        chunk.saturating_mul(1 + written).saturating_add(fetched)
+        let written = self
+            .all()
+            .div_ceil(self.chunk())
+            .clamp(1, chunks_at_a_time as u64);
+        self.chunk()
+            .saturating_mul(1 + written)
+            .saturating_add(self.fetched())
+    }
+
+    /// The chunks to write at a time: one for each writer, if all of them fit into this memory.
+    fn chunks_at_a_time(&self, writers: usize, memory: usize) -> usize {
+        let left = (memory as u64).saturating_sub(self.fetched());
+        let fit = (left / self.chunk()).saturating_sub(1);
+        writers.min(usize::try_from(fit).unwrap_or(usize::MAX)).max(1)
+    }
+
+    fn fetched(&self) -> u64 {
+        self.wanted.iter().map(|wanted| wanted.length).sum()
+    }
+
+    /// The maximum memory of all chunks together.
+    fn all(&self) -> u64 {
+        let raw: u64 = self.wanted.iter().map(|wanted| wanted.part.raw_len).sum();
+        raw.saturating_mul(3).div_ceil(2)
+    }
+
+    /// The maximum memory of one chunk.
+    fn chunk(&self) -> u64 {
+        self.all().min(self.policy.chunk_bytes).max(1)
     }
 }
 
 impl BatchWorker {
     /// Writes a batch. When it returns, the sink has all of the batch except its dead letters, which the store has.
     pub(crate) async fn work(self: Arc<Self>, mut job: Job) -> Result<(), ConsumeError> {
+        let chunks_at_a_time = job.chunks_at_a_time(self.writers_max, self.memory.limit());
         let queued = self.metrics.enter(Stage::memory);
-        let _memory = self
-            .memory
-            .reserve_at_most(job.memory(self.chunks_at_a_time))
-            .await;
+        let _memory = self.memory.reserve_at_most(job.memory(chunks_at_a_time)).await;
         drop(queued);
         self.metrics
             .held_bytes
@@ -119,7 +140,7 @@ impl BatchWorker {
             refusals,
             dead_letters: DeadLetterWriter::new(&self, id.clone(), batch.encoding, self.dead_letters_max),
         };
-        ChunksInFlight::new(&writer, bisection, self.chunks_at_a_time, in_doubt)
+        ChunksInFlight::new(&writer, bisection, chunks_at_a_time, in_doubt)
             .write_all(cuts)
             .await?;
         match decoding.await {

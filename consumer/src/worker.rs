@@ -24,8 +24,8 @@ pub(crate) struct BatchWorker {
     pub(crate) fetchers: Arc<Semaphore>,
     pub(crate) decoders: Arc<Semaphore>,
     pub(crate) writers: Arc<Semaphore>,
-    /// Chunks of one batch to write at a time: a single batch may have all writers.
-    pub(crate) chunks_at_a_time: usize,
+    /// The number of writers. A single batch may have all of them.
+    pub(crate) writers_max: usize,
     pub(crate) dead_letters_max: usize,
     /// The progress of all batches.
     pub(crate) written: Written,

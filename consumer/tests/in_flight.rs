@@ -60,6 +60,26 @@ async fn one_batch_uses_all_writers_and_no_more() {
     );
 }
 
+/// A batch of large chunks would otherwise hold more than the memory limit.
+#[tokio::test(start_paused = true)]
+async fn no_more_chunks_are_in_flight_than_fit_into_the_memory() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20]).await;
+    let table = Table::shut("table");
+    let little = Config {
+        memory_limit: 1,
+        ..writers(3)
+    };
+    let consumer = start_on(&Machine::with_one_thread(), &log.store, little, &table);
+    eventually("a writer has a request", async || table.hanging() == 1).await;
+    a_while().await;
+    assert_eq!(table.begun(), 1);
+    table.let_through(1 << 10);
+    acknowledged(&log, 1).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_batch_is_done_when_its_last_chunk_is() {
     let table = Table::shut("table");
