@@ -39,7 +39,12 @@ async fn a_chunk_of_which_one_partition_has_landed_is_completed() {
         Fault::Poisons,
         Fault::LandsInPart,
     ]);
-    let consumer = start(&log.store, config("a"), &table);
+    // One chunk at a time, so that one chunk has all the faults.
+    let config = Config {
+        writers: 1,
+        ..config("a")
+    };
+    let consumer = start(&log.store, config, &table);
     acknowledged(&log, 2).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), log.rows());
