@@ -72,6 +72,10 @@ def paged(test, says):
     return Catcher("consumer/tests/pages.rs", test, says)
 
 
+def claimed(test, says):
+    return Catcher("manifest/tests/claims.rs", test, says)
+
+
 def known(test, says):
     return Catcher("consumer/tests/identity.rs", test, says)
 
@@ -149,6 +153,12 @@ CATCHERS = {
     ],
     "earlier-tables-given-away": [
         guard("a_consumer_that_adds_a_table", "a cursor names every table"),
+    ],
+    "producer-claimed-twice": [
+        claimed("a_producer_cannot_occur_twice", r"`Result::unwrap_err\(\)` on an `Ok` value")
+    ],
+    "place-of-whole-commit": [
+        claimed("every_producer_has_the_place_of_its_own_records", r"left: \(1, 1, 1\)")
     ],
     "producer-table-ignored": [
         Catcher(

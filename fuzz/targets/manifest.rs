@@ -2,7 +2,7 @@
 #![no_main]
 
 use millpond_fuzz::objects;
-use millpond_manifest::{Commit, Log, Manifest, NewPart, NewSegment, ProducerId};
+use millpond_manifest::{Claim, Commit, Log, Manifest, NewPart, NewSegment, ProducerId};
 use millpond_segment::Encoding;
 use ulid::Ulid;
 
@@ -20,9 +20,8 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         objects::check(&registered);
         let commit = registered.producer(producer).map_or(0, |row| row.commit);
         for commit in [commit, commit.saturating_add(1)] {
-            if let Ok(Commit::Next { state, .. }) =
-                registered.commit(producer, commit, &[segment(now_ms)], now_ms)
-            {
+            let claims = [Claim::one(producer, commit, 0..1)];
+            if let Ok(Commit { state, .. }) = registered.commit(&claims, &[segment(now_ms)], now_ms) {
                 objects::check(&*state);
                 look(&state);
             }

@@ -29,7 +29,7 @@ pub use entry::{Entry, Part};
 pub use error::FormatError;
 pub use limits::Count;
 pub use log::{Lag, Log};
-pub use manifest::{Commit, CommitRefusal, Manifest, NewPart, NewSegment, ProducerId};
+pub use manifest::{Claim, ClaimRefusal, Commit, CommitRefusal, Manifest, NewPart, NewSegment, ProducerId};
 pub use object::{Object, Stamp};
 pub use page::{Page, PageReference};
 pub use plan::BatchingPolicy;

@@ -2,18 +2,18 @@
 //! clock, draws a random number or touches a store.
 
 mod codec;
+mod commit;
 
-use crate::entry::check_entry;
 use crate::object::Stamp;
 use crate::page::{Page, PageReference};
 use millpond_segment::Encoding;
 use std::cmp::Reverse;
 use std::fmt;
-use thiserror::Error;
 use ulid::Ulid;
 use uuid::Uuid;
 
 pub use crate::entry::{Entry, Part, STREAMS_MAX, TAIL_MAX};
+pub use commit::{Claim, ClaimRefusal, Commit, CommitRefusal, NewPart, NewSegment, Unusable};
 
 /// Maximum number of producers remembered. Beyond it, the manifest forgets the producer whose last commit is furthest
 /// back in the log.
@@ -56,9 +56,9 @@ pub struct ProducerRow {
     pub id: ProducerId,
     /// The number of its last commit; 0: registered, nothing committed yet.
     pub commit: u64,
-    /// Sequence of that commit's first segment.
+    /// Sequence of the first segment that holds records of that commit, or of the run that ends with it.
     pub first_sequence: u64,
-    /// Number of segments in that commit.
+    /// Number of these segments.
     pub count: u64,
     /// Unix time in milliseconds of that commit.
     pub seen_at_ms: u64,
@@ -87,98 +87,6 @@ pub struct Manifest {
     pub tail: Vec<Entry>,
     /// Ordered by id.
     pub producers: Vec<ProducerRow>,
-}
-
-/// A segment that a producer wants to commit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewSegment {
-    /// The segment's name.
-    pub segment: Ulid,
-    /// The object's size in bytes.
-    pub size: u64,
-    /// At most one for each stream.
-    pub parts: Vec<NewPart>,
-}
-
-/// A part that refers to its stream by name instead of by index.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewPart {
-    /// For example `otlp.logs`.
-    pub stream: String,
-    /// The format of its messages.
-    pub encoding: Encoding,
-    /// Offset in the segment object, in bytes.
-    pub offset: u64,
-    /// Length in the segment object, in bytes.
-    pub length: u64,
-    /// Uncompressed, in bytes.
-    pub raw_len: u64,
-    /// Number of messages.
-    pub messages: u64,
-    /// Number of records.
-    pub records: u64,
-    /// Unix time in microseconds of the earliest message.
-    pub first_received_at_us: i64,
-    /// Unix time in microseconds of the latest message.
-    pub last_received_at_us: i64,
-}
-
-/// The outcome of a commit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Commit {
-    /// The state to swap in. The segments get sequences from `first_sequence` on.
-    Next {
-        /// The new state, not yet stamped.
-        state: Box<Manifest>,
-        /// Sequence of the first segment.
-        first_sequence: u64,
-    },
-    /// An earlier attempt already put this commit in the log.
-    Already {
-        /// Sequence of the first segment.
-        first_sequence: u64,
-        /// Number of its segments.
-        count: u64,
-    },
-}
-
-/// Why a commit is impossible.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum CommitRefusal {
-    /// The manifest has forgotten the producer, or never knew it: an unknown outcome cannot be resolved.
-    #[error("producer {0} is not registered in this shard")]
-    NotRegistered(ProducerId),
-    /// Segments named before the orphan floor may be deleted at any moment: upload them again.
-    #[error("{} segments are named before the orphan floor {floor_ms}", .segments.len())]
-    BelowFloor {
-        /// Their indexes in the commit.
-        segments: Vec<usize>,
-        /// Unix ms.
-        floor_ms: u64,
-    },
-    /// The number precedes the last commit, whose sequences are no longer known.
-    #[error("commit {commit} of producer {producer} is older than its last commit {last}")]
-    Superseded {
-        /// The producer.
-        producer: ProducerId,
-        /// The requested commit.
-        commit: u64,
-        /// Its last commit.
-        last: u64,
-    },
-    /// A number is missing: the producer has a bug.
-    #[error("commit {commit} of producer {producer} does not follow its last commit {last}")]
-    Gap {
-        /// The producer.
-        producer: ProducerId,
-        /// The requested commit.
-        commit: u64,
-        /// Its last commit.
-        last: u64,
-    },
-    /// No segments, a duplicate segment or stream, an invalid name…
-    #[error("commit is not valid: {0}")]
-    Invalid(String),
 }
 
 impl Manifest {
@@ -277,64 +185,6 @@ impl Manifest {
         self.producers.sort_unstable_by_key(|row| row.id);
     }
 
-    /// Appends `segments` to the log in order, as commit number `commit` of `producer`.
-    pub fn commit(
-        &self,
-        producer: ProducerId,
-        commit: u64,
-        segments: &[NewSegment],
-        now_ms: u64,
-    ) -> Result<Commit, CommitRefusal> {
-        let place = self
-            .producers
-            .binary_search_by_key(&producer, |row| row.id)
-            .map_err(|_| CommitRefusal::NotRegistered(producer))?;
-        let row = &self.producers[place];
-        let last = row.commit;
-        if commit == last && commit > 0 {
-            return Ok(Commit::Already {
-                first_sequence: row.first_sequence,
-                count: row.count,
-            });
-        }
-        if commit <= last {
-            return Err(CommitRefusal::Superseded {
-                producer,
-                commit,
-                last,
-            });
-        }
-        if commit - last > 1 {
-            return Err(CommitRefusal::Gap {
-                producer,
-                commit,
-                last,
-            });
-        }
-        self.check_segments(segments)?;
-
-        let mut next = self.clone();
-        for segment in segments {
-            let entry = next.entry(segment, now_ms)?;
-            next.tail.push(entry);
-        }
-        let (first_sequence, count) = (self.next_sequence, segments.len() as u64);
-        next.next_sequence = first_sequence
-            .checked_add(count)
-            .ok_or_else(|| CommitRefusal::Invalid("the log has no sequences left".into()))?;
-        next.producers[place] = ProducerRow {
-            id: producer,
-            commit,
-            first_sequence,
-            count,
-            seen_at_ms: now_ms,
-        };
-        Ok(Commit::Next {
-            state: Box::new(next),
-            first_sequence,
-        })
-    }
-
     /// Returns true if the log has exactly these segments from `first_sequence` on, as far as the tail shows. Ignores pages and
     /// trimmed entries.
     pub fn may_have(&self, first_sequence: u64, segments: &[Ulid]) -> bool {
@@ -388,90 +238,5 @@ impl Manifest {
                 .drain(..usize::try_from(gone).unwrap_or(usize::MAX).min(next.tail.len()));
         }
         next
-    }
-
-    fn check_segments(&self, segments: &[NewSegment]) -> Result<(), CommitRefusal> {
-        if segments.is_empty() {
-            return Err(CommitRefusal::Invalid("it has no segments".into()));
-        }
-        let below: Vec<usize> = segments
-            .iter()
-            .enumerate()
-            .filter(|(_, s)| s.segment.timestamp_ms() < self.orphan_floor_ms)
-            .map(|(i, _)| i)
-            .collect();
-        if !below.is_empty() {
-            return Err(CommitRefusal::BelowFloor {
-                segments: below,
-                floor_ms: self.orphan_floor_ms,
-            });
-        }
-        // The tail is long and the new segments are few: look up each name of the tail among the new ones.
-        let mut names: Vec<Ulid> = segments.iter().map(|s| s.segment).collect();
-        names.sort_unstable();
-        let twice = names
-            .windows(2)
-            .find(|pair| pair[0] == pair[1])
-            .map(|pair| pair[0]);
-        let there = || {
-            let mut tail = self.tail.iter().map(|entry| entry.segment);
-            tail.find(|name| names.binary_search(name).is_ok())
-        };
-        match twice.or_else(there) {
-            Some(twice) => Err(CommitRefusal::Invalid(format!(
-                "segment {twice} is in the log already"
-            ))),
-            None => Ok(()),
-        }
-    }
-
-    /// Assigns indexes to a new segment's streams, and adds new ones to the table.
-    fn entry(&mut self, segment: &NewSegment, now_ms: u64) -> Result<Entry, CommitRefusal> {
-        let invalid =
-            |reason: String| CommitRefusal::Invalid(format!("segment {}: {reason}", segment.segment));
-        let mut parts = Vec::with_capacity(segment.parts.len());
-        for part in &segment.parts {
-            let index = match self.stream_index(&part.stream) {
-                Some(index) => index,
-                None => {
-                    millpond_segment::check_stream_name(&part.stream).map_err(|e| invalid(e.to_string()))?;
-                    if self.streams.len() >= STREAMS_MAX {
-                        return Err(invalid(format!(
-                            "the shard has its {STREAMS_MAX} streams already"
-                        )));
-                    }
-                    self.streams.push(Stream {
-                        name: part.stream.clone(),
-                        encoding: part.encoding,
-                    });
-                    u32::try_from(self.streams.len() - 1).map_err(|e| invalid(e.to_string()))?
-                }
-            };
-            let known = self.streams[index as usize].encoding;
-            if known != part.encoding {
-                return Err(invalid(format!(
-                    "stream {} holds {known} messages, not {}",
-                    part.stream, part.encoding
-                )));
-            }
-            parts.push(Part {
-                stream: index,
-                offset: part.offset,
-                length: part.length,
-                raw_len: part.raw_len,
-                messages: part.messages,
-                records: part.records,
-                first_received_at_us: part.first_received_at_us,
-                last_received_at_us: part.last_received_at_us,
-            });
-        }
-        let entry = Entry {
-            segment: segment.segment,
-            size: segment.size,
-            committed_at_ms: now_ms,
-            parts,
-        };
-        check_entry(&entry, self.streams.len()).map_err(invalid)?;
-        Ok(entry)
     }
 }

@@ -2,8 +2,10 @@
 //! reads back as written or not at all.
 
 use millpond_manifest::cas::Object;
-use millpond_manifest::manifest::{PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, ProducerRow};
-use millpond_manifest::{Commit, CommitRefusal, FormatError, Log, Manifest, NewPart, NewSegment, ProducerId};
+use millpond_manifest::manifest::{PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, ProducerRow, Unusable};
+use millpond_manifest::{
+    Claim, ClaimRefusal, Commit, CommitRefusal, FormatError, Log, Manifest, NewPart, NewSegment, ProducerId,
+};
 use millpond_segment::Encoding;
 use proptest::prelude::*;
 use ulid::Ulid;
@@ -37,7 +39,7 @@ fn empty() -> Manifest {
 
 fn next(outcome: Result<Commit, CommitRefusal>) -> (Manifest, u64) {
     match outcome {
-        Ok(Commit::Next {
+        Ok(Commit {
             state,
             first_sequence,
         }) => (*state, first_sequence),
@@ -45,23 +47,39 @@ fn next(outcome: Result<Commit, CommitRefusal>) -> (Manifest, u64) {
     }
 }
 
+/// Commits as a producer that holds nobody else's records.
+fn commit(
+    log: &Manifest,
+    producer: ProducerId,
+    number: u64,
+    segments: &[NewSegment],
+    now_ms: u64,
+) -> Result<Commit, CommitRefusal> {
+    log.commit(
+        &[Claim::one(producer, number, 0..segments.len())],
+        segments,
+        now_ms,
+    )
+}
+
+/// The refusal of a commit with a single claim.
+fn unusable(reason: ClaimRefusal) -> Result<Commit, CommitRefusal> {
+    Err(CommitRefusal::Claims(vec![Unusable { claim: 0, reason }]))
+}
+
 #[test]
 fn a_commit_appends_in_order_and_a_repeated_one_is_recognised() {
     let log = empty().register(A, 10).register(B, 10);
-    let (log, first) = next(log.commit(A, 1, &[segment(1, 1), segment(1, 2)], 11));
+    let (log, first) = next(commit(&log, A, 1, &[segment(1, 1), segment(1, 2)], 11));
     assert_eq!((first, log.next_sequence), (0, 2));
-    let (log, first) = next(log.commit(B, 1, &[segment(1, 3)], 12));
+    let (log, first) = next(commit(&log, B, 1, &[segment(1, 3)], 12));
     assert_eq!((first, log.next_sequence), (2, 3));
 
     // The case of the lost answer: A never heard of its commit 1 and asks again.
-    let again = log.commit(A, 1, &[segment(1, 1), segment(1, 2)], 13);
-    assert_eq!(
-        again,
-        Ok(Commit::Already {
-            first_sequence: 0,
-            count: 2
-        })
-    );
+    let again = commit(&log, A, 1, &[segment(1, 1), segment(1, 2)], 13);
+    let row = log.producer(A).unwrap().clone();
+    assert_eq!((row.commit, row.first_sequence, row.count), (1, 0, 2));
+    assert_eq!(again, unusable(ClaimRefusal::Taken { first: 1, row }));
 
     let log = Log::new(log);
     let sequences: Vec<_> = log.parts(0, 0).map(|(s, e, _)| (s, e.segment.random())).collect();
@@ -74,55 +92,55 @@ fn a_commit_appends_in_order_and_a_repeated_one_is_recognised() {
 fn commits_that_would_break_the_log_are_refused() {
     let log = empty().register(A, 10);
     assert_eq!(
-        log.commit(B, 1, &[segment(1, 1)], 11),
-        Err(CommitRefusal::NotRegistered(B))
+        commit(&log, B, 1, &[segment(1, 1)], 11),
+        unusable(ClaimRefusal::NotRegistered(B))
     );
-    let gap = CommitRefusal::Gap {
+    let gap = ClaimRefusal::Gap {
         producer: A,
-        commit: 2,
+        first: 2,
         last: 0,
     };
-    assert_eq!(log.commit(A, 2, &[segment(1, 1)], 11), Err(gap));
-    assert!(matches!(
-        log.commit(A, 1, &[], 11),
-        Err(CommitRefusal::Invalid(_))
-    ));
-
-    let (log, _) = next(log.commit(A, 1, &[segment(1, 1)], 11));
-    let (log, _) = next(log.commit(A, 2, &[segment(1, 2)], 11));
-    let old = CommitRefusal::Superseded {
+    assert_eq!(commit(&log, A, 2, &[segment(1, 1)], 11), unusable(gap));
+    let empty = ClaimRefusal::Invalid {
         producer: A,
-        commit: 1,
-        last: 2,
+        reason: "its segments are not in the commit",
     };
-    assert_eq!(log.commit(A, 1, &[segment(1, 1)], 12), Err(old));
+    assert_eq!(commit(&log, A, 1, &[], 11), unusable(empty));
+
+    let (log, _) = next(commit(&log, A, 1, &[segment(1, 1)], 11));
+    let (log, _) = next(commit(&log, A, 2, &[segment(1, 2)], 11));
+    let row = log.producer(A).unwrap().clone();
+    assert_eq!(
+        commit(&log, A, 1, &[segment(1, 1)], 12),
+        unusable(ClaimRefusal::Taken { first: 1, row })
+    );
     assert!(matches!(
-        log.commit(A, 3, &[segment(1, 2)], 12),
+        commit(&log, A, 3, &[segment(1, 2)], 12),
         Err(CommitRefusal::Invalid(_))
     ));
 
     // Once in the log, and once in the same commit.
     assert!(matches!(
-        log.commit(A, 3, &[segment(1, 3), segment(1, 4), segment(1, 3)], 12),
+        commit(&log, A, 3, &[segment(1, 3), segment(1, 4), segment(1, 3)], 12),
         Err(CommitRefusal::Invalid(_))
     ));
 
     let mut outside = segment(1, 3);
     outside.parts[0].length = 96;
     assert!(matches!(
-        log.commit(A, 3, &[outside], 12),
+        commit(&log, A, 3, &[outside], 12),
         Err(CommitRefusal::Invalid(_))
     ));
     let mut other_encoding = segment(1, 3);
     other_encoding.parts[0].encoding = Encoding::Ndjson;
     assert!(matches!(
-        log.commit(A, 3, &[other_encoding], 12),
+        commit(&log, A, 3, &[other_encoding], 12),
         Err(CommitRefusal::Invalid(_))
     ));
     let mut bad_name = segment(1, 3);
     bad_name.parts[0].stream = "a/b".into();
     assert!(matches!(
-        log.commit(A, 3, &[bad_name], 12),
+        commit(&log, A, 3, &[bad_name], 12),
         Err(CommitRefusal::Invalid(_))
     ));
 }
@@ -131,7 +149,7 @@ fn commits_that_would_break_the_log_are_refused() {
 fn a_segment_below_the_orphan_floor_must_be_uploaded_anew() {
     let mut log = empty().register(A, 10);
     log.orphan_floor_ms = 100;
-    let refused = log.commit(A, 1, &[segment(100, 1), segment(99, 2)], 200);
+    let refused = commit(&log, A, 1, &[segment(100, 1), segment(99, 2)], 200);
     assert_eq!(
         refused,
         Err(CommitRefusal::BelowFloor {
@@ -219,7 +237,7 @@ fn a_full_table_forgets_the_producer_whose_commit_is_furthest_back_in_the_log() 
 
 #[test]
 fn a_registration_that_is_repeated_changes_nothing() {
-    let (log, _) = next(empty().register(A, 0).commit(A, 1, &[segment(1, 1)], 5));
+    let (log, _) = next(commit(&empty().register(A, 0), A, 1, &[segment(1, 1)], 5));
     assert_eq!(log.register(A, 99), log);
 }
 
@@ -242,7 +260,9 @@ fn some_log() -> impl Strategy<Value = Manifest> {
                     segment
                 })
                 .collect();
-            log = next(log.commit(producer, number, &segments, now)).0.stamped(now);
+            log = next(commit(&log, producer, number, &segments, now))
+                .0
+                .stamped(now);
         }
         log
     })
@@ -323,7 +343,8 @@ fn golden() -> Manifest {
     traces.offset = 95;
     traces.length = 5;
     two_streams.parts.push(traces);
-    let (log, _) = next(log.commit(
+    let (log, _) = next(commit(
+        &log,
         A,
         1,
         &[two_streams, segment(1_700_000_000_001, 2)],
@@ -351,11 +372,13 @@ fn write_golden() {
 fn numbers_that_no_producer_would_write_do_not_overflow() {
     let mut enormous = segment(1, 1);
     enormous.parts[0].records = u64::MAX;
-    let (log, _) = next(
-        empty()
-            .register(A, 10)
-            .commit(A, 1, &[enormous, segment(1, 2)], 11),
-    );
+    let (log, _) = next(commit(
+        &empty().register(A, 10),
+        A,
+        1,
+        &[enormous, segment(1, 2)],
+        11,
+    ));
     assert_eq!(Log::new(log.clone()).records(0, 0), u64::MAX);
     let (page, sealed) = log.seal(Ulid::from_parts(1, 3), 1).unwrap();
     assert_eq!(sealed.pages[0].records, u64::MAX);
@@ -365,8 +388,10 @@ fn numbers_that_no_producer_would_write_do_not_overflow() {
     (last.first_sequence, last.next_sequence) = (u64::MAX, u64::MAX);
     last.stamp.version = u64::MAX;
     last = Manifest::decode(&last.stamped(7).encode()).unwrap();
-    let refused = last.commit(A, 1, &[segment(1, 1)], 11);
+    let refused = commit(&last, A, 1, &[segment(1, 1)], 11);
     assert!(matches!(refused, Err(CommitRefusal::Invalid(_))), "{refused:?}");
     last.producers[0].commit = u64::MAX;
-    assert!(last.commit(A, u64::MAX, &[segment(1, 1)], 11).is_ok());
+    let row = last.producers[0].clone();
+    let taken = ClaimRefusal::Taken { first: u64::MAX, row };
+    assert_eq!(commit(&last, A, u64::MAX, &[segment(1, 1)], 11), unusable(taken));
 }

@@ -3,7 +3,7 @@
 
 use millpond_manifest::cas::Object;
 use millpond_manifest::manifest::TAIL_MAX;
-use millpond_manifest::{Commit, FormatError, Log, Manifest, NewPart, NewSegment, Page, ProducerId};
+use millpond_manifest::{Claim, Commit, FormatError, Log, Manifest, NewPart, NewSegment, Page, ProducerId};
 use millpond_segment::Encoding;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -62,8 +62,9 @@ impl Shard {
             .map(|i| segment(self.now_ms, from + i))
             .collect();
         let number = self.manifest.producer(A).expect("registered").commit + 1;
-        match self.manifest.commit(A, number, &segments, self.now_ms) {
-            Ok(Commit::Next { state, .. }) => self.manifest = *state,
+        let claims = [Claim::one(A, number, 0..segments.len())];
+        match self.manifest.commit(&claims, &segments, self.now_ms) {
+            Ok(Commit { state, .. }) => self.manifest = *state,
             other => panic!("{other:?}"),
         }
         self.committed.extend(segments.iter().map(|s| s.segment));

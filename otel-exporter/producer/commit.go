@@ -316,21 +316,16 @@ func (c *commitState) commit(group []manifest.NewSegment, draw drawer) step {
 	if sealed := c.sealed(base); sealed != nil {
 		base = sealed
 	}
-	commit, err := base.Commit(c.producer, number, group, nowMs)
+	commit, err := base.Commit([]manifest.Claim{manifest.One(c.producer, number, len(group))}, group, nowMs)
 	var below *manifest.BelowFloorError
-	var notRegistered *manifest.NotRegisteredError
-	var wrongNumber *manifest.NumberError
+	var claims *manifest.ClaimsError
 	switch {
+	case errors.As(err, &claims):
+		return c.refused(number, claims.Unusable[0].Reason, group, draw)
 	case errors.As(err, &below):
 		return uploadAgainStep{below.Places, below.FloorMs}
-	case errors.As(err, &notRegistered):
-		return c.forgotten(c.known.State, err.Error(), draw)
-	case errors.As(err, &wrongNumber):
-		return contradicted(err.Error(), draw)
 	case err != nil:
 		return c.dropInvalid(group, nowMs, err)
-	case commit.State == nil:
-		return c.already(commit, group, draw)
 	}
 	names := make([]ulid.ULID, len(group))
 	for i := range group {
@@ -341,9 +336,22 @@ func (c *commitState) commit(group []manifest.NewSegment, draw drawer) step {
 	return swapStep{&expected, commit.State.Stamped(draw.nonce()), attempt}
 }
 
+// refused handles a table that refuses the next number.
+func (c *commitState) refused(number uint64, reason error, group []manifest.NewSegment, draw drawer) step {
+	var taken *manifest.TakenError
+	var notRegistered *manifest.NotRegisteredError
+	switch {
+	case errors.As(reason, &taken) && taken.Row.Commit == number:
+		return c.already(taken.Row, group, draw)
+	case errors.As(reason, &notRegistered):
+		return c.forgotten(c.known.State, reason.Error(), draw)
+	}
+	return contradicted(reason.Error(), draw)
+}
+
 // already handles a table that shows a commit of the next number. That commit acknowledges the attempt with this
 // number, and nothing else of the group.
-func (c *commitState) already(found manifest.Commit, group []manifest.NewSegment, draw drawer) step {
+func (c *commitState) already(found manifest.ProducerRow, group []manifest.NewSegment, draw drawer) step {
 	number := c.last + 1
 	if c.doubt == resolved || !c.unresolved.isConfirmed(c.known.State, number, found, group) {
 		return contradicted(fmt.Sprintf("the manifest has a commit %d of producer %s that this producer did not make: "+
@@ -353,7 +361,7 @@ func (c *commitState) already(found manifest.Commit, group []manifest.NewSegment
 }
 
 // isConfirmed reports whether the table's answer is about this attempt, and the group still begins with its segments.
-func (a *attempt) isConfirmed(state *manifest.Manifest, number uint64, found manifest.Commit, group []manifest.NewSegment) bool {
+func (a *attempt) isConfirmed(state *manifest.Manifest, number uint64, found manifest.ProducerRow, group []manifest.NewSegment) bool {
 	if a.number != number || a.firstSequence != found.FirstSequence || uint64(len(a.segments)) != found.Count ||
 		len(a.segments) > len(group) {
 		return false
@@ -371,7 +379,8 @@ func (a *attempt) isConfirmed(state *manifest.Manifest, number uint64, found man
 func (c *commitState) dropInvalid(group []manifest.NewSegment, nowMs uint64, err error) step {
 	var invalid *manifest.InvalidError
 	for place := range group {
-		if _, err := c.known.State.Commit(c.producer, c.last+1, group[:place+1], nowMs); errors.As(err, &invalid) {
+		claims := []manifest.Claim{manifest.One(c.producer, c.last+1, place+1)}
+		if _, err := c.known.State.Commit(claims, group[:place+1], nowMs); errors.As(err, &invalid) {
 			return dropStep{place, invalid.Reason}
 		}
 	}

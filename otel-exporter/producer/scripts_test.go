@@ -1,6 +1,7 @@
 package producer
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,7 +23,7 @@ import (
 // also write them): the same commands lead to the same requests and the same states.
 func TestTheScriptsLeadToWhatTheySay(t *testing.T) {
 	paths, err := filepath.Glob("../../producer/testdata/*.txt")
-	if err != nil || len(paths) != 5 {
+	if err != nil || len(paths) != 6 {
 		t.Fatalf("%v, %v", paths, err)
 	}
 	for _, path := range paths {
@@ -139,6 +140,10 @@ func (w *scriptWorld) run(command string, arguments []string) string {
 		return "the store refuses it"
 	case "other":
 		return w.commitAs(scriptOther, arguments)
+	case "register":
+		w.change(func(state *manifest.Manifest) { *state = *state.Register(scriptClaimant(arguments[0]), 0) })
+	case "claims":
+		return w.claims(arguments)
 	case "impostor":
 		return w.commitAs(w.commits.producer, arguments)
 	case "forget":
@@ -305,12 +310,56 @@ func (w *scriptWorld) commitAs(id manifest.ProducerID, texts []string) string {
 		segments = append(segments, scriptSegment(text, w.draw.clockMs))
 	}
 	row, _ := state.Producer(id)
-	commit, err := state.Commit(id, row.Commit+1, segments, w.draw.clockMs)
+	claims := []manifest.Claim{manifest.One(id, row.Commit+1, len(segments))}
+	commit, err := state.Commit(claims, segments, w.draw.clockMs)
 	if err != nil {
 		panic(err)
 	}
 	w.stored = commit.State.Stamped(0)
 	return fmt.Sprintf("from sequence %d", commit.FirstSequence)
+}
+
+// claims commits with these claims, as whoever holds the records: `2:1-1@0..1 3:1-3@0..2 of a b`.
+func (w *scriptWorld) claims(arguments []string) string {
+	of := slices.Index(arguments, "of")
+	var claims []manifest.Claim
+	for _, text := range arguments[:of] {
+		claims = append(claims, scriptClaim(text))
+	}
+	var segments []manifest.NewSegment
+	for _, text := range arguments[of+1:] {
+		segments = append(segments, scriptSegment(text, w.draw.clockMs))
+	}
+	commit, err := w.stored.Commit(claims, segments, w.draw.clockMs)
+	if err == nil {
+		w.stored = commit.State.Stamped(0)
+		return fmt.Sprintf("from sequence %d", commit.FirstSequence)
+	}
+	var refused *manifest.ClaimsError
+	if !errors.As(err, &refused) {
+		return err.Error()
+	}
+	var lines []string
+	for _, unusable := range refused.Unusable {
+		lines = append(lines, fmt.Sprintf("claim %d: %v", unusable.Claim, unusable.Reason))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// scriptClaimant: `2` is the producer with an ID of 2s.
+func scriptClaimant(text string) manifest.ProducerID { return scriptProducer(byte(scriptNumber(text))) }
+
+// scriptClaim: `2:1-3@0..2` are the numbers 1 to 3 of producer 2, with records in the first two segments.
+func scriptClaim(text string) manifest.Claim {
+	producer, rest, _ := strings.Cut(text, ":")
+	numbers, places, _ := strings.Cut(rest, "@")
+	first, last, _ := strings.Cut(numbers, "-")
+	start, end, _ := strings.Cut(places, "..")
+	return manifest.Claim{
+		Producer: scriptClaimant(producer),
+		First:    scriptNumber(first), Last: scriptNumber(last),
+		Start: int(scriptNumber(start)), End: int(scriptNumber(end)),
+	}
 }
 
 // scriptSegment: `a`, `a:ndjson` in a stream of this encoding, `a#2` with two parts of one stream, or `a!` in a stream of no

@@ -6,7 +6,9 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use millpond_manifest::{Commit, CommitRefusal, Manifest, NewSegment, Page, ProducerId, Snapshot};
+use millpond_manifest::{
+    Claim, ClaimRefusal, Commit, CommitRefusal, Manifest, NewSegment, Page, ProducerId, Snapshot,
+};
 use millpond_storage::Version;
 use ulid::Ulid;
 use uuid::Uuid;
@@ -480,12 +482,9 @@ impl<S: Found> Commits<S> {
     fn commit(&self, found: &S, group: &[NewSegment], draw: &mut impl Draw) -> Next<S::Version> {
         let (state, number, now_ms) = (found.manifest(), self.last + 1, draw.unix_ms());
         let sealed = self.sealed(state);
-        match sealed
-            .as_ref()
-            .unwrap_or(state)
-            .commit(self.producer, number, group, now_ms)
-        {
-            Ok(Commit::Next {
+        let claims = [Claim::one(self.producer, number, 0..group.len())];
+        match sealed.as_ref().unwrap_or(state).commit(&claims, group, now_ms) {
+            Ok(Commit {
                 state: next,
                 first_sequence,
             }) => Next::Swap(Swap {
@@ -498,21 +497,23 @@ impl<S: Found> Commits<S> {
                     segments: group.iter().map(|segment| segment.segment).collect(),
                 }),
             }),
-            Ok(Commit::Already {
-                first_sequence,
-                count,
-            }) => self.already(state, first_sequence, count, group, draw),
+            Err(CommitRefusal::Claims(mut unusable)) => match unusable.pop().map(|claim| claim.reason) {
+                Some(ClaimRefusal::Taken { row, .. }) if row.commit == number => {
+                    self.already(state, row.first_sequence, row.count, group, draw)
+                }
+                Some(refusal @ ClaimRefusal::NotRegistered(_)) => {
+                    self.forgotten(Some(state), &refusal.to_string(), draw)
+                }
+                refusal => {
+                    let reason = refusal.map_or_else(String::new, |refusal| refusal.to_string());
+                    Self::contradicted(reason, draw)
+                }
+            },
             Err(CommitRefusal::BelowFloor {
                 segments: places,
                 floor_ms,
             }) => Next::UploadAgain { places, floor_ms },
             Err(CommitRefusal::Invalid(reason)) => self.drop_invalid(state, group, now_ms, reason),
-            Err(refusal @ CommitRefusal::NotRegistered(_)) => {
-                self.forgotten(Some(state), &refusal.to_string(), draw)
-            }
-            Err(refusal @ (CommitRefusal::Superseded { .. } | CommitRefusal::Gap { .. })) => {
-                Self::contradicted(refusal.to_string(), draw)
-            }
         }
     }
 
@@ -566,7 +567,8 @@ impl<S: Found> Commits<S> {
         reason: String,
     ) -> Next<S::Version> {
         let refused = (1..=group.len()).find_map(|count| {
-            match state.commit(self.producer, self.last + 1, &group[..count], now_ms) {
+            let claims = [Claim::one(self.producer, self.last + 1, 0..count)];
+            match state.commit(&claims, &group[..count], now_ms) {
                 Err(CommitRefusal::Invalid(reason)) => Some((count - 1, reason)),
                 _ => None,
             }

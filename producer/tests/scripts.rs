@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use millpond_manifest::manifest::{PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, STREAMS_MAX, TAIL_MAX};
-use millpond_manifest::{Commit, Manifest, NewPart, NewSegment, ProducerId};
+use millpond_manifest::{Claim, Commit, CommitRefusal, Manifest, NewPart, NewSegment, ProducerId};
 use millpond_producer::Config;
 use millpond_producer::commit::{
     Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, Found, Landed, News, Next, Swap,
@@ -119,6 +119,8 @@ impl World {
                 .into();
             }
             ("other", segments) => return self.commit_as(OTHER, segments),
+            ("register", [id]) => self.change(|state| *state = state.register(claimant(id), 0)),
+            ("claims", arguments) => return self.claims(arguments),
             ("impostor", segments) => return self.commit_as(self.commits.producer(), segments),
             ("forget", []) => self.change(|state| state.producers.clear()),
             ("floor", [ms]) => self.change(|state| state.orphan_floor_ms = ms.parse().unwrap()),
@@ -263,16 +265,66 @@ impl World {
             .map(|text| segment(text, self.drawn.clock_ms))
             .collect();
         let number = state.producer(id).unwrap().commit + 1;
-        let Ok(Commit::Next {
+        let claims = [Claim::one(id, number, 0..new.len())];
+        let Ok(Commit {
             state,
             first_sequence,
-        }) = state.commit(id, number, &new, self.drawn.clock_ms)
+        }) = state.commit(&claims, &new, self.drawn.clock_ms)
         else {
             panic!("the manifest refuses it")
         };
         self.stored = Some(state.stamped(0));
         format!("from sequence {first_sequence}")
     }
+
+    /// Commits with these claims, as whoever holds the records: `2:1-1@0..1 3:1-3@0..2 of a b`.
+    fn claims(&mut self, arguments: &[&str]) -> String {
+        let of = arguments.iter().position(|word| *word == "of").expect("of");
+        let claims: Vec<Claim> = arguments[..of].iter().map(|text| claim(text)).collect();
+        let clock_ms = self.drawn.clock_ms;
+        let new: Vec<_> = arguments[of + 1..]
+            .iter()
+            .map(|text| segment(text, clock_ms))
+            .collect();
+        let state = self.stored.as_ref().expect("a manifest");
+        match state.commit(&claims, &new, clock_ms) {
+            Ok(commit) => {
+                self.stored = Some(commit.state.stamped(0));
+                format!("from sequence {}", commit.first_sequence)
+            }
+            Err(refusal) => refused(&refusal),
+        }
+    }
+}
+
+/// `2` is the producer with an id of 2s.
+fn claimant(text: &str) -> ProducerId {
+    ProducerId([text.parse().unwrap(); 16])
+}
+
+/// `2:1-3@0..2`: the numbers 1 to 3 of producer 2, with records in the first two segments.
+fn claim(text: &str) -> Claim {
+    let parts = || {
+        let (producer, rest) = text.split_once(':')?;
+        let (numbers, segments) = rest.split_once('@')?;
+        Some((producer, numbers.split_once('-')?, segments.split_once("..")?))
+    };
+    let (producer, (first, last), (start, end)) = parts().expect("a claim");
+    Claim {
+        producer: claimant(producer),
+        first: first.parse().unwrap(),
+        last: last.parse().unwrap(),
+        segments: start.parse().unwrap()..end.parse().unwrap(),
+    }
+}
+
+fn refused(refusal: &CommitRefusal) -> String {
+    let CommitRefusal::Claims(unusable) = refusal else {
+        return refusal.to_string();
+    };
+    let each = unusable.iter();
+    let each = each.map(|unusable| format!("claim {}: {}", unusable.claim, unusable.reason));
+    each.collect::<Vec<_>>().join("\n")
 }
 
 /// `a`, `a:ndjson` in a stream of this encoding, `a#2` with two parts of one stream, or `a!` in a stream with an
@@ -421,7 +473,7 @@ fn the_scripts_lead_to_what_they_say() {
         .map(|entry| entry.unwrap().path())
         .collect();
     paths.sort();
-    assert_eq!(paths.len(), 5, "{paths:?}");
+    assert_eq!(paths.len(), 6, "{paths:?}");
     for path in paths {
         let script = std::fs::read_to_string(&path).unwrap();
         let rerun = rerun(&path, &script);

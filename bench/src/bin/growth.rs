@@ -18,7 +18,7 @@ use clap::Parser;
 use millpond_manifest::cas::{self, Reread};
 use millpond_manifest::manifest::TAIL_MAX;
 use millpond_manifest::{
-    Buffer, Commit, Entry, Manifest, NewPart, NewSegment, Object, Page, ProducerId, Snapshot, Swap, layout,
+    Buffer, Claim, Entry, Manifest, NewPart, NewSegment, Object, Page, ProducerId, Snapshot, Swap, layout,
 };
 use millpond_producer::{Append, Config, Producer};
 use millpond_segment::Encoding;
@@ -408,10 +408,8 @@ fn segment(now_ms: u64, random: u128) -> NewSegment {
 
 fn commit(state: &Manifest, segments: &[NewSegment], now_ms: u64) -> anyhow::Result<Manifest> {
     let row = state.producer(OTHERS).context("the others are not registered")?;
-    match state.commit(OTHERS, row.commit + 1, segments, now_ms)? {
-        Commit::Next { state, .. } => Ok(*state),
-        Commit::Already { .. } => bail!("committed already"),
-    }
+    let claims = [Claim::one(OTHERS, row.commit + 1, 0..segments.len())];
+    Ok(*state.commit(&claims, segments, now_ms)?.state)
 }
 
 /// The median CPU time of a commit that reads the manifest first.

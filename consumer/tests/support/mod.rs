@@ -13,7 +13,7 @@ use millpond_consumer::{
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Skip;
 use millpond_manifest::{
-    Buffer, Commit, Cursor, DeadLetter, Manifest, NewPart, NewSegment, ProducerId, layout, piece,
+    Buffer, Claim, Commit, Cursor, DeadLetter, Manifest, NewPart, NewSegment, ProducerId, layout, piece,
 };
 use millpond_runtime::{Environment, Readiness, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Compressor, Encoding, SegmentBuilder};
@@ -114,7 +114,8 @@ impl Log {
         };
         let log = self.manifest().await;
         let number = log.state.producer(PRODUCER).unwrap().commit + 1;
-        let Ok(Commit::Next { state, .. }) = log.state.commit(PRODUCER, number, &[new], self.now_ms) else {
+        let claims = [Claim::one(PRODUCER, number, 0..1)];
+        let Ok(Commit { state, .. }) = log.state.commit(&claims, &[new], self.now_ms) else {
             panic!("the log refuses a segment")
         };
         let next = state.stamped(number);

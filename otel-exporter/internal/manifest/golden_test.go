@@ -64,7 +64,8 @@ func TestGoldenManifest(t *testing.T) {
 	traces.Stream, traces.Part.Offset, traces.Part.Length = "otlp.traces", 95, 5
 	two.Parts = append(two.Parts, traces)
 	log := New(bufferID, 0).Register(producerA, 10).Register(producerB, 20)
-	commit, err := log.Commit(producerA, 1, []NewSegment{two, newSegment(1_700_000_000_001, 2)}, 1_700_000_000_002)
+	segments := []NewSegment{two, newSegment(1_700_000_000_001, 2)}
+	commit, err := log.Commit([]Claim{One(producerA, 1, 2)}, segments, 1_700_000_000_002)
 	if err != nil {
 		t.Fatal(err)
 	}

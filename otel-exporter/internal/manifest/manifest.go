@@ -66,8 +66,8 @@ type Entry struct {
 type ProducerRow struct {
 	ID            ProducerID
 	Commit        uint64 // number of its last commit; 0: registered, nothing committed yet
-	FirstSequence uint64 // of that commit
-	Count         uint64 // of that commit's segments
+	FirstSequence uint64 // of the segments with records of that commit, or of the run that ends with it
+	Count         uint64 // of these segments
 	SeenAtMs      uint64 // unix
 }
 
@@ -84,20 +84,6 @@ type Manifest struct {
 	Pages         []PageReference // sealed runs, oldest first
 	Tail          []Entry         // the newest entries; the last one has sequence NextSequence - 1
 	Producers     []ProducerRow   // ordered by ID
-}
-
-// A NewSegment is a segment that a producer wants to commit.
-type NewSegment struct {
-	Segment ulid.ULID
-	Size    uint64
-	Parts   []NewPart
-}
-
-// A NewPart is a part that refers to its stream by name instead of by index.
-type NewPart struct {
-	Stream   string
-	Encoding segment.Encoding
-	Part     Part // its Stream is ignored
 }
 
 // New is a shard before its first commit.
@@ -177,150 +163,6 @@ func (r ProducerRow) end() uint64 {
 		return math.MaxUint64
 	}
 	return r.FirstSequence + r.Count
-}
-
-// A Commit is the result of Manifest.Commit.
-type Commit struct {
-	// State is the state to swap in, not yet stamped. It is nil if an earlier attempt already put this commit in the log.
-	State         *Manifest
-	FirstSequence uint64
-	Count         uint64
-}
-
-// A NotRegisteredError means that the manifest has forgotten the producer, or never knew it. An unknown outcome cannot
-// be resolved.
-type NotRegisteredError struct{ Producer ProducerID }
-
-func (e *NotRegisteredError) Error() string {
-	return fmt.Sprintf("producer %s is not registered in this shard", e.Producer)
-}
-
-// A BelowFloorError names segments from before the orphan floor, which may be deleted at any moment. Upload them again.
-type BelowFloorError struct {
-	Places  []int // indexes in the commit
-	FloorMs uint64
-}
-
-func (e *BelowFloorError) Error() string {
-	return fmt.Sprintf("%d segments are named before the orphan floor %d", len(e.Places), e.FloorMs)
-}
-
-// A NumberError means that the commit number does not follow the producer's last one. Either its bookkeeping is wrong,
-// another producer uses its ID, or somebody restored an older manifest.
-type NumberError struct {
-	Producer     ProducerID
-	Commit, Last uint64
-}
-
-func (e *NumberError) Error() string {
-	how := "does not follow"
-	if e.Commit <= e.Last {
-		how = "is older than"
-	}
-	return fmt.Sprintf("commit %d of producer %s %s its last commit %d", e.Commit, e.Producer, how, e.Last)
-}
-
-// An InvalidError means that the commit breaks a rule: no segments, a duplicate segment or stream, an invalid name, …
-type InvalidError struct{ Reason string }
-
-func (e *InvalidError) Error() string { return "commit is not valid: " + e.Reason }
-
-func invalid(format string, arguments ...any) error {
-	return &InvalidError{fmt.Sprintf(format, arguments...)}
-}
-
-// Commit appends the segments to the log in order, as commit `number` of the producer. The error is one of the four
-// above.
-func (m *Manifest) Commit(producer ProducerID, number uint64, segments []NewSegment, nowMs uint64) (Commit, error) {
-	place, found := m.producer(producer)
-	if !found {
-		return Commit{}, &NotRegisteredError{producer}
-	}
-	row := m.Producers[place]
-	if number == row.Commit && number > 0 {
-		return Commit{FirstSequence: row.FirstSequence, Count: row.Count}, nil
-	}
-	if number != row.Commit+1 {
-		return Commit{}, &NumberError{producer, number, row.Commit}
-	}
-	if err := m.checkSegments(segments); err != nil {
-		return Commit{}, err
-	}
-	next, count := *m, uint64(len(segments))
-	next.Tail = make([]Entry, len(m.Tail), len(m.Tail)+len(segments))
-	copy(next.Tail, m.Tail)
-	next.Streams = slices.Clip(m.Streams)
-	for i := range segments {
-		entry, err := next.entry(&segments[i], nowMs)
-		if err != nil {
-			return Commit{}, err
-		}
-		next.Tail = append(next.Tail, entry)
-	}
-	next.NextSequence += count
-	next.Producers = slices.Clone(m.Producers)
-	next.Producers[place] = ProducerRow{producer, number, m.NextSequence, count, nowMs}
-	return Commit{State: &next, FirstSequence: m.NextSequence, Count: count}, nil
-}
-
-func (m *Manifest) checkSegments(segments []NewSegment) error {
-	if len(segments) == 0 {
-		return invalid("it has no segments")
-	}
-	var below []int
-	names := make(map[ulid.ULID]bool, len(segments))
-	twice := func(name ulid.ULID) error { return invalid("segment %s is in the log already", name) }
-	for i := range segments {
-		name := segments[i].Segment
-		if name.Time() < m.OrphanFloorMs {
-			below = append(below, i)
-		}
-	}
-	if below != nil {
-		return &BelowFloorError{below, m.OrphanFloorMs}
-	}
-	for i := range segments {
-		if names[segments[i].Segment] {
-			return twice(segments[i].Segment)
-		}
-		names[segments[i].Segment] = true
-	}
-	for i := range m.Tail {
-		if names[m.Tail[i].Segment] {
-			return twice(m.Tail[i].Segment)
-		}
-	}
-	return nil
-}
-
-// entry assigns indexes to a new segment's streams, and adds new ones to the table.
-func (m *Manifest) entry(new *NewSegment, nowMs uint64) (Entry, error) {
-	entry := Entry{new.Segment, new.Size, nowMs, make([]Part, 0, len(new.Parts))}
-	for i := range new.Parts {
-		part := &new.Parts[i]
-		index := slices.IndexFunc(m.Streams, func(stream Stream) bool { return stream.Name == part.Stream })
-		if index < 0 {
-			if err := segment.CheckStreamName(part.Stream); err != nil {
-				return Entry{}, invalid("segment %s: %v", new.Segment, err)
-			}
-			if len(m.Streams) >= StreamsMax {
-				return Entry{}, invalid("segment %s: the shard has its %d streams already", new.Segment, StreamsMax)
-			}
-			index = len(m.Streams)
-			m.Streams = append(m.Streams, Stream{part.Stream, part.Encoding})
-		}
-		if known := m.Streams[index].Encoding; known != part.Encoding {
-			return Entry{}, invalid("segment %s: stream %s holds %s messages, not %s",
-				new.Segment, part.Stream, known, part.Encoding)
-		}
-		numbered := part.Part
-		numbered.Stream = uint32(index)
-		entry.Parts = append(entry.Parts, numbered)
-	}
-	if reason := entry.check(len(m.Streams)); reason != "" {
-		return Entry{}, invalid("segment %s: %s", new.Segment, reason)
-	}
-	return entry, nil
 }
 
 // check returns the first rule that the entry breaks. It runs before every write and after every read.

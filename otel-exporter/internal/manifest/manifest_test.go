@@ -32,12 +32,15 @@ func checkSame(t interface {
 
 func commit(t *testing.T, log *Manifest, id ProducerID, number uint64, nowMs uint64, segments ...NewSegment) (*Manifest, uint64) {
 	t.Helper()
-	commit, err := log.Commit(id, number, segments, nowMs)
-	if err != nil || commit.State == nil {
-		t.Fatalf("not a new state: %+v, %v", commit, err)
+	commit, err := log.Commit([]Claim{One(id, number, len(segments))}, segments, nowMs)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return commit.State, commit.FirstSequence
 }
+
+// unusable is the refusal of a commit with a single claim.
+func unusable(reason error) error { return &ClaimsError{[]Unusable{{0, reason}}} }
 
 func TestACommitAppendsInOrderAndARepeatedOneIsRecognised(t *testing.T) {
 	log := New(bufferID, 0).Register(producerA, 10).Register(producerB, 10)
@@ -50,9 +53,10 @@ func TestACommitAppendsInOrderAndARepeatedOneIsRecognised(t *testing.T) {
 		t.Errorf("%d, %d", first, log.NextSequence)
 	}
 	// The answer was lost: A never heard of its commit 1 and sends it again.
-	again, err := log.Commit(producerA, 1, []NewSegment{newSegment(1, 1), newSegment(1, 2)}, 13)
-	if err != nil || again != (Commit{nil, 0, 2}) {
-		t.Errorf("%+v, %v", again, err)
+	_, err := log.Commit([]Claim{One(producerA, 1, 2)}, []NewSegment{newSegment(1, 1), newSegment(1, 2)}, 13)
+	row := ProducerRow{producerA, 1, 0, 2, 11}
+	if expected := unusable(&TakenError{1, row}); !reflect.DeepEqual(err, expected) {
+		t.Errorf("%v", err)
 	}
 	for i, entry := range log.Tail {
 		if entry.Segment != named(1, uint64(i+1)) {
@@ -65,7 +69,7 @@ func TestCommitsThatWouldBreakTheLogAreRefused(t *testing.T) {
 	log := New(bufferID, 0).Register(producerA, 10)
 	refused := func(log *Manifest, id ProducerID, number uint64, expected error, segments ...NewSegment) {
 		t.Helper()
-		_, err := log.Commit(id, number, segments, 12)
+		_, err := log.Commit([]Claim{One(id, number, len(segments))}, segments, 12)
 		if reflect.TypeOf(err) != reflect.TypeOf(expected) {
 			t.Errorf("%T: %v", err, err)
 		}
@@ -74,14 +78,15 @@ func TestCommitsThatWouldBreakTheLogAreRefused(t *testing.T) {
 			t.Errorf("%v is not %v", err, expected)
 		}
 	}
-	refused(log, producerB, 1, &NotRegisteredError{producerB}, newSegment(1, 1))
-	refused(log, producerA, 2, &NumberError{producerA, 2, 0}, newSegment(1, 1))
-	refused(log, producerA, 0, &NumberError{producerA, 0, 0}, newSegment(1, 1))
-	refused(log, producerA, 1, &InvalidError{})
+	refused(log, producerB, 1, unusable(&NotRegisteredError{producerB}), newSegment(1, 1))
+	refused(log, producerA, 2, unusable(&GapError{producerA, 2, 0}), newSegment(1, 1))
+	refused(log, producerA, 0, unusable(&InvalidClaimError{producerA, "it has no number"}), newSegment(1, 1))
+	refused(log, producerA, 1, unusable(&InvalidClaimError{producerA, "its segments are not in the commit"}))
 
 	log, _ = commit(t, log, producerA, 1, 11, newSegment(1, 1))
 	log, _ = commit(t, log, producerA, 2, 11, newSegment(1, 2))
-	refused(log, producerA, 1, &NumberError{producerA, 1, 2}, newSegment(1, 1))
+	row, _ := log.Producer(producerA)
+	refused(log, producerA, 1, unusable(&TakenError{1, row}), newSegment(1, 1))
 	// A segment may appear once in the log, and once in a commit.
 	refused(log, producerA, 3, &InvalidError{}, newSegment(1, 2))
 	refused(log, producerA, 3, &InvalidError{}, newSegment(1, 3), newSegment(1, 4), newSegment(1, 3))
@@ -113,7 +118,7 @@ func TestARefusedCommitLeavesTheStateAlone(t *testing.T) {
 	}
 	bad := newSegment(1, 2)
 	bad.Parts[0].Stream = "a/b"
-	if _, err := log.Commit(producerA, 1, []NewSegment{newSegment(1, 1), bad}, 11); err == nil {
+	if _, err := log.Commit([]Claim{One(producerA, 1, 2)}, []NewSegment{newSegment(1, 1), bad}, 11); err == nil {
 		t.Fatal("an invalid state was accepted")
 	}
 	after, err := log.Encode()
@@ -128,7 +133,7 @@ func TestTheTableOfStreamsIsBounded(t *testing.T) {
 		log.Streams = append(log.Streams, Stream{"s" + string(rune('a'+i%26)), segment.OTLP})
 	}
 	var invalid *InvalidError
-	if _, err := log.Commit(producerA, 1, []NewSegment{newSegment(1, 1)}, 11); !errors.As(err, &invalid) {
+	if _, err := log.Commit([]Claim{One(producerA, 1, 1)}, []NewSegment{newSegment(1, 1)}, 11); !errors.As(err, &invalid) {
 		t.Error(err)
 	}
 }
@@ -260,7 +265,7 @@ func someLog(t *rapid.T) *Manifest {
 			segments = append(segments, new)
 		}
 		row, _ := log.Producer(id)
-		commit, err := log.Commit(id, row.Commit+1, segments, nowMs)
+		commit, err := log.Commit([]Claim{One(id, row.Commit+1, len(segments))}, segments, nowMs)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -34,7 +34,7 @@ func (s *shardModel) commit(count int) {
 		segments = append(segments, new)
 	}
 	row, _ := s.manifest.Producer(producerA)
-	commit, err := s.manifest.Commit(producerA, row.Commit+1, segments, s.nowMs)
+	commit, err := s.manifest.Commit([]Claim{One(producerA, row.Commit+1, len(segments))}, segments, s.nowMs)
 	if err != nil {
 		s.t.Fatalf("%v", err)
 	}

@@ -606,8 +606,8 @@ type Producer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            []byte                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                             // 16 random bytes
 	Commit        uint64                 `protobuf:"varint,2,opt,name=commit,proto3" json:"commit,omitempty"`                                    // number of its last commit; 0: registered, nothing committed
-	FirstSequence uint64                 `protobuf:"varint,3,opt,name=first_sequence,json=firstSequence,proto3" json:"first_sequence,omitempty"` // of that commit
-	Count         uint64                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`                                      // of that commit's segments
+	FirstSequence uint64                 `protobuf:"varint,3,opt,name=first_sequence,json=firstSequence,proto3" json:"first_sequence,omitempty"` // of the segments with records of that commit, or of the run that ends with it
+	Count         uint64                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`                                      // of these segments
 	SeenAtMs      uint64                 `protobuf:"varint,5,opt,name=seen_at_ms,json=seenAtMs,proto3" json:"seen_at_ms,omitempty"`              // unix
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
