@@ -167,10 +167,7 @@ async fn eight() -> Log {
 #[tokio::test(start_paused = true)]
 async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
     let store = Store::memory();
-    let buffer = Buffer {
-        id: Uuid::from_u128(42),
-        shards: 2,
-    };
+    let buffer = Buffer::new(Uuid::from_u128(42), 2);
     cas::create_once(&store, layout::BUFFER, buffer).await.unwrap();
     let mut log = Log::new(store.clone()).await;
     log.now_ms = 1_000;

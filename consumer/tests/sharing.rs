@@ -409,7 +409,7 @@ async fn a_consumer_that_shares_does_so_for_good() {
 async fn two_shards() -> Store {
     let store = Store::memory();
     let id = Uuid::from_u128(42);
-    let buffer = Buffer { id, shards: 2 };
+    let buffer = Buffer::new(id, 2);
     cas::create_once(&store, layout::BUFFER, buffer).await.unwrap();
     store
 }

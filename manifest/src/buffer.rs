@@ -1,8 +1,9 @@
-//! The object `buffer`: the buffer's identity and number of shards. It is written once.
+//! The object `buffer`: the buffer's identity and number of shards. The first producer writes it, and the number only grows.
 
 use crate::object::{Object, Stamp};
 use crate::{FormatError, envelope, proto};
 use bytes::Bytes;
+use thiserror::Error;
 use uuid::Uuid;
 
 /// Maximum number of shards in a buffer: keys have four digits.
@@ -15,6 +16,57 @@ pub struct Buffer {
     pub id: Uuid,
     /// At least one.
     pub shards: u32,
+    /// Distinguishes states. Zero in an object of an older program.
+    pub stamp: Stamp,
+}
+
+/// Why a buffer cannot have this number of shards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum CannotGrow {
+    /// Sequences and cursors of the last shards would be lost.
+    #[error(
+        "the buffer has {has} shards and cannot shrink to {asked}: make a buffer at another URL and move the producers to it"
+    )]
+    Shrinks {
+        /// The number of shards that it has.
+        has: u32,
+        /// The number that was asked for.
+        asked: u32,
+    },
+    /// Keys have four digits.
+    #[error("a buffer has at most {SHARDS_MAX} shards, not {0}: use a smaller number")]
+    TooMany(u32),
+}
+
+impl Buffer {
+    /// A new buffer, in its first state. Half of its random id is the nonce of its writer.
+    pub fn new(id: Uuid, shards: u32) -> Buffer {
+        let nonce = id.as_u64_pair().1;
+        let stamp = Stamp { version: 1, nonce };
+        Buffer { id, shards, stamp }
+    }
+
+    /// The state with more shards. `None`: it has this number already.
+    ///
+    /// # Errors
+    /// The number is smaller than before, or too large.
+    pub fn grow(&self, shards: u32, nonce: u64) -> Result<Option<Buffer>, CannotGrow> {
+        let has = self.shards;
+        if shards > SHARDS_MAX {
+            return Err(CannotGrow::TooMany(shards));
+        }
+        if shards < has {
+            return Err(CannotGrow::Shrinks { has, asked: shards });
+        }
+        let version = self.stamp.version.wrapping_add(1);
+        let stamp = Stamp { version, nonce };
+        let grown = Buffer {
+            id: self.id,
+            shards,
+            stamp,
+        };
+        Ok((shards > has).then_some(grown))
+    }
 }
 
 impl Object for Buffer {
@@ -23,11 +75,15 @@ impl Object for Buffer {
     const BYTES_MAX: u64 = 64 << 10;
 
     fn encode(&self) -> Bytes {
+        // Destructured completely: a forgotten new field does not compile.
+        let Buffer { id, shards, stamp } = self;
         envelope::wrap(
             Self::MAGIC,
             &proto::Buffer {
-                buffer_id: self.id.as_bytes().to_vec(),
-                shards: self.shards,
+                buffer_id: id.as_bytes().to_vec(),
+                shards: *shards,
+                version: stamp.version,
+                writer_nonce: stamp.nonce,
             },
         )
     }
@@ -47,12 +103,14 @@ impl Object for Buffer {
         Ok(Buffer {
             id,
             shards: message.shards,
+            stamp: Stamp {
+                version: message.version,
+                nonce: message.writer_nonce,
+            },
         })
     }
 
     fn stamp(&self) -> Stamp {
-        // The object is never replaced, so its id suffices to distinguish two writes of it.
-        let (version, nonce) = self.id.as_u64_pair();
-        Stamp { version, nonce }
+        self.stamp
     }
 }

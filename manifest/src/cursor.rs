@@ -117,6 +117,9 @@ pub struct Cursor {
     pub waiting_for: Vec<String>,
     /// The tables of the sink, so that other consumers of them are noticed.
     pub tables: SinkTables,
+    /// In shard 0, the number of the buffer's shards when the consumer began: it begins at sequence 0 in those that came later. 0: unknown,
+    /// an older program wrote the cursor.
+    pub shards: u32,
 }
 
 /// A request to open a cursor.
@@ -190,6 +193,7 @@ impl Cursor {
             refused: Vec::new(),
             waiting_for: Vec::new(),
             tables: SinkTables::default(),
+            shards: 0,
         }
     }
 

@@ -353,6 +353,7 @@ fn golden() -> Cursor {
         }),
         shared: true,
     };
+    cursor.shards = 3;
     cursor.stamped(0x0123_4567_89ab_cdef)
 }
 

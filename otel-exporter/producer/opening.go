@@ -133,7 +133,7 @@ func (p *Producer) tryOpen(ctx context.Context, openStore openStore) (*committer
 	if err != nil {
 		return nil, err
 	}
-	new := &manifest.Buffer{ID: p.pipeline.environment.uuid(), Shards: uint32(p.config.Shards)}
+	new := manifest.NewBuffer(p.pipeline.environment.uuid(), uint32(p.config.Shards))
 	var buffer *manifest.Buffer
 	err = p.pipeline.patiently(ctx, func() (err error) {
 		buffer, err = manifest.OpenBuffer(ctx, store, new)

@@ -283,10 +283,7 @@ async fn open_buffer(
     give_up_at: Instant,
     readiness: &Readiness,
 ) -> Result<Buffer, StartError> {
-    let new = Buffer {
-        id: environment.uuid(),
-        shards,
-    };
+    let new = Buffer::new(environment.uuid(), shards);
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(3));
     loop {
         let opened = match cas::read(store, layout::BUFFER).await {

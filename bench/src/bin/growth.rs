@@ -140,10 +140,7 @@ fn judge(small: &Line, large: &Line) -> bool {
 
 async fn measure(backlog: u64) -> anyhow::Result<Line> {
     let store = Store::memory();
-    let buffer = Buffer {
-        id: SystemEnvironment.uuid(),
-        shards: SHARD + 1,
-    };
+    let buffer = Buffer::new(SystemEnvironment.uuid(), SHARD + 1);
     let buffer = cas::create_once(&store, layout::BUFFER, buffer).await?;
     let mut others = Others {
         store: own(&store),

@@ -48,10 +48,7 @@ impl Log {
         cas::create_once(
             &store,
             layout::BUFFER,
-            Buffer {
-                id: buffer_id,
-                shards: 1,
-            },
+            Buffer::new(buffer_id, 1),
         )
         .await
         .unwrap();

@@ -92,6 +92,7 @@ impl Object for Cursor {
             refused,
             waiting_for,
             tables,
+            shards,
         } = self;
         let (kind, owner, lease_expires_at_ms) = match ownership {
             Ownership::Released => (proto::Ownership::Released, String::new(), 0),
@@ -126,6 +127,7 @@ impl Object for Cursor {
                 unsettled: *unsettled,
                 lease_ms: *lease_ms,
                 tables: (*tables != SinkTables::default()).then(|| encode_tables(tables)),
+                shards: *shards,
             },
         )
     }
@@ -189,6 +191,7 @@ impl Object for Cursor {
             refused: c.refused.into_iter().map(decode_refused).collect(),
             waiting_for: c.waiting_for,
             tables: c.tables.map(decode_tables).unwrap_or_default(),
+            shards: c.shards,
         };
         cursor.check().map_err(content)?;
         Ok(cursor)

@@ -1,6 +1,8 @@
 package manifest
 
 import (
+	"encoding/binary"
+
 	"github.com/google/uuid"
 
 	"millpond.dev/otel-exporter/internal/manifest/manifestpb"
@@ -9,17 +11,26 @@ import (
 // ShardsMax is the maximum number of shards in a buffer: keys have four digits.
 const ShardsMax = 10_000
 
-// A Buffer is the content of the object `buffer`: the buffer's identity and its number of shards. It is written once.
+// A Buffer is the content of the object `buffer`: the buffer's identity and its number of shards, which only grows.
 type Buffer struct {
-	ID     uuid.UUID // a buffer created again at the same URL gets a new ID
-	Shards uint32    // at least one
+	ID      uuid.UUID // a buffer created again at the same URL gets a new ID
+	Shards  uint32    // at least one
+	Version uint64    // counts the states; 0 in an object of an older program
+	Nonce   uint64    // a random number of the writer of this state
+}
+
+// NewBuffer returns a buffer in its first state. Half of its random ID is the nonce of its writer.
+func NewBuffer(id uuid.UUID, shards uint32) *Buffer {
+	return &Buffer{ID: id, Shards: shards, Version: 1, Nonce: binary.BigEndian.Uint64(id[8:])}
 }
 
 const bufferMagic = "MPBF"
 
 // Encode returns the object's bytes.
 func (b *Buffer) Encode() ([]byte, error) {
-	return wrap(bufferMagic, &manifestpb.Buffer{BufferId: b.ID[:], Shards: b.Shards})
+	return wrap(bufferMagic, &manifestpb.Buffer{
+		BufferId: b.ID[:], Shards: b.Shards, Version: b.Version, WriterNonce: b.Nonce,
+	})
 }
 
 // DecodeBuffer reads and checks the bytes of the buffer object.
@@ -36,5 +47,5 @@ func DecodeBuffer(bytes []byte) (*Buffer, error) {
 	if message.Shards == 0 || message.Shards > ShardsMax {
 		return nil, content(object, "%d shards, which is not between 1 and %d", message.Shards, ShardsMax)
 	}
-	return &Buffer{id, message.Shards}, nil
+	return &Buffer{id, message.Shards, message.Version, message.WriterNonce}, nil
 }

@@ -48,10 +48,7 @@ fn released(name: &str) -> Cursor {
 /// A store with the consumer's cursor, released, and its repair's.
 async fn store(repair: Cursor) -> (Store, Snapshot<Cursor>) {
     let store = Store::memory();
-    let buffer = Buffer {
-        id: Default::default(),
-        shards: 1,
-    };
+    let buffer = Buffer::new(Default::default(), 1);
     cas::create_once(&store, layout::BUFFER, buffer).await.unwrap();
     for cursor in [released("e2e"), repair] {
         let key = layout::cursor(0, &cursor.consumer);
@@ -181,10 +178,7 @@ async fn a_consumer_that_died_while_it_asked_for_tables_is_removed() {
 /// A store with two shards and a cursor of the consumer in each, the first as given.
 async fn two_shards(first: Cursor) -> (Store, Selection) {
     let store = Store::memory();
-    let buffer = Buffer {
-        id: Default::default(),
-        shards: 2,
-    };
+    let buffer = Buffer::new(Default::default(), 2);
     cas::create_once(&store, layout::BUFFER, buffer).await.unwrap();
     let second = Cursor {
         shard: 1,

@@ -174,11 +174,13 @@ func (DeadLetterKind) EnumDescriptor() ([]byte, []int) {
 	return file_manifest_proto_rawDescGZIP(), []int{2}
 }
 
-// The object `buffer`: written once, put-if-absent.
+// The object `buffer`: put-if-absent, then compare-and-set.
 type Buffer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BufferId      []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"` // UUID, 16 bytes
-	Shards        uint32                 `protobuf:"varint,2,opt,name=shards,proto3" json:"shards,omitempty"`
+	Shards        uint32                 `protobuf:"varint,2,opt,name=shards,proto3" json:"shards,omitempty"`                    // only grows
+	Version       uint64                 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	WriterNonce   uint64                 `protobuf:"fixed64,5,opt,name=writer_nonce,json=writerNonce,proto3" json:"writer_nonce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -223,6 +225,20 @@ func (x *Buffer) GetBufferId() []byte {
 func (x *Buffer) GetShards() uint32 {
 	if x != nil {
 		return x.Shards
+	}
+	return 0
+}
+
+func (x *Buffer) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Buffer) GetWriterNonce() uint64 {
+	if x != nil {
+		return x.WriterNonce
 	}
 	return 0
 }
@@ -1367,6 +1383,7 @@ type Cursor struct {
 	Unsettled        bool                   `protobuf:"varint,19,opt,name=unsettled,proto3" json:"unsettled,omitempty"`                    // requests of an earlier generation may still be in flight to the sink
 	LeaseMs          uint64                 `protobuf:"varint,20,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`         // the longest lease of any owner since the last clean release
 	Tables           *SinkTables            `protobuf:"bytes,21,opt,name=tables,proto3" json:"tables,omitempty"`
+	Shards           uint32                 `protobuf:"varint,22,opt,name=shards,proto3" json:"shards,omitempty"` // in shard 0: the shards of the buffer when the consumer began; 0 if an older program wrote it
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -1548,6 +1565,13 @@ func (x *Cursor) GetTables() *SinkTables {
 	return nil
 }
 
+func (x *Cursor) GetShards() uint32 {
+	if x != nil {
+		return x.Shards
+	}
+	return 0
+}
+
 // A record or message that a sink will never accept. Written once, put-if-absent.
 type DeadLetter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1701,10 +1725,12 @@ var File_manifest_proto protoreflect.FileDescriptor
 
 const file_manifest_proto_rawDesc = "" +
 	"\n" +
-	"\x0emanifest.proto\x12\vmillpond.v1\"=\n" +
+	"\x0emanifest.proto\x12\vmillpond.v1\"z\n" +
 	"\x06Buffer\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x16\n" +
-	"\x06shards\x18\x02 \x01(\rR\x06shards\"O\n" +
+	"\x06shards\x18\x02 \x01(\rR\x06shards\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\x04R\aversion\x12!\n" +
+	"\fwriter_nonce\x18\x05 \x01(\x06R\vwriterNonce\"O\n" +
 	"\x06Stream\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\bencoding\x18\x02 \x01(\x0e2\x15.millpond.v1.EncodingR\bencoding\"\xf8\x01\n" +
@@ -1799,7 +1825,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12.\n" +
 	"\x06tables\x18\x02 \x03(\v2\x16.millpond.v1.SinkTableR\x06tables\x12\"\n" +
 	"\rexpires_at_ms\x18\x03 \x01(\x04R\vexpiresAtMs\x12\x12\n" +
-	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xe6\x05\n" +
+	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xfe\x05\n" +
 	"\x06Cursor\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
@@ -1826,7 +1852,8 @@ const file_manifest_proto_rawDesc = "" +
 	"sent_below\x18\x12 \x01(\x04R\tsentBelow\x12\x1c\n" +
 	"\tunsettled\x18\x13 \x01(\bR\tunsettled\x12\x19\n" +
 	"\blease_ms\x18\x14 \x01(\x04R\aleaseMs\x12/\n" +
-	"\x06tables\x18\x15 \x01(\v2\x17.millpond.v1.SinkTablesR\x06tables\"\xd4\x03\n" +
+	"\x06tables\x18\x15 \x01(\v2\x17.millpond.v1.SinkTablesR\x06tables\x12\x16\n" +
+	"\x06shards\x18\x16 \x01(\rR\x06shards\"\xd4\x03\n" +
 	"\n" +
 	"DeadLetter\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
