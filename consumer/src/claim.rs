@@ -17,6 +17,8 @@ pub(crate) struct Claim {
     pub(crate) store: Store,
     pub(crate) buffer_id: Uuid,
     pub(crate) shard: u32,
+    /// The number of the buffer's shards when this process read it.
+    pub(crate) shards: u32,
     /// The consumer's name, which is part of the rows' source.
     pub(crate) consumer: String,
     /// The name of the cursor: the consumer's, or its repair's.

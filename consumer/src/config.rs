@@ -25,6 +25,8 @@ pub struct Config {
     pub take_over: bool,
     /// The interval at which the consumer polls the manifest.
     pub poll_interval: Duration,
+    /// The interval at which the consumer looks for new shards of the buffer. Default 1 min: one GET without a body.
+    pub growth_interval: Duration,
     /// The interval at which acknowledgements become durable when there is nothing to plan. After a third of it without
     /// a finished batch they become durable sooner. Default 5 s: a successor asks the sink about at most these batches.
     pub ack_interval: Duration,
@@ -82,6 +84,7 @@ impl Default for Config {
             lease: Duration::from_secs(15),
             take_over: false,
             poll_interval: Duration::from_millis(250),
+            growth_interval: Duration::from_secs(60),
             ack_interval: Duration::from_secs(5),
             memory_limit: 512 << 20,
             fetchers: 8,

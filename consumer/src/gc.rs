@@ -10,7 +10,7 @@ use millpond_storage::Store;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
@@ -407,13 +407,22 @@ impl GarbageCollector {
 
     /// Reads every cursor of a shard, one at a time: one consumer's credentials may suffice to write many, and each may
     /// be large.
+    ///
+    /// A consumer with a cursor in the first shard and none in this one needs everything here: it has not noticed yet that the buffer
+    /// has grown.
     async fn needs(&self, shard: u32) -> Result<Needs, CollectError> {
         let mut needs = Needs::default();
-        for found in self.store.list(&layout::consumers(shard)).await? {
-            if !found.key.ends_with("/cursor") {
+        let listed = self.store.list(&layout::consumers(shard)).await?;
+        let cursors: BTreeSet<String> = listed.into_iter().map(|found| found.key).collect();
+        // Listed second: a consumer makes its cursor in the first shard before any other, and loses it after the others.
+        if shard > 0 && self.missing(shard, &cursors, &mut needs).await? {
+            needs.from = Some(0);
+        }
+        for key in &cursors {
+            if !key.ends_with("/cursor") {
                 continue;
             }
-            match cas::read::<Cursor>(&self.store, &found.key).await {
+            match cas::read::<Cursor>(&self.store, key).await {
                 // A removed consumer needs nothing.
                 Ok(Some(cursor)) if !cursor.state.is_removed() => {
                     let from = cursor.state.needs();
@@ -425,6 +434,35 @@ impl GarbageCollector {
             }
         }
         Ok(needs)
+    }
+
+    /// Returns true if a consumer of the first shard has no cursor among these of another shard.
+    async fn missing(
+        &self,
+        shard: u32,
+        cursors: &BTreeSet<String>,
+        needs: &mut Needs,
+    ) -> Result<bool, CollectError> {
+        for found in self.store.list(&layout::consumers(0)).await? {
+            let folder = layout::consumers(0);
+            let name = found
+                .key
+                .strip_prefix(&folder)
+                .and_then(|name| name.strip_prefix('/')?.strip_suffix("/cursor"));
+            let Some(name) = name.filter(|name| layout::check_reader_name(name).is_ok()) else {
+                continue;
+            };
+            if cursors.contains(&layout::cursor(shard, name)) {
+                continue;
+            }
+            match cas::read::<Cursor>(&self.store, &found.key).await {
+                Ok(Some(register)) if !register.state.is_removed() => return Ok(true),
+                Ok(_) => {}
+                Err(damaged @ ReadError::Format { .. }) => needs.unreadable.push(damaged.to_string()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(false)
     }
 
     /// Returns the objects that were named before the floor and that the log does not refer to. Nothing can refer to

@@ -10,6 +10,7 @@ mod dead_letters;
 mod decode;
 mod error;
 pub mod gc;
+mod growth;
 mod in_flight;
 mod lease;
 mod metrics;
@@ -46,7 +47,9 @@ pub use sink::{
 pub use streams::{BadPattern, StreamPattern};
 
 use claim::Claim;
+use growth::Growth;
 use metrics::Metrics;
+use millpond_manifest::cas::Snapshot;
 use millpond_manifest::{Buffer, layout};
 use millpond_runtime::{Environment, Level, Readiness, SystemEnvironment};
 use millpond_storage::Store;
@@ -120,11 +123,12 @@ impl Consumer {
     /// consumer cannot continue; the sink has everything that it acknowledged either way. A repair ends by itself when
     /// its ranges are done.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), ConsumeError> {
-        let buffer = tokio::select! {
+        let known = tokio::select! {
             biased;
             buffer = self.buffer() => buffer?,
             () = shutdown.cancelled() => return Ok(()),
         };
+        let buffer = known.state.clone();
         self.metrics.shards.set(buffer.shards.into());
         info!(buffer = %buffer.id, shards = buffer.shards, consumer = self.config.consumer, sink = self.sink.name(), "consuming");
         let streams = self.streams(&buffer).await?;
@@ -147,15 +151,15 @@ impl Consumer {
         });
         // One shard that cannot continue ends the process. The other shards finish the work in flight.
         let shutdown = shutdown.child_token();
-        let shards = self.shards(&buffer).into_iter().map(|shard| Shard {
+        let driver = |shard| Shard {
             repair: self.config.repair_of(shard).cloned(),
             config: self.config.clone(),
             claim: self.claim(&buffer, shard),
             worker: worker.clone(),
             shutdown: shutdown.clone(),
             admitted: Admitted::Unasked,
-        });
-        let mut waiting: Vec<Shard> = shards.collect();
+        };
+        let mut waiting: Vec<Shard> = self.shards(&buffer).into_iter().map(driver).collect();
         // The first shard decides for all, so that no two consumers get a table in one shard each.
         if let Some(first) = waiting.first_mut() {
             let Some(admitted) = first.ask_for_tables().await? else {
@@ -169,11 +173,19 @@ impl Consumer {
         }
         let mut outcome = Ok(());
         let mut watch = std::pin::pin!(worker.watch());
+        let mut growth = self.growth(known);
         loop {
             let ended = tokio::select! {
                 biased;
                 ended = shards.join_next() => ended,
                 never = &mut watch => match never {},
+                new = growth.new_shards(), if self.config.repair.is_none() && !shutdown.is_cancelled() => {
+                    self.metrics.shards.set(new.end.into());
+                    for shard in new {
+                        shards.spawn(driver(shard).run());
+                    }
+                    continue;
+                }
             };
             let Some(ended) = ended else { break };
             let ended = ended.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
@@ -207,10 +219,20 @@ impl Consumer {
         Ok(streams.into_iter().collect())
     }
 
+    fn growth(&self, known: Snapshot<Buffer>) -> Growth {
+        Growth {
+            store: self.store.clone(),
+            environment: self.environment.clone(),
+            interval: self.config.growth_interval,
+            known,
+        }
+    }
+
     fn claim(&self, buffer: &Buffer, shard: u32) -> Claim {
         Claim {
             store: self.store.clone(),
             buffer_id: buffer.id,
+            shards: buffer.shards,
             shard,
             consumer: self.config.consumer.clone(),
             cursor: self.config.cursor(),
@@ -226,7 +248,7 @@ impl Consumer {
     }
 
     /// Waits until a producer has created the buffer.
-    async fn buffer(&self) -> Result<Buffer, ConsumeError> {
+    async fn buffer(&self) -> Result<Snapshot<Buffer>, ConsumeError> {
         let what = format!("the buffer at {}", self.store.url());
         loop {
             if let Some(found) =
@@ -234,7 +256,7 @@ impl Consumer {
                     .await?
             {
                 self.readiness.goes_on(&what);
-                return Ok(found.state);
+                return Ok(found);
             }
             let reason = "there is none yet: a gateway or another producer makes it when it starts";
             self.readiness.waits(&what, reason, Level::Warn);

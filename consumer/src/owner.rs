@@ -66,7 +66,7 @@ impl Claim {
             let found = self.read().await?;
             let start = beginning.start;
             let fresh = found.as_ref().is_none_or(|found| found.state.is_removed());
-            let cursor = match &found {
+            let mut cursor = match &found {
                 Some(found) if !found.state.is_removed() => found.state.clone(),
                 _ if known => return Ok(Attempt::Removed),
                 Some(tombstone) => tombstone.state.begin_again(start, self.policy.clone()),
@@ -76,6 +76,9 @@ impl Claim {
                 }
             };
             self.check_buffer(&cursor)?;
+            if fresh {
+                cursor.shards = self.shards;
+            }
             let cursor = match &beginning.origin {
                 Some(origin) if fresh => origin.begin(cursor),
                 // The process may have been suspended since it was admitted.

@@ -182,6 +182,7 @@ impl Attempt<'_> {
                 .shard
                 .first_sequence(log.as_ref().map(|log| &log.state), false)
                 .await?;
+            next.shards = claim.shards;
         }
         self.claimed = next
             .tables
@@ -287,7 +288,7 @@ impl Claim {
         Ok(!found.is_some_and(|register| admits(&register)))
     }
 
-    async fn register(&self) -> Result<Option<Cursor>, ConsumeError> {
+    pub(crate) async fn register(&self) -> Result<Option<Cursor>, ConsumeError> {
         let key = layout::cursor(0, &self.consumer);
         let found = read_patiently::<Cursor>(&self.store, &key, &self.readiness, &*self.environment).await?;
         Ok(found.map(|found| found.state))

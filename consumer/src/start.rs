@@ -19,12 +19,24 @@ impl Shard {
         let (first, next) = (log.first_sequence, log.next_sequence);
         let at = match self.config.start {
             Start::Earliest => first,
+            _ if !known && self.began_before_this_shard().await? => first,
             Start::Latest => next,
             Start::Sequence(sequence) => sequence,
             Start::Time(_) if known || self.has_cursor().await? => first,
             Start::Time(at_ms) => self.first_since(log, at_ms).await?,
         };
         Ok(at.clamp(first, next))
+    }
+
+    /// Returns true if the consumer began before the buffer had this shard: everything in it is newer. Where a first start begins is
+    /// about the shards of that start alone.
+    async fn began_before_this_shard(&self) -> Result<bool, ConsumeError> {
+        if self.claim.shard == 0 || self.repair.is_some() {
+            return Ok(false);
+        }
+        let register = self.claim.register().await?;
+        let register = register.filter(|register| !register.is_removed());
+        Ok(register.is_some_and(|register| register.shards <= self.claim.shard))
     }
 
     async fn has_cursor(&self) -> Result<bool, ConsumeError> {

@@ -173,7 +173,7 @@ async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
     log.now_ms = 1_000;
     log.commit(&[1; 8]).await;
     acknowledge(&log, "default", STREAM, 6).await;
-    // The other shard has the same log and the same consumer.
+    // The other shard has the same log and the same consumers, with cursors that can be read.
     let mut state = log.manifest().await.state;
     state.shard = 1;
     let swapped = cas::swap(&store, &layout::manifest(1), None, state).await;
@@ -181,8 +181,11 @@ async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
     let cursor = cas::read::<Cursor>(&store, &layout::cursor(0, "default")).await;
     let mut cursor = cursor.unwrap().unwrap().state;
     cursor.shard = 1;
-    let swapped = cas::swap(&store, &layout::cursor(1, "default"), None, cursor).await;
-    assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
+    for consumer in ["default", "hostile", "short"] {
+        consumer.clone_into(&mut cursor.consumer);
+        let swapped = cas::swap(&store, &layout::cursor(1, consumer), None, cursor.clone()).await;
+        assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
+    }
 
     // A cursor with four million empty skipped parts, in 7 MiB.
     let body = [13 << 3 | 2, 0].repeat(4_000_000);

@@ -45,13 +45,9 @@ pub struct Log {
 impl Log {
     pub async fn new(store: Store) -> Self {
         let buffer_id = Uuid::from_u128(42);
-        cas::create_once(
-            &store,
-            layout::BUFFER,
-            Buffer::new(buffer_id, 1),
-        )
-        .await
-        .unwrap();
+        cas::create_once(&store, layout::BUFFER, Buffer::new(buffer_id, 1))
+            .await
+            .unwrap();
         let log = Manifest::new(buffer_id, 0).register(PRODUCER, 1).stamped(1);
         let Swap::Committed(_) = cas::swap(&store, &layout::manifest(0), None, log).await else {
             panic!("a new store refuses a manifest")

@@ -150,7 +150,10 @@ impl Reader {
 fn asks(before: &Cursor, next: &Cursor) -> bool {
     let begins = before.is_removed() && next.ownership == Ownership::Released;
     let same = match begins {
-        true => before.begin_again(next.start, next.policy.clone()),
+        true => Cursor {
+            shards: next.shards,
+            ..before.begin_again(next.start, next.policy.clone())
+        },
         false => before.clone(),
     };
     let asked = Cursor {
