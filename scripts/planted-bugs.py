@@ -68,6 +68,14 @@ def consuming(test, says):
     return Catcher("consumer/tests/consumer.rs", test, says)
 
 
+def growing(test, says):
+    return Catcher("consumer/tests/growth.rs", test, says)
+
+
+def grown(test, says):
+    return Catcher("operate/src/lib.rs", f"growth::tests::{test}", says)
+
+
 def paged(test, says):
     return Catcher("consumer/tests/pages.rs", test, says)
 
@@ -217,6 +225,32 @@ CATCHERS = {
         gc("the_slowest_stream_of_the_slowest_consumer_is_what_counts", "live and missing")
     ],
     "fence-ignored": [model(OWNERS, "5")],
+    "growth-before-cursors": [
+        grown(
+            "no_outcome_of_a_write_leaves_a_shard_without_its_cursors",
+            r"abandoned in shard 1",
+        )
+    ],
+    "growth-not-completed": [
+        grown("a_consumer_that_starts_during_a_growth_is_begun_too", "`None` value")
+    ],
+    "removed-kept-in-new-shards": [
+        grown(
+            "a_consumer_that_is_removed_during_a_growth_leaves_nothing_that_keeps_the_log",
+            "is_removed",
+        )
+    ],
+    "from-in-new-shards": [
+        growing(
+            "a_running_consumer_reads_a_new_shard_from_its_beginning", "the table has too few rows|never|has"
+        )
+    ],
+    "missing-cursor-needs-nothing": [
+        growing(
+            "garbage_collection_keeps_a_new_shard_for_a_consumer_without_a_cursor_in_it",
+            r"left: 3\s+right: 0",
+        )
+    ],
     "lease-ignored": [
         consuming(
             "an_owner_whose_lease_ran_out_begins_nothing_until_it_is_renewed",

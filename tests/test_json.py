@@ -96,6 +96,7 @@ def test_the_rest_is_documented_too(used):
     repair = ("consumer", "repair", "e2e", "--from", "earliest", "--to", "latest")
     for part, answer in (
         ("manifest", site.answer("manifest", "check")),
+        ("buffer shards", site.answer("buffer", "shards", "1")),
         ("dead-letters", site.answer("dead-letters", "show", letter)),
         ("dead-letters", site.parsed(site.millpond(*replay, code=1))),
         (

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 /// Each command that does something, and its examples: one a line.
-const EXAMPLES: [(&str, &[&str]); 28] = [
+const EXAMPLES: [(&str, &[&str]); 29] = [
     (
         "gateway",
         &[
@@ -120,6 +120,10 @@ const EXAMPLES: [(&str, &[&str]); 28] = [
             "millpond doctor --buffer s3://my-bucket/telemetry --clickhouse http://127.0.0.1:8123",
             "millpond doctor --buffer s3://my-bucket/telemetry --clickhouse http://127.0.0.1:8123 --rows --consumer default",
         ],
+    ),
+    (
+        "buffer shards",
+        &["millpond buffer shards 4 --buffer s3://my-bucket/telemetry"],
     ),
     ("gc", &["millpond gc --buffer s3://my-bucket/telemetry --dry-run"]),
     (

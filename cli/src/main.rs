@@ -5,6 +5,7 @@
 
 mod admin;
 mod allocator;
+mod buffer;
 mod consume;
 mod consumers;
 mod cost;
@@ -116,6 +117,9 @@ enum Command {
     Tail(Box<tail::TailArgs>),
     /// Estimate the monthly cost of a buffer, from a load that you describe or from a live buffer.
     Cost(Box<cost::CostArgs>),
+    /// Change a live buffer: add shards.
+    #[command(subcommand)]
+    Buffer(buffer::BufferCommand),
     /// List consumers and change their positions.
     #[command(subcommand)]
     Consumer(consumers::ConsumerCommand),
@@ -238,6 +242,7 @@ fn run(command: Command, telemetry: Telemetry) -> anyhow::Result<ExitCode> {
             Command::Status(args) => status::run(args).await,
             Command::Tail(args) => tail::run(*args).await.map(|()| ExitCode::SUCCESS),
             Command::Cost(args) => cost::run(*args).await.map(|()| ExitCode::SUCCESS),
+            Command::Buffer(command) => command.run().await.map(|()| ExitCode::SUCCESS),
             Command::Consumer(command) => command.run().await,
             Command::DeadLetters(command) => command.run().await,
             Command::Tables(command) => command.run().await,

@@ -511,6 +511,7 @@ mod tests {
                 "tail",
                 "doctor",
                 "gc",
+                "buffer shards 2",
                 "manifest dump",
                 "consumer list",
                 "consumer wait",

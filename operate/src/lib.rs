@@ -1,4 +1,4 @@
-//! Operations on a live buffer: `status`, `tail`, `doctor`, `manifest`, `segment`, `consumer`, `dead-letters` and `gc`
+//! Operations on a live buffer: `status`, `tail`, `doctor`, `manifest`, `segment`, `consumer`, `dead-letters`, `gc` and `buffer`
 //! of the program. Each returns values that serialise to the program's JSON. This crate parses no flags and prints
 //! nothing: the program does both.
 
@@ -11,6 +11,7 @@ pub mod dead_letters;
 pub mod doctor;
 pub mod dump;
 pub mod gc;
+pub mod growth;
 pub mod numbers;
 pub mod observe;
 pub mod patience;

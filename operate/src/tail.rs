@@ -16,6 +16,7 @@ use millpond_storage::Store;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::{Duration, UNIX_EPOCH};
+use tokio::time::Instant;
 
 /// The records to follow.
 #[derive(Debug, Clone)]
@@ -85,12 +86,19 @@ pub trait Show {
     fn flush(&mut self) -> anyhow::Result<()>;
 }
 
+/// The time between two looks for new shards.
+const LOOK: Duration = Duration::from_secs(60);
+
 /// Follows a buffer.
 pub struct Tail {
     options: Options,
     store: Store,
     decompressor: Decompressor,
     shards: Vec<(u32, Option<Shard>)>,
+    /// Shards from this one on came later: everything in them is new.
+    shards_at_start: u32,
+    /// The time of the last look for new shards.
+    looked_at: Instant,
     /// Requested streams that no log has had so far.
     unknown: BTreeSet<String>,
     damaged: u64,
@@ -111,7 +119,8 @@ impl Tail {
     /// # Errors
     /// There is no buffer or no such shard, or a sequence needs one.
     pub async fn open(store: Store, options: Options) -> anyhow::Result<Tail> {
-        let wanted = shards(&buffer(&store).await?, options.shard)?;
+        let buffer = buffer(&store).await?;
+        let wanted = shards(&buffer, options.shard)?;
         if options.from.is_sequence() && wanted.len() > 1 {
             bail!("a sequence belongs to one shard: select it with --shard");
         }
@@ -119,6 +128,8 @@ impl Tail {
             store,
             decompressor: Decompressor::new()?,
             shards: wanted.map(|shard| (shard, None)).collect(),
+            shards_at_start: buffer.shards,
+            looked_at: Instant::now(),
             unknown: options.streams.iter().cloned().collect(),
             damaged: 0,
             options,
@@ -130,6 +141,7 @@ impl Tail {
     /// # Errors
     /// An error of the store, of the buffer or of `show`.
     pub async fn poll(&mut self, show: &mut impl Show) -> anyhow::Result<()> {
+        self.look_for_new_shards().await?;
         let mut shards = std::mem::take(&mut self.shards);
         let mut shown = Ok(());
         for (shard, known) in &mut shards {
@@ -139,6 +151,18 @@ impl Tail {
         }
         self.shards = shards;
         shown
+    }
+
+    /// Follows the shards that the buffer has gained, unless one was selected.
+    async fn look_for_new_shards(&mut self) -> anyhow::Result<()> {
+        if self.options.shard.is_some() || self.looked_at.elapsed() < LOOK {
+            return Ok(());
+        }
+        let grown = buffer(&self.store).await?.shards;
+        self.looked_at = Instant::now();
+        let known = self.shards.last().map_or(0, |(shard, _)| shard + 1);
+        self.shards.extend((known..grown).map(|shard| (shard, None)));
+        Ok(())
     }
 
     /// A requested stream that no log has.
@@ -197,10 +221,16 @@ impl Tail {
 
     async fn begin(&self, manifest: Manifest) -> anyhow::Result<Shard> {
         let mut log = Log::new(manifest);
-        if self.options.from != Target::Latest {
+        let is_new = log.shard >= self.shards_at_start;
+        let from = if is_new {
+            Target::Earliest
+        } else {
+            self.options.from
+        };
+        if from != Target::Latest {
             complete(&self.store, &mut log).await?;
         }
-        let next = self.options.from.position(&log)?;
+        let next = from.position(&log)?;
         Ok(Shard { log, next, parts: 0 })
     }
 
@@ -314,3 +344,6 @@ impl<S: Show> Reader<'_, S> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;
