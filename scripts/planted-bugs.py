@@ -227,7 +227,7 @@ CATCHERS = {
     "fence-ignored": [model(OWNERS, "5")],
     "growth-before-cursors": [
         grown(
-            "no_outcome_of_a_write_leaves_a_shard_without_its_cursors",
+            "no_crash_leaves_a_shard_without_its_cursors",
             r"abandoned in shard 1",
         )
     ],

@@ -3,19 +3,25 @@
 //! Every consumer gets a cursor at sequence 0 in each new shard before the buffer object names the shard, because a producer writes only to
 //! shards that the object names. A run may stop anywhere, and any number may run at once: the same command completes the growth.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Buffer, Cursor, layout};
-use millpond_runtime::{Environment as _, SystemEnvironment};
+use millpond_runtime::{Backoff, Environment as _, SystemEnvironment};
 use millpond_storage::Store;
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::buffer::NO_BUFFER;
 
 /// Attempts to swap an object that others change meanwhile.
 const SWAPS_MAX: u32 = 10;
+
+/// Between two attempts whose outcomes are unknown.
+fn backoff() -> Backoff {
+    Backoff::new(Duration::from_millis(50), Duration::from_secs(5))
+}
 
 /// A growth that was made.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -33,8 +39,9 @@ pub struct Grown {
 /// # Errors
 /// There is no buffer, it has more shards, a consumer's cursor in shard 0 cannot be read, or the store fails.
 pub async fn grow(store: &Store, shards: u32) -> anyhow::Result<Grown> {
-    let mut before = None;
+    let (mut before, mut unknown) = (None, None);
     let mut cursors_begun = 0;
+    let mut backoff = backoff();
     for _ in 0..SWAPS_MAX {
         let found = read(store).await?;
         let from = *before.get_or_insert(found.state.shards);
@@ -52,14 +59,21 @@ pub async fn grow(store: &Store, shards: u32) -> anyhow::Result<Grown> {
         // After each outcome the next round reads the object. If it has the shards now, that round completes the growth: it begins the
         // consumers that started meanwhile and took the buffer for the smaller one.
         if let Swap::Unknown(error) = cas::swap(store, layout::BUFFER, Some(&found.version), next).await {
-            tracing::warn!("the store did not say whether the buffer has grown: {error}: reading it again");
+            unknown = Some(error);
+            backoff.pause(&SystemEnvironment).await;
         }
     }
-    bail!(
-        "the object {} of {} kept changing or the store did not confirm its change: run this command again",
-        layout::BUFFER,
-        store.url()
-    )
+    Err(unconfirmed(layout::BUFFER, unknown))
+}
+
+/// The error after the last attempt to change an object.
+fn unconfirmed(key: &str, unknown: Option<millpond_storage::Error>) -> anyhow::Error {
+    match unknown {
+        Some(error) => {
+            anyhow!("the store does not confirm the change of {key}: {error}: run this command again")
+        }
+        None => anyhow!("others keep changing {key}: run this command again"),
+    }
 }
 
 async fn read(store: &Store) -> anyhow::Result<Snapshot<Buffer>> {
@@ -116,6 +130,7 @@ async fn consumers(store: &Store, shard: u32) -> anyhow::Result<Vec<(String, Str
 /// Begins a consumer in a shard. Returns false if it has a cursor there.
 async fn begin(store: &Store, buffer: &Buffer, shard: u32, register: &Cursor) -> anyhow::Result<bool> {
     let key = layout::cursor(shard, &register.consumer);
+    let (mut unknown, mut backoff) = (None, backoff());
     for _ in 0..SWAPS_MAX {
         // A cursor that cannot be read is its consumer's: it ends with the reason, and the log is kept for it.
         let found = match cas::read::<Cursor>(store, &key).await {
@@ -135,18 +150,17 @@ async fn begin(store: &Store, buffer: &Buffer, shard: u32, register: &Cursor) ->
         };
         let version = found.map(|found| found.version);
         let next = cursor.stamped(SystemEnvironment.random());
-        // Another growth, or the consumer, may be first; an unknown outcome shows in the next read.
-        if let Swap::Committed(_) = cas::swap(store, &key, version.as_ref(), next).await {
-            return Ok(true);
-        }
-        if cas::read::<Cursor>(store, &key)
-            .await?
-            .is_some_and(|found| !found.state.is_removed())
-        {
-            return Ok(true);
+        match cas::swap(store, &key, version.as_ref(), next).await {
+            Swap::Committed(_) => return Ok(true),
+            // Another growth, or the consumer, was first: the next read shows it.
+            Swap::Mismatch => {}
+            Swap::Unknown(error) => {
+                unknown = Some(error);
+                backoff.pause(&SystemEnvironment).await;
+            }
         }
     }
-    bail!("the store did not confirm {key}: run this command again")
+    Err(unconfirmed(&key, unknown))
 }
 
 /// Ends the cursors that a growth began for consumers that were removed meanwhile: nobody would ever open them, and they would keep the log.

@@ -171,23 +171,54 @@ async fn no_outcome_of_a_write_leaves_a_shard_without_its_cursors() {
             if fault != Fault::Denied {
                 made.expect(&when);
             }
-            // Stopped right after this write: every later request fails.
-            let stopped = self::world().await;
-            stopped.controls.once(On::Put, key, fault);
-            let next = keys.iter().skip_while(|other| *other != key).nth(1);
-            if let Some(next) = next {
-                stopped.controls.once(On::Put, next, Fault::Denied);
-                let _ = grow(&stopped.store, 3).await;
-            }
-            stopped.check(&when).await;
             tokio::time::sleep(2 * late).await;
-            for world in [world, stopped] {
-                world.controls.heal();
-                world.check(&when).await;
-                grow(&world.store, 3).await.expect(&when);
-                world.check_whole(3, &when).await;
-            }
+            world.check(&when).await;
+            grow(&world.store, 3).await.expect(&when);
+            world.check_whole(3, &when).await;
         }
+    }
+}
+
+/// The process dies at each of its writes in turn. The write never lands, or an attempt before it lands after the death.
+#[tokio::test(start_paused = true)]
+async fn no_crash_leaves_a_shard_without_its_cursors() {
+    let cursors = [1, 2].map(|shard| LIVING.map(|consumer| layout::cursor(shard, consumer)));
+    let mut keys = cursors.concat();
+    keys.push(layout::BUFFER.to_owned());
+    for key in &keys {
+        for lands in [false, true] {
+            let when = format!("{key}, lands: {lands}");
+            let world = world().await;
+            let late = lands.then(|| world.controls.detain(On::Put, key));
+            let held = world.controls.hold(On::Put, key);
+            let growth = tokio::spawn({
+                let store = world.store.clone();
+                async move { grow(&store, 3).await }
+            });
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            growth.abort();
+            assert!(growth.await.is_err_and(|error| error.is_cancelled()), "{when}");
+            assert_eq!(world.controls.unused(), 0, "{when}");
+            drop((late, held));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            world.check(&when).await;
+            world.controls.heal();
+            grow(&world.store, 3).await.expect(&when);
+            world.check_whole(3, &when).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_denies_every_write_ends_the_growth_with_its_reason() {
+    for key in [layout::cursor(1, "held"), layout::BUFFER.to_owned()] {
+        let world = world().await;
+        for _ in 0..SWAPS_MAX {
+            world.controls.once(On::Put, &key, Fault::Denied);
+        }
+        let error = grow(&world.store, 2).await.unwrap_err();
+        assert!(format!("{error:#}").contains("403 AccessDenied"), "{error:#}");
+        assert_eq!(world.shards().await, 1);
     }
 }
 
