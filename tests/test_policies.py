@@ -133,6 +133,7 @@ def test_each_part_works_with_its_policy_and_nothing_else(site, roles):
     roles.command(operator, "manifest", "check")
     roles.command(operator, "status")
     roles.command(operator, "consumer", "reset", "e2e", "--to", "latest", "--yes")
+    roles.command(operator, "buffer", "shards", "2")
     roles.command(operator, "consumer", "remove", "e2e")
     # After everything is deleted, a consumer with the same rights starts again: a missing object is
     # not a denied one.
