@@ -84,6 +84,10 @@ def claimed(test, says):
     return Catcher("manifest/tests/claims.rs", test, says)
 
 
+def dividing(test, says):
+    return Catcher("consumer/tests/division.rs", test, says)
+
+
 def known(test, says):
     return Catcher("consumer/tests/identity.rs", test, says)
 
@@ -448,6 +452,15 @@ CATCHERS = {
     "batch-done-early": [
         in_flight("a_batch_is_done_when_its_last_chunk_is", r"left: 1"),
         simulated(""),
+    ],
+    "free-shard-left-for-ever": [
+        dividing("a_member_that_takes_nothing_keeps_no_shard_from_the_others", "the shards are divided")
+    ],
+    "doubt-forgotten": [
+        dividing("a_member_that_takes_nothing_keeps_no_shard_from_the_others", r"left: ")
+    ],
+    "silent-member-trusted": [
+        dividing("the_others_take_the_shards_of_a_process_that_dies_within_a_lease", r"died\.elapsed")
     ],
     "halves-beside-chunks": [
         in_flight(

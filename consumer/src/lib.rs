@@ -8,11 +8,13 @@ mod claim;
 mod config;
 mod dead_letters;
 mod decode;
+mod division;
 mod error;
 pub mod gc;
 mod growth;
 mod in_flight;
 mod lease;
+mod membership;
 mod metrics;
 mod owner;
 mod reading;
@@ -48,6 +50,7 @@ pub use streams::{BadPattern, StreamPattern};
 
 use claim::Claim;
 use growth::Growth;
+use membership::Membership;
 use metrics::Metrics;
 use millpond_manifest::cas::Snapshot;
 use millpond_manifest::{Buffer, layout};
@@ -149,6 +152,7 @@ impl Consumer {
             bottleneck: Mutex::default(),
             repair: self.config.repair.is_some().then(|| self.tally.clone()),
         });
+        let membership = self.membership(&buffer);
         // One shard that cannot continue ends the process. The other shards finish the work in flight.
         let shutdown = shutdown.child_token();
         let driver = |shard| Shard {
@@ -158,6 +162,7 @@ impl Consumer {
             worker: worker.clone(),
             shutdown: shutdown.clone(),
             admitted: Admitted::Unasked,
+            membership: membership.clone(),
         };
         let mut waiting: Vec<Shard> = self.shards(&buffer).into_iter().map(driver).collect();
         // The first shard decides for all, so that no two consumers get a table in one shard each.
@@ -174,13 +179,29 @@ impl Consumer {
         let mut outcome = Ok(());
         let mut watch = std::pin::pin!(worker.watch());
         let mut growth = self.growth(known);
+        let mut members = std::pin::pin!(async {
+            if let Some(membership) = &membership {
+                tokio::select! {
+                    biased;
+                    () = shutdown.cancelled() => {}
+                    never = membership.run() => match never {},
+                }
+                // Early, so that the others know whose the shards are when they are released.
+                membership.leave().await;
+            }
+            std::future::pending().await
+        });
         loop {
             let ended = tokio::select! {
                 biased;
                 ended = shards.join_next() => ended,
                 never = &mut watch => match never {},
+                never = &mut members => match never {},
                 new = growth.new_shards(), if self.config.repair.is_none() && !shutdown.is_cancelled() => {
                     self.metrics.shards.set(new.end.into());
+                    if let Some(membership) = &membership {
+                        membership.set_shards(new.end);
+                    }
                     for shard in new {
                         shards.spawn(driver(shard).run());
                     }
@@ -193,6 +214,9 @@ impl Consumer {
                 shutdown.cancel();
                 outcome = outcome.and(ended);
             }
+        }
+        if let Some(membership) = &membership {
+            membership.leave().await;
         }
         outcome
     }
@@ -217,6 +241,23 @@ impl Consumer {
             streams.append(&mut claim.streams_read(&self.config.streams).await?);
         }
         Ok(streams.into_iter().collect())
+    }
+
+    /// The consumer's processes. A repair is not divided.
+    fn membership(&self, buffer: &Buffer) -> Option<Arc<Membership>> {
+        if self.config.repair.is_some() {
+            return None;
+        }
+        let membership = Membership::new(
+            self.store.clone(),
+            self.environment.clone(),
+            self.metrics.clone(),
+            buffer.id,
+            (&self.config.consumer, &self.config.instance),
+            self.config.lease,
+        );
+        membership.set_shards(buffer.shards);
+        Some(Arc::new(membership))
     }
 
     fn growth(&self, known: Snapshot<Buffer>) -> Growth {

@@ -112,6 +112,8 @@ pub(crate) struct Metrics {
     /// Shards of the buffer, with or without an owner.
     pub(crate) shards: Gauge,
     pub(crate) owned_shards: Gauge,
+    /// Processes of this consumer that divide the shards, this one included.
+    pub(crate) members: Gauge,
     pub(crate) backlog_records: Family<ShardLabel, Gauge>,
     pub(crate) backlog_bytes: Family<ShardLabel, Gauge>,
     pub(crate) backlog_seconds: Family<ShardLabel, Gauge<f64, AtomicU64>>,
@@ -158,6 +160,7 @@ impl Metrics {
             held_bytes: Gauge::default(),
             shards: shards.get_or_create(&label).clone(),
             owned_shards: owned_shards.get_or_create(&label).clone(),
+            members: Gauge::default(),
             backlog_records: Family::default(),
             backlog_bytes: Family::default(),
             backlog_seconds: Family::default(),
@@ -271,6 +274,11 @@ impl Metrics {
             "shards_owned",
             "Shards whose cursor this process holds",
             owned_shards,
+        );
+        registry.register(
+            "members",
+            "Processes of this consumer that divide the shards, as this one sees them; 0 with one shard",
+            m.members.clone(),
         );
         registry.register(
             "shards",

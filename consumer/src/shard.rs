@@ -4,6 +4,7 @@
 use crate::claim::Claim;
 use crate::config::Config;
 use crate::error::ConsumeError;
+use crate::membership::Membership;
 use crate::reading::read_patiently;
 use crate::rounds::{requests_of, requests_of_opening};
 use crate::sink::Settled;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// A shard of the buffer, with the context to consume it.
+#[derive(Clone)]
 pub(crate) struct Shard {
     pub(crate) config: Config,
     pub(crate) claim: Claim,
@@ -27,6 +29,8 @@ pub(crate) struct Shard {
     pub(crate) repair: Option<RangeInclusive<u64>>,
     /// How this process came to have the sink's tables.
     pub(crate) admitted: Admitted,
+    /// The consumer's processes. A repair is not divided.
+    pub(crate) membership: Option<Arc<Membership>>,
 }
 
 /// How a process came to have the sink's tables ([`crate::sharing`]).

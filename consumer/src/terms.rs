@@ -8,8 +8,18 @@ use crate::shard::{Admitted, RELEASE_PATIENCE, Shard};
 use crate::tenure::{Known, Tenure, TermEnd};
 use millpond_manifest::Manifest;
 use millpond_manifest::cas::Snapshot;
+use std::convert::Infallible;
 use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 use tracing::info;
+
+/// A process lets a shard be.
+struct LetsBe {
+    /// The owner of the cursor.
+    owner: Option<String>,
+    /// The time until the next look.
+    wait: Duration,
+}
 
 impl Shard {
     /// Consumes the shard until the shutdown, as the cursor's owner or in standby.
@@ -20,9 +30,14 @@ impl Shard {
                 return Ok(());
             };
             self.worker.metrics.owned_shards.inc();
+            // The term ends with the process, or before.
+            let here = Shard {
+                shutdown: self.shutdown.child_token(),
+                ..self.clone()
+            };
             let term = async {
                 let stopped = async {
-                    self.shutdown.cancelled().await;
+                    here.shutdown.cancelled().await;
                     tokio::time::sleep(RELEASE_PATIENCE).await;
                 };
                 // Read after the epoch was won: it shows all that the predecessor can have seen.
@@ -37,23 +52,88 @@ impl Shard {
                 }
                 self.announce_start(&owned, log.as_ref().map(|log| &log.state));
                 let log = log.map(Known::new);
-                Tenure::begin(&self, *owned, log).serve().await
-            }
-            .await;
+                Tenure::begin(&here, *owned, log).serve().await
+            };
+            let term = tokio::select! {
+                biased;
+                end = term => end,
+                never = self.give_away(&here.shutdown) => match never {},
+            };
             self.worker.metrics.owned_shards.dec();
-            match term? {
-                TermEnd::Released => return Ok(()),
-                // Another process took the cursor on purpose. If this one took it back at once, the two would fight
-                // over it.
-                TermEnd::Fenced => take_over = false,
+            // If this process took the cursor back at once, it and the next owner would fight over it.
+            take_over = false;
+            if matches!(term?, TermEnd::Released) && self.shutdown.is_cancelled() {
+                return Ok(());
             }
         }
+    }
+
+    /// Ends the term when the shard is another member's.
+    async fn give_away(&self, term: &CancellationToken) -> Infallible {
+        if let Some(membership) = &self.membership {
+            let to = membership.gives(self.claim.shard).await;
+            info!(shard = self.claim.shard, "gives the shard to {to}");
+            term.cancel();
+        }
+        std::future::pending().await
+    }
+
+    /// Waits as long as the division says that this process lets the shard be. Returns the time to wait until the next
+    /// look, or `None` if the process may take the cursor now.
+    async fn lets_be(&self, free_since: &mut Option<Duration>) -> Result<Option<LetsBe>, ConsumeError> {
+        let Some(membership) = &self.membership else {
+            return Ok(None);
+        };
+        if !membership.division().is_needed() {
+            return Ok(None);
+        }
+        let found = self.claim.read().await?;
+        let now_ms = self.claim.environment.now_ms();
+        let held = found.and_then(|found| found.state.held_at(now_ms));
+        let shard = self.claim.shard;
+        let soon = Duration::from_secs(1).min(membership.lease / 3);
+        let Some(held) = held.filter(|held| held.owner != self.claim.instance) else {
+            let since = *free_since.get_or_insert(membership.now());
+            let may_take = || membership.division().may_take(shard, since, membership.now());
+            if !may_take() {
+                // Its member may have left.
+                membership.look().await;
+            }
+            return Ok((!may_take()).then_some(LetsBe {
+                owner: None,
+                wait: soon,
+            }));
+        };
+        *free_since = None;
+        let is_mine = membership.division().is_mine(shard);
+        Ok(Some(LetsBe {
+            owner: Some(held.owner),
+            wait: if is_mine { soon } else { membership.lease / 3 },
+        }))
     }
 
     /// Stands by until this process takes the cursor. `None`: the shutdown came first.
     async fn stand_by(&self, take_over: bool, known: &mut bool) -> Result<Option<Box<Owned>>, ConsumeError> {
         let mut announced = false;
+        let mut free_since = None;
         loop {
+            if !take_over {
+                let lets_be = tokio::select! {
+                    biased;
+                    lets_be = self.lets_be(&mut free_since) => lets_be?,
+                    () = self.shutdown.cancelled() => return Ok(None),
+                };
+                if let Some(LetsBe { owner, wait }) = lets_be {
+                    if !std::mem::replace(&mut announced, true) {
+                        self.announce_standby(owner.as_deref());
+                    }
+                    self.wait_for_turn(wait).await;
+                    if self.shutdown.is_cancelled() {
+                        return Ok(None);
+                    }
+                    continue;
+                }
+            }
             let attempt = async {
                 let log = self.read_log().await?;
                 let origin = self.origin(log.as_ref()).await?;
@@ -73,18 +153,17 @@ impl Shard {
             // If another process finished the repair meanwhile, this one starts a new repair.
             *known = self.repair.is_none();
             let held = match attempt {
-                Attempt::Opened(owned) => return Ok(Some(owned)),
+                Attempt::Opened(owned) => {
+                    if let Some(membership) = &self.membership {
+                        membership.division().took(self.claim.shard, membership.now());
+                    }
+                    return Ok(Some(owned));
+                }
                 Attempt::Held(held) => held,
                 Attempt::Removed => return Err(self.claim.removed()),
             };
-            if !announced {
-                info!(
-                    shard = self.claim.shard,
-                    "standing by: the cursor is held by {}", held.owner
-                );
-                announced = true;
-                // The waits of this process as an owner now concern another owner.
-                self.claim.readiness.forget();
+            if !std::mem::replace(&mut announced, true) {
+                self.announce_standby(Some(&held.owner));
             }
             let now = self.claim.environment.now_ms();
             let left = Duration::from_millis(held.lease_expires_at_ms.saturating_sub(now));
@@ -93,6 +172,31 @@ impl Shard {
                 () = tokio::time::sleep(left.clamp(Duration::from_millis(100), Duration::from_secs(1))) => {}
                 () = self.shutdown.cancelled() => return Ok(None),
             }
+        }
+    }
+
+    fn announce_standby(&self, owner: Option<&str>) {
+        let shard = self.claim.shard;
+        match owner {
+            Some(owner) => info!(shard, "standing by: the cursor is held by {owner}"),
+            None => info!(shard, "standing by: the shard is another member's"),
+        }
+        // The waits of this process as an owner now concern another owner.
+        self.claim.readiness.forget();
+    }
+
+    /// Waits for a change of the division or for the shutdown, at most so long.
+    async fn wait_for_turn(&self, most: Duration) {
+        let changes = async {
+            match &self.membership {
+                Some(membership) => membership.changes_within(most).await,
+                None => tokio::time::sleep(most).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.shutdown.cancelled() => {}
+            () = changes => {}
         }
     }
 

@@ -31,6 +31,11 @@ pub fn cursor(shard: u32, consumer: &str) -> String {
     format!("shards/{shard:04}/consumers/{consumer}/cursor")
 }
 
+/// The key of the list of a consumer's processes.
+pub fn members(consumer: &str) -> String {
+    format!("shards/0000/consumers/{consumer}/members")
+}
+
 /// The folder of a shard's consumers.
 pub fn consumers(shard: u32) -> String {
     format!("shards/{shard:04}/consumers")

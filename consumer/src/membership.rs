@@ -1,0 +1,222 @@
+//! Keeps this process in the list of its consumer's members, and follows the list. [`crate::division`] decides. A list that
+//! cannot be read or written never ends or delays the work: then free shards are taken as if there were no list.
+
+use crate::division::Division;
+use crate::metrics::Metrics;
+use millpond_manifest::cas::{self, ReadError, Swap};
+use millpond_manifest::{Members, layout};
+use millpond_runtime::Environment;
+use millpond_storage::Store;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+/// The time that a process spends at most to leave the list when it ends.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Attempts to write the list in one round: others write it too.
+const ATTEMPTS: usize = 5;
+
+/// A process of a consumer, among its other processes.
+pub(crate) struct Membership {
+    pub(crate) store: Store,
+    pub(crate) environment: Arc<dyn Environment>,
+    pub(crate) metrics: Metrics,
+    pub(crate) buffer_id: Uuid,
+    pub(crate) key: String,
+    pub(crate) instance: String,
+    pub(crate) lease: Duration,
+    division: Mutex<Division>,
+    /// Counts the changes of the division.
+    changed: watch::Sender<u64>,
+}
+
+impl Membership {
+    pub(crate) fn new(
+        store: Store,
+        environment: Arc<dyn Environment>,
+        metrics: Metrics,
+        buffer_id: Uuid,
+        (consumer, instance): (&str, &str),
+        lease: Duration,
+    ) -> Membership {
+        Membership {
+            store,
+            environment,
+            metrics,
+            buffer_id,
+            key: layout::members(consumer),
+            instance: instance.to_owned(),
+            lease,
+            division: Mutex::new(Division::new(instance, lease)),
+            changed: watch::Sender::new(0),
+        }
+    }
+
+    /// The division. Nobody holds it across a wait.
+    pub(crate) fn division(&self) -> MutexGuard<'_, Division> {
+        self.division.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.environment.uptime()
+    }
+
+    pub(crate) fn set_shards(&self, shards: u32) {
+        self.division().set_shards(shards, self.now());
+        self.changed.send_modify(|changes| *changes += 1);
+    }
+
+    /// Waits for a change of the division, at most so long.
+    pub(crate) async fn changes_within(&self, most: Duration) {
+        let mut changed = self.changed.subscribe();
+        // Nobody drops the sender while this waits.
+        let _ = tokio::time::timeout(most, changed.changed()).await;
+    }
+
+    /// Waits until a shard of this process is another member's. Returns that member.
+    pub(crate) async fn gives(&self, shard: u32) -> String {
+        loop {
+            let to = self.division().gives(shard, self.now()).map(str::to_owned);
+            if let Some(to) = to {
+                return to;
+            }
+            self.changes_within(self.lease / 3).await;
+        }
+    }
+
+    /// Gives a sign of life every third of a lease, as long as there are shards to divide.
+    pub(crate) async fn run(&self) -> Infallible {
+        let mut troubled = false;
+        loop {
+            if !self.division().is_needed() {
+                self.changes_within(Duration::MAX).await;
+                continue;
+            }
+            let began = self.now();
+            match self.round().await {
+                Ok(()) => {
+                    if std::mem::take(&mut troubled) {
+                        info!("the list of members is readable and writable again");
+                    }
+                }
+                Err(reason) if !std::mem::replace(&mut troubled, true) => warn!(
+                    "cannot keep {}: {reason}: until then this process gives no shard away, and takes one that was free for a lease",
+                    self.key
+                ),
+                Err(_) => {}
+            }
+            let took = self.now().saturating_sub(began);
+            tokio::time::sleep((self.lease / 3).saturating_sub(took)).await;
+        }
+    }
+
+    /// One sign of life, and a look at those of the others.
+    async fn round(&self) -> Result<(), String> {
+        let mut reason = String::new();
+        for _ in 0..ATTEMPTS {
+            let found = self.read().await?;
+            let (before, version) = match &found {
+                Some(found) => (found.state.clone(), Some(&found.version)),
+                None => (Members::new(self.buffer_id), None),
+            };
+            let gone = self.division().gone(self.now());
+            let next = before.beat(&self.instance, gone.iter().map(String::as_str));
+            if !next.beats.contains_key(&self.instance) {
+                self.observe(&before);
+                return Err("the list is full, or the name of this process is too long".to_owned());
+            }
+            match cas::swap(
+                &self.store,
+                &self.key,
+                version,
+                next.stamped(self.environment.random()),
+            )
+            .await
+            {
+                Swap::Committed(written) => {
+                    self.observe(&written.state);
+                    return Ok(());
+                }
+                Swap::Mismatch => "another member was first".clone_into(&mut reason),
+                Swap::Unknown(error) => {
+                    // What was read is true all the same.
+                    self.observe(&before);
+                    return Err(error.to_string());
+                }
+            }
+            let pause = self.lease.mul_f64(self.environment.fraction() / 100.0);
+            tokio::time::sleep(pause).await;
+        }
+        Err(reason)
+    }
+
+    /// Looks at the list between two signs of life.
+    pub(crate) async fn look(&self) {
+        // The next sign of life reports a list that cannot be read.
+        if let Ok(Some(found)) = self.read().await {
+            self.observe(&found.state);
+        }
+    }
+
+    async fn read(&self) -> Result<Option<cas::Snapshot<Members>>, String> {
+        match cas::read::<Members>(&self.store, &self.key).await {
+            Ok(Some(found)) if found.state.buffer_id != self.buffer_id => Err(format!(
+                "it belongs to another buffer, {}: delete it",
+                found.state.buffer_id
+            )),
+            Ok(found) => Ok(found),
+            // Nobody can read it, so anybody may write it anew.
+            Err(ReadError::Format { wrong, .. }) => {
+                let deleted = self.store.delete(&self.key).await;
+                deleted.map_err(|error| format!("{wrong}; delete it, this process cannot: {error}"))?;
+                warn!("{}: {wrong}: deleted, to be written anew", self.key);
+                Ok(None)
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn observe(&self, members: &Members) {
+        let now = self.now();
+        let mut division = self.division();
+        let is_new = division.observe(members, now);
+        let living = i64::try_from(division.living(now).len()).unwrap_or(i64::MAX);
+        drop(division);
+        self.metrics.members.set(living);
+        // Those who wait look at the list themselves: a look that shows nothing new must not wake the others.
+        if is_new {
+            self.changed.send_modify(|changes| *changes += 1);
+        }
+    }
+
+    /// Takes this process off the list, so that the others need not wait until it is silent.
+    pub(crate) async fn leave(&self) {
+        if !self.division().is_needed() {
+            return;
+        }
+        let leave = async {
+            for _ in 0..ATTEMPTS {
+                let Ok(Some(found)) = self.read().await else {
+                    return;
+                };
+                if !found.state.beats.contains_key(&self.instance) {
+                    return;
+                }
+                let next = found
+                    .state
+                    .without(&self.instance)
+                    .stamped(self.environment.random());
+                let Swap::Mismatch = cas::swap(&self.store, &self.key, Some(&found.version), next).await
+                else {
+                    return;
+                };
+            }
+        };
+        // The others notice it anyway.
+        let _ = tokio::time::timeout(LEAVE_PATIENCE, leave).await;
+    }
+}

@@ -1,0 +1,236 @@
+//! The processes of a consumer divide the shards among themselves, whatever happens to one of them or to their list.
+
+mod support;
+
+use millpond_consumer::Config;
+use millpond_manifest::cas::{self, Swap};
+use millpond_manifest::cursor::Ownership;
+use millpond_manifest::{Buffer, Cursor, Members, layout};
+use millpond_storage::{Cas, Store};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use support::{Log, Machine, Running, Table, config, eventually, start_on};
+use tokio::time::Instant;
+
+const LEASE: Duration = Duration::from_secs(15);
+
+/// The settings of a process with this name.
+fn process(instance: &str) -> Config {
+    Config {
+        lease: LEASE,
+        poll_interval: Duration::from_millis(500),
+        ack_interval: Duration::from_secs(1),
+        ..config(instance)
+    }
+}
+
+/// Starts a process on a machine of its own, whose clocks follow tokio's.
+fn run(store: &Store, config: Config, table: &Arc<Table>) -> Running {
+    start_on(&Machine::with_one_thread(), store, config, table)
+}
+
+/// A buffer in which every shard has the same log.
+async fn buffer(shards: u32, segments: usize) -> Log {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&vec![1; segments]).await;
+    let state = log.manifest().await.state;
+    for shard in 1..shards {
+        let mut copy = state.clone();
+        for entry in &copy.tail {
+            let found = log.store.get(&layout::segment(0, entry.segment)).await;
+            let key = layout::segment(shard, entry.segment);
+            let bytes = found.unwrap().unwrap().bytes;
+            log.store.put_if_absent(&key, vec![bytes]).await.unwrap();
+        }
+        copy.shard = shard;
+        let swapped = cas::swap(&log.store, &layout::manifest(shard), None, copy).await;
+        assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
+    }
+    if shards > 1 {
+        let found = cas::read::<Buffer>(&log.store, layout::BUFFER)
+            .await
+            .unwrap()
+            .unwrap();
+        let next = found.state.grow(shards, 7).unwrap().unwrap();
+        let swapped = cas::swap(&log.store, layout::BUFFER, Some(&found.version), next).await;
+        assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
+    }
+    log
+}
+
+/// Every row once from every shard.
+fn all(log: &Log, shards: u64) -> BTreeMap<String, u64> {
+    let rows = log.rows().into_iter();
+    rows.map(|(row, times)| (row, times * shards)).collect()
+}
+
+/// The number of shards of each owner.
+async fn owners(store: &Store, shards: u32) -> BTreeMap<String, usize> {
+    let mut owners = BTreeMap::new();
+    for shard in 0..shards {
+        let found = cas::read::<Cursor>(store, &layout::cursor(shard, "default")).await;
+        let ownership = found.unwrap().map(|found| found.state.ownership);
+        if let Some(Ownership::Held { owner, .. }) = ownership {
+            *owners.entry(owner).or_insert(0) += 1;
+        }
+    }
+    owners
+}
+
+async fn divided(log: &Log, shards: u32, expected: &[(&str, usize)]) {
+    let expected: BTreeMap<String, usize> = expected.iter().map(|(who, n)| ((*who).to_owned(), *n)).collect();
+    eventually("the shards are divided", async || {
+        owners(&log.store, shards).await == expected
+    })
+    .await;
+}
+
+async fn members(store: &Store) -> Option<cas::Snapshot<Members>> {
+    cas::read(store, &layout::members("default")).await.unwrap()
+}
+
+/// A process that lives and takes nothing.
+async fn beat(store: &Store, instance: &str) {
+    loop {
+        let found = members(store).await;
+        let before = found.as_ref().map(|found| &found.state);
+        let before = before
+            .cloned()
+            .unwrap_or_else(|| Members::new(uuid::Uuid::from_u128(42)));
+        let version = found.map(|found| found.version);
+        let next = before.beat(instance, []).stamped(7);
+        if let Swap::Committed(_) =
+            cas::swap(store, &layout::members("default"), version.as_ref(), next).await
+        {
+            return;
+        }
+    }
+}
+
+async fn two(log: &Log, shards: u32, table: &Arc<Table>) -> (Running, Running) {
+    let a = run(&log.store, process("a"), table);
+    divided(log, shards, &[("a", shards as usize)]).await;
+    let b = run(&log.store, process("b"), table);
+    let half = shards as usize / 2;
+    divided(log, shards, &[("a", half), ("b", half)]).await;
+    (a, b)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_joins_gets_its_share_and_rows_arrive_once() {
+    let log = buffer(6, 30).await;
+    let table = Table::open("table");
+    let (a, b) = two(&log, 6, &table).await;
+    let c = run(&log.store, process("c"), &table);
+    divided(&log, 6, &[("a", 2), ("b", 2), ("c", 2)]).await;
+    table.has(6 * 30).await;
+    for each in [a, b, c] {
+        each.stop().await.unwrap();
+    }
+    assert_eq!(table.rows(), all(&log, 6));
+    assert!(members(&log.store).await.unwrap().state.beats.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_others_take_the_shards_of_a_process_that_stops() {
+    let log = buffer(4, 3).await;
+    let table = Table::open("table");
+    let (a, b) = two(&log, 4, &table).await;
+    let stopped = Instant::now();
+    b.stop().await.unwrap();
+    divided(&log, 4, &[("a", 4)]).await;
+    assert!(stopped.elapsed() < LEASE / 5, "{:?}", stopped.elapsed());
+    a.stop().await.unwrap();
+    assert_eq!(table.rows(), all(&log, 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_others_take_the_shards_of_a_process_that_dies_within_a_lease() {
+    let log = buffer(4, 3).await;
+    let table = Table::open("table");
+    let machine = Machine::with_one_thread();
+    let a = start_on(&machine, &log.store, process("a"), &table);
+    divided(&log, 4, &[("a", 4)]).await;
+    let b = run(&log.store, process("b"), &table);
+    divided(&log, 4, &[("a", 2), ("b", 2)]).await;
+    let died = Instant::now();
+    b.crash().await;
+    // Its leases run out by the wall clock, which does not follow tokio's.
+    tokio::time::sleep(LEASE).await;
+    machine.pause(LEASE);
+    divided(&log, 4, &[("a", 4)]).await;
+    assert!(
+        died.elapsed() <= LEASE + Duration::from_secs(2),
+        "{:?}",
+        died.elapsed()
+    );
+    a.stop().await.unwrap();
+    assert_eq!(table.rows(), all(&log, 4));
+}
+
+/// It has no right to the sink, for instance, or hangs.
+#[tokio::test(start_paused = true)]
+async fn a_member_that_takes_nothing_keeps_no_shard_from_the_others() {
+    let log = buffer(4, 3).await;
+    let store = log.store.clone();
+    let ghost = tokio::spawn(async move {
+        loop {
+            beat(&store, "ghost").await;
+            tokio::time::sleep(LEASE / 3).await;
+        }
+    });
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let table = Table::open("table");
+    let a = run(&log.store, process("a"), &table);
+    divided(&log, 4, &[("a", 2)]).await;
+    divided(&log, 4, &[("a", 4)]).await;
+    table.has(12).await;
+    for _ in 0..16 {
+        tokio::time::sleep(LEASE / 2).await;
+        assert_eq!(owners(&log.store, 4).await, BTreeMap::from([("a".to_owned(), 4)]));
+    }
+    ghost.abort();
+    a.stop().await.unwrap();
+    assert_eq!(table.rows(), all(&log, 4));
+}
+
+/// Neither damage nor another buffer's list stops the work, and the processes write the list anew.
+#[tokio::test(start_paused = true)]
+async fn a_damaged_list_is_written_anew() {
+    let log = buffer(4, 3).await;
+    let key = layout::members("default");
+    log.store
+        .put_if_absent(&key, vec!["damaged".into()])
+        .await
+        .unwrap();
+    let table = Table::open("table");
+    let (a, b) = two(&log, 4, &table).await;
+    let found = members(&log.store).await.unwrap();
+    let damaged = log
+        .store
+        .compare_and_set(&key, Some(&found.version), "damaged".into())
+        .await;
+    assert!(matches!(damaged, Cas::Committed(_) | Cas::Mismatch));
+    tokio::time::sleep(3 * LEASE).await;
+    divided(&log, 4, &[("a", 2), ("b", 2)]).await;
+    for each in [a, b] {
+        each.stop().await.unwrap();
+    }
+    assert_eq!(table.rows(), all(&log, 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_shard_needs_no_list() {
+    let log = buffer(1, 3).await;
+    let table = Table::open("table");
+    let a = run(&log.store, process("a"), &table);
+    divided(&log, 1, &[("a", 1)]).await;
+    let b = run(&log.store, process("b"), &table);
+    tokio::time::sleep(3 * LEASE).await;
+    assert_eq!(owners(&log.store, 1).await, BTreeMap::from([("a".to_owned(), 1)]));
+    assert!(members(&log.store).await.is_none());
+    for each in [a, b] {
+        each.stop().await.unwrap();
+    }
+}
