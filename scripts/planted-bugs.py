@@ -454,13 +454,17 @@ CATCHERS = {
         simulated(""),
     ],
     "free-shard-left-for-ever": [
-        dividing("a_member_that_takes_nothing_keeps_no_shard_from_the_others", "the shards are divided")
+        dividing(
+            "a_member_that_takes_nothing_keeps_no_shard_from_the_others", "the shards are divided"
+        )
     ],
     "doubt-forgotten": [
         dividing("a_member_that_takes_nothing_keeps_no_shard_from_the_others", r"left: ")
     ],
     "silent-member-trusted": [
-        dividing("the_others_take_the_shards_of_a_process_that_dies_within_a_lease", r"died\.elapsed")
+        dividing(
+            "the_others_take_the_shards_of_a_process_that_dies_within_a_lease", r"died\.elapsed"
+        )
     ],
     "halves-beside-chunks": [
         in_flight(

@@ -213,3 +213,38 @@ def test_a_script_can_wait_for_a_consumer(site):
     site.millpond("consumer", "wait", "e2e")
     site.load(gateway, records=1_000, name="load-behind").run()
     assert "behind by 1,000 records of 6,000" in site.millpond(*waiting_for, code=1).messages()
+
+
+def test_processes_divide_the_shards_and_take_those_of_one_that_is_killed(site):
+    # Each gateway writes to one shard.
+    gateways = [site.gateway("--shards", "4", name=f"gateway-{i}") for i in range(3)]
+    settings = ("--lease", "3s")
+    first = site.consumer(*settings, "--instance", "one", name="consumer-one")
+
+    def owned(consumer) -> float:
+        return consumer.metric("millpond_consumer_shards_owned")
+
+    eventually("the first to own all shards", lambda: owned(first) == 4)
+    loads = [
+        site.load(gateway, "--rate", 700, records=4_000, name=f"load-{i}")
+        for i, gateway in enumerate(gateways)
+    ]
+    for load in loads:
+        load.start()
+    second = site.consumer(*settings, "--instance", "two", name="consumer-two")
+    eventually("each to own half", lambda: (owned(first), owned(second)) == (2, 2))
+    assert "gives the shard to two" in first.messages()
+    assert second.metric("millpond_consumer_members") == 2
+    second.kill()
+    eventually("the first to own all shards again", lambda: owned(first) == 4)
+    third = site.consumer(*settings, "--instance", "three", name="consumer-three")
+    eventually("the third to own half", lambda: (owned(first), owned(third)) == (2, 2))
+    assert first.terminate() == 0
+    eventually("the third to own all shards", lambda: owned(third) == 4)
+    acknowledged = []
+    for load in loads:
+        assert load.wait() == 0
+        acknowledged += load.acknowledged()
+    wait_for_all(acknowledged, site.clickhouse, site.database, third)
+    assert third.terminate() == 0
+    assert_exactly_once(acknowledged, site.clickhouse, site.database)
