@@ -443,6 +443,13 @@ CATCHERS = {
         in_flight("a_batch_is_done_when_its_last_chunk_is", r"left: 1"),
         simulated(""),
     ],
+    "chunks-beyond-memory": [
+        Catcher(
+            "consumer/tests/in_flight.rs",
+            "no_more_chunks_are_in_flight_than_fit_into_the_memory",
+            r"left: 3",
+        )
+    ],
     "halves-beside-chunks": [
         in_flight(
             "a_refused_chunk_is_taken_apart_when_no_other_is_in_flight",
