@@ -48,7 +48,19 @@ def guard(test, invariant):
     return Catcher("simulation/tests/admission.rs", test, says)
 
 
+def shared(test, invariant):
+    """A search of producers that commit each other's records."""
+    says = rf'violated: \[.*"{invariant}'
+    return Catcher("simulation/tests/shared_commits.rs", test, says)
+
+
+def scripted(says):
+    """A script that Rust and Go both run."""
+    return Catcher("producer/tests/scripts.rs", "the_scripts_lead_to_what_they_say", says)
+
+
 PRODUCERS = "two_producers_and_gc"
+TOLD = "a success implies the record is in the log"
 UNKNOWN = "2: an outcome is unknown only to a producer that was forgotten"
 OWNERS = "two_owners_of_a_cursor"
 RULES = "two_owners_with_different_rules"
@@ -166,6 +178,23 @@ CATCHERS = {
     "earlier-tables-given-away": [
         guard("a_consumer_that_adds_a_table", "a cursor names every table"),
     ],
+    "forwarded-group-changed": [shared("a_follower_that_also_commits_by_itself", TOLD)],
+    "forwarded-sent-again": [
+        shared("producers_that_crash_and_are_forgotten", "no record is in the log twice")
+    ],
+    "answered-from-another-row": [shared("a_leader_with_two_followers", TOLD)],
+    "old-answer-counts": [shared("messages_that_are_repeated", TOLD)],
+    "settled-attempt-kept": [
+        shared("a_follower_that_also_commits_by_itself", "no bookkeeping is wrong")
+    ],
+    "older-state-after-answer": [
+        shared(
+            "a_follower_that_also_commits_by_itself",
+            "an outcome is unknown only to a producer that was forgotten",
+        )
+    ],
+    "stale-state-judges": [scripted(r"left: .*is of a producer that the manifest does not know")],
+    "repeated-offer-joins": [scripted(r"right: .*refused: the same claim")],
     "producer-claimed-twice": [
         claimed("a_producer_cannot_occur_twice", r"`Result::unwrap_err\(\)` on an `Ok` value")
     ],
@@ -464,6 +493,13 @@ CATCHERS = {
     "silent-member-trusted": [
         dividing(
             "the_others_take_the_shards_of_a_process_that_dies_within_a_lease", r"died\.elapsed"
+        )
+    ],
+    "chunks-beyond-memory": [
+        Catcher(
+            "consumer/tests/in_flight.rs",
+            "no_more_chunks_are_in_flight_than_fit_into_the_memory",
+            r"left: 3",
         )
     ],
     "halves-beside-chunks": [

@@ -122,7 +122,7 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) memory_limit: Size,
 
-    /// Concurrent INSERTs. More than 2 make a ClickHouse server merge more, not write faster.
+    /// Concurrent INSERTs, of one batch or of several. More of them use more cores of ClickHouse and make it merge more parts.
     #[arg(long, env = "MILLPOND_WRITERS", value_name = "N", default_value_t = 2, value_parser = at_least_one::<usize>)]
     pub(crate) writers: usize,
 

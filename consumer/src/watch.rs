@@ -19,6 +19,7 @@ impl BatchWorker {
     /// Watches until it is dropped.
     pub(crate) async fn watch(&self) -> Infallible {
         let mut bottleneck = Bottleneck::default();
+        self.show_bottleneck(None);
         loop {
             tokio::time::sleep(INTERVAL).await;
             match bottleneck.observe(self.sample()) {

@@ -65,19 +65,31 @@ async fn one_batch_uses_all_writers_and_no_more() {
 async fn no_more_chunks_are_in_flight_than_fit_into_the_memory() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[20]).await;
-    let table = Table::shut("table");
-    let little = Config {
-        memory_limit: 1,
-        ..writers(3)
+    let part = log.manifest().await.state.tail[0].parts[0].clone();
+    // The memory of the part, and of a chunk: one is built while the others are written.
+    let (fetched, chunk) = (part.length, (3 * part.raw_len).div_ceil(2));
+    let at_a_time = async |memory_limit: u64| {
+        let table = Table::shut("table");
+        let config = Config {
+            memory_limit,
+            consumer: format!("with-{memory_limit}"),
+            ..writers(3)
+        };
+        let consumer = start_on(&Machine::with_one_thread(), &log.store, config, &table);
+        eventually("a writer has a request", async || table.hanging() > 0).await;
+        a_while().await;
+        let begun = table.begun();
+        table.let_through(1 << 10);
+        table.has(20).await;
+        consumer.stop().await.unwrap();
+        assert_eq!(table.rows(), log.rows());
+        begun
     };
-    let consumer = start_on(&Machine::with_one_thread(), &log.store, little, &table);
-    eventually("a writer has a request", async || table.hanging() == 1).await;
-    a_while().await;
-    assert_eq!(table.begun(), 1);
-    table.let_through(1 << 10);
-    acknowledged(&log, 1).await;
-    consumer.stop().await.unwrap();
-    assert_eq!(table.rows(), log.rows());
+    assert_eq!(at_a_time(1).await, 1, "a batch larger than the limit runs alone");
+    assert_eq!(at_a_time(fetched + 3 * chunk - 1).await, 1);
+    assert_eq!(at_a_time(fetched + 3 * chunk).await, 2);
+    assert_eq!(at_a_time(fetched + 4 * chunk - 1).await, 2);
+    assert_eq!(at_a_time(fetched + 4 * chunk).await, 3);
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,8 +3,8 @@
 use crate::activity::{Activity, PerSecond};
 use crate::advice::{Advice, advise};
 use crate::comparators::{Comparator, comparators};
+use crate::inserts::Writers;
 use crate::items::{Basis, Group, bill, total};
-use crate::latency::INSERT_BYTES;
 use crate::live::{Observed, live};
 use crate::prices::age_warning;
 use crate::rate::Load;
@@ -75,8 +75,10 @@ pub struct Estimate {
     pub advice: Advice,
     /// Alternatives for the same load.
     pub comparators: Vec<Comparator>,
-    /// From acceptance by a gateway to a row.
+    /// From acceptance by a gateway to a row, if the writers keep up.
     pub latency: Latency,
+    /// The load of a consumer's writers; `None` without consumers.
+    pub writers: Option<Writers>,
     /// By billing category.
     pub requests_per_second: PerSecond,
     /// The purposes of the requests.
@@ -183,6 +185,7 @@ impl Estimate {
         let [gateway, consumer] = CPU_SECONDS_PER_RAW_BYTE;
         let vcpus_busy = raw * (gateway + consumer * f64::from(settings.consumers));
         let price = inputs.price()?;
+        let writers = (settings.consumers > 0).then(|| Writers::of(&load, settings));
         Ok(Estimate {
             total_usd_per_month: total,
             usd_per_gib: total / load.gib_per_month(),
@@ -191,6 +194,7 @@ impl Estimate {
             advice,
             comparators: comparators(&load, settings),
             latency,
+            writers,
             requests_per_second: activity.per_second(),
             activity,
             load,
@@ -202,7 +206,7 @@ impl Estimate {
                 in_total: false,
             },
             price: price.clone(),
-            warnings: warnings(inputs, &activity, price),
+            warnings: warnings(inputs, &activity, price, writers),
             items,
         })
     }
@@ -221,7 +225,12 @@ fn dominant(items: &[Group], total: f64) -> Option<Dominant> {
     })
 }
 
-fn warnings(inputs: &Inputs<'_>, activity: &Activity, price: &StoragePrice) -> Vec<String> {
+fn warnings(
+    inputs: &Inputs<'_>,
+    activity: &Activity,
+    price: &StoragePrice,
+    writers: Option<Writers>,
+) -> Vec<String> {
     let Inputs {
         load,
         settings,
@@ -250,14 +259,13 @@ fn warnings(inputs: &Inputs<'_>, activity: &Activity, price: &StoragePrice) -> V
              several segments each; give more --shards or a longer --linger"
         ));
     }
-    let writers = f64::from(settings.writers) * active;
-    let each = load.raw_bytes_per_second() / writers;
-    if settings.consumers > 0 && each > INSERT_BYTES {
+    if let Some(Writers { needed, .. }) = writers.filter(|writers| !writers.keep_up) {
         warnings.push(format!(
-            "{writers} INSERTs at a time would have to take {}/s of raw bytes each, and one took {}/s where it was measured: the latency is that of a \
-             consumer that keeps up; give more --writers, or more --shards and --producers",
-            bytes(each),
-            bytes(INSERT_BYTES)
+            "the consumer falls behind: {}/s of raw bytes keep {needed} writers busy with INSERTs of {}/s each, and there are {}; the latency is \
+             that of a consumer that keeps up. Give --writers {needed}, or measure what one INSERT takes and give --writer-throughput",
+            bytes(load.raw_bytes_per_second()),
+            bytes(settings.writer_bytes_per_second),
+            settings.writers
         ));
     }
     if settings.gc_seconds == 0.0 || settings.consumers == 0 {

@@ -1,6 +1,7 @@
 //! The time of a record from gateway to row, for the settings that determine the cost.
 
 use crate::activity::alone;
+use crate::inserts::Inserts;
 use crate::rate::Load;
 use crate::settings::{CONNECTION_BYTES, Settings, time};
 use crate::{CostError, StoragePrice};
@@ -46,10 +47,6 @@ pub struct Latency {
     pub p99_seconds: f64,
 }
 
-/// An INSERT's time without rows, and its throughput in raw bytes per second, fitted to `design/performance.md`.
-const INSERT_SECONDS: f64 = 0.028;
-pub(crate) const INSERT_BYTES: f64 = 47.5e6;
-
 /// At its p99, a PUT takes this many times its mean longer.
 const TAIL_PUTS: f64 = 2.6;
 
@@ -63,14 +60,15 @@ impl Latency {
         let fill = settings.fill_seconds(load);
         let together = settings.segments_per_commit(load, request);
         let segment = load.compressed_bytes_per_second / f64::from(settings.producers) * fill;
+        let inserts = Inserts::of(segment * load.ratio, settings);
         let transfer = segment / CONNECTION_BYTES;
         let poll = settings.poll_seconds + get;
         let planned_ahead = alone(1.0 / poll, 1.0 / (fill * together), settings.sharing(), together);
         // Upload, commit, and a plan unless it was made in advance; then the parts.
         let requests = (3.0 - planned_ahead) * put + get + 2.0 * transfer;
-        let insert = INSERT_SECONDS + segment * load.ratio / INSERT_BYTES;
+        let insert = inserts.seconds(1.0);
         // Segments that are committed together wait for it together, and then for the writers.
-        let wait = fill * together + insert * (together / f64::from(settings.writers) - 1.0).max(0.0);
+        let wait = fill * together + inserts.seconds(together) - insert;
         Latency {
             p50_seconds: wait / 2.0 + poll / 2.0 + requests + insert,
             p99_seconds: wait + poll + requests + insert + TAIL_PUTS * put,

@@ -41,8 +41,10 @@ pub struct Settings {
     pub ack_seconds: f64,
     /// Lease of a cursor, renewed three times per lease.
     pub lease_seconds: f64,
-    /// Batches that a consumer writes concurrently.
+    /// INSERTs that a consumer has in flight.
     pub writers: u32,
+    /// Throughput of one INSERT in raw bytes per second.
+    pub writer_bytes_per_second: f64,
     /// Interval between rounds of a garbage collector; 0: no garbage collection.
     pub gc_seconds: f64,
     /// Minimum age of garbage before deletion.
@@ -77,6 +79,7 @@ impl Default for Settings {
             ack_seconds: 5.0,
             lease_seconds: 15.0,
             writers: 2,
+            writer_bytes_per_second: INSERT_BYTES,
             gc_seconds: 300.0,
             grace_seconds: 3_600.0,
             retention_seconds: 0.0,
@@ -88,6 +91,9 @@ impl Default for Settings {
         }
     }
 }
+
+/// Throughput of one INSERT in raw bytes per second, fitted to `design/performance.md`.
+const INSERT_BYTES: f64 = 47.5e6;
 
 /// Throughput of one upload in bytes per second.
 pub(crate) const CONNECTION_BYTES: f64 = 80e6;
@@ -165,6 +171,11 @@ impl Settings {
                 "it must be above zero, like 1s",
             ),
             ("--lease", self.lease_seconds, "it must be above zero, like 15s"),
+            (
+                "--writer-throughput",
+                self.writer_bytes_per_second,
+                "it must be above zero, like 50MB/s",
+            ),
             (
                 "--memory-limit",
                 self.memory_bytes,

@@ -87,6 +87,44 @@ fn without_swaps(load: Load, settings: &Settings) -> f64 {
     counted.map(|item| item.usd_per_month).sum()
 }
 
+#[test]
+fn a_consumer_that_falls_behind_is_reported() {
+    let falls_behind = |writers, rate: f64| {
+        let settings = Settings {
+            writers,
+            ..Settings::default()
+        };
+        let estimate = estimate(Load::compressed(Rate(rate), 5.4), &settings);
+        let found = estimate.writers.expect("there is a consumer");
+        let warned = estimate
+            .warnings
+            .iter()
+            .find(|text| text.contains("falls behind"));
+        assert_eq!(
+            warned.is_some(),
+            !found.keep_up,
+            "{found:?}, {:?}",
+            estimate.warnings
+        );
+        let remedy = format!("Give --writers {},", found.needed);
+        assert!(warned.is_none_or(|text| text.contains(&remedy)), "{warned:?}");
+        warned.map(|_| found.needed)
+    };
+    assert_eq!(falls_behind(2, 10e6), None);
+    let needed = falls_behind(2, 137.5e6).expect("two writers do not take 1.1 Gbps");
+    assert!(falls_behind(needed - 1, 137.5e6).is_some());
+    assert_eq!(falls_behind(needed, 137.5e6), None);
+
+    let nobody = Settings {
+        consumers: 0,
+        ..Settings::default()
+    };
+    assert_eq!(
+        estimate(Load::compressed(Rate(137.5e6), 5.4), &nobody).writers,
+        None
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 

@@ -3,6 +3,7 @@ package producer
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/google/uuid"
 	"github.com/oklog/ulid/v2"
@@ -51,89 +52,6 @@ const (
 	refused               // the store answered that it refused the swap
 )
 
-// An attempt is a commit that was sent. Its outcome is unresolved from that moment. While the manifest still has the
-// expected version, the write may yet land. Once the manifest has another version, either the table shows the commit,
-// or the write never happened and never will. A refusal proves no more than a lost answer: if a proxy repeats a
-// request, the store refuses the second copy because the first landed.
-type attempt struct {
-	expected      storage.Version
-	number        uint64
-	firstSequence uint64      // what its first segment gets if it lands
-	segments      []ulid.ULID // the names, in their order
-}
-
-// A newPage is a page that the next swap adds to the manifest.
-type newPage struct {
-	name   ulid.ULID
-	page   *manifest.Page
-	stored bool // a manifest may refer to it
-}
-
-// sealed returns the state with the page's entries sealed; nil if the log is no longer the one that the page was made
-// from.
-func (p *newPage) sealed(state *manifest.Manifest) *manifest.Manifest {
-	page, sealed, ok := state.Seal(p.name, p.page.Last())
-	if !ok || !page.Equal(p.page) {
-		return nil
-	}
-	return sealed
-}
-
-// A step is the next step of a commit: one of the types below.
-type step interface{}
-
-type (
-	// readStep: read the manifest, and report it to read.
-	readStep struct{}
-	// storePageStep: put this page into the store, and report to stored.
-	storePageStep struct{ page *newPage }
-	// swapStep: swap the manifest, and report to swapped.
-	swapStep struct {
-		expected *storage.Version // nil: there must be no manifest
-		next     *manifest.Manifest
-		attempt  *attempt // nil: the swap registers the producer
-	}
-	// registeredStep: no request is needed, the manifest has this producer in its table.
-	registeredStep struct{}
-	// acknowledgeStep: tell callers that their segments are in the log, because an earlier attempt landed unreported.
-	acknowledgeStep landed
-	// uploadAgainStep: upload these segments again under names with a time of at least floorMs. The objects under the
-	// present names may be deleted at any time.
-	uploadAgainStep struct {
-		places  []int
-		floorMs uint64
-	}
-	// dropStep: take a segment that the manifest refuses for good out of the group. It has certainly not landed.
-	dropStep struct {
-		place  int
-		reason string
-	}
-	// renewStep: the producer continues under a new id, because the manifest does not show the outcome of the commits
-	// under the old one.
-	renewStep struct {
-		producer manifest.ProducerID
-		reason   string
-		// True if the whole group may or may not be in the log, so callers learn that the outcome is unknown. Otherwise no
-		// segment of it is in the log, and the producer commits it under the new id.
-		inDoubt bool
-		// True if the manifest contradicts this producer: another one has its id, or somebody restored an older state.
-		contradicted bool
-	}
-)
-
-// landed are the first segments of the group, which are in the log.
-type landed struct {
-	firstSequence uint64
-	count         int
-}
-
-// news is the news from an answer or from a manifest that was read.
-type news struct {
-	landed     *landed // tell callers that their segments are in the log
-	pageJoined bool    // the manifest refers to this producer's page
-	metAnother bool    // another producer has committed since this one last knew the manifest
-}
-
 // commitState is the state of one producer in one shard, which makes one commit at a time.
 type commitState struct {
 	bufferID   uuid.UUID
@@ -149,12 +67,47 @@ type commitState struct {
 	doubt      doubt
 	unresolved *attempt // unless it is resolved
 
+	forwarded bool // the records of the next number were sent to another producer, which may commit them
+	// The held claims that were there before the manifest was last read. What it lacks says nothing about later ones.
+	asked []claimName
+
 	page *newPage // of a full tail, on its way; nil: none
 }
 
-// mayGrow reports whether more segments may join the group. The segments of an unresolved attempt must not change, or
-// the producer would misread its landing.
-func (c *commitState) mayGrow() bool { return c.doubt == resolved }
+// A claimName is the producer of a claim, and the first of its numbers.
+type claimName struct {
+	producer manifest.ProducerID
+	first    uint64
+}
+
+func nameOf(claim manifest.Claim) claimName { return claimName{claim.Producer, claim.First} }
+
+// mayGrow reports whether the group may change. The segments and claims of an unresolved attempt must not, or the
+// producer would misread its landing, nor the records of a number that was sent to another producer.
+func (c *commitState) mayGrow() bool { return c.doubt == resolved && !c.forwarded }
+
+// forward returns the number under which another producer may commit the group of this one. From now on the number
+// belongs to exactly these records, whatever the other one answers, until the table shows it. It reports false while an
+// attempt is unresolved, and before the producer is registered.
+func (c *commitState) forward() (number uint64, may bool) {
+	if !c.registered || c.doubt != resolved {
+		return 0, false
+	}
+	c.forwarded = true
+	return c.last + 1, true
+}
+
+// landedElsewhere reports, between two steps, another producer's answer that this number is in the log. It returns
+// false if the number is not the one that was sent: an old answer came late or twice.
+func (c *commitState) landedElsewhere(number uint64) bool {
+	if !c.forwarded || number != c.last+1 {
+		return false
+	}
+	c.succeed()
+	// The known state may be older than that commit.
+	c.doubtKnown()
+	return true
+}
 
 // doubtKnown forgets a manifest that others have probably replaced: the store would refuse the swap. It reports whether
 // one was known.
@@ -170,11 +123,21 @@ func (c *commitState) doubtKnown() bool {
 	return true
 }
 
-// next returns the next step for a group of segments, which must not change until the step is reported. An empty group
-// only registers the producer.
-func (c *commitState) next(group []manifest.NewSegment, draw drawer) step {
+// next returns the next step for a group, which must not change until the step is reported. An empty group only
+// registers the producer.
+func (c *commitState) next(group group, draw drawer) step {
+	c.asked = slices.DeleteFunc(c.asked, func(asked claimName) bool {
+		return !slices.ContainsFunc(group.held, func(claim manifest.Claim) bool { return nameOf(claim) == asked })
+	})
 	next := c.decide(group, draw)
 	switch next := next.(type) {
+	case readStep:
+		c.asked = nil
+		for _, claim := range group.held {
+			c.asked = append(c.asked, nameOf(claim))
+		}
+		// A state that was read earlier must not pass for the answer if the read fails.
+		c.doubtKnown()
 	case storePageStep:
 		c.page = next.page
 	case swapStep:
@@ -184,10 +147,16 @@ func (c *commitState) next(group []manifest.NewSegment, draw drawer) step {
 		}
 	case registeredStep:
 		c.registered = true
-	case acknowledgeStep:
-		c.succeed()
+	case settleStep:
+		c.asked = nil
+		// The table shows a claim of the attempt, so another state than the expected one is in force. Each claim that it does
+		// not show was settled with the others, or has disproved the attempt.
+		c.resolve()
+		if next.own != nil {
+			c.succeed()
+		}
 	case renewStep:
-		c.producer, c.registered, c.last = next.producer, false, 0
+		c.producer, c.registered, c.last, c.forwarded = next.producer, false, 0, false
 		c.resolve()
 	}
 	return next
@@ -195,11 +164,8 @@ func (c *commitState) next(group []manifest.NewSegment, draw drawer) step {
 
 // read reports a manifest that was read. nil: there is none.
 func (c *commitState) read(found *manifest.Snapshot) news {
-	if c.doubt != resolved && found != nil && c.unresolved.expected != found.Version {
-		// The table shows an attempt that landed.
-		if row, there := found.State.Producer(c.producer); there && row.Commit <= c.last {
-			c.resolve()
-		}
+	if c.doubt != resolved && found != nil && c.unresolved.expected != found.Version && c.unresolved.isDisproved(found.State) {
+		c.resolve()
 	}
 	metAnother := c.knows == outdated && (found == nil || found.Version != c.known.Version)
 	if found == nil {
@@ -221,7 +187,11 @@ func (c *commitState) swapped(outcome storage.Outcome, found *manifest.Snapshot)
 		news.pageJoined = c.learn(found)
 		if c.doubt != resolved {
 			news.landed = &landed{c.unresolved.firstSequence, len(c.unresolved.segments)}
-			c.succeed()
+			if c.unresolved.own(c.producer) == nil {
+				c.resolve()
+			} else {
+				c.succeed()
+			}
 		}
 	case storage.Mismatch:
 		news.metAnother = true
@@ -239,6 +209,7 @@ func (c *commitState) resolve() { c.doubt, c.unresolved = resolved, nil }
 // succeed records that the commit after the last one has landed.
 func (c *commitState) succeed() {
 	c.last++
+	c.forwarded = false
 	c.resolve()
 }
 
@@ -257,7 +228,7 @@ func (c *commitState) learn(found *manifest.Snapshot) (joined bool) {
 	return joined
 }
 
-func (c *commitState) decide(group []manifest.NewSegment, draw drawer) step {
+func (c *commitState) decide(group group, draw drawer) step {
 	switch {
 	case c.knows == unread || c.knows == outdated:
 		return readStep{}
@@ -311,93 +282,170 @@ func (c *commitState) sealed(state *manifest.Manifest) *manifest.Manifest {
 	return c.page.sealed(state)
 }
 
-func (c *commitState) commit(group []manifest.NewSegment, draw drawer) step {
-	base, number, nowMs := c.known.State, c.last+1, draw.unixMs()
+func (c *commitState) commit(group group, draw drawer) step {
+	base, nowMs, claims := c.known.State, draw.unixMs(), c.claims(group)
 	if sealed := c.sealed(base); sealed != nil {
 		base = sealed
 	}
-	commit, err := base.Commit([]manifest.Claim{manifest.One(c.producer, number, len(group))}, group, nowMs)
+	commit, err := base.Commit(claims, group.segments, nowMs)
 	var below *manifest.BelowFloorError
-	var claims *manifest.ClaimsError
+	var unusable *manifest.ClaimsError
 	switch {
-	case errors.As(err, &claims):
-		return c.refused(number, claims.Unusable[0].Reason, group, draw)
+	case errors.As(err, &unusable):
+		return c.settle(group, unusable.Unusable, draw)
 	case errors.As(err, &below):
 		return uploadAgainStep{below.Places, below.FloorMs}
 	case err != nil:
-		return c.dropInvalid(group, nowMs, err)
+		place, reason := c.firstInvalid(claims, group, nowMs, err)
+		return c.dropInvalid(place, reason, group, draw)
 	}
-	names := make([]ulid.ULID, len(group))
-	for i := range group {
-		names[i] = group[i].Segment
+	names := make([]ulid.ULID, len(group.segments))
+	for i := range group.segments {
+		names[i] = group.segments[i].Segment
 	}
 	expected := c.known.Version
-	attempt := &attempt{expected, number, commit.FirstSequence, names}
+	attempt := &attempt{expected, c.last + 1, claims, commit.FirstSequence, names}
 	return swapStep{&expected, commit.State.Stamped(draw.nonce()), attempt}
 }
 
-// refused handles a table that refuses the next number.
-func (c *commitState) refused(number uint64, reason error, group []manifest.NewSegment, draw drawer) step {
+// claims returns the claims of a group, this producer's first.
+func (c *commitState) claims(group group) []manifest.Claim {
+	if group.own == 0 {
+		return group.held
+	}
+	return append([]manifest.Claim{manifest.One(c.producer, c.last+1, group.own)}, group.held...)
+}
+
+// settle handles claims that the table refuses. Each is judged by its own producer's row, because any of them may have
+// entered the log without the others.
+func (c *commitState) settle(group group, unusable []manifest.Unusable, draw drawer) step {
+	var settlement settleStep
+	for _, claim := range unusable {
+		place := claim.Claim
+		if group.own > 0 {
+			place--
+		}
+		if place < 0 {
+			own, renew := c.own(group, claim.Reason, draw)
+			if renew != nil {
+				return *renew
+			}
+			settlement.own = own
+			continue
+		}
+		held := judged(place, group.held[place], claim.Reason)
+		lacks := held.verdict == gapVerdict || held.verdict == forgottenVerdict
+		if !lacks || slices.Contains(c.asked, nameOf(group.held[place])) {
+			settlement.held = append(settlement.held, held)
+		}
+	}
+	if settlement.own == nil && settlement.held == nil {
+		return readStep{}
+	}
+	return settlement
+}
+
+// judged is what the table says about a held claim that it refuses.
+func judged(place int, claim manifest.Claim, reason error) settled {
+	var taken *manifest.TakenError
+	var gap *manifest.GapError
+	var notRegistered *manifest.NotRegisteredError
+	switch {
+	case errors.As(reason, &taken) && taken.Row.Commit >= claim.Last:
+		return settled{
+			place: place, verdict: committedVerdict,
+			firstSequence: taken.Row.FirstSequence, known: taken.Row.Commit == claim.Last,
+		}
+	case errors.As(reason, &taken):
+		return settled{place: place, verdict: partlyVerdict, last: taken.Row.Commit}
+	case errors.As(reason, &gap):
+		return settled{place: place, verdict: gapVerdict, last: gap.Last}
+	case errors.As(reason, &notRegistered):
+		return settled{place: place, verdict: forgottenVerdict}
+	}
+	return settled{place: place, verdict: invalidVerdict}
+}
+
+// own handles a table that refuses the next number of this producer.
+func (c *commitState) own(group group, reason error, draw drawer) (*ownOutcome, *renewStep) {
 	var taken *manifest.TakenError
 	var notRegistered *manifest.NotRegisteredError
 	switch {
-	case errors.As(reason, &taken) && taken.Row.Commit == number:
+	case errors.As(reason, &taken) && taken.Row.Commit == c.last+1:
 		return c.already(taken.Row, group, draw)
 	case errors.As(reason, &notRegistered):
-		return c.forgotten(c.known.State, reason.Error(), draw)
+		renew := c.forgotten(c.known.State, reason.Error(), draw)
+		return nil, &renew
 	}
-	return contradicted(reason.Error(), draw)
+	renew := contradicted(reason.Error(), draw)
+	return nil, &renew
 }
 
 // already handles a table that shows a commit of the next number. That commit acknowledges the attempt with this
-// number, and nothing else of the group.
-func (c *commitState) already(found manifest.ProducerRow, group []manifest.NewSegment, draw drawer) step {
-	number := c.last + 1
-	if c.doubt == resolved || !c.unresolved.isConfirmed(c.known.State, number, found, group) {
-		return contradicted(fmt.Sprintf("the manifest has a commit %d of producer %s that this producer did not make: "+
-			"%d segments from sequence %d on", number, c.producer, found.Count, found.FirstSequence), draw)
+// number, or the records that were sent to another producer under it, and nothing else of the group.
+func (c *commitState) already(row manifest.ProducerRow, group group, draw drawer) (*ownOutcome, *renewStep) {
+	if c.doubt != resolved && c.unresolved.isConfirmed(c.known.State, row, group) {
+		return &ownOutcome{landed: landed{row.FirstSequence, int(row.Count)}}, nil
 	}
-	return acknowledgeStep{found.FirstSequence, len(c.unresolved.segments)}
+	if c.forwarded {
+		return &ownOutcome{landed{row.FirstSequence, int(row.Count)}, true}, nil
+	}
+	renew := contradicted(fmt.Sprintf("the manifest has a commit %d of producer %s that this producer did not make: "+
+		"%d segments from sequence %d on", row.Commit, c.producer, row.Count, row.FirstSequence), draw)
+	return nil, &renew
 }
 
 // isConfirmed reports whether the table's answer is about this attempt, and the group still begins with its segments.
-func (a *attempt) isConfirmed(state *manifest.Manifest, number uint64, found manifest.ProducerRow, group []manifest.NewSegment) bool {
-	if a.number != number || a.firstSequence != found.FirstSequence || uint64(len(a.segments)) != found.Count ||
-		len(a.segments) > len(group) {
+func (a *attempt) isConfirmed(state *manifest.Manifest, row manifest.ProducerRow, group group) bool {
+	own := a.own(row.ID)
+	if a.number != row.Commit || a.firstSequence != row.FirstSequence || uint64(len(own)) != row.Count || len(own) > group.own {
 		return false
 	}
-	for i, name := range a.segments {
-		if group[i].Segment != name {
+	for i, name := range own {
+		if group.segments[i].Segment != name {
 			return false
 		}
 	}
-	return state.MayHave(a.firstSequence, a.segments)
+	return state.MayHave(a.firstSequence, own)
 }
 
-// dropInvalid drops the first segment that the manifest refuses. An earlier attempt was made on another state than this
-// one, so that attempt certainly did not land.
-func (c *commitState) dropInvalid(group []manifest.NewSegment, nowMs uint64, err error) step {
+// firstInvalid returns the place of the first segment that the manifest refuses, and the reason.
+func (c *commitState) firstInvalid(claims []manifest.Claim, group group, nowMs uint64, err error) (place int, reason string) {
 	var invalid *manifest.InvalidError
-	for place := range group {
-		claims := []manifest.Claim{manifest.One(c.producer, c.last+1, place+1)}
-		if _, err := c.known.State.Commit(claims, group[:place+1], nowMs); errors.As(err, &invalid) {
-			return dropStep{place, invalid.Reason}
+	for place := range group.segments {
+		var within []manifest.Claim
+		for _, claim := range claims {
+			if claim.End = min(claim.End, place+1); claim.Start < claim.End {
+				within = append(within, claim)
+			}
+		}
+		if _, err := c.known.State.Commit(within, group.segments[:place+1], nowMs); errors.As(err, &invalid) {
+			return place, invalid.Reason
 		}
 	}
 	// The unsealed state refuses every segment that the sealed one refuses.
-	return dropStep{len(group) - 1, err.Error()}
+	return len(group.segments) - 1, err.Error()
+}
+
+// dropInvalid drops a segment that the manifest refuses. An earlier attempt was made on another state than this one, so
+// that attempt certainly did not land. But if another producer has the same number, it may commit these records yet.
+func (c *commitState) dropInvalid(place int, reason string, group group, draw drawer) step {
+	if c.forwarded && place < group.own {
+		return renewStep{draw.producerID(), reason, true, false}
+	}
+	return dropStep{place, reason}
 }
 
 // forgotten handles a manifest that does not know this producer (any more), so its table cannot resolve an attempt. The
 // end of the log may: after a refusal it is worth a look, because another producer nearly always was first.
-func (c *commitState) forgotten(state *manifest.Manifest, reason string, draw drawer) step {
+func (c *commitState) forgotten(state *manifest.Manifest, reason string, draw drawer) renewStep {
 	disproved := c.doubt == refused && state != nil && state.Lacks(c.unresolved.firstSequence, c.unresolved.segments)
-	return renewStep{draw.producerID(), reason, c.doubt != resolved && !disproved, false}
+	return renewStep{draw.producerID(), reason, c.doubt != resolved && !disproved || c.forwarded, false}
 }
 
 // contradicted handles a manifest that contradicts this producer: another process uses the id, or somebody restored an
 // older manifest. Its statements about the group are not trustworthy.
-func contradicted(reason string, draw drawer) step {
+func contradicted(reason string, draw drawer) renewStep {
 	return renewStep{draw.producerID(), reason, true, true}
 }
 

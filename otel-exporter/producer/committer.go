@@ -169,7 +169,7 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 
 // step takes one step of the group's commit. It returns the segments that are left to commit.
 func (c *committer) step(group []uploadedWork) ([]uploadedWork, progress) {
-	switch next := c.commits.next(describe(group), c.environment).(type) {
+	switch next := c.commits.next(groupOf(describe(group)), c.environment).(type) {
 	case readStep:
 		return group, c.readManifest()
 	case storePageStep:
@@ -178,9 +178,13 @@ func (c *committer) step(group []uploadedWork) ([]uploadedWork, progress) {
 		return c.swap(group, next)
 	case registeredStep:
 		c.log.Info("millpond: registered", "producer", c.commits.producer.String(), "shard", c.shard)
-	case acknowledgeStep:
+	case settleStep:
+		// This producer has forwarded nothing and holds nobody's records.
 		c.counters.commitsFound.Add(1)
-		return c.succeed(group, landed(next)), committed
+		if next.own != nil {
+			group = c.succeed(group, next.own.landed)
+		}
+		return group, committed
 	case uploadAgainStep:
 		c.uploadAgain(group, next)
 	case dropStep:

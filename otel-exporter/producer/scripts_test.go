@@ -23,7 +23,7 @@ import (
 // also write them): the same commands lead to the same requests and the same states.
 func TestTheScriptsLeadToWhatTheySay(t *testing.T) {
 	paths, err := filepath.Glob("../../producer/testdata/*.txt")
-	if err != nil || len(paths) != 6 {
+	if err != nil || len(paths) != 7 {
 		t.Fatalf("%v, %v", paths, err)
 	}
 	for _, path := range paths {
@@ -94,12 +94,19 @@ func scriptName(atMs uint64, letter byte) (name ulid.ULID) {
 // scriptOther is the name of the producer that the scripts call the other one.
 var scriptOther = scriptProducer(255)
 
+// A scriptHeld is a claim that the producer holds for another one.
+type scriptHeld struct {
+	claim    manifest.Claim
+	segments []manifest.NewSegment // empty: its records are in the first segment of the group
+}
+
 type scriptWorld struct {
 	stored     *manifest.Manifest
 	draw       scriptDraw
 	commits    commitState
 	readsFirst readsFirst
 	group      []manifest.NewSegment
+	held       []scriptHeld
 	sent, late swapStep
 }
 
@@ -123,6 +130,26 @@ func (w *scriptWorld) run(command string, arguments []string) string {
 			w.group = append(w.group, scriptSegment(text, w.draw.clockMs))
 		}
 		return "group: " + shownNames(w.group)
+	case "hold", "share":
+		if !w.commits.mayGrow() {
+			return "the group must not change"
+		}
+		return w.hold(arguments[0], arguments[1:])
+	case "release":
+		w.held = nil
+	case "forward":
+		number, may := w.commits.forward()
+		if !may {
+			return "not now"
+		}
+		return fmt.Sprintf("commit %d of %s has %s", number, shownProducer(w.commits.producer), shownNames(w.group))
+	case "elsewhere":
+		if !w.commits.landedElsewhere(scriptNumber(arguments[0])) {
+			return "an old answer"
+		}
+		told := w.group
+		w.group = nil
+		return "acknowledge " + shownNames(told)
 	case "begin":
 		w.readsFirst.begin(&w.commits)
 	case "next":
@@ -181,7 +208,8 @@ func versionOf(state *manifest.Manifest) storage.Version {
 }
 
 func (w *scriptWorld) next() string {
-	switch next := w.commits.next(w.group, &w.draw).(type) {
+	built := w.built()
+	switch next := w.commits.next(built, &w.draw).(type) {
 	case readStep:
 		return "read the manifest"
 	case storePageStep:
@@ -189,20 +217,22 @@ func (w *scriptWorld) next() string {
 		return fmt.Sprintf("store %s with sequences %d to %d", shownName(page.name), page.page.First, page.page.Last())
 	case swapStep:
 		w.sent = next
-		return w.shownSwap(next)
+		return w.shownSwap(next, built)
 	case registeredStep:
 		return shownProducer(w.commits.producer) + " is registered"
-	case acknowledgeStep:
-		return w.acknowledge(landed(next))
+	case settleStep:
+		return w.settle(next)
 	case uploadAgainStep:
 		for _, place := range next.places {
-			old := &w.group[place].Segment
+			old := w.segment(place)
 			*old = scriptName(max(w.draw.clockMs, next.floorMs), old[15])
 		}
-		return "upload again, group: " + shownNames(w.group)
+		return "upload again, group: " + shownNames(w.built().segments)
 	case dropStep:
-		name := w.group[next.place].Segment
-		w.group = slices.Delete(w.group, next.place, next.place+1)
+		name := built.segments[next.place].Segment
+		isDropped := func(segment manifest.NewSegment) bool { return segment.Segment == name }
+		w.group = slices.DeleteFunc(w.group, isDropped)
+		w.held = slices.DeleteFunc(w.held, func(held scriptHeld) bool { return slices.ContainsFunc(held.segments, isDropped) })
 		// The name is the same in both languages; a script is easier to read with the short one.
 		return fmt.Sprintf("drop %s: %s", shownName(name), strings.ReplaceAll(next.reason, name.String(), shownName(name)))
 	case renewStep:
@@ -216,7 +246,85 @@ func (w *scriptWorld) next() string {
 	panic("no such step")
 }
 
-func (w *scriptWorld) shownSwap(swap swapStep) string {
+// built is the group with the segments and the claims of others.
+func (w *scriptWorld) built() group {
+	built := group{segments: slices.Clone(w.group), own: len(w.group)}
+	for _, held := range w.held {
+		claim := held.claim
+		claim.Start, claim.End = 0, 1
+		if len(held.segments) > 0 {
+			claim.Start = len(built.segments)
+			built.segments = append(built.segments, held.segments...)
+			claim.End = len(built.segments)
+		}
+		built.held = append(built.held, claim)
+	}
+	return built
+}
+
+func (w *scriptWorld) segment(place int) *ulid.ULID {
+	if place < len(w.group) {
+		return &w.group[place].Segment
+	}
+	place -= len(w.group)
+	for _, held := range w.held {
+		if place < len(held.segments) {
+			return &held.segments[place].Segment
+		}
+		place -= len(held.segments)
+	}
+	panic("no such segment")
+}
+
+func (w *scriptWorld) hold(run string, texts []string) string {
+	claim := scriptClaim(run + "@0..1")
+	if err := checkOffer(w.commits.producer, w.built().held, claim); err != nil {
+		return "refused: " + err.Error()
+	}
+	var segments []manifest.NewSegment
+	for _, text := range texts {
+		segments = append(segments, scriptSegment(text, w.draw.clockMs))
+	}
+	w.held = append(w.held, scriptHeld{claim, segments})
+	return "group: " + shownNames(w.built().segments)
+}
+
+func (w *scriptWorld) settle(next settleStep) string {
+	var lines []string
+	switch {
+	case next.own != nil && next.own.elsewhere:
+		lines = append(lines, fmt.Sprintf("acknowledge %s, elsewhere in %d from sequence %d",
+			shownNames(w.group), next.own.count, next.own.firstSequence))
+		w.group = nil
+	case next.own != nil:
+		lines = append(lines, w.acknowledge(next.own.landed))
+	}
+	for _, settled := range next.held {
+		text := shownRun(w.held[settled.place].claim)
+		switch settled.verdict {
+		case committedVerdict:
+			text += " is committed"
+			if settled.known {
+				text += fmt.Sprintf(" from sequence %d", settled.firstSequence)
+			}
+		case partlyVerdict:
+			text += fmt.Sprintf(" is committed through %d", settled.last)
+		case gapVerdict:
+			text += fmt.Sprintf(" does not follow %d", settled.last)
+		case forgottenVerdict:
+			text += " is of a producer that the manifest does not know"
+		case invalidVerdict:
+			text += " is not valid"
+		}
+		lines = append(lines, text)
+	}
+	for _, settled := range slices.Backward(next.held) {
+		w.held = slices.Delete(w.held, settled.place, settled.place+1)
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (w *scriptWorld) shownSwap(swap swapStep, built group) string {
 	expected := "nothing"
 	if swap.expected != nil {
 		expected = "version " + string(*swap.expected)
@@ -227,8 +335,14 @@ func (w *scriptWorld) shownSwap(swap swapStep) string {
 		for _, name := range attempt.segments {
 			segments = append(segments, shownName(name))
 		}
-		text = fmt.Sprintf("swap %s: commit %d has %s from sequence %d", expected, attempt.number,
-			strings.Join(segments, " "), attempt.firstSequence)
+		what := ""
+		if built.own > 0 {
+			what = fmt.Sprintf("commit %d has ", attempt.number)
+		}
+		text = fmt.Sprintf("swap %s: %s%s from sequence %d", expected, what, strings.Join(segments, " "), attempt.firstSequence)
+	}
+	for _, claim := range built.held {
+		text += fmt.Sprintf(", with %s@%d..%d", shownRun(claim), claim.Start, claim.End)
 	}
 	for _, page := range swap.next.Pages {
 		text += ", after " + shownName(page.Page)
@@ -237,8 +351,9 @@ func (w *scriptWorld) shownSwap(swap swapStep) string {
 }
 
 func (w *scriptWorld) acknowledge(landed landed) string {
-	told := w.group[:landed.count]
-	w.group = w.group[landed.count:]
+	count := min(landed.count, len(w.group))
+	told := w.group[:count]
+	w.group = w.group[count:]
 	return fmt.Sprintf("acknowledge %s from sequence %d", shownNames(told), landed.firstSequence)
 }
 
@@ -251,7 +366,14 @@ func (w *scriptWorld) hear(text string, news news) string {
 		text += ", another producer may have committed"
 	}
 	if news.landed != nil {
-		text += "\n" + w.acknowledge(*news.landed)
+		built := w.built()
+		if built.own > 0 {
+			text += "\n" + w.acknowledge(*news.landed)
+		}
+		for _, claim := range built.held {
+			text += fmt.Sprintf("\n%s is committed from sequence %d", shownRun(claim), news.landed.firstSequence+uint64(claim.Start))
+		}
+		w.held = nil
 	}
 	return text
 }
@@ -396,6 +518,10 @@ func shownNames(segments []manifest.NewSegment) string {
 		names = append(names, shownName(segments[i].Segment))
 	}
 	return strings.Join(names, " ")
+}
+
+func shownRun(claim manifest.Claim) string {
+	return fmt.Sprintf("%d:%d-%d", claim.Producer[0], claim.First, claim.Last)
 }
 
 func shownProducer(id manifest.ProducerID) string { return fmt.Sprintf("producer %d", id[0]) }

@@ -3,15 +3,21 @@
 //! requests and reports the answers. Public for the model check of the protocols and for the scripts that Rust and Go
 //! both run.
 
-use std::hash::{Hash, Hasher};
+mod offer;
+mod step;
+
 use std::sync::Arc;
 
-use millpond_manifest::{
-    Claim, ClaimRefusal, Commit, CommitRefusal, Manifest, NewSegment, Page, ProducerId, Snapshot,
-};
+use millpond_manifest::manifest::{ProducerRow, Unusable};
+use millpond_manifest::{Claim, ClaimRefusal, Commit, CommitRefusal, Manifest, ProducerId, Snapshot};
 use millpond_storage::Version;
 use ulid::Ulid;
 use uuid::Uuid;
+
+pub use offer::{OfferRefusal, check_offer};
+pub use step::{
+    Answer, Attempt, Group, Landed, NewPage, News, Next, Own, Renewal, Settlement, Swap, Verdict,
+};
 
 /// The maximum number of segments in one commit: the tail of the manifest has room for this many at a time.
 pub const COMMIT_SEGMENTS_MAX: usize = 512;
@@ -63,19 +69,6 @@ enum Known<S, V> {
     Current(S),
 }
 
-/// A commit whose swap was sent.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Attempt<V> {
-    /// The version that the swap replaces.
-    pub expected: V,
-    /// The producer's number of this commit.
-    pub number: u64,
-    /// The sequence of its first segment if it lands.
-    pub first_sequence: u64,
-    /// The names of its segments, in their order.
-    pub segments: Vec<Ulid>,
-}
-
 /// A commit with an unknown outcome, from the moment its swap is sent.
 ///
 /// While the manifest still has the expected version, the write may yet land. Once the manifest has another version,
@@ -90,33 +83,6 @@ enum Unresolved<V> {
     Refused(Attempt<V>),
 }
 
-/// A page that the next swap adds to the manifest.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewPage {
-    /// The page's name. Nobody else has this name, so it determines the content.
-    pub name: Ulid,
-    /// The page's content.
-    pub page: Arc<Page>,
-}
-
-impl Hash for NewPage {
-    fn hash<H: Hasher>(&self, hasher: &mut H) {
-        self.name.hash(hasher);
-        self.page.first.hash(hasher);
-        for entry in &self.page.entries {
-            entry.segment.hash(hasher);
-        }
-    }
-}
-
-impl NewPage {
-    /// Returns the page and the sealed state, if the state's log is still the one that the page was made from.
-    fn sealed(&self, state: &Manifest) -> Option<Manifest> {
-        let (page, sealed) = state.seal(self.name, self.page.last())?;
-        (page == *self.page).then_some(sealed)
-    }
-}
-
 /// The page of a full tail, before the manifest refers to it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Sealing {
@@ -125,94 +91,6 @@ enum Sealing {
     Begun(NewPage),
     /// The page is in the store: a manifest may refer to it.
     Stored(NewPage),
-}
-
-/// The next step of a commit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Next<V> {
-    /// Read the manifest, and report it to [`Commits::read`].
-    Read,
-    /// Put this page into the store, and report to [`Commits::stored`].
-    StorePage(NewPage),
-    /// Swap the manifest, and report to [`Commits::swapped`].
-    Swap(Swap<V>),
-    /// No request is needed: the manifest has this producer in its table.
-    Registered,
-    /// Tell callers that their segments are in the log: an earlier attempt landed unreported.
-    Acknowledge(Landed),
-    /// Upload these segments again under names with a time of at least `floor_ms`: the objects under the present names
-    /// may be deleted at any time.
-    UploadAgain {
-        /// Their places in the group.
-        places: Vec<usize>,
-        /// Unix ms.
-        floor_ms: u64,
-    },
-    /// Take a segment that the manifest refuses for good out of the group. It has certainly not landed.
-    Drop {
-        /// Its place in the group.
-        place: usize,
-        /// For its callers.
-        reason: String,
-    },
-    /// The producer continues under a new id.
-    Renew(Renewal),
-}
-
-/// One compare-and-set of the manifest.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Swap<V> {
-    /// The version to replace. `None`: the manifest must not exist.
-    pub expected: Option<V>,
-    /// The state to write.
-    pub next: Box<Manifest>,
-    /// The commit that the swap carries. `None`: it registers the producer.
-    pub attempt: Option<Attempt<V>>,
-}
-
-/// The first segments of the group are in the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Landed {
-    /// The sequence of the first of these segments.
-    pub first_sequence: u64,
-    /// The number of these segments.
-    pub count: usize,
-}
-
-/// A new id, because the manifest does not show the outcome of the commits under the old one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Renewal {
-    /// The new id.
-    pub producer: ProducerId,
-    /// The reason, for the log and for callers.
-    pub reason: String,
-    /// True if the whole group may or may not be in the log, so callers learn that the outcome is unknown. Otherwise no
-    /// segment of it is in the log, and the producer commits it under the new id.
-    pub in_doubt: bool,
-    /// True if the manifest contradicts this producer: another one has its id, or somebody restored an older state.
-    pub contradicted: bool,
-}
-
-/// The answer to a swap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer<S> {
-    /// The swap landed; this state is in force.
-    Committed(S),
-    /// The store refused the swap.
-    Mismatch,
-    /// The swap may have landed, or may still land.
-    Unknown,
-}
-
-/// The news from an answer or from a manifest that was read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct News {
-    /// Tell callers that their segments are in the log.
-    pub landed: Option<Landed>,
-    /// The manifest refers to this producer's page.
-    pub page_joined: bool,
-    /// Another producer has committed since this one last saw the manifest.
-    pub met_another: bool,
 }
 
 /// The commits of one producer in one shard, one at a time.
@@ -227,6 +105,10 @@ pub struct Commits<S: Found> {
     last: u64,
     known: Known<S, S::Version>,
     unresolved: Unresolved<S::Version>,
+    /// The records of the next number were sent to another producer, which may commit them.
+    forwarded: bool,
+    /// The held claims that were there before the manifest was last read. What it lacks says nothing about later ones.
+    asked: Vec<(ProducerId, u64)>,
     sealing: Sealing,
 }
 
@@ -242,6 +124,8 @@ impl<S: Found> Commits<S> {
             last: 0,
             known: Known::Unread,
             unresolved: Unresolved::Nothing,
+            forwarded: false,
+            asked: Vec::new(),
             sealing: Sealing::Nothing,
         }
     }
@@ -270,10 +154,36 @@ impl<S: Found> Commits<S> {
         }
     }
 
-    /// Returns true if more segments may join the group. The segments of an unresolved attempt must not change, or the
-    /// producer would misread its landing.
+    /// Returns true if the group may change. The segments and claims of an unresolved attempt must not, or the producer
+    /// would misread its landing, nor the records of a number that was sent to another producer.
     pub fn may_grow(&self) -> bool {
-        matches!(self.unresolved, Unresolved::Nothing)
+        matches!(self.unresolved, Unresolved::Nothing) && !self.forwarded
+    }
+
+    /// Returns the number under which another producer may commit the group of this one. From now on the number belongs
+    /// to exactly these records, whatever the other one answers, until the table shows it. `None` while an attempt is
+    /// unresolved, and before the producer is registered.
+    pub fn forward(&mut self) -> Option<u64> {
+        let may = self.registered && matches!(self.unresolved, Unresolved::Nothing);
+        self.forwarded |= may;
+        may.then_some(self.last + 1)
+    }
+
+    /// Returns true if the records of the next number were sent to another producer.
+    pub fn is_forwarded(&self) -> bool {
+        self.forwarded
+    }
+
+    /// Reports, between two steps, another producer's answer that this number is in the log. Returns false if the number
+    /// is not the one that was sent: an old answer came late or twice.
+    pub fn landed_elsewhere(&mut self, number: u64) -> bool {
+        let is_next = self.forwarded && number == self.last + 1;
+        if is_next {
+            self.succeed();
+            // The known state may be older than that commit.
+            self.doubt_known();
+        }
+        is_next
     }
 
     /// The manifest that the producer takes to be in force.
@@ -296,12 +206,19 @@ impl<S: Found> Commits<S> {
         doubted
     }
 
-    /// Returns the next step for a group of segments, which must not change until the step is reported. An empty group
-    /// only registers the producer.
-    pub fn next(&mut self, group: &[NewSegment], draw: &mut impl Draw) -> Next<S::Version> {
+    /// Returns the next step for a group, which must not change until the step is reported. An empty group only registers
+    /// the producer.
+    pub fn next(&mut self, group: Group<'_>, draw: &mut impl Draw) -> Next<S::Version> {
+        let is_held = |asked: &(ProducerId, u64)| group.held.iter().any(|claim| named(claim) == *asked);
+        self.asked.retain(is_held);
         let next = self.decide(group, draw);
         match &next {
-            Next::Read | Next::UploadAgain { .. } | Next::Drop { .. } => {}
+            Next::UploadAgain { .. } | Next::Drop { .. } => {}
+            Next::Read => {
+                self.asked = group.held.iter().map(named).collect();
+                // A state that was read earlier must not pass for the answer if the read fails.
+                self.doubt_known();
+            }
             Next::StorePage(page) => self.sealing = Sealing::Begun(page.clone()),
             Next::Swap(swap) => {
                 self.known = Known::Unread;
@@ -310,12 +227,21 @@ impl<S: Found> Commits<S> {
                 }
             }
             Next::Registered => self.registered = true,
-            Next::Acknowledge(_) => self.succeed(),
+            Next::Settle(settlement) => {
+                self.asked.clear();
+                // The table shows a claim of the attempt, so another state than the expected one is in force. Each claim
+                // that it does not show was settled with the others, or has disproved the attempt.
+                self.unresolved = Unresolved::Nothing;
+                if settlement.own.is_some() {
+                    self.succeed();
+                }
+            }
             Next::Renew(renewal) => {
                 self.producer = renewal.producer;
                 self.registered = false;
                 self.last = 0;
                 self.unresolved = Unresolved::Nothing;
+                self.forwarded = false;
             }
         }
         next
@@ -362,7 +288,10 @@ impl<S: Found> Commits<S> {
                         first_sequence: attempt.first_sequence,
                         count: attempt.segments.len(),
                     });
-                    self.succeed();
+                    match attempt.own(self.producer) {
+                        [] => self.unresolved = Unresolved::Nothing,
+                        _ => self.succeed(),
+                    }
                 }
             }
             Answer::Mismatch => {
@@ -381,6 +310,7 @@ impl<S: Found> Commits<S> {
     /// Records that the commit after the last one has landed.
     fn succeed(&mut self) {
         self.last += 1;
+        self.forwarded = false;
         self.unresolved = Unresolved::Nothing;
     }
 
@@ -403,17 +333,15 @@ impl<S: Found> Commits<S> {
 
     /// Forgets an unresolved attempt once it certainly did not land and never will. The table shows one that did land.
     fn resolve(&mut self, found: Option<&S>) {
-        let Some((attempt, _)) = self.unresolved() else {
+        let (Some((attempt, _)), Some(found)) = (self.unresolved(), found) else {
             return;
         };
-        let changed = found.is_none_or(|found| found.version() != attempt.expected);
-        let row = found.and_then(|found| found.manifest().producer(self.producer));
-        if changed && row.is_some_and(|row| row.commit <= self.last) {
+        if found.version() != attempt.expected && attempt.is_disproved(found.manifest()) {
             self.unresolved = Unresolved::Nothing;
         }
     }
 
-    fn decide(&self, group: &[NewSegment], draw: &mut impl Draw) -> Next<S::Version> {
+    fn decide(&self, group: Group<'_>, draw: &mut impl Draw) -> Next<S::Version> {
         let found = match &self.known {
             Known::Unread | Known::Outdated(_) => return Next::Read,
             Known::Absent => None,
@@ -479,11 +407,12 @@ impl<S: Found> Commits<S> {
         }
     }
 
-    fn commit(&self, found: &S, group: &[NewSegment], draw: &mut impl Draw) -> Next<S::Version> {
-        let (state, number, now_ms) = (found.manifest(), self.last + 1, draw.unix_ms());
+    fn commit(&self, found: &S, group: Group<'_>, draw: &mut impl Draw) -> Next<S::Version> {
+        let (state, now_ms) = (found.manifest(), draw.unix_ms());
         let sealed = self.sealed(state);
-        let claims = [Claim::one(self.producer, number, 0..group.len())];
-        match sealed.as_ref().unwrap_or(state).commit(&claims, group, now_ms) {
+        let claims = self.claims(group);
+        let segments = group.segments;
+        match sealed.as_ref().unwrap_or(state).commit(&claims, segments, now_ms) {
             Ok(Commit {
                 state: next,
                 first_sequence,
@@ -492,89 +421,139 @@ impl<S: Found> Commits<S> {
                 next: Box::new(next.stamped(draw.nonce())),
                 attempt: Some(Attempt {
                     expected: found.version(),
-                    number,
+                    number: self.last + 1,
+                    claims,
                     first_sequence,
-                    segments: group.iter().map(|segment| segment.segment).collect(),
+                    segments: segments.iter().map(|segment| segment.segment).collect(),
                 }),
             }),
-            Err(CommitRefusal::Claims(mut unusable)) => match unusable.pop().map(|claim| claim.reason) {
-                Some(ClaimRefusal::Taken { row, .. }) if row.commit == number => {
-                    self.already(state, row.first_sequence, row.count, group, draw)
-                }
-                Some(refusal @ ClaimRefusal::NotRegistered(_)) => {
-                    self.forgotten(Some(state), &refusal.to_string(), draw)
-                }
-                refusal => {
-                    let reason = refusal.map_or_else(String::new, |refusal| refusal.to_string());
-                    Self::contradicted(reason, draw)
-                }
-            },
+            Err(CommitRefusal::Claims(unusable)) => self.settle(state, group, unusable, draw),
             Err(CommitRefusal::BelowFloor {
                 segments: places,
                 floor_ms,
             }) => Next::UploadAgain { places, floor_ms },
-            Err(CommitRefusal::Invalid(reason)) => self.drop_invalid(state, group, now_ms, reason),
+            Err(CommitRefusal::Invalid(reason)) => {
+                let (place, reason) = first_invalid(state, &claims, group, now_ms, reason);
+                self.drop_invalid(place, reason, group, draw)
+            }
         }
     }
 
-    /// Handles a table that shows a commit of the next number. That commit acknowledges the attempt with this number,
-    /// and nothing else of the group.
+    /// The claims of a group, this producer's first.
+    fn claims(&self, group: Group<'_>) -> Vec<Claim> {
+        let own = (group.own > 0).then(|| Claim::one(self.producer, self.last + 1, 0..group.own));
+        own.into_iter().chain(group.held.iter().cloned()).collect()
+    }
+
+    /// Handles claims that the table refuses. Each is judged by its own producer's row, because any of them may have
+    /// entered the log without the others.
+    fn settle(
+        &self,
+        state: &Manifest,
+        group: Group<'_>,
+        unusable: Vec<Unusable>,
+        draw: &mut impl Draw,
+    ) -> Next<S::Version> {
+        let mut settlement = Settlement {
+            own: None,
+            held: Vec::new(),
+        };
+        for Unusable { claim, reason } in unusable {
+            let Some(place) = claim.checked_sub(usize::from(group.own > 0)) else {
+                match self.own(state, group, reason, draw) {
+                    Ok(own) => settlement.own = Some(own),
+                    Err(renew) => return renew,
+                }
+                continue;
+            };
+            let held = &group.held[place];
+            let verdict = verdict(held, reason);
+            let lacks = matches!(verdict, Verdict::Gap { .. } | Verdict::Forgotten);
+            if !lacks || self.asked.contains(&named(held)) {
+                settlement.held.push((place, verdict));
+            }
+        }
+        if settlement.own.is_none() && settlement.held.is_empty() {
+            return Next::Read;
+        }
+        Next::Settle(settlement)
+    }
+
+    /// Handles a table that refuses the next number of this producer.
+    fn own(
+        &self,
+        state: &Manifest,
+        group: Group<'_>,
+        refusal: ClaimRefusal,
+        draw: &mut impl Draw,
+    ) -> Result<Own, Next<S::Version>> {
+        match refusal {
+            ClaimRefusal::Taken { row, .. } if row.commit == self.last + 1 => {
+                self.already(state, &row, group, draw)
+            }
+            ClaimRefusal::NotRegistered(_) => Err(self.forgotten(Some(state), &refusal.to_string(), draw)),
+            _ => Err(Self::contradicted(refusal.to_string(), draw)),
+        }
+    }
+
+    /// Handles a table that shows a commit of the next number. That commit acknowledges the attempt with this number, or
+    /// the records that were sent to another producer under it, and nothing else of the group.
     fn already(
         &self,
         state: &Manifest,
-        first_sequence: u64,
-        count: u64,
-        group: &[NewSegment],
+        row: &ProducerRow,
+        group: Group<'_>,
         draw: &mut impl Draw,
-    ) -> Next<S::Version> {
-        let confirmed = self.unresolved().filter(|(attempt, _)| {
-            attempt.number == self.last + 1
+    ) -> Result<Own, Next<S::Version>> {
+        let (first_sequence, count) = (row.first_sequence, row.count);
+        let confirmed = self.unresolved().and_then(|(attempt, _)| {
+            let own = attempt.own(self.producer);
+            let ours = group.segments[..group.own].iter().map(|segment| segment.segment);
+            let is_confirmed = attempt.number == row.commit
                 && attempt.first_sequence == first_sequence
-                && attempt.segments.len() as u64 == count
-                && attempt.segments.len() <= group.len()
-                && attempt
-                    .segments
-                    .iter()
-                    .zip(group)
-                    .all(|(name, of)| *name == of.segment)
-                && state.may_have(first_sequence, &attempt.segments)
+                && own.len() as u64 == count
+                && own.len() <= group.own
+                && ours.zip(own).all(|(of, name)| of == *name)
+                && state.may_have(first_sequence, own);
+            is_confirmed.then_some(own.len())
         });
-        let count = match confirmed {
-            Some((attempt, _)) => attempt.segments.len(),
+        match confirmed {
+            Some(count) => Ok(Own::Landed(Landed {
+                first_sequence,
+                count,
+            })),
+            None if self.forwarded => Ok(Own::Elsewhere {
+                first_sequence,
+                count,
+            }),
             None => {
                 let reason = format!(
                     "the manifest has a commit {} of producer {} that this producer did not make: \
                      {count} segments from sequence {first_sequence} on",
-                    self.last + 1,
-                    self.producer
+                    row.commit, self.producer
                 );
-                return Self::contradicted(reason, draw);
+                Err(Self::contradicted(reason, draw))
             }
-        };
-        Next::Acknowledge(Landed {
-            first_sequence,
-            count,
-        })
+        }
     }
 
-    /// Drops the first segment that the manifest refuses. An earlier attempt was made on another state than this one,
-    /// so that attempt certainly did not land.
+    /// Drops a segment that the manifest refuses. An earlier attempt was made on another state than this one, so that
+    /// attempt certainly did not land. But if another producer has the same number, it may commit these records yet.
     fn drop_invalid(
         &self,
-        state: &Manifest,
-        group: &[NewSegment],
-        now_ms: u64,
+        place: usize,
         reason: String,
+        group: Group<'_>,
+        draw: &mut impl Draw,
     ) -> Next<S::Version> {
-        let refused = (1..=group.len()).find_map(|count| {
-            let claims = [Claim::one(self.producer, self.last + 1, 0..count)];
-            match state.commit(&claims, &group[..count], now_ms) {
-                Err(CommitRefusal::Invalid(reason)) => Some((count - 1, reason)),
-                _ => None,
-            }
-        });
-        // The unsealed state refuses every segment that the sealed one refuses.
-        let (place, reason) = refused.unwrap_or((group.len().saturating_sub(1), reason));
+        if self.forwarded && place < group.own {
+            return Next::Renew(Renewal {
+                producer: draw.producer_id(),
+                reason,
+                in_doubt: true,
+                contradicted: false,
+            });
+        }
         Next::Drop { place, reason }
     }
 
@@ -589,7 +568,7 @@ impl<S: Found> Commits<S> {
         Next::Renew(Renewal {
             producer: draw.producer_id(),
             reason: reason.to_owned(),
-            in_doubt,
+            in_doubt: in_doubt || self.forwarded,
             contradicted: false,
         })
     }
@@ -604,4 +583,50 @@ impl<S: Found> Commits<S> {
             contradicted: true,
         })
     }
+}
+
+/// The producer of a claim, and the first of its numbers.
+fn named(claim: &Claim) -> (ProducerId, u64) {
+    (claim.producer, claim.first)
+}
+
+/// What the table says about a claim that it refuses.
+fn verdict(claim: &Claim, refusal: ClaimRefusal) -> Verdict {
+    match refusal {
+        ClaimRefusal::Taken { row, .. } if row.commit >= claim.last => Verdict::Committed {
+            first_sequence: (row.commit == claim.last).then_some(row.first_sequence),
+        },
+        ClaimRefusal::Taken { row, .. } => Verdict::Partly { through: row.commit },
+        ClaimRefusal::Gap { last, .. } => Verdict::Gap { last },
+        ClaimRefusal::NotRegistered(_) => Verdict::Forgotten,
+        ClaimRefusal::Twice(_) | ClaimRefusal::Invalid { .. } => Verdict::Invalid,
+    }
+}
+
+/// Returns the place of the first segment that the manifest refuses, and the reason.
+fn first_invalid(
+    state: &Manifest,
+    claims: &[Claim],
+    group: Group<'_>,
+    now_ms: u64,
+    reason: String,
+) -> (usize, String) {
+    let refused = (1..=group.segments.len()).find_map(|count| {
+        let claims: Vec<Claim> = claims.iter().filter_map(|claim| within(claim, count)).collect();
+        match state.commit(&claims, &group.segments[..count], now_ms) {
+            Err(CommitRefusal::Invalid(reason)) => Some((count - 1, reason)),
+            _ => None,
+        }
+    });
+    // The unsealed state refuses every segment that the sealed one refuses.
+    refused.unwrap_or((group.segments.len().saturating_sub(1), reason))
+}
+
+/// A claim in a commit of the first `count` segments.
+fn within(claim: &Claim, count: usize) -> Option<Claim> {
+    let segments = claim.segments.start..claim.segments.end.min(count);
+    (!segments.is_empty()).then(|| Claim {
+        segments,
+        ..claim.clone()
+    })
 }

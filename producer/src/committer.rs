@@ -14,7 +14,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 use ulid::Ulid;
 use uuid::Uuid;
 
-use crate::commit::{Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, Landed, NewPage, News, Next, Renewal};
+use crate::commit::{
+    Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, Group, Landed, NewPage, News, Next, Own, Renewal, Settlement,
+};
 use crate::commit_delay::CommitDelay;
 use crate::reads_first::ReadsFirst;
 use crate::segment::{UploadedWork, fail};
@@ -222,7 +224,9 @@ impl Committer {
     /// Takes one step of the group's commit.
     async fn step(&mut self, group: &mut Vec<UploadedWork>) -> Progress {
         let segments: Vec<NewSegment> = group.iter().map(UploadedWork::describe).collect();
-        let next = self.commits.next(&segments, &mut &*self.upload.environment);
+        let next = self
+            .commits
+            .next(Group::of(&segments), &mut &*self.upload.environment);
         if next != Next::Read {
             self.trace_attempt(group);
         }
@@ -255,9 +259,9 @@ impl Committer {
                 tracing::info!("registered as producer {producer} in shard {shard}");
                 Progress::Made
             }
-            Next::Acknowledge(landed) => {
+            Next::Settle(settlement) => {
                 self.upload.metrics.commits_found.inc();
-                self.succeed(group, landed);
+                self.settle(group, &settlement);
                 Progress::Committed
             }
             Next::UploadAgain { places, floor_ms } => {
@@ -380,6 +384,13 @@ impl Committer {
                 // The caller may have gone away.
                 let _ = waiter.send(Ok(Committed { shard, sequence }));
             }
+        }
+    }
+
+    /// Handles what the table shows about the group. This producer has forwarded nothing and holds nobody's records.
+    fn settle(&mut self, group: &mut Vec<UploadedWork>, settlement: &Settlement) {
+        if let Some(Own::Landed(landed)) = settlement.own {
+            self.succeed(group, landed);
         }
     }
 

@@ -3,13 +3,15 @@
 //! `MILLPOND_REWRITE=1` rewrites the results.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::time::Duration;
 
 use millpond_manifest::manifest::{PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, STREAMS_MAX, TAIL_MAX};
 use millpond_manifest::{Claim, Commit, CommitRefusal, Manifest, NewPart, NewSegment, ProducerId};
 use millpond_producer::Config;
 use millpond_producer::commit::{
-    Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, Found, Landed, News, Next, Swap,
+    Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, Found, Group, Landed, News, Next, Own, Settlement, Swap,
+    Verdict, check_offer,
 };
 use millpond_producer::reads_first::{READS_FIRST, ReadsFirst};
 use millpond_segment::Encoding;
@@ -61,12 +63,20 @@ impl Draw for Drawn {
 /// The id of the producer that the script calls the other one.
 const OTHER: ProducerId = ProducerId([255; 16]);
 
+/// A claim that the producer holds for another one.
+struct Held {
+    claim: Claim,
+    /// The segments that the other one has uploaded. Empty: its records are in the first segment of the group.
+    segments: Vec<NewSegment>,
+}
+
 struct World {
     stored: Option<Manifest>,
     drawn: Drawn,
     commits: Commits<Stored>,
     reads_first: ReadsFirst,
     group: Vec<NewSegment>,
+    held: Vec<Held>,
     sent: Option<Swap<u64>>,
     late: Option<Swap<u64>>,
 }
@@ -84,6 +94,7 @@ impl World {
             drawn,
             reads_first: ReadsFirst::default(),
             group: Vec::new(),
+            held: Vec::new(),
             sent: None,
             late: None,
         }
@@ -99,6 +110,17 @@ impl World {
                 return format!("group: {}", names(&self.group));
             }
             ("upload", _) => return "the group must not change".into(),
+            ("hold" | "share", _) if !self.commits.may_grow() => return "the group must not change".into(),
+            ("hold", [of, segments @ ..]) => return self.hold(of, segments),
+            ("share", [of]) => return self.hold(of, &[]),
+            ("release", []) => self.held.clear(),
+            ("forward", []) => return self.forward(),
+            ("elsewhere", [number]) => {
+                return match self.commits.landed_elsewhere(number.parse().unwrap()) {
+                    true => format!("acknowledge {}", names(&std::mem::take(&mut self.group))),
+                    false => "an old answer".into(),
+                };
+            }
             ("begin", []) => {
                 self.reads_first.begin(&mut self.commits);
             }
@@ -134,7 +156,13 @@ impl World {
     }
 
     fn next(&mut self) -> String {
-        match self.commits.next(&self.group, &mut self.drawn) {
+        let (segments, held) = self.built();
+        let group = Group {
+            segments: &segments,
+            own: self.group.len(),
+            held: &held,
+        };
+        match self.commits.next(group, &mut self.drawn) {
             Next::Read => "read the manifest".into(),
             Next::StorePage(new) => {
                 let (first, last) = (new.page.first, new.page.last());
@@ -148,14 +176,21 @@ impl World {
                     None => format!("swap {expected}: register {}", producer(self.commits.producer())),
                     Some(attempt) => {
                         let segments: Vec<_> = attempt.segments.iter().copied().map(name).collect();
+                        let what = match group.own {
+                            0 => String::new(),
+                            _ => format!("commit {} has ", attempt.number),
+                        };
                         format!(
-                            "swap {expected}: commit {} has {} from sequence {}",
-                            attempt.number,
+                            "swap {expected}: {what}{} from sequence {}",
                             segments.join(" "),
                             attempt.first_sequence
                         )
                     }
                 };
+                for claim in &held {
+                    let Range { start, end } = claim.segments;
+                    write!(text, ", with {}@{start}..{end}", run(claim)).unwrap();
+                }
                 for page in &swap.next.pages {
                     write!(text, ", after {}", name(page.page)).unwrap();
                 }
@@ -163,16 +198,21 @@ impl World {
                 text
             }
             Next::Registered => format!("{} is registered", producer(self.commits.producer())),
-            Next::Acknowledge(landed) => self.acknowledge(landed),
+            Next::Settle(settlement) => self.settle(&settlement),
             Next::UploadAgain { places, floor_ms } => {
                 for place in places {
-                    let segment = &mut self.group[place].segment;
-                    *segment = Ulid::from_parts(self.drawn.clock_ms.max(floor_ms), segment.random());
+                    let at_ms = self.drawn.clock_ms.max(floor_ms);
+                    let segment = &mut self.segment(place).segment;
+                    *segment = Ulid::from_parts(at_ms, segment.random());
                 }
-                format!("upload again, group: {}", names(&self.group))
+                format!("upload again, group: {}", names(&self.built().0))
             }
             Next::Drop { place, reason } => {
-                let dropped = self.group.remove(place);
+                let Some(dropped) = segments.get(place).cloned() else {
+                    return "drop nothing".into();
+                };
+                self.group.retain(|segment| segment.segment != dropped.segment);
+                self.held.retain(|held| !held.segments.contains(&dropped));
                 // The name is the same in both languages; a script is easier to read with the short form.
                 let reason = reason.replace(&dropped.segment.to_string(), &name(dropped.segment));
                 format!("drop {}: {reason}", name(dropped.segment))
@@ -192,12 +232,90 @@ impl World {
     }
 
     fn acknowledge(&mut self, landed: Landed) -> String {
-        let told: Vec<_> = self.group.drain(..landed.count).collect();
+        let count = landed.count.min(self.group.len());
+        let told: Vec<_> = self.group.drain(..count).collect();
         format!(
             "acknowledge {} from sequence {}",
             names(&told),
             landed.first_sequence
         )
+    }
+
+    /// The segments of the group and the claims of others.
+    fn built(&self) -> (Vec<NewSegment>, Vec<Claim>) {
+        let (mut segments, mut claims) = (self.group.clone(), Vec::new());
+        for held in &self.held {
+            let start = segments.len();
+            segments.extend(held.segments.iter().cloned());
+            let place = match held.segments.is_empty() {
+                true => 0..1,
+                false => start..segments.len(),
+            };
+            claims.push(Claim {
+                segments: place,
+                ..held.claim.clone()
+            });
+        }
+        (segments, claims)
+    }
+
+    fn segment(&mut self, place: usize) -> &mut NewSegment {
+        let held = self.held.iter_mut().flat_map(|held| &mut held.segments);
+        self.group.iter_mut().chain(held).nth(place).expect("a segment")
+    }
+
+    fn hold(&mut self, of: &str, texts: &[&str]) -> String {
+        let claim = claim(&format!("{of}@0..1"));
+        let (_, known) = self.built();
+        if let Err(refusal) = check_offer(self.commits.producer(), &known, &claim) {
+            return format!("refused: {refusal}");
+        }
+        let clock_ms = self.drawn.clock_ms;
+        let segments = texts.iter().map(|text| segment(text, clock_ms)).collect();
+        self.held.push(Held { claim, segments });
+        format!("group: {}", names(&self.built().0))
+    }
+
+    fn forward(&mut self) -> String {
+        let who = producer(self.commits.producer());
+        match self.commits.forward() {
+            Some(number) => format!("commit {number} of {who} has {}", names(&self.group)),
+            None => "not now".into(),
+        }
+    }
+
+    fn settle(&mut self, settlement: &Settlement) -> String {
+        let mut lines = Vec::new();
+        match settlement.own {
+            Some(Own::Landed(landed)) => lines.push(self.acknowledge(landed)),
+            Some(Own::Elsewhere {
+                first_sequence,
+                count,
+            }) => {
+                let told = names(&std::mem::take(&mut self.group));
+                lines.push(format!(
+                    "acknowledge {told}, elsewhere in {count} from sequence {first_sequence}"
+                ));
+            }
+            None => {}
+        }
+        for (place, verdict) in &settlement.held {
+            let verdict = match verdict {
+                Verdict::Committed {
+                    first_sequence: Some(sequence),
+                } => format!("is committed from sequence {sequence}"),
+                Verdict::Committed { first_sequence: None } => "is committed".into(),
+                Verdict::Partly { through } => format!("is committed through {through}"),
+                Verdict::Gap { last } => format!("does not follow {last}"),
+                Verdict::Forgotten => "is of a producer that the manifest does not know".into(),
+                Verdict::Invalid => "is not valid".into(),
+            };
+            lines.push(format!("{} {verdict}", run(&self.held[*place].claim)));
+        }
+        for (place, _) in settlement.held.iter().rev() {
+            self.held.remove(*place);
+        }
+        lines.join("\n")
     }
 
     fn hear(&mut self, what: &str, news: News) -> String {
@@ -210,13 +328,23 @@ impl World {
             text += ", another producer may have committed";
         }
         if let Some(landed) = news.landed {
-            write!(text, "\n{}", self.acknowledge(landed)).unwrap();
+            let (_, claims) = self.built();
+            if !self.group.is_empty() {
+                write!(text, "\n{}", self.acknowledge(landed)).unwrap();
+            }
+            for claim in claims {
+                let sequence = landed.first_sequence + claim.segments.start as u64;
+                write!(text, "\n{} is committed from sequence {sequence}", run(&claim)).unwrap();
+            }
+            self.held.clear();
         }
         text
     }
 
     fn swap(&mut self, outcome: &str) -> String {
-        let swap = self.sent.take().expect("a swap was sent");
+        let Some(swap) = self.sent.take() else {
+            return "no swap was sent".into();
+        };
         let (lands, answered) = match outcome {
             "reported" => (true, "committed"),
             "unreported" => (true, "unknown"),
@@ -316,6 +444,10 @@ fn claim(text: &str) -> Claim {
         last: last.parse().unwrap(),
         segments: start.parse().unwrap()..end.parse().unwrap(),
     }
+}
+
+fn run(claim: &Claim) -> String {
+    format!("{}:{}-{}", claim.producer.0[0], claim.first, claim.last)
 }
 
 fn refused(refusal: &CommitRefusal) -> String {
@@ -473,7 +605,7 @@ fn the_scripts_lead_to_what_they_say() {
         .map(|entry| entry.unwrap().path())
         .collect();
     paths.sort();
-    assert_eq!(paths.len(), 6, "{paths:?}");
+    assert_eq!(paths.len(), 7, "{paths:?}");
     for path in paths {
         let script = std::fs::read_to_string(&path).unwrap();
         let rerun = rerun(&path, &script);

@@ -25,6 +25,7 @@ pub mod owner;
 pub mod producer;
 pub mod properties;
 mod sending;
+pub mod shared_commits;
 pub mod simulator;
 pub mod store;
 

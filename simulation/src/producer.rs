@@ -5,7 +5,7 @@ use crate::bounds::Bounds;
 use crate::model::{System, World};
 use crate::store::{self, Broken, Outcome, Store, Versioned, Write, outcomes};
 use millpond_manifest::{Manifest, NewPart, NewSegment, ProducerId};
-use millpond_producer::commit::{Answer, Commits, Draw, Found, Landed, NewPage, Next, Swap};
+use millpond_producer::commit::{Answer, Commits, Draw, Found, Group, Landed, NewPage, Next, Own, Swap};
 use millpond_segment::Encoding;
 use ulid::Ulid;
 use uuid::Uuid;
@@ -45,14 +45,14 @@ impl Found for Versioned<Manifest> {
 
 /// The names that a place's producers have drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Names {
-    place: u8,
-    ids: u8,
-    pages: u8,
+pub(crate) struct Names {
+    pub(crate) place: u8,
+    pub(crate) ids: u8,
+    pub(crate) pages: u8,
 }
 
 impl Names {
-    fn id(self) -> ProducerId {
+    pub(crate) fn id(self) -> ProducerId {
         let mut id = [0; 16];
         (id[0], id[1]) = (self.place, self.ids);
         ProducerId(id)
@@ -60,9 +60,9 @@ impl Names {
 }
 
 /// The clock of the model, and names that follow from the number of earlier draws.
-struct Drawn<'a> {
-    clock: u8,
-    names: &'a mut Names,
+pub(crate) struct Drawn<'a> {
+    pub(crate) clock: u8,
+    pub(crate) names: &'a mut Names,
 }
 
 impl Draw for Drawn<'_> {
@@ -202,10 +202,10 @@ impl Producer {
         };
         let group: Vec<_> = me.group.iter().map(|work| describe(*work, system)).collect();
         let is_known = world.store.manifest.producer(me.commits.producer()).is_some();
-        let mut next = me.commits.next(&group, &mut drawn);
+        let mut next = me.commits.next(Group::of(&group), &mut drawn);
         if next == Next::Registered {
             // This step makes no request.
-            next = me.commits.next(&group, &mut drawn);
+            next = me.commits.next(Group::of(&group), &mut drawn);
         }
         match next {
             Next::Swap(swap) if !alone || swap.attempt.is_none() => {
@@ -284,7 +284,11 @@ impl Producer {
                 let exists = store.manifest.version() > 0;
                 me.commits.read(exists.then(|| store.manifest.clone()));
             }
-            Next::Acknowledge(landed) => me.tell(landed, told),
+            Next::Settle(settlement) => {
+                if let Some(Own::Landed(landed)) = settlement.own {
+                    me.tell(landed, told);
+                }
+            }
             Next::UploadAgain { places, floor_ms } => {
                 for at in places {
                     let work = &mut me.group[at];

@@ -259,6 +259,10 @@ pub(crate) struct SettingsArgs {
     #[arg(long, value_name = "N", help_heading = "Settings")]
     writers: Option<u32>,
 
+    /// Raw bytes that ClickHouse takes in one INSERT at a time. The default was measured with one server on two cores [default: 47.5MB/s]
+    #[arg(long, value_name = "RATE", help_heading = "Settings")]
+    writer_throughput: Option<Rate>,
+
     /// Interval between two rounds of garbage collection in each consumer process; 0s for never [default: 5m]
     #[arg(long, value_name = "TIME", help_heading = "Settings")]
     gc_interval: Option<Time>,
@@ -349,6 +353,9 @@ impl SettingsArgs {
             if let Some(given) = given {
                 *count = given;
             }
+        }
+        if let Some(rate) = self.writer_throughput {
+            settings.writer_bytes_per_second = rate.0;
         }
         settings.zone_aware = self.zone_aware;
         settings.path = self.network;

@@ -93,11 +93,25 @@ pub(super) fn estimate(estimate: &Estimate, seen: Option<&Seen>, compare: bool) 
     );
     // A segment every minute may be one that lingered for a second.
     if seen.is_none() {
+        let falls_behind = estimate.writers.is_some_and(|writers| !writers.keep_up);
         line!(
             out,
-            "from gateway to row: p50 {}, p99 {} (the model's)",
+            "from gateway to row: p50 {}, p99 {} (the model's{})",
             time(estimate.latency.p50_seconds),
-            time(estimate.latency.p99_seconds)
+            time(estimate.latency.p99_seconds),
+            if falls_behind {
+                ", if the writers kept up"
+            } else {
+                ""
+            }
+        );
+    }
+    if let Some(writers) = &estimate.writers {
+        line!(
+            out,
+            "writers: {}, {:.0} % busy with INSERTs",
+            estimate.settings.writers,
+            100.0 * writers.busy
         );
     }
     if let Some(dominant) = &estimate.dominant {

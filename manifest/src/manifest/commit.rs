@@ -43,7 +43,7 @@ pub struct NewPart {
 
 /// A run of one producer's numbers, and the place of their records in the commit. Whoever commits them, each number
 /// enters the log at most once.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Claim {
     /// The producer of the records, which need not be the one that commits them.
     pub producer: ProducerId,
