@@ -464,6 +464,127 @@ func (x *Entry) GetParts() []*Part {
 	return nil
 }
 
+// The processes of a consumer that divide the shards. No promise depends on it.
+type Members struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BufferId      []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"`
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	WriterNonce   uint64                 `protobuf:"fixed64,3,opt,name=writer_nonce,json=writerNonce,proto3" json:"writer_nonce,omitempty"`
+	Members       []*Member              `protobuf:"bytes,4,rep,name=members,proto3" json:"members,omitempty"` // ordered by instance
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Members) Reset() {
+	*x = Members{}
+	mi := &file_manifest_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Members) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Members) ProtoMessage() {}
+
+func (x *Members) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Members.ProtoReflect.Descriptor instead.
+func (*Members) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Members) GetBufferId() []byte {
+	if x != nil {
+		return x.BufferId
+	}
+	return nil
+}
+
+func (x *Members) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Members) GetWriterNonce() uint64 {
+	if x != nil {
+		return x.WriterNonce
+	}
+	return 0
+}
+
+func (x *Members) GetMembers() []*Member {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+type Member struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Instance      string                 `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"` // as in the cursors that it owns
+	Beats         uint64                 `protobuf:"varint,2,opt,name=beats,proto3" json:"beats,omitempty"`      // counts its signs of life
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Member) Reset() {
+	*x = Member{}
+	mi := &file_manifest_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Member) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Member) ProtoMessage() {}
+
+func (x *Member) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Member.ProtoReflect.Descriptor instead.
+func (*Member) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Member) GetInstance() string {
+	if x != nil {
+		return x.Instance
+	}
+	return ""
+}
+
+func (x *Member) GetBeats() uint64 {
+	if x != nil {
+		return x.Beats
+	}
+	return 0
+}
+
 // A sealed run of entries in a separate object: immutable, put-if-absent.
 type Page struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -477,7 +598,7 @@ type Page struct {
 
 func (x *Page) Reset() {
 	*x = Page{}
-	mi := &file_manifest_proto_msgTypes[4]
+	mi := &file_manifest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -489,7 +610,7 @@ func (x *Page) String() string {
 func (*Page) ProtoMessage() {}
 
 func (x *Page) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[4]
+	mi := &file_manifest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -502,7 +623,7 @@ func (x *Page) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Page.ProtoReflect.Descriptor instead.
 func (*Page) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{4}
+	return file_manifest_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Page) GetBufferId() []byte {
@@ -548,7 +669,7 @@ type PageReference struct {
 
 func (x *PageReference) Reset() {
 	*x = PageReference{}
-	mi := &file_manifest_proto_msgTypes[5]
+	mi := &file_manifest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -560,7 +681,7 @@ func (x *PageReference) String() string {
 func (*PageReference) ProtoMessage() {}
 
 func (x *PageReference) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[5]
+	mi := &file_manifest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -573,7 +694,7 @@ func (x *PageReference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageReference.ProtoReflect.Descriptor instead.
 func (*PageReference) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{5}
+	return file_manifest_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PageReference) GetFirst() uint64 {
@@ -631,7 +752,7 @@ type Producer struct {
 
 func (x *Producer) Reset() {
 	*x = Producer{}
-	mi := &file_manifest_proto_msgTypes[6]
+	mi := &file_manifest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -643,7 +764,7 @@ func (x *Producer) String() string {
 func (*Producer) ProtoMessage() {}
 
 func (x *Producer) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[6]
+	mi := &file_manifest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -656,7 +777,7 @@ func (x *Producer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Producer.ProtoReflect.Descriptor instead.
 func (*Producer) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{6}
+	return file_manifest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Producer) GetId() []byte {
@@ -713,7 +834,7 @@ type Manifest struct {
 
 func (x *Manifest) Reset() {
 	*x = Manifest{}
-	mi := &file_manifest_proto_msgTypes[7]
+	mi := &file_manifest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +846,7 @@ func (x *Manifest) String() string {
 func (*Manifest) ProtoMessage() {}
 
 func (x *Manifest) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[7]
+	mi := &file_manifest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +859,7 @@ func (x *Manifest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Manifest.ProtoReflect.Descriptor instead.
 func (*Manifest) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{7}
+	return file_manifest_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Manifest) GetBufferId() []byte {
@@ -835,7 +956,7 @@ type BatchingPolicy struct {
 
 func (x *BatchingPolicy) Reset() {
 	*x = BatchingPolicy{}
-	mi := &file_manifest_proto_msgTypes[8]
+	mi := &file_manifest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +968,7 @@ func (x *BatchingPolicy) String() string {
 func (*BatchingPolicy) ProtoMessage() {}
 
 func (x *BatchingPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[8]
+	mi := &file_manifest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +981,7 @@ func (x *BatchingPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchingPolicy.ProtoReflect.Descriptor instead.
 func (*BatchingPolicy) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{8}
+	return file_manifest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BatchingPolicy) GetBatchRecords() uint64 {
@@ -929,7 +1050,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -941,7 +1062,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -954,7 +1075,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{9}
+	return file_manifest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Plan) GetLow() uint64 {
@@ -982,7 +1103,7 @@ type StreamCursor struct {
 
 func (x *StreamCursor) Reset() {
 	*x = StreamCursor{}
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -994,7 +1115,7 @@ func (x *StreamCursor) String() string {
 func (*StreamCursor) ProtoMessage() {}
 
 func (x *StreamCursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1007,7 +1128,7 @@ func (x *StreamCursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamCursor.ProtoReflect.Descriptor instead.
 func (*StreamCursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{10}
+	return file_manifest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StreamCursor) GetStream() string {
@@ -1044,7 +1165,7 @@ type Skip struct {
 
 func (x *Skip) Reset() {
 	*x = Skip{}
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1056,7 +1177,7 @@ func (x *Skip) String() string {
 func (*Skip) ProtoMessage() {}
 
 func (x *Skip) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1069,7 +1190,7 @@ func (x *Skip) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skip.ProtoReflect.Descriptor instead.
 func (*Skip) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{11}
+	return file_manifest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Skip) GetStream() string {
@@ -1114,7 +1235,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1247,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +1260,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{12}
+	return file_manifest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Refused) GetStream() string {
@@ -1188,7 +1309,7 @@ type SinkTable struct {
 
 func (x *SinkTable) Reset() {
 	*x = SinkTable{}
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1321,7 @@ func (x *SinkTable) String() string {
 func (*SinkTable) ProtoMessage() {}
 
 func (x *SinkTable) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1334,7 @@ func (x *SinkTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkTable.ProtoReflect.Descriptor instead.
 func (*SinkTable) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{13}
+	return file_manifest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SinkTable) GetName() string {
@@ -1242,7 +1363,7 @@ type SinkTables struct {
 
 func (x *SinkTables) Reset() {
 	*x = SinkTables{}
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1254,7 +1375,7 @@ func (x *SinkTables) String() string {
 func (*SinkTables) ProtoMessage() {}
 
 func (x *SinkTables) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1267,7 +1388,7 @@ func (x *SinkTables) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkTables.ProtoReflect.Descriptor instead.
 func (*SinkTables) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{14}
+	return file_manifest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SinkTables) GetTables() []*SinkTable {
@@ -1304,7 +1425,7 @@ type TableClaim struct {
 
 func (x *TableClaim) Reset() {
 	*x = TableClaim{}
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1437,7 @@ func (x *TableClaim) String() string {
 func (*TableClaim) ProtoMessage() {}
 
 func (x *TableClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1450,7 @@ func (x *TableClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableClaim.ProtoReflect.Descriptor instead.
 func (*TableClaim) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{15}
+	return file_manifest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TableClaim) GetId() uint64 {
@@ -1390,7 +1511,7 @@ type Cursor struct {
 
 func (x *Cursor) Reset() {
 	*x = Cursor{}
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +1523,7 @@ func (x *Cursor) String() string {
 func (*Cursor) ProtoMessage() {}
 
 func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +1536,7 @@ func (x *Cursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
 func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{16}
+	return file_manifest_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Cursor) GetBufferId() []byte {
@@ -1595,7 +1716,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_manifest_proto_msgTypes[17]
+	mi := &file_manifest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1607,7 +1728,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[17]
+	mi := &file_manifest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1620,7 +1741,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{17}
+	return file_manifest_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeadLetter) GetBufferId() []byte {
@@ -1747,7 +1868,15 @@ const file_manifest_proto_rawDesc = "" +
 	"\asegment\x18\x01 \x01(\fR\asegment\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12&\n" +
 	"\x0fcommitted_at_ms\x18\x03 \x01(\x04R\rcommittedAtMs\x12'\n" +
-	"\x05parts\x18\x04 \x03(\v2\x11.millpond.v1.PartR\x05parts\"}\n" +
+	"\x05parts\x18\x04 \x03(\v2\x11.millpond.v1.PartR\x05parts\"\x92\x01\n" +
+	"\aMembers\x12\x1b\n" +
+	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12!\n" +
+	"\fwriter_nonce\x18\x03 \x01(\x06R\vwriterNonce\x12-\n" +
+	"\amembers\x18\x04 \x03(\v2\x13.millpond.v1.MemberR\amembers\":\n" +
+	"\x06Member\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\x12\x14\n" +
+	"\x05beats\x18\x02 \x01(\x04R\x05beats\"}\n" +
 	"\x04Page\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x14\n" +
@@ -1899,7 +2028,7 @@ func file_manifest_proto_rawDescGZIP() []byte {
 }
 
 var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_manifest_proto_goTypes = []any{
 	(Encoding)(0),          // 0: millpond.v1.Encoding
 	(Ownership)(0),         // 1: millpond.v1.Ownership
@@ -1908,46 +2037,49 @@ var file_manifest_proto_goTypes = []any{
 	(*Stream)(nil),         // 4: millpond.v1.Stream
 	(*Part)(nil),           // 5: millpond.v1.Part
 	(*Entry)(nil),          // 6: millpond.v1.Entry
-	(*Page)(nil),           // 7: millpond.v1.Page
-	(*PageReference)(nil),  // 8: millpond.v1.PageReference
-	(*Producer)(nil),       // 9: millpond.v1.Producer
-	(*Manifest)(nil),       // 10: millpond.v1.Manifest
-	(*BatchingPolicy)(nil), // 11: millpond.v1.BatchingPolicy
-	(*Plan)(nil),           // 12: millpond.v1.Plan
-	(*StreamCursor)(nil),   // 13: millpond.v1.StreamCursor
-	(*Skip)(nil),           // 14: millpond.v1.Skip
-	(*Refused)(nil),        // 15: millpond.v1.Refused
-	(*SinkTable)(nil),      // 16: millpond.v1.SinkTable
-	(*SinkTables)(nil),     // 17: millpond.v1.SinkTables
-	(*TableClaim)(nil),     // 18: millpond.v1.TableClaim
-	(*Cursor)(nil),         // 19: millpond.v1.Cursor
-	(*DeadLetter)(nil),     // 20: millpond.v1.DeadLetter
+	(*Members)(nil),        // 7: millpond.v1.Members
+	(*Member)(nil),         // 8: millpond.v1.Member
+	(*Page)(nil),           // 9: millpond.v1.Page
+	(*PageReference)(nil),  // 10: millpond.v1.PageReference
+	(*Producer)(nil),       // 11: millpond.v1.Producer
+	(*Manifest)(nil),       // 12: millpond.v1.Manifest
+	(*BatchingPolicy)(nil), // 13: millpond.v1.BatchingPolicy
+	(*Plan)(nil),           // 14: millpond.v1.Plan
+	(*StreamCursor)(nil),   // 15: millpond.v1.StreamCursor
+	(*Skip)(nil),           // 16: millpond.v1.Skip
+	(*Refused)(nil),        // 17: millpond.v1.Refused
+	(*SinkTable)(nil),      // 18: millpond.v1.SinkTable
+	(*SinkTables)(nil),     // 19: millpond.v1.SinkTables
+	(*TableClaim)(nil),     // 20: millpond.v1.TableClaim
+	(*Cursor)(nil),         // 21: millpond.v1.Cursor
+	(*DeadLetter)(nil),     // 22: millpond.v1.DeadLetter
 }
 var file_manifest_proto_depIdxs = []int32{
 	0,  // 0: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
 	5,  // 1: millpond.v1.Entry.parts:type_name -> millpond.v1.Part
-	6,  // 2: millpond.v1.Page.entries:type_name -> millpond.v1.Entry
-	4,  // 3: millpond.v1.Manifest.streams:type_name -> millpond.v1.Stream
-	8,  // 4: millpond.v1.Manifest.pages:type_name -> millpond.v1.PageReference
-	6,  // 5: millpond.v1.Manifest.tail:type_name -> millpond.v1.Entry
-	9,  // 6: millpond.v1.Manifest.producers:type_name -> millpond.v1.Producer
-	12, // 7: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
-	16, // 8: millpond.v1.SinkTables.tables:type_name -> millpond.v1.SinkTable
-	18, // 9: millpond.v1.SinkTables.claim:type_name -> millpond.v1.TableClaim
-	16, // 10: millpond.v1.TableClaim.tables:type_name -> millpond.v1.SinkTable
-	1,  // 11: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
-	11, // 12: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
-	13, // 13: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
-	14, // 14: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
-	15, // 15: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
-	17, // 16: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
-	2,  // 17: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
-	0,  // 18: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	8,  // 2: millpond.v1.Members.members:type_name -> millpond.v1.Member
+	6,  // 3: millpond.v1.Page.entries:type_name -> millpond.v1.Entry
+	4,  // 4: millpond.v1.Manifest.streams:type_name -> millpond.v1.Stream
+	10, // 5: millpond.v1.Manifest.pages:type_name -> millpond.v1.PageReference
+	6,  // 6: millpond.v1.Manifest.tail:type_name -> millpond.v1.Entry
+	11, // 7: millpond.v1.Manifest.producers:type_name -> millpond.v1.Producer
+	14, // 8: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
+	18, // 9: millpond.v1.SinkTables.tables:type_name -> millpond.v1.SinkTable
+	20, // 10: millpond.v1.SinkTables.claim:type_name -> millpond.v1.TableClaim
+	18, // 11: millpond.v1.TableClaim.tables:type_name -> millpond.v1.SinkTable
+	1,  // 12: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
+	13, // 13: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
+	15, // 14: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
+	16, // 15: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
+	17, // 16: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
+	19, // 17: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
+	2,  // 18: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
+	0,  // 19: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -1961,7 +2093,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
