@@ -195,6 +195,13 @@ CATCHERS = {
     ],
     "stale-state-judges": [scripted(r"left: .*is of a producer that the manifest does not know")],
     "repeated-offer-joins": [scripted(r"right: .*refused: the same claim")],
+    "landed-takes-a-turn": [
+        Catcher(
+            "producer/src/lib.rs",
+            "turns::tests::a_commit_that_landed_and_was_reported_as_refused_waits_for_nobody",
+            r"left: Some\(",
+        )
+    ],
     "producer-claimed-twice": [
         claimed("a_producer_cannot_occur_twice", r"`Result::unwrap_err\(\)` on an `Ok` value")
     ],

@@ -158,6 +158,7 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 			}
 		case made:
 		case heldUp:
+			c.turns.heldUp()
 			time.Sleep(c.environment.wait(&backoff))
 		case lostRace:
 			c.lostLast = true
@@ -182,6 +183,7 @@ func (c *committer) step(group []uploadedWork) ([]uploadedWork, progress) {
 		// This producer has forwarded nothing and holds nobody's records.
 		c.counters.commitsFound.Add(1)
 		if next.own != nil {
+			c.turns.committed(c.commits.known.State, c.commits.producer, time.Now())
 			group = c.succeed(group, next.own.landed)
 		}
 		return group, committed
@@ -252,7 +254,9 @@ func (c *committer) hear(news news) {
 func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, progress) {
 	began := time.Now()
 	outcome, snapshot, err := manifest.Swap(c.ctx, c.store, c.shard, swap.expected, swap.next)
-	c.turns.took(c.readTook + time.Since(began))
+	if outcome != storage.Unknown {
+		c.turns.took(c.readTook + time.Since(began))
+	}
 	c.counters.commits[outcome].Add(1)
 	if err != nil {
 		c.health.heldUp(committing, err)

@@ -37,7 +37,7 @@ type ownCommit struct {
 	at            time.Time
 }
 
-// took records the duration of an attempt: a read and a swap.
+// took records the duration of an attempt that the store answered: a read and a swap.
 func (t *turns) took(attempt time.Duration) {
 	if t.attempt == 0 {
 		t.attempt = attempt
@@ -58,13 +58,17 @@ func (t *turns) committed(state *manifest.Manifest, producer manifest.ProducerID
 	}
 }
 
+// heldUp records that the store did not answer. The time until it does is nobody's turn, so the pace is measured anew.
+func (t *turns) heldUp() { t.own, t.notBefore = nil, time.Time{} }
+
 // lost records that this producer lost a race, and that the manifest has this state now. The producer leaves every
-// active producer whose last commit is older than its own the time of one commit.
+// active producer whose last commit is older than its own the time of one commit. If its own commit has landed, it waits
+// for nobody: its callers wait for the answer alone.
 func (t *turns) lost(state *manifest.Manifest, producer manifest.ProducerID, now time.Time) {
 	t.notBefore = time.Time{}
 	own, found := state.Producer(producer)
 	pace, isContended := t.pace(state.Stamp.Version, now)
-	if !found || !isContended {
+	if !found || !isContended || own.FirstSequence > t.own[len(t.own)-1].firstSequence {
 		return
 	}
 	var older time.Duration

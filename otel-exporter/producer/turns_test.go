@@ -47,6 +47,28 @@ func contendedTurns() *turns {
 	return t
 }
 
+// The store refuses the second copy of a swap of which the first landed. The own row is then the newest.
+func TestACommitThatLandedAndWasReportedAsRefusedWaitsForNobody(t *testing.T) {
+	rows := map[byte]uint64{0: 200}
+	for number := range 40 {
+		rows[byte(number+1)] = 111 + uint64(number)
+	}
+	turns, now := contendedTurns(), turnsBegan.Add(12*time.Second)
+	turns.lost(turnsManifest(220, rows), turnsID(0), now)
+	if wait := turns.wait(now); wait != 0 {
+		t.Errorf("it waits %v", wait)
+	}
+}
+
+func TestAnOutageIsNoPace(t *testing.T) {
+	turns, now := contendedTurns(), turnsBegan.Add(72*time.Second)
+	turns.heldUp()
+	turns.lost(turnsManifest(121, map[byte]uint64{0: 110, 1: 109, 2: 108, 3: 107}), turnsID(0), now)
+	if wait := turns.wait(now); wait != 0 {
+		t.Errorf("it waits %v", wait)
+	}
+}
+
 func TestALoserLeavesTheManifestToThoseThatHaveWaitedLonger(t *testing.T) {
 	many := map[byte]uint64{0: 110}
 	for number := range 255 {

@@ -192,6 +192,7 @@ impl Committer {
                 }
                 Progress::Made => {}
                 Progress::HeldUp => {
+                    self.turns.held_up();
                     self.trace_attempt(&mut group);
                     self.trace_failure(&group);
                     backoff.pause(&*self.upload.environment).await;
@@ -241,7 +242,9 @@ impl Committer {
             Next::Swap(swap) => {
                 let began = Instant::now();
                 let (answer, progress) = self.swap(swap.expected, *swap.next).await;
-                self.turns.took(self.read_took + began.elapsed());
+                if !matches!(answer, Answer::Unknown) {
+                    self.turns.took(self.read_took + began.elapsed());
+                }
                 let news = self.commits.swapped(answer);
                 self.hear(news);
                 let Some(landed) = news.landed else {
@@ -390,6 +393,10 @@ impl Committer {
     /// Handles what the table shows about the group. This producer has forwarded nothing and holds nobody's records.
     fn settle(&mut self, group: &mut Vec<UploadedWork>, settlement: &Settlement) {
         if let Some(Own::Landed(landed)) = settlement.own {
+            if let Some(manifest) = self.commits.manifest() {
+                self.turns
+                    .committed(manifest, self.commits.producer(), self.began.elapsed());
+            }
             self.succeed(group, landed);
         }
     }

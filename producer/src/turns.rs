@@ -37,7 +37,7 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Records the duration of an attempt: a read and a swap.
+    /// Records the duration of an attempt that the store answered: a read and a swap.
     pub(crate) fn took(&mut self, attempt: Duration) {
         self.attempt = match self.attempt {
             Duration::ZERO => attempt,
@@ -61,12 +61,31 @@ impl Turns {
     }
 
     /// Records that this producer lost a race, and that the manifest has this state now. The producer leaves every
-    /// active producer whose last commit is older than its own the time of one commit.
+    /// active producer whose last commit is older than its own the time of one commit. If its own commit has landed, it
+    /// waits for nobody: its callers wait for the answer alone.
     pub(crate) fn lost(&mut self, manifest: &Manifest, producer: ProducerId, now: Duration) {
+        self.not_before = None;
+        if self.has_landed(manifest, producer) {
+            return;
+        }
         self.not_before = self.pace(manifest.stamp.version, now).map(|pace| {
             let older = self.older(manifest, producer);
             now + (pace * older).min(WAIT_MAX)
         });
+    }
+
+    /// Records that the store did not answer. The time until it does is nobody's turn, so the pace is measured anew.
+    pub(crate) fn held_up(&mut self) {
+        self.own.clear();
+        self.not_before = None;
+    }
+
+    /// Returns true if the manifest has a commit of this producer that it does not know of.
+    fn has_landed(&self, manifest: &Manifest, producer: ProducerId) -> bool {
+        let (Some(last), Some(row)) = (self.own.last(), manifest.producer(producer)) else {
+            return false;
+        };
+        row.first_sequence > last.first_sequence
     }
 
     /// The wait before the next attempt, if there is one.
@@ -182,5 +201,25 @@ mod tests {
         assert_eq!(turns.wait(12 * SECOND), Some(WAIT_MAX));
         turns.lost(&manifest(7, &rows), OWN, 12 * SECOND);
         assert_eq!(turns.wait(12 * SECOND), None);
+    }
+
+    /// The store refuses the second copy of a swap of which the first landed. The own row is then the newest.
+    #[test]
+    fn a_commit_that_landed_and_was_reported_as_refused_waits_for_nobody() {
+        let mut turns = contended();
+        let others = (1..=40).map(|number| (number, 110 + u64::from(number)));
+        let rows: Vec<(u8, u64)> = [(0, 200)].into_iter().chain(others).collect();
+        turns.lost(&manifest(220, &rows), OWN, 12 * SECOND);
+        assert_eq!(turns.wait(12 * SECOND), None);
+    }
+
+    #[test]
+    fn an_outage_is_no_pace() {
+        let mut turns = contended();
+        turns.held_up();
+        // The store is back since one second, and others have committed in it.
+        let rows = [(0, 110), (1, 109), (2, 108), (3, 107), (4, 106), (5, 129)];
+        turns.lost(&manifest(121, &rows), OWN, 72 * SECOND);
+        assert_eq!(turns.wait(72 * SECOND), None);
     }
 }
