@@ -43,8 +43,10 @@ pub struct Activity {
     pub page_reads: f64,
     /// PUTs of cursors: plans, acknowledgements, renewals.
     pub cursor_swaps: f64,
-    /// GETs by standby processes.
+    /// GETs of cursors that another process owns.
     pub standby_reads: f64,
+    /// GETs and as many PUTs of the list of a consumer's processes, which divide several shards.
+    pub member_beats: f64,
     /// GETs of garbage collectors.
     pub gc_reads: f64,
     /// LISTs of garbage collectors.
@@ -147,7 +149,16 @@ impl Activity {
             part_reads: consumers * segments * f64::from(settings.streams),
             page_reads: consumers * pages * (1.0 - swaps.acknowledged),
             cursor_swaps: consumers * (active * swaps.rate + idle_swaps),
-            standby_reads: standbys * shards * 2.0 / (STANDBY_SECONDS + 2.0 * request.get_seconds),
+            standby_reads: if settings.divides() {
+                standbys * shards * 3.0 / settings.lease_seconds
+            } else {
+                standbys * shards * 2.0 / (STANDBY_SECONDS + 2.0 * request.get_seconds)
+            },
+            member_beats: if settings.divides() {
+                (consumers + standbys) * 3.0 / settings.lease_seconds
+            } else {
+                0.0
+            },
             gc_reads: rounds.rate * (1.0 + looks * (1.0 + consumers)) + pages * rounds.processes,
             gc_lists: rounds.rate * lists,
             gc_swaps: changes * active,
@@ -176,12 +187,14 @@ impl Activity {
                 + self.swaps_refused
                 + self.pages
                 + self.cursor_swaps
+                + self.member_beats
                 + self.gc_swaps,
             get: self.commit_reads
                 + self.polls
                 + self.part_reads
                 + self.page_reads
                 + self.standby_reads
+                + self.member_beats
                 + self.gc_reads,
             list: self.gc_lists,
             delete: self.deletes,

@@ -38,12 +38,12 @@ impl Inserts {
     }
 }
 
-/// The load of the writers of a consumer, one process for all shards.
+/// The load of the writers of a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Writers {
     /// Share of their time in which they have an INSERT in flight. Above 1, they cannot keep up.
     pub busy: f64,
-    /// The number of writers that keep up with the load.
+    /// The number of writers of each process that keep up with the load.
     pub needed: u32,
     /// True if the writers keep up.
     pub keep_up: bool,
@@ -54,7 +54,10 @@ impl Writers {
     pub fn of(load: &Load, settings: &Settings) -> Writers {
         let segments = f64::from(settings.producers) / settings.fill_seconds(load);
         let inserts = Inserts::of(load.raw_bytes_per_second() / segments, settings);
-        let needed = segments * inserts.chunks * inserts.chunk_seconds;
+        // Processes divide the shards; with one shard, one process works.
+        let processes = f64::from((1 + settings.standbys).min(settings.shards));
+        let needed =
+            segments * inserts.chunks * inserts.chunk_seconds / processes.min(settings.active_shards());
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,

@@ -102,6 +102,8 @@ pub(crate) fn bill(
                 get("pages read", activity.page_reads),
                 put("cursor swaps", activity.cursor_swaps),
                 get("processes standing by", activity.standby_reads),
+                put("signs of life of processes", activity.member_beats),
+                get("lists of processes", activity.member_beats),
             ],
         ),
         group(

@@ -31,7 +31,7 @@ pub struct Settings {
     pub shards: u32,
     /// Named consumers; each reads everything.
     pub consumers: u32,
-    /// Standby processes per consumer.
+    /// Processes per consumer beyond the first. With one shard they stand by.
     pub standbys: u32,
     /// Streams per segment.
     pub streams: u32,
@@ -108,6 +108,11 @@ impl Settings {
     /// Shards with at least one producer: each producer has one.
     pub(crate) fn active_shards(&self) -> f64 {
         f64::from(self.shards.min(self.producers))
+    }
+
+    /// Returns true if the processes of a consumer divide the shards.
+    pub(crate) fn divides(&self) -> bool {
+        self.shards > 1
     }
 
     /// Producers per active shard.

@@ -231,7 +231,7 @@ pub(crate) struct SettingsArgs {
     #[arg(long, value_name = "N", help_heading = "Settings")]
     consumers: Option<u32>,
 
-    /// Number of standby processes per consumer [default: 0]
+    /// Further processes per consumer. They divide the shards; with one shard they stand by [default: 0]
     #[arg(long, value_name = "N", help_heading = "Settings")]
     standbys: Option<u32>,
 
