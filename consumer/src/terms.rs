@@ -62,7 +62,9 @@ impl Shard {
             self.worker.metrics.owned_shards.dec();
             // If this process took the cursor back at once, it and the next owner would fight over it.
             take_over = false;
-            if matches!(term?, TermEnd::Released) && self.shutdown.is_cancelled() {
+            // A repair ends by itself. A shard that was given away may come back.
+            let was_given = here.shutdown.is_cancelled() && !self.shutdown.is_cancelled();
+            if matches!(term?, TermEnd::Released) && !was_given {
                 return Ok(());
             }
         }
