@@ -10,7 +10,7 @@ use millpond_storage::Store;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -30,8 +30,8 @@ pub(crate) struct Membership {
     pub(crate) instance: String,
     pub(crate) lease: Duration,
     division: Mutex<Division>,
-    /// Counts the changes of the division.
-    changed: watch::Sender<u64>,
+    /// Wakes those who wait for a change of the division, in the order in which they began to wait.
+    changed: Notify,
 }
 
 impl Membership {
@@ -52,7 +52,7 @@ impl Membership {
             instance: instance.to_owned(),
             lease,
             division: Mutex::new(Division::new(instance, lease)),
-            changed: watch::Sender::new(0),
+            changed: Notify::new(),
         }
     }
 
@@ -67,14 +67,13 @@ impl Membership {
 
     pub(crate) fn set_shards(&self, shards: u32) {
         self.division().set_shards(shards, self.now());
-        self.changed.send_modify(|changes| *changes += 1);
+        self.changed.notify_waiters();
     }
 
     /// Waits for a change of the division, at most so long.
     pub(crate) async fn changes_within(&self, most: Duration) {
-        let mut changed = self.changed.subscribe();
-        // Nobody drops the sender while this waits.
-        let _ = tokio::time::timeout(most, changed.changed()).await;
+        // A wait that ends without a change is as good.
+        let _ = tokio::time::timeout(most, self.changed.notified()).await;
     }
 
     /// Waits until a shard of this process is another member's. Returns that member.
@@ -189,7 +188,7 @@ impl Membership {
         self.metrics.members.set(living);
         // Those who wait look at the list themselves: a look that shows nothing new must not wake the others.
         if is_new {
-            self.changed.send_modify(|changes| *changes += 1);
+            self.changed.notify_waiters();
         }
     }
 
