@@ -495,11 +495,15 @@ CATCHERS = {
         )
     ],
     "doubt-forgotten": [
-        dividing("a_member_that_takes_nothing_keeps_no_shard_from_the_others", r"left: ")
+        dividing(
+            "a_member_that_takes_nothing_keeps_no_shard_from_the_others",
+            "never: the shards are divided",
+        )
     ],
     "silent-member-trusted": [
         dividing(
-            "the_others_take_the_shards_of_a_process_that_dies_within_a_lease", r"died\.elapsed"
+            "the_others_take_the_shards_of_a_process_that_dies_within_a_lease",
+            "they are taken after",
         )
     ],
     "chunks-beyond-memory": [

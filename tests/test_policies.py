@@ -231,7 +231,7 @@ _MAY = {
         "other cursor": "r",
     },
     "operator": {
-        "buffer": "r",
+        "buffer": "rw",
         "manifest": "r",
         "segment": "r",
         "page": "r",

@@ -162,7 +162,7 @@ async fn the_others_take_the_shards_of_a_process_that_dies_within_a_lease() {
     divided(&log, 4, &[("a", 4)]).await;
     assert!(
         died.elapsed() <= LEASE + Duration::from_secs(2),
-        "{:?}",
+        "they are taken after {:?}",
         died.elapsed()
     );
     a.stop().await.unwrap();
