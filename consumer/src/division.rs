@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The members of a consumer, as one of them sees them. All times are of its own clock.
+/// One process's view of its consumer's members. Times are on that process's own clock.
 #[derive(Debug)]
 pub(crate) struct Division {
     me: String,
@@ -22,10 +22,10 @@ pub(crate) struct Division {
     doubted: BTreeMap<(u32, String), Duration>,
 }
 
-/// A member is gone from the list when it has given no sign of life for so many leases.
+/// Leases without a sign of life after which a member is removed from the list.
 const LEASES_UNTIL_GONE: u32 = 10;
 
-/// A member that lets a free shard be gets it no more for so many leases.
+/// Leases during which a member that did not take its free shard is not offered it again.
 const LEASES_OF_DOUBT: u32 = 10;
 
 impl Division {
@@ -106,8 +106,8 @@ impl Division {
         self.rightful(shard).is_some_and(|(member, _)| *member == self.me)
     }
 
-    /// Returns true if this process may take a shard that nobody has owned since `free_since`. Another one's shard is free
-    /// for anybody after a lease: its member cannot take it, or there is none.
+    /// Returns true if this process may take a shard that nobody has owned since `free_since`: its own at once, another
+    /// member's after a lease, because that member evidently cannot take it.
     pub(crate) fn may_take(&self, shard: u32, free_since: Duration, now: Duration) -> bool {
         !self.is_needed() || self.is_mine(shard) || now.saturating_sub(free_since) >= self.lease
     }

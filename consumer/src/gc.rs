@@ -444,12 +444,7 @@ impl GarbageCollector {
         needs: &mut Needs,
     ) -> Result<bool, CollectError> {
         for found in self.store.list(&layout::consumers(0)).await? {
-            let folder = layout::consumers(0);
-            let name = found
-                .key
-                .strip_prefix(&folder)
-                .and_then(|name| name.strip_prefix('/')?.strip_suffix("/cursor"));
-            let Some(name) = name.filter(|name| layout::check_reader_name(name).is_ok()) else {
+            let Some(name) = layout::reader_of_cursor(0, &found.key) else {
                 continue;
             };
             if cursors.contains(&layout::cursor(shard, name)) {

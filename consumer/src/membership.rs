@@ -142,7 +142,7 @@ impl Membership {
                 }
                 Swap::Mismatch => "another member was first".clone_into(&mut reason),
                 Swap::Unknown(error) => {
-                    // What was read is true all the same.
+                    // The outcome of the write does not affect what was read.
                     self.observe(&before);
                     return Err(error.to_string());
                 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-/// A process lets a shard be.
+/// The process leaves a shard alone for now.
 struct LetsBe {
     /// The owner of the cursor.
     owner: Option<String>,
@@ -80,8 +80,7 @@ impl Shard {
         std::future::pending().await
     }
 
-    /// Waits as long as the division says that this process lets the shard be. Returns the time to wait until the next
-    /// look, or `None` if the process may take the cursor now.
+    /// Asks the division whether this process leaves the shard alone for now. `None`: it may take the cursor.
     async fn lets_be(&self, free_since: &mut Option<Duration>) -> Result<Option<LetsBe>, ConsumeError> {
         let Some(membership) = &self.membership else {
             return Ok(None);

@@ -25,7 +25,7 @@ fn process(instance: &str) -> Config {
     }
 }
 
-/// Starts a process on a machine of its own, whose clocks follow tokio's.
+/// Starts a process on its own machine, whose uptime follows tokio's clock.
 fn run(store: &Store, config: Config, table: &Arc<Table>) -> Running {
     start_on(&Machine::with_one_thread(), store, config, table)
 }

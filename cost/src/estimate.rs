@@ -262,8 +262,8 @@ fn warnings(
     if let Some(Writers { needed, .. }) = writers.filter(|writers| !writers.keep_up) {
         warnings.push(format!(
             "the consumer falls behind: {}/s of raw bytes keep {needed} writers busy with INSERTs of {}/s each, and there are {}; the latency is \
-             that of a consumer that keeps up. Give --writers {needed}, or measure what one INSERT takes and give --writer-throughput; so many \
-             writers also need --memory-limit for their chunks",
+             that of a consumer that keeps up. Give --writers {needed}, or measure what one INSERT takes and give --writer-throughput; more \
+             writers also need a larger --memory-limit",
             bytes(load.raw_bytes_per_second()),
             bytes(settings.writer_bytes_per_second),
             settings.writers

@@ -21,7 +21,7 @@ pub(crate) struct Inserts {
 }
 
 impl Inserts {
-    /// The INSERTs of a segment with so many raw bytes.
+    /// The INSERTs of a segment of this raw size.
     pub(crate) fn of(raw_bytes: f64, settings: &Settings) -> Inserts {
         let chunks = (raw_bytes / CHUNK_BYTES).max(1.0);
         Inserts {
@@ -31,7 +31,7 @@ impl Inserts {
         }
     }
 
-    /// The time until so many segments, which have come at once, are in the table: each writer takes a chunk at a time,
+    /// The time to insert this many segments that arrive together: each writer takes a chunk at a time,
     /// and a chunk is not divided.
     pub(crate) fn seconds(&self, segments: f64) -> f64 {
         self.chunk_seconds * (segments * self.chunks / self.writers).max(1.0)

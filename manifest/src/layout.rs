@@ -31,6 +31,13 @@ pub fn cursor(shard: u32, consumer: &str) -> String {
     format!("shards/{shard:04}/consumers/{consumer}/cursor")
 }
 
+/// The consumer whose cursor in this shard has this key. `None` for other objects, and for cursors of repairs.
+pub fn reader_of_cursor(shard: u32, key: &str) -> Option<&str> {
+    let name = key.strip_prefix(&consumers(shard))?.strip_prefix('/')?;
+    let name = name.strip_suffix("/cursor")?;
+    check_reader_name(name).ok().map(|()| name)
+}
+
 /// The key of the list of a consumer's processes.
 pub fn members(consumer: &str) -> String {
     format!("shards/0000/consumers/{consumer}/members")
@@ -125,6 +132,20 @@ mod tests {
             assert!(error.contains("belong to repairs"), "{error}");
         }
         assert!(check_reader_name("../x").is_err());
+    }
+
+    #[test]
+    fn a_cursors_key_names_its_consumer() {
+        assert_eq!(reader_of_cursor(3, &cursor(3, "default")), Some("default"));
+        for other in [
+            cursor(0, "default"),
+            cursor(3, "default.repair"),
+            members("default"),
+            "shards/0003/consumers/a/b/cursor".to_owned(),
+            "shards/0003/consumers/cursor".to_owned(),
+        ] {
+            assert_eq!(reader_of_cursor(3, &other), None, "{other}");
+        }
     }
 
     #[test]

@@ -76,7 +76,7 @@ fn unusable(claims: impl IntoIterator<Item = (usize, ClaimRefusal)>) -> CommitRe
 #[test]
 fn every_producer_has_the_place_of_its_own_records() {
     let log = committed(&registered(), &[Claim::one(A, 1, 0..1)], &segments(0..1));
-    // B's records are in a segment of A's; C has uploaded two of its own, with a run of three numbers.
+    // B's records are in one of A's segments. C claims three numbers with two segments that it uploaded itself.
     let claims = [Claim::one(A, 2, 0..2), Claim::one(B, 1, 1..2), run(C, 1, 3, 2..4)];
     let log = committed(&log, &claims, &segments(1..5));
     assert_eq!(log.next_sequence, 5);

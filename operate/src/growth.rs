@@ -116,12 +116,9 @@ async fn registers(store: &Store) -> anyhow::Result<Vec<Cursor>> {
 
 /// The keys of the consumers' cursors in a shard with the consumers' names. Repairs read no new data.
 async fn consumers(store: &Store, shard: u32) -> anyhow::Result<Vec<(String, String)>> {
-    let folder = format!("{}/", layout::consumers(shard));
     let listed = store.list(&layout::consumers(shard)).await?;
     let names = listed.into_iter().filter_map(|found| {
-        let consumer = found.key.strip_prefix(&folder)?.strip_suffix("/cursor")?;
-        layout::check_reader_name(consumer).ok()?;
-        let consumer = consumer.to_owned();
+        let consumer = layout::reader_of_cursor(shard, &found.key)?.to_owned();
         Some((found.key, consumer))
     });
     Ok(names.collect())

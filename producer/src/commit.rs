@@ -169,11 +169,6 @@ impl<S: Found> Commits<S> {
         may.then_some(self.last + 1)
     }
 
-    /// Returns true if the records of the next number were sent to another producer.
-    pub fn is_forwarded(&self) -> bool {
-        self.forwarded
-    }
-
     /// Reports, between two steps, another producer's answer that this number is in the log. Returns false if the number
     /// is not the one that was sent: an old answer came late or twice.
     pub fn landed_elsewhere(&mut self, number: u64) -> bool {
