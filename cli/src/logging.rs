@@ -175,8 +175,11 @@ mod tests {
             .with_writer(move || Lines {
                 to: Shared(to.clone()),
                 ansi,
-            });
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
+            })
+            .boxed();
+        // One without a filter would enable every callsite for the tests beside this one, too.
+        let subscriber = subscriber(EnvFilter::new("info"), lines, None);
+        tracing::subscriber::with_default(subscriber, || {
             tracing::warn!(field = text, "{text}");
         });
         String::from_utf8(out.lock().unwrap().clone()).unwrap()
