@@ -102,11 +102,11 @@ test-go: ## The Go producer and the Collector's exporter, with the race detector
 
 # Each commit has different seeds, derived from its hash. Without git they are always the same.
 .PHONY: test-seeds
-test-seeds: build ## Run 20,000 seeds of the simulation, different ones for each commit
+test-seeds: build ## Run 8,000 seeds of the simulation, different ones for each commit
 	@$(call section,seeds of this commit)
 	commit=$$(git rev-parse --verify --quiet HEAD || echo 0000000)
 	first=$$(( 16#$${commit:0:7} * 100 ))
-	target/debug/millpond-simulation run --seeds $$first..$$(( first + 20000 ))
+	target/debug/millpond-simulation run --seeds $$first..$$(( first + 8000 ))
 
 SEEDS ?= 0..20000
 
