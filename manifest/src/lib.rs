@@ -30,7 +30,10 @@ pub use entry::{Entry, Part};
 pub use error::FormatError;
 pub use limits::Count;
 pub use log::{Lag, Log};
-pub use manifest::{Claim, ClaimRefusal, Commit, CommitRefusal, Manifest, NewPart, NewSegment, ProducerId};
+pub use manifest::{
+    Claim, ClaimRefusal, Commit, CommitRefusal, Fingerprint, Leader, Manifest, NewPart, NewSegment,
+    ProducerId,
+};
 pub use members::Members;
 pub use object::{Object, Stamp};
 pub use page::{Page, PageReference};

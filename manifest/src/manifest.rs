@@ -3,17 +3,20 @@
 
 mod codec;
 mod commit;
+mod leader;
 
 use crate::object::Stamp;
 use crate::page::{Page, PageReference};
 use millpond_segment::Encoding;
 use std::cmp::Reverse;
 use std::fmt;
+use std::str::FromStr;
 use ulid::Ulid;
 use uuid::Uuid;
 
 pub use crate::entry::{Entry, Part, STREAMS_MAX, TAIL_MAX};
 pub use commit::{Claim, ClaimRefusal, Commit, CommitRefusal, NewPart, NewSegment, Unusable};
+pub use leader::{ADDRESS_MAX, Fingerprint, Leader};
 
 /// Maximum number of producers remembered. Beyond it, the manifest forgets the producer whose last commit is furthest
 /// back in the log.
@@ -31,6 +34,14 @@ pub struct ProducerId(pub [u8; 16]);
 impl fmt::Display for ProducerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", Uuid::from_bytes(self.0))
+    }
+}
+
+impl FromStr for ProducerId {
+    type Err = uuid::Error;
+
+    fn from_str(text: &str) -> Result<ProducerId, uuid::Error> {
+        Ok(ProducerId(Uuid::parse_str(text)?.into_bytes()))
     }
 }
 
@@ -62,6 +73,8 @@ pub struct ProducerRow {
     pub count: u64,
     /// Unix time in milliseconds of that commit.
     pub seen_at_ms: u64,
+    /// The certificate that it presents to other producers, if it has one. Whoever may write the manifest vouches for it.
+    pub certificate: Option<Fingerprint>,
 }
 
 /// The state of a shard's log.
@@ -87,6 +100,8 @@ pub struct Manifest {
     pub tail: Vec<Entry>,
     /// Ordered by id.
     pub producers: Vec<ProducerRow>,
+    /// The producer that commits for others, if there is one.
+    pub leader: Option<Leader>,
 }
 
 impl Manifest {
@@ -103,6 +118,7 @@ impl Manifest {
             pages: Vec::new(),
             tail: Vec::new(),
             producers: Vec::new(),
+            leader: None,
         }
     }
 
@@ -152,6 +168,7 @@ impl Manifest {
             first_sequence: 0,
             count: 0,
             seen_at_ms: now_ms,
+            certificate: None,
         };
         let place = next.producers.partition_point(|r| r.id < producer);
         next.producers.insert(place, row);

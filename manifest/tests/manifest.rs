@@ -2,9 +2,12 @@
 //! reads back as written or not at all.
 
 use millpond_manifest::cas::Object;
-use millpond_manifest::manifest::{PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, ProducerRow, Unusable};
+use millpond_manifest::manifest::{
+    ADDRESS_MAX, PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, ProducerRow, Unusable,
+};
 use millpond_manifest::{
-    Claim, ClaimRefusal, Commit, CommitRefusal, FormatError, Log, Manifest, NewPart, NewSegment, ProducerId,
+    Claim, ClaimRefusal, Commit, CommitRefusal, Fingerprint, FormatError, Leader, Log, Manifest, NewPart,
+    NewSegment, ProducerId,
 };
 use millpond_segment::Encoding;
 use proptest::prelude::*;
@@ -169,6 +172,7 @@ fn committed(seen_ms: impl IntoIterator<Item = u64>) -> Manifest {
             first_sequence: i,
             count: 1,
             seen_at_ms,
+            certificate: None,
         });
         log.next_sequence = i + 1;
         log.first_sequence = log.next_sequence;
@@ -362,10 +366,72 @@ fn the_golden_manifest_is_read_and_written_alike() {
     assert_eq!(golden().encode(), bytes);
 }
 
+const GOLDEN_LED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/manifest-with-leader-v1");
+
+fn golden_led() -> Manifest {
+    let mut led = empty().register(A, 10).register(B, 20);
+    led.certify(A, Some(Fingerprint([0xab; 32])));
+    led.leader = Some(Leader {
+        producer: A,
+        term: 7,
+        shared: 3,
+        address: "10.0.0.7:4319".into(),
+    });
+    led.stamped(0x0123_4567_89ab_cdef)
+}
+
 #[test]
-#[ignore = "writes the golden file"]
+fn the_golden_manifest_with_a_leader_is_read_and_written_alike() {
+    let bytes = std::fs::read(GOLDEN_LED).expect("the golden file is in the repository");
+    assert_eq!(Manifest::decode(&bytes).unwrap(), golden_led());
+    assert_eq!(golden_led().encode(), bytes);
+}
+
+#[test]
+#[ignore = "writes the golden files"]
 fn write_golden() {
     std::fs::write(GOLDEN, golden().encode()).unwrap();
+    std::fs::write(GOLDEN_LED, golden_led().encode()).unwrap();
+}
+
+#[test]
+fn a_commit_keeps_the_leader_and_the_certificates() {
+    let led = golden_led();
+    let (after, _) = next(commit(&led, A, 1, &[segment(1_700_000_000_001, 2)], 30));
+    assert_eq!(after.leader, led.leader);
+    assert_eq!(
+        after.producer(A).unwrap().certificate,
+        Some(Fingerprint([0xab; 32]))
+    );
+    assert_eq!(after.producer(B).unwrap().certificate, None);
+}
+
+#[test]
+fn only_the_leader_counts_shared_commits_and_leaves() {
+    let mut led = golden_led();
+    led.count_shared(B);
+    led.leave_lead(B);
+    assert_eq!(led.leader, golden_led().leader);
+    led.count_shared(A);
+    assert_eq!(led.leader.as_ref().unwrap().shared, 4);
+    led.take_lead(B, "10.0.0.8:4319");
+    let expected = Leader {
+        producer: B,
+        term: led.stamp.version + 1,
+        shared: 0,
+        address: "10.0.0.8:4319".into(),
+    };
+    assert_eq!(led.leader, Some(expected));
+    led.leave_lead(B);
+    assert_eq!(led.leader, None);
+}
+
+#[test]
+fn an_address_that_no_name_can_have_is_refused() {
+    let mut led = golden_led();
+    led.take_lead(A, &"x".repeat(ADDRESS_MAX + 1));
+    let error = Manifest::decode(&led.encode()).unwrap_err().to_string();
+    assert!(error.contains("the leader's address has 260 bytes"), "{error}");
 }
 
 #[test]

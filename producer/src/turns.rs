@@ -138,6 +138,7 @@ mod tests {
                 first_sequence,
                 count: 1,
                 seen_at_ms: 0,
+                certificate: None,
             })
             .collect();
         manifest

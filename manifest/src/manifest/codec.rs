@@ -1,6 +1,6 @@
 //! The bytes of a manifest, and the rules that a decoded manifest must keep.
 
-use super::{Manifest, PRODUCERS_MAX, ProducerId, ProducerRow, Stream};
+use super::{ADDRESS_MAX, Fingerprint, Leader, Manifest, PRODUCERS_MAX, ProducerId, ProducerRow, Stream};
 use crate::entry::{
     ENTRIES_MAX, LOG_BYTES_MAX, PARTS_MAX, STREAMS_MAX, check_entry, decode_entry, encode_entry,
 };
@@ -59,6 +59,7 @@ impl Object for Manifest {
             pages,
             tail,
             producers,
+            leader,
         } = self;
         envelope::wrap(
             Self::MAGIC,
@@ -74,6 +75,7 @@ impl Object for Manifest {
                 pages: pages.iter().map(PageReference::encode).collect(),
                 tail: tail.iter().map(encode_entry).collect(),
                 producers: producers.iter().map(encode_producer).collect(),
+                leader: leader.as_ref().map(encode_leader),
             },
         )
     }
@@ -115,6 +117,7 @@ impl Object for Manifest {
                 .iter()
                 .map(decode_producer)
                 .collect::<Result<_, _>>()?,
+            leader: m.leader.map(decode_leader).transpose()?,
         };
         manifest.check().map_err(content)?;
         Ok(manifest)
@@ -165,6 +168,14 @@ impl Manifest {
         if !self.producers.is_sorted_by(|a, b| a.id < b.id) {
             return Err("the producer table is not in order".into());
         }
+        if let Some(leader) = &self.leader
+            && leader.address.len() > ADDRESS_MAX
+        {
+            return Err(format!(
+                "the leader's address has {} bytes, the limit is {ADDRESS_MAX}",
+                leader.address.len()
+            ));
+        }
         Ok(())
     }
 }
@@ -205,6 +216,7 @@ fn encode_producer(row: &ProducerRow) -> proto::Producer {
         first_sequence,
         count,
         seen_at_ms,
+        certificate,
     } = row;
     proto::Producer {
         id: id.0.to_vec(),
@@ -212,6 +224,7 @@ fn encode_producer(row: &ProducerRow) -> proto::Producer {
         first_sequence,
         count,
         seen_at_ms,
+        certificate: certificate.map_or_else(Vec::new, |certificate| certificate.0.to_vec()),
     }
 }
 
@@ -222,5 +235,45 @@ fn decode_producer(row: &proto::Producer) -> Result<ProducerRow, FormatError> {
         first_sequence: row.first_sequence,
         count: row.count,
         seen_at_ms: row.seen_at_ms,
+        certificate: decode_certificate(&row.certificate)?,
+    })
+}
+
+fn decode_certificate(bytes: &[u8]) -> Result<Option<Fingerprint>, FormatError> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let fingerprint = bytes.try_into().map_err(|_| FormatError::Content {
+        object: Manifest::NAME,
+        reason: format!("producers.certificate has {} bytes, not 32", bytes.len()),
+    })?;
+    Ok(Some(Fingerprint(fingerprint)))
+}
+
+fn encode_leader(leader: &Leader) -> proto::Leader {
+    let Leader {
+        producer,
+        term,
+        shared,
+        address,
+    } = leader;
+    proto::Leader {
+        producer: producer.0.to_vec(),
+        term: *term,
+        shared: *shared,
+        address: address.clone(),
+    }
+}
+
+fn decode_leader(leader: proto::Leader) -> Result<Leader, FormatError> {
+    Ok(Leader {
+        producer: ProducerId(envelope::sixteen(
+            Manifest::NAME,
+            "leader.producer",
+            &leader.producer,
+        )?),
+        term: leader.term,
+        shared: leader.shared,
+        address: leader.address,
     })
 }

@@ -176,6 +176,7 @@ impl Manifest {
                 first_sequence: first_sequence + claim.segments.start as u64,
                 count: claim.segments.len() as u64,
                 seen_at_ms: now_ms,
+                certificate: next.producers[row].certificate,
             };
         }
         Ok(Commit {

@@ -23,6 +23,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 		Pages:         encodeAll(m.Pages, encodeReference),
 		Tail:          encodeAll(m.Tail, encodeEntry),
 		Producers:     encodeAll(m.Producers, encodeProducer),
+		Leader:        encodeLeader(m.Leader),
 	})
 }
 
@@ -55,6 +56,9 @@ func Decode(bytes []byte) (*Manifest, error) {
 		return nil, err
 	}
 	if m.Producers, err = decodeAll(object, message.Producers, decodeProducer); err != nil {
+		return nil, err
+	}
+	if m.Leader, err = decodeLeader(object, message.Leader); err != nil {
 		return nil, err
 	}
 	if reason := m.Check(); reason != "" {
@@ -160,16 +164,57 @@ func decodePart(object string, message *manifestpb.Part) (Part, error) {
 }
 
 func encodeProducer(row *ProducerRow) *manifestpb.Producer {
-	return &manifestpb.Producer{
+	message := &manifestpb.Producer{
 		Id:            row.ID[:],
 		Commit:        row.Commit,
 		FirstSequence: row.FirstSequence,
 		Count:         row.Count,
 		SeenAtMs:      row.SeenAtMs,
 	}
+	if row.Certificate != (Fingerprint{}) {
+		message.Certificate = row.Certificate[:]
+	}
+	return message
 }
 
 func decodeProducer(object string, message *manifestpb.Producer) (ProducerRow, error) {
 	id, err := sixteen(object, "producers.id", message.Id)
-	return ProducerRow{id, message.Commit, message.FirstSequence, message.Count, message.SeenAtMs}, err
+	if err != nil {
+		return ProducerRow{}, err
+	}
+	row := ProducerRow{
+		ID:            id,
+		Commit:        message.Commit,
+		FirstSequence: message.FirstSequence,
+		Count:         message.Count,
+		SeenAtMs:      message.SeenAtMs,
+	}
+	if length := len(message.Certificate); length != 0 && length != len(row.Certificate) {
+		return ProducerRow{}, content(object, "producers.certificate has %d bytes, not %d", length, len(row.Certificate))
+	}
+	copy(row.Certificate[:], message.Certificate)
+	return row, nil
+}
+
+func encodeLeader(leader *Leader) *manifestpb.Leader {
+	if leader == nil {
+		return nil
+	}
+	return &manifestpb.Leader{
+		Producer: leader.Producer[:],
+		Term:     leader.Term,
+		Shared:   leader.Shared,
+		Address:  leader.Address,
+	}
+}
+
+func decodeLeader(object string, message *manifestpb.Leader) (*Leader, error) {
+	if message == nil {
+		return nil, nil
+	}
+	producer, err := sixteen(object, "leader.producer", message.Producer)
+	if err != nil {
+		return nil, err
+	}
+	return &Leader{producer, message.Term, message.Shared, message.Address}, nil
 }

@@ -153,7 +153,7 @@ func (m *Manifest) Commit(claims []Claim, segments []NewSegment, nowMs uint64) (
 	for _, claim := range claims {
 		place, _ := m.producer(claim.Producer)
 		first, held := m.NextSequence+uint64(claim.Start), uint64(claim.End-claim.Start)
-		next.Producers[place] = ProducerRow{claim.Producer, claim.Last, first, held, nowMs}
+		next.Producers[place] = ProducerRow{claim.Producer, claim.Last, first, held, nowMs, m.Producers[place].Certificate}
 	}
 	return Commit{State: &next, FirstSequence: m.NextSequence}, nil
 }

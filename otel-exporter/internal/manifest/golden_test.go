@@ -78,6 +78,29 @@ func TestGoldenManifest(t *testing.T) {
 	checkSame(t, read, golden)
 }
 
+func TestGoldenManifestWithALeader(t *testing.T) {
+	golden := New(bufferID, 0).Register(producerA, 10).Register(producerB, 20)
+	for i := range golden.Producers[0].Certificate {
+		golden.Producers[0].Certificate[i] = 0xab
+	}
+	golden.Leader = &Leader{producerA, 7, 3, "10.0.0.7:4319"}
+	golden = golden.Stamped(0x0123_4567_89ab_cdef)
+	checkGolden(t, "manifest-with-leader-v1", golden.Encode)
+	read, err := Decode(goldenFile(t, "manifest-with-leader-v1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkSame(t, read, golden)
+	segments := []NewSegment{newSegment(1_700_000_000_001, 2)}
+	commit, err := read.Commit([]Claim{One(producerA, 1, 1)}, segments, 1_700_000_000_002)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if commit.State.Leader == nil || commit.State.Producers[0].Certificate != golden.Producers[0].Certificate {
+		t.Errorf("a commit lost the leader or a certificate: %+v", commit.State)
+	}
+}
+
 func TestGoldenPageAndItsManifest(t *testing.T) {
 	shard := newShard(t)
 	shard.nowMs = 1_700_000_000_000

@@ -69,6 +69,21 @@ type ProducerRow struct {
 	FirstSequence uint64 // of the segments with records of that commit, or of the run that ends with it
 	Count         uint64 // of these segments
 	SeenAtMs      uint64 // unix
+	Certificate   Fingerprint
+}
+
+// A Fingerprint is the SHA-256 of the certificate that a producer presents to other producers. Zeros: it has none.
+type Fingerprint [32]byte
+
+// AddressMax is the maximum number of bytes of a leader's address: a DNS name has 253, a port five more and a colon.
+const AddressMax = 259
+
+// A Leader is the producer that commits for others. No promise depends on it.
+type Leader struct {
+	Producer ProducerID
+	Term     uint64 // version of the manifest when it took the lead
+	Shared   uint64 // commits since then that carried another producer's claim
+	Address  string // host:port for the other producers
 }
 
 // A Manifest is the state of a shard's log. It is immutable: every transition returns a new state, which shares
@@ -84,6 +99,7 @@ type Manifest struct {
 	Pages         []PageReference // sealed runs, oldest first
 	Tail          []Entry         // the newest entries; the last one has sequence NextSequence - 1
 	Producers     []ProducerRow   // ordered by ID
+	Leader        *Leader         // nil: every producer commits for itself
 }
 
 // New is a shard before its first commit.
@@ -257,6 +273,9 @@ func (m *Manifest) Check() string {
 		if slices.Compare(m.Producers[i-1].ID[:], m.Producers[i].ID[:]) >= 0 {
 			return "the producer table is not in order"
 		}
+	}
+	if m.Leader != nil && len(m.Leader.Address) > AddressMax {
+		return fmt.Sprintf("the leader's address has %d bytes, the limit is %d", len(m.Leader.Address), AddressMax)
 	}
 	return ""
 }

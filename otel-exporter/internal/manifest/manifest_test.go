@@ -54,7 +54,7 @@ func TestACommitAppendsInOrderAndARepeatedOneIsRecognised(t *testing.T) {
 	}
 	// The answer was lost: A never heard of its commit 1 and sends it again.
 	_, err := log.Commit([]Claim{One(producerA, 1, 2)}, []NewSegment{newSegment(1, 1), newSegment(1, 2)}, 13)
-	row := ProducerRow{producerA, 1, 0, 2, 11}
+	row := ProducerRow{ID: producerA, Commit: 1, Count: 2, SeenAtMs: 11}
 	if expected := unusable(&TakenError{1, row}); !reflect.DeepEqual(err, expected) {
 		t.Errorf("%v", err)
 	}
@@ -142,7 +142,7 @@ func TestTheTableOfStreamsIsBounded(t *testing.T) {
 func committed(seenMs ...uint64) *Manifest {
 	log := New(bufferID, 0)
 	for i, seen := range seenMs {
-		log.Producers = append(log.Producers, ProducerRow{numbered(uint64(i)), 1, uint64(i), 1, seen})
+		log.Producers = append(log.Producers, ProducerRow{ID: numbered(uint64(i)), Commit: 1, FirstSequence: uint64(i), Count: 1, SeenAtMs: seen})
 	}
 	log.NextSequence = uint64(len(seenMs))
 	log.FirstSequence = log.NextSequence

@@ -746,6 +746,7 @@ type Producer struct {
 	FirstSequence uint64                 `protobuf:"varint,3,opt,name=first_sequence,json=firstSequence,proto3" json:"first_sequence,omitempty"` // of the segments with records of that commit, or of the run that ends with it
 	Count         uint64                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`                                      // of these segments
 	SeenAtMs      uint64                 `protobuf:"varint,5,opt,name=seen_at_ms,json=seenAtMs,proto3" json:"seen_at_ms,omitempty"`              // unix
+	Certificate   []byte                 `protobuf:"bytes,6,opt,name=certificate,proto3" json:"certificate,omitempty"`                           // SHA-256 of the certificate that it presents to other producers; empty: it has none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -815,6 +816,82 @@ func (x *Producer) GetSeenAtMs() uint64 {
 	return 0
 }
 
+func (x *Producer) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+// The producer that commits for others. No promise depends on it.
+type Leader struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Producer      []byte                 `protobuf:"bytes,1,opt,name=producer,proto3" json:"producer,omitempty"` // 16 bytes
+	Term          uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`        // version of the manifest when it took the lead
+	Shared        uint64                 `protobuf:"varint,3,opt,name=shared,proto3" json:"shared,omitempty"`    // commits since then that carried another producer's claim
+	Address       string                 `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`   // host:port for the other producers
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Leader) Reset() {
+	*x = Leader{}
+	mi := &file_manifest_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Leader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Leader) ProtoMessage() {}
+
+func (x *Leader) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Leader.ProtoReflect.Descriptor instead.
+func (*Leader) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Leader) GetProducer() []byte {
+	if x != nil {
+		return x.Producer
+	}
+	return nil
+}
+
+func (x *Leader) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *Leader) GetShared() uint64 {
+	if x != nil {
+		return x.Shared
+	}
+	return 0
+}
+
+func (x *Leader) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
 type Manifest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BufferId      []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"`
@@ -828,13 +905,14 @@ type Manifest struct {
 	Pages         []*PageReference       `protobuf:"bytes,9,rep,name=pages,proto3" json:"pages,omitempty"`
 	Tail          []*Entry               `protobuf:"bytes,10,rep,name=tail,proto3" json:"tail,omitempty"`
 	Producers     []*Producer            `protobuf:"bytes,11,rep,name=producers,proto3" json:"producers,omitempty"`
+	Leader        *Leader                `protobuf:"bytes,12,opt,name=leader,proto3" json:"leader,omitempty"` // absent: every producer commits for itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Manifest) Reset() {
 	*x = Manifest{}
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -846,7 +924,7 @@ func (x *Manifest) String() string {
 func (*Manifest) ProtoMessage() {}
 
 func (x *Manifest) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -859,7 +937,7 @@ func (x *Manifest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Manifest.ProtoReflect.Descriptor instead.
 func (*Manifest) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{9}
+	return file_manifest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Manifest) GetBufferId() []byte {
@@ -939,6 +1017,13 @@ func (x *Manifest) GetProducers() []*Producer {
 	return nil
 }
 
+func (x *Manifest) GetLeader() *Leader {
+	if x != nil {
+		return x.Leader
+	}
+	return nil
+}
+
 // The rules that form batches and determine the bytes under a token. Pinned while batches are in doubt.
 type BatchingPolicy struct {
 	state                 protoimpl.MessageState `protogen:"open.v1"`
@@ -956,7 +1041,7 @@ type BatchingPolicy struct {
 
 func (x *BatchingPolicy) Reset() {
 	*x = BatchingPolicy{}
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -968,7 +1053,7 @@ func (x *BatchingPolicy) String() string {
 func (*BatchingPolicy) ProtoMessage() {}
 
 func (x *BatchingPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -981,7 +1066,7 @@ func (x *BatchingPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchingPolicy.ProtoReflect.Descriptor instead.
 func (*BatchingPolicy) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{10}
+	return file_manifest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *BatchingPolicy) GetBatchRecords() uint64 {
@@ -1050,7 +1135,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1062,7 +1147,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1075,7 +1160,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{11}
+	return file_manifest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Plan) GetLow() uint64 {
@@ -1103,7 +1188,7 @@ type StreamCursor struct {
 
 func (x *StreamCursor) Reset() {
 	*x = StreamCursor{}
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1115,7 +1200,7 @@ func (x *StreamCursor) String() string {
 func (*StreamCursor) ProtoMessage() {}
 
 func (x *StreamCursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1128,7 +1213,7 @@ func (x *StreamCursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamCursor.ProtoReflect.Descriptor instead.
 func (*StreamCursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{12}
+	return file_manifest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StreamCursor) GetStream() string {
@@ -1165,7 +1250,7 @@ type Skip struct {
 
 func (x *Skip) Reset() {
 	*x = Skip{}
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +1262,7 @@ func (x *Skip) String() string {
 func (*Skip) ProtoMessage() {}
 
 func (x *Skip) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,7 +1275,7 @@ func (x *Skip) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skip.ProtoReflect.Descriptor instead.
 func (*Skip) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{13}
+	return file_manifest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Skip) GetStream() string {
@@ -1235,7 +1320,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1332,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1345,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{14}
+	return file_manifest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Refused) GetStream() string {
@@ -1309,7 +1394,7 @@ type SinkTable struct {
 
 func (x *SinkTable) Reset() {
 	*x = SinkTable{}
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1321,7 +1406,7 @@ func (x *SinkTable) String() string {
 func (*SinkTable) ProtoMessage() {}
 
 func (x *SinkTable) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1334,7 +1419,7 @@ func (x *SinkTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkTable.ProtoReflect.Descriptor instead.
 func (*SinkTable) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{15}
+	return file_manifest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SinkTable) GetName() string {
@@ -1363,7 +1448,7 @@ type SinkTables struct {
 
 func (x *SinkTables) Reset() {
 	*x = SinkTables{}
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1375,7 +1460,7 @@ func (x *SinkTables) String() string {
 func (*SinkTables) ProtoMessage() {}
 
 func (x *SinkTables) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1388,7 +1473,7 @@ func (x *SinkTables) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkTables.ProtoReflect.Descriptor instead.
 func (*SinkTables) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{16}
+	return file_manifest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SinkTables) GetTables() []*SinkTable {
@@ -1425,7 +1510,7 @@ type TableClaim struct {
 
 func (x *TableClaim) Reset() {
 	*x = TableClaim{}
-	mi := &file_manifest_proto_msgTypes[17]
+	mi := &file_manifest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1522,7 @@ func (x *TableClaim) String() string {
 func (*TableClaim) ProtoMessage() {}
 
 func (x *TableClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[17]
+	mi := &file_manifest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1535,7 @@ func (x *TableClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableClaim.ProtoReflect.Descriptor instead.
 func (*TableClaim) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{17}
+	return file_manifest_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TableClaim) GetId() uint64 {
@@ -1511,7 +1596,7 @@ type Cursor struct {
 
 func (x *Cursor) Reset() {
 	*x = Cursor{}
-	mi := &file_manifest_proto_msgTypes[18]
+	mi := &file_manifest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +1608,7 @@ func (x *Cursor) String() string {
 func (*Cursor) ProtoMessage() {}
 
 func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[18]
+	mi := &file_manifest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +1621,7 @@ func (x *Cursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
 func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{18}
+	return file_manifest_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Cursor) GetBufferId() []byte {
@@ -1716,7 +1801,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_manifest_proto_msgTypes[19]
+	mi := &file_manifest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +1813,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[19]
+	mi := &file_manifest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +1826,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{19}
+	return file_manifest_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeadLetter) GetBufferId() []byte {
@@ -1888,14 +1973,20 @@ const file_manifest_proto_rawDesc = "" +
 	"\x04page\x18\x03 \x01(\fR\x04page\x12\x14\n" +
 	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x1a\n" +
 	"\bmessages\x18\x05 \x01(\x04R\bmessages\x12\x18\n" +
-	"\arecords\x18\x06 \x01(\x04R\arecords\"\x8d\x01\n" +
+	"\arecords\x18\x06 \x01(\x04R\arecords\"\xaf\x01\n" +
 	"\bProducer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x12\x16\n" +
 	"\x06commit\x18\x02 \x01(\x04R\x06commit\x12%\n" +
 	"\x0efirst_sequence\x18\x03 \x01(\x04R\rfirstSequence\x12\x14\n" +
 	"\x05count\x18\x04 \x01(\x04R\x05count\x12\x1c\n" +
 	"\n" +
-	"seen_at_ms\x18\x05 \x01(\x04R\bseenAtMs\"\xac\x03\n" +
+	"seen_at_ms\x18\x05 \x01(\x04R\bseenAtMs\x12 \n" +
+	"\vcertificate\x18\x06 \x01(\fR\vcertificate\"j\n" +
+	"\x06Leader\x12\x1a\n" +
+	"\bproducer\x18\x01 \x01(\fR\bproducer\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x16\n" +
+	"\x06shared\x18\x03 \x01(\x04R\x06shared\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\"\xd9\x03\n" +
 	"\bManifest\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x18\n" +
@@ -1908,7 +1999,8 @@ const file_manifest_proto_rawDesc = "" +
 	"\x05pages\x18\t \x03(\v2\x1a.millpond.v1.PageReferenceR\x05pages\x12&\n" +
 	"\x04tail\x18\n" +
 	" \x03(\v2\x12.millpond.v1.EntryR\x04tail\x123\n" +
-	"\tproducers\x18\v \x03(\v2\x15.millpond.v1.ProducerR\tproducers\"\xae\x02\n" +
+	"\tproducers\x18\v \x03(\v2\x15.millpond.v1.ProducerR\tproducers\x12+\n" +
+	"\x06leader\x18\f \x01(\v2\x13.millpond.v1.LeaderR\x06leader\"\xae\x02\n" +
 	"\x0eBatchingPolicy\x12#\n" +
 	"\rbatch_records\x18\x01 \x01(\x04R\fbatchRecords\x12\x1f\n" +
 	"\vbatch_bytes\x18\x02 \x01(\x04R\n" +
@@ -2028,7 +2120,7 @@ func file_manifest_proto_rawDescGZIP() []byte {
 }
 
 var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_manifest_proto_goTypes = []any{
 	(Encoding)(0),          // 0: millpond.v1.Encoding
 	(Ownership)(0),         // 1: millpond.v1.Ownership
@@ -2042,17 +2134,18 @@ var file_manifest_proto_goTypes = []any{
 	(*Page)(nil),           // 9: millpond.v1.Page
 	(*PageReference)(nil),  // 10: millpond.v1.PageReference
 	(*Producer)(nil),       // 11: millpond.v1.Producer
-	(*Manifest)(nil),       // 12: millpond.v1.Manifest
-	(*BatchingPolicy)(nil), // 13: millpond.v1.BatchingPolicy
-	(*Plan)(nil),           // 14: millpond.v1.Plan
-	(*StreamCursor)(nil),   // 15: millpond.v1.StreamCursor
-	(*Skip)(nil),           // 16: millpond.v1.Skip
-	(*Refused)(nil),        // 17: millpond.v1.Refused
-	(*SinkTable)(nil),      // 18: millpond.v1.SinkTable
-	(*SinkTables)(nil),     // 19: millpond.v1.SinkTables
-	(*TableClaim)(nil),     // 20: millpond.v1.TableClaim
-	(*Cursor)(nil),         // 21: millpond.v1.Cursor
-	(*DeadLetter)(nil),     // 22: millpond.v1.DeadLetter
+	(*Leader)(nil),         // 12: millpond.v1.Leader
+	(*Manifest)(nil),       // 13: millpond.v1.Manifest
+	(*BatchingPolicy)(nil), // 14: millpond.v1.BatchingPolicy
+	(*Plan)(nil),           // 15: millpond.v1.Plan
+	(*StreamCursor)(nil),   // 16: millpond.v1.StreamCursor
+	(*Skip)(nil),           // 17: millpond.v1.Skip
+	(*Refused)(nil),        // 18: millpond.v1.Refused
+	(*SinkTable)(nil),      // 19: millpond.v1.SinkTable
+	(*SinkTables)(nil),     // 20: millpond.v1.SinkTables
+	(*TableClaim)(nil),     // 21: millpond.v1.TableClaim
+	(*Cursor)(nil),         // 22: millpond.v1.Cursor
+	(*DeadLetter)(nil),     // 23: millpond.v1.DeadLetter
 }
 var file_manifest_proto_depIdxs = []int32{
 	0,  // 0: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
@@ -2063,23 +2156,24 @@ var file_manifest_proto_depIdxs = []int32{
 	10, // 5: millpond.v1.Manifest.pages:type_name -> millpond.v1.PageReference
 	6,  // 6: millpond.v1.Manifest.tail:type_name -> millpond.v1.Entry
 	11, // 7: millpond.v1.Manifest.producers:type_name -> millpond.v1.Producer
-	14, // 8: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
-	18, // 9: millpond.v1.SinkTables.tables:type_name -> millpond.v1.SinkTable
-	20, // 10: millpond.v1.SinkTables.claim:type_name -> millpond.v1.TableClaim
-	18, // 11: millpond.v1.TableClaim.tables:type_name -> millpond.v1.SinkTable
-	1,  // 12: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
-	13, // 13: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
-	15, // 14: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
-	16, // 15: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
-	17, // 16: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
-	19, // 17: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
-	2,  // 18: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
-	0,  // 19: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	12, // 8: millpond.v1.Manifest.leader:type_name -> millpond.v1.Leader
+	15, // 9: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
+	19, // 10: millpond.v1.SinkTables.tables:type_name -> millpond.v1.SinkTable
+	21, // 11: millpond.v1.SinkTables.claim:type_name -> millpond.v1.TableClaim
+	19, // 12: millpond.v1.TableClaim.tables:type_name -> millpond.v1.SinkTable
+	1,  // 13: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
+	14, // 14: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
+	16, // 15: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
+	17, // 16: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
+	18, // 17: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
+	20, // 18: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
+	2,  // 19: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
+	0,  // 20: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -2093,7 +2187,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
