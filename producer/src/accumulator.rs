@@ -13,11 +13,12 @@ use tokio_util::sync::CancellationToken;
 use crate::early_close::EarlyClose;
 use crate::encoder::Encoders;
 use crate::flow::Flow;
+use crate::lead::{Guest, Lead};
 use crate::metrics::Metrics;
-use crate::segment::{DoneBlock, EncodedWork, FillingSegment, FullBlock, Waiter};
+use crate::segment::{DoneBlock, FillingSegment, FullBlock, Waiter};
 use crate::uploader::Uploaders;
 use crate::{Append, Config};
-use millpond_runtime::Budget;
+use millpond_runtime::{Budget, Reservation};
 
 /// An accepted message and the channel to its caller.
 pub(crate) struct Accepted {
@@ -35,6 +36,7 @@ pub(crate) struct Accumulator {
     uploaders: Uploaders,
     flow: Flow,
     early_close: EarlyClose,
+    lead: Lead,
     metrics: Metrics,
     next_number: u64,
     open: Option<FillingSegment>,
@@ -52,6 +54,7 @@ impl Accumulator {
         encoders: Encoders,
         uploaders: Uploaders,
         flow: Flow,
+        lead: Lead,
         metrics: Metrics,
     ) -> Self {
         let early_close = EarlyClose::new(config.linger, flow.clone());
@@ -62,6 +65,7 @@ impl Accumulator {
             uploaders,
             flow,
             early_close,
+            lead,
             metrics,
             next_number: 0,
             open: None,
@@ -73,7 +77,12 @@ impl Accumulator {
 
     /// Runs until `closing`, or until nobody can append any more, and then until the uploaders have every accepted
     /// message.
-    pub(crate) async fn run(mut self, mut messages: mpsc::Receiver<Accepted>, closing: CancellationToken) {
+    pub(crate) async fn run(
+        mut self,
+        mut messages: mpsc::Receiver<Accepted>,
+        mut guests: mpsc::Receiver<(Guest, Reservation)>,
+        closing: CancellationToken,
+    ) {
         let mut taken = Vec::with_capacity(TAKEN_MAX);
         let mut accepting = true;
         while accepting || !self.encoding.is_empty() {
@@ -87,10 +96,13 @@ impl Accumulator {
                     Err(error) => return tracing::error!("an encoder's task broke off: {error}"),
                 },
                 () = sleep_until(close_at.unwrap_or_else(Instant::now)), if close_at.is_some() => self.close_due(&mut messages),
+                Some((guest, reservation)) = guests.recv(), if accepting => self.take_in(guest, reservation),
                 count = messages.recv_many(&mut taken, TAKEN_MAX), if accepting => {
                     taken.drain(..).for_each(|accepted| self.accept(accepted));
                     if count == 0 {
                         accepting = false;
+                        // Whoever sent later guests commits for itself.
+                        guests.close();
                         self.close_open();
                     }
                 }
@@ -100,8 +112,10 @@ impl Accumulator {
 
     /// Returns the time to close the open segment.
     fn close_at(&self) -> Option<Instant> {
-        let due = self.open.as_ref()?.first_at + self.config.linger;
-        Some(self.early_close.close_at(due))
+        let first_at = self.open.as_ref()?.first_at;
+        let due = first_at + self.config.linger;
+        let set_by_others = self.lead.close_at(first_at);
+        Some(set_by_others.map_or_else(|| self.early_close.close_at(due), |at| due.min(at)))
     }
 
     /// Closes the open segment, unless a message or an answer has come meanwhile: then somebody may add to it.
@@ -130,6 +144,22 @@ impl Accumulator {
         let too_large = open.raw_len >= self.config.segment_raw_bytes;
         blocks.into_iter().flatten().for_each(|block| self.encode(block));
         if too_large {
+            self.close_open();
+        }
+    }
+
+    /// Adds blocks of another producer to the open segment.
+    fn take_in(&mut self, guest: Guest, reservation: Reservation) {
+        let now = Instant::now();
+        let (budget, number) = (&self.budget, self.next_number);
+        let open = self
+            .open
+            .get_or_insert_with(|| FillingSegment::new(number, budget.nothing(), now));
+        self.next_number = open.number + 1;
+        let due = open.first_at + self.config.linger;
+        self.lead.guest(now, due, self.config.linger);
+        open.add_guest(guest, reservation);
+        if open.compressed_len >= self.config.segment_bytes {
             self.close_open();
         }
     }
@@ -187,7 +217,12 @@ impl Accumulator {
         }
         let finished = self.closed.remove(&number).map(FillingSegment::finish);
         match finished {
-            Some(Ok(EncodedWork { waiters, .. })) if waiters.is_empty() => self.uploaders.skip(number),
+            Some(Ok(work)) if work.waiters.is_empty() && work.guests.is_empty() => {
+                self.uploaders.skip(number);
+            }
+            Some(Ok(work)) if work.guests.is_empty() && self.lead.keeps(work.encoded.size) => {
+                self.uploaders.keep(work);
+            }
             Some(Ok(work)) => self.uploaders.upload(work),
             Some(Err(number)) => self.uploaders.skip(number),
             None => {}

@@ -9,14 +9,16 @@ mod step;
 use std::sync::Arc;
 
 use millpond_manifest::manifest::{ProducerRow, Unusable};
-use millpond_manifest::{Claim, ClaimRefusal, Commit, CommitRefusal, Manifest, ProducerId, Snapshot};
+use millpond_manifest::{
+    Claim, ClaimRefusal, Commit, CommitRefusal, Fingerprint, Manifest, ProducerId, Snapshot,
+};
 use millpond_storage::Version;
 use ulid::Ulid;
 use uuid::Uuid;
 
 pub use offer::{OfferRefusal, check_offer};
 pub use step::{
-    Answer, Attempt, Group, Landed, NewPage, News, Next, Own, Renewal, Settlement, Swap, Verdict,
+    Answer, Attempt, Group, Landed, NewPage, News, Next, Office, Own, Renewal, Settlement, Swap, Verdict,
 };
 
 /// The maximum number of segments in one commit: the tail of the manifest has room for this many at a time.
@@ -110,6 +112,9 @@ pub struct Commits<S: Found> {
     /// The held claims that were there before the manifest was last read. What it lacks says nothing about later ones.
     asked: Vec<(ProducerId, u64)>,
     sealing: Sealing,
+    /// What this producer presents to others.
+    certificate: Option<Fingerprint>,
+    office: Office,
 }
 
 impl<S: Found> Commits<S> {
@@ -127,7 +132,42 @@ impl<S: Found> Commits<S> {
             forwarded: false,
             asked: Vec::new(),
             sealing: Sealing::Nothing,
+            certificate: None,
+            office: Office::Keep,
         }
+    }
+
+    /// Enters this certificate into the producer's row with its registration and its commits.
+    #[must_use]
+    pub fn with_certificate(mut self, certificate: Option<Fingerprint>) -> Self {
+        self.certificate = certificate;
+        self
+    }
+
+    /// What the next commits do about the lead.
+    pub fn stand_for(&mut self, office: Office) {
+        self.office = office;
+    }
+
+    /// Returns the step towards a manifest without this producer as the leader, without any segment. `None`: it does not lead.
+    pub fn leave(&mut self, draw: &mut impl Draw) -> Option<Next<S::Version>> {
+        let found = match &self.known {
+            Known::Unread | Known::Outdated(_) => return Some(Next::Read),
+            Known::Absent => return None,
+            Known::Current(found) => found,
+        };
+        if !found.manifest().is_led_by(self.producer) {
+            return None;
+        }
+        let mut next = found.manifest().clone();
+        next.leave_lead(self.producer);
+        let swap = Swap {
+            expected: Some(found.version()),
+            next: Box::new(next.stamped(draw.nonce())),
+            attempt: None,
+        };
+        self.known = Known::Unread;
+        Some(Next::Swap(swap))
     }
 
     /// The current id.
@@ -357,7 +397,7 @@ impl<S: Found> Commits<S> {
     /// Enters this producer into the manifest's table as its commit number 0.
     fn register(&self, found: Option<&S>, draw: &mut impl Draw) -> Next<S::Version> {
         let now_ms = draw.unix_ms();
-        let (expected, registered) = match found {
+        let (expected, mut registered) = match found {
             Some(found) if found.manifest().producer(self.producer).is_some() => return Next::Registered,
             Some(found) => (
                 Some(found.version()),
@@ -368,6 +408,7 @@ impl<S: Found> Commits<S> {
                 (None, new.register(self.producer, now_ms))
             }
         };
+        registered.certify(self.producer, self.certificate);
         Next::Swap(Swap {
             expected,
             next: Box::new(registered.stamped(draw.nonce())),
@@ -413,7 +454,7 @@ impl<S: Found> Commits<S> {
                 first_sequence,
             }) => Next::Swap(Swap {
                 expected: Some(found.version()),
-                next: Box::new(next.stamped(draw.nonce())),
+                next: Box::new(self.in_office(*next, group).stamped(draw.nonce())),
                 attempt: Some(Attempt {
                     expected: found.version(),
                     number: self.last + 1,
@@ -432,6 +473,20 @@ impl<S: Found> Commits<S> {
                 self.drop_invalid(place, reason, group, draw)
             }
         }
+    }
+
+    /// Adds to a commit what is not part of the log: this producer's certificate, and who leads.
+    fn in_office(&self, mut next: Manifest, group: Group<'_>) -> Manifest {
+        next.certify(self.producer, self.certificate);
+        match &self.office {
+            Office::Keep => {}
+            Office::Take(address) => next.take_lead(self.producer, address),
+            Office::Leave => next.leave_lead(self.producer),
+        }
+        if !group.held.is_empty() {
+            next.count_shared(self.producer);
+        }
+        next
     }
 
     /// The claims of a group, this producer's first.

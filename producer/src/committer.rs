@@ -1,12 +1,13 @@
 //! The committer: one task that commits uploaded segments in order, as many as are ready with one compare-and-set,
 //! never two at a time. `commit.rs` decides the next step, and `millpond-manifest` defines a commit. This file makes
-//! the requests, waits and answers the callers. It never gives up while the process lives.
+//! the requests and waits; `committer/outcome.rs` answers the callers. It never gives up while the process lives.
+
+mod outcome;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use millpond_manifest::{Manifest, NewSegment, Object, ProducerId, Snapshot, Swap, cas, layout};
+use millpond_manifest::{Manifest, Object, ProducerId, Snapshot, Swap, cas, layout};
 use millpond_runtime::{Backoff, Environment, Level};
 use millpond_storage::Version;
 use tokio::sync::mpsc;
@@ -14,19 +15,21 @@ use tokio::time::{Instant, sleep, sleep_until};
 use ulid::Ulid;
 use uuid::Uuid;
 
-use crate::commit::{
-    Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, Group, Landed, NewPage, News, Next, Own, Renewal, Settlement,
-};
+use crate::commit::{Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, NewPage, News, Next};
 use crate::commit_delay::CommitDelay;
+use crate::election::Election;
+use crate::forward::Batch;
+use crate::group::Members;
+use crate::lead::{Foreign, Lead};
+use crate::peers::Peering;
 use crate::reads_first::ReadsFirst;
-use crate::segment::{UploadedWork, fail};
+use crate::segment::{EncodedWork, UploadedWork};
 use crate::streams::Streams;
 use crate::turns::Turns;
 use crate::uploader::{Arrival, Upload};
-use crate::{AppendError, Committed};
 
 /// The wait of a commit, as `/readyz` shows it.
-const COMMIT: &str = "waiting for the store (commit)";
+pub(crate) const COMMIT: &str = "waiting for the store (commit)";
 
 /// The maximum pause after a lost race. The producers' turns spread out those that wait, so that a longer pause would only
 /// give the turn away.
@@ -50,11 +53,23 @@ impl Draw for &dyn Environment {
     }
 }
 
+/// The maximum number of segments of one request of another producer.
+pub(crate) const FOREIGN_SEGMENTS_MAX: usize = 64;
+
+/// Others make a producer read the manifest at most this often.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The number of attempts of a producer that stops to leave the lead to others.
+const LEAVE_ATTEMPTS: usize = 3;
+
 pub(crate) struct Committer {
-    upload: Upload,
+    pub(crate) upload: Upload,
     buffer_id: Uuid,
     streams: Streams,
-    commits: Commits<Snapshot<Manifest>>,
+    pub(crate) commits: Commits<Snapshot<Manifest>>,
+    pub(crate) peering: Option<Peering>,
+    pub(crate) election: Election,
+    pub(crate) lead: Lead,
     reads_first: ReadsFirst,
     next_number: u64,
     waiting: BTreeMap<u64, Arrival>,
@@ -65,6 +80,8 @@ pub(crate) struct Committer {
     /// How long the last read of the manifest took.
     read_took: Duration,
     began: Instant,
+    /// When others last made this producer read the manifest.
+    looked_at: Option<Duration>,
 }
 
 /// The result of a step.
@@ -86,10 +103,17 @@ impl Committer {
         tail_max: usize,
         streams: Streams,
         commit_delay: CommitDelay,
+        peering: Option<Peering>,
+        lead: Lead,
     ) -> Self {
         let producer = (&*upload.environment).producer_id();
+        let certificate = peering.as_ref().map(|peering| peering.certificate);
+        let address = peering.as_ref().and_then(|peering| peering.address.clone());
         Self {
-            commits: Commits::new(buffer_id, upload.shard, tail_max, producer),
+            commits: Commits::new(buffer_id, upload.shard, tail_max, producer).with_certificate(certificate),
+            peering,
+            election: Election::new(address),
+            lead,
             upload,
             buffer_id,
             streams,
@@ -101,59 +125,187 @@ impl Committer {
             lost_race: false,
             read_took: Duration::ZERO,
             began: Instant::now(),
+            looked_at: None,
         }
     }
 
-    /// Runs until the uploaders have ended and all their segments are committed.
-    pub(crate) async fn run(mut self, mut arrivals: mpsc::Receiver<Arrival>) {
-        while let Some(arrival) = arrivals.recv().await {
-            self.arrive(arrival);
+    /// Runs until the uploaders have ended and all their segments are committed. Then it leaves the lead to others.
+    pub(crate) async fn run(
+        mut self,
+        mut arrivals: mpsc::Receiver<Arrival>,
+        mut foreign: mpsc::Receiver<Foreign>,
+    ) {
+        let mut members = Members::default();
+        loop {
+            tokio::select! {
+                biased;
+                arrival = arrivals.recv() => match arrival {
+                    Some(arrival) => self.arrive(arrival),
+                    None => break,
+                },
+                Some(foreign) = foreign.recv() => members.foreign.push(foreign),
+                () = self.lead.asked_to_look() => self.look().await,
+            }
             loop {
-                let mut group = Vec::new();
-                self.extend(&mut group, &mut arrivals);
-                if group.is_empty() {
+                if self.forward_next(&mut members, &mut arrivals).await {
+                    continue;
+                }
+                if self.commits.may_grow() {
+                    self.extend(&mut members, &mut arrivals, &mut foreign).await;
+                }
+                if members.is_empty() {
                     break;
                 }
-                self.gather(&mut group, &mut arrivals).await;
-                self.commit(group, &mut arrivals).await;
+                self.gather(&mut members, &mut arrivals, &mut foreign).await;
+                self.commit(&mut members, &mut arrivals, &mut foreign).await;
             }
         }
+        self.leave().await;
+    }
+
+    /// Reads the manifest because of producers that are new in it, at most once a second.
+    async fn look(&mut self) {
+        let now = self.elapsed();
+        let is_due = self
+            .looked_at
+            .is_none_or(|at| now.saturating_sub(at) >= LOOK_INTERVAL);
+        if is_due && self.commits.may_grow() {
+            self.looked_at = Some(now);
+            self.read_manifest().await;
+            // Nothing of this producer waits for it.
+            self.upload.readiness.goes_on(COMMIT);
+        }
+    }
+
+    /// Stops leading, so that another producer takes over at once. If it does not succeed, others notice later.
+    async fn leave(&mut self) {
+        self.election.close();
+        for _ in 0..LEAVE_ATTEMPTS {
+            let leads = self.election.leads(self.commits.producer());
+            let next = match leads {
+                true => self.commits.leave(&mut &*self.upload.environment),
+                false => None,
+            };
+            match next {
+                Some(Next::Read) => {
+                    self.read_manifest().await;
+                }
+                Some(Next::Swap(swap)) => {
+                    let (answer, _) = self.swap(swap.expected, *swap.next).await;
+                    let news = self.commits.swapped(answer);
+                    self.hear(news);
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Sends the next segments to the leader, if there is one, and commits them without it if it does not. Returns true if
+    /// there was something to do.
+    async fn forward_next(&mut self, members: &mut Members, arrivals: &mut mpsc::Receiver<Arrival>) -> bool {
+        while let Ok(arrival) = arrivals.try_recv() {
+            self.arrive(arrival);
+        }
+        let leader = self.leader_to_ask();
+        let keep_below = self.peering.as_ref().map(|peering| peering.forward_below);
+        self.lead.follow(keep_below.filter(|_| leader.is_some()));
+        let (Some(leader), true) = (leader, members.is_empty()) else {
+            return false;
+        };
+        let batch = self.next_batch();
+        if batch.is_empty() {
+            return false;
+        }
+        let Some(batch) = self.forward(leader, batch).await else {
+            return true;
+        };
+        // The number belongs to exactly these segments: nothing joins them.
+        members.works = self.upload_all(batch).await;
+        true
+    }
+
+    /// Takes the segments that are next in order, without blocks of others.
+    fn next_batch(&mut self) -> Batch {
+        let mut batch = Batch::default();
+        while batch.len() < FOREIGN_SEGMENTS_MAX {
+            match self.waiting.remove(&self.next_number) {
+                Some(Arrival::Kept(work)) => batch.push_kept(work),
+                Some(Arrival::Uploaded(uploaded)) if uploaded.work.guests.is_empty() => {
+                    batch.push_uploaded(uploaded);
+                }
+                Some(Arrival::Skipped(_)) => {}
+                Some(other) => {
+                    self.waiting.insert(self.next_number, other);
+                    break;
+                }
+                None => break,
+            }
+            self.next_number += 1;
+        }
+        batch
+    }
+
+    /// Uploads what was kept.
+    pub(crate) async fn upload_all(&self, batch: Batch) -> Vec<UploadedWork> {
+        let upload = |work: EncodedWork| self.upload.put(work, 0);
+        batch.uploaded(upload).await
     }
 
     fn arrive(&mut self, arrival: Arrival) {
         self.commit_delay.arrived();
         let number = match &arrival {
-            Arrival::Uploaded(uploaded) => {
+            Arrival::Uploaded(UploadedWork { work, .. }) | Arrival::Kept(work) => {
                 self.upload.metrics.segments_uncommitted.inc();
-                uploaded.work.number
+                work.number
             }
             Arrival::Skipped(number) => *number,
         };
         self.waiting.insert(number, arrival);
     }
 
-    /// Moves the segments that have arrived and are next in order into the group.
-    fn extend(&mut self, group: &mut Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
+    /// Moves the segments that have arrived and are next in order into the group, and those of others.
+    async fn extend(
+        &mut self,
+        members: &mut Members,
+        arrivals: &mut mpsc::Receiver<Arrival>,
+        foreign: &mut mpsc::Receiver<Foreign>,
+    ) {
         while let Ok(arrival) = arrivals.try_recv() {
             self.arrive(arrival);
         }
-        while group.len() < COMMIT_SEGMENTS_MAX
+        let mut batch = Batch::default();
+        while members.len() + batch.len() < COMMIT_SEGMENTS_MAX
             && let Some(arrival) = self.waiting.remove(&self.next_number)
         {
             self.next_number += 1;
             match arrival {
-                Arrival::Uploaded(uploaded) => group.push(uploaded),
+                Arrival::Uploaded(uploaded) => batch.push_uploaded(uploaded),
+                Arrival::Kept(work) => batch.push_kept(work),
                 Arrival::Skipped(_) => {}
             }
+        }
+        members.works.extend(self.upload_all(batch).await);
+        while members.len() + FOREIGN_SEGMENTS_MAX <= COMMIT_SEGMENTS_MAX
+            && let Ok(foreign) = foreign.try_recv()
+        {
+            members.foreign.push(foreign);
         }
     }
 
     /// Lets segments that filled before the end of their linger wait for others to share their commit, as long as that
     /// is worthwhile.
-    async fn gather(&mut self, group: &mut Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
+    async fn gather(
+        &mut self,
+        members: &mut Members,
+        arrivals: &mut mpsc::Receiver<Arrival>,
+        foreign: &mut mpsc::Receiver<Foreign>,
+    ) {
         self.commit_delay.begin();
-        while group.len() < COMMIT_SEGMENTS_MAX
-            && let Some(due) = group.iter().map(|uploaded| uploaded.commit_by).min()
+        // Numbers that were sent to another producer, and others' segments, do not wait.
+        while self.commits.may_grow()
+            && members.foreign.is_empty()
+            && members.len() < COMMIT_SEGMENTS_MAX
+            && let Some(due) = members.works.iter().map(|uploaded| uploaded.commit_by).min()
             && let Some(next_look) = self.commit_delay.wait_until(due)
         {
             tokio::select! {
@@ -162,27 +314,33 @@ impl Committer {
                     Some(arrival) => self.arrive(arrival),
                     None => return,
                 },
+                Some(foreign) = foreign.recv() => members.foreign.push(foreign),
                 () = sleep_until(next_look) => {}
             }
-            self.extend(group, arrivals);
+            self.extend(members, arrivals, foreign).await;
         }
     }
 
     /// Commits a group of segments. Retries without limit.
-    async fn commit(&mut self, mut group: Vec<UploadedWork>, arrivals: &mut mpsc::Receiver<Arrival>) {
+    async fn commit(
+        &mut self,
+        members: &mut Members,
+        arrivals: &mut mpsc::Receiver<Arrival>,
+        foreign: &mut mpsc::Receiver<Foreign>,
+    ) {
         let started = Instant::now();
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(3));
         let mut races = Backoff::new(Duration::from_millis(20), RACE_WAIT_MAX);
         self.reads_first.begin(&mut self.commits);
-        while !group.is_empty() {
+        while !members.is_empty() {
             if let Some(wait) = self.turns.wait(self.began.elapsed()) {
                 sleep(wait).await;
                 self.commits.doubt_known();
             }
             if self.commits.may_grow() {
-                self.extend(&mut group, arrivals);
+                self.extend(members, arrivals, foreign).await;
             }
-            match self.step(&mut group).await {
+            match self.step(members).await {
                 Progress::Committed => {
                     self.upload.readiness.goes_on(COMMIT);
                     self.upload
@@ -193,13 +351,13 @@ impl Committer {
                 Progress::Made => {}
                 Progress::HeldUp => {
                     self.turns.held_up();
-                    self.trace_attempt(&mut group);
-                    self.trace_failure(&group);
+                    self.trace_attempt(members);
+                    self.trace_failure(members);
                     backoff.pause(&*self.upload.environment).await;
                 }
                 Progress::LostRace => {
-                    self.trace_attempt(&mut group);
-                    self.trace_failure(&group);
+                    self.trace_attempt(members);
+                    self.trace_failure(members);
                     self.lost_race = true;
                     races.pause(&*self.upload.environment).await;
                 }
@@ -207,29 +365,33 @@ impl Committer {
         }
     }
 
-    fn trace_attempt(&self, group: &mut [UploadedWork]) {
-        let (key, segments) = (layout::manifest(self.upload.shard), group.len());
-        for uploaded in group {
+    fn trace_attempt(&self, members: &mut Members) {
+        let (key, segments) = (layout::manifest(self.upload.shard), members.len());
+        for uploaded in &mut members.works {
             uploaded.work.trace.commit(&key, segments);
         }
     }
 
-    fn trace_failure(&self, group: &[UploadedWork]) {
+    fn trace_failure(&self, members: &Members) {
         let reason = self.upload.readiness.reason(COMMIT);
         let reason = reason.unwrap_or_else(|| "another producer was first".to_owned());
-        for uploaded in group {
+        for uploaded in &members.works {
             uploaded.work.trace.again(&reason);
         }
     }
 
     /// Takes one step of the group's commit.
-    async fn step(&mut self, group: &mut Vec<UploadedWork>) -> Progress {
-        let segments: Vec<NewSegment> = group.iter().map(UploadedWork::describe).collect();
+    async fn step(&mut self, members: &mut Members) -> Progress {
+        let described = members.describe();
+        let office = self
+            .election
+            .office(self.commits.producer(), self.began.elapsed());
+        self.commits.stand_for(office);
         let next = self
             .commits
-            .next(Group::of(&segments), &mut &*self.upload.environment);
+            .next(described.group(), &mut &*self.upload.environment);
         if next != Next::Read {
-            self.trace_attempt(group);
+            self.trace_attempt(members);
         }
         match next {
             Next::Read => {
@@ -254,7 +416,7 @@ impl Committer {
                     self.turns
                         .committed(manifest, self.commits.producer(), self.began.elapsed());
                 }
-                self.succeed(group, landed);
+                self.succeed(members, landed);
                 Progress::Committed
             }
             Next::Registered => {
@@ -264,21 +426,61 @@ impl Committer {
             }
             Next::Settle(settlement) => {
                 self.upload.metrics.commits_found.inc();
-                self.settle(group, &settlement);
+                self.settle(members, &described, &settlement).await;
                 Progress::Committed
             }
             Next::UploadAgain { places, floor_ms } => {
-                self.upload_again(group, &places, floor_ms).await;
+                self.upload_again(members, &places, floor_ms).await;
                 Progress::Made
             }
             Next::Drop { place, reason } => {
-                self.drop_invalid(group, place, reason);
+                self.drop_invalid(members, place, reason).await;
                 Progress::Made
             }
             Next::Renew(renewal) => {
-                self.go_on_anew(group, renewal);
+                self.go_on_anew(members, renewal);
                 Progress::Made
             }
+        }
+    }
+
+    /// The time since the committer began.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Takes note of who leads.
+    fn see(&mut self) {
+        let Some(manifest) = self.commits.manifest() else {
+            return;
+        };
+        if self.peering.is_none() {
+            return;
+        }
+        let (producer, before) = (self.commits.producer(), self.election.leader().cloned());
+        self.election.see(manifest, self.began.elapsed());
+        self.lead.learn(manifest, producer);
+        let after = self.election.leader();
+        let term = |leader: &millpond_manifest::Leader| (leader.producer, leader.term);
+        if before.as_ref().map(term) == after.map(term) {
+            return;
+        }
+        let shard = self.upload.shard;
+        self.upload
+            .metrics
+            .leads
+            .set(i64::from(self.election.leads(producer)));
+        match after {
+            None => tracing::info!("nobody leads shard {shard}"),
+            Some(leader) if leader.producer == producer => {
+                tracing::info!("this producer leads shard {shard} (term {})", leader.term);
+            }
+            Some(leader) => tracing::info!(
+                "producer {} at {} leads shard {shard} (term {})",
+                leader.producer,
+                leader.address,
+                leader.term
+            ),
         }
     }
 
@@ -326,6 +528,7 @@ impl Committer {
     }
 
     fn hear(&mut self, news: News) {
+        self.see();
         self.reads_first.hear(news);
         self.upload.metrics.pages.inc_by(u64::from(news.page_joined));
     }
@@ -357,97 +560,13 @@ impl Committer {
 
     /// Registers before the first segment is there. Returns true if the producer is registered now.
     pub(crate) async fn try_register(&mut self) -> bool {
-        let mut group = Vec::new();
+        let mut nothing = Members::default();
         while !self.commits.is_registered() {
-            if let Progress::HeldUp | Progress::LostRace = self.step(&mut group).await {
+            if let Progress::HeldUp | Progress::LostRace = self.step(&mut nothing).await {
                 return false;
             }
         }
         self.upload.readiness.goes_on(COMMIT);
         true
-    }
-
-    /// Handles the first segments of the group, which are in the log.
-    fn succeed(&mut self, group: &mut Vec<UploadedWork>, landed: Landed) {
-        let shard = self.upload.shard;
-        let metrics = &self.upload.metrics;
-        metrics.commit_segments.observe(landed.count as f64);
-        for (sequence, uploaded) in (landed.first_sequence..).zip(group.drain(..landed.count)) {
-            uploaded.work.trace.committed(shard, sequence);
-            metrics.segments_uncommitted.dec();
-            metrics.segments.inc();
-            metrics.stored_bytes.inc_by(uploaded.work.encoded.size);
-            for part in &uploaded.work.encoded.streams {
-                metrics.blocks.inc_by(u64::from(part.blocks));
-                metrics.messages.inc_by(part.messages);
-                metrics.records.inc_by(part.records);
-                metrics.raw_bytes.inc_by(part.raw_len);
-            }
-            for waiter in uploaded.work.waiters {
-                // The caller may have gone away.
-                let _ = waiter.send(Ok(Committed { shard, sequence }));
-            }
-        }
-    }
-
-    /// Handles what the table shows about the group. This producer has forwarded nothing and holds nobody's records.
-    fn settle(&mut self, group: &mut Vec<UploadedWork>, settlement: &Settlement) {
-        if let Some(Own::Landed(landed)) = settlement.own {
-            if let Some(manifest) = self.commits.manifest() {
-                self.turns
-                    .committed(manifest, self.commits.producer(), self.began.elapsed());
-            }
-            self.succeed(group, landed);
-        }
-    }
-
-    /// Uploads segments again under names above the orphan floor: the objects under the present names may be deleted at
-    /// any time.
-    async fn upload_again(&mut self, group: &mut Vec<UploadedWork>, places: &[usize], floor_ms: u64) {
-        tracing::warn!(
-            "{} segments are named before the orphan floor {floor_ms}: uploading again",
-            places.len()
-        );
-        for (place, uploaded) in std::mem::take(group).into_iter().enumerate() {
-            group.push(if places.contains(&place) {
-                self.upload.metrics.reuploads.inc();
-                self.upload.put(uploaded.work, floor_ms).await
-            } else {
-                uploaded
-            });
-        }
-    }
-
-    /// Takes a segment that the manifest refuses out of the group and tells its callers.
-    fn drop_invalid(&self, group: &mut Vec<UploadedWork>, place: usize, reason: String) {
-        let UploadedWork { name, work, .. } = group.remove(place);
-        tracing::error!("segment {name} cannot be committed: {reason}");
-        self.upload.metrics.segments_uncommitted.dec();
-        work.trace.fail(&reason);
-        fail(work.waiters, &AppendError::NotCommitted(reason.into()));
-    }
-
-    /// Continues under a new id. If the outcome is in doubt, tells the callers of the group that it is unknown.
-    fn go_on_anew(&self, group: &mut Vec<UploadedWork>, renewal: Renewal) {
-        let metrics = &self.upload.metrics;
-        let reason = renewal.reason;
-        metrics.expired.inc();
-        if renewal.contradicted {
-            tracing::error!("{reason}: was the buffer restored from a copy?");
-        }
-        if !renewal.in_doubt {
-            tracing::warn!("going on under a new producer id: {reason}");
-            return;
-        }
-        tracing::error!(
-            "the outcome of a commit of {} segments is unknown: {reason}",
-            group.len()
-        );
-        let error = AppendError::OutcomeUnknown(Arc::from(reason));
-        for uploaded in group.drain(..) {
-            metrics.segments_uncommitted.dec();
-            uploaded.work.trace.fail(&error);
-            fail(uploaded.work.waiters, &error);
-        }
     }
 }

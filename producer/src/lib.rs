@@ -13,12 +13,19 @@ mod commit_delay;
 mod committer;
 mod config;
 mod early_close;
+#[doc(hidden)]
+pub mod election;
 mod encoder;
 mod flow;
+mod forward;
+mod group;
+mod lead;
 mod metrics;
+mod peers;
 mod producer;
 #[doc(hidden)]
 pub mod reads_first;
+mod rhythm;
 mod segment;
 mod streams;
 mod trace;
@@ -27,4 +34,8 @@ mod uploader;
 
 pub use append::{Append, AppendError, Committed};
 pub use config::{Config, ConfigError};
+pub use peers::{
+    Closes, LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Peering, Peers, Records,
+    StreamBlock,
+};
 pub use producer::{DrainError, Producer, StartError};

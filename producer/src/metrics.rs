@@ -8,12 +8,19 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::forward::REASONS;
 use millpond_runtime::Budget;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct AttemptLabels {
     /// `committed`, `mismatch` or `unknown`.
     outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct FallbackLabels {
+    /// Why the leader did not commit.
+    reason: &'static str,
 }
 
 #[derive(Clone, Debug)]
@@ -34,6 +41,11 @@ pub(crate) struct Metrics {
     pub(crate) commit_attempts: Family<AttemptLabels, Counter>,
     pub(crate) commits_found: Counter,
     pub(crate) expired: Counter,
+    pub(crate) leads: Gauge,
+    pub(crate) appended_bytes: Counter,
+    pub(crate) delegated_bytes: Counter,
+    pub(crate) fallbacks: Family<FallbackLabels, Counter>,
+    pub(crate) commits_for_others: Counter,
     pub(crate) upload_seconds: Histogram,
     pub(crate) commit_seconds: Histogram,
     pub(crate) linger_seconds: Histogram,
@@ -61,6 +73,11 @@ impl Metrics {
             commit_attempts: Family::default(),
             commits_found: Counter::default(),
             expired: Counter::default(),
+            leads: Gauge::default(),
+            appended_bytes: Counter::default(),
+            delegated_bytes: Counter::default(),
+            fallbacks: Family::default(),
+            commits_for_others: Counter::default(),
             upload_seconds: seconds(),
             commit_seconds: seconds(),
             linger_seconds: seconds(),
@@ -126,6 +143,31 @@ impl Metrics {
             "Times that the manifest had forgotten this producer",
             m.expired,
         );
+        to.register("leads", "1 if this producer commits for others", m.leads);
+        to.register(
+            "appended_bytes",
+            "Compressed bytes of the segments whose blocks the leader committed",
+            m.appended_bytes,
+        );
+        to.register(
+            "delegated_bytes",
+            "Bytes of the segments that this producer uploaded and the leader committed",
+            m.delegated_bytes,
+        );
+        to.register(
+            "fallbacks",
+            "Commits made without the leader, by its reason",
+            m.fallbacks,
+        );
+        to.register(
+            "commits_for_others",
+            "Requests of other producers that this one committed",
+            m.commits_for_others,
+        );
+        // A reason without a fallback is 0, not absent.
+        for reason in REASONS {
+            drop(metrics.fallbacks.get_or_create(&FallbackLabels { reason }));
+        }
         let upload = "Time from the first attempt to upload a segment to its success";
         to.register_with_unit("upload", upload, Unit::Seconds, m.upload_seconds);
         let commit = "Time from the first attempt at a commit to its success";
@@ -134,6 +176,10 @@ impl Metrics {
         to.register_with_unit("linger", linger, Unit::Seconds, m.linger_seconds);
         to.register("commit_segments", "Segments in one commit", m.commit_segments);
         metrics
+    }
+
+    pub(crate) fn fallback(&self, reason: &'static str) {
+        self.fallbacks.get_or_create(&FallbackLabels { reason }).inc();
     }
 
     pub(crate) fn attempt(&self, outcome: &'static str) {

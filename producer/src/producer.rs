@@ -3,24 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond_manifest::{Buffer, ReadError, cas, layout};
-use millpond_runtime::{Backoff, Budget, Environment, Level, Readiness, SystemEnvironment};
+use millpond_manifest::{Buffer, Fingerprint, ProducerId, ReadError, cas, layout};
+use millpond_runtime::{Backoff, Budget, Environment, Level, Readiness, Reservation, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Limits};
 use millpond_storage::{ErrorKind, Store};
 use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::accumulator::{Accepted, Accumulator};
 use crate::commit_delay::CommitDelay;
 use crate::committer::Committer;
+use crate::committer::{COMMIT, FOREIGN_SEGMENTS_MAX};
 use crate::encoder::Encoders;
 use crate::flow::Flow;
+use crate::lead::{Foreign, Guest, Lead};
 use crate::metrics::Metrics;
+use crate::peers::{PeerCommit, PeerRefusal, PeerRequest, Peering, Records};
 use crate::streams::Streams;
-use crate::uploader::{Upload, Uploaders};
+use crate::uploader::{UPLOAD, Upload, Uploaders};
 use crate::{Append, AppendError, Committed, Config, ConfigError};
 
 /// The wait of a producer that opens its buffer, as the log shows it.
@@ -29,6 +32,12 @@ const OPEN: &str = "waiting for the store (open)";
 /// The capacity of the queues from the callers to the accumulator and from the uploaders to the committer. The queues
 /// only hand over: the waiting happens elsewhere.
 const QUEUE: usize = 64;
+
+/// A leader that the store has held up at two looks with this time between them lets others commit for themselves.
+const HELD_UP: Duration = Duration::from_millis(500);
+
+/// A leader without any commit for this long, beside its linger, does too. One that is only slow commits.
+const STUCK: Duration = Duration::from_secs(3);
 
 /// The reasons why a producer cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -85,8 +94,12 @@ pub struct Producer(Arc<Inner>);
 
 struct Inner {
     messages: mpsc::Sender<Accepted>,
+    guests: mpsc::Sender<(Guest, Reservation)>,
+    foreign: mpsc::Sender<Foreign>,
+    lead: Lead,
     budget: Budget,
     block_bytes: usize,
+    linger: Duration,
     shard: u32,
     environment: Arc<dyn Environment>,
     streams: Streams,
@@ -114,6 +127,17 @@ impl Producer {
         config: Config,
         registry: &mut Registry,
     ) -> Result<Self, StartError> {
+        Self::start_with(environment, store, config, None, registry).await
+    }
+
+    /// Like [`start_in`](Self::start_in), as one of several producers that commit for each other.
+    pub async fn start_with(
+        environment: Arc<dyn Environment>,
+        store: Store,
+        config: Config,
+        peering: Option<Peering>,
+        registry: &mut Registry,
+    ) -> Result<Self, StartError> {
         config.check()?;
         let budget = Budget::new(config.memory_limit - config.working_memory(), config.max_wait);
         let give_up_at = Instant::now() + config.start_timeout;
@@ -133,36 +157,46 @@ impl Producer {
         };
         let flow = Flow::default();
         let commit_delay = CommitDelay::new(flow.clone(), budget.clone());
+        let lead = Lead::default();
         let mut committer = Committer::new(
             upload.clone(),
             buffer.id,
             config.tail_max,
             streams.clone(),
             commit_delay,
+            peering,
+            lead.clone(),
         );
         register(&mut committer, &upload, give_up_at).await?;
 
         let tasks = TaskTracker::new();
         let closing = CancellationToken::new();
         let (to_committer, arrivals) = mpsc::channel(QUEUE);
-        tasks.spawn(committer.run(arrivals));
+        let (foreign, from_others) = mpsc::channel(QUEUE);
+        tasks.spawn(committer.run(arrivals, from_others));
         let uploaders = Uploaders::new(upload, config.max_uploads, tasks.clone(), to_committer);
         let encoders = Encoders::new(&config, environment.clone(), metrics.clone());
         let (messages, accepted) = mpsc::channel(QUEUE);
-        let block_bytes = config.block_bytes;
+        let (block_bytes, linger) = (config.block_bytes, config.linger);
         let accumulator = Accumulator::new(
             config,
             budget.clone(),
             encoders,
             uploaders,
             flow.clone(),
+            lead.clone(),
             metrics.clone(),
         );
-        tasks.spawn(accumulator.run(accepted, closing.clone()));
+        let (guests, arriving_guests) = mpsc::channel(QUEUE);
+        tasks.spawn(accumulator.run(accepted, arriving_guests, closing.clone()));
         Ok(Self(Arc::new(Inner {
             messages,
+            guests,
+            foreign,
+            lead,
             budget,
             block_bytes,
+            linger,
             shard,
             environment,
             streams,
@@ -248,6 +282,111 @@ impl Producer {
             return Err(AppendError::Refused(reason.into()));
         }
         Ok(3 * cost)
+    }
+
+    /// The certificate of another producer, which whoever may write the manifest vouches for. `None`: this producer does not
+    /// know the other one, or not yet.
+    pub fn certificate_of(&self, producer: ProducerId) -> Option<Fingerprint> {
+        self.0.lead.certificate(producer)
+    }
+
+    /// Asks for a look at the manifest, because it may have a producer that this one does not know yet.
+    pub fn look_for(&self, producer: ProducerId) {
+        self.0.lead.look_for(producer);
+    }
+
+    /// Commits the records of another producer, which has proven that it is this one. The reservation is from this producer's
+    /// [`budget`](Self::budget), and pays for the blocks.
+    ///
+    /// If the returned future is dropped, the records may still be committed.
+    ///
+    /// # Errors
+    /// As far as this producer knows, the records are not in the log. The other one commits them itself, under the same
+    /// number.
+    pub async fn commit_for(
+        &self,
+        request: PeerRequest,
+        reservation: Reservation,
+    ) -> Result<PeerCommit, PeerRefusal> {
+        if self.0.closing.is_cancelled() {
+            return Err(PeerRefusal::Leaving);
+        }
+        self.check(&request.records)?;
+        let (ticket, outcome) = self.0.lead.offer(request.producer, request.number)?;
+        if let Some(ticket) = ticket {
+            match request.records {
+                Records::Blocks(blocks) => {
+                    let guest = Guest { ticket, blocks };
+                    let sent = self.0.guests.send((guest, reservation)).await;
+                    sent.map_err(|_| PeerRefusal::Leaving)?;
+                }
+                Records::Segments(segments) => {
+                    let sent = self.0.foreign.send(Foreign { ticket, segments }).await;
+                    sent.map_err(|_| PeerRefusal::Leaving)?;
+                }
+            }
+        }
+        tokio::select! {
+            outcome = outcome => {
+                let gone = || PeerRefusal::NotCommitted("the producer's tasks are gone".to_owned());
+                let commit = outcome.unwrap_or_else(|_| Err(gone()))?;
+                self.0.metrics.commits_for_others.inc();
+                Ok(commit)
+            }
+            reason = self.held_up() => Err(PeerRefusal::HeldUp(reason)),
+        }
+    }
+
+    /// Checks what would spoil a commit for others.
+    fn check(&self, records: &Records) -> Result<(), PeerRefusal> {
+        let invalid = |reason: &str| Err(PeerRefusal::Invalid(reason.to_owned()));
+        let admit = |stream: &str, encoding| {
+            let admitted = self.0.streams.admit(stream, encoding);
+            admitted.map_err(PeerRefusal::Invalid)
+        };
+        match records {
+            Records::Blocks(blocks) if blocks.is_empty() => invalid("it has no blocks"),
+            Records::Blocks(blocks) => {
+                let mut blocks = blocks.iter();
+                blocks.try_for_each(|block| admit(&block.stream, block.encoding))
+            }
+            Records::Segments(segments) if segments.is_empty() => invalid("it has no segments"),
+            Records::Segments(segments) if segments.len() > FOREIGN_SEGMENTS_MAX => {
+                invalid("it has too many segments")
+            }
+            Records::Segments(segments) => {
+                let mut parts = segments.iter().flat_map(|segment| &segment.parts);
+                parts.try_for_each(|part| admit(&part.stream, part.encoding))
+            }
+        }
+    }
+
+    /// Waits until the store has held this producer up for [`HELD_UP`], or has not answered for [`STUCK`]. Another one may reach
+    /// it.
+    async fn held_up(&self) -> String {
+        let waits = || {
+            let mut stages = [COMMIT, UPLOAD].iter();
+            stages.find_map(|what| self.0.readiness.reason(what))
+        };
+        let since = Instant::now();
+        loop {
+            sleep(HELD_UP).await;
+            let idle = self
+                .0
+                .lead
+                .committed_at()
+                .map_or(since, |at| at.max(since))
+                .elapsed();
+            if idle >= self.0.linger + STUCK {
+                return format!("no answer for {} s", idle.as_secs());
+            }
+            if waits().is_some() {
+                sleep(HELD_UP).await;
+                if let Some(reason) = waits() {
+                    return reason;
+                }
+            }
+        }
     }
 
     /// Rejects new messages and waits until everything accepted is committed, at most `patience`.

@@ -14,6 +14,8 @@ use ulid::Ulid;
 
 use crate::append::WAITER_BYTES;
 use crate::encoder::Encoders;
+use crate::lead::Guest;
+use crate::peers::{PeerRefusal, StreamBlock};
 use crate::trace::SegmentTrace;
 use crate::{Append, AppendError, Committed};
 use millpond_runtime::Reservation;
@@ -98,6 +100,7 @@ pub(crate) struct FillingSegment {
     streams: Vec<OpenStream>,
     places: HashMap<Arc<str>, usize>,
     waiters: Vec<Waiter>,
+    guests: Vec<Guest>,
     reservation: Reservation,
     pub(crate) raw_len: usize,
     pub(crate) compressed_len: usize,
@@ -115,6 +118,7 @@ impl FillingSegment {
             streams: Vec::new(),
             places: HashMap::new(),
             waiters: Vec::new(),
+            guests: Vec::new(),
             reservation: nothing,
             raw_len: 0,
             compressed_len: 0,
@@ -175,6 +179,13 @@ impl FillingSegment {
         self.streams[place].filled_a_block |= filled;
         let own = if full { self.ship(place) } else { None };
         [before, own]
+    }
+
+    /// Takes blocks of another producer.
+    pub(crate) fn add_guest(&mut self, guest: Guest, reservation: Reservation) {
+        self.compressed_len += guest.blocks.iter().map(|it| it.block.bytes.len()).sum::<usize>();
+        self.reservation.merge(reservation);
+        self.guests.push(guest);
     }
 
     fn place(&mut self, stream: &Arc<str>, encoding: Encoding) -> usize {
@@ -255,38 +266,35 @@ impl FillingSegment {
             number,
             streams,
             waiters,
+            mut guests,
             mut reservation,
             linger_left,
             failure,
             mut trace,
             ..
         } = self;
-        let mut builder = SegmentBuilder::new();
-        let mut result = failure.map_or(Ok(()), Err);
-        for stream in streams {
-            for block in stream.encoded.into_iter().flatten() {
-                let pushed = builder
-                    .push(&stream.name, stream.encoding, block)
-                    .map_err(|e| e.to_string());
-                result = result.and(pushed);
+        let own: Vec<StreamBlock> = streams.into_iter().flat_map(OpenStream::into_blocks).collect();
+        let assembled = failure.map_or_else(|| assemble(&own, &mut guests), Err);
+        let encoded = match assembled {
+            Ok(encoded) => encoded,
+            Err(reason) => {
+                tracing::error!(
+                    "a segment of {} messages could not be encoded: {reason}",
+                    waiters.len()
+                );
+                trace.fail(&reason);
+                fail(waiters, &AppendError::NotCommitted(reason.into()));
+                return Err(number);
             }
-        }
-        if let Err(reason) = result {
-            tracing::error!(
-                "a segment of {} messages could not be encoded: {reason}",
-                waiters.len()
-            );
-            trace.fail(&reason);
-            fail(waiters, &AppendError::NotCommitted(reason.into()));
-            return Err(number);
-        }
-        let encoded = builder.finish();
+        };
         trace.encoded(&encoded);
         let held = usize::try_from(encoded.size).unwrap_or(usize::MAX);
         reservation.shrink(held.saturating_add(waiters.len().saturating_mul(WAITER_BYTES)));
         Ok(EncodedWork {
             number,
             encoded,
+            own,
+            guests,
             waiters,
             linger_left,
             reservation,
@@ -295,11 +303,49 @@ impl FillingSegment {
     }
 }
 
+impl OpenStream {
+    fn into_blocks(self) -> impl Iterator<Item = StreamBlock> {
+        let (stream, encoding) = (self.name, self.encoding);
+        self.encoded.into_iter().flatten().map(move |block| StreamBlock {
+            stream: Arc::clone(&stream),
+            encoding,
+            block,
+        })
+    }
+}
+
+/// Assembles a segment. Guests whose blocks do not fit beside the others leave it, with an answer.
+fn assemble(own: &[StreamBlock], guests: &mut Vec<Guest>) -> Result<EncodedSegment, String> {
+    let push = |builder: &mut SegmentBuilder, blocks: &[StreamBlock]| {
+        blocks
+            .iter()
+            .try_for_each(|it| builder.push(&it.stream, it.encoding, it.block.clone()))
+            .map_err(|error| error.to_string())
+    };
+    loop {
+        let mut builder = SegmentBuilder::new();
+        push(&mut builder, own)?;
+        let unfit = guests
+            .iter()
+            .enumerate()
+            .find_map(|(place, guest)| Some((place, push(&mut builder, &guest.blocks).err()?)));
+        let Some((place, reason)) = unfit else {
+            return Ok(builder.finish());
+        };
+        let guest = guests.remove(place);
+        guest.ticket.answer(&Err(PeerRefusal::NotCommitted(reason)));
+    }
+}
+
 /// An encoded segment.
 pub(crate) struct EncodedWork {
     /// Its place in the producer's order.
     pub(crate) number: u64,
     pub(crate) encoded: EncodedSegment,
+    /// This producer's own blocks.
+    pub(crate) own: Vec<StreamBlock>,
+    /// The other producers whose blocks are in the segment.
+    pub(crate) guests: Vec<Guest>,
     pub(crate) waiters: Vec<Waiter>,
     /// The rest of the linger when the segment closed: the commit may be this much later than the upload.
     pub(crate) linger_left: Duration,
@@ -310,6 +356,27 @@ pub(crate) struct EncodedWork {
     )]
     reservation: Reservation,
     pub(crate) trace: Box<SegmentTrace>,
+}
+
+impl EncodedWork {
+    /// Builds the segment anew with the guests and the own blocks that it still has. `None`: there are none.
+    pub(crate) fn rebuilt(mut self) -> Option<EncodedWork> {
+        if self.own.is_empty() && self.guests.is_empty() {
+            return None;
+        }
+        match assemble(&self.own, &mut self.guests) {
+            Ok(encoded) => {
+                self.encoded = encoded;
+                Some(self)
+            }
+            // A part of what fitted before fits.
+            Err(reason) => {
+                tracing::error!("a segment could not be built anew: {reason}");
+                fail(self.waiters, &AppendError::NotCommitted(reason.into()));
+                None
+            }
+        }
+    }
 }
 
 /// A segment in the store.

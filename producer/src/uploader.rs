@@ -15,11 +15,13 @@ use crate::metrics::Metrics;
 use crate::segment::{EncodedWork, UploadedWork};
 
 /// The wait of an upload, as `/readyz` shows it.
-const UPLOAD: &str = "waiting for the store (upload)";
+pub(crate) const UPLOAD: &str = "waiting for the store (upload)";
 
 /// A message to the committer. Every number comes once.
 pub(crate) enum Arrival {
     Uploaded(UploadedWork),
+    /// The segment was not uploaded, because the leader takes its blocks.
+    Kept(EncodedWork),
     /// The segment of this number failed, and its callers have their answers.
     Skipped(u64),
 }
@@ -114,6 +116,11 @@ impl Uploaders {
             waiting.dec();
             Arrival::Uploaded(uploaded)
         });
+    }
+
+    /// Hands a segment to the committer without uploading it.
+    pub(crate) fn keep(&self, work: EncodedWork) {
+        self.hand_over(async move { Arrival::Kept(work) });
     }
 
     /// Tells the committer not to wait for this number.

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::io::Cursor;
+use std::ops::RangeInclusive;
 
 use bytes::Bytes;
 use prost::encoding::{encode_varint, encoded_len_varint};
@@ -10,8 +11,8 @@ use prost::encoding::{encode_varint, encoded_len_varint};
 use crate::block::BlockHeader;
 use crate::index::{HEADER_LEN, encode_header, encode_tail};
 use crate::{
-    BLOCK_HEADER_LEN, Compression, Encoding, FOOTER_LEN, InvalidStreamName, Limits, StreamPart,
-    check_stream_name,
+    BLOCK_HEADER_LEN, Compression, Encoding, Error, FOOTER_LEN, InvalidStreamName, Limits, Problem,
+    StreamPart, check_stream_name,
 };
 
 /// A message that does not fit in a block.
@@ -164,6 +165,52 @@ pub struct EncodedBlock {
     pub first_received_at_us: i64,
     /// Latest receive time of a message, unix microseconds.
     pub last_received_at_us: i64,
+}
+
+impl EncodedBlock {
+    /// A block from another process, as it was encoded there. Verifies the header and the checksum, and decodes nothing: the
+    /// number of records and the receive times are the other process's.
+    ///
+    /// # Errors
+    /// The bytes are not exactly one block, it is damaged, or it has more records than bytes.
+    pub fn verified(
+        bytes: Bytes,
+        records: u64,
+        received_at_us: RangeInclusive<i64>,
+        limits: &Limits,
+    ) -> Result<EncodedBlock, Error> {
+        let header = BlockHeader::decode(&bytes, 0, 0, limits)?;
+        let (found, expected) = (
+            bytes.len() as u64,
+            BLOCK_HEADER_LEN as u64 + u64::from(header.compressed_len),
+        );
+        if found != expected {
+            return Err(Error::new(
+                0,
+                Some(0),
+                "block length",
+                Problem::Inconsistent { found, expected },
+            ));
+        }
+        // A record takes at least a byte. Sums of wrong counts could overflow.
+        let (found, limit) = (records, u64::from(header.raw_len));
+        if found > limit {
+            return Err(Error::new(
+                0,
+                Some(0),
+                "records",
+                Problem::OverLimit { found, limit },
+            ));
+        }
+        Ok(EncodedBlock {
+            bytes,
+            raw_len: u64::from(header.raw_len),
+            messages: u64::from(header.messages),
+            records,
+            first_received_at_us: *received_at_us.start(),
+            last_received_at_us: *received_at_us.end(),
+        })
+    }
 }
 
 /// A zstd context and an output buffer, which a worker reuses for every block.

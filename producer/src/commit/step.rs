@@ -62,6 +62,17 @@ impl<V> Attempt<V> {
     }
 }
 
+/// What a commit does about the lead.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Office {
+    /// It leaves the lead to whom it is.
+    Keep,
+    /// This producer takes the lead, and others reach it at this address.
+    Take(Arc<str>),
+    /// This producer stops leading, if it leads.
+    Leave,
+}
+
 /// A page that the next swap adds to the manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewPage {

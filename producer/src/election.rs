@@ -1,0 +1,310 @@
+//! Decides which producer another one asks to commit its records, and when it takes the lead itself. No promise depends on
+//! it: two leaders, or none, cost requests and no records. Pure: the caller has the clock, which only goes forward and is
+//! compared with itself alone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millpond_manifest::{Leader, Manifest, ProducerId};
+
+use crate::commit::Office;
+
+/// A leader that does not serve this producer, nor anybody else, is replaced after this time.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// The patience doubles with each takeover that a producer saw in this time: a lead that moves often is not worth much.
+pub const TAKEOVERS_REMEMBERED: Duration = Duration::from_secs(600);
+/// The number of takeovers that double the patience: to 80 s.
+const DOUBLINGS_MAX: usize = 4;
+/// The time for which a producer avoids a leader that failed it once. It doubles with each further failure.
+const AVOID: Duration = Duration::from_secs(1);
+const AVOID_MAX: Duration = Duration::from_secs(60);
+
+/// What one producer knows about the lead of its shard.
+#[derive(Debug, Clone)]
+pub struct Election {
+    /// Where others reach this producer. `None`: it never leads.
+    address: Option<Arc<str>>,
+    seen: Option<Seen>,
+    /// When the last takeovers were seen, oldest first.
+    takeovers: Vec<Duration>,
+    closing: bool,
+}
+
+/// The leader that the manifest names.
+#[derive(Debug, Clone)]
+struct Seen {
+    leader: Leader,
+    /// The first time that the manifest had this leader with this count of shared commits.
+    since: Duration,
+    /// Its failures to serve this producer since it last did.
+    failures: u32,
+    /// When the first of these failures was.
+    failed_at: Duration,
+    /// Nothing is sent to it before.
+    avoid_until: Duration,
+    /// It said that it stops leading.
+    is_leaving: bool,
+}
+
+impl Election {
+    /// Knows nothing yet.
+    pub fn new(address: Option<Arc<str>>) -> Election {
+        Election {
+            address,
+            seen: None,
+            takeovers: Vec::new(),
+            closing: false,
+        }
+    }
+
+    /// Takes note of a manifest that is in force, or was when it was read.
+    pub fn see(&mut self, manifest: &Manifest, now: Duration) {
+        let same_term = |seen: &Seen, leader: &Leader| {
+            (seen.leader.producer, seen.leader.term) == (leader.producer, leader.term)
+        };
+        let Some(leader) = &manifest.leader else {
+            self.seen = None;
+            return;
+        };
+        match &mut self.seen {
+            Some(seen) if same_term(seen, leader) => {
+                if seen.leader.shared != leader.shared {
+                    seen.since = now;
+                    seen.leader = leader.clone();
+                }
+            }
+            before => {
+                let is_takeover = before.is_some();
+                *before = Some(Seen {
+                    leader: leader.clone(),
+                    since: now,
+                    failures: 0,
+                    failed_at: now,
+                    avoid_until: Duration::ZERO,
+                    is_leaving: false,
+                });
+                if is_takeover {
+                    self.takeovers.push(now);
+                    let surplus = self.takeovers.len().saturating_sub(DOUBLINGS_MAX);
+                    self.takeovers.drain(..surplus);
+                }
+            }
+        }
+    }
+
+    /// The leader that the manifest names, whoever it is.
+    pub fn leader(&self) -> Option<&Leader> {
+        self.seen.as_ref().map(|seen| &seen.leader)
+    }
+
+    /// Returns true if this producer leads, as far as it knows.
+    pub fn leads(&self, own: ProducerId) -> bool {
+        self.leader().is_some_and(|leader| leader.producer == own)
+    }
+
+    /// The leader to ask for the next commit. `None`: this producer commits for itself.
+    pub fn follows(&self, own: ProducerId, now: Duration) -> Option<&Leader> {
+        let seen = self.seen.as_ref()?;
+        let may = seen.leader.producer != own && now >= seen.avoid_until && !seen.is_leaving;
+        may.then_some(&seen.leader)
+    }
+
+    /// Records that the leader of this term served this producer.
+    pub fn served(&mut self, term: u64) {
+        if let Some(seen) = self.of(term) {
+            seen.failures = 0;
+            seen.avoid_until = Duration::ZERO;
+        }
+    }
+
+    /// Records that the leader of this term did not serve this producer.
+    pub fn failed(&mut self, term: u64, now: Duration) {
+        if let Some(seen) = self.of(term) {
+            if seen.failures == 0 {
+                seen.failed_at = now;
+            }
+            let avoid = AVOID.saturating_mul(1 << seen.failures.min(16)).min(AVOID_MAX);
+            seen.avoid_until = now.saturating_add(avoid);
+            seen.failures = seen.failures.saturating_add(1);
+        }
+    }
+
+    /// Records that the leader of this term stops leading.
+    pub fn is_leaving(&mut self, term: u64) {
+        if let Some(seen) = self.of(term) {
+            seen.is_leaving = true;
+        }
+    }
+
+    /// This producer stops: it leads no more.
+    pub fn close(&mut self) {
+        self.closing = true;
+    }
+
+    /// What the next commit of this producer does about the lead. The manifest that it replaces was the last to be seen.
+    pub fn office(&self, own: ProducerId, now: Duration) -> Office {
+        if self.closing {
+            return Office::Leave;
+        }
+        let Some(address) = &self.address else {
+            return Office::Keep;
+        };
+        let takes = match &self.seen {
+            None => true,
+            Some(seen) if seen.leader.producer == own => false,
+            Some(seen) => {
+                let still_since = seen.since.max(seen.failed_at);
+                let is_still = now.saturating_sub(still_since) >= self.patience(now);
+                seen.is_leaving || (seen.failures > 0 && is_still)
+            }
+        };
+        if takes {
+            Office::Take(Arc::clone(address))
+        } else {
+            Office::Keep
+        }
+    }
+
+    fn patience(&self, now: Duration) -> Duration {
+        let recent = |at: &&Duration| now.saturating_sub(**at) < TAKEOVERS_REMEMBERED;
+        let doublings = self.takeovers.iter().filter(recent).count().min(DOUBLINGS_MAX);
+        PATIENCE * (1 << doublings)
+    }
+
+    fn of(&mut self, term: u64) -> Option<&mut Seen> {
+        self.seen.as_mut().filter(|seen| seen.leader.term == term)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uuid::Uuid;
+
+    const OWN: ProducerId = ProducerId([1; 16]);
+    const OTHER: ProducerId = ProducerId([2; 16]);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn led(producer: ProducerId, term: u64, shared: u64) -> Manifest {
+        let mut manifest = Manifest::new(Uuid::nil(), 0);
+        manifest.leader = Some(Leader {
+            producer,
+            term,
+            shared,
+            address: "10.0.0.2:4319".into(),
+        });
+        manifest
+    }
+
+    fn take() -> Office {
+        Office::Take("10.0.0.1:4319".into())
+    }
+
+    fn election() -> Election {
+        Election::new(Some("10.0.0.1:4319".into()))
+    }
+
+    #[test]
+    fn the_first_producer_with_an_address_leads() {
+        let mut first = election();
+        first.see(&Manifest::new(Uuid::nil(), 0), SECOND);
+        assert_eq!(first.office(OWN, SECOND), take());
+        first.see(&led(OWN, 1, 0), SECOND);
+        assert_eq!(first.office(OWN, 99 * SECOND), Office::Keep);
+        assert!(first.leads(OWN));
+        assert_eq!(first.follows(OWN, SECOND), None);
+        let without = Election::new(None);
+        assert_eq!(without.office(OWN, SECOND), Office::Keep);
+    }
+
+    #[test]
+    fn a_leader_that_serves_nobody_is_replaced() {
+        let mut election = election();
+        election.see(&led(OTHER, 1, 0), SECOND);
+        assert!(election.follows(OWN, SECOND).is_some());
+        assert_eq!(
+            election.office(OWN, 99 * SECOND),
+            Office::Keep,
+            "it has not failed"
+        );
+        election.failed(1, 10 * SECOND);
+        election.see(&led(OTHER, 1, 0), 14 * SECOND);
+        assert_eq!(election.office(OWN, 14 * SECOND), Office::Keep);
+        assert_eq!(election.office(OWN, 15 * SECOND), take());
+    }
+
+    #[test]
+    fn a_leader_that_serves_others_keeps_the_lead() {
+        let mut election = election();
+        election.see(&led(OTHER, 1, 0), SECOND);
+        election.failed(1, SECOND);
+        for at in 2..100 {
+            election.see(&led(OTHER, 1, u64::from(at)), at * SECOND);
+            election.failed(1, at * SECOND);
+            assert_eq!(election.office(OWN, at * SECOND), Office::Keep);
+        }
+        election.see(&led(OTHER, 1, 99), 104 * SECOND);
+        assert_eq!(election.office(OWN, 104 * SECOND), take());
+    }
+
+    #[test]
+    fn a_leader_that_served_again_gets_the_whole_patience() {
+        let mut election = election();
+        election.see(&led(OTHER, 1, 0), SECOND);
+        election.failed(1, SECOND);
+        election.served(1);
+        assert_eq!(election.office(OWN, 99 * SECOND), Office::Keep);
+        election.failed(1, 99 * SECOND);
+        assert_eq!(election.office(OWN, 100 * SECOND), Office::Keep);
+    }
+
+    #[test]
+    fn a_leader_that_failed_is_avoided_for_longer_each_time() {
+        let mut election = election();
+        election.see(&led(OTHER, 1, 0), Duration::ZERO);
+        let mut now = Duration::ZERO;
+        for avoided in [1, 2, 4, 8, 16, 32, 60, 60] {
+            election.failed(1, now);
+            now += SECOND * avoided;
+            assert_eq!(election.follows(OWN, now - SECOND / 2), None);
+            assert!(election.follows(OWN, now).is_some(), "after {avoided} s");
+        }
+    }
+
+    #[test]
+    fn an_answer_from_an_earlier_term_says_nothing_about_this_one() {
+        let mut election = election();
+        election.see(&led(OTHER, 1, 0), Duration::ZERO);
+        election.see(&led(OTHER, 9, 0), SECOND);
+        election.failed(1, SECOND);
+        election.is_leaving(1);
+        assert!(election.follows(OWN, SECOND).is_some());
+        assert_eq!(election.office(OWN, 99 * SECOND), Office::Keep);
+    }
+
+    #[test]
+    fn a_leader_that_stops_is_replaced_at_once() {
+        let mut election = election();
+        election.see(&led(OTHER, 1, 0), SECOND);
+        election.is_leaving(1);
+        assert_eq!(election.follows(OWN, SECOND), None);
+        assert_eq!(election.office(OWN, SECOND), take());
+        election.close();
+        assert_eq!(election.office(OWN, SECOND), Office::Leave);
+    }
+
+    #[test]
+    fn each_takeover_doubles_the_patience() {
+        let mut election = election();
+        for term in 1..=9_u32 {
+            election.see(&led(OTHER, u64::from(term), 0), Duration::ZERO);
+        }
+        election.failed(9, Duration::ZERO);
+        assert_eq!(election.office(OWN, 79 * SECOND), Office::Keep);
+        assert_eq!(election.office(OWN, 80 * SECOND), take());
+        let later = TAKEOVERS_REMEMBERED;
+        election.served(9);
+        election.failed(9, later);
+        assert_eq!(election.office(OWN, later + PATIENCE), take());
+    }
+}

@@ -1,0 +1,208 @@
+//! Asks the leader to commit this producer's next segments. Whatever the leader answers or does not, the number belongs to
+//! these records from then on, and the table shows what became of it.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use millpond_manifest::NewSegment;
+use tokio::time::{Instant, timeout};
+
+use crate::committer::Committer;
+use crate::peers::{LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Records};
+use crate::segment::{EncodedWork, UploadedWork};
+
+/// The maximum wait for a leader that shows signs of life.
+const ASK_MAX: Duration = Duration::from_secs(30);
+
+/// Segments that are next in order, uploaded or not.
+#[derive(Default)]
+pub(crate) struct Batch(Vec<Item>);
+
+enum Item {
+    Kept(EncodedWork),
+    Uploaded(UploadedWork),
+}
+
+impl Batch {
+    /// Segments that are uploaded.
+    fn of(uploaded: Vec<UploadedWork>) -> Batch {
+        Batch(uploaded.into_iter().map(Item::Uploaded).collect())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn push_kept(&mut self, work: EncodedWork) {
+        self.0.push(Item::Kept(work));
+    }
+
+    pub(crate) fn push_uploaded(&mut self, uploaded: UploadedWork) {
+        self.0.push(Item::Uploaded(uploaded));
+    }
+
+    /// The compressed bytes if nothing is uploaded.
+    fn kept_bytes(&self) -> Option<u64> {
+        let size = |item: &Item| match item {
+            Item::Kept(work) => Some(work.encoded.size),
+            Item::Uploaded(_) => None,
+        };
+        self.0.iter().map(size).sum()
+    }
+
+    /// The segments in their order, all uploaded with `upload`.
+    pub(crate) async fn uploaded<F>(self, upload: impl Fn(EncodedWork) -> F) -> Vec<UploadedWork>
+    where
+        F: Future<Output = UploadedWork>,
+    {
+        let upload = &upload;
+        let all = self.0.into_iter().map(|item| async move {
+            match item {
+                Item::Kept(work) => upload(work).await,
+                Item::Uploaded(uploaded) => uploaded,
+            }
+        });
+        join_all(all).await
+    }
+
+    fn into_works(self) -> impl Iterator<Item = EncodedWork> {
+        self.0.into_iter().map(|item| match item {
+            Item::Kept(work) | Item::Uploaded(UploadedWork { work, .. }) => work,
+        })
+    }
+
+    /// What to send to the leader. `None`: it has to be uploaded first.
+    fn records(&self, forward_below: u64) -> Option<Records> {
+        let kept = |item: &Item| match item {
+            Item::Kept(work) => Some(work.own.clone()),
+            Item::Uploaded(_) => None,
+        };
+        let uploaded = |item: &Item| match item {
+            Item::Kept(_) => None,
+            Item::Uploaded(uploaded) => Some(uploaded.describe()),
+        };
+        if self.kept_bytes().is_some_and(|bytes| bytes < forward_below) {
+            let blocks: Option<Vec<_>> = self.0.iter().map(kept).collect();
+            return blocks.map(|blocks| Records::Blocks(blocks.into_iter().flatten().collect()));
+        }
+        let segments: Option<Vec<NewSegment>> = self.0.iter().map(uploaded).collect();
+        segments.map(Records::Segments)
+    }
+}
+
+/// A leader, and the term that this producer knows it by.
+pub(crate) struct Asked {
+    address: LeaderAddress,
+    term: u64,
+}
+
+impl Committer {
+    /// The leader to ask for the next commit.
+    pub(crate) fn leader_to_ask(&self) -> Option<Asked> {
+        self.peering.as_ref()?;
+        let leader = self.election.follows(self.commits.producer(), self.elapsed())?;
+        let certificate = self.lead.certificate(leader.producer)?;
+        Some(Asked {
+            address: LeaderAddress {
+                address: leader.address.clone(),
+                certificate,
+            },
+            term: leader.term,
+        })
+    }
+
+    /// Sends a batch to the leader and waits for the answer. Returns the batch unless it is in the log.
+    pub(crate) async fn forward(&mut self, leader: Asked, batch: Batch) -> Option<Batch> {
+        let peering = self.peering.clone()?;
+        let below = peering.forward_below;
+        let (batch, records) = match batch.records(below) {
+            Some(records) => (batch, Some(records)),
+            None => {
+                let batch = Batch::of(self.upload_all(batch).await);
+                let records = batch.records(below);
+                (batch, records)
+            }
+        };
+        let Some(records) = records else {
+            return Some(batch);
+        };
+        let Some(number) = self.commits.forward() else {
+            return Some(batch);
+        };
+        let is_appended = matches!(records, Records::Blocks(_));
+        let request = PeerRequest {
+            producer: self.commits.producer(),
+            number,
+            records,
+        };
+        let answer = timeout(ASK_MAX, peering.peers.ask(&leader.address, request)).await;
+        let answer = answer.unwrap_or_else(|_| Err(format!("no answer for {} s", ASK_MAX.as_secs())));
+        let (kind, reason) = match answer {
+            Ok(PeerAnswer::Committed(commit)) if self.commits.landed_elsewhere(number) => {
+                self.election.served(leader.term);
+                self.lead.keep_rhythm(commit.closes, Instant::now());
+                self.landed_elsewhere(batch, commit.first_sequence, is_appended);
+                return None;
+            }
+            Ok(PeerAnswer::Committed(_)) => ("stale", "it answered for another number".to_owned()),
+            Ok(PeerAnswer::Refused(refusal)) => {
+                if refusal == PeerRefusal::Leaving {
+                    self.election.is_leaving(leader.term);
+                }
+                (kind(&refusal), refusal.to_string())
+            }
+            Err(reason) => ("unreachable", reason),
+        };
+        self.election.failed(leader.term, self.elapsed());
+        // Its answer may say that the known manifest is old.
+        self.commits.doubt_known();
+        self.lead.follow(None);
+        self.upload.metrics.fallback(kind);
+        let address = &leader.address.address;
+        tracing::warn!("the leader at {address} did not commit: {reason}; committing without it");
+        Some(batch)
+    }
+
+    fn landed_elsewhere(&self, batch: Batch, first_sequence: u64, is_appended: bool) {
+        let metrics = &self.upload.metrics;
+        for (at, work) in (0_u64..).zip(batch.into_works()) {
+            let (bytes, sequence) = if is_appended {
+                (&metrics.appended_bytes, first_sequence)
+            } else {
+                (&metrics.delegated_bytes, first_sequence + at)
+            };
+            bytes.inc_by(work.encoded.size);
+            self.answer(work, sequence);
+        }
+    }
+}
+
+/// Why a leader did not commit: the labels of the metric.
+pub(crate) const REASONS: [&str; 9] = [
+    "unreachable",
+    "stale",
+    "not_leading",
+    "leaving",
+    "over_budget",
+    "held_up",
+    "busy",
+    "not_committed",
+    "invalid",
+];
+
+/// The label of a refusal.
+fn kind(refusal: &PeerRefusal) -> &'static str {
+    match refusal {
+        PeerRefusal::NotLeading => "not_leading",
+        PeerRefusal::Leaving => "leaving",
+        PeerRefusal::OverBudget => "over_budget",
+        PeerRefusal::HeldUp(_) => "held_up",
+        PeerRefusal::Busy => "busy",
+        PeerRefusal::NotCommitted(_) => "not_committed",
+        PeerRefusal::Invalid(_) => "invalid",
+    }
+}

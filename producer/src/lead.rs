@@ -1,0 +1,254 @@
+//! What the stages of a producer share about the lead: whether it leads or follows, whose records it holds, and the rhythm
+//! of its segments.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use millpond_manifest::{Claim, Fingerprint, Manifest, NewSegment, ProducerId};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+use crate::commit::{OfferRefusal, check_offer};
+use crate::peers::{Closes, PeerCommit, PeerRefusal, StreamBlock};
+use crate::rhythm::Rhythm;
+
+/// A leader without records of others for so many intervals keeps no rhythm.
+const SILENT_INTERVALS: u32 = 16;
+
+/// The outcome of another producer's number.
+pub(crate) type Outcome = Result<PeerCommit, PeerRefusal>;
+
+/// Shared by the stages of one producer.
+#[derive(Clone, Default)]
+pub(crate) struct Lead {
+    state: Arc<Mutex<State>>,
+    look: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct State {
+    own: Option<ProducerId>,
+    leads: bool,
+    /// Smaller segments are not uploaded, because the leader takes their blocks. 0: no leader does.
+    keep_below: u64,
+    certificates: HashMap<ProducerId, Fingerprint>,
+    held: HashMap<ProducerId, Held>,
+    tickets: u64,
+    /// The last commit.
+    committed_at: Option<Instant>,
+    leading: Option<Leading>,
+    following: Option<Rhythm>,
+}
+
+struct Leading {
+    rhythm: Rhythm,
+    last_guest: Instant,
+}
+
+/// A number that this producer holds for another one.
+struct Held {
+    number: u64,
+    /// Tells the ticket from an earlier one for the same number.
+    ticket: u64,
+    waiters: Vec<oneshot::Sender<Outcome>>,
+}
+
+/// Blocks of another producer.
+pub(crate) struct Guest {
+    pub(crate) ticket: Ticket,
+    pub(crate) blocks: Vec<StreamBlock>,
+}
+
+/// Segments of another producer, which are in the store.
+pub(crate) struct Foreign {
+    pub(crate) ticket: Ticket,
+    pub(crate) segments: Vec<NewSegment>,
+}
+
+/// The duty to answer for a number of another producer. Dropped without an answer, it says that the records were given up.
+pub(crate) struct Ticket {
+    lead: Lead,
+    pub(crate) producer: ProducerId,
+    pub(crate) number: u64,
+    id: u64,
+}
+
+impl Ticket {
+    /// Tells everybody who asked.
+    pub(crate) fn answer(self, outcome: &Outcome) {
+        self.settle(outcome);
+    }
+
+    fn settle(&self, outcome: &Outcome) {
+        let mut state = self.lead.state();
+        let is_held = |held: &Held| held.ticket == self.id;
+        if !state.held.get(&self.producer).is_some_and(is_held) {
+            return;
+        }
+        let held = state.held.remove(&self.producer);
+        drop(state);
+        for waiter in held.into_iter().flat_map(|held| held.waiters) {
+            // The one who asked may have gone away.
+            let _ = waiter.send(outcome.clone());
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let reason = "the records were given up".to_owned();
+        self.settle(&Err(PeerRefusal::NotCommitted(reason)));
+    }
+}
+
+impl Lead {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of the manifest in force.
+    pub(crate) fn learn(&self, manifest: &Manifest, own: ProducerId) {
+        let mut state = self.state();
+        state.own = Some(own);
+        state.leads = manifest.is_led_by(own);
+        let rows = manifest.producers.iter();
+        state.certificates = rows.filter_map(|row| Some((row.id, row.certificate?))).collect();
+    }
+
+    /// Records a commit.
+    pub(crate) fn committed(&self, now: Instant) {
+        self.state().committed_at = Some(now);
+    }
+
+    /// The time of the last commit.
+    pub(crate) fn committed_at(&self) -> Option<Instant> {
+        self.state().committed_at
+    }
+
+    /// Asks for another look at the manifest, because it may have a producer that this one does not know.
+    pub(crate) fn look_for(&self, producer: ProducerId) {
+        if self.certificate(producer).is_none() {
+            self.look.notify_one();
+        }
+    }
+
+    /// Waits until somebody asks for a look at the manifest.
+    pub(crate) async fn asked_to_look(&self) {
+        self.look.notified().await;
+    }
+
+    /// Takes note of the leader that the next segments are meant for: it takes the blocks of those below this size.
+    pub(crate) fn follow(&self, keep_below: Option<u64>) {
+        let mut state = self.state();
+        state.keep_below = keep_below.unwrap_or(0);
+        if keep_below.is_none() {
+            state.following = None;
+        }
+    }
+
+    /// Returns true if a segment of this size need not be uploaded.
+    pub(crate) fn keeps(&self, size: u64) -> bool {
+        size < self.state().keep_below
+    }
+
+    /// The certificate of a producer, as far as this one knows.
+    pub(crate) fn certificate(&self, producer: ProducerId) -> Option<Fingerprint> {
+        self.state().certificates.get(&producer).copied()
+    }
+
+    /// Takes a number of another producer. Returns a ticket unless the number is held already.
+    pub(crate) fn offer(
+        &self,
+        producer: ProducerId,
+        number: u64,
+    ) -> Result<(Option<Ticket>, oneshot::Receiver<Outcome>), PeerRefusal> {
+        let mut state = self.state();
+        let (true, Some(own)) = (state.leads, state.own) else {
+            return Err(PeerRefusal::NotLeading);
+        };
+        let claim = |number| Claim::one(producer, number, 0..0);
+        let held: Vec<Claim> = state
+            .held
+            .get(&producer)
+            .map(|held| claim(held.number))
+            .into_iter()
+            .collect();
+        let (waiter, outcome) = oneshot::channel();
+        match check_offer(own, &held, &claim(number)) {
+            Ok(()) => {
+                state.tickets += 1;
+                let id = state.tickets;
+                let held = Held {
+                    number,
+                    ticket: id,
+                    waiters: vec![waiter],
+                };
+                state.held.insert(producer, held);
+                let ticket = Ticket {
+                    lead: self.clone(),
+                    producer,
+                    number,
+                    id,
+                };
+                Ok((Some(ticket), outcome))
+            }
+            Err(OfferRefusal::Repeated) => {
+                if let Some(held) = state.held.get_mut(&producer) {
+                    held.waiters.retain(|waiter| !waiter.is_closed());
+                    held.waiters.push(waiter);
+                }
+                Ok((None, outcome))
+            }
+            Err(OfferRefusal::Busy) => Err(PeerRefusal::Busy),
+            Err(refusal @ (OfferRefusal::Own | OfferRefusal::NoNumber)) => {
+                Err(PeerRefusal::Invalid(refusal.to_string()))
+            }
+        }
+    }
+
+    /// Records that blocks of another producer came. The rhythm starts with the segment that takes the first of them.
+    pub(crate) fn guest(&self, now: Instant, closes: Instant, every: std::time::Duration) {
+        let mut state = self.state();
+        match &mut state.leading {
+            Some(leading) if !leading.is_silent(now) => leading.last_guest = now,
+            leading => {
+                *leading = Rhythm::new(closes, every).map(|rhythm| Leading {
+                    rhythm,
+                    last_guest: now,
+                });
+            }
+        }
+    }
+
+    /// Follows the rhythm of a leader that has just answered.
+    pub(crate) fn keep_rhythm(&self, closes: Option<Closes>, now: Instant) {
+        let rhythm = closes.and_then(|closes| Rhythm::new(now + closes.after, closes.every));
+        self.state().following = rhythm;
+    }
+
+    /// The time to close a segment whose first message came at `first_at`, if others set it.
+    pub(crate) fn close_at(&self, first_at: Instant) -> Option<Instant> {
+        let state = self.state();
+        if let Some(leading) = state.leading.as_ref().filter(|it| !it.is_silent(first_at)) {
+            return Some(leading.rhythm.next_after(first_at));
+        }
+        let following = state.following?;
+        Some(following.ahead().next_after(first_at))
+    }
+
+    /// The rhythm for an answer.
+    pub(crate) fn closes(&self, now: Instant) -> Option<Closes> {
+        let state = self.state();
+        let rhythm = state.leading.as_ref()?.rhythm;
+        Some(Closes {
+            after: rhythm.next_after(now) - now,
+            every: rhythm.every(),
+        })
+    }
+}
+
+impl Leading {
+    fn is_silent(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.last_guest) > self.rhythm.every() * SILENT_INTERVALS
+    }
+}

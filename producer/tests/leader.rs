@@ -1,0 +1,517 @@
+//! Several producers in one process that commit for each other, in virtual time: latency, cost, and no record twice or lost
+//! whatever happens between them.
+
+mod support;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::future::join_all;
+use millpond_manifest::{Fingerprint, ProducerId};
+use millpond_producer::{Config, LeaderAddress, PeerAnswer, PeerRequest, Peering, Peers, Producer, Records};
+use millpond_storage::Store;
+use millpond_storage::unreliable::{Controls, Faults, On, Outage, S3Latency, Unreliable, WriteFaults};
+use object_store::memory::InMemory;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use support::{Seeded, World, append, append_until_acknowledged, not_once};
+use tokio::time::{Instant, sleep};
+
+/// What happens to a request between two producers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// It arrives, and so does the answer.
+    Open,
+    /// It does not arrive.
+    Closed,
+    /// It arrives, and the answer is lost.
+    NoAnswer,
+    /// It arrives, and nobody ever answers.
+    Hangs,
+    /// It arrives twice.
+    Twice,
+    /// It arrives, and the connection breaks before the answer.
+    Breaks,
+}
+
+type Decide = Box<dyn Fn(&LeaderAddress, &PeerRequest) -> Way + Send + Sync>;
+
+/// Connects the producers of one process.
+#[derive(Default)]
+struct Network {
+    producers: Mutex<HashMap<String, Producer>>,
+    decide: Mutex<Option<Decide>>,
+    asked: Mutex<Vec<(ProducerId, u64)>>,
+}
+
+impl Network {
+    fn decide(&self, decide: impl Fn(&LeaderAddress, &PeerRequest) -> Way + Send + Sync + 'static) {
+        *self.decide.lock().unwrap() = Some(Box::new(decide));
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+
+    async fn deliver(&self, leader: &LeaderAddress, request: PeerRequest) -> Result<PeerAnswer, String> {
+        let producer = self.producers.lock().unwrap().get(&leader.address).cloned();
+        deliver(producer.ok_or("connection refused")?, request).await
+    }
+}
+
+async fn deliver(producer: Producer, request: PeerRequest) -> Result<PeerAnswer, String> {
+    sleep(Duration::from_millis(1)).await;
+    let size = match &request.records {
+        Records::Blocks(blocks) => blocks.iter().map(|block| block.block.bytes.len()).sum(),
+        Records::Segments(_) => 0,
+    };
+    let reservation = producer.budget().reserve(size).await;
+    let reservation = reservation.map_err(|error| error.to_string())?;
+    let answer = match producer.commit_for(request, reservation).await {
+        Ok(commit) => PeerAnswer::Committed(commit),
+        Err(refusal) => PeerAnswer::Refused(refusal),
+    };
+    sleep(Duration::from_millis(1)).await;
+    Ok(answer)
+}
+
+#[async_trait]
+impl Peers for Network {
+    async fn ask(&self, leader: &LeaderAddress, request: PeerRequest) -> Result<PeerAnswer, String> {
+        self.asked
+            .lock()
+            .unwrap()
+            .push((request.producer, request.number));
+        let decide = |decide: &Decide| decide(leader, &request);
+        let way = self.decide.lock().unwrap().as_ref().map_or(Way::Open, decide);
+        match way {
+            Way::Open => self.deliver(leader, request).await,
+            Way::Closed => Err("connection refused".to_owned()),
+            Way::NoAnswer => {
+                drop(self.deliver(leader, request).await);
+                Err("connection reset".to_owned())
+            }
+            Way::Hangs => {
+                drop(self.deliver(leader, request).await);
+                std::future::pending().await
+            }
+            Way::Breaks => {
+                let producer = self.producers.lock().unwrap().get(&leader.address).cloned();
+                if let Some(producer) = producer {
+                    tokio::spawn(deliver(producer, request));
+                }
+                sleep(Duration::from_millis(5)).await;
+                Err("connection reset".to_owned())
+            }
+            Way::Twice => {
+                let copy = self.deliver(leader, request.clone());
+                let (_, answer) = tokio::join!(copy, self.deliver(leader, request));
+                answer
+            }
+        }
+    }
+}
+
+/// Producers that know each other, in the order of their addresses.
+struct Group {
+    world: World,
+    objects: Arc<InMemory>,
+    faults: Faults,
+    /// The network between each producer and the store.
+    controls: Vec<Controls>,
+    network: Arc<Network>,
+    producers: Vec<Producer>,
+    registry: Registry,
+}
+
+fn address(number: u64) -> String {
+    format!("10.0.0.{number}:4319")
+}
+
+fn config(linger: Duration) -> Config {
+    Config {
+        linger,
+        memory_limit: 64 << 20,
+        encoders: 2,
+        ..Config::default()
+    }
+}
+
+impl Group {
+    async fn new(count: u64, linger: Duration, faults: Faults) -> Group {
+        let objects = Arc::new(InMemory::new());
+        let unreliable = Unreliable::new(objects.clone(), faults);
+        let world = World {
+            controls: unreliable.controls(),
+            store: Store::over(Arc::new(unreliable), "buffer"),
+            honest: Store::over(objects.clone(), "buffer"),
+        };
+        let mut group = Group {
+            world,
+            objects,
+            faults,
+            controls: Vec::new(),
+            network: Arc::default(),
+            producers: Vec::new(),
+            registry: Registry::default(),
+        };
+        for number in 0..count {
+            let producer = group.start(number, linger, true).await;
+            group.producers.push(producer);
+        }
+        group
+    }
+
+    async fn start(&mut self, number: u64, linger: Duration, may_lead: bool) -> Producer {
+        let peering = Peering {
+            peers: self.network.clone(),
+            certificate: Fingerprint([u8::try_from(number).unwrap(); 32]),
+            address: may_lead.then(|| address(number).into()),
+            forward_below: Peering::FORWARD_BELOW,
+        };
+        let faults = Faults {
+            seed: self.faults.seed.wrapping_add(number),
+            ..self.faults
+        };
+        let unreliable = Unreliable::new(self.objects.clone(), faults);
+        self.controls.push(unreliable.controls());
+        let store = Store::over(Arc::new(unreliable), "buffer");
+        let environment = Seeded::standing(number);
+        let started = Producer::start_with(
+            environment,
+            store,
+            config(linger),
+            Some(peering),
+            &mut self.registry,
+        );
+        let producer = started.await.unwrap();
+        let mut producers = self.network.producers.lock().unwrap();
+        producers.insert(address(number), producer.clone());
+        producer
+    }
+
+    /// The address of the leader.
+    async fn leader(&self) -> Option<String> {
+        self.world
+            .manifest()
+            .await
+            .state
+            .leader
+            .map(|leader| leader.address)
+    }
+
+    fn counts(&self, metric: &str) -> f64 {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).unwrap();
+        let counts = text.lines().filter(|line| line.starts_with(metric));
+        counts
+            .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+            .sum()
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn the_first_to_commit_leads_and_the_others_append_to_its_segments() {
+    let group = Group::new(3, SECOND, Faults::default()).await;
+    append(&group.producers[1], "first").await.unwrap();
+    assert_eq!(group.leader().await, Some(address(1)));
+    // The others have to meet the leader in the manifest, and then its rhythm.
+    for round in 0..4 {
+        let text = format!("round {round}");
+        let all = group.producers.iter().map(|producer| append(producer, &text));
+        let committed = join_all(all).await;
+        let sequences: BTreeSet<u64> = committed.into_iter().map(|it| it.unwrap().sequence).collect();
+        if round == 3 {
+            assert_eq!(
+                sequences.len(),
+                1,
+                "one segment has the records of all: {sequences:?}"
+            );
+        }
+    }
+    let state = group.world.manifest().await.state;
+    assert!(state.leader.unwrap().shared >= 2);
+    assert!(group.counts("millpond_producer_appended_bytes_total") > 0.0);
+    assert_eq!(group.counts("millpond_producer_leads"), 1.0);
+    assert_eq!(group.counts("millpond_producer_records_total"), 13.0);
+    assert_eq!(group.world.log().await.len(), 13);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_producer_without_an_address_follows_and_never_leads() {
+    let mut group = Group::new(0, SECOND, Faults::default()).await;
+    let silent = group.start(0, SECOND, false).await;
+    append(&silent, "alone").await.unwrap();
+    assert_eq!(group.leader().await, None);
+    let leader = group.start(1, SECOND, true).await;
+    append(&leader, "leads").await.unwrap();
+    assert_eq!(group.leader().await, Some(address(1)));
+    append(&silent, "meets it").await.unwrap();
+    let asked = group.network.asked();
+    append(&silent, "follows").await.unwrap();
+    assert_eq!(group.network.asked(), asked + 1);
+    assert_eq!(group.world.log().await.len(), 4);
+}
+
+/// Appends from all producers, five times a second from each, out of step. Returns how long each caller waited, ascending.
+async fn load(group: &Group, seconds: u32) -> Vec<Duration> {
+    let loads = group
+        .producers
+        .iter()
+        .zip(0_u32..)
+        .map(|(producer, place)| async move {
+            let appends = (0..seconds * 5).map(|number| async move {
+                sleep(Duration::from_millis(200) * number + Duration::from_millis(17) * place).await;
+                let start = Instant::now();
+                append(producer, &format!("{place}/{number}")).await.unwrap();
+                start.elapsed()
+            });
+            join_all(appends).await
+        });
+    let mut waited: Vec<Duration> = join_all(loads).await.concat();
+    waited.sort();
+    waited
+}
+
+fn percentile(waited: &[Duration], per_cent: usize) -> Duration {
+    waited[(waited.len() - 1) * per_cent / 100]
+}
+
+fn slow_store() -> Faults {
+    Faults {
+        seed: 1,
+        latency: Some(S3Latency::default()),
+        ..Faults::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_producers_wait_and_cost_little_more_than_one() {
+    let group = Group::new(48, SECOND, slow_store()).await;
+    load(&group, 5).await;
+    let segments = group.world.segments().await;
+    let waited = load(&group, 30).await;
+    let segments = group.world.segments().await - segments;
+    let (p50, p99) = (percentile(&waited, 50), percentile(&waited, 99));
+    println!(
+        "48 at 1 s: p50 {p50:?}, p99 {p99:?}, max {:?}, {segments} segments",
+        percentile(&waited, 100)
+    );
+    assert!(p50 < Duration::from_millis(1_000), "{p50:?}");
+    assert!(p99 < Duration::from_secs(2), "{p99:?}");
+    // One segment a second, whatever the number of producers. 48 alone upload 1,440.
+    assert!(segments < 45, "{segments}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_linger_stays_short() {
+    let group = Group::new(16, SECOND / 4, slow_store()).await;
+    load(&group, 5).await;
+    let waited = load(&group, 30).await;
+    let (p50, p99) = (percentile(&waited, 50), percentile(&waited, 99));
+    println!(
+        "16 at 250 ms: p50 {p50:?}, p99 {p99:?}, max {:?}",
+        percentile(&waited, 100)
+    );
+    assert!(p50 < Duration::from_millis(500), "{p50:?}");
+    assert!(p99 < Duration::from_millis(1_200), "{p99:?}");
+}
+
+/// Appends numbered messages from all producers, each as a client that retries, until all are acknowledged.
+async fn append_all(group: &Group, messages: u32) -> Vec<String> {
+    let clients = group
+        .producers
+        .iter()
+        .zip(0_u32..)
+        .map(|(producer, place)| async move {
+            let appends = (0..messages).map(|number| async move {
+                sleep(Duration::from_millis(70) * number + Duration::from_millis(11) * place).await;
+                let text = format!("{place}/{number}");
+                append_until_acknowledged(producer, &text).await;
+                text
+            });
+            join_all(appends).await
+        });
+    join_all(clients).await.concat()
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_record_is_lost_or_twice_whatever_happens_to_requests() {
+    let mut asked = 0;
+    for seed in 0..60 {
+        let faults = Faults {
+            seed,
+            write: WriteFaults::each(if seed % 2 == 0 { 0.0 } else { 0.07 }),
+            latency: Some(S3Latency::default()),
+            ..Faults::default()
+        };
+        let group = Group::new(4, SECOND / 5, faults).await;
+        let random = Mutex::new(StdRng::seed_from_u64(seed));
+        group
+            .network
+            .decide(move |_, _| match random.lock().unwrap().random_range(0..10) {
+                0 => Way::Closed,
+                1 => Way::NoAnswer,
+                2 => Way::Hangs,
+                3 | 4 => Way::Twice,
+                5 | 6 => Way::Breaks,
+                _ => Way::Open,
+            });
+        let expected = append_all(&group, 40).await;
+        let log = group.world.log().await;
+        assert_eq!(not_once(&log, &expected), [].into(), "seed {seed}");
+        asked += group.network.asked();
+    }
+    assert!(asked > 400, "{asked} requests");
+}
+
+#[tokio::test(start_paused = true)]
+async fn producers_commit_without_a_dead_leader_and_replace_it() {
+    let group = Group::new(4, SECOND, slow_store()).await;
+    load(&group, 5).await;
+    let leader = group.leader().await.unwrap();
+    // Its peers lose it, and nobody appends to it.
+    let dead = leader.clone();
+    group.network.decide(move |to, _| match to.address == dead {
+        true => Way::Closed,
+        false => Way::Open,
+    });
+    let start = Instant::now();
+    let place = (0..4).find(|place| address(*place) == leader).unwrap();
+    let others = (0..4).filter(|number| *number != place).map(|number| {
+        let producer = &group.producers[usize::try_from(number).unwrap()];
+        async move {
+            for at in 0..20 {
+                let asked = Instant::now();
+                append(producer, &format!("{number}/{at}")).await.unwrap();
+                assert!(asked.elapsed() < 3 * SECOND, "{:?}", asked.elapsed());
+            }
+        }
+    });
+    join_all(others).await;
+    let after = group.leader().await.unwrap();
+    assert_ne!(after, leader, "after {:?}", start.elapsed());
+    // The one that was replaced learns of it with its next commit.
+    let asked = group.network.asked();
+    for text in ["finds out", "follows"] {
+        append(&group.producers[usize::try_from(place).unwrap()], text)
+            .await
+            .unwrap();
+    }
+    assert!(group.network.asked() > asked);
+    assert_eq!(group.counts("millpond_producer_leads"), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_stops_leaves_the_lead_to_others_at_once() {
+    let group = Group::new(3, SECOND / 5, Faults::default()).await;
+    append_all(&group, 10).await;
+    let leader = group.leader().await.unwrap();
+    let place = (0..3).find(|place| address(*place) == leader).unwrap();
+    let stopping = group.producers[usize::try_from(place).unwrap()].clone();
+    let others: Vec<&Producer> = group
+        .producers
+        .iter()
+        .zip(0..)
+        .filter(|(_, at)| *at != place)
+        .map(|(it, _)| it)
+        .collect();
+    let waiting = others.iter().map(|producer| append(producer, "before"));
+    let (waiting, drained) = tokio::join!(join_all(waiting), async {
+        sleep(SECOND / 10).await;
+        stopping.drain(10 * SECOND).await
+    });
+    assert_eq!(drained, Ok(()));
+    assert!(waiting.iter().all(Result::is_ok), "{waiting:?}");
+    assert_ne!(group.leader().await, Some(leader.clone()));
+    for producer in &others {
+        append(producer, "after").await.unwrap();
+        append(producer, "after").await.unwrap();
+    }
+    let leader = group.leader().await.unwrap();
+    assert_ne!(leader, address(place));
+    assert_eq!(
+        group.world.log().await.iter().filter(|it| *it == "after").count(),
+        4
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_segment_is_uploaded_and_the_leader_commits_it() {
+    let group = Group::new(2, SECOND / 5, Faults::default()).await;
+    append_all(&group, 3).await;
+    let leader = group.leader().await.unwrap();
+    let follower = group
+        .producers
+        .iter()
+        .zip(0..)
+        .find(|(_, at)| address(*at) != leader)
+        .unwrap()
+        .0;
+    let mut random = StdRng::seed_from_u64(7);
+    let text: String = (0..600_000)
+        .map(|_| char::from(random.random_range(b' '..b'~')))
+        .collect();
+    let before = group.counts("millpond_producer_commit_attempts_total");
+    append(follower, &text).await.unwrap();
+    append(follower, &text).await.unwrap();
+    assert!(group.counts("millpond_producer_delegated_bytes_total") > 600_000.0);
+    assert!(group.counts("millpond_producer_commit_attempts_total") >= before + 2.0);
+    assert_eq!(
+        group.world.log().await.iter().filter(|it| **it == text).count(),
+        2
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_hears_of_a_commit_and_not_earlier() {
+    let group = Group::new(2, SECOND / 5, Faults::default()).await;
+    append_all(&group, 3).await;
+    let leader = group.leader().await.unwrap();
+    let mut numbered = group.producers.iter().zip(0..);
+    let follower = numbered.find(|(_, at)| address(*at) != leader).unwrap().0.clone();
+    let leading = (0..2).find(|at| address(*at) == leader).unwrap();
+    let leading = &group.controls[usize::try_from(leading).unwrap()];
+    let mut swap = leading.hold(On::Update, "manifest");
+    let waiting = tokio::spawn(async move { append(&follower, "waits").await });
+    swap.arrived().await;
+    sleep(SECOND).await;
+    assert!(!waiting.is_finished(), "answered before the commit");
+    swap.release();
+    waiting.await.unwrap().unwrap();
+    assert!(group.world.log().await.contains(&"waits".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn followers_do_not_wait_for_a_leader_that_the_store_holds_up() {
+    for outage in [Outage::Fails, Outage::Hangs] {
+        let group = Group::new(3, SECOND / 5, Faults::default()).await;
+        append_all(&group, 3).await;
+        let leader = group.leader().await.unwrap();
+        let place = (0..3).find(|at| address(*at) == leader).unwrap();
+        let place = usize::try_from(place).unwrap();
+        group.controls[place].set_outage(Some(outage));
+        let others = group.producers.iter().enumerate().filter(|(at, _)| *at != place);
+        let appends = others.map(|(at, producer)| async move {
+            for number in 0..40 {
+                let start = Instant::now();
+                append(producer, &format!("{at} {number}")).await.unwrap();
+                assert!(start.elapsed() < 5 * SECOND, "{outage:?}: {:?}", start.elapsed());
+            }
+        });
+        join_all(appends).await;
+        assert_ne!(group.leader().await, Some(leader), "{outage:?}");
+        group.controls[place].heal();
+        append(&group.producers[place], "is back").await.unwrap();
+        let log = group.world.log().await;
+        let all: BTreeSet<&String> = log.iter().collect();
+        assert_eq!(log.len(), all.len(), "{outage:?}: nothing is there twice");
+        assert_eq!(log.len(), 9 + 80 + 1, "{outage:?}");
+    }
+}
