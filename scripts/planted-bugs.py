@@ -122,6 +122,12 @@ def simulated(says):
     return Catcher("simulation/tests/simulator.rs", test, rf"seed \d+ violates {says}")
 
 
+def between_producers(says):
+    """Random faults of the requests between producers, and of the store."""
+    test = "no_record_is_lost_or_twice_whatever_happens_to_requests"
+    return Catcher("producer/tests/leader.rs", test, says)
+
+
 TWO_CLOCKS = "two_consumers_whose_clocks_differ_and_that_crash"
 TWO_TABLES = "no two consumers write to a table"
 
@@ -195,6 +201,29 @@ CATCHERS = {
     ],
     "stale-state-judges": [scripted(r"left: .*is of a producer that the manifest does not know")],
     "repeated-offer-joins": [scripted(r"right: .*refused: the same claim")],
+    "guest-outlives-claim": [between_producers(r'left: \{"[^}]*": [2-9]')],
+    "forwarded-number-grows": [between_producers(r'left: \{"[^}]*": 0')],
+    "answered-before-commit": [
+        Catcher(
+            "producer/tests/leader.rs",
+            "a_follower_hears_of_a_commit_and_not_earlier",
+            r"answered before the commit",
+        )
+    ],
+    "any-certificate-asks": [
+        Catcher(
+            "peer/tests/peer.rs",
+            "a_stranger_gets_nothing",
+            r"`Result::unwrap_err\(\)` on an `Ok` value",
+        )
+    ],
+    "busy-leader-replaced": [
+        Catcher(
+            "producer/src/lib.rs",
+            "election::tests::a_leader_that_serves_others_keeps_the_lead",
+            r"left: Take\(",
+        )
+    ],
     "landed-takes-a-turn": [
         Catcher(
             "producer/src/lib.rs",

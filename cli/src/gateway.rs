@@ -2,6 +2,7 @@
 
 use crate::admin::Admin;
 use crate::descriptors;
+use crate::peers::{PeerArgs, PeerPort};
 use crate::prices::PriceArgs;
 use crate::security::SecurityArgs;
 use crate::shutdown;
@@ -12,6 +13,7 @@ use anyhow::Context;
 use millpond_gateway::{Gateway, Listeners, Security};
 use millpond_manifest::buffer::SHARDS_MAX;
 use millpond_producer::Producer;
+use millpond_runtime::SystemEnvironment;
 use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -162,6 +164,9 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) drain_timeout: Time,
 
+    #[command(flatten, next_help_heading = "Other gateways")]
+    pub(crate) peers: PeerArgs,
+
     #[command(flatten, next_help_heading = "TLS and tokens")]
     pub(crate) security: SecurityArgs,
 
@@ -227,10 +232,12 @@ pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Resu
         grpc: bind(args.listen, "OTLP/gRPC (--listen)").await?,
         http: bind(args.listen_http, "OTLP/HTTP (--listen-http)").await?,
     };
+    let peers = args.peers.open().await?;
     let (admin, admin_address) = Admin::start(args.admin, "gateway", &args.store.buffer).await?;
     let pushing = telemetry.start(admin.registries());
     let site = Site {
         listeners,
+        peers,
         admin,
         admin_address,
         security,
@@ -245,6 +252,8 @@ pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Resu
 /// The parts of a gateway that need no store.
 struct Site {
     listeners: Listeners,
+    /// For other gateways.
+    peers: Option<PeerPort>,
     admin: Admin,
     admin_address: SocketAddr,
     security: Arc<Security>,
@@ -256,6 +265,7 @@ struct Site {
 async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> anyhow::Result<()> {
     let Site {
         listeners,
+        peers,
         admin,
         admin_address,
         security,
@@ -273,7 +283,22 @@ async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> an
 
     store.register_metrics(&mut registry);
     args.prices.register(&mut registry);
-    let producer = Producer::start(store.clone(), args.producer(), &mut registry).await?;
+    let peering = peers.as_ref().map(PeerPort::peering);
+    let environment = Arc::new(SystemEnvironment);
+    let producer = Producer::start_with(
+        environment,
+        store.clone(),
+        args.producer(),
+        peering,
+        &mut registry,
+    )
+    .await?;
+    // Other gateways are served until this one has left the lead to them.
+    let served = CancellationToken::new();
+    let peers = peers
+        .map(|peers| peers.serve(producer.clone(), served.clone()))
+        .transpose()?
+        .map(tokio::spawn);
     let gateway = Gateway::new(
         producer.clone(),
         args.gateway(max_connections),
@@ -296,6 +321,10 @@ async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> an
         .drain(args.drain_timeout.0)
         .await
         .context("records that were accepted but not acknowledged may be lost")?;
+    served.cancel();
+    if let Some(peers) = peers {
+        peers.await.context("the port for other gateways broke off")?;
+    }
     info!("gateway: stopped; everything acknowledged is committed");
     Ok(())
 }

@@ -22,6 +22,7 @@ mod gc;
 mod inspect;
 mod logging;
 mod output;
+mod peers;
 mod prices;
 mod progress;
 mod security;

@@ -365,7 +365,7 @@ func TestTheProgramTakesTheChartsCommandLines(t *testing.T) {
 
 func TestPortsAreThoseThatAreListenedOn(t *testing.T) {
 	everyCase(t, func(t *testing.T, all objects) {
-		flags := map[string]string{"otlp-grpc": "--listen", "otlp-http": "--listen-http", "admin": "--admin"}
+		flags := map[string]string{"otlp-grpc": "--listen", "otlp-http": "--listen-http", "admin": "--admin", "peers": "--peer-listen"}
 		for where, template := range templates(all) {
 			command, container := line(t, where, template.Spec), template.Spec.Containers[0]
 			for _, port := range container.Ports {
@@ -516,8 +516,8 @@ func TestAJobThatCollectsTakesTheCollectorFromTheConsumers(t *testing.T) {
 	}
 }
 
-// The admin port asks nobody who they are.
-func TestNotEverybodyReachesTheAdminPort(t *testing.T) {
+// The admin port asks nobody who they are. The port for other gateways does, but nobody else has business there.
+func TestNotEverybodyReachesTheInnerPorts(t *testing.T) {
 	everyCase(t, func(t *testing.T, all objects) {
 		policies, pods := of[*networking.NetworkPolicy](all), templates(all)
 		if len(policies) != len(pods) {
@@ -526,8 +526,9 @@ func TestNotEverybodyReachesTheAdminPort(t *testing.T) {
 		for name, one := range policies {
 			for _, rule := range one.Spec.Ingress {
 				for _, port := range rule.Ports {
-					if port.Port.String() == "admin" && len(rule.From) == 0 {
-						t.Errorf("policy %s: everybody reaches the admin port", name)
+					inner := port.Port.String() == "admin" || port.Port.String() == "peers"
+					if inner && len(rule.From) == 0 {
+						t.Errorf("policy %s: everybody reaches the port %s", name, port.Port.String())
 					}
 				}
 			}

@@ -55,10 +55,28 @@ pub struct Shard {
     pub newest_seconds: Option<f64>,
     /// Producers that committed within the last minute.
     pub producers_active: usize,
+    /// The producer that commits for others.
+    pub leader: Option<Leader>,
     /// The log's streams.
     pub streams: Vec<Stream>,
     /// The shard's consumers.
     pub consumers: Vec<Consumer>,
+}
+
+/// A producer that commits for others.
+#[derive(Debug, Serialize)]
+pub struct Leader {
+    /// Its id.
+    pub producer: String,
+    /// Where other producers reach it.
+    pub address: String,
+    /// The version of the manifest when it took the lead.
+    pub term: u64,
+    /// Commits since then that carried records of others.
+    pub shared_commits: u64,
+    /// Producers that committed within the last minute and have a certificate, so that it can serve them. The leader is not
+    /// one of them.
+    pub followers: usize,
 }
 
 /// A stream in the log.
@@ -351,9 +369,26 @@ fn shard_of(log: &Log, consumers: Vec<Consumer>, now_ms: u64) -> Shard {
             .iter()
             .filter(|p| p.commit > 0 && active(p.seen_at_ms))
             .count(),
+        leader: leader(log, active),
         streams: streams.collect(),
         consumers,
     }
+}
+
+/// The producer that commits for others. `active`: whether a time is within the last minute.
+fn leader(log: &Log, active: impl Fn(u64) -> bool) -> Option<Leader> {
+    let leader = log.leader.as_ref()?;
+    let followers = log.producers.iter().filter(|row| {
+        let is_other = row.id != leader.producer;
+        is_other && row.commit > 0 && row.certificate.is_some() && active(row.seen_at_ms)
+    });
+    Some(Leader {
+        producer: leader.producer.to_string(),
+        address: leader.address.clone(),
+        term: leader.term,
+        shared_commits: leader.shared,
+        followers: followers.count(),
+    })
 }
 
 impl Amount {

@@ -63,6 +63,15 @@ fn write_shard(text: &mut String, shard: &Shard, all_there: bool) -> fmt::Result
         committed,
         shard.producers_active
     )?;
+    if let Some(leader) = &shard.leader {
+        writeln!(
+            text,
+            "leader: {} (producer {}), committing for {}",
+            inline(&leader.address),
+            leader.producer,
+            count(leader.followers as u64, "other"),
+        )?;
+    }
     let rows = shard.streams.iter().map(|s| {
         [
             s.stream.clone(),

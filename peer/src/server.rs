@@ -1,0 +1,350 @@
+//! The port for other producers. Nobody but a producer of this buffer gets more from it than a handshake, and every byte that
+//! waits here is reserved.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Body, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use millpond_gateway::{Connections, Room, Seat};
+use millpond_manifest::{Fingerprint, ProducerId};
+use millpond_producer::{PeerAnswer, PeerRefusal, Producer};
+use millpond_runtime::Budget;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::COMMIT_PATH;
+use crate::identity::{Identity, fingerprint};
+use crate::tls;
+use crate::wire::{decode_request, encode_reply};
+
+/// The header that names the producer that asks, as a UUID.
+pub(crate) const PRODUCER: &str = "millpond-producer";
+/// The content type of requests and replies.
+pub(crate) const CONTENT: &str = "application/x-protobuf";
+
+/// Followers may take this fraction of the producer's memory.
+const SHARE: usize = 2;
+/// Memory of an open connection: TLS's buffers and HTTP/2's window.
+const CONNECTION_BYTES: usize = (48 << 10) + WINDOW_BYTES as usize;
+/// The bytes that a client may send ahead. The minimum of HTTP/2: within a zone that is no limit.
+const WINDOW_BYTES: u32 = 65_535;
+/// A request is in memory as received and as blocks.
+const COPIES: usize = 2;
+/// Memory of a request beside its body.
+const REQUEST_BYTES: usize = 8 << 10;
+/// Pause of accepting when the system refuses.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// A certificate that this producer does not know may be in a manifest that it has not read yet.
+const CERTIFICATE_WAIT: Duration = Duration::from_millis(500);
+const CERTIFICATE_POLL: Duration = Duration::from_millis(20);
+
+/// The limits of the port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerConfig {
+    /// Maximum number of open connections. A further one replaces the slowest that has not proven itself. Default 512.
+    pub max_connections: usize,
+    /// Maximum number of requests in flight on one connection. Default 8: a producer has one.
+    pub max_streams: u32,
+    /// Maximum bytes of a request. Default 2 MiB.
+    pub max_request_bytes: usize,
+    /// Time limit for the handshake of a connection, and for the body of a request. Default 5 s.
+    pub patience: Duration,
+    /// Time limit for requests in flight to finish once the producer stops. Default 10 s.
+    pub drain_timeout: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> ServerConfig {
+        ServerConfig {
+            max_connections: 512,
+            max_streams: 8,
+            max_request_bytes: 2 << 20,
+            patience: Duration::from_secs(5),
+            drain_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Commits for other producers.
+pub struct Server {
+    service: Arc<Service>,
+    acceptor: TlsAcceptor,
+    connections: Connections,
+    tasks: TaskTracker,
+    closing: CancellationToken,
+}
+
+struct Service {
+    producer: Producer,
+    config: ServerConfig,
+    share: Budget,
+}
+
+/// An answer that is no reply: the request was not looked into.
+type Rejection = (StatusCode, String);
+
+impl Server {
+    /// A port in front of a producer.
+    ///
+    /// # Errors
+    /// The certificate cannot be used.
+    pub fn new(
+        producer: Producer,
+        identity: &Identity,
+        config: ServerConfig,
+    ) -> Result<Server, rustls::Error> {
+        let share = producer.budget().part(SHARE);
+        // Half of the share is left to requests.
+        let connections = config.max_connections.min(share.limit() / 2 / CONNECTION_BYTES);
+        Ok(Server {
+            acceptor: TlsAcceptor::from(Arc::new(tls::server(identity)?)),
+            connections: Connections::new(connections),
+            service: Arc::new(Service {
+                share,
+                producer,
+                config,
+            }),
+            tasks: TaskTracker::new(),
+            closing: CancellationToken::new(),
+        })
+    }
+
+    /// Serves until `shutdown`, and until the requests in flight are answered.
+    pub async fn serve(self, listener: TcpListener, shutdown: CancellationToken) {
+        let _closed = self.closing.clone().drop_guard();
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                accepted = async {
+                    let room = self.connections.room().await;
+                    listener.accept().await.map(|(stream, from)| (stream, from, room))
+                } => accepted,
+            };
+            match accepted {
+                Ok((stream, from, room)) => self.accept(stream, from, room),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection of another producer");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        self.closing.cancel();
+        self.tasks.close();
+        // What is left is cut off: its producers commit for themselves.
+        let _ = timeout(self.service.config.drain_timeout, self.tasks.wait()).await;
+    }
+
+    fn accept(&self, stream: TcpStream, from: SocketAddr, room: Room) {
+        let Some(connection) = self.connections.admit(from.ip(), room) else {
+            return tracing::debug!(%from, "connection closed: all connections are busy");
+        };
+        let (service, acceptor, closing) = (
+            Arc::clone(&self.service),
+            self.acceptor.clone(),
+            self.closing.clone(),
+        );
+        self.tasks.spawn(async move {
+            let served = service.serve(stream, acceptor, connection.seat(), closing);
+            if let Some(Err(reason)) = connection.until_closed(served).await {
+                tracing::debug!(%from, reason, "connection of another producer closed");
+            }
+        });
+    }
+}
+
+impl Service {
+    async fn serve(
+        self: Arc<Self>,
+        stream: TcpStream,
+        acceptor: TlsAcceptor,
+        seat: Seat,
+        closing: CancellationToken,
+    ) -> Result<(), String> {
+        let _held = self
+            .share
+            .reserve(CONNECTION_BYTES)
+            .await
+            .map_err(|error| error.to_string())?;
+        stream.set_nodelay(true).map_err(|error| error.to_string())?;
+        let stream = timeout(self.config.patience, acceptor.accept(stream)).await;
+        let stream = stream
+            .map_err(|_| "the handshake took too long")?
+            .map_err(|error| error.to_string())?;
+        let certificates = stream.get_ref().1.peer_certificates();
+        let presented = certificates.and_then(|all| all.first()).map(fingerprint);
+        let presented = presented.ok_or("it has no certificate")?;
+        let proven = CancellationToken::new();
+        let answer = service_fn({
+            let (service, proven) = (Arc::clone(&self), proven.clone());
+            move |request| {
+                let (service, seat, proven) = (Arc::clone(&service), seat.clone(), proven.clone());
+                async move {
+                    let prove = || {
+                        seat.prove();
+                        proven.cancel();
+                    };
+                    let answered = service.answer(request, presented, &seat, prove).await;
+                    Ok::<_, Infallible>(answered)
+                }
+            }
+        });
+        let unproven = async {
+            if timeout(self.config.patience, proven.cancelled()).await.is_ok() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .max_concurrent_streams(self.config.max_streams)
+            .max_header_list_size(4 << 10)
+            .keep_alive_interval(Duration::from_secs(30))
+            .keep_alive_timeout(Duration::from_secs(10));
+        let connection = builder.serve_connection(TokioIo::new(stream), answer);
+        let mut connection = std::pin::pin!(connection);
+        let closed = tokio::select! {
+            closed = connection.as_mut() => closed,
+            () = unproven => return Err("no producer of this buffer asked on it".to_owned()),
+            () = closing.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        closed.map_err(|error| error.to_string())
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        presented: Fingerprint,
+        seat: &Seat,
+        prove: impl Fn(),
+    ) -> Response<Full<Bytes>> {
+        let (status, body) = match self.commit(request, presented, seat, prove).await {
+            Ok(answer) => (StatusCode::OK, encode_reply(&answer)),
+            Err((status, reason)) => {
+                tracing::debug!(%status, reason, "request of another producer rejected");
+                (status, format!("{reason}\n").into())
+            }
+        };
+        let mut response = Response::new(Full::new(body));
+        *response.status_mut() = status;
+        response
+    }
+
+    async fn commit(
+        &self,
+        request: Request<Incoming>,
+        presented: Fingerprint,
+        seat: &Seat,
+        prove: impl Fn(),
+    ) -> Result<PeerAnswer, Rejection> {
+        let (head, body) = request.into_parts();
+        if head.method != Method::POST || head.uri.path() != COMMIT_PATH {
+            return Err((StatusCode::NOT_FOUND, format!("only POST {COMMIT_PATH} is here")));
+        }
+        let producer = self.authorize(&head.headers, presented).await?;
+        prove();
+        let _answering = seat.answering();
+        let length = length(&head.headers, &body, self.config.max_request_bytes)?;
+        let (share, reservation) = match self.reserve(length).await {
+            Ok(held) => held,
+            Err(refusal) => return Ok(PeerAnswer::Refused(refusal)),
+        };
+        let body = timeout(self.config.patience, Limited::new(body, length).collect()).await;
+        let body = body.map_err(|_| (StatusCode::REQUEST_TIMEOUT, "the body took too long".to_owned()))?;
+        let body = body
+            .map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()))?
+            .to_bytes();
+        let request = decode_request(body).map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()))?;
+        if request.producer != producer {
+            let reason = format!(
+                "the request is of producer {}, not of {producer}",
+                request.producer
+            );
+            return Err((StatusCode::FORBIDDEN, reason));
+        }
+        let outcome = self.producer.commit_for(request, reservation).await;
+        drop(share);
+        Ok(match outcome {
+            Ok(commit) => PeerAnswer::Committed(commit),
+            Err(refusal) => PeerAnswer::Refused(refusal),
+        })
+    }
+
+    /// Checks that the manifest vouches for the certificate of the producer that asks.
+    async fn authorize(&self, headers: &HeaderMap, presented: Fingerprint) -> Result<ProducerId, Rejection> {
+        let named = headers.get(PRODUCER).and_then(|value| value.to_str().ok());
+        let named: Option<ProducerId> = named.and_then(|value| value.parse().ok());
+        let Some(producer) = named else {
+            return Err((StatusCode::BAD_REQUEST, format!("{PRODUCER} is no producer id")));
+        };
+        let start = Instant::now();
+        while self.producer.certificate_of(producer) != Some(presented) {
+            if start.elapsed() >= CERTIFICATE_WAIT {
+                let reason =
+                    format!("the manifest does not vouch for this certificate of producer {producer}");
+                return Err((StatusCode::FORBIDDEN, reason));
+            }
+            self.producer.look_for(producer);
+            sleep(CERTIFICATE_POLL).await;
+        }
+        Ok(producer)
+    }
+
+    async fn reserve(
+        &self,
+        length: usize,
+    ) -> Result<(millpond_runtime::Reservation, millpond_runtime::Reservation), PeerRefusal> {
+        let over = |_| PeerRefusal::OverBudget;
+        let share = self.share.reserve(length * COPIES + REQUEST_BYTES);
+        let share = timeout(self.config.patience, share)
+            .await
+            .map_err(|_| PeerRefusal::OverBudget)?
+            .map_err(over)?;
+        let own = self.producer.budget().reserve(length * COPIES + REQUEST_BYTES);
+        let own = timeout(self.config.patience, own)
+            .await
+            .map_err(|_| PeerRefusal::OverBudget)?
+            .map_err(over)?;
+        Ok((share, own))
+    }
+}
+
+/// The announced length of a body, which has to be there.
+fn length(headers: &HeaderMap, body: &Incoming, max: usize) -> Result<usize, Rejection> {
+    if headers.get(CONTENT_TYPE) != Some(&HeaderValue::from_static(CONTENT)) {
+        let reason = format!("content-type must be {CONTENT}");
+        return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, reason));
+    }
+    let length = body
+        .size_hint()
+        .exact()
+        .and_then(|length| usize::try_from(length).ok());
+    let Some(length) = length else {
+        return Err((
+            StatusCode::LENGTH_REQUIRED,
+            "content-length is missing".to_owned(),
+        ));
+    };
+    if length > max {
+        let reason = format!("a request of {length} bytes is over the limit of {max}");
+        return Err((StatusCode::PAYLOAD_TOO_LARGE, reason));
+    }
+    Ok(length)
+}
