@@ -7,12 +7,22 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::Flags;
 use crate::clickhouse;
-use crate::latency::LINGERS;
+use crate::latency::{LINGERS, slow};
 use crate::stack::{Settings, Stack};
 use millpond_load::metrics::{Requests, Scrape};
 
 const NUMBERS: [usize; 4] = [1, 4, 16, 48];
+
+/// Gateways that commit for each other.
+const SHARED_LINGERS: [(&str, Settings); 2] = [
+    ("1s", slow(&["--linger", "1s", "--peer-listen", "127.0.0.1:0"])),
+    (
+        "250ms",
+        slow(&["--linger", "250ms", "--peer-listen", "127.0.0.1:0"]),
+    ),
+];
 
 /// Requests per second that each gateway receives under a light load, of [`LIGHT_RECORDS`] records.
 const LIGHT_REQUESTS: u64 = 10;
@@ -62,18 +72,23 @@ pub(crate) struct Gateways {
 }
 
 /// Measures every number of gateways, or, in the short form, one.
-pub(crate) async fn measure(
-    bodies: Option<&Path>,
-    measured: Duration,
-    short: bool,
-) -> anyhow::Result<Vec<Gateways>> {
-    let (numbers, warm_up) = if short {
+pub(crate) async fn measure(flags: &Flags, measured: Duration) -> anyhow::Result<Vec<Gateways>> {
+    let bodies = flags.bodies.as_deref();
+    let (mut numbers, warm_up) = if flags.short {
         (&NUMBERS[1..2], Duration::from_secs(1))
     } else {
         (&NUMBERS[..], WARM_UP)
     };
+    if !flags.gateways.is_empty() {
+        numbers = &flags.gateways;
+    }
+    let lingers = if flags.without_leader {
+        LINGERS
+    } else {
+        SHARED_LINGERS
+    };
     let mut all = Vec::new();
-    for (linger, settings) in LINGERS {
+    for (linger, settings) in lingers {
         for load in [Load::Light, Load::Full] {
             for &gateways in numbers {
                 let settings = Settings { gateways, ..settings };

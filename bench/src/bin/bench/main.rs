@@ -39,6 +39,14 @@ struct Flags {
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
 
+    /// Numbers of gateways of the part "gateways" [default: 1,4,16,48].
+    #[arg(long, value_delimiter = ',')]
+    gateways: Vec<usize>,
+
+    /// Let each gateway of the part "gateways" commit for itself.
+    #[arg(long)]
+    without_leader: bool,
+
     /// A folder of *.log files whose lines become log bodies [default: the load generator's].
     #[arg(long, env = "MILLPOND_LOGHUB")]
     bodies: Option<PathBuf>,
@@ -104,7 +112,7 @@ async fn run(flags: Flags) -> anyhow::Result<bool> {
         results.memory = Some(memory::measure(bodies, stall).await?);
     }
     if wanted(Part::Gateways) {
-        results.gateways = gateways::measure(bodies, measured, flags.short).await?;
+        results.gateways = gateways::measure(&flags, measured).await?;
     }
     if !flags.short {
         results.judge();
