@@ -494,6 +494,9 @@ CATCHERS = {
             "a_member_that_takes_nothing_keeps_no_shard_from_the_others", "the shards are divided"
         )
     ],
+    "standby-begins-again": [
+        dividing("a_standby_ends_with_its_removed_consumer", "c goes on without its consumer")
+    ],
     "doubt-forgotten": [
         dividing(
             "a_member_that_takes_nothing_keeps_no_shard_from_the_others",

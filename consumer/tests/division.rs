@@ -2,7 +2,7 @@
 
 mod support;
 
-use millpond_consumer::Config;
+use millpond_consumer::{Config, ConsumeError};
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Buffer, Cursor, Members, layout};
@@ -232,5 +232,30 @@ async fn one_shard_needs_no_list() {
     assert!(members(&log.store).await.is_none());
     for each in [a, b] {
         each.stop().await.unwrap();
+    }
+}
+
+/// A standby that has never owned the shard has seen the consumer, too: it does not begin it again.
+#[tokio::test(start_paused = true)]
+async fn a_standby_ends_with_its_removed_consumer() {
+    let log = buffer(2, 3).await;
+    let table = Table::open("table");
+    let (a, b) = two(&log, 2, &table).await;
+    let c = run(&log.store, process("c"), &table);
+    tokio::time::sleep(LEASE).await;
+    let c_owns = owners(&log.store, 2).await.contains_key("c");
+    assert!(!c_owns, "there are two shards");
+    log.remove_from(1, "default").await;
+    log.remove("default").await;
+    for (name, each) in [("a", a), ("b", b), ("c", c)] {
+        let ended = tokio::time::timeout(3 * LEASE, each.task).await;
+        let ended = ended.unwrap_or_else(|_| panic!("{name} goes on without its consumer"));
+        let ended = ended.unwrap();
+        assert!(matches!(ended, Err(ConsumeError::Removed { .. })), "{ended:?}");
+    }
+    for shard in 0..2 {
+        let found = cas::read::<Cursor>(&log.store, &layout::cursor(shard, "default")).await;
+        let removed = found.unwrap().unwrap().state.is_removed();
+        assert!(removed, "shard {shard} keeps its log for a removed consumer");
     }
 }
