@@ -497,6 +497,9 @@ CATCHERS = {
     "standby-begins-again": [
         dividing("a_standby_ends_with_its_removed_consumer", "c goes on without its consumer")
     ],
+    "newer-list-replaced": [
+        dividing("the_list_of_a_newer_program_is_left_alone", "the newer list is gone")
+    ],
     "doubt-forgotten": [
         dividing(
             "a_member_that_takes_nothing_keeps_no_shard_from_the_others",

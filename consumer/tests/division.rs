@@ -235,6 +235,28 @@ async fn one_shard_needs_no_list() {
     }
 }
 
+/// Processes of a newer program keep it, and divide the shards by it.
+#[tokio::test(start_paused = true)]
+async fn the_list_of_a_newer_program_is_left_alone() {
+    let log = buffer(2, 3).await;
+    let key = layout::members("default");
+    let mut newer = cas::Object::encode(&Members::new(uuid::Uuid::from_u128(42))).to_vec();
+    newer[4] += 1;
+    log.store
+        .put_if_absent(&key, vec![newer.clone().into()])
+        .await
+        .unwrap();
+    let table = Table::open("table");
+    let a = run(&log.store, process("a"), &table);
+    divided(&log, 2, &[("a", 2)]).await;
+    table.has(6).await;
+    tokio::time::sleep(3 * LEASE).await;
+    let kept = log.store.get(&key).await.unwrap().map(|found| found.bytes);
+    assert_eq!(kept.as_deref(), Some(&newer[..]), "the newer list is gone");
+    a.stop().await.unwrap();
+    assert_eq!(table.rows(), all(&log, 2));
+}
+
 /// A standby that has never owned the shard has seen the consumer, too: it does not begin it again.
 #[tokio::test(start_paused = true)]
 async fn a_standby_ends_with_its_removed_consumer() {
