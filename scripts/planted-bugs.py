@@ -497,6 +497,12 @@ CATCHERS = {
     "standby-begins-again": [
         dividing("a_standby_ends_with_its_removed_consumer", "c goes on without its consumer")
     ],
+    "living-list-deleted": [
+        dividing(
+            "garbage_collection_deletes_the_lists_of_removed_consumers_alone",
+            "assertion `left == right` failed",
+        )
+    ],
     "newer-list-replaced": [
         dividing("the_list_of_a_newer_program_is_left_alone", "the newer list is gone")
     ],

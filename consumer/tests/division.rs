@@ -2,11 +2,13 @@
 
 mod support;
 
+use millpond_consumer::gc::{GarbageCollector, GcConfig};
 use millpond_consumer::{Config, ConsumeError};
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Buffer, Cursor, Members, layout};
 use millpond_storage::{Cas, Store};
+use prometheus_client::registry::Registry;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -279,5 +281,44 @@ async fn a_standby_ends_with_its_removed_consumer() {
         let found = cas::read::<Cursor>(&log.store, &layout::cursor(shard, "default")).await;
         let removed = found.unwrap().unwrap().state.is_removed();
         assert!(removed, "shard {shard} keeps its log for a removed consumer");
+    }
+}
+
+/// A process may write the list after the removal, before it notices.
+#[tokio::test(start_paused = true)]
+async fn garbage_collection_deletes_the_lists_of_removed_consumers_alone() {
+    let log = buffer(2, 3).await;
+    let table = Table::open("table");
+    let (a, b) = two(&log, 2, &table).await;
+    for consumer in ["removed", "unknown"] {
+        let list = Members::new(uuid::Uuid::from_u128(42)).beat("a", []);
+        let written = cas::create_once(&log.store, &layout::members(consumer), list).await;
+        written.unwrap();
+    }
+    let policy = config("x").policy("table", 1);
+    let tombstone = Cursor::new(uuid::Uuid::from_u128(42), 0, "removed", 0, policy).remove();
+    let written = cas::create_once(&log.store, &layout::cursor(0, "removed"), tombstone).await;
+    written.unwrap();
+    let config = GcConfig {
+        interval: Duration::from_secs(1),
+        grace: Duration::from_secs(1),
+        max_age: None,
+    };
+    let mut gc = GarbageCollector::new(log.store.clone(), config, &mut Registry::default());
+    let lists = async || {
+        let mut found = Vec::new();
+        for consumer in ["default", "removed", "unknown"] {
+            let list = log.store.get(&layout::members(consumer)).await.unwrap();
+            found.extend(list.map(|_| consumer));
+        }
+        found
+    };
+    assert_eq!(gc.round(true).await.unwrap().member_lists, 2);
+    assert_eq!(lists().await, ["default", "removed", "unknown"], "a dry round");
+    assert_eq!(gc.round(false).await.unwrap().member_lists, 2);
+    assert_eq!(lists().await, ["default"], "the lists after the round");
+    assert_eq!(gc.round(false).await.unwrap().member_lists, 0);
+    for each in [a, b] {
+        each.stop().await.unwrap();
     }
 }
