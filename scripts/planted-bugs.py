@@ -503,6 +503,12 @@ CATCHERS = {
             "assertion `left == right` failed",
         )
     ],
+    "growth-not-learnt": [
+        dividing(
+            "a_process_that_does_not_know_of_a_growth_learns_of_it_from_a_free_shard",
+            "a shard had no owner for",
+        )
+    ],
     "newer-list-replaced": [
         dividing("the_list_of_a_newer_program_is_left_alone", "the newer list is gone")
     ],

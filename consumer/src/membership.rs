@@ -39,6 +39,8 @@ pub(crate) struct Membership {
     division: Mutex<Division>,
     /// Wakes those who wait for a change of the division, in the order in which they began to wait.
     changed: Notify,
+    /// Asks for a look at the number of shards.
+    pub(crate) growth_wanted: Arc<Notify>,
 }
 
 impl Membership {
@@ -60,6 +62,7 @@ impl Membership {
             lease,
             division: Mutex::new(Division::new(instance, lease)),
             changed: Notify::new(),
+            growth_wanted: Arc::default(),
         }
     }
 

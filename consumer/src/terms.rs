@@ -110,6 +110,10 @@ impl Shard {
                 // Its member may have left.
                 membership.look().await;
             }
+            if !may_take() {
+                // Whoever released it may divide more shards than this process knows.
+                membership.growth_wanted.notify_one();
+            }
             return Ok((!may_take()).then_some(LetsBe {
                 owner: None,
                 wait: soon,

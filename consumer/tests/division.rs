@@ -50,15 +50,16 @@ async fn buffer(shards: u32, segments: usize) -> Log {
         assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
     }
     if shards > 1 {
-        let found = cas::read::<Buffer>(&log.store, layout::BUFFER)
-            .await
-            .unwrap()
-            .unwrap();
-        let next = found.state.grow(shards, 7).unwrap().unwrap();
-        let swapped = cas::swap(&log.store, layout::BUFFER, Some(&found.version), next).await;
-        assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
+        name_shards(&log.store, shards).await;
     }
     log
+}
+
+async fn name_shards(store: &Store, shards: u32) {
+    let found = cas::read::<Buffer>(store, layout::BUFFER).await.unwrap().unwrap();
+    let next = found.state.grow(shards, 7).unwrap().unwrap();
+    let swapped = cas::swap(store, layout::BUFFER, Some(&found.version), next).await;
+    assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
 }
 
 /// Every row once from every shard.
@@ -321,4 +322,38 @@ async fn garbage_collection_deletes_the_lists_of_removed_consumers_alone() {
     for each in [a, b] {
         each.stop().await.unwrap();
     }
+}
+
+/// A process that has seen the growth gives a shard to one that has not.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_does_not_know_of_a_growth_learns_of_it_from_a_free_shard() {
+    let log = buffer(2, 3).await;
+    let table = Table::open("table");
+    let at_once = Config {
+        growth_interval: Duration::from_secs(2),
+        ..process("a")
+    };
+    let late = Config {
+        growth_interval: Duration::from_secs(3_600),
+        ..process("b")
+    };
+    let a = run(&log.store, at_once, &table);
+    divided(&log, 2, &[("a", 2)]).await;
+    let b = run(&log.store, late, &table);
+    divided(&log, 2, &[("a", 1), ("b", 1)]).await;
+    name_shards(&log.store, 3).await;
+    let mut free = Duration::ZERO;
+    let grown = Instant::now();
+    while grown.elapsed() < 4 * LEASE {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let owned: usize = owners(&log.store, 2).await.values().sum();
+        free += Duration::from_millis(100) * u32::from(owned < 2);
+    }
+    assert!(free > Duration::ZERO, "no shard moved");
+    assert!(free < LEASE / 3, "a shard had no owner for {free:?}");
+    divided(&log, 3, &[("a", 1), ("b", 2)]).await;
+    for each in [a, b] {
+        each.stop().await.unwrap();
+    }
+    assert_eq!(table.rows(), all(&log, 2));
 }
