@@ -3,7 +3,7 @@
 use super::Report;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::{Buffer, FormatError, Members, layout};
-use millpond_storage::Store;
+use millpond_storage::{ErrorKind, Store};
 
 /// Finds lists that keep the processes of a consumer from dividing the shards.
 pub(super) async fn look(
@@ -31,6 +31,8 @@ pub(super) async fn look(
                 list.state.beats.len()
             )),
             Ok(None) => {}
+            // The role of a consumer may read its own list alone.
+            Err(ReadError::Store(error)) if error.kind() == ErrorKind::Denied => {}
             Err(ReadError::Format {
                 wrong: newer @ FormatError::Version { .. },
                 ..
