@@ -523,6 +523,24 @@ CATCHERS = {
             "a_member_that_takes_nothing_keeps_no_shard_from_the_others", "the shards are divided"
         )
     ],
+    "standby-begins-again": [
+        dividing("a_standby_ends_with_its_removed_consumer", "c goes on without its consumer")
+    ],
+    "living-list-deleted": [
+        dividing(
+            "garbage_collection_deletes_the_lists_of_removed_consumers_alone",
+            "assertion `left == right` failed",
+        )
+    ],
+    "growth-not-learnt": [
+        dividing(
+            "a_process_that_does_not_know_of_a_growth_learns_of_it_from_a_free_shard",
+            "a shard had no owner for",
+        )
+    ],
+    "newer-list-replaced": [
+        dividing("the_list_of_a_newer_program_is_left_alone", "the newer list is gone")
+    ],
     "doubt-forgotten": [
         dividing(
             "a_member_that_takes_nothing_keeps_no_shard_from_the_others",

@@ -229,6 +229,11 @@ fn lease(text: &str) -> Result<Time, String> {
     if lease.0 < Duration::from_secs(1) {
         return Err("the owner could not renew it in time: give 1s or more, like 15s".to_owned());
     }
+    if lease.0 > Duration::from_secs(24 * 60 * 60) {
+        return Err(
+            "after a crash nobody else could go on for this long: give 1day or less, like 15s".to_owned(),
+        );
+    }
     Ok(lease)
 }
 
@@ -384,5 +389,14 @@ mod tests {
         };
         assert!((before..=SystemEnvironment.now_ms()).contains(&(at_ms + 7_200_000)));
         assert!(place("yesterday").unwrap_err().contains("nor an age like 2h"));
+    }
+
+    #[test]
+    fn a_lease_is_neither_short_nor_endless() {
+        assert!(lease("15s").is_ok() && lease("1day").is_ok());
+        assert!(lease("999ms").unwrap_err().contains("1s or more"));
+        for endless in ["25h", "584542046090years"] {
+            assert!(lease(endless).unwrap_err().contains("1day or less"), "{endless}");
+        }
     }
 }

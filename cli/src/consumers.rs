@@ -338,6 +338,7 @@ async fn remove(selected: Selected) -> anyhow::Result<()> {
         // Change the other shards even if standard output is closed.
         let _ = say!("{consumer} is removed from shard {:04}", removal.shard);
     }
+    change::forget_processes(&store, &selection).await?;
     change::check_removed(&store, &selection).await
 }
 

@@ -102,6 +102,7 @@ fn print(done: &Collected, dry_run: bool) -> anyhow::Result<()> {
         segments,
         bytes,
         pages,
+        member_lists,
         unreadable_cursors: _,
     } = &done;
     let would = if dry_run { "would be " } else { "" };
@@ -115,5 +116,12 @@ fn print(done: &Collected, dry_run: bool) -> anyhow::Result<()> {
         count(*segments, "segment"),
         readable(*bytes),
         count(*pages, "page")
-    )
+    )?;
+    if *member_lists > 0 {
+        say!(
+            "{} with processes of removed consumers {would}deleted",
+            count(*member_lists, "list")
+        )?;
+    }
+    Ok(())
 }

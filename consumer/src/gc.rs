@@ -2,6 +2,8 @@
 //! floor. Then it deletes objects that this manifest does not refer to and no later one can. A round may stop anywhere,
 //! and many may run at once: the next round of any collector finishes the work.
 
+mod members;
+
 use futures::{StreamExt, stream};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::{Buffer, Cursor, Manifest, Page, layout};
@@ -71,6 +73,8 @@ pub struct Collected {
     pub bytes: u64,
     /// Pages deleted.
     pub pages: u64,
+    /// Lists of processes deleted, of removed consumers.
+    pub member_lists: u64,
     /// The unreadable cursors, each as its key and the reason. A round trims their shards only by retention.
     pub unreadable_cursors: Vec<String>,
 }
@@ -82,6 +86,7 @@ impl Collected {
         self.segments += other.segments;
         self.bytes += other.bytes;
         self.pages += other.pages;
+        self.member_lists += other.member_lists;
         self.unreadable_cursors.extend(other.unreadable_cursors);
     }
 }
@@ -254,6 +259,7 @@ impl GarbageCollector {
                     segments = done.segments,
                     bytes = done.bytes,
                     pages = done.pages,
+                    member_lists = done.member_lists,
                     "collected garbage"
                 ),
                 Err(error) => {
@@ -295,6 +301,10 @@ impl GarbageCollector {
         self.metrics
             .unreadable_cursors
             .set(i64::try_from(unreadable).unwrap_or(i64::MAX));
+        // With one shard there is nothing to divide, and no list.
+        if buffer.state.shards > 1 {
+            all.member_lists = self.collect_members(dry).await?;
+        }
         failed.map_or(Ok(all), Err)
     }
 
@@ -539,9 +549,12 @@ impl Collected {
             segments,
             bytes: _,
             pages,
+            member_lists,
             unreadable_cursors: _,
         } = self;
-        *trimmed_sequences == 0 && *unread_sequences == 0 && *segments == 0 && *pages == 0
+        [trimmed_sequences, unread_sequences, segments, pages, member_lists]
+            .iter()
+            .all(|count| **count == 0)
     }
 }
 

@@ -7,6 +7,7 @@ use millpond_storage::Store;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tracing::{info, warn};
 
 /// Looks at the buffer object from time to time.
@@ -17,6 +18,8 @@ pub(crate) struct Growth {
     pub(crate) interval: Duration,
     /// The buffer as last seen.
     pub(crate) known: Snapshot<Buffer>,
+    /// Asks for a look at once.
+    pub(crate) wanted: Arc<Notify>,
 }
 
 impl Growth {
@@ -24,13 +27,18 @@ impl Growth {
     pub(crate) async fn new_shards(&mut self) -> Range<u32> {
         loop {
             let early = self.interval.mul_f64(self.environment.fraction() / 4.0);
-            tokio::time::sleep(self.interval - early).await;
+            let due = tokio::select! {
+                biased;
+                () = self.wanted.notified() => false,
+                () = tokio::time::sleep(self.interval - early) => true,
+            };
             let before = self.known.state.shards;
             match self.look().await {
-                Ok(()) => {}
-                Err(reason) => warn!(
+                Err(reason) if due => warn!(
                     "cannot look for new shards: {reason}: this process goes on with {before}, and looks again"
                 ),
+                // The next look that is due reports the reason.
+                Ok(()) | Err(_) => {}
             }
             let now = self.known.state.shards;
             if now > before {

@@ -178,7 +178,7 @@ impl Consumer {
         }
         let mut outcome = Ok(());
         let mut watch = std::pin::pin!(worker.watch());
-        let mut growth = self.growth(known);
+        let mut growth = self.growth(known, membership.as_deref());
         let mut members = std::pin::pin!(async {
             if let Some(membership) = &membership {
                 tokio::select! {
@@ -260,12 +260,13 @@ impl Consumer {
         Some(Arc::new(membership))
     }
 
-    fn growth(&self, known: Snapshot<Buffer>) -> Growth {
+    fn growth(&self, known: Snapshot<Buffer>, membership: Option<&Membership>) -> Growth {
         Growth {
             store: self.store.clone(),
             environment: self.environment.clone(),
             interval: self.config.growth_interval,
             known,
+            wanted: membership.map_or_else(Arc::default, |membership| membership.growth_wanted.clone()),
         }
     }
 

@@ -3,10 +3,10 @@
 
 use crate::division::Division;
 use crate::metrics::Metrics;
-use millpond_manifest::cas::{self, ReadError, Swap};
-use millpond_manifest::{Members, layout};
+use millpond_manifest::cas::{self, Object, Swap};
+use millpond_manifest::{FormatError, Members, layout};
 use millpond_runtime::Environment;
-use millpond_storage::Store;
+use millpond_storage::{Fetched, Store, Version};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,6 +20,13 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(5);
 /// Attempts to write the list in one round: others write it too.
 const ATTEMPTS: usize = 5;
 
+/// The list as it was read.
+struct List {
+    members: Members,
+    /// The version to replace. `None`: there is no list.
+    version: Option<Version>,
+}
+
 /// A process of a consumer, among its other processes.
 pub(crate) struct Membership {
     pub(crate) store: Store,
@@ -32,6 +39,8 @@ pub(crate) struct Membership {
     division: Mutex<Division>,
     /// Wakes those who wait for a change of the division, in the order in which they began to wait.
     changed: Notify,
+    /// Asks for a look at the number of shards.
+    pub(crate) growth_wanted: Arc<Notify>,
 }
 
 impl Membership {
@@ -53,6 +62,7 @@ impl Membership {
             lease,
             division: Mutex::new(Division::new(instance, lease)),
             changed: Notify::new(),
+            growth_wanted: Arc::default(),
         }
     }
 
@@ -115,23 +125,19 @@ impl Membership {
 
     /// One sign of life, and a look at those of the others.
     async fn round(&self) -> Result<(), String> {
-        let mut reason = String::new();
+        let mut seen = None;
         for _ in 0..ATTEMPTS {
-            let found = self.read().await?;
-            let (before, version) = match &found {
-                Some(found) => (found.state.clone(), Some(&found.version)),
-                None => (Members::new(self.buffer_id), None),
-            };
+            let List { members, version } = self.read().await?;
             let gone = self.division().gone(self.now());
-            let next = before.beat(&self.instance, gone.iter().map(String::as_str));
+            let next = members.beat(&self.instance, gone.iter().map(String::as_str));
             if !next.beats.contains_key(&self.instance) {
-                self.observe(&before);
+                self.observe(&members);
                 return Err("the list is full, or the name of this process is too long".to_owned());
             }
             match cas::swap(
                 &self.store,
                 &self.key,
-                version,
+                version.as_ref(),
                 next.stamped(self.environment.random()),
             )
             .await
@@ -140,43 +146,60 @@ impl Membership {
                     self.observe(&written.state);
                     return Ok(());
                 }
-                Swap::Mismatch => "another member was first".clone_into(&mut reason),
+                Swap::Mismatch => seen = Some(members),
                 Swap::Unknown(error) => {
                     // The outcome of the write does not affect what was read.
-                    self.observe(&before);
+                    self.observe(&members);
                     return Err(error.to_string());
                 }
             }
             let pause = self.lease.mul_f64(self.environment.fraction() / 100.0);
             tokio::time::sleep(pause).await;
         }
-        Err(reason)
+        // The others live, whoever was first.
+        seen.iter().for_each(|members| self.observe(members));
+        Err("another member was first, each time".to_owned())
     }
 
     /// Looks at the list between two signs of life.
     pub(crate) async fn look(&self) {
         // The next sign of life reports a list that cannot be read.
-        if let Ok(Some(found)) = self.read().await {
-            self.observe(&found.state);
+        if let Ok(List {
+            members,
+            version: Some(_),
+        }) = self.read().await
+        {
+            self.observe(&members);
         }
     }
 
-    async fn read(&self) -> Result<Option<cas::Snapshot<Members>>, String> {
-        match cas::read::<Members>(&self.store, &self.key).await {
-            Ok(Some(found)) if found.state.buffer_id != self.buffer_id => Err(format!(
-                "it belongs to another buffer, {}: delete it",
-                found.state.buffer_id
-            )),
-            Ok(found) => Ok(found),
-            // Nobody can read it, so anybody may write it anew.
-            Err(ReadError::Format { wrong, .. }) => {
-                let deleted = self.store.delete(&self.key).await;
-                deleted.map_err(|error| format!("{wrong}; delete it, this process cannot: {error}"))?;
-                warn!("{}: {wrong}: deleted, to be written anew", self.key);
-                Ok(None)
+    /// Reads the list. Without one, or with bytes that nobody can read, it is empty, and the next write replaces exactly these bytes.
+    async fn read(&self) -> Result<List, String> {
+        let found = self.store.get_at_most(&self.key, None, Members::BYTES_MAX).await;
+        let (version, decoded) = match found.map_err(|error| error.to_string())? {
+            // No version was known.
+            Fetched::Absent | Fetched::Unchanged => (None, Ok(Members::new(self.buffer_id))),
+            Fetched::TooLarge { version, .. } => (Some(version), Ok(Members::new(self.buffer_id))),
+            Fetched::Changed(found) => (Some(found.version), Members::decode(&found.bytes)),
+        };
+        let members = match decoded {
+            Ok(members) if members.buffer_id != self.buffer_id => {
+                return Err(format!(
+                    "it belongs to another buffer, {}: delete it",
+                    members.buffer_id
+                ));
             }
-            Err(error) => Err(error.to_string()),
-        }
+            Ok(members) => members,
+            // Processes of a newer program keep it.
+            Err(newer @ FormatError::Version { .. }) => {
+                return Err(format!("{newer}, or delete the list if no newer one runs"));
+            }
+            Err(wrong) => {
+                warn!("{}: {wrong}: it is written anew", self.key);
+                Members::new(self.buffer_id)
+            }
+        };
+        Ok(List { members, version })
     }
 
     fn observe(&self, members: &Members) {
@@ -199,18 +222,14 @@ impl Membership {
         }
         let leave = async {
             for _ in 0..ATTEMPTS {
-                let Ok(Some(found)) = self.read().await else {
+                let Ok(List { members, version }) = self.read().await else {
                     return;
                 };
-                if !found.state.beats.contains_key(&self.instance) {
+                if !members.beats.contains_key(&self.instance) {
                     return;
                 }
-                let next = found
-                    .state
-                    .without(&self.instance)
-                    .stamped(self.environment.random());
-                let Swap::Mismatch = cas::swap(&self.store, &self.key, Some(&found.version), next).await
-                else {
+                let next = members.without(&self.instance).stamped(self.environment.random());
+                let Swap::Mismatch = cas::swap(&self.store, &self.key, version.as_ref(), next).await else {
                     return;
                 };
             }

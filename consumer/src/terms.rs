@@ -80,8 +80,13 @@ impl Shard {
         std::future::pending().await
     }
 
-    /// Asks the division whether this process leaves the shard alone for now. `None`: it may take the cursor.
-    async fn lets_be(&self, free_since: &mut Option<Duration>) -> Result<Option<LetsBe>, ConsumeError> {
+    /// Asks the division whether this process leaves the shard alone for now. `None`: it may take the cursor. `known`: this process
+    /// has seen the cursor, so a missing one was removed.
+    async fn lets_be(
+        &self,
+        free_since: &mut Option<Duration>,
+        known: &mut bool,
+    ) -> Result<Option<LetsBe>, ConsumeError> {
         let Some(membership) = &self.membership else {
             return Ok(None);
         };
@@ -89,6 +94,11 @@ impl Shard {
             return Ok(None);
         }
         let found = self.claim.read().await?;
+        let is_there = found.as_ref().is_some_and(|found| !found.state.is_removed());
+        if *known && !is_there {
+            return Err(self.claim.removed());
+        }
+        *known |= is_there;
         let now_ms = self.claim.environment.now_ms();
         let held = found.and_then(|found| found.state.held_at(now_ms));
         let shard = self.claim.shard;
@@ -99,6 +109,10 @@ impl Shard {
             if !may_take() {
                 // Its member may have left.
                 membership.look().await;
+            }
+            if !may_take() {
+                // Whoever released it may divide more shards than this process knows.
+                membership.growth_wanted.notify_one();
             }
             return Ok((!may_take()).then_some(LetsBe {
                 owner: None,
@@ -121,7 +135,7 @@ impl Shard {
             if !take_over {
                 let lets_be = tokio::select! {
                     biased;
-                    lets_be = self.lets_be(&mut free_since) => lets_be?,
+                    lets_be = self.lets_be(&mut free_since, known) => lets_be?,
                     () = self.shutdown.cancelled() => return Ok(None),
                 };
                 if let Some(LetsBe { owner, wait }) = lets_be {

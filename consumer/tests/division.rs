@@ -2,11 +2,13 @@
 
 mod support;
 
-use millpond_consumer::Config;
+use millpond_consumer::gc::{GarbageCollector, GcConfig};
+use millpond_consumer::{Config, ConsumeError};
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Buffer, Cursor, Members, layout};
 use millpond_storage::{Cas, Store};
+use prometheus_client::registry::Registry;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,15 +50,16 @@ async fn buffer(shards: u32, segments: usize) -> Log {
         assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
     }
     if shards > 1 {
-        let found = cas::read::<Buffer>(&log.store, layout::BUFFER)
-            .await
-            .unwrap()
-            .unwrap();
-        let next = found.state.grow(shards, 7).unwrap().unwrap();
-        let swapped = cas::swap(&log.store, layout::BUFFER, Some(&found.version), next).await;
-        assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
+        name_shards(&log.store, shards).await;
     }
     log
+}
+
+async fn name_shards(store: &Store, shards: u32) {
+    let found = cas::read::<Buffer>(store, layout::BUFFER).await.unwrap().unwrap();
+    let next = found.state.grow(shards, 7).unwrap().unwrap();
+    let swapped = cas::swap(store, layout::BUFFER, Some(&found.version), next).await;
+    assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
 }
 
 /// Every row once from every shard.
@@ -233,4 +236,124 @@ async fn one_shard_needs_no_list() {
     for each in [a, b] {
         each.stop().await.unwrap();
     }
+}
+
+/// Processes of a newer program keep it, and divide the shards by it.
+#[tokio::test(start_paused = true)]
+async fn the_list_of_a_newer_program_is_left_alone() {
+    let log = buffer(2, 3).await;
+    let key = layout::members("default");
+    let mut newer = cas::Object::encode(&Members::new(uuid::Uuid::from_u128(42))).to_vec();
+    newer[4] += 1;
+    log.store
+        .put_if_absent(&key, vec![newer.clone().into()])
+        .await
+        .unwrap();
+    let table = Table::open("table");
+    let a = run(&log.store, process("a"), &table);
+    divided(&log, 2, &[("a", 2)]).await;
+    table.has(6).await;
+    tokio::time::sleep(3 * LEASE).await;
+    let kept = log.store.get(&key).await.unwrap().map(|found| found.bytes);
+    assert_eq!(kept.as_deref(), Some(&newer[..]), "the newer list is gone");
+    a.stop().await.unwrap();
+    assert_eq!(table.rows(), all(&log, 2));
+}
+
+/// A standby that has never owned the shard has seen the consumer, too: it does not begin it again.
+#[tokio::test(start_paused = true)]
+async fn a_standby_ends_with_its_removed_consumer() {
+    let log = buffer(2, 3).await;
+    let table = Table::open("table");
+    let (a, b) = two(&log, 2, &table).await;
+    let c = run(&log.store, process("c"), &table);
+    tokio::time::sleep(LEASE).await;
+    let c_owns = owners(&log.store, 2).await.contains_key("c");
+    assert!(!c_owns, "there are two shards");
+    log.remove_from(1, "default").await;
+    log.remove("default").await;
+    for (name, each) in [("a", a), ("b", b), ("c", c)] {
+        let ended = tokio::time::timeout(3 * LEASE, each.task).await;
+        let ended = ended.unwrap_or_else(|_| panic!("{name} goes on without its consumer"));
+        let ended = ended.unwrap();
+        assert!(matches!(ended, Err(ConsumeError::Removed { .. })), "{ended:?}");
+    }
+    for shard in 0..2 {
+        let found = cas::read::<Cursor>(&log.store, &layout::cursor(shard, "default")).await;
+        let removed = found.unwrap().unwrap().state.is_removed();
+        assert!(removed, "shard {shard} keeps its log for a removed consumer");
+    }
+}
+
+/// A process may write the list after the removal, before it notices.
+#[tokio::test(start_paused = true)]
+async fn garbage_collection_deletes_the_lists_of_removed_consumers_alone() {
+    let log = buffer(2, 3).await;
+    let table = Table::open("table");
+    let (a, b) = two(&log, 2, &table).await;
+    for consumer in ["removed", "unknown"] {
+        let list = Members::new(uuid::Uuid::from_u128(42)).beat("a", []);
+        let written = cas::create_once(&log.store, &layout::members(consumer), list).await;
+        written.unwrap();
+    }
+    let policy = config("x").policy("table", 1);
+    let tombstone = Cursor::new(uuid::Uuid::from_u128(42), 0, "removed", 0, policy).remove();
+    let written = cas::create_once(&log.store, &layout::cursor(0, "removed"), tombstone).await;
+    written.unwrap();
+    let config = GcConfig {
+        interval: Duration::from_secs(1),
+        grace: Duration::from_secs(1),
+        max_age: None,
+    };
+    let mut gc = GarbageCollector::new(log.store.clone(), config, &mut Registry::default());
+    let lists = async || {
+        let mut found = Vec::new();
+        for consumer in ["default", "removed", "unknown"] {
+            let list = log.store.get(&layout::members(consumer)).await.unwrap();
+            found.extend(list.map(|_| consumer));
+        }
+        found
+    };
+    assert_eq!(gc.round(true).await.unwrap().member_lists, 2);
+    assert_eq!(lists().await, ["default", "removed", "unknown"], "a dry round");
+    assert_eq!(gc.round(false).await.unwrap().member_lists, 2);
+    assert_eq!(lists().await, ["default"], "the lists after the round");
+    assert_eq!(gc.round(false).await.unwrap().member_lists, 0);
+    for each in [a, b] {
+        each.stop().await.unwrap();
+    }
+}
+
+/// A process that has seen the growth gives a shard to one that has not.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_does_not_know_of_a_growth_learns_of_it_from_a_free_shard() {
+    let log = buffer(2, 3).await;
+    let table = Table::open("table");
+    let at_once = Config {
+        growth_interval: Duration::from_secs(2),
+        ..process("a")
+    };
+    let late = Config {
+        growth_interval: Duration::from_secs(3_600),
+        ..process("b")
+    };
+    let a = run(&log.store, at_once, &table);
+    divided(&log, 2, &[("a", 2)]).await;
+    let b = run(&log.store, late, &table);
+    divided(&log, 2, &[("a", 1), ("b", 1)]).await;
+    name_shards(&log.store, 3).await;
+    let mut free = Duration::ZERO;
+    let grown = Instant::now();
+    while grown.elapsed() < 4 * LEASE {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let owned: usize = owners(&log.store, 2).await.values().sum();
+        free += Duration::from_millis(100) * u32::from(owned < 2);
+    }
+    assert!(free > Duration::ZERO, "no shard moved");
+    assert!(free < LEASE / 3, "a shard had no owner for {free:?}");
+    divided(&log, 3, &[("a", 1), ("b", 2)]).await;
+    for each in [a, b] {
+        each.stop().await.unwrap();
+    }
+    assert_eq!(table.rows(), all(&log, 2));
 }

@@ -43,6 +43,13 @@ pub fn members(consumer: &str) -> String {
     format!("shards/0000/consumers/{consumer}/members")
 }
 
+/// The consumer whose list of processes has this key. `None` for other objects.
+pub fn consumer_of_members(key: &str) -> Option<&str> {
+    let name = key.strip_prefix(&consumers(0))?.strip_prefix('/')?;
+    let name = name.strip_suffix("/members")?;
+    check_reader_name(name).ok().map(|()| name)
+}
+
 /// The folder of a shard's consumers.
 pub fn consumers(shard: u32) -> String {
     format!("shards/{shard:04}/consumers")
@@ -145,6 +152,20 @@ mod tests {
             "shards/0003/consumers/cursor".to_owned(),
         ] {
             assert_eq!(reader_of_cursor(3, &other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_lists_key_names_its_consumer() {
+        assert_eq!(consumer_of_members(&members("default")), Some("default"));
+        for other in [
+            cursor(0, "default"),
+            members("default.repair"),
+            members("a/b"),
+            "shards/0001/consumers/default/members".to_owned(),
+            "shards/0000/consumers/members".to_owned(),
+        ] {
+            assert_eq!(consumer_of_members(&other), None, "{other}");
         }
     }
 

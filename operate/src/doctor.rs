@@ -1,6 +1,7 @@
 //! Finds present and coming problems of a live buffer, each with its remedy.
 
 mod clickhouse;
+mod members;
 mod rows;
 
 pub use crate::rows::{Difference, Runs};
@@ -142,6 +143,7 @@ pub async fn diagnose(store: &Store, options: &Options) -> anyhow::Result<Diagno
                 look_at_shard(store, &buffer, shard, only, &mut report, &mut policies).await?;
                 look_at_letters(store, shard, only, &mut report).await?;
             }
+            members::look(store, &buffer, only, &mut report).await?;
             if let Some(only) = only
                 && !is_known(store, &buffer, only).await
             {

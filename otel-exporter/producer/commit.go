@@ -424,7 +424,7 @@ func (c *commitState) firstInvalid(claims []manifest.Claim, group group, nowMs u
 		}
 	}
 	// The unsealed state refuses every segment that the sealed one refuses.
-	return len(group.segments) - 1, err.Error()
+	return max(len(group.segments)-1, 0), err.Error()
 }
 
 // dropInvalid drops a segment that the manifest refuses. An earlier attempt was made on another state than this one, so

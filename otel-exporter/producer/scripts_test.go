@@ -229,6 +229,9 @@ func (w *scriptWorld) next() string {
 		}
 		return "upload again, group: " + shownNames(w.built().segments)
 	case dropStep:
+		if next.place >= len(built.segments) {
+			return "drop nothing"
+		}
 		name := built.segments[next.place].Segment
 		isDropped := func(segment manifest.NewSegment) bool { return segment.Segment == name }
 		w.group = slices.DeleteFunc(w.group, isDropped)
@@ -380,6 +383,10 @@ func (w *scriptWorld) hear(text string, news news) string {
 
 func (w *scriptWorld) swap(outcome string) string {
 	swap := w.sent
+	if swap.next == nil {
+		return "no swap was sent"
+	}
+	w.sent = swapStep{}
 	lands, answer := true, storage.Committed
 	switch outcome {
 	case "reported":

@@ -195,12 +195,21 @@ impl Log {
 
     /// As `millpond consumer remove` does.
     pub async fn remove(&self, consumer: &str) {
-        self.change_cursor(consumer, Cursor::remove).await;
+        self.remove_from(0, consumer).await;
+    }
+
+    /// As `millpond consumer remove --shard` does.
+    pub async fn remove_from(&self, shard: u32, consumer: &str) {
+        self.change_cursor_in(shard, consumer, Cursor::remove).await;
     }
 
     /// Swaps a cursor for the result of `change`, whoever owns it.
     pub async fn change_cursor(&self, consumer: &str, change: impl Fn(&Cursor) -> Cursor) {
-        let key = layout::cursor(0, consumer);
+        self.change_cursor_in(0, consumer, change).await;
+    }
+
+    async fn change_cursor_in(&self, shard: u32, consumer: &str, change: impl Fn(&Cursor) -> Cursor) {
+        let key = layout::cursor(shard, consumer);
         loop {
             let found = cas::read::<Cursor>(&self.store, &key).await.unwrap().unwrap();
             let next = change(&found.state).stamped(0);

@@ -186,6 +186,23 @@ pub async fn remove(store: &Store, selection: &Selection, removal: &Removal) -> 
     }
 }
 
+/// Deletes the list of the consumer's processes, after its cursors. Before them, a process that divides the shards would write it anew.
+///
+/// # Errors
+/// The store fails.
+pub async fn forget_processes(store: &Store, selection: &Selection) -> anyhow::Result<()> {
+    let consumer = &selection.consumer;
+    // The first shard is the last to go. A repair has no list.
+    if selection.shard.is_some_and(|shard| shard > 0) || layout::check_reader_name(consumer).is_err() {
+        return Ok(());
+    }
+    let key = layout::members(consumer);
+    let deleted = store.delete(&key).await;
+    deleted.with_context(|| {
+        format!("{consumer} is removed, but {key} cannot be deleted: garbage collection deletes it")
+    })
+}
+
 /// Finds cursors that were made while the consumer was removed: a process that started meanwhile began in another shard before it
 /// found that its register was gone.
 ///

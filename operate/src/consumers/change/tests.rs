@@ -279,3 +279,28 @@ async fn a_shard_that_began_again_during_the_removal_is_reported() {
         }
     }
 }
+
+#[tokio::test]
+async fn the_list_of_processes_goes_with_the_register() {
+    let (store, _) = store(released("e2e.repair")).await;
+    let key = layout::members("e2e");
+    let list = millpond_manifest::Members::new(Default::default()).beat("a", []);
+    cas::create_once(&store, &key, list).await.unwrap();
+    let is_there = async || store.get(&key).await.unwrap().is_some();
+    let elsewhere = Selection {
+        shard: Some(1),
+        ..selection(false)
+    };
+    forget_processes(&store, &elsewhere).await.unwrap();
+    assert!(is_there().await, "the consumer lives in the first shard");
+    let repair = Selection {
+        consumer: "e2e.repair".into(),
+        ..selection(false)
+    };
+    forget_processes(&store, &repair).await.unwrap();
+    assert!(is_there().await, "the consumer outlives its repair");
+    for _ in 0..2 {
+        forget_processes(&store, &selection(false)).await.unwrap();
+        assert!(!is_there().await);
+    }
+}
