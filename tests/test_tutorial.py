@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.process import Process, eventually, free_port
 from harness.services import BIN_DIR, REPOSITORY
 
-CHAPTERS = ("README", "1-collector", "2-crash", "3-catch-up", "4-replay", "5-cost")
+CHAPTERS = ("README", "1-collector", "2-crash", "3-catch-up", "4-replay", "5-cost", "6-gateways")
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -68,12 +68,14 @@ def _script(steps: list[Step], logs: Path) -> str:
 
 def test_the_tutorial_does_what_it_says(site, tmp_path):
     clone = _clone(tmp_path)
-    ports = iter([free_port() for _ in range(7)])
+    ports = iter([free_port() for _ in range(9)])
     environment = {
         "MILLPOND_BIN_DIR": str(BIN_DIR),
         "TUTORIAL_MINIO_PORT": str(next(ports)),
         "TUTORIAL_CLICKHOUSE_PORT": str(next(ports)),
         "TUTORIAL_COLLECTOR": f"127.0.0.1:{next(ports)}",
+        "TUTORIAL_GATEWAY_2": f"127.0.0.1:{next(ports)}",
+        "TUTORIAL_GATEWAY_3": f"127.0.0.1:{next(ports)}",
         "MILLPOND_LISTEN": f"127.0.0.1:{(gateway := next(ports))}",
         "MILLPOND_LOAD_ENDPOINT": f"127.0.0.1:{gateway}",
         "MILLPOND_LISTEN_HTTP": f"127.0.0.1:{next(ports)}",

@@ -24,6 +24,7 @@ export AWS_ACCESS_KEY_ID=tutorial AWS_SECRET_ACCESS_KEY=tutorial-secret AWS_REGI
 export MILLPOND_BUFFER=s3://telemetry/buffer
 export MILLPOND_S3_ENDPOINT=http://127.0.0.1:$minio_port
 export TUTORIAL_COLLECTOR=${TUTORIAL_COLLECTOR:-127.0.0.1:4319}
+export GATEWAY_2=${TUTORIAL_GATEWAY_2:-127.0.0.1:14317} GATEWAY_3=${TUTORIAL_GATEWAY_3:-127.0.0.1:24317}
 export MILLPOND_CLICKHOUSE=http://127.0.0.1:$clickhouse_port
 # Asks ClickHouse.
 sql() { curl -sS --fail-with-body "\$MILLPOND_CLICKHOUSE" --data-binary "\$1"; }
