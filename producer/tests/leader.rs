@@ -479,8 +479,11 @@ async fn a_follower_hears_of_a_commit_and_not_earlier() {
     let leading = (0..2).find(|at| address(*at) == leader).unwrap();
     let leading = &group.controls[usize::try_from(leading).unwrap()];
     let mut swap = leading.hold(On::Update, "manifest");
-    let waiting = tokio::spawn(async move { append(&follower, "waits").await });
-    swap.arrived().await;
+    let mut waiting = tokio::spawn(async move { append(&follower, "waits").await });
+    tokio::select! {
+        () = swap.arrived() => {}
+        answer = &mut waiting => panic!("answered before the commit: {answer:?}"),
+    }
     sleep(SECOND).await;
     assert!(!waiting.is_finished(), "answered before the commit");
     swap.release();
