@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Blocks are sent this fraction of an interval before the leader closes its segment.
-const AHEAD: u32 = 20;
+const AHEAD: u32 = 10;
 
 /// Points in time at a constant distance.
 #[derive(Debug, Clone, Copy)]
@@ -75,6 +75,6 @@ mod tests {
     fn followers_are_ahead() {
         let start = Instant::now() + 100 * SECOND;
         let rhythm = Rhythm::new(start, SECOND).unwrap().ahead();
-        assert_eq!(rhythm.next_after(start), start + Duration::from_millis(950));
+        assert_eq!(rhythm.next_after(start), start + Duration::from_millis(900));
     }
 }

@@ -9,20 +9,11 @@ use serde::Serialize;
 
 use crate::Flags;
 use crate::clickhouse;
-use crate::latency::{LINGERS, slow};
+use crate::latency::LINGERS;
 use crate::stack::{Settings, Stack};
 use millpond_load::metrics::{Requests, Scrape};
 
 const NUMBERS: [usize; 4] = [1, 4, 16, 48];
-
-/// Gateways that commit for each other.
-const SHARED_LINGERS: [(&str, Settings); 2] = [
-    ("1s", slow(&["--linger", "1s", "--peer-listen", "127.0.0.1:0"])),
-    (
-        "250ms",
-        slow(&["--linger", "250ms", "--peer-listen", "127.0.0.1:0"]),
-    ),
-];
 
 /// Requests per second that each gateway receives under a light load, of [`LIGHT_RECORDS`] records.
 const LIGHT_REQUESTS: u64 = 10;
@@ -82,16 +73,15 @@ pub(crate) async fn measure(flags: &Flags, measured: Duration) -> anyhow::Result
     if !flags.gateways.is_empty() {
         numbers = &flags.gateways;
     }
-    let lingers = if flags.without_leader {
-        LINGERS
-    } else {
-        SHARED_LINGERS
-    };
     let mut all = Vec::new();
-    for (linger, settings) in lingers {
+    for (linger, settings) in LINGERS {
         for load in [Load::Light, Load::Full] {
             for &gateways in numbers {
-                let settings = Settings { gateways, ..settings };
+                let settings = Settings {
+                    gateways,
+                    shared_commits: !flags.without_leader,
+                    ..settings
+                };
                 let stack = Stack::start(settings).await?;
                 let found = run(bodies, &stack, [warm_up, measured], linger, load).await?;
                 stack.stop().await?;

@@ -28,13 +28,13 @@ const LOAD_FLAGS: [&str; 6] = [
 ];
 const LOAD_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The lingers of this part, and of gateways that commit for themselves.
+/// The lingers of this part and of the part "gateways".
 pub(crate) const LINGERS: [(&str, Settings); 2] = [
     ("1s", slow(&["--linger", "1s"])),
     ("250ms", slow(&["--linger", "250ms"])),
 ];
 
-pub(crate) const fn slow(gateway: &'static [&'static str]) -> Settings {
+const fn slow(gateway: &'static [&'static str]) -> Settings {
     Settings {
         gateway,
         slow_store: true,

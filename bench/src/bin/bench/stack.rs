@@ -29,6 +29,8 @@ pub(crate) struct Settings {
     pub(crate) consumer: &'static [&'static str],
     /// Whether the store is as slow as S3. Each process draws its own latencies.
     pub(crate) slow_store: bool,
+    /// Whether the gateways commit for each other.
+    pub(crate) shared_commits: bool,
 }
 
 impl Settings {
@@ -38,6 +40,7 @@ impl Settings {
         gateway: &[],
         consumer: &[],
         slow_store: false,
+        shared_commits: false,
     };
 
     /// The flags that make the store slow for the process with this number.
@@ -92,8 +95,8 @@ impl Stack {
         let directory = tempfile::Builder::new().prefix("millpond-bench-").tempdir()?;
         let path = directory.path();
         // All at once, so that no address is given to two processes.
-        let mut addresses = sets_of_free_addresses(settings.gateways + 1)?;
-        let Some([clickhouse, consumer_admin, _]) = addresses.pop() else {
+        let mut addresses = sets_of_free_addresses::<4>(settings.gateways + 1)?;
+        let Some([clickhouse, consumer_admin, ..]) = addresses.pop() else {
             bail!("no free addresses");
         };
 
@@ -217,7 +220,7 @@ impl Stack {
 impl Gateway {
     fn start(
         number: usize,
-        [otlp, otlp_http, admin]: [SocketAddr; 3],
+        [otlp, otlp_http, admin, peers]: [SocketAddr; 4],
         settings: Settings,
         buffer: &str,
         path: &Path,
@@ -232,6 +235,9 @@ impl Gateway {
             "--admin",
             &admin.to_string(),
         ]);
+        if settings.shared_commits {
+            command.args(["--peer-listen", &peers.to_string()]);
+        }
         command.args(settings.gateway);
         command.args(settings.slow(number));
         let process = Process::start("gateway", command, &path.join(format!("gateway-{number}")))?;
