@@ -212,6 +212,7 @@ impl Committer {
         let (Some(leader), true) = (leader, members.is_empty()) else {
             return false;
         };
+        self.wait_for_the_leader(arrivals).await;
         let batch = self.next_batch();
         if batch.is_empty() {
             return false;
@@ -222,6 +223,24 @@ impl Committer {
         // The number belongs to exactly these segments: nothing joins them.
         members.works = self.upload_all(batch).await;
         true
+    }
+
+    /// Lets blocks that are ready between two segments of the leader wait for the time to send them. Sent at once, they would
+    /// be in flight when the next ones are ready, which would then miss their segment, and so on.
+    async fn wait_for_the_leader(&mut self, arrivals: &mut mpsc::Receiver<Arrival>) {
+        while let Some(Arrival::Kept(_)) = self.waiting.get(&self.next_number)
+            && let Some(send_at) = self.lead.send_at(Instant::now())
+        {
+            tokio::select! {
+                biased;
+                arrival = arrivals.recv() => match arrival {
+                    Some(arrival) => self.arrive(arrival),
+                    // The producer stops.
+                    None => return,
+                },
+                () = sleep_until(send_at) => return,
+            }
+        }
     }
 
     /// Takes the segments that are next in order, without blocks of others.

@@ -233,7 +233,12 @@ impl Lead {
             return Some(leading.rhythm.next_after(first_at));
         }
         let following = state.following?;
-        Some(following.ahead().next_after(first_at))
+        Some(following.close_at(first_at))
+    }
+
+    /// The time to send the leader blocks that are ready now. `None`: at once.
+    pub(crate) fn send_at(&self, now: Instant) -> Option<Instant> {
+        self.state().following?.send_at(now)
     }
 
     /// The rhythm for an answer.

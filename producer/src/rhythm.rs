@@ -27,11 +27,26 @@ impl Rhythm {
     }
 
     /// The same rhythm as followers keep it.
-    pub(crate) fn ahead(&self) -> Rhythm {
+    fn ahead(&self) -> Rhythm {
         Rhythm {
             at: self.at + self.every.saturating_sub(self.every / AHEAD),
             every: self.every,
         }
+    }
+
+    /// The time to close a follower's segment with a first message at this time. The rhythm is known to a few milliseconds: a
+    /// segment that has just begun does not close at once.
+    pub(crate) fn close_at(&self, first_at: Instant) -> Instant {
+        let slack = self.every / AHEAD / 2;
+        self.ahead().next_after(first_at + slack)
+    }
+
+    /// The time to send blocks that are ready now, together with those of the segment that closes next. `None`: at once, since
+    /// the next point is near.
+    pub(crate) fn send_at(&self, now: Instant) -> Option<Instant> {
+        let ahead = self.every / AHEAD;
+        let close_at = self.next_after(now) - ahead;
+        (close_at > now).then(|| close_at + ahead / 4)
     }
 
     /// The first point after a time.
@@ -69,6 +84,18 @@ mod tests {
             assert_eq!(rhythm.next_after(time), next, "{time:?}");
         }
         assert!(Rhythm::new(start, Duration::ZERO).is_none());
+    }
+
+    #[test]
+    fn blocks_that_missed_a_point_wait_for_the_next() {
+        let start = Instant::now() + 100 * SECOND;
+        let rhythm = Rhythm::new(start, SECOND).unwrap();
+        let millis = Duration::from_millis;
+        let send_at = start + millis(925);
+        assert_eq!(rhythm.send_at(start), Some(send_at));
+        assert_eq!(rhythm.send_at(start + millis(899)), Some(send_at));
+        assert_eq!(rhythm.send_at(start + millis(900)), None);
+        assert_eq!(rhythm.send_at(start + millis(999)), None);
     }
 
     #[test]
