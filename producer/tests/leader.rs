@@ -176,6 +176,10 @@ impl Group {
             address: may_lead.then(|| address(number).into()),
             forward_below: Peering::FORWARD_BELOW,
         };
+        self.join(number, config(linger), peering).await
+    }
+
+    async fn join(&mut self, number: u64, config: Config, peering: Peering) -> Producer {
         let faults = Faults {
             seed: self.faults.seed.wrapping_add(number),
             ..self.faults
@@ -184,13 +188,7 @@ impl Group {
         self.controls.push(unreliable.controls());
         let store = Store::over(Arc::new(unreliable), "buffer");
         let environment = Seeded::standing(number);
-        let started = Producer::start_with(
-            environment,
-            store,
-            config(linger),
-            Some(peering),
-            &mut self.registry,
-        );
+        let started = Producer::start_with(environment, store, config, Some(peering), &mut self.registry);
         let producer = started.await.unwrap();
         let mut producers = self.network.producers.lock().unwrap();
         producers.insert(address(number), producer.clone());
@@ -324,6 +322,52 @@ async fn a_short_linger_stays_short() {
     );
     assert!(p50 < Duration::from_millis(500), "{p50:?}");
     assert!(p99 < Duration::from_millis(1_200), "{p99:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_full_segments_of_a_follower_share_requests() {
+    let mut group = Group::new(1, SECOND, slow_store()).await;
+    let small = Config {
+        segment_bytes: 16 << 10,
+        segment_raw_bytes: 1 << 20,
+        block_bytes: 4 << 10,
+        ..config(SECOND)
+    };
+    let peering = Peering {
+        peers: group.network.clone(),
+        certificate: Fingerprint([1; 32]),
+        address: None,
+        // It uploads all of its segments.
+        forward_below: 0,
+    };
+    let follower = group.join(1, small, peering).await;
+    append(&group.producers[0], "leads").await.unwrap();
+    append(&follower, "meets it").await.unwrap();
+
+    let (asked, segments) = (group.network.asked(), group.world.segments().await);
+    let mut random = StdRng::seed_from_u64(1);
+    // It does not compress.
+    let mut text = || {
+        (0..4 << 10)
+            .map(|_| random.random_range('!'..='~'))
+            .collect::<String>()
+    };
+    let appends: Vec<String> = (0..500).map(|_| text()).collect();
+    let appends = appends.iter().zip(0_u32..).map(|(text, number)| {
+        let follower = &follower;
+        async move {
+            sleep(Duration::from_millis(20) * number).await;
+            append(follower, text).await.unwrap();
+        }
+    });
+    join_all(appends).await;
+    let asked = group.network.asked() - asked;
+    let segments = group.world.segments().await - segments;
+    assert!(segments > 80, "{segments} segments");
+    assert!(
+        (9..20).contains(&asked),
+        "{asked} requests for {segments} segments"
+    );
 }
 
 /// Appends numbered messages from all producers, each as a client that retries, until all are acknowledged.
