@@ -144,7 +144,10 @@ impl Committer {
                 let reason = reason.clone();
                 guest.ticket.answer(&Err(PeerRefusal::Invalid(reason)));
             }
-            members.works.extend(self.rebuild(work).await);
+            // In its place: a producer's records stay in order.
+            if let Some(again) = self.rebuild(work).await {
+                members.works.insert(place, again);
+            }
             return;
         }
         tracing::error!("segment {name} cannot be committed: {reason}");
