@@ -2,7 +2,7 @@
 
 use crate::units::Time;
 use anyhow::{Context, ensure};
-use millpond_clickhouse::{Columns, Engine, Indexes, PartitionBy, Signal};
+use millpond_clickhouse::{Columns, Engine, Indexes, PartitionBy, Signal, SkipIndexes};
 use std::path::PathBuf;
 
 /// The address of ClickHouse.
@@ -136,6 +136,11 @@ pub(crate) struct TableArgs {
     /// cannot end earlier INSERTs with KILL QUERY.
     #[arg(long, env = "MILLPOND_INSERT_TIMEOUT", value_name = "TIME", default_value = "300s", value_parser = whole_seconds)]
     pub(crate) insert_timeout: Time,
+
+    /// When ClickHouse builds the indexes of new rows: with each `insert`, or with the first `merge` of their part. With `merge` INSERTs
+    /// cost the server less, and queries read the newest parts without indexes.
+    #[arg(long, env = "MILLPOND_SKIP_INDEXES", value_name = "insert|merge", default_value = "insert", value_parser = skip_indexes)]
+    pub(crate) skip_indexes: SkipIndexes,
 }
 
 fn whole_seconds(text: &str) -> Result<Time, String> {
@@ -167,6 +172,7 @@ impl TableArgs {
             summary_table: self.summary_table.clone(),
             cluster: self.cluster.clone(),
             columns: self.columns,
+            skip_indexes: self.skip_indexes,
             timeout_seconds: self.insert_timeout.0.as_secs(),
             ..millpond_clickhouse::Config::default()
         })
@@ -261,6 +267,14 @@ fn indexes(text: &str) -> Result<Indexes, String> {
         "text" => Ok(Indexes::Text),
         "none" => Ok(Indexes::None),
         _ => Err("use exporter, bloom, text or none".into()),
+    }
+}
+
+fn skip_indexes(text: &str) -> Result<SkipIndexes, String> {
+    match text {
+        "insert" => Ok(SkipIndexes::Insert),
+        "merge" => Ok(SkipIndexes::Merge),
+        _ => Err("use insert or merge".into()),
     }
 }
 

@@ -52,6 +52,8 @@ pub struct Config {
     pub ttl_seconds: u64,
     /// Different retention for single signals.
     pub ttl_seconds_of: Vec<(Signal, u64)>,
+    /// When the server builds the indexes of new rows. Default with the INSERT, as ClickHouse does.
+    pub skip_indexes: SkipIndexes,
     /// Time limit of one request in seconds, enforced by the server too. Default 300: an insert waits for the server's
     /// materialized views and replicas.
     pub timeout_seconds: u64,
@@ -80,6 +82,7 @@ impl Default for Config {
             indexes: Indexes::Exporter,
             ttl_seconds: 0,
             ttl_seconds_of: Vec::new(),
+            skip_indexes: SkipIndexes::Insert,
             timeout_seconds: 300,
         }
     }
@@ -110,6 +113,15 @@ pub enum Columns {
     All,
     /// None.
     None,
+}
+
+/// When the server builds the skip indexes of new rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SkipIndexes {
+    /// With each INSERT, unless the user's profile or the URL says otherwise.
+    Insert,
+    /// With the first merge. Queries read parts that are not merged yet without indexes.
+    Merge,
 }
 
 /// The indexes of new tables.
