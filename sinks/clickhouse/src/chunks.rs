@@ -3,7 +3,7 @@
 
 mod signals;
 
-use crate::config::Columns;
+use crate::config::{Columns, Compression};
 use crate::frame::Frames;
 use crate::identities::NumberedRecord;
 use crate::native::{self, Column as _, Dictionary};
@@ -38,6 +38,12 @@ impl Workspace {
             traces: Traces::default(),
             metrics: Metrics::default(),
         })
+    }
+
+    /// The same, whose chunks are compressed in this way.
+    pub(crate) fn compressing(self, compression: Compression) -> std::io::Result<Self> {
+        let frames = Frames::new(compression)?;
+        Ok(Self { frames, ..self })
     }
 }
 

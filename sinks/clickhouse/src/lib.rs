@@ -28,7 +28,7 @@ pub mod tables;
 mod text;
 mod unfit;
 
-pub use config::{Columns, Config, Engine, Indexes, PartitionBy, SkipIndexes};
+pub use config::{Columns, Compression, Config, Engine, Indexes, PartitionBy, SkipIndexes};
 pub use identities::{NumberedRecord, RowCount};
 pub use millpond_otlp::Signal;
 pub use sink::{ClickHouse, SCHEMA_VERSION, keeps_identities};
