@@ -327,6 +327,7 @@ impl Producer {
             }
         }
         tokio::select! {
+            biased;
             outcome = outcome => {
                 let gone = || PeerRefusal::NotCommitted("the producer's tasks are gone".to_owned());
                 let commit = outcome.unwrap_or_else(|_| Err(gone()))?;
