@@ -238,6 +238,13 @@ CATCHERS = {
             r"\d+ is after \d+",
         )
     ],
+    "refused-request-counts": [
+        Catcher(
+            "producer/tests/leader.rs",
+            "a_refused_request_leaves_no_stream_behind",
+            r"stream events.test holds otlp messages",
+        )
+    ],
     "landed-takes-a-turn": [
         Catcher(
             "producer/src/lib.rs",

@@ -311,9 +311,10 @@ impl Producer {
         if self.0.closing.is_cancelled() {
             return Err(PeerRefusal::Leaving);
         }
-        self.check(&request.records)?;
         let (ticket, outcome) = self.0.lead.offer(request.producer, request.number)?;
         if let Some(ticket) = ticket {
+            // Not earlier: the streams of a request that is refused anyway must not keep out this producer's own callers.
+            self.check(&request.records)?;
             match request.records {
                 Records::Blocks(blocks) => {
                     let guest = Guest { ticket, blocks };

@@ -23,7 +23,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use support::{Seeded, World, append, append_until_acknowledged, not_once};
+use support::{STREAM, Seeded, World, append, append_until_acknowledged, not_once};
 use tokio::time::{Instant, sleep};
 
 /// What happens to a request between two producers.
@@ -627,6 +627,19 @@ async fn a_guest_that_spoils_a_segment_does_not_change_the_order_of_the_others()
     assert!(matches!(refusal, PeerRefusal::Invalid(_)), "{refusal}");
     let (first, second) = (first.unwrap().sequence, second.unwrap().sequence);
     assert!(first < second, "{first} is after {second}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_request_leaves_no_stream_behind() {
+    let group = Group::new(1, SECOND, Faults::default()).await;
+    let producer = &group.producers[0];
+    let early = producer.commit_for(
+        request(ProducerId([9; 16]), 1, STREAM),
+        producer.budget().nothing(),
+    );
+    assert_eq!(early.await, Err(PeerRefusal::NotLeading));
+    // The stream's messages have another encoding than those of the request.
+    append(producer, "first").await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
