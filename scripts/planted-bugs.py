@@ -245,6 +245,13 @@ CATCHERS = {
             r"stream events.test holds otlp messages",
         )
     ],
+    "floor-takes-the-next": [
+        Catcher(
+            "producer/tests/leader.rs",
+            "a_request_whose_segments_are_below_the_floor_takes_no_other_with_it",
+            r"NotCommitted\(.*orphan floor",
+        )
+    ],
     "landed-takes-a-turn": [
         Catcher(
             "producer/src/lib.rs",

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::future::join_all;
 use millpond_manifest::manifest::Stream;
-use millpond_manifest::{Fingerprint, ProducerId};
+use millpond_manifest::{Fingerprint, NewPart, NewSegment, ProducerId};
 use millpond_producer::{
     Config, LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Peering, Peers, Producer, Records,
     StreamBlock,
@@ -23,8 +23,9 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use support::{STREAM, Seeded, World, append, append_until_acknowledged, not_once};
+use support::{START_MS, STREAM, Seeded, World, append, append_until_acknowledged, not_once};
 use tokio::time::{Instant, sleep};
+use ulid::Ulid;
 
 /// What happens to a request between two producers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -640,6 +641,65 @@ async fn a_refused_request_leaves_no_stream_behind() {
     assert_eq!(early.await, Err(PeerRefusal::NotLeading));
     // The stream's messages have another encoding than those of the request.
     append(producer, "first").await.unwrap();
+}
+
+/// A request to commit these segments.
+fn delegated(producer: ProducerId, names: &[Ulid]) -> PeerRequest {
+    let part = NewPart {
+        stream: "delegated".into(),
+        encoding: Encoding::Otlp,
+        offset: 0,
+        length: 1,
+        raw_len: 1,
+        messages: 1,
+        records: 1,
+        first_received_at_us: 1,
+        last_received_at_us: 1,
+    };
+    let segments = names.iter().map(|&segment| NewSegment {
+        segment,
+        size: 1,
+        parts: vec![part.clone()],
+    });
+    PeerRequest {
+        producer,
+        number: 1,
+        records: Records::Segments(segments.collect()),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_segments_are_below_the_floor_takes_no_other_with_it() {
+    let group = Group::new(1, SECOND, Faults::default()).await;
+    let leader = &group.producers[0];
+    append(leader, "leads").await.unwrap();
+    let (late, timely) = (ProducerId([8; 16]), ProducerId([9; 16]));
+    group
+        .world
+        .change_manifest(|state| {
+            *state = state.register(late, 1).register(timely, 1);
+            state.orphan_floor_ms = START_MS;
+        })
+        .await;
+    let name = |ms, random| Ulid::from_parts(ms, random);
+    // The leader's next commit meets the new floor together with both requests.
+    let mut swap = group.controls[0].hold(On::Update, "manifest");
+    let commit_for = |request| leader.commit_for(request, leader.budget().nothing());
+    let requests = async {
+        swap.arrived().await;
+        let late = commit_for(delegated(late, &[name(1, 1), name(1, 2)]));
+        let timely = commit_for(delegated(timely, &[name(START_MS, 3)]));
+        let release = async {
+            sleep(SECOND / 10).await;
+            swap.release();
+        };
+        let (late, timely, ()) = tokio::join!(late, timely, release);
+        (late, timely)
+    };
+    let (first, (late, timely)) = tokio::join!(append(leader, "first"), requests);
+    first.unwrap();
+    assert!(matches!(late, Err(PeerRefusal::NotCommitted(_))), "{late:?}");
+    assert!(timely.is_ok(), "{timely:?}");
 }
 
 #[tokio::test(start_paused = true)]
