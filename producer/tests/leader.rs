@@ -703,6 +703,42 @@ async fn a_request_whose_segments_are_below_the_floor_takes_no_other_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn raw_bytes_of_guests_fill_a_segment() {
+    let mut group = Group::new(0, 10 * SECOND, Faults::default()).await;
+    let small = Config {
+        segment_raw_bytes: 64 << 10,
+        ..config(10 * SECOND)
+    };
+    let peering = Peering {
+        peers: group.network.clone(),
+        certificate: Fingerprint([1; 32]),
+        address: Some(address(1).into()),
+        forward_below: Peering::FORWARD_BELOW,
+    };
+    let leader = group.join(1, small, peering).await;
+    append(&leader, "leads").await.unwrap();
+    let guest = ProducerId([9; 16]);
+    group
+        .world
+        .change_manifest(|state| *state = state.register(guest, 1))
+        .await;
+    append(&leader, "meets the other").await.unwrap();
+    let mut request = request(guest, 1, "guests");
+    let Records::Blocks(blocks) = &mut request.records else {
+        unreachable!("the request has blocks");
+    };
+    let mut block = BlockBuilder::new(1);
+    block.push(1, &vec![b' '; 100 << 10]).unwrap();
+    blocks[0].block = Compressor::new(1).unwrap().compress(&block, 1).unwrap();
+    let start = Instant::now();
+    leader
+        .commit_for(request, leader.budget().nothing())
+        .await
+        .unwrap();
+    assert!(start.elapsed() < SECOND, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_leader_that_the_table_has_forgotten_is_replaced() {
     let group = Group::new(2, SECOND / 5, Faults::default()).await;
     append_all(&group, 3).await;
