@@ -252,6 +252,13 @@ CATCHERS = {
             r"NotCommitted\(.*orphan floor",
         )
     ],
+    "slow-leader-followed": [
+        Catcher(
+            "producer/tests/leader.rs",
+            "a_leader_with_a_longer_linger_does_not_slow_its_followers_down",
+            r"\d+: 1\d\.",
+        )
+    ],
     "landed-takes-a-turn": [
         Catcher(
             "producer/src/lib.rs",

@@ -157,7 +157,7 @@ impl Producer {
         };
         let flow = Flow::default();
         let commit_delay = CommitDelay::new(flow.clone(), budget.clone());
-        let lead = Lead::default();
+        let lead = Lead::new(config.linger);
         let mut committer = Committer::new(
             upload.clone(),
             buffer.id,

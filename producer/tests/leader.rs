@@ -739,6 +739,27 @@ async fn raw_bytes_of_guests_fill_a_segment() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_leader_with_a_longer_linger_does_not_slow_its_followers_down() {
+    let mut group = Group::new(1, 15 * SECOND, Faults::default()).await;
+    let follower = group.start(1, SECOND, false).await;
+    append(&group.producers[0], "leads").await.unwrap();
+    // It meets the leader, and then the leader's rhythm.
+    append(&follower, "meets it").await.unwrap();
+    append(&follower, "meets its rhythm").await.unwrap();
+    let asked = group.network.asked();
+    for number in 0..20 {
+        let start = Instant::now();
+        append(&follower, &format!("{number}")).await.unwrap();
+        assert!(start.elapsed() < 2 * SECOND, "{number}: {:?}", start.elapsed());
+    }
+    assert_eq!(
+        group.network.asked(),
+        asked + 20,
+        "the leader commits all the same"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_leader_that_the_table_has_forgotten_is_replaced() {
     let group = Group::new(2, SECOND / 5, Faults::default()).await;
     append_all(&group, 3).await;
