@@ -259,6 +259,13 @@ CATCHERS = {
             r"\d+: 1\d\.",
         )
     ],
+    "elements-unpaid": [
+        Catcher(
+            "peer/tests/peer.rs",
+            "a_member_pays_for_what_its_request_takes_in_memory",
+            r"left: Err\(.*400 Bad Request",
+        )
+    ],
     "landed-takes-a-turn": [
         Catcher(
             "producer/src/lib.rs",
