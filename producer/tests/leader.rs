@@ -10,10 +10,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::future::join_all;
 use millpond_manifest::manifest::Stream;
-use millpond_manifest::{Fingerprint, NewPart, NewSegment, ProducerId};
+use millpond_manifest::{Fingerprint, Manifest, NewPart, NewSegment, ProducerId};
 use millpond_producer::{
-    Config, LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Peering, Peers, Producer, Records,
-    StreamBlock,
+    AppendError, Config, LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Peering, Peers, Producer,
+    Records, StreamBlock,
 };
 use millpond_segment::{BlockBuilder, Compressor, Encoding};
 use millpond_storage::Store;
@@ -422,6 +422,119 @@ async fn no_record_is_lost_or_twice_whatever_happens_to_requests() {
         asked += group.network.asked();
     }
     assert!(asked > 400, "{asked} requests");
+}
+
+/// Appends to any of the producers, and to another one if that stops. Returns the text, and whether its outcome is known.
+async fn append_somewhere(producers: &Mutex<Vec<Producer>>, place: usize, text: String) -> (String, bool) {
+    for place in place.. {
+        let producer = {
+            let producers = producers.lock().unwrap();
+            producers[place % producers.len()].clone()
+        };
+        match append(&producer, &text).await {
+            Ok(_) => return (text, true),
+            Err(AppendError::OutcomeUnknown(_)) => return (text, false),
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+    }
+    unreachable!("the places do not end");
+}
+
+/// What happens to the producers: outages, ends and new ones, old programs, and a table that forgets the leader.
+async fn disturb(group: &mut Group, producers: &Mutex<Vec<Producer>>, random: &mut StdRng) {
+    let place = random.random_range(0..group.controls.len());
+    match random.random_range(0..6) {
+        0 => group.controls[place].set_outage(Some(Outage::Hangs)),
+        1 => group.controls[place].set_outage(Some(Outage::Fails)),
+        2 => {
+            let number = group.controls.len();
+            let new = group.start(number as u64, SECOND / 5, true).await;
+            let place = place % producers.lock().unwrap().len();
+            let stopping = std::mem::replace(&mut producers.lock().unwrap()[place], new);
+            group.controls.iter().for_each(Controls::heal);
+            assert_eq!(stopping.drain(120 * SECOND).await, Ok(()));
+        }
+        3 => {
+            let drop_office = |state: &mut Manifest| {
+                state.leader = None;
+                state.producers.iter_mut().for_each(|row| row.certificate = None);
+            };
+            group.world.change_manifest(drop_office).await;
+        }
+        4 => {
+            let forget_leader = |state: &mut Manifest| {
+                let leader = state.leader.as_ref().map(|leader| leader.producer);
+                state.producers.retain(|row| Some(row.id) != leader);
+            };
+            group.world.change_manifest(forget_leader).await;
+        }
+        _ => group.controls.iter().for_each(Controls::heal),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_record_is_lost_or_twice_while_leaders_come_and_go() {
+    let (mut known, mut unknown, mut terms) = (0, 0, BTreeSet::new());
+    for seed in 0..40 {
+        let faults = Faults {
+            seed,
+            write: WriteFaults::each(if seed % 2 == 0 { 0.0 } else { 0.05 }),
+            latency: Some(S3Latency::default()),
+            ..Faults::default()
+        };
+        let mut group = Group::new(4, SECOND / 5, faults).await;
+        let ways = Mutex::new(StdRng::seed_from_u64(seed));
+        group
+            .network
+            .decide(move |_, _| match ways.lock().unwrap().random_range(0..12) {
+                0 => Way::Closed,
+                1 => Way::NoAnswer,
+                2 | 3 => Way::Twice,
+                4 => Way::Breaks,
+                _ => Way::Open,
+            });
+        let producers = Mutex::new(std::mem::take(&mut group.producers));
+        let appends = (0..240_u32).map(|number| {
+            let producers = &producers;
+            async move {
+                sleep(Duration::from_millis(50) * number).await;
+                append_somewhere(producers, number as usize, number.to_string()).await
+            }
+        });
+        let mut random = StdRng::seed_from_u64(seed);
+        let disturbed = async {
+            for _ in 0..12 {
+                sleep(SECOND).await;
+                disturb(&mut group, &producers, &mut random).await;
+                terms.extend(
+                    group
+                        .world
+                        .manifest()
+                        .await
+                        .state
+                        .leader
+                        .map(|it| (seed, it.term)),
+                );
+            }
+            group.controls.iter().for_each(Controls::heal);
+        };
+        let (outcomes, ()) = tokio::join!(join_all(appends), disturbed);
+        let log = group.world.log().await;
+        let (certain, doubtful): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(|it| it.1);
+        let expected: Vec<String> = certain.into_iter().map(|it| it.0).collect();
+        let mut wrong = not_once(&log, &expected);
+        for (text, _) in &doubtful {
+            if wrong.get(text.as_str()).is_none_or(|times| *times <= 1) {
+                wrong.remove(text.as_str());
+            }
+        }
+        assert_eq!(wrong, [].into(), "seed {seed}");
+        known += expected.len();
+        unknown += doubtful.len();
+    }
+    println!("{known} known, {unknown} unknown, {} terms", terms.len());
+    assert!(terms.len() > 100, "{} terms", terms.len());
+    assert!(unknown < known / 20, "{unknown} of {known}");
 }
 
 #[tokio::test(start_paused = true)]
