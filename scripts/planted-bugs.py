@@ -238,6 +238,34 @@ CATCHERS = {
             r"\d+ is after \d+",
         )
     ],
+    "refused-request-counts": [
+        Catcher(
+            "producer/tests/leader.rs",
+            "a_refused_request_leaves_no_stream_behind",
+            r"stream events.test holds otlp messages",
+        )
+    ],
+    "floor-takes-the-next": [
+        Catcher(
+            "producer/tests/leader.rs",
+            "a_request_whose_segments_are_below_the_floor_takes_no_other_with_it",
+            r"NotCommitted\(.*orphan floor",
+        )
+    ],
+    "slow-leader-followed": [
+        Catcher(
+            "producer/tests/leader.rs",
+            "a_leader_with_a_longer_linger_does_not_slow_its_followers_down",
+            r"\d+: 1\d\.",
+        )
+    ],
+    "elements-unpaid": [
+        Catcher(
+            "peer/tests/peer.rs",
+            "a_member_pays_for_what_its_request_takes_in_memory",
+            r"left: Err\(.*400 Bad Request",
+        )
+    ],
     "landed-takes-a-turn": [
         Catcher(
             "producer/src/lib.rs",

@@ -27,7 +27,7 @@ use tokio_util::task::TaskTracker;
 use crate::COMMIT_PATH;
 use crate::identity::{Identity, fingerprint};
 use crate::tls;
-use crate::wire::{decode_request, encode_reply};
+use crate::wire::{WireError, decode_request, elements, encode_reply};
 
 /// The header that names the producer that asks, as a UUID.
 pub(crate) const PRODUCER: &str = "millpond-producer";
@@ -44,6 +44,8 @@ const WINDOW_BYTES: u32 = 65_535;
 const COPIES: usize = 2;
 /// Memory of a request beside its body.
 const REQUEST_BYTES: usize = 8 << 10;
+/// Memory of a block, a segment or a part beside its bytes, as received and as decoded.
+const ELEMENT_BYTES: usize = 512;
 /// Pause of accepting when the system refuses.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A request waits this long for memory, since its producer can also commit without this one.
@@ -264,7 +266,7 @@ impl Service {
         prove();
         let _answering = seat.answering();
         let length = length(&head.headers, &body, self.config.max_request_bytes)?;
-        let (share, reservation) = match self.reserve(length).await {
+        let (mut share, mut reservation) = match self.reserve(length * COPIES + REQUEST_BYTES).await {
             Ok(held) => held,
             Err(refusal) => return Ok(PeerAnswer::Refused(refusal)),
         };
@@ -273,7 +275,16 @@ impl Service {
         let body = body
             .map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()))?
             .to_bytes();
-        let request = decode_request(body).map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()))?;
+        let unreadable = |error: WireError| (StatusCode::BAD_REQUEST, error.to_string());
+        let elements = elements(&body).map_err(unreadable)?;
+        match self.reserve(elements.saturating_mul(ELEMENT_BYTES)).await {
+            Ok((more_share, more)) => {
+                share.merge(more_share);
+                reservation.merge(more);
+            }
+            Err(refusal) => return Ok(PeerAnswer::Refused(refusal)),
+        }
+        let request = decode_request(body).map_err(unreadable)?;
         if request.producer != producer {
             let reason = format!(
                 "the request is of producer {}, not of {producer}",
@@ -311,15 +322,15 @@ impl Service {
 
     async fn reserve(
         &self,
-        length: usize,
+        bytes: usize,
     ) -> Result<(millpond_runtime::Reservation, millpond_runtime::Reservation), PeerRefusal> {
         let over = |_| PeerRefusal::OverBudget;
-        let share = self.share.reserve(length * COPIES + REQUEST_BYTES);
+        let share = self.share.reserve(bytes);
         let share = timeout(MEMORY_WAIT, share)
             .await
             .map_err(|_| PeerRefusal::OverBudget)?
             .map_err(over)?;
-        let own = self.producer.budget().reserve(length * COPIES + REQUEST_BYTES);
+        let own = self.producer.budget().reserve(bytes);
         let own = timeout(MEMORY_WAIT, own)
             .await
             .map_err(|_| PeerRefusal::OverBudget)?

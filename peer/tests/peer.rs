@@ -292,6 +292,26 @@ async fn a_member_can_only_ask_for_itself_and_within_the_limits() {
 }
 
 #[tokio::test]
+async fn a_member_pays_for_what_its_request_takes_in_memory() {
+    let store = store();
+    let (leader, id, client) = leader_and_member(&store, ServerConfig::default()).await;
+    let mut tiny = request(id, 1, "x");
+    if let Records::Blocks(blocks) = &mut tiny.records {
+        let block = &mut blocks[0];
+        block.stream = "".into();
+        block.block.bytes = Bytes::new();
+        block.block.records = 0;
+        block.block.first_received_at_us = 0;
+        block.block.last_received_at_us = 0;
+        // Less than 2 MiB as a request, and more than a hundred as structures.
+        *blocks = vec![block.clone(); 500_000];
+    }
+    let answer = client.ask(&leader.address(), tiny).await;
+    assert_eq!(answer, Ok(PeerAnswer::Refused(PeerRefusal::OverBudget)));
+    committed(&client.ask(&leader.address(), request(id, 1, "x")).await);
+}
+
+#[tokio::test]
 async fn slow_and_silent_connections_do_not_keep_a_member_out() {
     let store = store();
     let config = ServerConfig {

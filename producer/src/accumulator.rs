@@ -159,7 +159,7 @@ impl Accumulator {
         let due = open.first_at + self.config.linger;
         self.lead.guest(now, due, self.config.linger);
         open.add_guest(guest, reservation);
-        if open.compressed_len >= self.config.segment_bytes {
+        if open.compressed_len >= self.config.segment_bytes || open.raw_len >= self.config.segment_raw_bytes {
             self.close_open();
         }
     }

@@ -119,6 +119,17 @@ impl Members {
         changed
     }
 
+    /// Takes the requests of others that have a segment at one of these places out of the group.
+    pub(crate) fn remove_foreign(&mut self, places: &[usize]) -> Vec<Foreign> {
+        let mut end = self.works.len();
+        let has_one = |foreign: &mut Foreign| {
+            let start = end;
+            end += foreign.segments.len();
+            places.iter().any(|place| (start..end).contains(place))
+        };
+        self.foreign.extract_if(.., has_one).collect()
+    }
+
     /// Takes the segment at this place out of the group.
     pub(crate) fn remove(&mut self, place: usize) -> Removed {
         if place < self.works.len() {

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use millpond_manifest::{Claim, Fingerprint, Manifest, NewSegment, ProducerId};
 use tokio::sync::{Notify, oneshot};
@@ -15,12 +16,17 @@ use crate::rhythm::Rhythm;
 /// A leader without records of others for so many intervals keeps no rhythm.
 const SILENT_INTERVALS: u32 = 16;
 
+/// A follower's blocks go to a leader whose linger is at most this many times its own.
+const SLOWER_MAX: u32 = 2;
+
 /// The outcome of another producer's number.
 pub(crate) type Outcome = Result<PeerCommit, PeerRefusal>;
 
 /// Shared by the stages of one producer.
 #[derive(Clone, Default)]
 pub(crate) struct Lead {
+    /// This producer's.
+    linger: Duration,
     state: Arc<Mutex<State>>,
     look: Arc<Notify>,
 }
@@ -31,6 +37,8 @@ struct State {
     leads: bool,
     /// Smaller segments are not uploaded, because the leader takes their blocks. 0: no leader does.
     keep_below: u64,
+    /// The leader closes its segments so rarely that blocks would wait there for too long.
+    is_leader_slow: bool,
     certificates: HashMap<ProducerId, Fingerprint>,
     held: HashMap<ProducerId, Held>,
     tickets: u64,
@@ -102,6 +110,13 @@ impl Drop for Ticket {
 }
 
 impl Lead {
+    pub(crate) fn new(linger: Duration) -> Lead {
+        Lead {
+            linger,
+            ..Lead::default()
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -148,7 +163,8 @@ impl Lead {
 
     /// Returns true if a segment of this size need not be uploaded.
     pub(crate) fn keeps(&self, size: u64) -> bool {
-        size < self.state().keep_below
+        let state = self.state();
+        size < state.keep_below && !state.is_leader_slow
     }
 
     /// The certificate of a producer, as far as this one knows.
@@ -207,7 +223,7 @@ impl Lead {
     }
 
     /// Records that blocks of another producer came. The rhythm starts with the segment that takes the first of them.
-    pub(crate) fn guest(&self, now: Instant, closes: Instant, every: std::time::Duration) {
+    pub(crate) fn guest(&self, now: Instant, closes: Instant, every: Duration) {
         let mut state = self.state();
         match &mut state.leading {
             Some(leading) if !leading.is_silent(now) => leading.last_guest = now,
@@ -220,10 +236,14 @@ impl Lead {
         }
     }
 
-    /// Follows the rhythm of a leader that has just answered.
+    /// Follows the rhythm of a leader that has just answered, unless its interval is much longer than this producer's linger:
+    /// callers would wait for the leader's linger.
     pub(crate) fn keep_rhythm(&self, closes: Option<Closes>, now: Instant) {
-        let rhythm = closes.and_then(|closes| Rhythm::new(now + closes.after, closes.every));
-        self.state().following = rhythm;
+        let is_slow = |closes: &Closes| closes.every / SLOWER_MAX > self.linger;
+        let mut state = self.state();
+        state.is_leader_slow = closes.as_ref().is_some_and(is_slow);
+        let kept = closes.filter(|closes| !is_slow(closes));
+        state.following = kept.and_then(|closes| Rhythm::new(now + closes.after, closes.every));
     }
 
     /// The time to close a segment whose first message came at `first_at`, if others set it.

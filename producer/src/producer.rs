@@ -157,7 +157,7 @@ impl Producer {
         };
         let flow = Flow::default();
         let commit_delay = CommitDelay::new(flow.clone(), budget.clone());
-        let lead = Lead::default();
+        let lead = Lead::new(config.linger);
         let mut committer = Committer::new(
             upload.clone(),
             buffer.id,
@@ -311,9 +311,10 @@ impl Producer {
         if self.0.closing.is_cancelled() {
             return Err(PeerRefusal::Leaving);
         }
-        self.check(&request.records)?;
         let (ticket, outcome) = self.0.lead.offer(request.producer, request.number)?;
         if let Some(ticket) = ticket {
+            // Not earlier: the streams of a request that is refused anyway must not keep out this producer's own callers.
+            self.check(&request.records)?;
             match request.records {
                 Records::Blocks(blocks) => {
                     let guest = Guest { ticket, blocks };
@@ -327,6 +328,7 @@ impl Producer {
             }
         }
         tokio::select! {
+            biased;
             outcome = outcome => {
                 let gone = || PeerRefusal::NotCommitted("the producer's tasks are gone".to_owned());
                 let commit = outcome.unwrap_or_else(|_| Err(gone()))?;

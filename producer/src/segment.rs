@@ -183,7 +183,10 @@ impl FillingSegment {
 
     /// Takes blocks of another producer.
     pub(crate) fn add_guest(&mut self, guest: Guest, reservation: Reservation) {
-        self.compressed_len += guest.blocks.iter().map(|it| it.block.bytes.len()).sum::<usize>();
+        for StreamBlock { block, .. } in &guest.blocks {
+            self.compressed_len += block.bytes.len();
+            self.raw_len += usize::try_from(block.raw_len).unwrap_or(usize::MAX);
+        }
         self.reservation.merge(reservation);
         self.guests.push(guest);
     }

@@ -10,10 +10,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::future::join_all;
 use millpond_manifest::manifest::Stream;
-use millpond_manifest::{Fingerprint, ProducerId};
+use millpond_manifest::{Fingerprint, Manifest, NewPart, NewSegment, ProducerId};
 use millpond_producer::{
-    Config, LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Peering, Peers, Producer, Records,
-    StreamBlock,
+    AppendError, Config, LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Peering, Peers, Producer,
+    Records, StreamBlock,
 };
 use millpond_segment::{BlockBuilder, Compressor, Encoding};
 use millpond_storage::Store;
@@ -23,8 +23,9 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use support::{Seeded, World, append, append_until_acknowledged, not_once};
+use support::{START_MS, STREAM, Seeded, World, append, append_until_acknowledged, not_once};
 use tokio::time::{Instant, sleep};
+use ulid::Ulid;
 
 /// What happens to a request between two producers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -423,6 +424,119 @@ async fn no_record_is_lost_or_twice_whatever_happens_to_requests() {
     assert!(asked > 400, "{asked} requests");
 }
 
+/// Appends to any of the producers, and to another one if that stops. Returns the text, and whether its outcome is known.
+async fn append_somewhere(producers: &Mutex<Vec<Producer>>, place: usize, text: String) -> (String, bool) {
+    for place in place.. {
+        let producer = {
+            let producers = producers.lock().unwrap();
+            producers[place % producers.len()].clone()
+        };
+        match append(&producer, &text).await {
+            Ok(_) => return (text, true),
+            Err(AppendError::OutcomeUnknown(_)) => return (text, false),
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+    }
+    unreachable!("the places do not end");
+}
+
+/// What happens to the producers: outages, ends and new ones, old programs, and a table that forgets the leader.
+async fn disturb(group: &mut Group, producers: &Mutex<Vec<Producer>>, random: &mut StdRng) {
+    let place = random.random_range(0..group.controls.len());
+    match random.random_range(0..6) {
+        0 => group.controls[place].set_outage(Some(Outage::Hangs)),
+        1 => group.controls[place].set_outage(Some(Outage::Fails)),
+        2 => {
+            let number = group.controls.len();
+            let new = group.start(number as u64, SECOND / 5, true).await;
+            let place = place % producers.lock().unwrap().len();
+            let stopping = std::mem::replace(&mut producers.lock().unwrap()[place], new);
+            group.controls.iter().for_each(Controls::heal);
+            assert_eq!(stopping.drain(120 * SECOND).await, Ok(()));
+        }
+        3 => {
+            let drop_office = |state: &mut Manifest| {
+                state.leader = None;
+                state.producers.iter_mut().for_each(|row| row.certificate = None);
+            };
+            group.world.change_manifest(drop_office).await;
+        }
+        4 => {
+            let forget_leader = |state: &mut Manifest| {
+                let leader = state.leader.as_ref().map(|leader| leader.producer);
+                state.producers.retain(|row| Some(row.id) != leader);
+            };
+            group.world.change_manifest(forget_leader).await;
+        }
+        _ => group.controls.iter().for_each(Controls::heal),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_record_is_lost_or_twice_while_leaders_come_and_go() {
+    let (mut known, mut unknown, mut terms) = (0, 0, BTreeSet::new());
+    for seed in 0..40 {
+        let faults = Faults {
+            seed,
+            write: WriteFaults::each(if seed % 2 == 0 { 0.0 } else { 0.05 }),
+            latency: Some(S3Latency::default()),
+            ..Faults::default()
+        };
+        let mut group = Group::new(4, SECOND / 5, faults).await;
+        let ways = Mutex::new(StdRng::seed_from_u64(seed));
+        group
+            .network
+            .decide(move |_, _| match ways.lock().unwrap().random_range(0..12) {
+                0 => Way::Closed,
+                1 => Way::NoAnswer,
+                2 | 3 => Way::Twice,
+                4 => Way::Breaks,
+                _ => Way::Open,
+            });
+        let producers = Mutex::new(std::mem::take(&mut group.producers));
+        let appends = (0..240_u32).map(|number| {
+            let producers = &producers;
+            async move {
+                sleep(Duration::from_millis(50) * number).await;
+                append_somewhere(producers, number as usize, number.to_string()).await
+            }
+        });
+        let mut random = StdRng::seed_from_u64(seed);
+        let disturbed = async {
+            for _ in 0..12 {
+                sleep(SECOND).await;
+                disturb(&mut group, &producers, &mut random).await;
+                terms.extend(
+                    group
+                        .world
+                        .manifest()
+                        .await
+                        .state
+                        .leader
+                        .map(|it| (seed, it.term)),
+                );
+            }
+            group.controls.iter().for_each(Controls::heal);
+        };
+        let (outcomes, ()) = tokio::join!(join_all(appends), disturbed);
+        let log = group.world.log().await;
+        let (certain, doubtful): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(|it| it.1);
+        let expected: Vec<String> = certain.into_iter().map(|it| it.0).collect();
+        let mut wrong = not_once(&log, &expected);
+        for (text, _) in &doubtful {
+            if wrong.get(text.as_str()).is_none_or(|times| *times <= 1) {
+                wrong.remove(text.as_str());
+            }
+        }
+        assert_eq!(wrong, [].into(), "seed {seed}");
+        known += expected.len();
+        unknown += doubtful.len();
+    }
+    println!("{known} known, {unknown} unknown, {} terms", terms.len());
+    assert!(terms.len() > 100, "{} terms", terms.len());
+    assert!(unknown < known / 20, "{unknown} of {known}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn producers_commit_without_a_dead_leader_and_replace_it() {
     let group = Group::new(4, SECOND, slow_store()).await;
@@ -627,6 +741,135 @@ async fn a_guest_that_spoils_a_segment_does_not_change_the_order_of_the_others()
     assert!(matches!(refusal, PeerRefusal::Invalid(_)), "{refusal}");
     let (first, second) = (first.unwrap().sequence, second.unwrap().sequence);
     assert!(first < second, "{first} is after {second}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_request_leaves_no_stream_behind() {
+    let group = Group::new(1, SECOND, Faults::default()).await;
+    let producer = &group.producers[0];
+    let early = producer.commit_for(
+        request(ProducerId([9; 16]), 1, STREAM),
+        producer.budget().nothing(),
+    );
+    assert_eq!(early.await, Err(PeerRefusal::NotLeading));
+    // The stream's messages have another encoding than those of the request.
+    append(producer, "first").await.unwrap();
+}
+
+/// A request to commit these segments.
+fn delegated(producer: ProducerId, names: &[Ulid]) -> PeerRequest {
+    let part = NewPart {
+        stream: "delegated".into(),
+        encoding: Encoding::Otlp,
+        offset: 0,
+        length: 1,
+        raw_len: 1,
+        messages: 1,
+        records: 1,
+        first_received_at_us: 1,
+        last_received_at_us: 1,
+    };
+    let segments = names.iter().map(|&segment| NewSegment {
+        segment,
+        size: 1,
+        parts: vec![part.clone()],
+    });
+    PeerRequest {
+        producer,
+        number: 1,
+        records: Records::Segments(segments.collect()),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_segments_are_below_the_floor_takes_no_other_with_it() {
+    let group = Group::new(1, SECOND, Faults::default()).await;
+    let leader = &group.producers[0];
+    append(leader, "leads").await.unwrap();
+    let (late, timely) = (ProducerId([8; 16]), ProducerId([9; 16]));
+    group
+        .world
+        .change_manifest(|state| {
+            *state = state.register(late, 1).register(timely, 1);
+            state.orphan_floor_ms = START_MS;
+        })
+        .await;
+    let name = |ms, random| Ulid::from_parts(ms, random);
+    // The leader's next commit meets the new floor together with both requests.
+    let mut swap = group.controls[0].hold(On::Update, "manifest");
+    let commit_for = |request| leader.commit_for(request, leader.budget().nothing());
+    let requests = async {
+        swap.arrived().await;
+        let late = commit_for(delegated(late, &[name(1, 1), name(1, 2)]));
+        let timely = commit_for(delegated(timely, &[name(START_MS, 3)]));
+        let release = async {
+            sleep(SECOND / 10).await;
+            swap.release();
+        };
+        let (late, timely, ()) = tokio::join!(late, timely, release);
+        (late, timely)
+    };
+    let (first, (late, timely)) = tokio::join!(append(leader, "first"), requests);
+    first.unwrap();
+    assert!(matches!(late, Err(PeerRefusal::NotCommitted(_))), "{late:?}");
+    assert!(timely.is_ok(), "{timely:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn raw_bytes_of_guests_fill_a_segment() {
+    let mut group = Group::new(0, 10 * SECOND, Faults::default()).await;
+    let small = Config {
+        segment_raw_bytes: 64 << 10,
+        ..config(10 * SECOND)
+    };
+    let peering = Peering {
+        peers: group.network.clone(),
+        certificate: Fingerprint([1; 32]),
+        address: Some(address(1).into()),
+        forward_below: Peering::FORWARD_BELOW,
+    };
+    let leader = group.join(1, small, peering).await;
+    append(&leader, "leads").await.unwrap();
+    let guest = ProducerId([9; 16]);
+    group
+        .world
+        .change_manifest(|state| *state = state.register(guest, 1))
+        .await;
+    append(&leader, "meets the other").await.unwrap();
+    let mut request = request(guest, 1, "guests");
+    let Records::Blocks(blocks) = &mut request.records else {
+        unreachable!("the request has blocks");
+    };
+    let mut block = BlockBuilder::new(1);
+    block.push(1, &vec![b' '; 100 << 10]).unwrap();
+    blocks[0].block = Compressor::new(1).unwrap().compress(&block, 1).unwrap();
+    let start = Instant::now();
+    leader
+        .commit_for(request, leader.budget().nothing())
+        .await
+        .unwrap();
+    assert!(start.elapsed() < SECOND, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_with_a_longer_linger_does_not_slow_its_followers_down() {
+    let mut group = Group::new(1, 15 * SECOND, Faults::default()).await;
+    let follower = group.start(1, SECOND, false).await;
+    append(&group.producers[0], "leads").await.unwrap();
+    // It meets the leader, and then the leader's rhythm.
+    append(&follower, "meets it").await.unwrap();
+    append(&follower, "meets its rhythm").await.unwrap();
+    let asked = group.network.asked();
+    for number in 0..20 {
+        let start = Instant::now();
+        append(&follower, &format!("{number}")).await.unwrap();
+        assert!(start.elapsed() < 2 * SECOND, "{number}: {:?}", start.elapsed());
+    }
+    assert_eq!(
+        group.network.asked(),
+        asked + 20,
+        "the leader commits all the same"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -112,19 +112,16 @@ impl Committer {
             "{} segments are named before the orphan floor {floor_ms}: uploading again",
             places.len()
         );
-        for &place in places.iter().rev() {
-            match members.remove(place) {
-                Removed::Work(uploaded) => {
-                    self.upload.metrics.reuploads.inc();
-                    let again = self.upload.put(uploaded.work, floor_ms).await;
-                    members.works.insert(place, again);
-                }
-                Removed::Foreign(foreign) => {
-                    let reason = format!("segments are named before the orphan floor {floor_ms}");
-                    foreign.ticket.answer(&Err(PeerRefusal::NotCommitted(reason)));
-                }
-                Removed::Nothing => {}
-            }
+        for foreign in members.remove_foreign(places) {
+            let reason = format!("segments are named before the orphan floor {floor_ms}");
+            foreign.ticket.answer(&Err(PeerRefusal::NotCommitted(reason)));
+        }
+        let works = members.works.len();
+        for &place in places.iter().filter(|place| **place < works) {
+            let uploaded = members.works.remove(place);
+            self.upload.metrics.reuploads.inc();
+            let again = self.upload.put(uploaded.work, floor_ms).await;
+            members.works.insert(place, again);
         }
     }
 
