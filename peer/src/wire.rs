@@ -268,3 +268,56 @@ fn decode_refusal(refused: proto::Refused) -> PeerRefusal {
         Reason::Invalid | Reason::Unspecified => PeerRefusal::Invalid(message),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A request to commit a segment with two parts.
+    fn delegated() -> Bytes {
+        let part = NewPart {
+            stream: "otlp.logs".to_owned(),
+            encoding: Encoding::Otlp,
+            offset: 1,
+            length: 2,
+            raw_len: 3,
+            messages: 4,
+            records: 5,
+            first_received_at_us: 6,
+            last_received_at_us: 7,
+        };
+        encode_request(&PeerRequest {
+            producer: ProducerId([7; 16]),
+            number: 1,
+            records: Records::Segments(vec![NewSegment {
+                segment: Ulid::from_parts(1, 1),
+                size: 9,
+                parts: vec![part.clone(), part],
+            }]),
+        })
+    }
+
+    #[test]
+    fn every_part_counts() {
+        // The producer, the segment, its name and its parts.
+        assert_eq!(elements(&delegated()).unwrap(), 5);
+        let tiny = [26, 0].repeat(1_000);
+        assert_eq!(elements(&tiny).unwrap(), 1_000);
+    }
+
+    #[test]
+    fn damaged_requests_are_refused() {
+        let request = delegated();
+        for cut in 0..request.len() {
+            let (counted, decoded) = (elements(&request[..cut]), decode_request(request.slice(..cut)));
+            assert!(counted.is_ok() || decoded.is_err(), "cut at {cut}");
+        }
+        for wrong in [
+            &[26, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1][..],
+            &[27],
+            &[255; 20],
+        ] {
+            assert!(elements(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
