@@ -157,30 +157,63 @@ func TestAFollowerCommitsForItselfWhateverHappensToARequest(t *testing.T) {
 	}
 }
 
+// The leader puts the blocks of several segments into one, and commits uploaded segments as they are.
+func TestRecordsFoundInTheLogHaveTheirPlaceThere(t *testing.T) {
+	for _, forwardBelow := range []int{0, 256 << 10} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, 1)
+			w.mustAppend(w.producer(testConfig(), 9), "first")
+			l := w.leader()
+			config := testConfig()
+			config.ForwardBelow = forwardBelow
+			p := w.follower(l, config, 1)
+			l.decide(func(request *peer.Request) way {
+				if request.Number == 1 {
+					return delays
+				}
+				return noAnswer
+			})
+			var clients sync.WaitGroup
+			for _, message := range []string{"message a", "message b", "message c"} {
+				clients.Go(func() { w.checkPlace(message, w.mustAppend(p, message)) })
+				// The others are ready while the leader commits the first.
+				time.Sleep(50 * time.Millisecond)
+			}
+			clients.Wait()
+			w.checkLog("first", "message a", "message b", "message c")
+			if asked := l.requests(); len(asked) != 2 || len(asked[1].Blocks)+len(asked[1].Segments) != 2 {
+				t.Errorf("%+v", asked)
+			}
+		})
+	}
+}
+
 // The leader may commit a number until the table shows it: it belongs to the records that were sent, and to no others.
 func TestNothingJoinsANumberThatWasSentToTheLeader(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
-		w.mustAppend(w.producer(testConfig(), 9), "first")
-		l := w.leader()
-		p := w.follower(l, testConfig(), 1)
-		l.always(closed)
-		commit := w.network.Hold(unreliable.Replace, "manifest")
-		var clients sync.WaitGroup
-		clients.Go(func() { w.checkPlace("message a", w.mustAppend(p, "message a")) })
-		<-commit.Arrived()
-		// The producer is about to commit it, and has another segment by now, when the request arrives late.
-		clients.Go(func() { w.checkPlace("message b", w.mustAppend(p, "message b")) })
-		synctest.Wait()
-		request := l.requests()[0]
-		l.deliver(&request)
-		commit.Release()
-		clients.Wait()
-		w.checkLog("first", "message a", "message b")
-		if found := p.Stats().CommitsFound; found != 1 {
-			t.Errorf("%d commits were found", found)
-		}
-	})
+	for _, method := range []string{unreliable.Get, unreliable.Replace} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, 1)
+			w.mustAppend(w.producer(testConfig(), 9), "first")
+			l := w.leader()
+			p := w.follower(l, testConfig(), 1)
+			l.always(closed)
+			held := w.network.Hold(method, "manifest")
+			var clients sync.WaitGroup
+			clients.Go(func() { w.checkPlace("message a", w.mustAppend(p, "message a")) })
+			<-held.Arrived()
+			// The producer is about to commit it, and has another segment by now, when the request arrives late.
+			clients.Go(func() { w.checkPlace("message b", w.mustAppend(p, "message b")) })
+			synctest.Wait()
+			request := l.requests()[0]
+			l.deliver(&request)
+			held.Release()
+			clients.Wait()
+			w.checkLog("first", "message a", "message b")
+			if found := p.Stats().CommitsFound; found != 1 {
+				t.Errorf("%d commits were found", found)
+			}
+		})
+	}
 }
 
 // Nobody can tell what became of a number that was sent, once the manifest has forgotten its producer.
@@ -239,6 +272,54 @@ func TestAFollowerKeepsTheRhythmOfItsLeader(t *testing.T) {
 				t.Errorf("sent %s before the leader closes its segment", early)
 			}
 			closes = time.Now()
+		}
+	})
+}
+
+// Sent at once, blocks between two segments of the leader would be in flight when the next ones are ready.
+func TestBlocksOfFullSegmentsShareARequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		w.mustAppend(w.producer(testConfig(), 9), "first")
+		l := w.leader()
+		l.every = time.Second
+		p := w.follower(l, fullSegments(time.Second), 1)
+		w.mustAppend(p, "learns the rhythm")
+		started := time.Now()
+		var clients sync.WaitGroup
+		for i, message := range []string{"a", "b", "c"} {
+			clients.Go(func() {
+				time.Sleep(time.Duration(i) * 300 * time.Millisecond)
+				w.checkPlace(message, w.mustAppend(p, message))
+				if sent := time.Since(started); sent != 925*time.Millisecond {
+					t.Errorf("%s was sent after %s", message, sent)
+				}
+			})
+		}
+		clients.Wait()
+		if asked := len(l.requests()); asked != 2 {
+			t.Errorf("%d requests", asked)
+		}
+		w.checkLog("first", "learns the rhythm", "a", "b", "c")
+	})
+}
+
+func TestFullSegmentsThatTheLeaderCommitsShareARequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		w.mustAppend(w.producer(testConfig(), 9), "first")
+		l := w.leader()
+		// The linger ends between two messages.
+		config := fullSegments(time.Second + gap/2)
+		config.ForwardBelow = 0
+		p := w.follower(l, config, 1)
+		took := w.steadily(p, 300, "x")
+		// A request has 64 segments, so there are two for each linger of three seconds.
+		if asked := len(l.requests()); asked < 5 || asked > 8 {
+			t.Errorf("%d requests", asked)
+		}
+		if longest := slices.Max(took); longest > config.Linger {
+			t.Errorf("one took %s", longest)
 		}
 	})
 }
