@@ -24,6 +24,8 @@ const (
 	idleMax = 30 * time.Second
 	// replyMax is the maximum number of bytes of a reply.
 	replyMax = 64 << 10
+	// headersMax is the maximum number of bytes of a reply's headers.
+	headersMax = 16 << 10
 )
 
 var (
@@ -75,6 +77,9 @@ func (c *Client) connect(leader Leader) *http.Transport {
 		Protocols:       protocols,
 		HTTP2:           &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingMax},
 		IdleConnTimeout: idleMax,
+		// A compressed reply might be larger than it looks.
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: headersMax,
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			ctx, end := context.WithTimeoutCause(ctx, connectMax, fmt.Errorf("no connection within %s", connectMax))
 			defer end()

@@ -15,6 +15,7 @@ import (
 	"github.com/oklog/ulid/v2"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
 
 	"millpond.dev/otel-exporter/internal/manifest"
 	"millpond.dev/otel-exporter/internal/peer/peerpb"
@@ -204,6 +205,9 @@ func TestAnAnswerThatIsNoReplyIsAnError(t *testing.T) {
 		},
 		"the reply cannot be read": func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("nonsense")) },
 		"the reply has no outcome": func(http.ResponseWriter, *http.Request) {},
+		"connection error": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Large", strings.Repeat("x", 2*headersMax))
+		},
 		"the reply is longer than": func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, replyMax+1)) },
 		"stream error":             func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
 	} {
@@ -212,6 +216,23 @@ func TestAnAnswerThatIsNoReplyIsAnError(t *testing.T) {
 			t.Errorf("%v, not %s", err, says)
 		}
 	}
+}
+
+func TestBytesThatAreNoReplyCauseNoPanic(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		body := rapid.SliceOf(rapid.Byte()).Draw(t, "body")
+		if rapid.Bool().Draw(t, "damaged") {
+			body, _ = proto.Marshal(committed(rapid.Uint64().Draw(t, "sequence")))
+			body[rapid.IntRange(0, len(body)-1).Draw(t, "place")] ^= rapid.Byte().Draw(t, "flip")
+		}
+		answer, err := decodeReply(body)
+		if (answer == nil) == (err == nil) {
+			t.Errorf("%+v, %v", answer, err)
+		}
+		if err == nil && (answer.ClosesAfter < 0 || answer.ClosesAfter > answer.ClosesEvery || answer.ClosesEvery > closesMax) {
+			t.Errorf("%+v", answer)
+		}
+	})
 }
 
 func TestTheNextRequestAfterAnErrorGetsAnotherConnection(t *testing.T) {
