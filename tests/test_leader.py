@@ -1,5 +1,5 @@
-"""Gateways that commit for each other: one leads, and whatever happens to it, every acknowledged
-record arrives once."""
+"""Gateways that commit for each other and for Collectors: one leads, and whatever happens to it,
+every acknowledged record arrives once."""
 
 import signal
 
@@ -10,6 +10,7 @@ from harness.process import eventually
 from harness.services import free_port
 
 LEADS = "millpond_producer_leads"
+FOR_OTHERS = "millpond_producer_commits_for_others_total"
 
 
 def _gateways(site, count: int):
@@ -53,7 +54,7 @@ def test_followers_append_to_the_leaders_segments(site):
     loads = _loads(site, gateways, records=5_000)
     assert [load.wait() for load in loads] == [0, 0, 0]
     leader, *followers = gateways
-    assert leader.metric("millpond_producer_commits_for_others_total") > 10
+    assert leader.metric(FOR_OTHERS) > 10
     for follower in followers:
         assert follower.metric(LEADS) == 0
         assert follower.metric("millpond_producer_appended_bytes_total") > 0
@@ -84,4 +85,54 @@ def test_nothing_is_lost_or_twice_when_the_leader_is_gone(site, how):
         assert again.wait() == 0
         loads.append(again)
         eventually("the first to follow", lambda: leader.metric(LEADS) == 0)
+    _finish(site, loads, consumer)
+
+
+@pytest.mark.parametrize("forward_below", ["256KiB", "0"])
+def test_a_gateway_commits_for_collectors(site, forward_below):
+    """They send their blocks, or upload them and ask for the commit alone."""
+    (leader,) = _gateways(site, 1)
+    consumer = site.consumer()
+    peers = {"enabled": True, "forward_below": forward_below}
+    collectors = [site.millpond_collector(f"otelcol-{number}", peers=peers) for number in range(2)]
+    segments = leader.metric("millpond_producer_segments_total")
+    loads = _loads(site, collectors, records=5_000)
+    assert [load.wait() for load in loads] == [0, 0]
+    assert leader.metric(LEADS) == 1
+    assert leader.metric(FOR_OTHERS) > 10
+    # The leader had no records of its own since.
+    built = leader.metric("millpond_producer_segments_total") - segments
+    assert built > 10 if forward_below != "0" else built == 0
+    for collector in collectors:
+        assert "did not commit" not in collector.messages()
+    _finish(site, loads, consumer)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_a_collector_follows_the_next_leader(site, how):
+    """A Collector never leads, nor does it keep a gateway from taking the lead."""
+    leader, follower = _gateways(site, 2)
+    consumer = site.consumer()
+    collectors = [
+        site.millpond_collector(f"otelcol-{number}", peers={"enabled": True}) for number in range(2)
+    ]
+    loads = _loads(site, [follower, *collectors], records=20_000)
+    eventually("rows", lambda: rows_of(site.clickhouse, site.database) > 1_000)
+    before = leader.metric(FOR_OTHERS)
+    eventually("the leader to commit for all", lambda: leader.metric(FOR_OTHERS) > before + 10)
+    leader.send(how)
+    eventually("the other gateway to lead", lambda: follower.metric(LEADS) == 1)
+    if how == signal.SIGSTOP:
+        leader.send(signal.SIGCONT)
+    assert [load.wait() for load in loads] == [0, 0, 0]
+    # By now the Collectors know who leads.
+    before = follower.metric(FOR_OTHERS)
+    for collector in collectors:
+        loads.append(site.load(collector, records=1_000, name=f"{collector.name}-after"))
+        loads[-1].run()
+    assert follower.metric(FOR_OTHERS) > before
+    # Those that asked the leader when it went commit for themselves; a graceful stop answers them.
+    if how != signal.SIGTERM:
+        assert all("did not commit" in collector.messages() for collector in collectors)
+    assert [collector.terminate() for collector in collectors] == [0, 0]
     _finish(site, loads, consumer)

@@ -39,8 +39,20 @@ type Config struct {
 	Shard            *int          `mapstructure:"shard"`
 	Shards           int           `mapstructure:"shards"`
 	TailMax          int           `mapstructure:"tail_max"`
+	Peers            PeersConfig   `mapstructure:"peers"`
 	// DrainTimeout is the time limit for a stopping exporter to commit what it has accepted.
 	DrainTimeout time.Duration `mapstructure:"drain_timeout"`
+
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// PeersConfig holds the settings of shared commits.
+type PeersConfig struct {
+	// Enabled lets the gateway that leads the shard commit for this exporter. Default: false, it commits for itself.
+	Enabled bool `mapstructure:"enabled"`
+	// ForwardBelow is the compressed size below which a segment is sent to the leader instead of being uploaded.
+	ForwardBelow Size `mapstructure:"forward_below"`
 
 	// prevent unkeyed literal initialization
 	_ struct{}
@@ -76,6 +88,7 @@ func createDefaultConfig() component.Config {
 		MaxWait:          defaults.MaxWait,
 		Shards:           defaults.Shards,
 		TailMax:          defaults.TailMax,
+		Peers:            PeersConfig{ForwardBelow: Size(defaults.ForwardBelow)},
 		DrainTimeout:     30 * time.Second,
 	}
 }
@@ -118,5 +131,7 @@ func (c *Config) producer() producer.Config {
 	}
 	config.Shards = c.Shards
 	config.TailMax = c.TailMax
+	config.FollowLeader = c.Peers.Enabled
+	config.ForwardBelow = int(c.Peers.ForwardBelow)
 	return config
 }

@@ -296,6 +296,7 @@ func TestSettingsAreReadAsPeopleWriteThem(t *testing.T) {
 		"segment_raw_bytes": 1 << 20, "block_bytes": "64KiB", "max_uploads": 2, "compression_level": 3,
 		"memory_limit": "1GiB", "max_wait": "3s", "shard": 2, "shards": 4, "tail_max": 100, "drain_timeout": "5s",
 		"timeout": "9s", "sending_queue": map[string]any{"enabled": false},
+		"peers": map[string]any{"enabled": true, "forward_below": "64KiB"},
 	})
 	require.NoError(t, given.Unmarshal(config))
 	require.NoError(t, confmap.Validate(config))
@@ -309,8 +310,13 @@ func TestSettingsAreReadAsPeopleWriteThem(t *testing.T) {
 		made.Linger, made.RequestTimeout, made.MaxWait, made.MaxUploads, made.CompressionLevel, made.Shards, made.TailMax,
 		made.AllowHTTP, made.CreateBucket,
 	})
+	assert.True(t, made.FollowLeader)
+	assert.Equal(t, 64<<10, made.ForwardBelow)
+	alone := createDefaultConfig().(*Config).producer()
+	assert.False(t, alone.FollowLeader)
+	assert.Equal(t, 256<<10, alone.ForwardBelow)
 	for _, wrong := range []map[string]any{
-		{"bufer": "s3://b/p"}, {"segment_bytes": "ten"}, {"linger": "soon"}, {"memory_limit": "1.5MiB"},
+		{"peers": map[string]any{"listen": "127.0.0.1:4319"}}, {"bufer": "s3://b/p"}, {"segment_bytes": "ten"}, {"linger": "soon"}, {"memory_limit": "1.5MiB"},
 	} {
 		require.Error(t, confmap.NewFromStringMap(wrong).Unmarshal(createDefaultConfig()), "%v", wrong)
 	}
@@ -318,9 +324,12 @@ func TestSettingsAreReadAsPeopleWriteThem(t *testing.T) {
 		"buffer is missing": {},
 		"buffer: \"bucket/prefix\" is not a buffer URL for this producer: it has no scheme": {"buffer": "bucket/prefix"},
 		"it does not support Google's and Azure's stores; send to a `millpond gateway`":     {"buffer": "gs://bucket/prefix"},
-		"shard is -1":             {"buffer": "s3://b", "shard": -1},
-		"drain_timeout is 0s":     {"buffer": "s3://b", "drain_timeout": "0s"},
-		"max_uploads is 0":        {"buffer": "s3://b", "max_uploads": 0},
+		"shard is -1":         {"buffer": "s3://b", "shard": -1},
+		"drain_timeout is 0s": {"buffer": "s3://b", "drain_timeout": "0s"},
+		"max_uploads is 0":    {"buffer": "s3://b", "max_uploads": 0},
+		"forward_below is 2097152: use at most 1 MiB": {
+			"buffer": "s3://b", "peers": map[string]any{"enabled": true, "forward_below": "2MiB"},
+		},
 		"memory_limit is 1048576": {"buffer": "s3://b", "memory_limit": "1MiB"},
 	} {
 		config := createDefaultConfig()

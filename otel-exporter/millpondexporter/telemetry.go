@@ -42,7 +42,16 @@ func observe(telemetry *metadata.TelemetryBuilder, p *producer.Producer) error {
 		}
 		return nil
 	}
+	fallbacks := func(_ context.Context, observer metric.Int64Observer) error {
+		for reason, count := range p.Stats().Fallbacks {
+			observer.Observe(count, metric.WithAttributes(attribute.String("reason", producer.FallbackReasons[reason])))
+		}
+		return nil
+	}
 	return errors.Join(
+		telemetry.RegisterMillpondBytesAppendedCallback(of(func(s producer.Stats) int64 { return s.AppendedBytes })),
+		telemetry.RegisterMillpondBytesDelegatedCallback(of(func(s producer.Stats) int64 { return s.DelegatedBytes })),
+		telemetry.RegisterMillpondFallbacksCallback(fallbacks),
 		telemetry.RegisterMillpondMemoryHeldCallback(of(func(s producer.Stats) int64 { return s.MemoryHeldBytes })),
 		telemetry.RegisterMillpondMemoryLimitCallback(of(func(s producer.Stats) int64 { return s.MemoryLimitBytes })),
 		telemetry.RegisterMillpondSegmentsUncommittedCallback(of(func(s producer.Stats) int64 { return s.SegmentsUncommitted })),

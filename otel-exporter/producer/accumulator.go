@@ -16,6 +16,7 @@ type accumulator struct {
 	encoders  *encoders
 	uploaders *uploaders
 	flow      *flow
+	following *following
 	log       *slog.Logger
 
 	nextNumber int
@@ -68,7 +69,14 @@ func (a *accumulator) accept(accepted accepted) {
 
 // closeAt returns the time to close the open segment.
 func (a *accumulator) closeAt() time.Time {
-	return a.earlyClose.closeAt(a.open.firstAt.Add(a.config.Linger))
+	due := a.open.firstAt.Add(a.config.Linger)
+	if at, set := a.following.closeAt(a.open.firstAt); set {
+		if at.Before(due) {
+			return at
+		}
+		return due
+	}
+	return a.earlyClose.closeAt(due)
 }
 
 // closeDue closes the open segment, unless a message or an answer has come meanwhile: then somebody may add to it.
@@ -187,6 +195,10 @@ func (a *accumulator) handOver(number int) {
 	if len(work.waiters) == 0 {
 		a.budget.release(work.cost)
 		a.uploaders.skip(number)
+		return
+	}
+	if a.following.keeps(work.encoded.Size) {
+		a.uploaders.keep(work)
 		return
 	}
 	a.uploaders.upload(work)

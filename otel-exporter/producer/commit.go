@@ -72,6 +72,8 @@ type commitState struct {
 	asked []claimName
 
 	page *newPage // of a full tail, on its way; nil: none
+
+	certificate manifest.Fingerprint // what this producer presents to others
 }
 
 // A claimName is the producer of a claim, and the first of its numbers.
@@ -254,7 +256,8 @@ func (c *commitState) register(draw drawer) step {
 	if _, there := state.Producer(c.producer); there {
 		return registeredStep{}
 	}
-	return swapStep{expected, state.Register(c.producer, draw.unixMs()).Stamped(draw.nonce()), nil}
+	registered := state.Register(c.producer, draw.unixMs()).Certified(c.producer, c.certificate)
+	return swapStep{expected, registered.Stamped(draw.nonce()), nil}
 }
 
 // pageToStore returns the page of a full tail. The store must have the page before any manifest refers to it.
@@ -305,7 +308,7 @@ func (c *commitState) commit(group group, draw drawer) step {
 	}
 	expected := c.known.Version
 	attempt := &attempt{expected, c.last + 1, claims, commit.FirstSequence, names}
-	return swapStep{&expected, commit.State.Stamped(draw.nonce()), attempt}
+	return swapStep{&expected, commit.State.Certified(c.producer, c.certificate).Stamped(draw.nonce()), attempt}
 }
 
 // claims returns the claims of a group, this producer's first.

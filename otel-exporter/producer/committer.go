@@ -24,6 +24,9 @@ type committer struct {
 	waiting    map[int]arrival
 	pace       pace
 
+	peering *peering // nil: it commits for itself
+	view    leaderView
+
 	turns    turns
 	lostLast bool          // another producer was first, and this one has not read the manifest since
 	readTook time.Duration // how long the last read of the manifest took
@@ -39,8 +42,8 @@ const (
 	lostRace                  // another producer was first
 )
 
-func newCommitter(pipeline *pipeline, bufferID uuid.UUID, tailMax int, streams *streams) *committer {
-	return &committer{
+func newCommitter(pipeline *pipeline, bufferID uuid.UUID, tailMax int, streams *streams, peering *peering) *committer {
+	c := &committer{
 		pipeline: pipeline,
 		bufferID: bufferID,
 		streams:  streams,
@@ -52,22 +55,47 @@ func newCommitter(pipeline *pipeline, bufferID uuid.UUID, tailMax int, streams *
 		},
 		waiting: make(map[int]arrival),
 		pace:    pace{flow: pipeline.flow, budget: pipeline.budget},
+		peering: peering,
 	}
+	if peering != nil {
+		c.commits.certificate = peering.certificate
+	}
+	return c
 }
 
 // run commits until the uploaders have ended and all their segments are committed.
 func (c *committer) run(arrivals <-chan arrival) {
 	for arrival := range arrivals {
 		c.arrive(arrival)
-		for group := c.extend(nil, arrivals); len(group) > 0; group = c.extend(nil, arrivals) {
-			c.commit(c.gather(group, arrivals), arrivals)
+		for c.commitNext(arrivals) {
 		}
 	}
+	if c.peering != nil {
+		c.peering.peers.Close()
+	}
+}
+
+// commitNext commits the next segments, or has the leader commit them. It reports whether there were any.
+func (c *committer) commitNext(arrivals <-chan arrival) bool {
+	group, did := c.forwardNext(arrivals)
+	if did && len(group) == 0 {
+		return true
+	}
+	if c.commits.mayGrow() {
+		if group = c.extend(group, arrivals); len(group) > 0 {
+			group = c.gather(group, arrivals)
+		}
+	}
+	if len(group) == 0 {
+		return false
+	}
+	c.commit(group, arrivals)
+	return true
 }
 
 func (c *committer) arrive(arrival arrival) {
 	c.pace.arrive()
-	if arrival.uploaded != nil {
+	if arrival.uploaded != nil || arrival.kept != nil {
 		c.counters.segmentsUncommitted.Add(1)
 	}
 	c.waiting[arrival.number] = arrival
@@ -75,28 +103,39 @@ func (c *committer) arrive(arrival arrival) {
 
 // extend moves the segments that have arrived and are next in order into the group.
 func (c *committer) extend(group []uploadedWork, arrivals <-chan arrival) []uploadedWork {
-	for more := true; more; {
+	c.drain(arrivals)
+	return append(group, c.uploadAll(c.nextBatch(commitSegmentsMax-len(group)))...)
+}
+
+// drain takes what has arrived.
+func (c *committer) drain(arrivals <-chan arrival) {
+	for {
 		select {
 		case arrival, open := <-arrivals:
-			if more = open; open {
-				c.arrive(arrival)
+			if !open {
+				return
 			}
+			c.arrive(arrival)
 		default:
-			more = false
+			return
 		}
 	}
-	for len(group) < commitSegmentsMax {
+}
+
+// nextBatch takes the segments that are next in order.
+func (c *committer) nextBatch(most int) (batch batch) {
+	for len(batch) < most {
 		arrival, found := c.waiting[c.nextNumber]
 		if !found {
 			break
 		}
 		delete(c.waiting, c.nextNumber)
 		c.nextNumber++
-		if arrival.uploaded != nil {
-			group = append(group, *arrival.uploaded)
+		if arrival.kept != nil || arrival.uploaded != nil {
+			batch = append(batch, arrival)
 		}
 	}
-	return group
+	return batch
 }
 
 // gather lets segments that filled before the end of their linger wait for others to share their commit, as long as
@@ -180,11 +219,10 @@ func (c *committer) step(group []uploadedWork) ([]uploadedWork, progress) {
 	case registeredStep:
 		c.log.Info("millpond: registered", "producer", c.commits.producer.String(), "shard", c.shard)
 	case settleStep:
-		// This producer has forwarded nothing and holds nobody's records.
+		// This producer holds nobody's records: a settlement is about its own.
 		c.counters.commitsFound.Add(1)
 		if next.own != nil {
-			c.turns.committed(c.commits.known.State, c.commits.producer, time.Now())
-			group = c.succeed(group, next.own.landed)
+			group = c.settleOwn(group, next.own)
 		}
 		return group, committed
 	case uploadAgainStep:
@@ -244,6 +282,7 @@ func (c *committer) readManifest() progress {
 }
 
 func (c *committer) hear(news news) {
+	c.see()
 	c.readsFirst.hear(news)
 	if news.pageJoined {
 		c.counters.pages.Add(1)
@@ -290,23 +329,32 @@ func (c *committer) tryRegister() bool {
 // left to commit.
 func (c *committer) succeed(group []uploadedWork, landed landed) []uploadedWork {
 	for i := range group[:landed.count] {
-		work := &group[i]
-		c.counters.segmentsUncommitted.Add(-1)
-		c.counters.segments.Add(1)
-		c.counters.storedBytes.Add(int64(work.encoded.Size))
-		for _, part := range work.encoded.Streams {
-			c.counters.blocks.Add(int64(part.Blocks))
-			c.counters.messages.Add(int64(part.Messages))
-			c.counters.records.Add(int64(part.Records))
-			c.counters.rawBytes.Add(int64(part.RawLen))
-		}
-		c.budget.release(work.cost)
-		committed := Committed{Shard: c.shard, Sequence: landed.firstSequence + uint64(i)}
-		for _, waiter := range work.waiters {
-			waiter <- result{committed: committed}
-		}
+		c.answerUploaded(&group[i].encodedWork, landed.firstSequence+uint64(i))
 	}
 	return group[landed.count:]
+}
+
+// answerUploaded tells the callers of a segment of this producer that it is in the log.
+func (c *committer) answerUploaded(work *encodedWork, sequence uint64) {
+	c.counters.segments.Add(1)
+	c.counters.storedBytes.Add(int64(work.encoded.Size))
+	c.answer(work, sequence)
+}
+
+// answer tells the callers of these records that they are in the log.
+func (c *committer) answer(work *encodedWork, sequence uint64) {
+	c.counters.segmentsUncommitted.Add(-1)
+	for _, part := range work.encoded.Streams {
+		c.counters.blocks.Add(int64(part.Blocks))
+		c.counters.messages.Add(int64(part.Messages))
+		c.counters.records.Add(int64(part.Records))
+		c.counters.rawBytes.Add(int64(part.RawLen))
+	}
+	c.budget.release(work.cost)
+	committed := Committed{Shard: c.shard, Sequence: sequence}
+	for _, waiter := range work.waiters {
+		waiter <- result{committed: committed}
+	}
 }
 
 // failed tells the callers of a segment that it will not be committed.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"millpond.dev/otel-exporter/internal/manifest"
+	"millpond.dev/otel-exporter/internal/peer"
 	"millpond.dev/otel-exporter/internal/segment"
 	"millpond.dev/otel-exporter/internal/storage"
 )
@@ -51,6 +52,15 @@ type Config struct {
 	// StartTimeout limits how long Open waits for the store. Default 30 s. Begin does not wait.
 	StartTimeout time.Duration
 
+	// FollowLeader lets the leader of the shard, a gateway with --peer-listen, commit for this producer. Default false:
+	// this producer commits for itself. It needs no port and never leads. It commits for itself as well while nobody
+	// leads, or if the leader fails it.
+	FollowLeader bool
+	// ForwardBelow is the compressed size below which a segment is sent to the leader. The producer uploads larger
+	// segments itself, and the leader commits them. Default 256 KiB: per second, a PUT costs as much as traffic of this size
+	// between two zones. 0: nothing is sent.
+	ForwardBelow int
+
 	// S3Endpoint is the address of an S3 service other than AWS, for example http://127.0.0.1:9000. Default: the AWS
 	// variables and profile.
 	S3Endpoint string
@@ -93,9 +103,25 @@ func DefaultConfig() Config {
 		Shard:            -1,
 		Shards:           1,
 		TailMax:          manifest.TailMax,
+		ForwardBelow:     256 << 10,
 		StartTimeout:     30 * time.Second,
 		RequestTimeout:   storage.RequestTimeout,
 	}
+}
+
+// forwardBelowMax is the maximum of ForwardBelow: a leader takes requests with this much data and a little more.
+const forwardBelowMax = 1 << 20
+
+// peering makes what a follower presents to its leader. It returns nil for a producer that commits for itself.
+func (c *Config) peering() (*peering, error) {
+	if !c.FollowLeader {
+		return nil, nil
+	}
+	identity, err := peer.NewIdentity()
+	if err != nil {
+		return nil, err
+	}
+	return &peering{peer.NewClient(identity), identity.Fingerprint(), uint64(c.ForwardBelow)}, nil
 }
 
 // workingMemory is always in use: each encoder has room for a block and its compressed form.
@@ -114,6 +140,7 @@ func (c *Config) Check() error {
 		{"segment_raw_bytes", c.SegmentRawBytes, 1, gib / 2, "use 1 byte to 512 MiB"},
 		{"segment_raw_bytes / block_bytes", c.SegmentRawBytes / max(c.BlockBytes, 1), 0, 30_000, "use at most 30,000 blocks in a segment"},
 		{"tail_max", c.TailMax, 1, 65_536, "use 1 to 65,536"},
+		{"forward_below", c.ForwardBelow, 0, forwardBelowMax, "use at most 1 MiB: larger segments are cheaper to upload"},
 		{"max_uploads", c.MaxUploads, 1, 1024, "use 1 to 1024"},
 		{"encoders", c.Encoders, 1, 1024, "use 1 to 1024"},
 		{"compression_level", c.CompressionLevel, 1, 22, "use 1 to 22"},

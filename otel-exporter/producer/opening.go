@@ -28,7 +28,11 @@ func Open(ctx context.Context, url string, config Config) (*Producer, error) {
 // appended, and refuses more once MemoryLimit is reached, as in any outage. Opened reports the result: if the buffer
 // turns out to be unusable, every accepted message fails with a NotCommittedError.
 func Begin(url string, config Config) (*Producer, error) {
-	return begin(systemEnvironment(), config, func(ctx context.Context) (*storage.Store, error) {
+	peering, err := config.peering()
+	if err != nil {
+		return nil, err
+	}
+	return begin(systemEnvironment(), config, peering, func(ctx context.Context) (*storage.Store, error) {
 		store, err := storage.Open(ctx, url, storage.Options{
 			Endpoint:       config.S3Endpoint,
 			Region:         config.S3Region,
@@ -49,7 +53,7 @@ func CheckURL(url string) error { return storage.CheckURL(url) }
 // openStore makes one attempt to open a store that can hold a buffer.
 type openStore func(context.Context) (*storage.Store, error)
 
-func begin(environment *environment, config Config, openStore openStore) (*Producer, error) {
+func begin(environment *environment, config Config, peering *peering, openStore openStore) (*Producer, error) {
 	if err := config.Check(); err != nil {
 		return nil, err
 	}
@@ -71,12 +75,14 @@ func begin(environment *environment, config Config, openStore openStore) (*Produ
 			counters:    counters,
 			budget:      budget,
 			flow:        &flow{},
+			following:   &following{},
 			hooks:       config.Hooks,
 			log:         config.Logger,
 		},
 		streams:  &streams{encodings: make(map[string]Encoding)},
 		messages: make(chan accepted, queue),
 		drained:  make(chan struct{}),
+		peering:  peering,
 	}
 	p.run(encoders, openStore)
 	return p, nil
@@ -150,7 +156,7 @@ func (p *Producer) tryOpen(ctx context.Context, openStore openStore) (*committer
 		return nil, fmt.Errorf("shard %d does not exist: the buffer %s has the shards 0 to %d", shard, store.URL(), buffer.Shards-1)
 	}
 	p.pipeline.store, p.pipeline.shard = store, shard
-	committer := newCommitter(p.pipeline, buffer.ID, p.config.TailMax, p.streams)
+	committer := newCommitter(p.pipeline, buffer.ID, p.config.TailMax, p.streams, p.peering)
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
 	for !committer.tryRegister() {
 		if err := storage.Sleep(ctx, p.pipeline.environment.wait(&backoff)); err != nil {

@@ -17,7 +17,7 @@ import (
 // begun starts a producer that opens the world's store through its network, as Begin does.
 func (w *world) begun(config Config) *Producer {
 	w.t.Helper()
-	p, err := begin(systemEnvironment(), config, func(ctx context.Context) (*storage.Store, error) {
+	p, err := begin(systemEnvironment(), config, nil, func(ctx context.Context) (*storage.Store, error) {
 		store := storage.Over(w.network, storage.RequestTimeout)
 		if _, _, _, err := store.Get(ctx, manifest.BufferKey); err != nil {
 			return nil, err
@@ -44,7 +44,7 @@ func TestOpenWithoutAStoreGivesUpInTimeWithAReason(t *testing.T) {
 		w.network.Outage(unreliable.Lost)
 		store := storage.Over(w.network, storage.RequestTimeout)
 		started := time.Now()
-		_, err := start(t.Context(), systemEnvironment(), store, testConfig())
+		_, err := start(t.Context(), systemEnvironment(), store, testConfig(), nil)
 		if err == nil || !strings.Contains(err.Error(), "the connection was lost") ||
 			!strings.Contains(err.Error(), "was not reached for 30s") || isA[*OpenError](err) {
 			t.Error(err)
@@ -56,7 +56,7 @@ func TestOpenWithoutAStoreGivesUpInTimeWithAReason(t *testing.T) {
 		w.network.Outage(unreliable.Honest)
 		w.notABuffer()
 		started = time.Now()
-		_, err = start(t.Context(), systemEnvironment(), store, testConfig())
+		_, err = start(t.Context(), systemEnvironment(), store, testConfig(), nil)
 		if !errors.Is(err, manifest.ErrMagic) || !isA[*OpenError](err) || time.Since(started) != 0 {
 			t.Error(err, time.Since(started))
 		}

@@ -48,6 +48,7 @@ type Producer struct {
 	config   Config
 	pipeline *pipeline
 	streams  *streams
+	peering  *peering // nil: it commits for itself
 
 	gate     sync.RWMutex // held for reading while a message is handed over
 	closed   bool
@@ -69,6 +70,7 @@ func (p *Producer) run(encoders *encoders, openStore openStore) {
 		encoders:  encoders,
 		uploaders: uploaders,
 		flow:      p.pipeline.flow,
+		following: p.pipeline.following,
 		log:       p.config.Logger,
 		closed:    make(map[int]*fillingSegment),
 		done:      make(chan doneBlock),

@@ -341,7 +341,7 @@ func TestAShardIsDrawnAndMustExist(t *testing.T) {
 		}
 		config.Shard = 3
 		store := storage.Over(w.memory, storage.RequestTimeout)
-		_, err := start(t.Context(), systemEnvironment(), store, config)
+		_, err := start(t.Context(), systemEnvironment(), store, config, nil)
 		if err == nil || !strings.Contains(err.Error(), "shard 3 does not exist: the buffer memory:/// has the shards 0 to 2") {
 			t.Error(err)
 		}

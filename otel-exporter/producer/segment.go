@@ -6,6 +6,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"millpond.dev/otel-exporter/internal/manifest"
+	"millpond.dev/otel-exporter/internal/peer"
 	"millpond.dev/otel-exporter/internal/segment"
 )
 
@@ -118,6 +119,7 @@ func (s *fillingSegment) put(done doneBlock) {
 type encodedWork struct {
 	number  int
 	encoded segment.EncodedSegment
+	own     []peer.Block // of the segment, in order
 	waiters []waiter
 	cost    int64
 	// lingerLeft is the rest of its linger when it closed: the commit may follow the upload by that much.
@@ -134,6 +136,7 @@ func (s *fillingSegment) finish() (encodedWork, error) {
 			if err := builder.Push(stream.name, stream.encoding, block); err != nil {
 				return work, err
 			}
+			work.own = append(work.own, peer.Block{Stream: stream.name, Encoding: stream.encoding, EncodedBlock: block})
 		}
 	}
 	var err error

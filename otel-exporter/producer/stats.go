@@ -26,6 +26,10 @@ type Stats struct {
 	CommitsUnknown                      int64
 	CommitsFound                        int64 // commits found in the producer table after an unknown outcome
 	Expired                             int64 // times the manifest had forgotten this producer
+
+	AppendedBytes  int64                // compressed, of the segments whose blocks the leader committed
+	DelegatedBytes int64                // of the segments that this producer uploaded and the leader committed
+	Fallbacks      [fallbackCount]int64 // commits made without the leader, by its reason: see FallbackReasons
 }
 
 // counters are the source of Stats.
@@ -37,9 +41,15 @@ type counters struct {
 	refused, uploadRetries, reuploads   atomic.Int64
 	pages, commitsFound, expired        atomic.Int64
 	commits                             [3]atomic.Int64 // by outcome
+	appendedBytes, delegatedBytes       atomic.Int64
+	fallbacks                           [fallbackCount]atomic.Int64
 }
 
 func (c *counters) stats(budget *budget) Stats {
+	var fallbacks [fallbackCount]int64
+	for reason := range fallbacks {
+		fallbacks[reason] = c.fallbacks[reason].Load()
+	}
 	return Stats{
 		MemoryHeldBytes:     budget.held.Load(),
 		MemoryLimitBytes:    budget.limit,
@@ -61,5 +71,8 @@ func (c *counters) stats(budget *budget) Stats {
 		CommitsUnknown:      c.commits[storage.Unknown].Load(),
 		CommitsFound:        c.commitsFound.Load(),
 		Expired:             c.expired.Load(),
+		AppendedBytes:       c.appendedBytes.Load(),
+		DelegatedBytes:      c.delegatedBytes.Load(),
+		Fallbacks:           fallbacks,
 	}
 }

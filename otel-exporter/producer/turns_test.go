@@ -156,7 +156,7 @@ func TestNoProducerOfManyLosesEveryRace(t *testing.T) {
 		var waited []time.Duration
 		var clients sync.WaitGroup
 		for number := range 16 {
-			p, err := start(t.Context(), newEnvironment([32]byte{byte(number)}), store, config)
+			p, err := start(t.Context(), newEnvironment([32]byte{byte(number)}), store, config, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

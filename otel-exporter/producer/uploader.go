@@ -24,6 +24,7 @@ type pipeline struct {
 	counters    *counters
 	budget      *budget
 	flow        *flow
+	following   *following
 	hooks       Hooks
 	log         *slog.Logger
 }
@@ -58,8 +59,10 @@ func (p *pipeline) upload(work encodedWork, notBeforeMs uint64) uploadedWork {
 
 // An arrival is what the committer receives: exactly one per segment number.
 type arrival struct {
-	number   int
-	uploaded *uploadedWork // nil: this number has no segment, and its callers have their errors
+	number int
+	// If both are nil, this number has no segment, and its callers have their errors.
+	uploaded *uploadedWork
+	kept     *encodedWork // not uploaded, because the leader takes its blocks
 }
 
 // uploaders limits the number of concurrent uploads before a committer.
@@ -88,8 +91,13 @@ func (u *uploaders) upload(work encodedWork) {
 		uploaded := u.pipeline.upload(work, 0)
 		<-u.turns
 		u.pipeline.counters.segmentsUploading.Add(-1)
-		u.arrivals <- arrival{work.number, &uploaded}
+		u.arrivals <- arrival{number: work.number, uploaded: &uploaded}
 	})
+}
+
+// keep passes a segment to the committer without uploading it.
+func (u *uploaders) keep(work encodedWork) {
+	u.tasks.Go(func() { u.arrivals <- arrival{number: work.number, kept: &work} })
 }
 
 // skip tells the committer not to wait for a number.

@@ -45,10 +45,15 @@ func testConfig() Config {
 // producer starts a producer that the test need not close.
 func (w *world) producer(config Config, seed uint64) *Producer {
 	w.t.Helper()
+	return w.started(config, seed, nil)
+}
+
+func (w *world) started(config Config, seed uint64, peering *peering) *Producer {
+	w.t.Helper()
 	var bytes [32]byte
 	binary.BigEndian.PutUint64(bytes[:], seed)
 	store := storage.Over(w.network, storage.RequestTimeout)
-	p, err := start(w.t.Context(), newEnvironment(bytes), store, config)
+	p, err := start(w.t.Context(), newEnvironment(bytes), store, config, peering)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -57,8 +62,8 @@ func (w *world) producer(config Config, seed uint64) *Producer {
 }
 
 // start is Open for a store that is already open.
-func start(ctx context.Context, environment *environment, store *storage.Store, config Config) (*Producer, error) {
-	p, err := begin(environment, config, func(context.Context) (*storage.Store, error) { return store, nil })
+func start(ctx context.Context, environment *environment, store *storage.Store, config Config, peering *peering) (*Producer, error) {
+	p, err := begin(environment, config, peering, func(context.Context) (*storage.Store, error) { return store, nil })
 	if err != nil {
 		return nil, err
 	}

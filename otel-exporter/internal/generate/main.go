@@ -30,6 +30,7 @@ const module = "millpond.dev/otel-exporter/"
 var sources = []source{
 	{"manifest/proto", "manifest.proto", "internal/manifest/manifestpb"},
 	{"segment/proto", "segment.proto", "internal/segment/segmentpb"},
+	{"peer/proto", "peer.proto", "internal/peer/peerpb"},
 }
 
 func main() {

@@ -146,6 +146,30 @@ func (m *Manifest) Register(id ProducerID, nowMs uint64) *Manifest {
 	return &next
 }
 
+// ReachableLeader returns the leader and its certificate, if others can ask it: the table vouches for its certificate.
+func (m *Manifest) ReachableLeader() (Leader, Fingerprint, bool) {
+	if m.Leader == nil {
+		return Leader{}, Fingerprint{}, false
+	}
+	row, found := m.Producer(m.Leader.Producer)
+	if !found || row.Certificate == (Fingerprint{}) {
+		return Leader{}, Fingerprint{}, false
+	}
+	return *m.Leader, row.Certificate, true
+}
+
+// Certified returns a copy with the certificate of a registered producer. Zeros: it has none.
+func (m *Manifest) Certified(id ProducerID, certificate Fingerprint) *Manifest {
+	place, found := m.producer(id)
+	if !found || m.Producers[place].Certificate == certificate {
+		return m
+	}
+	next := *m
+	next.Producers = slices.Clone(m.Producers)
+	next.Producers[place].Certificate = certificate
+	return &next
+}
+
 // remembered makes room for one more producer. A forgotten producer cannot resolve an unknown outcome, so no single
 // clock decides which one goes. The log's order ranks the rows; the median of their times is the reference.
 func remembered(rows []ProducerRow) []ProducerRow {

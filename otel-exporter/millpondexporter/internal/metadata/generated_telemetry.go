@@ -28,12 +28,15 @@ type TelemetryBuilder struct {
 	meter                       metric.Meter
 	mu                          sync.Mutex
 	registrations               []metric.Registration
+	MillpondBytesAppended       metric.Int64ObservableCounter
+	MillpondBytesDelegated      metric.Int64ObservableCounter
 	MillpondBytesRaw            metric.Int64ObservableCounter
 	MillpondBytesStored         metric.Int64ObservableCounter
 	MillpondCommitAttempts      metric.Int64ObservableCounter
 	MillpondCommitDuration      metric.Float64Histogram
 	MillpondCommitsFound        metric.Int64ObservableCounter
 	MillpondExpired             metric.Int64ObservableCounter
+	MillpondFallbacks           metric.Int64ObservableCounter
 	MillpondMemoryHeld          metric.Int64ObservableGauge
 	MillpondMemoryLimit         metric.Int64ObservableGauge
 	MillpondPages               metric.Int64ObservableCounter
@@ -55,6 +58,36 @@ type telemetryBuilderOptionFunc func(mb *TelemetryBuilder)
 
 func (tbof telemetryBuilderOptionFunc) apply(mb *TelemetryBuilder) {
 	tbof(mb)
+}
+
+// RegisterMillpondBytesAppendedCallback sets callback for observable MillpondBytesAppended metric.
+func (builder *TelemetryBuilder) RegisterMillpondBytesAppendedCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.MillpondBytesAppended, obs: o})
+		return nil
+	}, builder.MillpondBytesAppended)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
+// RegisterMillpondBytesDelegatedCallback sets callback for observable MillpondBytesDelegated metric.
+func (builder *TelemetryBuilder) RegisterMillpondBytesDelegatedCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.MillpondBytesDelegated, obs: o})
+		return nil
+	}, builder.MillpondBytesDelegated)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
 }
 
 // RegisterMillpondBytesRawCallback sets callback for observable MillpondBytesRaw metric.
@@ -123,6 +156,21 @@ func (builder *TelemetryBuilder) RegisterMillpondExpiredCallback(cb metric.Int64
 		cb(ctx, &observerInt64{inst: builder.MillpondExpired, obs: o})
 		return nil
 	}, builder.MillpondExpired)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
+// RegisterMillpondFallbacksCallback sets callback for observable MillpondFallbacks metric.
+func (builder *TelemetryBuilder) RegisterMillpondFallbacksCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.MillpondFallbacks, obs: o})
+		return nil
+	}, builder.MillpondFallbacks)
 	if err != nil {
 		return err
 	}
@@ -295,6 +343,18 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	}
 	builder.meter = Meter(settings)
 	var err, errs error
+	builder.MillpondBytesAppended, err = builder.meter.Int64ObservableCounter(
+		"otelcol_millpond.bytes.appended",
+		metric.WithDescription("Compressed bytes of the segments whose blocks the leader committed [Alpha]"),
+		metric.WithUnit("By"),
+	)
+	errs = errors.Join(errs, err)
+	builder.MillpondBytesDelegated, err = builder.meter.Int64ObservableCounter(
+		"otelcol_millpond.bytes.delegated",
+		metric.WithDescription("Bytes of the segments that this producer uploaded and the leader committed [Alpha]"),
+		metric.WithUnit("By"),
+	)
+	errs = errors.Join(errs, err)
 	builder.MillpondBytesRaw, err = builder.meter.Int64ObservableCounter(
 		"otelcol_millpond.bytes.raw",
 		metric.WithDescription("Uncompressed bytes of the blocks committed [Alpha]"),
@@ -330,6 +390,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_millpond.expired",
 		metric.WithDescription("Times the manifest had forgotten this producer [Alpha]"),
 		metric.WithUnit("{time}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.MillpondFallbacks, err = builder.meter.Int64ObservableCounter(
+		"otelcol_millpond.fallbacks",
+		metric.WithDescription("Commits made without the leader, by its reason [Alpha]"),
+		metric.WithUnit("{commit}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.MillpondMemoryHeld, err = builder.meter.Int64ObservableGauge(
