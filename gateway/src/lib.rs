@@ -29,6 +29,7 @@ mod metrics;
 mod refusal;
 mod reply;
 mod request;
+pub mod rows;
 mod security;
 mod server;
 mod throttled_warnings;
