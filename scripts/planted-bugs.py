@@ -116,6 +116,10 @@ def refusing(test, says):
     return Catcher("consumer/tests/dead_letters.rs", test, says)
 
 
+def accepting(test, says):
+    return Catcher("gateway/tests/events.rs", test, says)
+
+
 def simulated(says):
     """Some of the seeds that every test run covers."""
     test = "every_promise_holds_for_every_seed"
@@ -596,6 +600,25 @@ CATCHERS = {
         )
     ],
     "lease-checked-once": [leased(STOOD_STILL, "another owner may have the cursor")],
+    "refused-rows-appended": [
+        accepting(
+            "malformed_rows_are_rejected_one_by_one_or_all_rows_with_them",
+            "the log has what was accepted",
+        )
+    ],
+    "events-of-another-prefix": [
+        accepting(
+            "a_token_writes_to_streams_of_its_prefix_and_no_other_token_does",
+            "another token wrote to /v1/streams/acme.signup",
+        )
+    ],
+    "part-of-an-object": [
+        Catcher(
+            "gateway/src/lib.rs",
+            "rows::tests::no_line_of_a_broken_object_that_spans_lines_is_a_row",
+            "a part is no row",
+        )
+    ],
 }
 
 

@@ -155,7 +155,8 @@ async fn malformed_rows_are_rejected_one_by_one_or_all_rows_with_them() {
     let in_log = messages(&gateway, "events.signup").await;
     assert_eq!(
         in_log,
-        (vec!["{\"a\":1}\n{\"b\":2}".into(), "{\"c\":3}".into()], 3)
+        (vec!["{\"a\":1}\n{\"b\":2}".into(), "{\"c\":3}".into()], 3),
+        "the log has what was accepted"
     );
     let metrics = gateway.metrics();
     assert!(
@@ -364,7 +365,7 @@ async fn a_token_writes_to_streams_of_its_prefix_and_no_other_token_does() {
     assert_eq!(send(AGENTS, "/v1/streams/signup").await.0, 200);
     for path in ["/v1/streams/acme.signup", "/v1/streams/acme"] {
         let (status, error) = send(AGENTS, path).await;
-        assert_eq!(status, 403, "{path}");
+        assert_eq!(status, 403, "another token wrote to {path}");
         assert!(
             error.contains("belongs to the tokens with prefix acme"),
             "{error}"

@@ -168,7 +168,7 @@ fn an_array_that_does_not_end_well_says_where() {
 #[test]
 fn no_line_of_a_broken_object_that_spans_lines_is_a_row() {
     let rows = detected("{\n \"a\":\n {\"b\": 1}\n oops\n}\n{\"c\":1}");
-    assert_eq!((rows.accepted, rows.rejected), (0, 1));
+    assert_eq!((rows.accepted, rows.rejected), (0, 1), "a part is no row");
     assert_eq!(errors(&rows)[0].0, 4);
     let rows = detected("{\n}{}");
     assert_eq!((text(&rows), rows.rejected), ("{\n}", 1));
