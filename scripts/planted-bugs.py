@@ -120,6 +120,11 @@ def accepting(test, says):
     return Catcher("gateway/tests/events.rs", test, says)
 
 
+def inserting_events(says):
+    test = "events::a_row_that_does_not_fit_leaves_the_others_alone"
+    return Catcher("sinks/clickhouse/tests/server/main.rs", test, says)
+
+
 def simulated(says):
     """Some of the seeds that every test run covers."""
     test = "every_promise_holds_for_every_seed"
@@ -612,6 +617,8 @@ CATCHERS = {
             "another token wrote to /v1/streams/acme.signup",
         )
     ],
+    "unfit-row-takes-no-number": [inserting_events("a row has the number of another")],
+    "unfit-row-leaves-values": [inserting_events("the columns have different lengths")],
     "part-of-an-object": [
         Catcher(
             "gateway/src/lib.rs",
