@@ -24,6 +24,7 @@ from harness.services import REPOSITORY, Millpond, tool
 WITHIN = {"put": 0.10, "get": 0.10, "list": 0.20}
 SEGMENTS = "millpond_producer_segments_total"
 COMMITS = "millpond_producer_commit_attempts_total"
+READS_FIRST = 12
 OFFER = REPOSITORY / "cost" / "testdata" / "offer.json"
 
 
@@ -51,6 +52,8 @@ class Configuration:
     shared: bool = False
     # A second stream in addition to logs.
     metrics: bool = False
+    # The gateways commit for each other, and send smaller segments to the leader.
+    forward_below: str | None = None
 
 
 CONFIGURATIONS = [
@@ -92,6 +95,18 @@ CONFIGURATIONS = [
         ("2s", "1900ms"),
         consumer={"--poll-interval": "4s"},
         segments=60,
+    ),
+    Configuration(
+        "a leader uploads for others",
+        ("1s", "1s", "1s"),
+        forward_below="1MiB",
+    ),
+    # Different lingers, as above.
+    Configuration(
+        "a leader commits for others",
+        ("1500ms", "1400ms", "1600ms"),
+        forward_below="0B",
+        segments=45,
     ),
     Configuration(
         "pages and two consumers",
@@ -187,7 +202,11 @@ class Pipeline:
     def __init__(self, site, configuration: Configuration) -> None:
         self.site, self.configuration = site, configuration
         self.gateways = [
-            site.gateway_of("--linger", linger, *flags(configuration.gateway), name=f"gateway-{n}")
+            site.gateway_of(
+                *("--linger", linger, *self.peers()),
+                *flags(configuration.gateway),
+                name=f"gateway-{n}",
+            )
             for n, linger in enumerate(configuration.lingers)
         ]
         settings = flags({**CONSUMER, **configuration.consumer})
@@ -200,6 +219,10 @@ class Pipeline:
             )
             for n in range(configuration.consumers)
         ]
+
+    def peers(self) -> tuple[str, ...]:
+        below = self.configuration.forward_below
+        return ("--peer-listen", "127.0.0.1:0", "--forward-below", below) if below else ()
 
     def start(self) -> None:
         configuration = self.configuration
@@ -227,7 +250,10 @@ class Pipeline:
         return Reading.of(self.gateways, self.consumers)
 
     def is_under_way(self) -> bool:
-        """Returns true if each consumer has written each stream, more than once."""
+        """Returns true if each consumer has written each stream, more than once, and no gateway
+        reads the manifest first, as it does for a while after it has met another."""
+        if self.configuration.forward_below and self.read().total(COMMITS) < READS_FIRST + 10:
+            return False
         streams = 2 if self.configuration.metrics else 1
         written = re.compile(r"^millpond_consumer_batches_total\{.*\} (?!1$)\d+$", re.MULTILINE)
         return all(len(written.findall(c.metrics())) == streams for c in self.consumers)
@@ -267,8 +293,10 @@ def predicted(pipeline: Pipeline, between: Between) -> dict[str, float]:
     raw = between("millpond_producer_raw_bytes_total")
     producers = len(configuration.lingers)
     linger = configuration.lingers[0]
+    below = configuration.forward_below
     if not configuration.by_size:
-        linger = microseconds(producers * between.seconds / between(SEGMENTS))
+        makers = 1 if below and below != "0B" else producers
+        linger = microseconds(makers * between.seconds / between(SEGMENTS))
     if configuration.shared:
         together = between.segments_per_commit()
         linger = microseconds((round(together) + 0.5) * between.seconds / between(SEGMENTS))
@@ -288,6 +316,7 @@ def predicted(pipeline: Pipeline, between: Between) -> dict[str, float]:
             *("--producers", producers),
             *("--consumers", configuration.consumers),
             *("--streams", 2 if configuration.metrics else 1),
+            *(("--peers", "--forward-below", below) if below else ()),
             *flags({**CONSUMER, **configuration.consumer, **configuration.model, **latencies}),
         )
     )

@@ -19,7 +19,7 @@ from harness.faults import Faults
 from harness.network import Link, Toxiproxy
 from harness.process import eventually
 from harness.senders import Senders, found
-from harness.services import Buffer, Millpond, Minio, Versitygw
+from harness.services import Buffer, Millpond, Minio, Versitygw, free_port
 
 
 def _seed() -> int:
@@ -33,8 +33,8 @@ def _seed() -> int:
 def test_acknowledged_records_survive_every_fault(own_site):
     """Two gateways and two consumers of one name, with constant garbage collection, while the
     network fails and processes die. Logs, spans and data points go into tables whose deduplication
-    windows change from round to round. Runs one round of faults, or as many as fit into
-    SOAK_MINUTES.
+    windows change from round to round. On MinIO the gateways commit for each other, and the network
+    between them fails, too. Runs one round of faults, or as many as fit into SOAK_MINUTES.
     """
     site = own_site
     dice = random.Random(_seed())
@@ -45,13 +45,21 @@ def test_acknowledged_records_survive_every_fault(own_site):
     )
     site.buffer = Buffer(site.buffer.url, store.url)
     site.clickhouse_url = clickhouse.url
-    gateways = [site.gateway("--tail-max", 32, name=f"gateway-{n}") for n in "ab"]
+    shares = isinstance(site.store, Minio)
+    peers, to_a = _peers(proxy) if shares else ([(), ()], [])
+    gateways = [
+        site.gateway("--tail-max", 32, *flags, name=f"gateway-{n}")
+        for n, flags in zip("ab", peers, strict=True)
+    ]
     # Grace and lease long enough for progress on a slow machine: otherwise gateways would upload
     # again and again, and consumers would take the cursor from one another.
     flags = ("--gc-interval", "1s", "--gc-grace", "60s", "--lease", "15s")
     consumers = [site.consumer(*flags, "--instance", n, name=f"consumer-{n}") for n in "ab"]
     faults = Faults(
-        dice, [*gateways, *consumers], [site.store, site.clickhouse], [store, clickhouse]
+        dice,
+        [*gateways, *consumers],
+        [site.store, site.clickhouse],
+        [store, clickhouse, *to_a],
     )
 
     compared, others = 0, []
@@ -84,6 +92,9 @@ def test_acknowledged_records_survive_every_fault(own_site):
         wait_for_all(acknowledged, site.clickhouse, site.database, *consumers, runs=runs)
         _wait_for_others(site, others, consumers)
         compared += len(acknowledged)
+        if shares:
+            committed = "millpond_producer_commits_for_others_total"
+            print(f"commits for others: {[gateway.metric(committed) for gateway in gateways]}")
         print(
             f"{faults.counts.total()} faults, {faults.crashes} crashes, {compared} records compared"
         )
@@ -101,6 +112,15 @@ def test_acknowledged_records_survive_every_fault(own_site):
     assert not doubled, f"{len(doubled)} spans and points occur more than once: {min(doubled)}"
     print(f"{len(others)} spans and points compared")
     site.check_manifest()
+
+
+def _peers(proxy: Toxiproxy) -> tuple[list[tuple[str, ...]], list[Link]]:
+    """The flags of two gateways that commit for each other, and the link to the first one."""
+    ports = [free_port(), free_port()]
+    link = proxy.link("gateway-a", ports[0])
+    listens = [("--peer-listen", f"127.0.0.1:{port}") for port in ports]
+    advertised = ("--advertise", link.url.removeprefix("http://"))
+    return [(*listens[0], *advertised), listens[1]], [link]
 
 
 # Number of tokens that the tables remember in each round: the default, few, and none.

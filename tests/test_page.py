@@ -39,6 +39,18 @@ def _charts(of) -> list[str]:
         return [chart["title"] for chart in json.load(answer)["charts"]]
 
 
+def test_the_page_shows_who_leads(own_site):
+    site = own_site
+    peers = ("--peer-listen", "127.0.0.1:0")
+    leader, follower = (site.gateway(*peers, name=f"gateway-{number}") for number in range(2))
+    site.load(leader, name="first", records=100).run()
+    load = site.load(follower, "--rate", 1_000, records=1_000_000)
+    load.start()
+    _look(site, follower, r"follows: [1-9][\d.]* [kKM]?i?B/s through the leader")
+    _look(site, leader, r"leads: [1-9][\d,]* commits for others so far")
+    load.kill()
+
+
 def test_the_page_shows_the_pipeline_at_work(own_site):
     site = own_site
     gateway = site.gateway()

@@ -13,7 +13,7 @@ from harness.corpus import record, request
 from harness.otlp import export
 from harness.pki import Authority
 from harness.process import PATIENCE, eventually
-from harness.services import http_get
+from harness.services import free_port, http_get
 
 GOOD = request(record("good")).SerializeToString()
 JSON = b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"body":{"stringValue":"good"}}]}]}]}'
@@ -151,6 +151,22 @@ def _admin_post(address: str) -> tuple[int, bytes]:
         return answer.status, answer.read()
 
 
+def test_a_gateway_shares_commits_beside_3000_slow_connections_to_the_leader(site, crowd):
+    port = f"127.0.0.1:{free_port()}"
+    leader = site.gateway("--peer-listen", port, name="leader")
+    export(leader.address, GOOD)
+    crowd(port, TLS)
+    # Its connection is new: it has to get a place among the others.
+    follower = site.gateway("--peer-listen", "127.0.0.1:0", name="follower")
+    load = site.load(follower, "--rate", 500, "--retry-for", "0s", records=1_000_000)
+    load.start()
+    appended = "millpond_producer_appended_bytes_total"
+    eventually("blocks in the leader's segments", lambda: follower.metric(appended) > 10_000)
+    load.terminate()
+    assert load.report()["errors"] == {}
+    assert "Too many open files" not in leader.messages()
+
+
 def test_half_a_request_to_the_admin_port_is_closed(site, crowd):
     gateway = site.gateway()
     for slow in crowd(gateway.admin, ADMIN, 2):
@@ -173,6 +189,16 @@ def test_every_port_and_the_store_have_descriptors_when_they_are_few(site, crowd
         assert _post(gateway.http_address) == 200
         assert http_get(f"http://{gateway.admin}/healthz")[0] == 200
     assert "Too many open files" not in gateway.messages()
+
+    peers = f"127.0.0.1:{free_port()}"
+    shares = site.gateway_of("--peer-listen", peers, name="shares")
+    shares.within(("sh", "-c", 'ulimit -n 480; exec "$@"', "sh"))
+    shares.up()
+    for address, says in ((peers, TLS), (shares.address, GRPC), (shares.http_address, HTTP)):
+        crowd(address, says, 500)
+    for _ in range(3):
+        export(shares.address, GOOD)
+    assert "Too many open files" not in shares.messages()
 
     none = site.gateway_of(name="none")
     none.within(("sh", "-c", 'ulimit -n 300; exec "$@"', "sh"))

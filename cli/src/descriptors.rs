@@ -32,25 +32,41 @@ pub(crate) fn raise() -> anyhow::Result<usize> {
     Ok(usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// Maximum client connections of a gateway under this limit of open files, up to `wanted`.
+/// The part of the descriptors for connections that other gateways get at most.
+const PEERS: usize = 4;
+
+/// Maximum numbers of a gateway's connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Of OTLP clients, on both ports together.
+    pub(crate) otlp: usize,
+    /// Of other gateways.
+    pub(crate) peers: usize,
+}
+
+/// Divides this limit of open files, up to the `wanted` numbers. Without a port for other gateways, `wanted.peers` is 0.
 ///
 /// # Errors
 /// The limit leaves no room for a useful number.
-pub(crate) fn connections(limit: usize, wanted: usize) -> anyhow::Result<usize> {
-    // Descriptors that are not available to OTLP connections.
-    let reserved = Connections::descriptors(0) + ADMIN_DESCRIPTORS + STORE + PROGRAM;
+pub(crate) fn connections(limit: usize, wanted: Room) -> anyhow::Result<Room> {
+    // Descriptors that are not available to connections of clients and gateways.
+    let ports = if wanted.peers > 0 { 2 } else { 1 };
+    let reserved = ports * Connections::descriptors(0) + ADMIN_DESCRIPTORS + STORE + PROGRAM;
     let fit = limit.saturating_sub(reserved);
+    let peers = wanted.peers.min(fit / PEERS);
+    let (fit, wanted) = (fit - peers, wanted.otlp);
     anyhow::ensure!(
         fit >= CONNECTIONS_MIN,
         "the limit of open files is {limit}, and a gateway needs {} at least: raise it (ulimit -n, systemd's LimitNOFILE)",
-        reserved + CONNECTIONS_MIN
+        reserved + peers + CONNECTIONS_MIN
     );
     if fit < wanted {
         warn!(
             "room for {fit} OTLP connections, not {wanted}: the limit of open files is {limit} (ulimit -n, systemd's LimitNOFILE)"
         );
     }
-    Ok(fit.min(wanted))
+    let otlp = fit.min(wanted);
+    Ok(Room { otlp, peers })
 }
 
 #[cfg(test)]
@@ -60,11 +76,19 @@ mod tests {
     #[test]
     fn every_port_and_the_store_have_their_descriptors() {
         let reserved = Connections::descriptors(0) + ADMIN_DESCRIPTORS + STORE + PROGRAM;
-        assert_eq!(connections(reserved + 1024, 1024).unwrap(), 1024);
-        assert_eq!(connections(usize::MAX, 1024).unwrap(), 1024);
-        assert_eq!(connections(reserved + 100, 1024).unwrap(), 100);
-        let error = connections(reserved + CONNECTIONS_MIN - 1, 1024).unwrap_err();
+        let room = |otlp, peers| Room { otlp, peers };
+        let clients = |limit| connections(limit, room(1024, 0)).map(|room| room.otlp);
+        assert_eq!(clients(reserved + 1024).unwrap(), 1024);
+        assert_eq!(clients(usize::MAX).unwrap(), 1024);
+        assert_eq!(clients(reserved + 100).unwrap(), 100);
+        let error = clients(reserved + CONNECTIONS_MIN - 1).unwrap_err();
         assert!(error.to_string().contains("LimitNOFILE"), "{error}");
+
+        let reserved = reserved + Connections::descriptors(0);
+        let both = |limit| connections(limit, room(1024, 512));
+        assert_eq!(both(usize::MAX).unwrap(), room(1024, 512));
+        assert_eq!(both(reserved + 100).unwrap(), room(75, 25));
+        assert!(both(reserved + CONNECTIONS_MIN).is_err());
     }
 
     #[test]

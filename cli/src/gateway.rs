@@ -1,7 +1,7 @@
 //! `millpond gateway`: a producer with OTLP/gRPC and OTLP/HTTP in front.
 
 use crate::admin::Admin;
-use crate::descriptors;
+use crate::descriptors::{self, Room};
 use crate::peers::{PeerArgs, PeerPort};
 use crate::prices::PriceArgs;
 use crate::security::SecurityArgs;
@@ -221,8 +221,11 @@ impl GatewayArgs {
 
 /// Runs until a signal, then commits the accepted requests.
 pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Result<()> {
-    let max_connections = millpond_gateway::Config::default().max_connections;
-    let max_connections = descriptors::connections(descriptors::raise()?, max_connections)?;
+    let wanted = Room {
+        otlp: millpond_gateway::Config::default().max_connections,
+        peers: args.peers.connections(),
+    };
+    let room = descriptors::connections(descriptors::raise()?, wanted)?;
     args.security.check(args.listen).context("--listen")?;
     args.security.check(args.listen_http).context("--listen-http")?;
     let mut registry = Registry::default();
@@ -243,7 +246,7 @@ pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Resu
         admin_address,
         security,
         registry,
-        max_connections,
+        room,
     };
     let ended = serve(args, site, shutdown).await;
     pushing.stop().await;
@@ -259,8 +262,7 @@ struct Site {
     admin_address: SocketAddr,
     security: Arc<Security>,
     registry: Registry,
-    /// Maximum OTLP connections, on both ports together.
-    max_connections: usize,
+    room: Room,
 }
 
 async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> anyhow::Result<()> {
@@ -271,7 +273,7 @@ async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> an
         admin_address,
         security,
         mut registry,
-        max_connections,
+        room,
     } = site;
     let store = tokio::select! {
         store = args.store.open_patiently(args.create_bucket, &admin) => store?,
@@ -297,12 +299,12 @@ async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> an
     // Other gateways are served until this one has left the lead to them.
     let served = CancellationToken::new();
     let peers = peers
-        .map(|peers| peers.serve(producer.clone(), served.clone()))
+        .map(|peers| peers.serve(producer.clone(), room.peers, served.clone()))
         .transpose()?
         .map(tokio::spawn);
     let gateway = Gateway::new(
         producer.clone(),
-        args.gateway(max_connections),
+        args.gateway(room.otlp),
         Arc::clone(&security),
         &mut registry,
     );

@@ -52,6 +52,12 @@ pub(crate) struct PeerPort {
 }
 
 impl PeerArgs {
+    /// The number of connections for the port. 0: there is no port.
+    pub(crate) fn connections(&self) -> usize {
+        self.peer_listen
+            .map_or(0, |_| ServerConfig::default().max_connections)
+    }
+
     /// Opens the port. `None`: each gateway commits for itself.
     pub(crate) async fn open(&self) -> anyhow::Result<Option<PeerPort>> {
         let Some(address) = self.peer_listen else {
@@ -115,9 +121,14 @@ impl PeerPort {
     pub(crate) fn serve(
         self,
         producer: Producer,
+        max_connections: usize,
         done: CancellationToken,
     ) -> anyhow::Result<impl Future<Output = ()>> {
-        let server = Server::new(producer, &self.identity, ServerConfig::default())
+        let config = ServerConfig {
+            max_connections,
+            ..ServerConfig::default()
+        };
+        let server = Server::new(producer, &self.identity, config)
             .context("cannot use the certificate for other gateways")?;
         info!(
             "gateway: other gateways on {}, advertised as {}",

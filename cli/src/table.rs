@@ -3,7 +3,7 @@
 use crate::event_tables;
 use crate::units::Time;
 use anyhow::{Context, ensure};
-use millpond_clickhouse::{Columns, Engine, Indexes, PartitionBy, Signal};
+use millpond_clickhouse::{Columns, Compression, Engine, Indexes, PartitionBy, Signal, SkipIndexes};
 use std::path::PathBuf;
 
 /// The address of ClickHouse.
@@ -142,6 +142,16 @@ pub(crate) struct TableArgs {
     /// cannot end earlier INSERTs with KILL QUERY.
     #[arg(long, env = "MILLPOND_INSERT_TIMEOUT", value_name = "TIME", default_value = "300s", value_parser = whole_seconds)]
     pub(crate) insert_timeout: Time,
+
+    /// When ClickHouse builds the indexes of new rows: with each `insert`, or with the first `merge` of their part. With `merge` INSERTs
+    /// cost the server less, and queries read the newest parts without indexes.
+    #[arg(long, env = "MILLPOND_SKIP_INDEXES", value_name = "insert|merge", default_value = "insert", value_parser = skip_indexes)]
+    pub(crate) skip_indexes: SkipIndexes,
+
+    /// Compression of INSERTs on their way to ClickHouse: `lz4`, `zstd` (half the bytes, for a network that is slow or paid by the byte),
+    /// or `none` (for a server on the same machine). Tables keep their own codecs.
+    #[arg(long, env = "MILLPOND_INSERT_COMPRESSION", value_name = "lz4|zstd|none", default_value = "lz4", value_parser = compression)]
+    pub(crate) insert_compression: Compression,
 }
 
 fn whole_seconds(text: &str) -> Result<Time, String> {
@@ -177,6 +187,8 @@ impl TableArgs {
             summary_table: self.summary_table.clone(),
             cluster: self.cluster.clone(),
             columns: self.columns,
+            skip_indexes: self.skip_indexes,
+            compression: self.insert_compression,
             timeout_seconds: self.insert_timeout.0.as_secs(),
             ..millpond_clickhouse::Config::default()
         })
@@ -271,6 +283,23 @@ fn indexes(text: &str) -> Result<Indexes, String> {
         "text" => Ok(Indexes::Text),
         "none" => Ok(Indexes::None),
         _ => Err("use exporter, bloom, text or none".into()),
+    }
+}
+
+fn skip_indexes(text: &str) -> Result<SkipIndexes, String> {
+    match text {
+        "insert" => Ok(SkipIndexes::Insert),
+        "merge" => Ok(SkipIndexes::Merge),
+        _ => Err("use insert or merge".into()),
+    }
+}
+
+fn compression(text: &str) -> Result<Compression, String> {
+    match text {
+        "lz4" => Ok(Compression::Lz4),
+        "zstd" => Ok(Compression::Zstd),
+        "none" => Ok(Compression::None),
+        _ => Err("use lz4, zstd or none".into()),
     }
 }
 

@@ -3,6 +3,7 @@
 //! All rates are per second over the whole buffer. This module knows no prices.
 
 use crate::rate::Load;
+use crate::settings::Sharing;
 use crate::{RequestLatency, Settings};
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,8 @@ pub struct Activity {
     pub bytes_stored: f64,
     /// Bytes from clients to gateways in another zone.
     pub bytes_across_zones: f64,
+    /// Bytes from gateways to a leader in another zone.
+    pub bytes_to_leaders: f64,
 }
 
 /// Requests per second by billing category.
@@ -88,8 +91,15 @@ struct Commits {
 impl Activity {
     /// The activity for a load with these settings.
     pub fn of(load: &Load, settings: &Settings, request: RequestLatency) -> Activity {
-        let segments = f64::from(settings.producers) / settings.fill_seconds(load);
-        let commits = segments / settings.segments_per_commit(load, request);
+        let segments = settings.makers(load) / settings.fill_seconds(load);
+        let requests = segments / settings.segments_per_commit(load, request);
+        let commits = match settings.sharing(load) {
+            Sharing::Nothing | Sharing::Segments => requests,
+            Sharing::Commits => {
+                let shards = settings.active_shards();
+                shards * Commits::of_a_leader(requests / shards, request)
+            }
+        };
         Activity::with_segments(load, settings, request, segments, commits)
     }
 
@@ -103,16 +113,22 @@ impl Activity {
         commits: f64,
     ) -> Activity {
         let shards = f64::from(settings.shards);
-        let (active, sharing) = (settings.active_shards(), settings.sharing());
+        let (active, sharing) = (settings.active_shards(), settings.committers(load));
         let commits = Commits::of(sharing, commits / active, request);
         let rounds = Rounds::of(settings, request);
         let lifetime = settings.retention_seconds.max(settings.grace_seconds) + rounds.interval / 2.0;
 
         let pages = segments / f64::from(settings.tail_max);
         let polls_each = 1.0 / (settings.poll_seconds + request.get_seconds);
-        let each = commits.landed / sharing;
-        let alone = alone(polls_each, each, sharing, segments / active / commits.landed);
-        let swaps = CursorSwaps::of(settings, request, polls_each, each, sharing, alone);
+        // News comes when a producer has something. A leader rarely delays it.
+        let sources = settings.sources(load);
+        let together = match settings.sharing(load) {
+            Sharing::Commits => settings.segments_per_commit(load, request),
+            Sharing::Nothing | Sharing::Segments => segments / active / commits.landed,
+        };
+        let each = segments / active / together / sources;
+        let alone = alone(polls_each, each, sources, together);
+        let swaps = CursorSwaps::of(settings, request, polls_each, each, sources, alone);
         let idle_swaps = (shards - active) * 3.0 / settings.lease_seconds;
         let consumers = f64::from(settings.consumers);
         let standbys = consumers * f64::from(settings.standbys);
@@ -171,6 +187,11 @@ impl Activity {
             } else {
                 compressed * (zones - 1.0) / zones
             },
+            bytes_to_leaders: match settings.sharing(load) {
+                // The gateways are evenly distributed over the zones.
+                Sharing::Segments => compressed * (1.0 - 1.0 / zones.min(settings.per_shard())),
+                Sharing::Nothing | Sharing::Commits => 0.0,
+            },
         };
         let manifests_written = activity.commits + activity.swaps_refused + activity.gc_swaps;
         let manifests_read = activity.commit_reads + consumers * active * swaps.news + rounds.rate * looks;
@@ -203,6 +224,13 @@ impl Activity {
 }
 
 impl Commits {
+    /// The commits per second of a leader that is asked to commit this often, at random. It commits at once, one commit at
+    /// a time, and what arrives meanwhile shares the next one.
+    fn of_a_leader(requests: f64, request: RequestLatency) -> f64 {
+        let put = request.put_seconds;
+        1.0 / (put + (-requests * put).exp() / requests)
+    }
+
     /// `sharing` producers of one shard that together make this many commits per second.
     fn of(sharing: f64, commits: f64, request: RequestLatency) -> Commits {
         let RequestLatency {

@@ -2,7 +2,7 @@
 //! availability as much as for the load.
 
 use crate::estimate::Inputs;
-use crate::settings::{bytes, time};
+use crate::settings::{FORWARD_BELOW_MAX, bytes, time};
 use crate::sweep::Knob;
 use crate::{Latency, NetworkPath, Settings};
 use serde::{Deserialize, Serialize};
@@ -113,7 +113,11 @@ fn steps(settings: &Settings) -> Vec<Step> {
             &|s| s.shards = fewer,
         ));
     }
-    if settings.producers > settings.shards {
+    if settings.producers > settings.shards && !settings.peers {
+        let (from, to) = ("commits of its own", "gateways that share commits");
+        steps.push(step("--peers", from.to_owned(), to.to_owned(), &|s| {
+            s.peers = true;
+        }));
         // Producers that share a shard waste swaps on each other's commits.
         let more = settings.shards.saturating_mul(2).min(settings.producers);
         steps.push(step(
@@ -122,6 +126,12 @@ fn steps(settings: &Settings) -> Vec<Step> {
             more.to_string(),
             &|s| s.shards = more,
         ));
+    }
+    if settings.peers && settings.forward_below_bytes < FORWARD_BELOW_MAX {
+        let (from, to) = (bytes(settings.forward_below_bytes), bytes(FORWARD_BELOW_MAX));
+        steps.push(step("--forward-below", from, to, &|s| {
+            s.forward_below_bytes = FORWARD_BELOW_MAX;
+        }));
     }
     if settings.zones > 1 && !settings.zone_aware {
         let producers = settings.producers.max(settings.zones);

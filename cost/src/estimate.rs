@@ -8,7 +8,7 @@ use crate::items::{Basis, Group, bill, total};
 use crate::live::{Observed, live};
 use crate::prices::age_warning;
 use crate::rate::Load;
-use crate::settings::bytes;
+use crate::settings::{Sharing, bytes};
 use crate::{CostError, Latency, MONTH_HOURS, NetworkPath, Prices, RequestLatency, Settings, StoragePrice};
 use chrono::NaiveDate;
 use serde::{Deserialize, Serialize};
@@ -242,7 +242,8 @@ fn warnings(
     let mut warnings = Vec::new();
     let store = format!("{} in {}", price.provider, price.region);
     warnings.extend(age_warning(&store, price.date, today));
-    if activity.bytes_across_zones > 0.0 || settings.path != NetworkPath::Endpoint {
+    if activity.bytes_across_zones + activity.bytes_to_leaders > 0.0 || settings.path != NetworkPath::Endpoint
+    {
         let of_provider = |network: &&crate::NetworkPrice| network.providers.contains(&price.provider);
         let network = prices.network.iter().find(of_provider);
         warnings.extend(
@@ -253,10 +254,16 @@ fn warnings(
     let wanted = activity.segments / settings.segments_per_commit(&load, request) / active;
     let alone = settings.producers <= settings.shards;
     let most = 1.0 / (request.put_seconds + if alone { 0.0 } else { request.get_seconds });
-    if wanted > 0.8 * most {
+    let each_commits = settings.sharing(&load) == Sharing::Nothing;
+    if each_commits && wanted > 0.8 * most {
+        let remedy = if alone {
+            ""
+        } else {
+            "--peers (gateways with --peer-listen), "
+        };
         warnings.push(format!(
             "{wanted:.1} commits a second are wanted of each shard, whose manifest takes {most:.1} at most: they wait for each other and carry \
-             several segments each; give more --shards or a longer --linger"
+             several segments each; give {remedy}more --shards or a longer --linger"
         ));
     }
     if let Some(Writers { needed, .. }) = writers.filter(|writers| !writers.keep_up) {

@@ -144,14 +144,14 @@ fn traffic(
     if price.download_usd_per_gib > 0.0 {
         items.push(gib("bytes read", activity.bytes_read, price.download_usd_per_gib));
     }
-    if activity.bytes_across_zones > 0.0 {
+    let across_zones = [
+        ("clients to gateways across zones", activity.bytes_across_zones),
+        ("gateways to leaders across zones", activity.bytes_to_leaders),
+    ];
+    for (name, bytes) in across_zones.into_iter().filter(|(_, bytes)| *bytes > 0.0) {
         let what = "price of traffic across zones (cross_zone_usd_per_gib)";
         let (usd, _) = prices.network(provider, what, |network| network.cross_zone_usd_per_gib)?;
-        items.push(gib(
-            "clients to gateways across zones",
-            activity.bytes_across_zones,
-            usd,
-        ));
+        items.push(gib(name, bytes, usd));
     }
     match settings.path {
         NetworkPath::Endpoint => {}

@@ -3,7 +3,7 @@
 use crate::activity::alone;
 use crate::inserts::Inserts;
 use crate::rate::Load;
-use crate::settings::{CONNECTION_BYTES, Settings, time};
+use crate::settings::{CONNECTION_BYTES, Settings, Sharing, time};
 use crate::{CostError, StoragePrice};
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +47,27 @@ pub struct Latency {
     pub p99_seconds: f64,
 }
 
+/// A follower sends its blocks this part of the linger before the leader's segment closes.
+const SENT_BEFORE: f64 = 0.1;
+
+/// The seconds for which records of a follower wait for the leader.
+struct Leader {
+    p50: f64,
+    p99: f64,
+}
+
+impl Leader {
+    fn of(sharing: Sharing, fill: f64, put: f64) -> Leader {
+        let (p50, p99) = match sharing {
+            Sharing::Nothing => (0.0, 0.0),
+            Sharing::Segments => (SENT_BEFORE * fill, SENT_BEFORE * fill),
+            // The end of the commit that is under way.
+            Sharing::Commits => (put / 2.0, put),
+        };
+        Leader { p50, p99 }
+    }
+}
+
 /// At its p99, a PUT takes this many times its mean longer.
 const TAIL_PUTS: f64 = 2.6;
 
@@ -59,19 +80,25 @@ impl Latency {
         } = request;
         let fill = settings.fill_seconds(load);
         let together = settings.segments_per_commit(load, request);
-        let segment = load.compressed_bytes_per_second / f64::from(settings.producers) * fill;
+        let segment = settings.each_maker(load) * fill;
         let inserts = Inserts::of(segment * load.ratio, settings);
         let transfer = segment / CONNECTION_BYTES;
         let poll = settings.poll_seconds + get;
-        let planned_ahead = alone(1.0 / poll, 1.0 / (fill * together), settings.sharing(), together);
+        let planned_ahead = alone(
+            1.0 / poll,
+            1.0 / (fill * together),
+            settings.sources(load),
+            together,
+        );
         // Upload, commit, and a plan unless it was made in advance; then the parts.
         let requests = (3.0 - planned_ahead) * put + get + 2.0 * transfer;
         let insert = inserts.seconds(1.0);
         // Segments that are committed together wait for it together, and then for the writers.
         let wait = fill * together + inserts.seconds(together) - insert;
+        let leader = Leader::of(settings.sharing(load), fill, put);
         Latency {
-            p50_seconds: wait / 2.0 + poll / 2.0 + requests + insert,
-            p99_seconds: wait + poll + requests + insert + TAIL_PUTS * put,
+            p50_seconds: leader.p50 + wait / 2.0 + poll / 2.0 + requests + insert,
+            p99_seconds: leader.p99 + wait + poll + requests + insert + TAIL_PUTS * put,
         }
     }
 }

@@ -24,6 +24,8 @@ pub struct Observed {
     pub shards: u32,
     /// Producers that committed in the last minute of the span that has commits.
     pub producers: u32,
+    /// Some producers of it committed for others.
+    pub peers: bool,
     /// Consumers with a cursor.
     pub consumers: u32,
     /// Number of segments that are still in the log.
@@ -64,6 +66,7 @@ pub(crate) fn live(
         bytes_kept,
         shards,
         producers,
+        peers,
         consumers,
         segments_in_log,
         commits_in_log,
@@ -89,11 +92,18 @@ pub(crate) fn live(
         reason = "saturates; 1,024 streams at most"
     )]
     let streams = parts.round().max(1.0) as u32;
+    // Producers that commit for each other make a segment each, or one together: whichever fits their size.
+    let together = bytes as f64 / segments as f64 / f64::from(producers);
+    let makers = match peers && together < inputs.settings.forward_below_bytes {
+        true => f64::from(shards.min(producers)),
+        false => f64::from(producers),
+    };
     let settings = Settings {
         // No object records why a segment closed: assume the linger.
-        linger_seconds: f64::from(producers) / rate,
+        linger_seconds: makers / rate,
         shards,
         producers,
+        peers,
         consumers,
         streams,
         ..inputs.settings.clone()

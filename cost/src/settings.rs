@@ -16,6 +16,17 @@ pub enum NetworkPath {
     Internet,
 }
 
+/// What the producers of a shard share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// Nothing: each uploads its segments and commits them.
+    Nothing,
+    /// Commits: each uploads its segments, and the leader commits them.
+    Commits,
+    /// Segments: the others send their blocks to the leader, which uploads and commits them with its own.
+    Segments,
+}
+
 /// Settings that determine requests, bytes and their path. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
@@ -27,6 +38,10 @@ pub struct Settings {
     pub segment_raw_bytes: f64,
     /// Gateways, or Collectors with the exporter.
     pub producers: u32,
+    /// The producers of a shard commit for each other.
+    pub peers: bool,
+    /// A producer sends smaller segments to the leader of its shard instead of uploading them.
+    pub forward_below_bytes: f64,
     /// Shards of the buffer.
     pub shards: u32,
     /// Named consumers; each reads everything.
@@ -71,6 +86,8 @@ impl Default for Settings {
             segment_bytes: 16.0 * MIB,
             segment_raw_bytes: 128.0 * MIB,
             producers: 1,
+            peers: false,
+            forward_below_bytes: 256.0 * 1024.0,
             shards: 1,
             consumers: 1,
             standbys: 0,
@@ -98,6 +115,9 @@ const INSERT_BYTES: f64 = 47.5e6;
 /// Throughput of one upload in bytes per second.
 pub(crate) const CONNECTION_BYTES: f64 = 80e6;
 
+/// The largest `--forward-below` of a gateway.
+pub(crate) const FORWARD_BELOW_MAX: f64 = MIB;
+
 /// Maximum segments in one commit.
 const COMMIT_SEGMENTS_MAX: f64 = 512.0;
 
@@ -116,13 +136,55 @@ impl Settings {
     }
 
     /// Producers per active shard.
-    pub(crate) fn sharing(&self) -> f64 {
+    pub(crate) fn per_shard(&self) -> f64 {
         f64::from(self.producers) / self.active_shards()
+    }
+
+    /// What the producers of a shard share under this load.
+    pub(crate) fn sharing(&self, load: &Load) -> Sharing {
+        if !self.peers || self.producers <= self.shards {
+            return Sharing::Nothing;
+        }
+        let of_a_linger = load.compressed_bytes_per_second / f64::from(self.producers) * self.linger_seconds;
+        if of_a_linger < self.forward_below_bytes {
+            Sharing::Segments
+        } else {
+            Sharing::Commits
+        }
+    }
+
+    /// Producers per active shard that commit.
+    pub(crate) fn committers(&self, load: &Load) -> f64 {
+        match self.sharing(load) {
+            Sharing::Nothing => self.per_shard(),
+            Sharing::Commits | Sharing::Segments => 1.0,
+        }
+    }
+
+    /// Producers per active shard whose segments come to the log independently.
+    pub(crate) fn sources(&self, load: &Load) -> f64 {
+        match self.sharing(load) {
+            Sharing::Nothing | Sharing::Commits => self.per_shard(),
+            Sharing::Segments => 1.0,
+        }
+    }
+
+    /// Producers that make segments.
+    pub(crate) fn makers(&self, load: &Load) -> f64 {
+        match self.sharing(load) {
+            Sharing::Nothing | Sharing::Commits => f64::from(self.producers),
+            Sharing::Segments => self.active_shards(),
+        }
+    }
+
+    /// The compressed bytes per second in the segments of each producer that makes some.
+    pub(crate) fn each_maker(&self, load: &Load) -> f64 {
+        load.compressed_bytes_per_second / self.makers(load)
     }
 
     /// Time until a segment closes, at whichever limit comes first.
     pub(crate) fn fill_seconds(&self, load: &Load) -> f64 {
-        let each = load.compressed_bytes_per_second / f64::from(self.producers);
+        let each = self.each_maker(load);
         let by_size = self.segment_bytes / each;
         let by_raw = self.segment_raw_bytes / (each * load.ratio);
         self.linger_seconds.min(by_size).min(by_raw)
@@ -131,7 +193,7 @@ impl Settings {
     /// Segments that share a commit: full segments wait for each other until their linger ends, or until they hold
     /// three quarters of their memory.
     pub(crate) fn segments_per_commit(&self, load: &Load, request: RequestLatency) -> f64 {
-        let each = load.compressed_bytes_per_second / f64::from(self.producers);
+        let each = self.each_maker(load);
         let fill = self.fill_seconds(load);
         let waiting = 0.75 * BUDGET * self.memory_bytes - self.held_bytes(load, request);
         let most = (1.0 + waiting / (each * fill)).clamp(1.0, COMMIT_SEGMENTS_MAX);
@@ -141,7 +203,7 @@ impl Settings {
 
     /// Memory of a producer: filling, uploading and waiting segments.
     fn held_bytes(&self, load: &Load, latency: RequestLatency) -> f64 {
-        let each = load.compressed_bytes_per_second / f64::from(self.producers);
+        let each = self.each_maker(load);
         let fill = self.fill_seconds(load);
         let upload = latency.put_seconds + each * fill / CONNECTION_BYTES;
         each * (fill + upload + latency.put_seconds)
@@ -239,6 +301,13 @@ impl Settings {
                 bytes(self.memory_bytes)
             )));
         }
+        if !(0.0..=FORWARD_BELOW_MAX).contains(&self.forward_below_bytes) {
+            return refuse(
+                "--forward-below",
+                bytes(self.forward_below_bytes),
+                "it is at most 1MiB",
+            );
+        }
         if self.segment_bytes > 512.0 * MIB || self.segment_raw_bytes > 512.0 * MIB {
             let largest = self.segment_bytes.max(self.segment_raw_bytes);
             return refuse(
@@ -323,6 +392,10 @@ mod tests {
     fn senseless_settings_are_refused_with_a_remedy() {
         assert!(refused(|s| s.linger_seconds = 0.0).contains("--linger is 0"));
         assert!(refused(|s| s.producers = 0).contains("--producers is 0: there must be at least one"));
+        assert!(
+            refused(|s| s.forward_below_bytes = 2.0 * MIB)
+                .contains("--forward-below is 2 MiB: it is at most 1MiB")
+        );
         let large = refused(|s| s.segment_bytes = 256.0 * MIB);
         assert!(
             large.contains("256 MiB does not fit") && large.contains("--memory-limit"),

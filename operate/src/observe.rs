@@ -64,6 +64,7 @@ pub async fn observe(store: &Store, since: Duration) -> anyhow::Result<Seen> {
         bytes_kept: segments.iter().map(|(_, size)| size).sum(),
         shards: buffer.shards,
         producers: 0,
+        peers: false,
         consumers: 0,
         segments_in_log: 0,
         commits_in_log: 0,
@@ -111,6 +112,7 @@ async fn add_log(store: &Store, shard: u32, from: u64, observed: &mut Observed) 
         .iter()
         .filter(|row| row.commit > 0 && row.seen_at_ms >= since);
     observed.producers += u32::try_from(active.count()).unwrap_or(u32::MAX);
+    observed.peers |= log.leader.as_ref().is_some_and(|leader| leader.shared > 0);
     // All entries of a commit have its time.
     let mut commits = BTreeSet::new();
     for (_, entry) in log.entries(0).filter(|(_, entry)| entry.committed_at_ms >= from) {

@@ -46,6 +46,8 @@ const COPIES: usize = 2;
 const REQUEST_BYTES: usize = 8 << 10;
 /// Pause of accepting when the system refuses.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// A request waits this long for memory, since its producer can also commit without this one.
+const MEMORY_WAIT: Duration = Duration::from_secs(1);
 /// A certificate that this producer does not know may be in a manifest that it has not read yet.
 const CERTIFICATE_WAIT: Duration = Duration::from_millis(500);
 const CERTIFICATE_POLL: Duration = Duration::from_millis(20);
@@ -313,12 +315,12 @@ impl Service {
     ) -> Result<(millpond_runtime::Reservation, millpond_runtime::Reservation), PeerRefusal> {
         let over = |_| PeerRefusal::OverBudget;
         let share = self.share.reserve(length * COPIES + REQUEST_BYTES);
-        let share = timeout(self.config.patience, share)
+        let share = timeout(MEMORY_WAIT, share)
             .await
             .map_err(|_| PeerRefusal::OverBudget)?
             .map_err(over)?;
         let own = self.producer.budget().reserve(length * COPIES + REQUEST_BYTES);
-        let own = timeout(self.config.patience, own)
+        let own = timeout(MEMORY_WAIT, own)
             .await
             .map_err(|_| PeerRefusal::OverBudget)?
             .map_err(over)?;

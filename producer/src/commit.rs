@@ -248,7 +248,10 @@ impl<S: Found> Commits<S> {
         self.asked.retain(is_held);
         let next = self.decide(group, draw);
         match &next {
-            Next::UploadAgain { .. } | Next::Drop { .. } => {}
+            Next::UploadAgain { .. } => {}
+            // The table lacks every claim of the group, so an earlier attempt did not land. Nothing may wait for its outcome:
+            // the group may be empty now.
+            Next::Drop { .. } => self.unresolved = Unresolved::Nothing,
             Next::Read => {
                 self.asked = group.held.iter().map(named).collect();
                 // A state that was read earlier must not pass for the answer if the read fails.

@@ -225,12 +225,10 @@ impl Committer {
         true
     }
 
-    /// Lets blocks that are ready between two segments of the leader wait for the time to send them. Sent at once, they would
-    /// be in flight when the next ones are ready, which would then miss their segment, and so on.
+    /// Lets what is ready wait for the time to send it.
     async fn wait_for_the_leader(&mut self, arrivals: &mut mpsc::Receiver<Arrival>) {
-        while let Some(Arrival::Kept(_)) = self.waiting.get(&self.next_number)
-            && let Some(send_at) = self.lead.send_at(Instant::now())
-        {
+        self.commit_delay.begin();
+        while let Some((until, is_time)) = self.send_later() {
             tokio::select! {
                 biased;
                 arrival = arrivals.recv() => match arrival {
@@ -238,8 +236,21 @@ impl Committer {
                     // The producer stops.
                     None => return,
                 },
-                () = sleep_until(send_at) => return,
+                () = sleep_until(until) => if is_time { return },
             }
+        }
+    }
+
+    /// Returns until when what is ready waits, and whether it is sent then, even if that time has passed. `None`: it is sent
+    /// now, or there is nothing.
+    fn send_later(&mut self) -> Option<(Instant, bool)> {
+        match self.waiting.get(&self.next_number)? {
+            // Between two segments of the leader. Sent at once, they would be in flight when the next ones are ready, which would
+            // then miss their segment, and so on.
+            Arrival::Kept(_) => Some((self.lead.send_at(Instant::now())?, true)),
+            // Segments that filled before the end of their linger share a request, as they would share a commit.
+            Arrival::Uploaded(first) => Some((self.commit_delay.wait_until(first.commit_by)?, false)),
+            Arrival::Skipped(_) => None,
         }
     }
 

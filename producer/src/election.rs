@@ -62,7 +62,7 @@ impl Election {
         let same_term = |seen: &Seen, leader: &Leader| {
             (seen.leader.producer, seen.leader.term) == (leader.producer, leader.term)
         };
-        let Some(leader) = &manifest.leader else {
+        let Some(leader) = manifest.reachable_leader() else {
             self.seen = None;
             return;
         };
@@ -179,6 +179,7 @@ impl Election {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use millpond_manifest::Fingerprint;
     use uuid::Uuid;
 
     const OWN: ProducerId = ProducerId([1; 16]);
@@ -186,7 +187,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn led(producer: ProducerId, term: u64, shared: u64) -> Manifest {
-        let mut manifest = Manifest::new(Uuid::nil(), 0);
+        let mut manifest = Manifest::new(Uuid::nil(), 0).register(producer, 0);
+        manifest.certify(producer, Some(Fingerprint([7; 32])));
         manifest.leader = Some(Leader {
             producer,
             term,
@@ -215,6 +217,18 @@ mod tests {
         assert_eq!(first.follows(OWN, SECOND), None);
         let without = Election::new(None);
         assert_eq!(without.office(OWN, SECOND), Office::Keep);
+    }
+
+    #[test]
+    fn a_leader_that_nobody_can_ask_does_not_count() {
+        let mut election = election();
+        let mut manifest = led(OTHER, 1, 0);
+        election.see(&manifest, SECOND);
+        assert_eq!(election.office(OWN, SECOND), Office::Keep);
+        manifest.certify(OTHER, None);
+        election.see(&manifest, SECOND);
+        assert_eq!(election.follows(OWN, SECOND), None);
+        assert_eq!(election.office(OWN, SECOND), take());
     }
 
     #[test]

@@ -170,13 +170,13 @@ impl Committer {
     fn landed_elsewhere(&self, batch: Batch, first_sequence: u64, is_appended: bool) {
         let metrics = &self.upload.metrics;
         for (at, work) in (0_u64..).zip(batch.into_works()) {
-            let (bytes, sequence) = if is_appended {
-                (&metrics.appended_bytes, first_sequence)
+            if is_appended {
+                metrics.appended_bytes.inc_by(work.encoded.size);
+                self.answer(work, first_sequence);
             } else {
-                (&metrics.delegated_bytes, first_sequence + at)
-            };
-            bytes.inc_by(work.encoded.size);
-            self.answer(work, sequence);
+                metrics.delegated_bytes.inc_by(work.encoded.size);
+                self.answer_uploaded(work, first_sequence + at);
+            }
         }
     }
 }

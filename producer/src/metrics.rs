@@ -101,7 +101,11 @@ impl Metrics {
             "Segments uploaded and not yet committed",
             m.segments_uncommitted,
         );
-        to.register("segments", "Segments committed", m.segments);
+        to.register(
+            "segments",
+            "Segments that this producer uploaded and that were committed",
+            m.segments,
+        );
         to.register("blocks", "Blocks committed", m.blocks);
         to.register("messages", "Messages committed", m.messages);
         to.register("records", "Records committed", m.records);
@@ -110,7 +114,11 @@ impl Metrics {
             "Uncompressed bytes of the blocks committed",
             m.raw_bytes,
         );
-        to.register("stored_bytes", "Bytes of the segments committed", m.stored_bytes);
+        to.register(
+            "stored_bytes",
+            "Bytes of the segments that this producer uploaded and that were committed",
+            m.stored_bytes,
+        );
         to.register(
             "refused",
             "Appends refused: over budget, closed or not acceptable",

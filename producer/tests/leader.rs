@@ -9,8 +9,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::future::join_all;
+use millpond_manifest::manifest::Stream;
 use millpond_manifest::{Fingerprint, ProducerId};
-use millpond_producer::{Config, LeaderAddress, PeerAnswer, PeerRequest, Peering, Peers, Producer, Records};
+use millpond_producer::{
+    Config, LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Peering, Peers, Producer, Records,
+    StreamBlock,
+};
+use millpond_segment::{BlockBuilder, Compressor, Encoding};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, On, Outage, S3Latency, Unreliable, WriteFaults};
 use object_store::memory::InMemory;
@@ -176,6 +181,10 @@ impl Group {
             address: may_lead.then(|| address(number).into()),
             forward_below: Peering::FORWARD_BELOW,
         };
+        self.join(number, config(linger), peering).await
+    }
+
+    async fn join(&mut self, number: u64, config: Config, peering: Peering) -> Producer {
         let faults = Faults {
             seed: self.faults.seed.wrapping_add(number),
             ..self.faults
@@ -184,13 +193,7 @@ impl Group {
         self.controls.push(unreliable.controls());
         let store = Store::over(Arc::new(unreliable), "buffer");
         let environment = Seeded::standing(number);
-        let started = Producer::start_with(
-            environment,
-            store,
-            config(linger),
-            Some(peering),
-            &mut self.registry,
-        );
+        let started = Producer::start_with(environment, store, config, Some(peering), &mut self.registry);
         let producer = started.await.unwrap();
         let mut producers = self.network.producers.lock().unwrap();
         producers.insert(address(number), producer.clone());
@@ -324,6 +327,52 @@ async fn a_short_linger_stays_short() {
     );
     assert!(p50 < Duration::from_millis(500), "{p50:?}");
     assert!(p99 < Duration::from_millis(1_200), "{p99:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_full_segments_of_a_follower_share_requests() {
+    let mut group = Group::new(1, SECOND, slow_store()).await;
+    let small = Config {
+        segment_bytes: 16 << 10,
+        segment_raw_bytes: 1 << 20,
+        block_bytes: 4 << 10,
+        ..config(SECOND)
+    };
+    let peering = Peering {
+        peers: group.network.clone(),
+        certificate: Fingerprint([1; 32]),
+        address: None,
+        // It uploads all of its segments.
+        forward_below: 0,
+    };
+    let follower = group.join(1, small, peering).await;
+    append(&group.producers[0], "leads").await.unwrap();
+    append(&follower, "meets it").await.unwrap();
+
+    let (asked, segments) = (group.network.asked(), group.world.segments().await);
+    let mut random = StdRng::seed_from_u64(1);
+    // It does not compress.
+    let mut text = || {
+        (0..4 << 10)
+            .map(|_| random.random_range('!'..='~'))
+            .collect::<String>()
+    };
+    let appends: Vec<String> = (0..500).map(|_| text()).collect();
+    let appends = appends.iter().zip(0_u32..).map(|(text, number)| {
+        let follower = &follower;
+        async move {
+            sleep(Duration::from_millis(20) * number).await;
+            append(follower, text).await.unwrap();
+        }
+    });
+    join_all(appends).await;
+    let asked = group.network.asked() - asked;
+    let segments = group.world.segments().await - segments;
+    assert!(segments > 80, "{segments} segments");
+    assert!(
+        (9..20).contains(&asked),
+        "{asked} requests for {segments} segments"
+    );
 }
 
 /// Appends numbered messages from all producers, each as a client that retries, until all are acknowledged.
@@ -520,4 +569,79 @@ async fn followers_do_not_wait_for_a_leader_that_the_store_holds_up() {
         assert_eq!(log.len(), all.len(), "{outage:?}: nothing is there twice");
         assert_eq!(log.len(), 9 + 80 + 1, "{outage:?}");
     }
+}
+
+/// A request of a producer that is not in this process, with one message in a stream.
+fn request(producer: ProducerId, number: u64, stream: &str) -> PeerRequest {
+    let mut block = BlockBuilder::new(1);
+    block.push(1, b"{}").unwrap();
+    let block = Compressor::new(1).unwrap().compress(&block, 1).unwrap();
+    PeerRequest {
+        producer,
+        number,
+        records: Records::Blocks(vec![StreamBlock {
+            stream: stream.into(),
+            encoding: Encoding::Otlp,
+            block,
+        }]),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_that_spoils_a_segment_does_not_change_the_order_of_the_others() {
+    let group = Group::new(1, SECOND, Faults::default()).await;
+    let leader = &group.producers[0];
+    append(leader, "leads").await.unwrap();
+    let stranger = ProducerId([9; 16]);
+    group
+        .world
+        .change_manifest(|state| *state = state.register(stranger, 1))
+        .await;
+    append(leader, "meets the other").await.unwrap();
+
+    // The first segment has a guest, and its upload takes longer than that of the second.
+    let mut upload = group.controls[0].hold(On::Create, "");
+    let guest = leader.commit_for(request(stranger, 1, "spoilt"), leader.budget().nothing());
+    let first = async { tokio::join!(append(leader, "first"), guest) };
+    let second = async {
+        upload.arrived().await;
+        let second = append(leader, "second");
+        let release = async {
+            sleep(2 * SECOND).await;
+            // Meanwhile another producer has registered the guest's stream for something else.
+            group
+                .world
+                .change_manifest(|state| {
+                    state.streams.push(Stream {
+                        name: "spoilt".into(),
+                        encoding: Encoding::Ndjson,
+                    });
+                })
+                .await;
+            upload.release();
+        };
+        tokio::join!(second, release).0
+    };
+    let ((first, guest), second) = tokio::join!(first, second);
+    let refusal = guest.unwrap_err();
+    assert!(matches!(refusal, PeerRefusal::Invalid(_)), "{refusal}");
+    let (first, second) = (first.unwrap().sequence, second.unwrap().sequence);
+    assert!(first < second, "{first} is after {second}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_the_table_has_forgotten_is_replaced() {
+    let group = Group::new(2, SECOND / 5, Faults::default()).await;
+    append_all(&group, 3).await;
+    let forgotten = ProducerId([9; 16]);
+    group
+        .world
+        .change_manifest(|state| state.take_lead(forgotten, "10.0.0.9:4319"))
+        .await;
+    append_all(&group, 3).await;
+    let leader = group.leader().await.unwrap();
+    assert!([address(0), address(1)].contains(&leader), "{leader}");
+    let asked = group.network.asked();
+    append_all(&group, 3).await;
+    assert!(group.network.asked() > asked, "nobody shares commits");
 }

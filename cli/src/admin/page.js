@@ -100,8 +100,18 @@ function producerStages(look) {
     stage("commit", `${rate(`${p}_segments_total`).toFixed(1)} segments/s`, [
       `${count(sum(look, `${p}_segments_uncommitted`))} waiting`,
       both(`${p}_commit_seconds`),
+      ...lead(look),
     ]),
   ];
+}
+
+// Whether this gateway commits for others, or another one for it.
+function lead(look) {
+  const p = "millpond_producer";
+  if (sum(look, `${p}_leads`) > 0) return [`leads: ${count(sum(look, `${p}_commits_for_others_total`))} commits for others so far`];
+  const sent = ["appended", "delegated"].map((how) => `${p}_${how}_bytes_total`);
+  if (sent.every((name) => sum(look, name) === 0)) return [];
+  return [`follows: ${bytes(rate(sent[0]) + rate(sent[1]))}/s through the leader`];
 }
 
 function consumerStages(look) {

@@ -223,6 +223,23 @@ pub(crate) struct SettingsArgs {
     #[arg(long, value_name = "N", help_heading = "Settings")]
     producers: Option<u32>,
 
+    /// Number of gateways in each of the zones, in place of --producers.
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "producers",
+        help_heading = "Settings"
+    )]
+    gateways_per_zone: Option<u32>,
+
+    /// Gateways of a shard commit for each other (`millpond gateway --peer-listen`).
+    #[arg(long, help_heading = "Settings")]
+    peers: bool,
+
+    /// Compressed size below which a gateway sends its segment to the leader instead of uploading it; with --peers [default: 256KiB]
+    #[arg(long, value_name = "SIZE", requires = "peers", help_heading = "Settings")]
+    forward_below: Option<Size>,
+
     /// Number of shards [default: 1]
     #[arg(long, value_name = "N", help_heading = "Settings")]
     shards: Option<u32>,
@@ -331,6 +348,7 @@ impl SettingsArgs {
             (self.segment, &mut settings.segment_bytes),
             (self.segment_raw, &mut settings.segment_raw_bytes),
             (self.memory_limit, &mut settings.memory_bytes),
+            (self.forward_below, &mut settings.forward_below_bytes),
         ];
         for (given, bytes) in sizes {
             if let Some(size) = given {
@@ -357,6 +375,10 @@ impl SettingsArgs {
         if let Some(rate) = self.writer_throughput {
             settings.writer_bytes_per_second = rate.0;
         }
+        if let Some(gateways) = self.gateways_per_zone {
+            settings.producers = gateways.saturating_mul(settings.zones);
+        }
+        settings.peers = self.peers;
         settings.zone_aware = self.zone_aware;
         settings.path = self.network;
         if settings.zone_aware && settings.zones == 1 {
@@ -372,6 +394,8 @@ impl SettingsArgs {
             (self.segment.is_some(), "--segment"),
             (self.segment_raw.is_some(), "--segment-raw"),
             (self.producers.is_some(), "--producers"),
+            (self.gateways_per_zone.is_some(), "--gateways-per-zone"),
+            (self.peers, "--peers"),
             (self.shards.is_some(), "--shards"),
             (self.consumers.is_some(), "--consumers"),
             (self.streams.is_some(), "--streams"),
@@ -481,6 +505,7 @@ mod tests {
             shards: gateway.shards,
             tail_max: u32::try_from(gateway.tail_max).unwrap(),
             memory_bytes: size(gateway.memory_limit),
+            forward_below_bytes: size(gateway.peers.forward_below),
             poll_seconds: seconds(consume.poll_interval),
             ack_seconds: seconds(consume.ack_interval),
             lease_seconds: seconds(consume.lease),

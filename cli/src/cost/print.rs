@@ -171,10 +171,11 @@ fn settings(estimate: &Estimate, live: bool) -> String {
     let s = &estimate.settings;
     let linger = if live { "a segment every" } else { "linger" };
     format!(
-        "{linger} {}, segments up to {}; producers {}, shards {}, consumers {}, streams {}; polls every {}, acknowledges every {}",
+        "{linger} {}, segments up to {}; producers {}{}, shards {}, consumers {}, streams {}; polls every {}, acknowledges every {}",
         time(s.linger_seconds),
         bytes(s.segment_bytes),
         s.producers,
+        if s.peers { " that share commits" } else { "" },
         s.shards,
         s.consumers,
         s.streams,

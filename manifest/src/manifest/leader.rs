@@ -45,6 +45,16 @@ impl Manifest {
             .is_some_and(|leader| leader.producer == producer)
     }
 
+    /// The leader, if others can ask it: the table vouches for its certificate. The table may have forgotten a leader, which
+    /// nobody would otherwise replace.
+    pub fn reachable_leader(&self) -> Option<&Leader> {
+        let is_certified = |leader: &&Leader| {
+            let row = self.producer(leader.producer);
+            row.is_some_and(|row| row.certificate.is_some())
+        };
+        self.leader.as_ref().filter(is_certified)
+    }
+
     /// Makes a producer the leader, in the state that follows this one.
     pub fn take_lead(&mut self, producer: ProducerId, address: &str) {
         self.leader = Some(Leader {

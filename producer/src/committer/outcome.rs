@@ -19,21 +19,27 @@ impl Committer {
         let works = landed.count.min(members.works.len());
         let after = landed.first_sequence + works as u64;
         for (sequence, uploaded) in (landed.first_sequence..).zip(members.works.drain(..works)) {
-            self.answer(uploaded.work, sequence);
+            self.answer_uploaded(uploaded.work, sequence);
         }
         if landed.count > works {
             members.foreign_landed(after, &self.lead);
         }
     }
 
-    /// Tells everybody who waits for a segment that it is in the log.
+    /// Tells everybody who waits for a segment of this producer that it is in the log.
+    pub(crate) fn answer_uploaded(&self, work: EncodedWork, sequence: u64) {
+        let metrics = &self.upload.metrics;
+        metrics.segments.inc();
+        metrics.stored_bytes.inc_by(work.encoded.size);
+        self.answer(work, sequence);
+    }
+
+    /// Tells everybody who waits for these records that they are in the log.
     pub(crate) fn answer(&self, work: EncodedWork, sequence: u64) {
         let shard = self.upload.shard;
         let metrics = &self.upload.metrics;
         work.trace.committed(shard, sequence);
         metrics.segments_uncommitted.dec();
-        metrics.segments.inc();
-        metrics.stored_bytes.inc_by(work.encoded.size);
         for StreamBlock { block, .. } in &work.own {
             metrics.blocks.inc();
             metrics.messages.inc_by(block.messages);
@@ -82,7 +88,7 @@ impl Committer {
                 }
                 // The leader has put the blocks of several segments into one.
                 let at = if segments == landed as u64 { at as u64 } else { 0 };
-                self.answer(uploaded.work, first_sequence + at);
+                self.answer_uploaded(uploaded.work, first_sequence + at);
             } else if changed {
                 members.works.extend(self.rebuild(uploaded.work).await);
             } else {
@@ -138,7 +144,10 @@ impl Committer {
                 let reason = reason.clone();
                 guest.ticket.answer(&Err(PeerRefusal::Invalid(reason)));
             }
-            members.works.extend(self.rebuild(work).await);
+            // In its place: a producer's records stay in order.
+            if let Some(again) = self.rebuild(work).await {
+                members.works.insert(place, again);
+            }
             return;
         }
         tracing::error!("segment {name} cannot be committed: {reason}");

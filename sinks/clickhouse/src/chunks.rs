@@ -4,7 +4,7 @@
 mod events;
 mod signals;
 
-use crate::config::Columns;
+use crate::config::{Columns, Compression};
 use crate::events::Plan;
 use crate::frame::Frames;
 use crate::identities::NumberedRecord;
@@ -40,6 +40,12 @@ impl Workspace {
             traces: Traces::default(),
             metrics: Metrics::default(),
         })
+    }
+
+    /// The same, whose chunks are compressed in this way.
+    pub(crate) fn compressing(self, compression: Compression) -> std::io::Result<Self> {
+        let frames = Frames::new(compression)?;
+        Ok(Self { frames, ..self })
     }
 }
 

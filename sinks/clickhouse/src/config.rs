@@ -55,6 +55,10 @@ pub struct Config {
     pub ttl_seconds: u64,
     /// Different retention for single signals.
     pub ttl_seconds_of: Vec<(Signal, u64)>,
+    /// When the server builds the indexes of new rows. Default with the INSERT, as ClickHouse does.
+    pub skip_indexes: SkipIndexes,
+    /// The compression of INSERTs on their way to the server. Default LZ4.
+    pub compression: Compression,
     /// Time limit of one request in seconds, enforced by the server too. Default 300: an insert waits for the server's
     /// materialized views and replicas.
     pub timeout_seconds: u64,
@@ -84,6 +88,8 @@ impl Default for Config {
             indexes: Indexes::Exporter,
             ttl_seconds: 0,
             ttl_seconds_of: Vec::new(),
+            skip_indexes: SkipIndexes::Insert,
+            compression: Compression::default(),
             timeout_seconds: 300,
         }
     }
@@ -123,6 +129,27 @@ pub enum Columns {
     /// All of them.
     All,
     /// None.
+    None,
+}
+
+/// When the server builds the skip indexes of new rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SkipIndexes {
+    /// With each INSERT, unless the user's profile or the URL says otherwise.
+    Insert,
+    /// With the first merge. Queries read parts that are not merged yet without indexes.
+    Merge,
+}
+
+/// The compression of INSERTs on their way to the server. Tables keep their own codecs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// LZ4: fast at both ends.
+    #[default]
+    Lz4,
+    /// zstd at level 1: half the bytes of LZ4, for networks that are slow or paid by the byte.
+    Zstd,
+    /// None: for a server on the same machine.
     None,
 }
 

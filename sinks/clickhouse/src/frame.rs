@@ -1,7 +1,8 @@
-//! ClickHouse's compressed stream (`decompress=1` over HTTP): LZ4 frames, each preceded by a CityHash128 v1.0.2.
+//! ClickHouse's compressed stream (`decompress=1` over HTTP): frames, each preceded by a CityHash128 v1.0.2.
 //!
 //! Frames may split the stream anywhere, so buffers of a megabyte or more are compressed in place.
 
+use crate::config::Compression;
 use bytes::Bytes;
 
 /// Raw bytes per frame, like the server's own: large enough to compress well, small enough for the cache.
@@ -9,11 +10,16 @@ const FRAME_RAW: usize = 1 << 20;
 /// Method, compressed size and raw size.
 const HEADER: usize = 9;
 const CHECKSUM: usize = 16;
+const METHOD_NONE: u8 = 0x02;
 const METHOD_LZ4: u8 = 0x82;
+const METHOD_ZSTD: u8 = 0x90;
+const ZSTD_LEVEL: i32 = 1;
 
 /// Turns raw bytes into frames.
 #[derive(Default)]
 pub(crate) struct Frames {
+    zstd: Option<zstd::bulk::Compressor<'static>>,
+    compression: Compression,
     pending: Vec<u8>,
     scratch: Vec<u8>,
     frames: Vec<Bytes>,
@@ -21,6 +27,22 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
+    /// Frames of this kind.
+    ///
+    /// # Errors
+    /// There is no memory for a zstd compressor.
+    pub(crate) fn new(compression: Compression) -> std::io::Result<Frames> {
+        let zstd = match compression {
+            Compression::Zstd => Some(zstd::bulk::Compressor::new(ZSTD_LEVEL)?),
+            Compression::Lz4 | Compression::None => None,
+        };
+        Ok(Frames {
+            zstd,
+            compression,
+            ..Frames::default()
+        })
+    }
+
     pub(crate) fn write(&mut self, mut bytes: &[u8]) {
         self.raw_bytes += bytes.len() as u64;
         if !self.pending.is_empty() {
@@ -59,21 +81,45 @@ impl Frames {
 
     fn frame(&mut self, raw: &[u8]) {
         let prefix = CHECKSUM + HEADER;
-        self.scratch
-            .resize(prefix + lz4_flex::block::get_maximum_output_size(raw.len()), 0);
-        let compressed = lz4_flex::block::compress_into(raw, &mut self.scratch[prefix..])
-            .expect("the buffer has LZ4's maximum output size");
+        let (method, compressed) = self.compress(raw, prefix);
         let end = prefix + compressed;
         // Both fit: a frame holds at most 1 MiB.
         let sizes = [(HEADER + compressed) as u64, raw.len() as u64]
             .map(|size| u32::try_from(size).unwrap_or(u32::MAX));
-        self.scratch[CHECKSUM] = METHOD_LZ4;
+        self.scratch[CHECKSUM] = method;
         self.scratch[CHECKSUM + 1..CHECKSUM + 5].copy_from_slice(&sizes[0].to_le_bytes());
         self.scratch[CHECKSUM + 5..prefix].copy_from_slice(&sizes[1].to_le_bytes());
         // ClickHouse writes the low half of the hash first; the crate returns it in the high half.
         let checksum = cityhash_rs::cityhash_102_128(&self.scratch[CHECKSUM..end]).rotate_right(64);
         self.scratch[..CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
         self.frames.push(Bytes::copy_from_slice(&self.scratch[..end]));
+    }
+
+    /// Compresses into the scratch buffer behind the prefix. Returns the method and the length.
+    fn compress(&mut self, raw: &[u8], prefix: usize) -> (u8, usize) {
+        let most = match self.compression {
+            Compression::Lz4 => lz4_flex::block::get_maximum_output_size(raw.len()),
+            Compression::Zstd => zstd::zstd_safe::compress_bound(raw.len()),
+            Compression::None => raw.len(),
+        };
+        self.scratch.resize(prefix + most, 0);
+        let into = &mut self.scratch[prefix..];
+        if self.compression == Compression::Lz4 {
+            let compressed = lz4_flex::block::compress_into(raw, into);
+            return (
+                METHOD_LZ4,
+                compressed.expect("the buffer has LZ4's maximum output size"),
+            );
+        }
+        // A frame may also be stored as it is, for example for lack of memory.
+        let zstd = self.zstd.as_mut();
+        match zstd.and_then(|zstd| zstd.compress_to_buffer(raw, into).ok()) {
+            Some(compressed) => (METHOD_ZSTD, compressed),
+            None => {
+                into[..raw.len()].copy_from_slice(raw);
+                (METHOD_NONE, raw.len())
+            }
+        }
     }
 }
 
@@ -85,7 +131,17 @@ pub(crate) fn decompress(frames: &[Bytes]) -> Vec<u8> {
         let size = u32::from_le_bytes([header[5], header[6], header[7], header[8]]);
         let start = raw.len();
         raw.resize(start + size as usize, 0);
-        lz4_flex::block::decompress_into(compressed, &mut raw[start..]).expect("a frame of ours is whole");
+        let into = &mut raw[start..];
+        let whole = "a frame of ours is whole";
+        match header[0] {
+            METHOD_NONE => into.copy_from_slice(compressed),
+            METHOD_ZSTD => {
+                zstd::bulk::decompress_to_buffer(compressed, into).expect(whole);
+            }
+            _ => {
+                lz4_flex::block::decompress_into(compressed, into).expect(whole);
+            }
+        }
     }
     raw
 }
@@ -105,24 +161,30 @@ mod tests {
                     .collect()
             })
             .collect();
-        let mut frames = Frames::default();
-        for _ in 0..2 {
-            for piece in &pieces {
-                frames.write(piece);
+        for (compression, method) in [
+            (Compression::Lz4, METHOD_LZ4),
+            (Compression::Zstd, METHOD_ZSTD),
+            (Compression::None, METHOD_NONE),
+        ] {
+            let mut frames = Frames::new(compression).unwrap();
+            for _ in 0..2 {
+                for piece in &pieces {
+                    frames.write(piece);
+                }
+                let (frames, raw_bytes) = frames.finish();
+                frames.iter().for_each(|frame| check_head(frame, method));
+                let raw = decompress(&frames);
+                assert_eq!(raw, pieces.concat());
+                assert_eq!(raw_bytes, raw.len() as u64);
             }
-            let (frames, raw_bytes) = frames.finish();
-            frames.iter().for_each(check_head);
-            let raw = decompress(&frames);
-            assert_eq!(raw, pieces.concat());
-            assert_eq!(raw_bytes, raw.len() as u64);
         }
     }
 
-    fn check_head(frame: &Bytes) {
+    fn check_head(frame: &Bytes, method: u8) {
         let (checksum, rest) = frame.split_at(CHECKSUM);
         let expected = cityhash_rs::cityhash_102_128(rest).rotate_right(64);
         assert_eq!(checksum, expected.to_le_bytes());
-        assert_eq!(rest[0], METHOD_LZ4);
+        assert_eq!(rest[0], method);
         assert_eq!(rest[1..5], u32::try_from(rest.len()).unwrap().to_le_bytes());
     }
 

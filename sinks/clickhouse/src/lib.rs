@@ -29,7 +29,7 @@ pub mod tables;
 mod text;
 mod unfit;
 
-pub use config::{Columns, Config, Engine, Indexes, PartitionBy};
+pub use config::{Columns, Compression, Config, Engine, Indexes, PartitionBy, SkipIndexes};
 pub use events::{EventTable, Origin, Unit};
 pub use identities::{NumberedRecord, RowCount};
 pub use millpond_otlp::Signal;

@@ -2,7 +2,7 @@
 
 use crate::answer::AnswerError;
 use crate::client::{Client, Error};
-use crate::config::Config;
+use crate::config::{Config, SkipIndexes};
 use crate::failure::{classify, is_exception, shown};
 use crate::schema::literal;
 use millpond_consumer::SinkError;
@@ -30,6 +30,9 @@ const INSERT_WHERE_KNOWN: [(&str, &str); 4] = [
     ("max_insert_block_size_bytes", "0"),
     ("timeout_before_checking_execution_speed", "0"),
 ];
+
+/// Leaves the indexes of new rows to the first merge.
+const INDEXES_BY_MERGE: (&str, &str) = ("materialize_skip_indexes_on_insert", "0");
 
 /// Settings that keep answers complete: the sink would resend a row that a query misses.
 const QUESTION_WHERE_KNOWN: [(&str, &str); 18] = [
@@ -104,9 +107,11 @@ pub(crate) async fn connect(config: &Config, url: &str) -> Result<(String, Clien
     let question = QUESTION_WHERE_KNOWN.into_iter().filter(is_known);
     let modes = known.iter().filter(|name| name.contains("overflow_mode"));
     let question = question.chain(modes.map(|name| (name.as_str(), "throw")));
+    let by_merge = indexes_by_merge(config.skip_indexes, &known, &url)?;
     let insert = INSERT
         .into_iter()
-        .chain(INSERT_WHERE_KNOWN.into_iter().filter(is_known));
+        .chain(INSERT_WHERE_KNOWN.into_iter().filter(is_known))
+        .chain(by_merge);
     let with = |client: Client, pinned: &mut dyn Iterator<Item = (&str, &str)>| {
         pinned.fold(client, |client, (name, value)| client.with_setting(name, value))
     };
@@ -115,6 +120,21 @@ pub(crate) async fn connect(config: &Config, url: &str) -> Result<(String, Clien
         .with_setting("decompress", "1");
     let asking = with(client, &mut { question });
     Ok((url, Clients { asking, inserting }))
+}
+
+fn indexes_by_merge(
+    skip_indexes: SkipIndexes,
+    known: &[String],
+    url: &str,
+) -> Result<Option<(&'static str, &'static str)>, SinkError> {
+    let (name, _) = INDEXES_BY_MERGE;
+    match skip_indexes {
+        SkipIndexes::Insert => Ok(None),
+        SkipIndexes::Merge if known.iter().any(|known| known == name) => Ok(Some(INDEXES_BY_MERGE)),
+        SkipIndexes::Merge => Err(SinkError::Schema(format!(
+            "{url} cannot leave indexes to merges: it does not know the setting {name}; use --skip-indexes insert"
+        ))),
+    }
 }
 
 /// Profile settings that could hide the answer to the first query.
@@ -130,6 +150,7 @@ const UNKNOWN_SETTING: u32 = 115;
 /// Asks which of the settings above the server knows.
 async fn known(client: &Client, url: &str) -> Result<Vec<String>, SinkError> {
     let ours = INSERT_WHERE_KNOWN.iter().chain(&QUESTION_WHERE_KNOWN);
+    let ours = ours.chain([&INDEXES_BY_MERGE]);
     let names: Vec<String> = ours.map(|(name, _)| literal(name)).collect();
     let sql = format!(
         "SELECT name FROM system.settings WHERE name IN ({}) OR name LIKE {}",
@@ -221,6 +242,20 @@ fn decoded(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn indexes_are_left_to_merges_where_the_server_can() {
+        let old = ["limit".to_owned()];
+        let new = [INDEXES_BY_MERGE.0.to_owned()];
+        let asked = |skip_indexes, known| indexes_by_merge(skip_indexes, known, "http://x");
+        assert!(matches!(asked(SkipIndexes::Insert, &new), Ok(None)));
+        assert!(matches!(
+            asked(SkipIndexes::Merge, &new),
+            Ok(Some(INDEXES_BY_MERGE))
+        ));
+        let error = asked(SkipIndexes::Merge, &old).unwrap_err().to_string();
+        assert!(error.contains("use --skip-indexes insert"), "{error}");
+    }
 
     #[test]
     fn parameters_of_a_url_are_settings() {

@@ -128,7 +128,7 @@ impl ClickHouse {
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
         let mut workspace = kept
-            .map_or_else(Workspace::new, Ok)
+            .map_or_else(|| Workspace::new()?.compressing(self.config.compression), Ok)
             .map_err(|error| SinkError::Transient(format!("no memory for a zstd decompressor: {error}")))?;
         let outcome = work(&mut workspace);
         let mut kept = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);

@@ -21,7 +21,8 @@ const LOAD_PATIENCE: Duration = Duration::from_secs(60);
 /// Results of all repeats with one kind of index. Times are CPU-seconds per million records.
 #[derive(Debug, Serialize)]
 pub(crate) struct Cost {
-    /// Indexes of the table: `bloom`, or `exporter`, the default, which is `text` on this engine.
+    /// Indexes of the table: `bloom`, or `exporter`, the default, which is `text` on this engine. With `by merges`, INSERTs do
+    /// not build them.
     pub(crate) indexes: &'static str,
     pub(crate) bodies: String,
     pub(crate) records: u64,
@@ -54,9 +55,17 @@ struct Run {
     load: f64,
 }
 
-const INDEXES: [(&str, Settings); 2] = [
+const INDEXES: [(&str, Settings); 4] = [
     ("bloom", consumer(&["--indexes", "bloom"])),
     ("exporter", consumer(&["--indexes", "exporter"])),
+    (
+        "bloom, by merges",
+        consumer(&["--indexes", "bloom", "--skip-indexes", "merge"]),
+    ),
+    (
+        "exporter, by merges",
+        consumer(&["--indexes", "exporter", "--skip-indexes", "merge"]),
+    ),
 ];
 
 const fn consumer(flags: &'static [&'static str]) -> Settings {
@@ -66,7 +75,7 @@ const fn consumer(flags: &'static [&'static str]) -> Settings {
     }
 }
 
-/// Alternates repeats of the two kinds, so that a machine that gets slower slows both.
+/// Alternates repeats of the kinds, so that a machine that gets slower slows both.
 pub(crate) async fn measure(bodies: Option<&Path>, records: u64, repeats: u32) -> anyhow::Result<Vec<Cost>> {
     let mut runs = INDEXES.map(|_| Vec::new());
     for repeat in 1..=repeats {

@@ -1,7 +1,7 @@
 //! Settings that would break deduplication or hide rows from a query, set for every request as a profile can.
 
 use crate::support::{NEW_YEAR, Proxy, Server, at, batch, chunk, open, write, write_again};
-use millpond_clickhouse::{ClickHouse, Config, Signal};
+use millpond_clickhouse::{ClickHouse, Config, Signal, SkipIndexes};
 use millpond_consumer::{Found, Sink as _, SinkError};
 
 /// A sink whose every request has these settings.
@@ -73,6 +73,39 @@ async fn a_profile_cannot_split_a_block() {
     write(&sink, &batch.id, &chunk(&sink, &batch)).await.unwrap();
     let parts = "SELECT count() FROM system.parts WHERE table = 'otel_logs' AND active";
     assert_eq!(server.ask(parts).await, "1");
+}
+
+#[tokio::test]
+async fn indexes_are_built_by_the_insert_or_by_the_first_merge() {
+    for skip_indexes in [SkipIndexes::Insert, SkipIndexes::Merge] {
+        let server = Server::start();
+        server.open().await;
+        server.run("SYSTEM STOP MERGES otel.otel_logs").await;
+        let sink = open(Config {
+            skip_indexes,
+            ..server.config()
+        })
+        .await;
+        for sequence in [1, 2] {
+            let batch = batch(sequence, &[at([NEW_YEAR; 6])]);
+            write(&sink, &batch.id, &chunk(&sink, &batch)).await.unwrap();
+        }
+        let indexed = "SELECT countIf(secondary_indices_compressed_bytes > 0) FROM system.parts \
+                       WHERE table = 'otel_logs' AND active";
+        let expected = match skip_indexes {
+            SkipIndexes::Insert => "2",
+            SkipIndexes::Merge => "0",
+        };
+        assert_eq!(server.ask(indexed).await, expected, "{skip_indexes:?}");
+        // Without them, a query still finds every row.
+        let found = format!("{COUNT} WHERE ServiceName = 'shop' OR hasToken(Body, 'nothing')");
+        let all = server.ask(&found).await;
+        server.run("SYSTEM START MERGES otel.otel_logs").await;
+        server.run("OPTIMIZE TABLE otel.otel_logs FINAL").await;
+        assert_eq!(server.ask(indexed).await, "1", "{skip_indexes:?}");
+        assert_eq!(server.ask(&found).await, all, "{skip_indexes:?}");
+        assert_eq!(server.ask(COUNT).await, "12", "{skip_indexes:?}");
+    }
 }
 
 #[tokio::test]

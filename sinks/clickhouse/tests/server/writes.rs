@@ -1,7 +1,8 @@
 //! The form of an INSERT: one block, compressed, under one token and the pinned settings.
 
 use crate::support::{DAY, NEW_YEAR, Proxy, Server, at, batch, chunk, chunks, open, write};
-use millpond_clickhouse::{Columns, Config};
+use millpond_clickhouse::{Columns, Compression, Config};
+use millpond_consumer::{Chunk, Sink as _};
 
 const COUNT: &str = "SELECT count(), uniqExact(Body) FROM otel.otel_logs";
 
@@ -47,6 +48,40 @@ async fn the_same_chunk_again_adds_nothing_and_another_does() {
         write(&sink, &batch.id, &chunk(&sink, batch)).await.unwrap();
         assert_eq!(server.ask(COUNT).await, expected);
     }
+}
+
+#[tokio::test]
+async fn a_chunk_arrives_in_every_compression() {
+    let server = Server::start();
+    let mut sizes = Vec::new();
+    for (sequence, compression) in [
+        (1, Compression::None),
+        (2, Compression::Lz4),
+        (3, Compression::Zstd),
+    ] {
+        let config = Config {
+            compression,
+            ..server.config()
+        };
+        let sink = open(config).await;
+        let batch = batch(sequence, &[at((0..10_000).map(|row| NEW_YEAR + row))]);
+        let whole = chunk(&sink, &batch);
+        sizes.push(whole.body.iter().map(bytes::Bytes::len).sum::<usize>());
+        // The sink reads its own chunk to send a part of it, here under a token of its own.
+        let some = Chunk {
+            index: 1,
+            ..sink.some(&whole, &[7, 9_999])
+        };
+        for chunk in [&some, &whole] {
+            write(&sink, &batch.id, chunk).await.unwrap();
+        }
+        let rows = "SELECT count(), uniqExact(Body), sum(cityHash64(Timestamp, Body, ServiceName)) FROM otel.otel_logs \
+                    WHERE _millpond_sequence = {}";
+        let found = server.ask(&rows.replace("{}", &sequence.to_string())).await;
+        assert!(found.starts_with("10002\t10000\t"), "{compression:?}: {found}");
+    }
+    let [none, lz4, zstd] = sizes.try_into().unwrap();
+    assert!(zstd < lz4 && lz4 < none, "{zstd}, {lz4}, {none} bytes");
 }
 
 #[tokio::test]
