@@ -19,6 +19,7 @@ declare -A seeds=(
     [segment]=segment/testdata
     [otlp-logs]=fuzz/seeds/otlp
     [otlp-json]=fuzz/seeds/otlp-json
+    [events]=fuzz/seeds/events
     [clickhouse]=fuzz/seeds/otlp
     [clickhouse-answer]=fuzz/seeds/clickhouse-answer
     [buffer-url]=fuzz/seeds/buffer-url

@@ -116,6 +116,15 @@ def refusing(test, says):
     return Catcher("consumer/tests/dead_letters.rs", test, says)
 
 
+def accepting(test, says):
+    return Catcher("gateway/tests/events.rs", test, says)
+
+
+def inserting_events(says):
+    test = "events::a_row_that_does_not_fit_leaves_the_others_alone"
+    return Catcher("sinks/clickhouse/tests/server/main.rs", test, says)
+
+
 def simulated(says):
     """Some of the seeds that every test run covers."""
     test = "every_promise_holds_for_every_seed"
@@ -638,6 +647,27 @@ CATCHERS = {
         )
     ],
     "lease-checked-once": [leased(STOOD_STILL, "another owner may have the cursor")],
+    "refused-rows-appended": [
+        accepting(
+            "malformed_rows_are_rejected_one_by_one_or_all_rows_with_them",
+            "the log has what was accepted",
+        )
+    ],
+    "events-of-another-prefix": [
+        accepting(
+            "a_token_writes_to_streams_of_its_prefix_and_no_other_token_does",
+            "another token wrote to /v1/streams/acme.signup",
+        )
+    ],
+    "unfit-row-takes-no-number": [inserting_events("a row has the number of another")],
+    "unfit-row-leaves-values": [inserting_events("the columns have different lengths")],
+    "part-of-an-object": [
+        Catcher(
+            "gateway/src/lib.rs",
+            "rows::tests::no_line_of_a_broken_object_that_spans_lines_is_a_row",
+            "a part is no row",
+        )
+    ],
 }
 
 

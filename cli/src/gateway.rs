@@ -39,7 +39,8 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) listen: SocketAddr,
 
-    /// Address for OTLP/HTTP (protobuf and JSON, HTTP/1.1 and HTTP/2). Any address but loopback requires TLS or --insecure.
+    /// Address for OTLP/HTTP (protobuf and JSON, HTTP/1.1 and HTTP/2) and for events (POST /v1/streams/STREAM). Any address but loopback
+    /// requires TLS or --insecure.
     #[arg(
         long,
         env = "MILLPOND_LISTEN_HTTP",

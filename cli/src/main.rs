@@ -15,6 +15,7 @@ mod descriptors;
 mod dev;
 mod doctor;
 mod environment;
+mod event_tables;
 mod events;
 mod examples;
 mod gateway;

@@ -1,5 +1,6 @@
 //! The settings of ClickHouse and its tables, the same for every command.
 
+use crate::event_tables;
 use crate::units::Time;
 use anyhow::{Context, ensure};
 use millpond_clickhouse::{Columns, Compression, Engine, Indexes, PartitionBy, Signal, SkipIndexes};
@@ -107,6 +108,11 @@ pub(crate) struct TableArgs {
     )]
     pub(crate) signals: Vec<Signal>,
 
+    /// TOML file with a table for each stream of JSON events that the consumer reads (docs/event-tables.md). Without it, the consumer
+    /// passes over all events.
+    #[arg(long, env = "MILLPOND_EVENT_TABLES", value_name = "FILE")]
+    pub(crate) event_tables: Option<PathBuf>,
+
     /// ClickHouse user. Default: the server's default user.
     #[arg(long, env = "MILLPOND_CLICKHOUSE_USER", value_name = "NAME")]
     pub(crate) clickhouse_user: Option<String>,
@@ -168,6 +174,10 @@ impl TableArgs {
             password: self.password()?,
             database: self.database.clone(),
             signals: self.signals.clone(),
+            event_tables: match &self.event_tables {
+                Some(file) => event_tables::read(file)?,
+                None => Vec::new(),
+            },
             logs_table: self.logs_table.clone(),
             traces_table: self.traces_table.clone(),
             gauge_table: self.gauge_table.clone(),

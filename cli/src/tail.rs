@@ -32,7 +32,7 @@ pub(crate) struct TailArgs {
     #[arg(long, value_name = "REGEX")]
     grep: Option<Regex>,
 
-    /// Print one JSON object per record: its place, its time of reception, and the record with OTLP's names.
+    /// Print one JSON object per record: its place, its time of reception, and the record with OTLP's names, or the event.
     #[arg(long)]
     json: bool,
 
@@ -110,6 +110,8 @@ impl Show for Printer {
     fn record(&mut self, record: &Found<'_>) -> anyhow::Result<()> {
         let line = match &record.content {
             Content::Record(record) => text::line(record),
+            // JSON has line ends and tabs between tokens only.
+            Content::Row(row) => row.replace(['\n', '\r', '\t'], " "),
             Content::Payload(payload) => payload.clone(),
             Content::Unreadable(reason) => format!("a message that cannot be read: {reason}"),
         };

@@ -48,3 +48,8 @@ pub(crate) fn essence(headers: &HeaderMap) -> &[u8] {
     let essence = value.split(|byte| *byte == b';').next();
     essence.unwrap_or_default().trim_ascii()
 }
+
+/// A header or a parameter of a client for an error: at most 100 bytes of it, escaped.
+pub(crate) fn show_header(value: &[u8]) -> String {
+    value[..value.len().min(100)].escape_ascii().to_string()
+}

@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 use crate::decompress::Encoding;
 use crate::envelope::{Caller, Envelope, Format, essence};
 use crate::google_rpc;
-use crate::metrics::Transport;
+use crate::metrics::{Content, Transport};
 use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;
 use crate::request::Service;
@@ -31,7 +31,7 @@ where
     let signal = Signal::ALL
         .into_iter()
         .find(|signal| path(*signal) == request.uri().path());
-    let mut in_flight = service.begin(Transport::Grpc, signal);
+    let mut in_flight = service.begin(Transport::Grpc, signal.map(Content::Signal));
     if let Some(refusal) = not_grpc(&request) {
         in_flight.not_otlp();
         return refusal;

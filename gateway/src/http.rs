@@ -1,6 +1,6 @@
 //! The envelope of OTLP/HTTP: path, format, compression, and the answer of the OTLP specification ("OTLP/HTTP
 //! Response"): an Export…ServiceResponse or a google.rpc.Status in the format of the request. A client retries 429,
-//! 502, 503 and 504, and drops the data on anything else.
+//! 502, 503 and 504, and drops the data on anything else. Events on this port have an envelope of their own (`events`).
 
 use std::time::Duration;
 
@@ -19,20 +19,22 @@ use tonic::Code;
 
 use crate::decompress::Encoding;
 use crate::envelope::{Envelope, Format, essence};
+use crate::events;
 use crate::google_rpc::{self, BadRequest, FieldViolation};
 use crate::grpc;
-use crate::metrics::Transport;
+use crate::metrics::{Content, Transport};
 use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;
 use crate::request::Service;
 
-const ACCEPT_POST: HeaderName = HeaderName::from_static("accept-post");
+pub(crate) const ACCEPT_POST: HeaderName = HeaderName::from_static("accept-post");
 const FORMS: &str = "application/x-protobuf, application/json";
 const ENCODINGS: &str = "gzip, zstd, identity";
 
 const WELCOME: &str = "This is a Millpond gateway's port for OTLP/HTTP.\n\
     POST /v1/logs, /v1/traces or /v1/metrics; content-type application/x-protobuf or application/json; \
     content-encoding gzip or zstd, or none.\n\
+    POST /v1/streams/STREAM takes events: JSON objects, one a line or in an array.\n\
     OTLP/gRPC uses another port (--listen), as do /healthz, /readyz and /metrics (--admin).\n";
 
 /// Answers one request.
@@ -42,26 +44,14 @@ where
     B::Error: std::error::Error,
 {
     let (head, mut body) = request.into_parts();
-    let signal = Signal::ALL
-        .into_iter()
-        .find(|signal| path(*signal) == head.uri.path());
-    let mut in_flight = service.begin(Transport::Http, signal);
-    let response = match target(&head, signal) {
-        Ok((signal, format)) => {
-            let result = export(service, signal, format, &head, &mut body).await;
-            in_flight.answered(result.as_ref().map_or_else(Refusal::code, |()| Code::Ok));
-            match result {
-                Ok(()) => return success(format),
-                Err(refusal) => {
-                    tracing::debug!(code = ?refusal.code(), message = refusal.message, "request refused");
-                    refused(format, &refusal, service.retry_after())
-                }
-            }
-        }
-        Err(response) => {
-            in_flight.not_otlp();
-            *response
-        }
+    let answered = if head.uri.path().starts_with(events::PATH) && !grpc::is_grpc(&head.headers) {
+        events::answer(service, &head, &mut body).await
+    } else {
+        answer_otlp(service, &head, &mut body).await
+    };
+    let response = match answered {
+        Ok(response) => return response,
+        Err(response) => response,
     };
     // An HTTP/1 client that is still sending would see a reset and never read the answer. A client that waits for `100
     // Continue` does not get it.
@@ -69,6 +59,35 @@ where
         service.discard(&mut body).await;
     }
     response
+}
+
+/// Answers an export, or a request to an unknown path. `Err` if it may have left its body unread.
+async fn answer_otlp<B>(
+    service: &Service,
+    head: &Parts,
+    body: &mut B,
+) -> Result<Response<Reply>, Response<Reply>>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::error::Error,
+{
+    let signal = Signal::ALL
+        .into_iter()
+        .find(|signal| path(*signal) == head.uri.path());
+    let mut in_flight = service.begin(Transport::Http, signal.map(Content::Signal));
+    let (signal, format) = target(head, signal).map_err(|response| {
+        in_flight.not_otlp();
+        *response
+    })?;
+    let result = export(service, signal, format, head, body).await;
+    in_flight.answered(result.as_ref().map_or_else(Refusal::code, |()| Code::Ok));
+    match result {
+        Ok(()) => Ok(success(format)),
+        Err(refusal) => {
+            tracing::debug!(code = ?refusal.code(), message = refusal.message, "request refused");
+            Err(refused(format, &refusal, service.retry_after()))
+        }
+    }
 }
 
 /// The path of the signal's requests (OTLP specification, "OTLP/HTTP Request").
@@ -94,9 +113,10 @@ fn target(head: &Parts, signal: Option<Signal>) -> Result<(Signal, Format), Box<
             return Err(Box::new(welcome()));
         }
         let message = format!(
-            "nothing is at {}; POST to one of {}",
+            "nothing is at {}; POST to one of {}, {}STREAM",
             head.uri.path(),
-            Signal::ALL.map(path).join(", ")
+            Signal::ALL.map(path).join(", "),
+            events::PATH
         );
         return Err(Box::new(refuse(StatusCode::NOT_FOUND, Code::NotFound, &message)));
     };
@@ -163,7 +183,7 @@ where
     service.export(signal, &caller, envelope, body).await
 }
 
-fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Refusal> {
+pub(crate) fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Refusal> {
     let mut all = headers.get_all(CONTENT_ENCODING).iter();
     let Some(name) = all.next() else {
         return Ok(None);
@@ -200,9 +220,12 @@ fn welcome() -> Response<Reply> {
     response(StatusCode::OK, "text/plain; charset=utf-8", body)
 }
 
-fn refused(format: Format, refusal: &Refusal, retry_after: Duration) -> Response<Reply> {
-    let status = match refusal.why {
+/// The status of a refusal's answer.
+pub(crate) fn status(why: &Why) -> StatusCode {
+    match why {
         Why::Denied(_) => StatusCode::UNAUTHORIZED,
+        Why::Forbidden => StatusCode::FORBIDDEN,
+        Why::Conflict => StatusCode::CONFLICT,
         Why::Invalid { .. } | Why::NoEncoding => StatusCode::BAD_REQUEST,
         Why::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         Why::UnknownEncoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -212,14 +235,24 @@ fn refused(format: Format, refusal: &Refusal, retry_after: Duration) -> Response
         Why::TooSlow => StatusCode::GATEWAY_TIMEOUT,
         // The client has left and never sees it.
         Why::Cancelled => StatusCode::BAD_REQUEST,
-    };
+    }
+}
+
+fn refused(format: Format, refusal: &Refusal, retry_after: Duration) -> Response<Reply> {
     let field = match &refusal.why {
         Why::Invalid { field } => Some(field.as_deref().unwrap_or_default()),
         _ => None,
     };
+    let status = status(&refusal.why);
     let mut response = failure(status, format, refusal.code(), &refusal.message, field);
+    advise(&mut response, &refusal.why, retry_after);
+    response
+}
+
+/// Adds the headers that tell a client what to do about a refusal.
+pub(crate) fn advise(response: &mut Response<Reply>, why: &Why, retry_after: Duration) {
     let headers = response.headers_mut();
-    match refusal.why {
+    match why {
         Why::Exhausted | Why::Unavailable => {
             headers.insert(RETRY_AFTER, seconds(retry_after).into());
         }
@@ -231,7 +264,6 @@ fn refused(format: Format, refusal: &Refusal, retry_after: Duration) -> Response
         }
         _ => {}
     }
-    response
 }
 
 /// Rounds up to whole seconds, the unit of the header.
@@ -287,7 +319,7 @@ fn json_status(code: Code, message: &str, wrong_field: Option<&str>) -> Vec<u8> 
     status.to_string().into_bytes()
 }
 
-fn response(status: StatusCode, content_type: &'static str, body: Bytes) -> Response<Reply> {
+pub(crate) fn response(status: StatusCode, content_type: &'static str, body: Bytes) -> Response<Reply> {
     let mut response = Response::new(Reply::Whole(body));
     *response.status_mut() = status;
     response

@@ -1,4 +1,5 @@
-//! OTLP/gRPC and OTLP/HTTP in front of a producer: logs, traces and metrics, each in a separate stream.
+//! OTLP/gRPC and OTLP/HTTP in front of a producer: logs, traces and metrics, each in a separate stream. Events, which
+//! are rows of JSON, come over HTTP into streams that their senders name.
 //!
 //! The gateway does not decode OTLP. It reads a request within limits and the memory budget, decompresses it within
 //! both, validates it with one walk over its wire structure, and appends it unchanged; JSON becomes protobuf first. It
@@ -7,7 +8,7 @@
 //! INVALID_ARGUMENT (400 or 413). With a tokens file, a request without a valid token is UNAUTHENTICATED (401) before
 //! the gateway reads a byte of it. With a certificate, the gateway accepts only TLS connections.
 //!
-//! All requests take one path (`request`), with an envelope for each protocol (`grpc`, `http`).
+//! All requests take one path (`request`), with an envelope for each protocol (`grpc`, `http`, `events`).
 //!
 //! The gateway does gRPC's framing and decompression itself, on hyper. tonic (0.14) allocates the length in a message's
 //! prefix and lets a zstd frame choose a window of 128 MiB; a budget could bound neither.
@@ -19,6 +20,7 @@ mod connections;
 mod decompress;
 mod entrance;
 mod envelope;
+mod events;
 mod files;
 mod google_rpc;
 mod grpc;
@@ -29,6 +31,7 @@ mod metrics;
 mod refusal;
 mod reply;
 mod request;
+pub mod rows;
 mod security;
 mod server;
 mod throttled_warnings;

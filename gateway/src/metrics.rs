@@ -40,7 +40,30 @@ struct By {
     transport: &'static str,
 }
 
-/// The signal of a request.
+/// The content of a request, the label `signal`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// OTLP.
+    Signal(Signal),
+    /// Rows of JSON. Their stream is no label: clients choose its name.
+    Events,
+}
+
+impl Content {
+    /// Each content that this transport carries.
+    fn all(transport: Transport) -> impl Iterator<Item = Content> {
+        let events = (transport == Transport::Http).then_some(Content::Events);
+        Signal::ALL.into_iter().map(Content::Signal).chain(events)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Content::Signal(signal) => signal.name(),
+            Content::Events => "events",
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Of {
     transport: &'static str,
@@ -48,10 +71,10 @@ struct Of {
 }
 
 impl Of {
-    fn new(transport: Transport, signal: Signal) -> Of {
+    fn new(transport: Transport, content: Content) -> Of {
         Of {
             transport: transport.label().transport,
-            signal: signal.name(),
+            signal: content.name(),
         }
     }
 }
@@ -79,6 +102,7 @@ pub(crate) struct Metrics {
     records: Family<Of, Counter>,
     received_bytes: Family<Of, Counter>,
     raw_bytes: Family<Of, Counter>,
+    rejected_rows: Counter,
     connections: Family<By, Gauge>,
     connections_refused: Family<Closed, Counter>,
 }
@@ -92,6 +116,7 @@ impl Metrics {
             records: Family::default(),
             received_bytes: Family::default(),
             raw_bytes: Family::default(),
+            rejected_rows: Counter::default(),
             connections: Family::default(),
             connections_refused: Family::default(),
         };
@@ -129,6 +154,11 @@ impl Metrics {
             Unit::Bytes,
             metrics.raw_bytes.clone(),
         );
+        registry.register(
+            "rejected_rows",
+            "Malformed rows of events that the gateway rejected",
+            metrics.rejected_rows.clone(),
+        );
         registry.register("connections", "Open connections", metrics.connections.clone());
         registry.register(
             "connections_refused",
@@ -137,10 +167,10 @@ impl Metrics {
         );
         // A signal without requests is 0, not absent.
         for transport in Transport::ALL {
-            for signal in Signal::ALL {
-                metrics.received(transport, signal, 0);
-                metrics.opened(transport, signal, 0);
-                metrics.committed(transport, signal, 0);
+            for content in Content::all(transport) {
+                metrics.received(transport, content, 0);
+                metrics.opened(transport, content, 0);
+                metrics.committed(transport, content, 0);
             }
             metrics.in_flight.get_or_create(&transport.label()).set(0);
             metrics.connections.get_or_create(&transport.label()).set(0);
@@ -156,23 +186,28 @@ impl Metrics {
     }
 
     /// Counts the bytes of a received message, compressed or not.
-    pub(crate) fn received(&self, transport: Transport, signal: Signal, bytes: usize) {
-        let of = Of::new(transport, signal);
+    pub(crate) fn received(&self, transport: Transport, content: Content, bytes: usize) {
+        let of = Of::new(transport, content);
         self.received_bytes.get_or_create(&of).inc_by(bytes as u64);
     }
 
     /// Counts the bytes of a decompressed message.
-    pub(crate) fn opened(&self, transport: Transport, signal: Signal, bytes: usize) {
+    pub(crate) fn opened(&self, transport: Transport, content: Content, bytes: usize) {
         self.raw_bytes
-            .get_or_create(&Of::new(transport, signal))
+            .get_or_create(&Of::new(transport, content))
             .inc_by(bytes as u64);
     }
 
     /// Counts committed records.
-    pub(crate) fn committed(&self, transport: Transport, signal: Signal, records: u64) {
+    pub(crate) fn committed(&self, transport: Transport, content: Content, records: u64) {
         self.records
-            .get_or_create(&Of::new(transport, signal))
+            .get_or_create(&Of::new(transport, content))
             .inc_by(records);
+    }
+
+    /// Counts rejected rows of events.
+    pub(crate) fn rejected(&self, rows: u64) {
+        self.rejected_rows.inc_by(rows);
     }
 
     /// Counts an open connection.
@@ -192,12 +227,12 @@ impl Metrics {
     }
 
     /// Starts counting a request at its headers.
-    pub(crate) fn begin(self: &Arc<Self>, transport: Transport, signal: Option<Signal>) -> InFlight {
+    pub(crate) fn begin(self: &Arc<Self>, transport: Transport, content: Option<Content>) -> InFlight {
         self.in_flight.get_or_create(&transport.label()).inc();
         InFlight {
             metrics: Arc::clone(self),
             by: transport.label(),
-            signal: signal.map_or("none", Signal::name),
+            signal: content.map_or("none", Content::name),
             started: Instant::now(),
             outcome: "CANCELLED",
         }

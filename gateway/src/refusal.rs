@@ -22,6 +22,10 @@ pub(crate) struct Refusal {
 pub(crate) enum Why {
     /// The token is missing or invalid: the client must not retry with the same one.
     Denied(Denied),
+    /// The token is valid, and the stream belongs to others: the client must not retry with the same one.
+    Forbidden,
+    /// The stream cannot take such messages: the client must not retry.
+    Conflict,
     /// The bytes are invalid, in this field if given: the client must not retry.
     Invalid { field: Option<String> },
     /// The message is longer than allowed: the client must not retry.
@@ -56,6 +60,11 @@ impl Refusal {
         Refusal::new(Why::Invalid { field: Some(field) }, what)
     }
 
+    /// The stream cannot take such messages.
+    pub(crate) fn conflict(what: impl Display) -> Refusal {
+        Refusal::new(Why::Conflict, what)
+    }
+
     /// The message is longer than `limit` in this form.
     pub(crate) fn too_large(form: &str, length: impl Display, limit: usize) -> Refusal {
         Refusal::new(
@@ -80,6 +89,8 @@ impl Refusal {
     pub(crate) fn code(&self) -> Code {
         match self.why {
             Why::Denied(_) => Code::Unauthenticated,
+            Why::Forbidden => Code::PermissionDenied,
+            Why::Conflict => Code::FailedPrecondition,
             // Neither RESOURCE_EXHAUSTED for a message that is too large, as in gRPC libraries, nor tonic's
             // OUT_OF_RANGE: some OTLP clients retry those, and these bytes can never be accepted.
             Why::Invalid { .. } | Why::TooLarge => Code::InvalidArgument,

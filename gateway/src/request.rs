@@ -1,5 +1,5 @@
-//! Handles one request in any envelope: authorizes, reads, decompresses, converts JSON to protobuf, validates and
-//! appends it. It never decodes OTLP, and never reports success before the producer has committed.
+//! Handles one request in any envelope: authorizes, reads, decompresses, converts OTLP/JSON to protobuf or splits events
+//! into rows, validates and appends it. It never decodes OTLP, and never reports success before the producer has committed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use millpond_otlp::{JsonError, Signal};
 use millpond_producer::{Append, AppendError, Producer};
 use millpond_runtime::{Reservation, blocking};
 use millpond_segment::Encoding as StreamEncoding;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use crate::buffers::Buffers;
@@ -19,10 +19,12 @@ use crate::config::Config;
 use crate::connections::Seat;
 use crate::decompress::{Decompressor, Encoding, Progress, first_room};
 use crate::envelope::{Caller, Envelope, Format, Peer};
+use crate::events::{self, Delivery};
 use crate::memory::{Admission, HeldMemory};
 use crate::message::{self, Limits, Message};
-use crate::metrics::{InFlight, Metrics, Transport};
+use crate::metrics::{Content, InFlight, Metrics, Transport};
 use crate::refusal::{Refusal, Why};
+use crate::rows::{self, Rows};
 use crate::security::Security;
 use crate::throttled_warnings::ThrottledWarnings;
 
@@ -57,6 +59,20 @@ pub(crate) struct Service {
 struct Payload {
     bytes: Bytes,
     records: u64,
+}
+
+/// The stream of a payload.
+struct Stream {
+    name: Arc<str>,
+    encoding: StreamEncoding,
+}
+
+/// The origin of a payload.
+struct Arrival<'a> {
+    transport: Transport,
+    content: Content,
+    caller: &'a Caller,
+    received_at_us: i64,
 }
 
 impl Service {
@@ -101,8 +117,8 @@ impl Service {
     }
 
     /// Starts counting a request.
-    pub(crate) fn begin(&self, transport: Transport, signal: Option<Signal>) -> InFlight {
-        self.metrics.begin(transport, signal)
+    pub(crate) fn begin(&self, transport: Transport, content: Option<Content>) -> InFlight {
+        self.metrics.begin(transport, content)
     }
 
     /// Authorizes a request by its headers alone, before anything of it is read or reserved. A valid token proves the
@@ -138,29 +154,129 @@ impl Service {
         B: Body<Data = Bytes> + Unpin,
         B::Error: std::error::Error,
     {
-        let Ok(_permit) = self.requests.try_acquire() else {
-            return Err(Refusal::exhausted(
-                "too many requests in flight; retry, or raise the gateway's max_requests",
-            ));
-        };
-        let (identity, seat) = (&caller.identity, caller.seat.as_ref());
-        let (message, mut held) =
-            message::read(body, envelope, &self.limits, &self.buffers, &self.admission, seat).await?;
-        let _answering = seat.map(Seat::answering);
+        let _permit = self.permit()?;
+        let content = Content::Signal(signal);
+        let (message, mut held) = self.read(content, caller, envelope, body).await?;
+        let _answering = caller.seat.as_ref().map(Seat::answering);
         let received_at_us = self.producer.environment().now_us();
-        let transport = envelope.transport;
-        self.metrics.received(transport, signal, message.bytes.len());
         let payload = self.open(signal, envelope.format, message, &mut held).await?;
-        self.metrics.opened(transport, signal, payload.bytes.len());
+        self.metrics
+            .opened(envelope.transport, content, payload.bytes.len());
         if payload.records == 0 {
             return Ok(());
         }
+        let stream = Stream {
+            name: caller.identity.stream(signal),
+            encoding: StreamEncoding::Otlp,
+        };
+        let arrival = Arrival {
+            transport: envelope.transport,
+            content,
+            caller,
+            received_at_us,
+        };
+        self.commit(arrival, stream, payload, held).await
+    }
+
+    /// Takes a request with events all the way. Success means that its accepted rows are committed, unless
+    /// [`events::appends`] says that none are.
+    pub(crate) async fn deliver<B>(
+        &self,
+        delivery: Delivery<'_>,
+        caller: &Caller,
+        body: &mut B,
+    ) -> Result<Rows, Refusal>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: std::error::Error,
+    {
+        let name = caller.identity.event_stream(delivery.stream)?;
+        let _permit = self.permit()?;
+        let envelope = Envelope {
+            transport: Transport::Http,
+            encoding: delivery.encoding,
+            format: Format::Json,
+        };
+        let content = Content::Events;
+        let (mut message, mut held) = self.read(content, caller, envelope, body).await?;
+        let _answering = caller.seat.as_ref().map(Seat::answering);
+        let received_at_us = self.producer.environment().now_us();
+        if let Some(encoding) = message.encoding {
+            message = self.decompress(message, encoding, &mut held).await?;
+        }
+        // The rows may need another buffer: those of an array do.
+        held.grow_to(message.room + message.bytes.len()).await?;
+        let (bytes, room) = (message.bytes, message.room);
+        let long = bytes.len() > TRANSCODE_INLINE_MAX;
+        let rows = self.off_loop(long, move || rows::read(&bytes, delivery.form));
+        let mut rows = rows.await?;
+        held.settle(room);
+        self.metrics.opened(Transport::Http, content, rows.payload.len());
+        self.metrics.rejected(rows.rejected);
+        if !events::appends(&rows, delivery.on_error) {
+            return Ok(rows);
+        }
+        let stream = Stream {
+            name,
+            encoding: StreamEncoding::Ndjson,
+        };
+        let arrival = Arrival {
+            transport: Transport::Http,
+            content,
+            caller,
+            received_at_us,
+        };
+        let payload = Payload {
+            bytes: std::mem::take(&mut rows.payload),
+            records: rows.accepted,
+        };
+        self.commit(arrival, stream, payload, held).await?;
+        Ok(rows)
+    }
+
+    /// Counts a request in flight until the permit is dropped.
+    fn permit(&self) -> Result<SemaphorePermit<'_>, Refusal> {
+        self.requests.try_acquire().map_err(|_| {
+            Refusal::exhausted("too many requests in flight; retry, or raise the gateway's max_requests")
+        })
+    }
+
+    /// Reads the message of a request, as sent.
+    async fn read<B>(
+        &self,
+        content: Content,
+        caller: &Caller,
+        envelope: Envelope,
+        body: &mut B,
+    ) -> Result<(Message, HeldMemory), Refusal>
+    where
+        B: Body<Data = Bytes> + Unpin,
+        B::Error: std::error::Error,
+    {
+        let seat = caller.seat.as_ref();
+        let (message, held) =
+            message::read(body, envelope, &self.limits, &self.buffers, &self.admission, seat).await?;
+        self.metrics
+            .received(envelope.transport, content, message.bytes.len());
+        Ok((message, held))
+    }
+
+    /// Appends a payload to its stream, and waits for the commit.
+    async fn commit(
+        &self,
+        arrival: Arrival<'_>,
+        stream: Stream,
+        payload: Payload,
+        held: HeldMemory,
+    ) -> Result<(), Refusal> {
         let records = payload.records;
         let (reservation, _own) = held.divide();
-        let stream = identity.stream(signal);
-        self.append(stream, payload, received_at_us, reservation).await?;
-        self.metrics.committed(transport, signal, records);
-        self.security.committed(identity, records);
+        self.append(stream, payload, arrival.received_at_us, reservation)
+            .await?;
+        self.metrics
+            .committed(arrival.transport, arrival.content, records);
+        self.security.committed(&arrival.caller.identity, records);
+        let seat = arrival.caller.seat.as_ref();
         if let Some(seat) = seat.filter(|_| !self.security.identifies()) {
             seat.prove();
         }
@@ -281,14 +397,14 @@ impl Service {
 
     async fn append(
         &self,
-        stream: Arc<str>,
+        stream: Stream,
         payload: Payload,
         received_at_us: i64,
         reservation: Reservation,
     ) -> Result<(), Refusal> {
         let append = Append {
-            stream,
-            encoding: StreamEncoding::Otlp,
+            stream: stream.name,
+            encoding: stream.encoding,
             payload: payload.bytes,
             records: payload.records,
             received_at_us,
@@ -298,6 +414,10 @@ impl Service {
         match self.producer.append(append).await {
             Ok(_) => Ok(()),
             Err(AppendError::OverBudget(over)) => Err(over.into()),
+            // A stream of another encoding, or no room for a new stream: other bytes do not help.
+            Err(error @ AppendError::Refused(_)) if stream.encoding == StreamEncoding::Ndjson => {
+                Err(Refusal::conflict(error))
+            }
             Err(error @ AppendError::Refused(_)) => Err(Refusal::invalid(error)),
             Err(
                 error @ (AppendError::Closed | AppendError::NotCommitted(_) | AppendError::OutcomeUnknown(_)),

@@ -8,10 +8,13 @@ use std::sync::Arc;
 
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use millpond_otlp::Signal;
+use millpond_segment::check_stream_name;
 use sha2::{Digest as _, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+
+use crate::refusal::{Refusal, Why};
 
 /// Maximum number of tokens in a file: each request's token is compared with all of them.
 const TOKENS_MAX: usize = 1_000;
@@ -30,6 +33,9 @@ const TOKEN_LEN_MIN: usize = 16;
 /// Far below the limit of a request's headers.
 const TOKEN_LEN_MAX: usize = 4_096;
 
+/// The word in the names of OTLP's streams.
+const OTLP: &str = "otlp";
+
 /// The top-level key with the number of tokens in a complete file.
 const COUNT: &str = "count";
 
@@ -46,22 +52,27 @@ struct Known {
     token: Option<String>,
     /// In the order of `Signal::ALL`.
     streams: [Arc<str>; Signal::ALL.len()],
+    prefix: Option<String>,
+    /// The prefixes of all tokens.
+    prefixes: Arc<HashSet<String>>,
 }
 
 impl Identity {
     /// The identity of every request if tokens are off.
     pub(crate) fn anybody() -> Identity {
-        Identity::new(None, None)
+        Identity::new(None, None, Arc::default())
     }
 
-    fn new(token: Option<String>, prefix: Option<&str>) -> Identity {
-        let stream = |signal: Signal| match prefix {
+    fn new(token: Option<String>, prefix: Option<String>, prefixes: Arc<HashSet<String>>) -> Identity {
+        let stream = |signal: Signal| match &prefix {
             Some(prefix) => format!("{prefix}.{}", signal.stream()).into(),
             None => signal.stream().into(),
         };
         Identity(Arc::new(Known {
             token,
             streams: Signal::ALL.map(stream),
+            prefix,
+            prefixes,
         }))
     }
 
@@ -73,6 +84,31 @@ impl Identity {
     /// The stream for its requests of this signal.
     pub(crate) fn stream(&self, signal: Signal) -> Arc<str> {
         Arc::clone(&self.0.streams[signal as usize])
+    }
+
+    /// The stream for its events of this name. No name leads to a stream of OTLP, nor to one of another token's prefix.
+    pub(crate) fn event_stream(&self, name: &str) -> Result<Arc<str>, Refusal> {
+        check_stream_name(name).map_err(Refusal::invalid)?;
+        if name.split('.').any(|word| word == OTLP) {
+            return Err(Refusal::conflict(format_args!(
+                "stream {name} is for OTLP; POST to /v1/logs, /v1/traces or /v1/metrics, or choose a name without the word {OTLP}"
+            )));
+        }
+        let Some(prefix) = &self.0.prefix else {
+            let first = name.split('.').next().unwrap_or_default();
+            if self.0.prefixes.contains(first) {
+                return Err(Refusal::new(
+                    Why::Forbidden,
+                    format_args!(
+                        "stream {name} belongs to the tokens with prefix {first}; choose a name that does not begin with {first}."
+                    ),
+                ));
+            }
+            return Ok(name.into());
+        };
+        let stream = format!("{prefix}.{name}");
+        check_stream_name(&stream).map_err(Refusal::invalid)?;
+        Ok(stream.into())
     }
 }
 
@@ -285,7 +321,15 @@ fn check(text: &str, found: Vec<Found>) -> Result<Tokens, String> {
             found.len()
         ));
     }
-    let (mut names, mut digests, mut prefixes) = (HashSet::new(), HashSet::new(), HashSet::new());
+    let prefixes: HashSet<String> = found.iter().filter_map(|found| found.prefix.clone()).collect();
+    if prefixes.len() > PREFIXES_MAX {
+        return Err(format!(
+            "it has {} different prefixes, more than the maximum of {PREFIXES_MAX}",
+            prefixes.len()
+        ));
+    }
+    let prefixes = Arc::new(prefixes);
+    let (mut names, mut digests) = (HashSet::new(), HashSet::new());
     let mut entries = Vec::with_capacity(found.len());
     for Found {
         digest,
@@ -300,15 +344,8 @@ fn check(text: &str, found: Vec<Found>) -> Result<Tokens, String> {
         if !names.insert(name.clone()) {
             return Err(at(text, Some(span), "the same name as an earlier one"));
         }
-        prefixes.extend(prefix.clone());
-        let identity = Identity::new(Some(name), prefix.as_deref());
+        let identity = Identity::new(Some(name), prefix, Arc::clone(&prefixes));
         entries.push(Entry { digest, identity });
-    }
-    if prefixes.len() > PREFIXES_MAX {
-        return Err(format!(
-            "it has {} different prefixes, more than the maximum of {PREFIXES_MAX}",
-            prefixes.len()
-        ));
     }
     Ok(Tokens { entries })
 }
@@ -322,7 +359,7 @@ fn is_prefix(text: &str) -> bool {
     (1..=PREFIX_LEN_MAX).contains(&text.len())
         && text.bytes().all(|byte| in_a_name(byte) && byte != b'.')
         && text.as_bytes()[0].is_ascii_alphanumeric()
-        && text != "otlp"
+        && text != OTLP
 }
 
 fn of_token(token: &str) -> Result<Sha256Digest, &'static str> {

@@ -1,5 +1,6 @@
 //! Follows the records of a buffer as producers commit them. Like a consumer, but without a name and a stored position.
 
+mod events;
 mod record;
 
 pub(crate) use record::records;
@@ -49,7 +50,9 @@ pub struct Found<'a> {
 pub enum Content {
     /// A record with OTLP's names.
     Record(Value),
-    /// A message in an encoding that has no records, with its bytes escaped.
+    /// A row of JSON as its sender wrote it.
+    Row(String),
+    /// The bytes of a message of no known form, escaped.
     Payload(String),
     /// A message that is not OTLP, with the reason.
     Unreadable(String),
@@ -60,6 +63,8 @@ impl Found<'_> {
     pub fn json(&self) -> Value {
         let record = match &self.content {
             Content::Record(record) => record.clone(),
+            // A value that this reader cannot hold, such as 1e999, is still a row.
+            Content::Row(row) => serde_json::from_str(row).unwrap_or_else(|_| json!({ "payload": row })),
             Content::Payload(payload) => json!({ "payload": payload }),
             Content::Unreadable(reason) => json!({ "unreadable": reason }),
         };
@@ -318,8 +323,13 @@ impl<S: Show> Reader<'_, S> {
 
     fn message(&mut self, received_at_us: i64, payload: &[u8]) -> anyhow::Result<()> {
         let Some(signal) = self.signal else {
-            let payload = payload.escape_ascii().to_string();
-            return self.give(received_at_us, Content::Payload(payload));
+            let mut shown = Ok(());
+            events::rows(payload, |row| {
+                if shown.is_ok() {
+                    shown = self.give(received_at_us, row);
+                }
+            });
+            return shown;
         };
         let mut shown = Ok(());
         let read = record::records(signal, payload, |record| {

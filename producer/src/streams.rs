@@ -7,6 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use millpond_manifest::manifest::{STREAMS_MAX, Stream};
 use millpond_segment::{Encoding, check_stream_name};
 
+/// Maximum number of streams with events in a shard. Clients name them, and a stream is for ever: the streams of OTLP
+/// keep room.
+const EVENT_STREAMS_MAX: usize = STREAMS_MAX / 4;
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Streams {
     encodings: Arc<Mutex<HashMap<String, Encoding>>>,
@@ -27,6 +31,11 @@ impl Streams {
                 "stream {stream} is new, and the shard has its {STREAMS_MAX} streams already"
             ));
         }
+        if encoding == Encoding::Ndjson && count(&encodings, encoding) >= EVENT_STREAMS_MAX {
+            return Err(format!(
+                "stream {stream} is new, and the shard has its {EVENT_STREAMS_MAX} streams of {encoding} already; use one of them"
+            ));
+        }
         encodings.insert(stream.to_owned(), encoding);
         Ok(())
     }
@@ -43,6 +52,10 @@ impl Streams {
             }
         }
     }
+}
+
+fn count(encodings: &HashMap<String, Encoding>, encoding: Encoding) -> usize {
+    encodings.values().filter(|known| **known == encoding).count()
 }
 
 #[cfg(test)]
@@ -72,5 +85,17 @@ mod tests {
         }
         assert!(streams.admit("one-more", Encoding::Otlp).is_err());
         assert_eq!(streams.admit("s7", Encoding::Otlp), Ok(()));
+    }
+
+    #[test]
+    fn streams_of_events_leave_room_for_others() {
+        let streams = Streams::default();
+        for number in 0..EVENT_STREAMS_MAX {
+            streams.admit(&format!("e{number}"), Encoding::Ndjson).unwrap();
+        }
+        let refused = streams.admit("one-more", Encoding::Ndjson).unwrap_err();
+        assert!(refused.contains("has its 256 streams of ndjson"), "{refused}");
+        assert_eq!(streams.admit("e7", Encoding::Ndjson), Ok(()));
+        assert_eq!(streams.admit("one-more", Encoding::Otlp), Ok(()));
     }
 }

@@ -1,17 +1,19 @@
 //! Cuts a batch's messages into chunks. Boundaries and rows depend only on the batch and the policy. Of the bytes, only
 //! `_millpond_inserted_at` depends on the time.
 
+mod events;
 mod signals;
 
 use crate::config::{Columns, Compression};
+use crate::events::Plan;
 use crate::frame::Frames;
 use crate::identities::NumberedRecord;
 use crate::native::{self, Column as _, Dictionary};
 use crate::rows::{Origin, Rows, TableColumns};
-use crate::schema::MILLPOND;
+use crate::schema::{MILLPOND, Table};
 use millpond_consumer::{Batch, BatchingPolicy, Chunk, Cut, Part, Received, Record, RowId, SinkError};
 use millpond_otlp::{Malformed, Signal, record_alone, validate};
-use millpond_segment::{Decompressor, Limits, Message};
+use millpond_segment::{Decompressor, Encoding, Limits, Message};
 use signals::{Logs, Metrics, Traces};
 use std::collections::BTreeMap;
 
@@ -62,6 +64,7 @@ pub(crate) fn cut(
     batch: &Batch,
     policy: &BatchingPolicy,
     columns: Columns,
+    event: Option<(Table, &Plan)>,
     now_ms: i64,
     workspace: &mut Workspace,
     emit: &mut dyn FnMut(Cut) -> bool,
@@ -86,6 +89,9 @@ pub(crate) fn cut(
         record: 0,
         emit,
     };
+    if let Some(event) = event {
+        return events::cut(batch, event, decompressor, &mut cutter);
+    }
     match Signal::of_stream(&batch.id.stream) {
         Some(Signal::Logs) => cut_all(batch, logs, decompressor, &mut cutter),
         Some(Signal::Traces) => cut_all(batch, traces, decompressor, &mut cutter),
@@ -166,6 +172,10 @@ pub(crate) fn records(
     ids: &[RowId],
     workspace: &mut Workspace,
 ) -> Result<Vec<Record>, SinkError> {
+    if batch.encoding == Encoding::Ndjson {
+        let records = events::records(batch, ids, &mut workspace.decompressor)?;
+        return complete(records, ids);
+    }
     let signal = Signal::of_stream(&batch.id.stream).ok_or_else(|| no_table(batch))?;
     // The search follows the numbers; the result follows the caller's order.
     let mut wanted: Vec<(RowId, usize)> = ids.iter().copied().zip(0..).collect();
@@ -193,6 +203,10 @@ pub(crate) fn records(
             of_part.peek().is_some()
         })?;
     }
+    complete(records, ids)
+}
+
+fn complete(records: Vec<Option<Record>>, ids: &[RowId]) -> Result<Vec<Record>, SinkError> {
     let lacking = records.iter().zip(ids).find(|(record, _)| record.is_none());
     if let Some((_, RowId { sequence, record })) = lacking {
         return Err(SinkError::Refused(format!(
@@ -203,7 +217,14 @@ pub(crate) fn records(
 }
 
 /// Lists the records of a batch with their numbers, in order.
-pub(crate) fn numbering(batch: &Batch, workspace: &mut Workspace) -> Result<Vec<NumberedRecord>, SinkError> {
+pub(crate) fn numbering(
+    batch: &Batch,
+    event: Option<(Table, &Plan)>,
+    workspace: &mut Workspace,
+) -> Result<Vec<NumberedRecord>, SinkError> {
+    if let Some((_, plan)) = event {
+        return events::numbering(batch, plan, &mut workspace.decompressor);
+    }
     let signal = Signal::of_stream(&batch.id.stream).ok_or_else(|| no_table(batch))?;
     let mut numbers = Vec::new();
     for part in &batch.parts {
@@ -257,6 +278,11 @@ impl Found<'_> {
     }
 
     fn fault(&self, error: &Malformed) -> String {
+        self.of_row(&error.to_string())
+    }
+
+    /// A reason with the message's place.
+    fn of_row(&self, error: &str) -> String {
         let Found {
             index, block, part, ..
         } = self;

@@ -2,6 +2,7 @@
 
 mod made;
 
+use crate::events::EventTable;
 use crate::schema::Table;
 pub use made::{Engine, PartitionBy};
 use millpond_otlp::Signal;
@@ -35,6 +36,8 @@ pub struct Config {
     pub exponential_histogram_table: String,
     /// The table for summaries. Default `otel_metrics_summary`, as in the exporter.
     pub summary_table: String,
+    /// The tables for streams of events. Default none. The sink never creates them.
+    pub event_tables: Vec<EventTable>,
     /// The cluster whose servers all have the tables. DDL runs `ON CLUSTER`. Default none.
     pub cluster: Option<String>,
     /// Create a missing database and missing tables. Default true.
@@ -76,6 +79,7 @@ impl Default for Config {
             histogram_table: "otel_metrics_histogram".to_owned(),
             exponential_histogram_table: "otel_metrics_exponential_histogram".to_owned(),
             summary_table: "otel_metrics_summary".to_owned(),
+            event_tables: Vec::new(),
             cluster: None,
             create: true,
             columns: Columns::All,
@@ -92,10 +96,20 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The tables of the consumed signals.
+    /// The tables of the consumed signals, then those of events.
     pub(crate) fn tables(&self) -> Vec<Table> {
-        let taken = |table: &Table| self.signals.contains(&table.signal());
-        Table::ALL.into_iter().filter(taken).collect()
+        let taken = |table: &Table| {
+            table
+                .signal()
+                .is_some_and(|signal| self.signals.contains(&signal))
+        };
+        let signals = Table::ALL.into_iter().filter(taken);
+        signals.chain(self.events().map(|(table, _)| table)).collect()
+    }
+
+    /// The tables of events with their settings.
+    pub(crate) fn events(&self) -> impl Iterator<Item = (Table, &EventTable)> {
+        (0..).map(Table::Event).zip(&self.event_tables)
     }
 
     /// Returns true if rows may go to more than one address.

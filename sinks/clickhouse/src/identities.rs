@@ -76,7 +76,7 @@ impl ClickHouse {
     /// # Errors
     /// `Refused` if the batch is damaged.
     pub fn numbering(&self, batch: &Batch) -> Result<Vec<NumberedRecord>, SinkError> {
-        self.with_workspace(|workspace| chunks::numbering(batch, workspace))
+        self.with_workspace(|workspace| chunks::numbering(batch, self.event(&batch.id.stream), workspace))
     }
 
     /// Reports whether the tables of a stream have rows of the source from before rows had identities.
@@ -97,8 +97,14 @@ impl ClickHouse {
 impl Node {
     fn tables_of(&self, stream: &str) -> impl Iterator<Item = (Table, &Ask)> {
         let signal = Signal::of_stream(stream);
-        let of_signal = move |target: &&Target| signal == Some(target.table.signal());
-        let targets = self.tables.iter().filter(of_signal);
+        let config = &self.server.config;
+        let event = config.events().find(|(_, events)| events.stream == stream);
+        let event = event.map(|(table, _)| table);
+        let of_stream = move |target: &&Target| match target.table.signal() {
+            Some(of) => signal == Some(of),
+            None => event == Some(target.table),
+        };
+        let targets = self.tables.iter().filter(of_stream);
         targets.map(|target| (target.table, &target.known.ask))
     }
 }

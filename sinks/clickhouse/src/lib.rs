@@ -9,6 +9,7 @@ mod answer;
 mod chunks;
 mod client;
 mod config;
+mod events;
 mod failure;
 mod frame;
 mod identities;
@@ -29,6 +30,7 @@ mod text;
 mod unfit;
 
 pub use config::{Columns, Compression, Config, Engine, Indexes, PartitionBy, SkipIndexes};
+pub use events::{EventTable, Origin, Unit};
 pub use identities::{NumberedRecord, RowCount};
 pub use millpond_otlp::Signal;
 pub use sink::{ClickHouse, SCHEMA_VERSION, keeps_identities};
@@ -47,7 +49,7 @@ pub fn encode(
         millpond_consumer::Cut::Chunk(chunk) => emit(chunk),
         millpond_consumer::Cut::Unreadable { .. } => true,
     };
-    chunks::cut(batch, policy, columns, 0, &mut workspace, &mut emit)
+    chunks::cut(batch, policy, columns, None, 0, &mut workspace, &mut emit)
 }
 
 /// Parses a server's answer in each form that the sink requests, in pieces of `piece` bytes, and returns the number of

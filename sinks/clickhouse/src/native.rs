@@ -111,7 +111,7 @@ fn write_words<T: Word>(words: impl Iterator<Item = T>, frames: &mut Frames) {
 }
 
 /// String: for each value a varint length and the bytes.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Strings {
     bytes: Vec<u8>,
     /// The start of each value.
@@ -124,6 +124,14 @@ impl Strings {
         self.starts.push(self.bytes.len());
         put_varint(value.len(), &mut self.bytes);
         self.bytes.extend_from_slice(value);
+    }
+
+    /// Removes all values after the first `rows`.
+    pub(crate) fn truncate(&mut self, rows: usize) {
+        if let Some(&end) = self.starts.get(rows) {
+            self.bytes.truncate(end);
+            self.starts.truncate(rows);
+        }
     }
 
     /// Appends a whole column.

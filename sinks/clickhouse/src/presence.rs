@@ -119,9 +119,10 @@ impl Span {
             sequence: 0,
             record: 0,
         };
-        let seconds = |ticks: &i64| ticks.div_euclid(ticks_of_a_second(table));
-        let low = ticks.iter().min().map(seconds);
-        let high = ticks.iter().max().map(seconds);
+        let second = ticks_of_a_second(table);
+        let seconds = |ticks: &i64| second.map(|second| ticks.div_euclid(second));
+        let low = ticks.iter().min().and_then(seconds);
+        let high = ticks.iter().max().and_then(seconds);
         let seconds = low.zip(high).map(|(low, high)| low..=high);
         Span {
             low: first.min().unwrap_or(nothing),
@@ -144,16 +145,15 @@ impl Span {
             high.sequence,
             high.record
         );
-        let Some(seconds) = seconds else {
+        let (Some(seconds), Some(time)) = (seconds, table.time()) else {
             return condition;
         };
-        let time = table.time();
         let between = |what: &str, low: i64, high: i64| {
             format!(" AND {what} BETWEEN toDateTime({low}) AND toDateTime({high})")
         };
         // The column can have fractions of the last second.
         condition.push_str(&between(time, *seconds.start(), *seconds.end() + 1));
-        if table.signal() == Signal::Logs {
+        if table == Table::Logs {
             // The first expression of the sorting key. The margin covers the column's time zone.
             let low = (seconds.start() - 900).max(0);
             let start = format!("toStartOfFiveMinutes({time})");
@@ -163,16 +163,18 @@ impl Span {
     }
 }
 
-fn ticks_of_a_second(table: Table) -> i64 {
-    match table.signal() {
+fn ticks_of_a_second(table: Table) -> Option<i64> {
+    table.signal().map(|signal| match signal {
         Signal::Logs | Signal::Traces => 1_000_000_000,
         Signal::Metrics => 1,
-    }
+    })
 }
 
-/// The times of a chunk's rows, in ticks of the table's column. CPU work.
+/// The times of a chunk's rows, in ticks of the table's column; none for events. CPU work.
 pub(crate) fn ticks(table: Table, chunk: &Chunk) -> Vec<i64> {
-    recovery::ticks(&chunk.body, table.time())
+    table
+        .time()
+        .map_or_else(Vec::new, |time| recovery::ticks(&chunk.body, time))
 }
 
 /// A chunk compared with an answer.

@@ -1,6 +1,7 @@
 //! Selects rows of a chunk: those that a table lacks, or a piece of a refused chunk. It parses the Native blocks of
 //! `chunks`, so it supports only their types.
 
+use crate::events::{self, Values};
 use crate::frame::{Frames, decompress};
 use crate::native::{self, Array, Column, Dictionary, Maps, Numbers, Strings, Word};
 use crate::schema::{MAP, SOURCE, STRING, WORD, item_kind};
@@ -218,9 +219,36 @@ impl<'a> Rest<'a> {
     fn column(&mut self, kind: &str, rows: usize) -> Box<dyn Selectable> {
         // The versions of its dictionaries.
         self.take(8 * kind.matches("LowCardinality").count());
+        if !is_ours(kind) {
+            return self.events(kind, rows);
+        }
         match item_kind(kind) {
             None => self.values::<Plain>(kind, rows),
             Some(kind) => self.values::<Within>(kind, rows),
+        }
+    }
+
+    /// A column of a type that only events fill.
+    fn events(&mut self, kind: &str, rows: usize) -> Box<dyn Selectable> {
+        let mut values = events::read(kind).expect("we wrote the block");
+        self.fill(&mut values, rows);
+        Box::new(values)
+    }
+
+    fn fill(&mut self, values: &mut Values, rows: usize) {
+        match values {
+            Values::Fixed { width, bytes } => bytes.extend_from_slice(self.take(*width * rows)),
+            Values::Text(strings) => *strings = Strings::read(self, rows),
+            Values::Nullable { nulls, values } => {
+                nulls.extend_from_slice(self.take(rows));
+                self.fill(values, rows);
+            }
+            Values::List { ends, items } => {
+                let (found, count) = self.ends(rows);
+                *ends = found;
+                self.fill(items, count);
+            }
+            Values::Tuple(fields) => fields.iter_mut().for_each(|field| self.fill(field, rows)),
         }
     }
 
@@ -231,9 +259,27 @@ impl<'a> Rest<'a> {
             MAP => S::read::<Maps>(self, rows),
             "UInt8" | "Bool" => S::read::<Numbers<u8>>(self, rows),
             "UInt32" | "Int32" | "DateTime" => S::read::<Numbers<u32>>(self, rows),
-            // DateTime64, UInt64 and Float64.
+            // DateTime64, UInt64 and Float64 (`is_ours`).
             _ => S::read::<Numbers<u64>>(self, rows),
         }
+    }
+}
+
+/// The types of the tables of OTLP.
+fn is_ours(kind: &str) -> bool {
+    const NUMBERS: [&str; 7] = [
+        "UInt8", "Bool", "UInt32", "Int32", "DateTime", "UInt64", "Float64",
+    ];
+    let kind = item_kind(kind).unwrap_or(kind);
+    [STRING, WORD, MAP].contains(&kind) || NUMBERS.contains(&kind) || kind.starts_with("DateTime64(")
+}
+
+/// A selection of a column that events filled.
+impl Selectable for Values {
+    fn write_some(&self, rows: &[usize], frames: &mut Frames) {
+        let mut some = self.emptied();
+        some.append(self, rows);
+        some.write(frames);
     }
 }
 

@@ -15,13 +15,15 @@ use millpond_otlp::Signal;
 /// A destination table. Chunks refer to it by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
-    Logs = 0,
+    Logs,
     Traces,
     Gauge,
     Sum,
     Histogram,
     ExponentialHistogram,
     Summary,
+    /// The table of a stream of events, by its place in [`Config::event_tables`].
+    Event(u16),
 }
 
 impl Table {
@@ -36,15 +38,28 @@ impl Table {
     ];
 
     pub(crate) fn number(self) -> u32 {
-        self as u32
+        match self {
+            Table::Logs => 0,
+            Table::Traces => 1,
+            Table::Gauge => 2,
+            Table::Sum => 3,
+            Table::Histogram => 4,
+            Table::ExponentialHistogram => 5,
+            Table::Summary => 6,
+            Table::Event(place) => 1_000 + u32::from(place),
+        }
     }
 
-    pub(crate) fn signal(self) -> Signal {
-        match self {
+    /// The signal of its rows; `None` for events.
+    pub(crate) fn signal(self) -> Option<Signal> {
+        Some(match self {
             Table::Logs => Signal::Logs,
             Table::Traces => Signal::Traces,
-            _ => Signal::Metrics,
-        }
+            Table::Gauge | Table::Sum | Table::Histogram | Table::ExponentialHistogram | Table::Summary => {
+                Signal::Metrics
+            }
+            Table::Event(_) => return None,
+        })
     }
 
     /// Its name in settings.
@@ -57,6 +72,7 @@ impl Table {
             Table::Histogram => "histogram",
             Table::ExponentialHistogram => "exponential_histogram",
             Table::Summary => "summary",
+            Table::Event(_) => "event",
         }
     }
 
@@ -69,6 +85,7 @@ impl Table {
             Table::Histogram => &config.histogram_table,
             Table::ExponentialHistogram => &config.exponential_histogram_table,
             Table::Summary => &config.summary_table,
+            Table::Event(place) => &config.event_tables[usize::from(place)].table,
         }
     }
 
@@ -87,6 +104,7 @@ impl Table {
             Table::Histogram => &metrics::HISTOGRAM,
             Table::ExponentialHistogram => &metrics::EXPONENTIAL_HISTOGRAM,
             Table::Summary => &metrics::SUMMARY,
+            Table::Event(_) => &[],
         };
         parts.iter().copied().flatten()
     }
@@ -100,21 +118,25 @@ impl Table {
         self.columns().chain(own)
     }
 
-    /// The column whose day is the partition.
-    pub(crate) fn time(self) -> &'static str {
-        match self.signal() {
-            Signal::Logs | Signal::Traces => "Timestamp",
-            Signal::Metrics => "TimeUnix",
-        }
+    /// The column whose day is the partition; `None` for events, whose tables have any partitions.
+    pub(crate) fn time(self) -> Option<&'static str> {
+        self.signal().map(time)
     }
+}
 
-    fn sorting_key(self) -> &'static str {
-        match self.signal() {
-            Signal::Logs => "toStartOfFiveMinutes(Timestamp), ServiceName, Timestamp",
-            Signal::Traces => "ServiceName, SpanName, toDateTime(Timestamp)",
-            Signal::Metrics => {
-                "ServiceName, MetricName, toStartOfHour(TimeUnix), cityHash64(Attributes), TimeUnix"
-            }
+fn time(signal: Signal) -> &'static str {
+    match signal {
+        Signal::Logs | Signal::Traces => "Timestamp",
+        Signal::Metrics => "TimeUnix",
+    }
+}
+
+fn sorting_key(signal: Signal) -> &'static str {
+    match signal {
+        Signal::Logs => "toStartOfFiveMinutes(Timestamp), ServiceName, Timestamp",
+        Signal::Traces => "ServiceName, SpanName, toDateTime(Timestamp)",
+        Signal::Metrics => {
+            "ServiceName, MetricName, toStartOfHour(TimeUnix), cityHash64(Attributes), TimeUnix"
         }
     }
 }

@@ -10,6 +10,7 @@ mod ttl;
 
 use crate::client::{Client, Error};
 use crate::config::{Columns, Config};
+use crate::events::Plan;
 use crate::failure::{classify, is_away, is_exception, shown};
 use crate::presence::{Ask, all_servers};
 use crate::rights::ACCESS_DENIED;
@@ -23,7 +24,7 @@ pub(crate) use migrate::Needs;
 use millpond_consumer::SinkError;
 pub(crate) use same::Named;
 use serde::de::DeserializeOwned;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use tracing::warn;
 pub(crate) use ttl::RowTtl;
 
@@ -157,7 +158,9 @@ impl Server {
                 continue;
             }
             let title = object.title(&self.config);
-            let sql = object.create(&self.config, version);
+            let Some(sql) = object.create(&self.config, version) else {
+                continue;
+            };
             match self.client.execute(&sql).await {
                 // A user sees only what it has rights to.
                 Err(error) if is_exception(&error, ACCESS_DENIED) => {
@@ -209,6 +212,13 @@ impl Server {
             return Ok(Checked::Unfit(vec![judge::hidden(&table.path(&self.config))]));
         }
         let mut faults = judge::faults(&self.config, table, &found);
+        let plan = match self.plan(table, &found) {
+            Ok(plan) => plan,
+            Err(of_columns) => {
+                faults.extend(of_columns);
+                None
+            }
+        };
         faults.extend(self.row_policy(table).await?);
         if !faults.is_empty() {
             return Ok(Checked::Unfit(faults));
@@ -226,9 +236,19 @@ impl Server {
         let known = Known {
             ask,
             ttl: self.usable_ttl(ttl).await?,
+            plan,
             ..self.known(engine, partitioning).await?
         };
         Ok(Checked::Fits(known))
+    }
+
+    /// The way from rows of events to a table with these columns; `None` for a table of a signal.
+    fn plan(&self, table: Table, found: &[Found]) -> Result<Option<Arc<Plan>>, Vec<Fault>> {
+        let Some((_, events)) = self.config.events().find(|(of, _)| *of == table) else {
+            return Ok(None);
+        };
+        let path = table.path(&self.config);
+        Plan::new(events, &path, found).map(|plan| Some(Arc::new(plan)))
     }
 
     /// Chooses the strategy of questions by the engine.
@@ -429,6 +449,7 @@ impl Server {
             partitioning,
             ask: Ask::Never,
             ttl: None,
+            plan: None,
         })
     }
 
@@ -452,7 +473,10 @@ impl Server {
         if let Some(fault) = sources.fault(&self.config, table, &volatile) {
             return Ok(Err(fault));
         }
-        self.partitions(&sources, table.time(), key, found).await.map(Ok)
+        match table.time() {
+            Some(time) => self.partitions(&sources, time, key, found).await.map(Ok),
+            None => Ok(Ok(Partitioning::Rows { key: key.clone() })),
+        }
     }
 
     /// Adds the inputs of computed columns.

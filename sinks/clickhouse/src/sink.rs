@@ -4,6 +4,7 @@ use crate::addresses::Addresses;
 use crate::chunks::{self, Workspace};
 use crate::client::{Client, Error};
 use crate::config::{Columns, Config};
+use crate::events::{EventTable, Plan};
 use crate::failure::{classify, names_a_view};
 use crate::node::{Node, Target};
 use crate::presence::{self, Ask, Compared, Span};
@@ -21,9 +22,9 @@ use prometheus_client::registry::Registry;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
 /// The version of the mapping from messages to rows and chunks. It changes with either.
 pub const SCHEMA_VERSION: u32 = 2;
@@ -34,6 +35,8 @@ pub struct ClickHouse {
     config: Config,
     pub(crate) addresses: Addresses,
     tables: Vec<SinkTable>,
+    /// The plans of [`Config::event_tables`], in their order.
+    plans: Vec<Arc<Plan>>,
     warned: OnceLock<()>,
     workspaces: Mutex<Vec<Workspace>>,
 }
@@ -55,8 +58,26 @@ impl ClickHouse {
     /// `Schema` if a table does not fit, with each faulty column and its fix, if the server denies access, or if the
     /// addresses do not have the same tables; `Transient` if no server can be reached or can answer now.
     pub async fn open(config: Config) -> Result<Self, SinkError> {
+        check_events(&config)?;
         let addresses = Addresses::open(config.clone()).await?;
+        let targets = &addresses.in_use().tables;
+        let plans: Vec<Arc<Plan>> = targets
+            .iter()
+            .filter_map(|target| target.known.plan.clone())
+            .collect();
+        for ((table, events), plan) in config.events().zip(&plans) {
+            let left = &plan.left_to_server;
+            if !left.is_empty() {
+                info!(
+                    "table {} of stream {}: the server fills {} by DEFAULT",
+                    table.path(&config),
+                    events.stream,
+                    left.join(", ")
+                );
+            }
+        }
         Ok(Self {
+            plans,
             name: name(&config),
             tables: addresses.in_use().identify().await?,
             addresses,
@@ -91,6 +112,12 @@ impl ClickHouse {
         warnings.into_iter().collect()
     }
 
+    /// The table of a stream of events, and the way to its columns.
+    pub(crate) fn event(&self, stream: &str) -> Option<(Table, &Plan)> {
+        let mut events = self.config.events().zip(&self.plans);
+        events.find_map(|((table, events), plan)| (events.stream == stream).then_some((table, &**plan)))
+    }
+
     pub(crate) fn with_workspace<T>(
         &self,
         work: impl FnOnce(&mut Workspace) -> Result<T, SinkError>,
@@ -110,6 +137,39 @@ impl ClickHouse {
     }
 }
 
+/// Refuses settings of events that contradict each other.
+fn check_events(config: &Config) -> Result<(), SinkError> {
+    if config.event_tables.len() > EVENT_TABLES_MAX {
+        return Err(SinkError::Schema(format!(
+            "there are {} tables for events: a consumer takes {EVENT_TABLES_MAX}",
+            config.event_tables.len()
+        )));
+    }
+    let mut streams = BTreeSet::new();
+    let mut tables: BTreeSet<&str> = Table::ALL.iter().map(|table| table.name(config)).collect();
+    for EventTable { stream, table, .. } in &config.event_tables {
+        if Signal::of_stream(stream).is_some() {
+            return Err(SinkError::Schema(format!(
+                "stream {stream} is for OTLP, whose tables have options of their own: leave it out of the tables for events"
+            )));
+        }
+        if !streams.insert(stream) {
+            return Err(SinkError::Schema(format!(
+                "stream {stream} has two tables for events: give it one"
+            )));
+        }
+        if !tables.insert(table.as_str()) {
+            return Err(SinkError::Schema(format!(
+                "table {table} of stream {stream} has another stream: give each stream a separate table"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// As many streams of events as a shard has room for.
+const EVENT_TABLES_MAX: usize = 256;
+
 /// The end of a sink's name if its tables do not keep the identities of their rows.
 const COLUMNS_NONE: &str = ";columns=none";
 
@@ -128,6 +188,9 @@ fn name(config: &Config) -> String {
         if table.name(config) != table.name(&usual) {
             name.push_str(&format!(",{}={}", table.key(), table.name(config)));
         }
+    }
+    for (_, EventTable { stream, table, .. }) in config.events() {
+        name.push_str(&format!(",{stream}={table}"));
     }
     if config.columns == Columns::None {
         name.push_str(COLUMNS_NONE);
@@ -151,6 +214,9 @@ impl Sink for ClickHouse {
     }
 
     fn accepts(&self, stream: &str, encoding: Encoding) -> bool {
+        if encoding == Encoding::Ndjson {
+            return self.event(stream).is_some();
+        }
         let signal = Signal::of_stream(stream);
         encoding == Encoding::Otlp && signal.is_some_and(|signal| self.config.signals.contains(&signal))
     }
@@ -168,7 +234,17 @@ impl Sink for ClickHouse {
         });
         let now_ms = SystemEnvironment.now_us() / 1_000;
         let columns = self.config.columns;
-        self.with_workspace(|workspace| chunks::cut(batch, policy, columns, now_ms, workspace, emit))
+        self.with_workspace(|workspace| {
+            chunks::cut(
+                batch,
+                policy,
+                columns,
+                self.event(&batch.id.stream),
+                now_ms,
+                workspace,
+                emit,
+            )
+        })
     }
 
     fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk {
@@ -203,7 +279,12 @@ impl Sink for ClickHouse {
         let client = client
             .with_setting("insert_deduplication_token", token)
             .with_setting("query_id", query_id);
-        if let Err(error) = client.insert(&target.insert, &chunk.body).await {
+        // A server behind another address may have got other columns since.
+        let own = self.plans.iter().zip(self.config.events());
+        let planned = own.filter(|(_, (table, _))| *table == target.table);
+        let planned = planned.map(|(plan, (table, _))| plan.insert(&self.config, &table.path(&self.config)));
+        let insert = planned.last().unwrap_or_else(|| target.insert.clone());
+        if let Err(error) = client.insert(&insert, &chunk.body).await {
             node.server.note(&error);
             let (table, rows, url) = (target.table.path(&self.config), chunk.rows, &node.server.url);
             let failed = classify(

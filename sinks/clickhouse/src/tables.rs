@@ -49,7 +49,9 @@ pub fn script(config: &Config) -> String {
         );
     }
     for object in Object::all(&config.tables()) {
-        let _ = writeln!(script, "{};\n", object.create(config, TEXT_INDEXES));
+        if let Some(sql) = object.create(config, TEXT_INDEXES) {
+            let _ = writeln!(script, "{sql};\n");
+        }
     }
     script.truncate(script.trim_end().len());
     script.push('\n');

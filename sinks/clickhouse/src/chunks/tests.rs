@@ -144,7 +144,7 @@ fn policy(chunk_rows: u64, chunk_bytes: u64, max_partitions_per_chunk: u32) -> B
 fn cut_all(batch: &Batch, policy: &BatchingPolicy, columns: Columns) -> Vec<Chunk> {
     let mut workspace = Workspace::new().unwrap();
     let mut chunks = Vec::new();
-    cut(batch, policy, columns, 1234, &mut workspace, &mut |cut| {
+    cut(batch, policy, columns, None, 1234, &mut workspace, &mut |cut| {
         let Cut::Chunk(chunk) = cut else { panic!("{cut:?}") };
         chunks.push(chunk);
         true
@@ -481,6 +481,7 @@ fn it_stops_when_no_more_is_wanted() {
         &batch,
         &policy(10, 1 << 20, 50),
         Columns::All,
+        None,
         0,
         &mut workspace,
         &mut |_| {
@@ -496,6 +497,7 @@ fn it_stops_when_no_more_is_wanted() {
         &batch,
         &policy(10, 1 << 20, 50),
         Columns::All,
+        None,
         0,
         &mut workspace,
         &mut |cut| {
@@ -548,6 +550,7 @@ fn a_record_beyond_the_last_number_is_refused() {
             &batch,
             &policy(10, 1 << 20, 50),
             Columns::All,
+            None,
             0,
             &mut Workspace::new().unwrap(),
             &mut |cut| {
@@ -576,13 +579,21 @@ fn a_message_that_cannot_be_read_is_given_as_it_is_and_the_others_go_on() {
     let (mut rows, mut unreadable) = (Vec::new(), Vec::new());
     let policy = policy(10, 1 << 20, 50);
     let batch = batch(&messages, 2, 1);
-    cut(&batch, &policy, Columns::All, 0, &mut workspace, &mut |cut| {
-        match cut {
-            Cut::Chunk(chunk) => rows.push(chunk),
-            Cut::Unreadable { id, message, reason } => unreadable.push((id, message, reason)),
-        }
-        true
-    })
+    cut(
+        &batch,
+        &policy,
+        Columns::All,
+        None,
+        0,
+        &mut workspace,
+        &mut |cut| {
+            match cut {
+                Cut::Chunk(chunk) => rows.push(chunk),
+                Cut::Unreadable { id, message, reason } => unreadable.push((id, message, reason)),
+            }
+            true
+        },
+    )
     .unwrap();
     assert_eq!(bodies(&rows), [["0/0", "2/0"]]);
     let reason = "message 1 of the block at byte 8 of segment 00000000000000000000000000: malformed OTLP at byte 0 \
@@ -615,7 +626,16 @@ fn damage_is_reported_with_its_place() {
     damaged.parts[0].data = data.into();
     let mut workspace = Workspace::new().unwrap();
     let policy = policy(10, 1 << 20, 50);
-    let error = cut(&damaged, &policy, Columns::All, 0, &mut workspace, &mut |_| true).unwrap_err();
+    let error = cut(
+        &damaged,
+        &policy,
+        Columns::All,
+        None,
+        0,
+        &mut workspace,
+        &mut |_| true,
+    )
+    .unwrap_err();
     assert!(
         error
             .to_string()

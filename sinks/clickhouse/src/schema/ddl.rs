@@ -3,7 +3,7 @@
 use super::judge::{is_replicated, window_setting};
 use super::{
     ColumnKind, LOOKUP, MILLPOND, Table, WORD, ZSTD, identifier, logs, lookup, lookup_path, on_cluster, path,
-    view,
+    sorting_key, time, view,
 };
 use crate::config::{Columns, Config, Indexes, PartitionBy};
 use millpond_otlp::Signal;
@@ -60,17 +60,18 @@ impl Object {
         }
     }
 
-    /// The statement that creates it if it does not exist. `server`: the server's version, major and minor.
-    pub(crate) fn create(self, config: &Config, server: (u32, u32)) -> String {
-        match self {
+    /// The statement that creates it if it does not exist. `server`: the server's version, major and minor. `None` for
+    /// tables of events, which their owners create.
+    pub(crate) fn create(self, config: &Config, server: (u32, u32)) -> Option<String> {
+        Some(match self {
             Object::Database => {
                 let name = identifier(&config.database);
                 format!("CREATE DATABASE IF NOT EXISTS {name}{}", on_cluster(config))
             }
-            Object::Table(table) => create_table(config, table, server),
+            Object::Table(table) => create_table(config, table, table.signal()?, server),
             Object::Lookup => create_lookup(config),
             Object::View => create_view(config),
-        }
+        })
     }
 }
 
@@ -78,7 +79,7 @@ impl Object {
 pub(crate) const SEQUENCE_INDEX: &str =
     "`_millpond_sequence_range` `_millpond_sequence` TYPE minmax GRANULARITY 1";
 
-fn create_table(config: &Config, table: Table, server: (u32, u32)) -> String {
+fn create_table(config: &Config, table: Table, signal: Signal, server: (u32, u32)) -> String {
     let mut items: Vec<String> = table.columns().map(definition).collect();
     if table == Table::Logs {
         items.extend(logs::MATERIALIZED.iter().map(|attribute| {
@@ -97,14 +98,14 @@ fn create_table(config: &Config, table: Table, server: (u32, u32)) -> String {
         Indexes::Bloom | Indexes::None => false,
     };
     if config.indexes != Indexes::None {
-        items.extend(indexes(table, text));
+        items.extend(indexes(signal, text));
     }
     Making {
         path: table.path(config),
         items,
-        time: table.time(),
-        sorting_key: table.sorting_key(),
-        signal: table.signal(),
+        time: time(signal),
+        sorting_key: sorting_key(signal),
+        signal,
     }
     .sql(config)
 }
@@ -232,7 +233,7 @@ fn interval(seconds: u64) -> String {
 }
 
 /// The exporter's indexes: text indexes or bloom filters.
-fn indexes(table: Table, text: bool) -> Vec<String> {
+fn indexes(signal: Signal, text: bool) -> Vec<String> {
     let (ids, maps) = if text {
         ("text(tokenizer = 'array')", "text(tokenizer = 'array')")
     } else {
@@ -241,7 +242,7 @@ fn indexes(table: Table, text: bool) -> Vec<String> {
             "bloom_filter(0.01) GRANULARITY 1",
         )
     };
-    let indexed: &[(&str, &str)] = match table.signal() {
+    let indexed: &[(&str, &str)] = match signal {
         Signal::Logs => &[
             ("res", "ResourceAttributes"),
             ("scope", "ScopeAttributes"),
@@ -255,7 +256,7 @@ fn indexes(table: Table, text: bool) -> Vec<String> {
         ],
     };
     let mut items = Vec::new();
-    if table.signal() != Signal::Metrics {
+    if signal != Signal::Metrics {
         items.push(format!("INDEX idx_trace_id TraceId TYPE {ids}"));
     }
     for (name, map) in indexed {
@@ -267,7 +268,7 @@ fn indexes(table: Table, text: bool) -> Vec<String> {
         items.push(format!("INDEX idx_{name}attr_key mapKeys({map}) TYPE {maps}"));
         items.push(format!("INDEX idx_{name}attr_value mapValues({map}) TYPE {maps}"));
     }
-    items.push(match (table.signal(), text) {
+    items.push(match (signal, text) {
         (Signal::Logs, true) => {
             "INDEX idx_lower_body lower(Body) TYPE text(tokenizer = 'splitByNonAlpha')".to_owned()
         }

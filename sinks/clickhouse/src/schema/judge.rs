@@ -4,10 +4,12 @@ use super::ddl::{SEQUENCE_INDEX, WINDOW, definition};
 use super::partition::Partitioning;
 use super::{ColumnKind, LOOKUP, RECORD, SEQUENCE, Table, identifier, item_kind, lookup_path, on_cluster};
 use crate::config::Config;
+use crate::events::Plan;
 use crate::presence::Ask;
 use crate::server::RowTtl;
 use millpond_manifest::BatchingPolicy;
 use std::fmt;
+use std::sync::Arc;
 
 /// A column of an existing table.
 #[derive(Clone, Debug, serde::Deserialize)]
@@ -189,6 +191,8 @@ pub(crate) struct Known {
     pub(crate) ask: Ask,
     /// The TTL of its rows, if the server can evaluate it.
     pub(crate) ttl: Option<RowTtl>,
+    /// The way from rows of events to its columns.
+    pub(crate) plan: Option<Arc<Plan>>,
 }
 
 /// The chunks that can be in doubt at once under a policy.

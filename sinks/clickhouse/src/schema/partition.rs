@@ -91,8 +91,14 @@ impl Sources {
     /// The next computed column whose expression is still unread. [`Self::add`] takes its content.
     pub(crate) fn next(&mut self, config: &Config, table: Table, found: &[Found]) -> Option<Computed> {
         while let Some(name) = self.unread.pop() {
-            let filled = table.filled(config.columns).any(|column| column.name == name);
             let there = found.iter().find(|column| column.name == name);
+            let filled = match table {
+                Table::Event(place) => {
+                    let named = &config.event_tables[usize::from(place)].columns;
+                    named.contains_key(&name) || there.is_some_and(|there| there.default_kind.is_empty())
+                }
+                _ => table.filled(config.columns).any(|column| column.name == name),
+            };
             match there {
                 Some(there) if !filled => {
                     if there.default_expression.is_empty()

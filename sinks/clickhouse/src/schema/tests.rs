@@ -24,7 +24,7 @@ fn found_of(config: &Config, table: Table) -> Vec<Found> {
 }
 
 fn create_table(config: &Config, table: Table, server: (u32, u32)) -> String {
-    Object::Table(table).create(config, server)
+    Object::Table(table).create(config, server).unwrap()
 }
 
 #[test]
@@ -204,6 +204,7 @@ fn known(engine: &str, engine_full: &str, default_window: u64, partitioning: Par
         partitioning,
         ask: crate::presence::Ask::Here,
         ttl: None,
+        plan: None,
     }
 }
 
@@ -442,7 +443,12 @@ fn created_tables_follow_the_settings() {
                         ..Config::default()
                     };
                     for object in Object::all(&Table::ALL) {
-                        check_made(&config, object, &object.create(&config, (26, 2)), partition);
+                        check_made(
+                            &config,
+                            object,
+                            &object.create(&config, (26, 2)).unwrap(),
+                            partition,
+                        );
                         seen += 1;
                     }
                 }
@@ -467,7 +473,7 @@ fn check_made(config: &Config, object: Object, sql: &str, partition: Option<&str
         "{head}"
     );
     let time = match object {
-        Object::Table(table) => table.time(),
+        Object::Table(table) => table.time().unwrap(),
         Object::Lookup => "Start",
         Object::Database | Object::View => return,
     };
@@ -508,7 +514,7 @@ fn each_signal_can_have_its_own_ttl() {
         ..Config::default()
     };
     let ttl = |object: Object| {
-        let sql = object.create(&config, (26, 2));
+        let sql = object.create(&config, (26, 2)).unwrap();
         sql.lines()
             .find_map(|line| line.strip_prefix("TTL ").map(str::to_owned))
     };

@@ -139,6 +139,7 @@ mod tests {
             partitioning: Partitioning::Whole,
             ask: Ask::Replicas,
             ttl: None,
+            plan: None,
         };
         let named = Named {
             path: "t".to_owned(),

@@ -22,7 +22,7 @@ impl RowTtl {
     /// Finds the TTL in the engine of a table.
     pub(crate) fn of(table: Table, engine_full: &str, found: &[Found]) -> Option<Self> {
         let expression = expression(engine_full)?;
-        let time = table.time();
+        let time = table.time()?;
         let kind = &found.iter().find(|column| column.name == time)?.kind;
         let value = if kind.starts_with("DateTime64") {
             "fromUnixTimestamp64Nano(tick)"

@@ -4,6 +4,7 @@
 mod addresses;
 mod ddl;
 mod engines;
+mod events;
 mod failures;
 mod fields;
 mod identity;

@@ -232,6 +232,14 @@ pub(crate) fn batch(low: u64, messages: &[Vec<u8>]) -> Batch {
     batch_of(Signal::Logs, low, messages)
 }
 
+/// A batch of a stream of events, of one segment with these messages.
+pub(crate) fn batch_of_events(stream: &str, low: u64, messages: &[Vec<u8>]) -> Batch {
+    let mut batch = batch_of(Signal::Logs, low, messages);
+    batch.id.stream = stream.to_owned();
+    batch.encoding = Encoding::Ndjson;
+    batch
+}
+
 pub(crate) fn batch_of(signal: Signal, low: u64, messages: &[Vec<u8>]) -> Batch {
     let mut compressor = Compressor::new(1).unwrap();
     let mut blocks = Vec::new();

@@ -96,28 +96,36 @@ fn numbered(signal: Signal, policy: &BatchingPolicy) -> BTreeMap<RowId, String> 
     let batch = batch_of(signal, &messages(signal), 2, 2);
     let mut found = BTreeMap::new();
     let mut workspace = Workspace::new().unwrap();
-    cut(&batch, policy, Columns::All, 0, &mut workspace, &mut |cut| {
-        match cut {
-            Cut::Unreadable { id, .. } => {
-                assert_eq!(found.insert(id, "unreadable".to_owned()), None);
-            }
-            Cut::Chunk(chunk) => {
-                let table = Table::ALL[chunk.table as usize];
-                let name = match signal {
-                    Signal::Logs => "Body",
-                    Signal::Traces => "SpanName",
-                    Signal::Metrics => "MetricName",
-                };
-                for row in read(&chunk) {
-                    let told = format!("{} {:?}", table.key(), row[name]);
-                    assert_eq!(found.insert(id_of(&row), told), None);
+    cut(
+        &batch,
+        policy,
+        Columns::All,
+        None,
+        0,
+        &mut workspace,
+        &mut |cut| {
+            match cut {
+                Cut::Unreadable { id, .. } => {
+                    assert_eq!(found.insert(id, "unreadable".to_owned()), None);
+                }
+                Cut::Chunk(chunk) => {
+                    let table = Table::ALL[chunk.table as usize];
+                    let name = match signal {
+                        Signal::Logs => "Body",
+                        Signal::Traces => "SpanName",
+                        Signal::Metrics => "MetricName",
+                    };
+                    for row in read(&chunk) {
+                        let told = format!("{} {:?}", table.key(), row[name]);
+                        assert_eq!(found.insert(id_of(&row), told), None);
+                    }
                 }
             }
-        }
-        true
-    })
+            true
+        },
+    )
     .unwrap();
-    let numbering = numbering(&batch, &mut workspace).unwrap();
+    let numbering = numbering(&batch, None, &mut workspace).unwrap();
     let readable = |(id, told): (&RowId, &String)| NumberedRecord {
         id: *id,
         readable: told != "unreadable",
@@ -147,13 +155,13 @@ fn a_record_alone_keeps_its_number() {
     for signal in Signal::ALL {
         let all = batch_of(signal, &messages(signal), 2, 2);
         let mut workspace = Workspace::new().unwrap();
-        for NumberedRecord { id, readable } in numbering(&all, &mut workspace).unwrap() {
+        for NumberedRecord { id, readable } in numbering(&all, None, &mut workspace).unwrap() {
             let [record] = records(&all, &[id], &mut workspace).unwrap().try_into().unwrap();
             let mut letter = batch_of(signal, &[record.payload], 1, 1);
             letter.parts[0].sequence = id.sequence;
             letter.parts[0].first_record = id.record;
             assert_eq!(
-                numbering(&letter, &mut workspace).unwrap(),
+                numbering(&letter, None, &mut workspace).unwrap(),
                 [NumberedRecord { id, readable }]
             );
         }

@@ -1,0 +1,174 @@
+//! The file of `--event-tables`: which table each stream of events goes to, and where columns get their values.
+
+use anyhow::{Context, ensure};
+use millpond_clickhouse::{EventTable, Origin};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Bytes of a file: 256 tables with room for many columns.
+const FILE_MAX: u64 = 4 << 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    table: Vec<TableOf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TableOf {
+    stream: String,
+    table: String,
+    #[serde(default)]
+    columns: BTreeMap<String, Column>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Column {
+    Path(String),
+    Long(Long),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Long {
+    path: Option<String>,
+    unit: Option<String>,
+    value: Option<serde_json::Value>,
+}
+
+/// The name that stands for the time of reception.
+const RECEIVED_AT: &str = "_millpond_received_at";
+
+/// Reads a file.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<EventTable>> {
+    let what = || format!("--event-tables {}", path.display());
+    let length = std::fs::metadata(path)
+        .with_context(|| format!("{}: cannot be read", what()))?
+        .len();
+    ensure!(length <= FILE_MAX, "{}: is larger than 4 MiB", what());
+    let text = std::fs::read_to_string(path).with_context(|| format!("{}: cannot be read", what()))?;
+    parse(&text).with_context(what)
+}
+
+fn parse(text: &str) -> anyhow::Result<Vec<EventTable>> {
+    let File { table } = toml::from_str(text)?;
+    table.into_iter().map(event_table).collect()
+}
+
+fn event_table(table: TableOf) -> anyhow::Result<EventTable> {
+    let TableOf {
+        stream,
+        table,
+        columns,
+    } = table;
+    ensure!(
+        !table.is_empty() && !table.contains('.'),
+        "stream {stream}: {table:?} is not a table's name; the tables are in the database of --database"
+    );
+    let mut origins = BTreeMap::new();
+    for (name, column) in columns {
+        let origin = origin(column).with_context(|| format!("stream {stream}, column {name}"))?;
+        origins.insert(name, origin);
+    }
+    Ok(EventTable {
+        stream,
+        table,
+        columns: origins,
+    })
+}
+
+fn origin(column: Column) -> anyhow::Result<Origin> {
+    let (path, unit) = match column {
+        Column::Path(path) if path == RECEIVED_AT => return Ok(Origin::ReceivedAt),
+        Column::Path(path) => (path, None),
+        Column::Long(Long {
+            path: None,
+            unit: None,
+            value: Some(value),
+        }) => return Ok(Origin::Constant(value.to_string())),
+        Column::Long(Long {
+            path: Some(path),
+            unit,
+            value: None,
+        }) => (path, unit),
+        Column::Long(_) => anyhow::bail!("give either a value, or a path with or without a unit"),
+    };
+    let keys: Vec<String> = path.split('.').map(str::to_owned).collect();
+    ensure!(
+        keys.iter().all(|key| !key.is_empty()),
+        "{path:?} has an empty key"
+    );
+    let unit = unit.map_or(Ok(millpond_clickhouse::Unit::default()), |unit| unit.parse());
+    Ok(Origin::Path {
+        keys,
+        unit: unit.map_err(anyhow::Error::msg)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millpond_clickhouse::Unit;
+
+    #[test]
+    fn a_file_names_tables_and_origins() {
+        let text = r#"
+            [[table]]
+            stream = "events.signup"
+            table = "signup"
+
+            [table.columns]
+            user_id = "user.id"
+            source = { value = "web" }
+            at = { path = "ts", unit = "ms" }
+            arrived = "_millpond_received_at"
+
+            [[table]]
+            stream = "events.click"
+            table = "click"
+        "#;
+        let [signup, click] = parse(text).unwrap().try_into().unwrap();
+        assert_eq!(
+            (signup.stream.as_str(), signup.table.as_str()),
+            ("events.signup", "signup")
+        );
+        assert!(click.columns.is_empty());
+        let path = |keys: &[&str], unit| Origin::Path {
+            keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+            unit,
+        };
+        let expected = [
+            ("arrived", Origin::ReceivedAt),
+            ("at", path(&["ts"], Unit::Millis)),
+            ("source", Origin::Constant("\"web\"".to_owned())),
+            ("user_id", path(&["user", "id"], Unit::Seconds)),
+        ];
+        let expected = expected.map(|(name, origin)| (name.to_owned(), origin));
+        assert_eq!(signup.columns.into_iter().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_wrong_file_says_where() {
+        let table = "[[table]]\nstream = \"a\"\n";
+        for (text, words) in [
+            (String::new(), "table"),
+            (format!("{table}table = \"b.c\""), "--database"),
+            (format!("{table}table = \"b\"\nkey = 1"), "key"),
+            (format!("{table}table = \"b\"\ncolumns.x = \"a..b\""), "column x"),
+            (
+                format!("{table}table = \"b\"\ncolumns.x = {{ path = \"a\", unit = \"h\" }}"),
+                "use s, ms, us or ns",
+            ),
+            (
+                format!("{table}table = \"b\"\ncolumns.x = {{ path = \"a\", value = 1 }}"),
+                "either a value",
+            ),
+        ] {
+            let error = format!("{:#}", parse(&text).unwrap_err());
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}

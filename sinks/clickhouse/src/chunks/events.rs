@@ -1,0 +1,213 @@
+//! Cuts messages of JSON events into chunks for their table.
+
+use super::{Cutter, Found, RECORDS_MAX, messages, row_id};
+use crate::events::{Plan, Values, own, rows};
+use crate::identities::NumberedRecord;
+use crate::native::{self, Column as _, Dictionary, Numbers};
+use crate::schema::Table;
+use millpond_consumer::{Batch, Chunk, Cut, Part, Received, Record, RowId, SinkError};
+use millpond_segment::Decompressor;
+
+/// The rows of the next chunk.
+struct Waiting<'p> {
+    plan: &'p Plan,
+    table: Table,
+    columns: Vec<Values>,
+    received: Vec<Received>,
+}
+
+/// Cuts a batch of a stream of events.
+pub(super) fn cut(
+    batch: &Batch,
+    (table, plan): (Table, &Plan),
+    decompressor: &mut Decompressor,
+    cutter: &mut Cutter,
+) -> Result<(), SinkError> {
+    let mut waiting = Waiting {
+        plan,
+        table,
+        columns: plan.empty(),
+        received: Vec::new(),
+    };
+    for part in &batch.parts {
+        cutter.sequence = part.sequence;
+        cutter.record = part.first_record.into();
+        let mut full = None;
+        let more = messages(part, decompressor, &mut |found| {
+            rows(found.message.payload, |row| {
+                if cutter.record >= RECORDS_MAX {
+                    full = Some(too_many(part));
+                    return false;
+                }
+                waiting.add(row, &found, cutter)
+            })
+        })?;
+        if let Some(error) = full {
+            return Err(error);
+        }
+        if !more {
+            return Ok(());
+        }
+    }
+    if !waiting.received.is_empty() {
+        waiting.emit(cutter);
+    }
+    Ok(())
+}
+
+fn too_many(part: &Part) -> SinkError {
+    SinkError::Refused(format!(
+        "segment {} (sequence {}): a segment has {RECORDS_MAX} records of a stream at most, and this one has more",
+        part.segment, part.sequence
+    ))
+}
+
+impl Waiting<'_> {
+    /// Adds a row, or passes on one that does not fit. Returns false when no more are wanted.
+    fn add(&mut self, row: Result<&str, (&[u8], String)>, found: &Found<'_>, cutter: &mut Cutter) -> bool {
+        let at_us = found.message.received_at_us;
+        let id = cutter.next_id();
+        let (payload, reason) = match row {
+            Ok(row) => match self.plan.push(row, at_us, &mut self.columns) {
+                Ok(()) => {
+                    self.received.push(Received {
+                        at_us,
+                        rows: 1,
+                        first: id,
+                    });
+                    return !self.is_full(cutter) || self.emit(cutter);
+                }
+                Err(reason) => (row.as_bytes(), reason),
+            },
+            Err((rest, error)) => (rest, format!("malformed JSON: {error}")),
+        };
+        (cutter.emit)(Cut::Unreadable {
+            id,
+            message: found.record(payload.to_vec()),
+            reason: found.of_row(&reason),
+        })
+    }
+
+    fn is_full(&self, cutter: &Cutter) -> bool {
+        let bytes: usize = self.columns.iter().map(Values::raw_len).sum();
+        self.received.len() >= cutter.rows_max || bytes >= cutter.bytes_max
+    }
+
+    /// Emits the rows as a chunk. Returns false when no more are wanted.
+    fn emit(&mut self, cutter: &mut Cutter) -> bool {
+        let chunk = self.encode(cutter);
+        self.columns = self.plan.empty();
+        self.received.clear();
+        (cutter.emit)(Cut::Chunk(chunk))
+    }
+
+    /// The sink's own columns come first: recovery finds the source without the types of events.
+    fn encode(&self, cutter: &mut Cutter) -> Chunk {
+        let index = cutter.next;
+        cutter.next += 1;
+        let count = self.received.len();
+        let frames = &mut *cutter.frames;
+        let heads: Vec<(&str, String)> = self.plan.heads().collect();
+        native::write_block_head(own(cutter.columns).len() + heads.len(), count, frames);
+        if let [received_at, inserted_at, source, sequence, record] = own(cutter.columns) {
+            let received = self.received.iter();
+            native::write_column_head(received_at.name, received_at.kind, frames);
+            Numbers::<i64>(received.clone().map(|row| row.at_us).collect()).write(frames);
+            native::write_column_head(inserted_at.name, inserted_at.kind, frames);
+            native::write_constant(&cutter.now_ms.to_le_bytes(), count, frames);
+            native::write_column_head(source.name, source.kind, frames);
+            let mut sources = Dictionary::default();
+            let number = sources.number(cutter.source.as_bytes());
+            (0..count).for_each(|_| sources.push_number(number));
+            sources.write(frames);
+            native::write_column_head(sequence.name, sequence.kind, frames);
+            Numbers::<u64>(received.clone().map(|row| row.first.sequence).collect()).write(frames);
+            native::write_column_head(record.name, record.kind, frames);
+            Numbers::<u32>(received.map(|row| row.first.record).collect()).write(frames);
+        }
+        let mut lengths = self.columns.iter().map(Values::rows);
+        debug_assert!(
+            lengths.all(|rows| rows == count),
+            "the columns have different lengths"
+        );
+        for ((name, kind), values) in heads.into_iter().zip(&self.columns) {
+            native::write_column_head(name, &kind, frames);
+            values.write(frames);
+        }
+        let (body, raw_bytes) = frames.finish();
+        Chunk {
+            index,
+            table: self.table.number(),
+            rows: count as u64,
+            raw_bytes,
+            body,
+            received: Received::joined(self.received.iter().copied()),
+        }
+    }
+}
+
+/// Returns the rows with these numbers, each as a separate message, in the order of `ids`.
+pub(super) fn records(
+    batch: &Batch,
+    ids: &[RowId],
+    decompressor: &mut Decompressor,
+) -> Result<Vec<Option<Record>>, SinkError> {
+    let mut records: Vec<Option<Record>> = vec![None; ids.len()];
+    for part in &batch.parts {
+        let of_part = ids
+            .iter()
+            .zip(0usize..)
+            .filter(|(id, _)| id.sequence == part.sequence);
+        let wanted: std::collections::BTreeMap<u64, usize> =
+            of_part.map(|(id, asked)| (id.record.into(), asked)).collect();
+        let Some((&last, _)) = wanted.last_key_value() else {
+            continue;
+        };
+        let mut next = u64::from(part.first_record);
+        messages(part, decompressor, &mut |found| {
+            rows(found.message.payload, |row| {
+                if let Some(&asked) = wanted.get(&next) {
+                    let payload = row.map_or_else(|(rest, _)| rest.to_vec(), |row| row.as_bytes().to_vec());
+                    records[asked] = Some(found.record(payload));
+                }
+                next += 1;
+                next <= last
+            })
+        })?;
+    }
+    Ok(records)
+}
+
+/// Lists the rows of a batch with their numbers. A row that does not fit its table counts as not readable.
+pub(super) fn numbering(
+    batch: &Batch,
+    plan: &Plan,
+    decompressor: &mut Decompressor,
+) -> Result<Vec<NumberedRecord>, SinkError> {
+    let mut numbers = Vec::new();
+    let mut columns = plan.empty();
+    for part in &batch.parts {
+        let mut next = u64::from(part.first_record);
+        let mut full = None;
+        messages(part, decompressor, &mut |found| {
+            rows(found.message.payload, |row| {
+                if next >= RECORDS_MAX {
+                    full = Some(too_many(part));
+                    return false;
+                }
+                let fits = |row| plan.push(row, found.message.received_at_us, &mut columns).is_ok();
+                numbers.push(NumberedRecord {
+                    id: row_id(part.sequence, next),
+                    readable: row.is_ok_and(fits),
+                });
+                columns.iter_mut().for_each(|values| values.truncate(0));
+                next += 1;
+                true
+            })
+        })?;
+        if let Some(error) = full {
+            return Err(error);
+        }
+    }
+    Ok(numbers)
+}

@@ -1,0 +1,289 @@
+//! Tables for streams of JSON events: which column a row's values go to. Pure: the server's columns are an argument.
+
+mod json;
+mod kind;
+mod scalar;
+mod time;
+mod values;
+
+use crate::config::{Columns, Config};
+use crate::schema::judge::{Fault, Found};
+use crate::schema::{MILLPOND, identifier};
+use kind::Kind;
+use std::collections::{BTreeMap, HashMap};
+pub use time::Unit;
+use values::Unfit;
+pub(crate) use values::Values;
+
+/// A stream of events and its table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventTable {
+    /// The stream.
+    pub stream: String,
+    /// The table's name, in the sink's database. It must exist.
+    pub table: String,
+    /// The origins of columns whose values are not at the key of their name.
+    pub columns: BTreeMap<String, Origin>,
+}
+
+/// Where the values of a column come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The value at the end of these keys.
+    Path {
+        /// Keys from the outside to the inside, at least one.
+        keys: Vec<String>,
+        /// The unit of times that are numbers.
+        unit: Unit,
+    },
+    /// The same value in each row, as JSON.
+    Constant(String),
+    /// The time at which the gateway received the message.
+    ReceivedAt,
+}
+
+/// The way from rows of a stream to the columns of its table.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    columns: Vec<Planned>,
+    /// The columns that read a top-level key.
+    by_key: HashMap<String, Vec<usize>>,
+    /// Columns with a DEFAULT that the server fills.
+    pub(crate) left_to_server: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Planned {
+    name: String,
+    kind: Kind,
+    origin: Origin,
+}
+
+impl Plan {
+    /// Decides by the settings and the table's columns alone, never by rows.
+    pub(crate) fn new(events: &EventTable, path: &str, found: &[Found]) -> Result<Plan, Vec<Fault>> {
+        let mut plan = Plan {
+            columns: Vec::new(),
+            by_key: HashMap::new(),
+            left_to_server: Vec::new(),
+        };
+        let mut faults = Vec::new();
+        for name in events.columns.keys() {
+            if !found.iter().any(|column| column.name == *name) || is_own(name) {
+                faults.push(Fault::new(
+                    format!("the settings of stream {} name column {name}, which table {path} does not have for events", events.stream),
+                    "add the column, or correct the name in the file of --event-tables",
+                ));
+            }
+        }
+        for column in found.iter().filter(|column| !is_own(&column.name)) {
+            let origin = events.columns.get(&column.name);
+            match column.default_kind.as_str() {
+                "" => {}
+                "DEFAULT" if origin.is_some() => {}
+                "DEFAULT" => {
+                    plan.left_to_server.push(column.name.clone());
+                    continue;
+                }
+                computed if origin.is_some() => {
+                    faults.push(Fault::new(
+                        format!(
+                            "column {} of table {path} is {computed} and cannot be written",
+                            column.name
+                        ),
+                        "remove it from the file of --event-tables",
+                    ));
+                    continue;
+                }
+                _ => continue,
+            }
+            let origin = origin.cloned().unwrap_or_else(|| Origin::Path {
+                keys: vec![column.name.clone()],
+                unit: Unit::default(),
+            });
+            if let Err(fault) = plan.add(column, origin, path) {
+                faults.push(fault);
+            }
+        }
+        if plan.columns.is_empty() && faults.is_empty() {
+            faults.push(Fault::new(
+                format!(
+                    "table {path} has no column that events of stream {} fill",
+                    events.stream
+                ),
+                "add columns, or name them in the file of --event-tables",
+            ));
+        }
+        if faults.is_empty() { Ok(plan) } else { Err(faults) }
+    }
+
+    fn add(&mut self, column: &Found, origin: Origin, path: &str) -> Result<(), Fault> {
+        let Found { name, kind, .. } = column;
+        let Some(kind) = Kind::parse(kind) else {
+            return Err(Fault::new(
+                format!("column {name} of table {path} has type {kind}, which events cannot fill"),
+                "change its type, or give it a DEFAULT",
+            ));
+        };
+        if let Err(Unfit { reason, .. }) = check(&kind, &origin) {
+            return Err(Fault::new(
+                format!("column {name} of table {path}: {reason}"),
+                "correct its origin in the file of --event-tables",
+            ));
+        }
+        let place = self.columns.len();
+        if let Origin::Path { keys, .. } = &origin
+            && let Some(first) = keys.first()
+        {
+            self.by_key.entry(first.clone()).or_default().push(place);
+        }
+        self.columns.push(Planned {
+            name: name.clone(),
+            kind,
+            origin,
+        });
+        Ok(())
+    }
+
+    /// The statement for chunks of the table.
+    pub(crate) fn insert(&self, config: &Config, path: &str) -> String {
+        let own = own(config.columns).iter().map(|column| column.name);
+        let names = own.chain(self.columns.iter().map(|column| column.name.as_str()));
+        let names: Vec<String> = names.map(identifier).collect();
+        format!("INSERT INTO {path} ({}) FORMAT Native", names.join(", "))
+    }
+
+    /// Names of columns, and their types as a block has them.
+    pub(crate) fn heads(&self) -> impl Iterator<Item = (&str, String)> {
+        let columns = self.columns.iter();
+        columns.map(|column| (column.name.as_str(), column.kind.to_string()))
+    }
+
+    /// Columns without rows.
+    pub(crate) fn empty(&self) -> Vec<Values> {
+        let columns = self.columns.iter();
+        columns.map(|column| Values::new(&column.kind)).collect()
+    }
+
+    /// Appends a row, which is valid JSON, or nothing. The error is the reason why it does not fit.
+    pub(crate) fn push(&self, row: &str, received_at_us: i64, to: &mut [Values]) -> Result<(), String> {
+        let rows = to.first().map_or(0, Values::rows);
+        let pushed = self.push_all(row, received_at_us, to);
+        if pushed.is_err() {
+            to.iter_mut().for_each(|values| values.truncate(rows));
+        }
+        pushed
+    }
+
+    fn push_all(&self, row: &str, received_at_us: i64, to: &mut [Values]) -> Result<(), String> {
+        if !row.starts_with('{') {
+            return Err(format!("$: {} is not an object", scalar::shown(row)));
+        }
+        let mut given: Vec<Option<&str>> = vec![None; self.columns.len()];
+        // The last of equal keys counts.
+        let _ = json::members(row, |key, value| {
+            let key = json::unescaped(key);
+            let readers = key.and_then(|key| self.by_key.get(&*key));
+            for &place in readers.into_iter().flatten() {
+                given[place] = match &self.columns[place].origin {
+                    Origin::Path { keys, .. } => descend(value, &keys[1..]),
+                    Origin::Constant(_) | Origin::ReceivedAt => None,
+                };
+            }
+            Ok::<_, std::convert::Infallible>(())
+        });
+        for ((column, values), value) in self.columns.iter().zip(to).zip(given) {
+            let Planned { name, kind, origin } = column;
+            let pushed = match origin {
+                Origin::Path { unit, .. } => values.push(kind, *unit, value.unwrap_or("null")),
+                Origin::Constant(value) => values.push(kind, Unit::default(), value),
+                Origin::ReceivedAt => push_received(values, kind, received_at_us),
+            };
+            pushed.map_err(|Unfit { path, reason }| {
+                let from = match origin {
+                    Origin::Path { keys, .. } => format!("$.{}{path}", keys.join(".")),
+                    Origin::Constant(_) | Origin::ReceivedAt => "$".to_owned(),
+                };
+                format!("{from}: {reason} (column {name})")
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn push_received(values: &mut Values, kind: &Kind, received_at_us: i64) -> Result<(), Unfit> {
+    values.push(kind, Unit::Micros, &received_at_us.to_string())
+}
+
+/// A constant must fit its column, and a time must have a column of times.
+fn check(kind: &Kind, origin: &Origin) -> Result<(), Unfit> {
+    match origin {
+        Origin::Path { .. } => Ok(()),
+        Origin::Constant(value) => Values::new(kind).push(kind, Unit::default(), value),
+        Origin::ReceivedAt => match kind {
+            Kind::DateTime | Kind::DateTime64(_) => Ok(()),
+            _ => Err(Unfit::here(format!("{kind} is not a type of times"))),
+        },
+    }
+}
+
+/// The value at the end of these keys of objects within objects.
+fn descend<'a>(value: &'a str, keys: &[String]) -> Option<&'a str> {
+    let Some((first, keys)) = keys.split_first() else {
+        return Some(value);
+    };
+    if !value.starts_with('{') {
+        return None;
+    }
+    let mut found = None;
+    let _ = json::members(value, |key, value| {
+        if json::unescaped(key).as_deref() == Some(first.as_str()) {
+            found = Some(value);
+        }
+        Ok::<_, std::convert::Infallible>(())
+    });
+    descend(found?, keys)
+}
+
+fn is_own(name: &str) -> bool {
+    MILLPOND.iter().any(|column| column.name == name)
+}
+
+/// The sink's own columns that a table of events has.
+pub(crate) fn own(columns: Columns) -> &'static [crate::schema::ColumnKind] {
+    match columns {
+        Columns::All => &MILLPOND,
+        Columns::None => &[],
+    }
+}
+
+/// Passes each row of a message, with the reason if it is not readable. From bytes that are not JSON on, the rest of
+/// the message is one row that is not readable.
+pub(crate) fn rows<'m>(
+    message: &'m [u8],
+    mut take: impl FnMut(Result<&'m str, (&'m [u8], String)>) -> bool,
+) -> bool {
+    let mut values = serde_json::Deserializer::from_slice(message).into_iter::<serde::de::IgnoredAny>();
+    loop {
+        let start = values.byte_offset();
+        let error = match values.next() {
+            None => return true,
+            Some(Ok(_)) => match std::str::from_utf8(&message[start..values.byte_offset()]) {
+                Ok(row) => {
+                    if !take(Ok(row.trim_ascii())) {
+                        return false;
+                    }
+                    continue;
+                }
+                Err(error) => error.to_string(),
+            },
+            Some(Err(error)) => error.to_string(),
+        };
+        return take(Err((message[start..].trim_ascii(), error)));
+    }
+}
+
+/// Parses a column of a block, for selections of its rows.
+pub(crate) fn read(kind: &str) -> Option<Values> {
+    Kind::parse(kind).map(|kind| Values::new(&kind))
+}

@@ -1,0 +1,147 @@
+//! Splits JSON that a parser has accepted. It builds no tree: a value is its text.
+
+use std::borrow::Cow;
+
+/// Passes each key and value of an object, with the key's text between its quotes, until `take` fails.
+pub(crate) fn members<'a, E>(
+    object: &'a str,
+    mut take: impl FnMut(&'a str, &'a str) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut rest = Rest { text: object, at: 1 };
+    while let Some(key) = rest.value() {
+        rest.skip(b':');
+        let Some(value) = rest.value() else { break };
+        take(&key[1..key.len() - 1], value)?;
+        rest.skip(b',');
+    }
+    Ok(())
+}
+
+/// Passes each item of an array, until `take` fails.
+pub(crate) fn items<'a, E>(array: &'a str, mut take: impl FnMut(&'a str) -> Result<(), E>) -> Result<(), E> {
+    let mut rest = Rest { text: array, at: 1 };
+    while let Some(value) = rest.value() {
+        take(value)?;
+        rest.skip(b',');
+    }
+    Ok(())
+}
+
+/// The value of a string, given the text between its quotes. `None` if an escape is half of a surrogate pair.
+pub(crate) fn unescaped(inner: &str) -> Option<Cow<'_, str>> {
+    if !inner.contains('\\') {
+        return Some(Cow::Borrowed(inner));
+    }
+    serde_json::from_str(&format!("\"{inner}\"")).ok().map(Cow::Owned)
+}
+
+/// The unread rest of an object or an array.
+struct Rest<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Rest<'a> {
+    fn peek(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    fn blank(&mut self) {
+        while self.peek().is_some_and(|byte| byte.is_ascii_whitespace()) {
+            self.at += 1;
+        }
+    }
+
+    fn skip(&mut self, byte: u8) {
+        self.blank();
+        if self.peek() == Some(byte) {
+            self.at += 1;
+        }
+    }
+
+    /// The next value; `None` at the closing bracket.
+    fn value(&mut self) -> Option<&'a str> {
+        self.blank();
+        let start = self.at;
+        let mut depth = 0usize;
+        loop {
+            match self.peek()? {
+                b'"' => self.string(),
+                b'{' | b'[' => {
+                    depth += 1;
+                    self.at += 1;
+                }
+                b'}' | b']' if depth == 0 => break,
+                b'}' | b']' => {
+                    depth -= 1;
+                    self.at += 1;
+                }
+                b',' | b':' if depth == 0 => break,
+                _ => self.at += 1,
+            }
+            if depth == 0 && self.text.as_bytes()[start..self.at].ends_with(b"\"") {
+                break;
+            }
+        }
+        let value = self.text[start..self.at].trim_end();
+        (!value.is_empty()).then_some(value)
+    }
+
+    fn string(&mut self) {
+        self.at += 1;
+        while let Some(byte) = self.peek() {
+            self.at += if byte == b'\\' { 2 } else { 1 };
+            if byte == b'"' {
+                break;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    fn split(object: &str) -> Vec<(&str, &str)> {
+        let mut found = Vec::new();
+        let Ok(()) = members(object, |key, value| {
+            found.push((key, value));
+            Ok::<_, Infallible>(())
+        });
+        found
+    }
+
+    #[test]
+    fn an_object_is_its_members_as_they_are() {
+        assert_eq!(split("{}"), []);
+        assert_eq!(split("{ }"), []);
+        assert_eq!(
+            split(r#"{ "a" : 1.50 , "b":{"c":[1,{"d":"}"}]}, "e\"":"x\\" ,"f": [ ] ,"g":null }"#),
+            [
+                ("a", "1.50"),
+                ("b", r#"{"c":[1,{"d":"}"}]}"#),
+                ("e\\\"", r#""x\\""#),
+                ("f", "[ ]"),
+                ("g", "null")
+            ]
+        );
+    }
+
+    #[test]
+    fn an_array_is_its_items_as_they_are() {
+        let mut found = Vec::new();
+        let Ok(()) = items(r#"[ 1 ,"a,]",[2,3] , {"b":[4]},true]"#, |item| {
+            found.push(item);
+            Ok::<_, Infallible>(())
+        });
+        assert_eq!(found, ["1", "\"a,]\"", "[2,3]", "{\"b\":[4]}", "true"]);
+    }
+
+    #[test]
+    fn a_string_is_unescaped_and_half_a_pair_is_none() {
+        assert_eq!(unescaped("é").as_deref(), Some("é"));
+        assert_eq!(unescaped(r"a\n\u00e9\ud83d\ude00").as_deref(), Some("a\né😀"));
+        assert_eq!(unescaped(r"\ud800"), None);
+    }
+}
