@@ -276,6 +276,34 @@ func TestAFollowerKeepsTheRhythmOfItsLeader(t *testing.T) {
 	})
 }
 
+// Blocks would wait for the leader's linger, so the follower uploads its segments: the leader commits those at once.
+func TestAFollowerUploadsForALeaderThatClosesItsSegmentsRarely(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		w.mustAppend(w.producer(testConfig(), 9), "first")
+		l := w.leader()
+		l.every = 15 * time.Second
+		config := testConfig()
+		config.Linger = time.Second
+		config.SegmentRawBytes = 1 << 20
+		p := w.follower(l, config, 1)
+		w.mustAppend(p, "learns the rhythm")
+		for _, message := range []string{"a", "b"} {
+			began := time.Now()
+			w.mustAppend(p, message)
+			if took := time.Since(began); took > config.Linger {
+				t.Errorf("%s took %s", message, took)
+			}
+		}
+		for _, request := range l.requests()[1:] {
+			if len(request.Segments) == 0 {
+				t.Error("blocks wait for a slow leader")
+			}
+		}
+		w.checkLog("first", "learns the rhythm", "a", "b")
+	})
+}
+
 // Sent at once, blocks between two segments of the leader would be in flight when the next ones are ready.
 func TestBlocksOfFullSegmentsShareARequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -75,7 +75,7 @@ func begin(environment *environment, config Config, peering *peering, openStore 
 			counters:    counters,
 			budget:      budget,
 			flow:        &flow{},
-			following:   &following{},
+			following:   &following{linger: config.Linger},
 			hooks:       config.Hooks,
 			log:         config.Logger,
 		},
