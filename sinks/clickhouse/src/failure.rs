@@ -44,10 +44,10 @@ const REPLICA_ALREADY_EXISTS: u32 = 253;
 const SAME_REPLICA: &str = "another server has the same {replica} macro, or a dropped table left its replica in Keeper \
                             (SYSTEM DROP REPLICA removes it)";
 
-/// Exceptions about the rows themselves, which will recur: constraints, and expressions of `MATERIALIZED` and `DEFAULT`
-/// columns. They occur before any row is written. The list excludes exceptions that a truncated or corrupted body can
+/// Exceptions about the rows themselves, which will recur: constraints, arrays of one `Nested` column, and expressions of
+/// `MATERIALIZED` and `DEFAULT` columns. They occur before any row is written. The list excludes exceptions that a truncated or corrupted body can
 /// also cause (33 CANNOT_READ_ALL_DATA, 40 CHECKSUM_DOESNT_MATCH, 271 CANNOT_DECOMPRESS).
-const REFUSED: [(u32, &str); 17] = [
+const REFUSED: [(u32, &str); 18] = [
     (6, "CANNOT_PARSE_TEXT"),
     (38, "CANNOT_PARSE_DATE"),
     (41, "CANNOT_PARSE_DATETIME"),
@@ -57,6 +57,7 @@ const REFUSED: [(u32, &str); 17] = [
     (128, "TOO_LARGE_ARRAY_SIZE"),
     (131, "TOO_LARGE_STRING_SIZE"),
     (153, "ILLEGAL_DIVISION"),
+    (190, "SIZES_OF_ARRAYS_DONT_MATCH"),
     (321, "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE"),
     (349, "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN"),
     (376, "CANNOT_PARSE_UUID"),

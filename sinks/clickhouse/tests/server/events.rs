@@ -245,6 +245,23 @@ async fn columns_come_from_where_the_settings_say() {
 }
 
 #[tokio::test]
+async fn a_nested_column_is_an_array_for_each_field() {
+    let server = Server::start();
+    create(&server, "items Nested(id UInt32, name String)").await;
+    let sink = open(config(&server, &[])).await;
+    let rows = [r#"{"items.id":[1,2],"items.name":["a","b"]}"#, "{}"];
+    let batch = batch_of_events(STREAM, 1, &[message(&rows)]);
+    write(&sink, &batch.id, &chunk(&sink, &batch)).await.unwrap();
+    let found = "SELECT items.id, items.name FROM otel.signup ORDER BY _millpond_record";
+    assert_eq!(server.ask(found).await, "[1,2]\t['a','b']\n[]\t[]");
+    // The server refuses arrays of different lengths, and the consumer then looks for the row.
+    let rows = [r#"{"items.id":[1,2],"items.name":["a"]}"#];
+    let batch = batch_of_events(STREAM, 2, &[message(&rows)]);
+    let refused = write(&sink, &batch.id, &chunk(&sink, &batch)).await;
+    assert!(matches!(refused, Err(SinkError::Refused(_))), "{refused:?}");
+}
+
+#[tokio::test]
 async fn a_row_that_does_not_fit_leaves_the_others_alone() {
     let server = Server::start();
     create(
