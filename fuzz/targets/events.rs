@@ -1,8 +1,10 @@
 //! Events from the network: no body makes the reader of rows take more memory than its length justifies, what it keeps is
-//! part of the body, and reading that again gives the same rows.
+//! part of the body, and reading that again gives the same rows, in the consumer, too. There a row fills a column of each
+//! type or none.
 #![no_main]
 
 use bytes::Bytes;
+use millpond_clickhouse::read_events;
 use millpond_fuzz::memory;
 use millpond_gateway::rows::{ERRORS_MAX, Form, read};
 
@@ -25,6 +27,10 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             found += 1;
         }
         assert!(found <= rows.accepted);
+        // The gateway's count is the number of records in the log, so the consumer has to find as many.
+        let (seen, fit, unread) = read_events(&rows.payload);
+        assert_eq!((seen, unread), (rows.accepted, 0));
+        assert!(fit <= seen);
         // Rows without their own newlines are lines.
         let lines = rows.payload.iter().filter(|byte| **byte == b'\n').count() as u64;
         if rows.accepted > 0 && lines + 1 == rows.accepted {
@@ -33,6 +39,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             assert_eq!(again.payload, rows.payload);
         }
     }
+    read_events(data);
 });
 
 /// The described errors.

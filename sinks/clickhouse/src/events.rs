@@ -117,6 +117,62 @@ impl Plan {
         if faults.is_empty() { Ok(plan) } else { Err(faults) }
     }
 
+    /// A column of each type, at its type's name or at the end of a path. For fuzzing.
+    pub(crate) fn of_all_types() -> Plan {
+        const TYPES: [&str; 26] = [
+            "String",
+            "FixedString(4)",
+            "Bool",
+            "Int8",
+            "UInt64",
+            "Int128",
+            "Float32",
+            "Float64",
+            "Decimal(9, 2)",
+            "Decimal(38, 10)",
+            "Date",
+            "Date32",
+            "DateTime",
+            "DateTime64(3)",
+            "DateTime64(9)",
+            "UUID",
+            "IPv4",
+            "IPv6",
+            "Enum8('a' = 1, 'b' = -2)",
+            "Nullable(Int32)",
+            "Array(Nullable(String))",
+            "Array(Array(UInt8))",
+            "Map(String, Float64)",
+            "Map(UInt8, Array(String))",
+            "Tuple(UInt8, String)",
+            "Tuple(a UInt8, b Array(Tuple(c String)))",
+        ];
+        let column = |kind: &&str| Found {
+            name: (*kind).to_owned(),
+            kind: (*kind).to_owned(),
+            default_kind: String::new(),
+            default_expression: String::new(),
+            is_in_partition_key: 0,
+        };
+        let nested = TYPES.iter().map(|kind| {
+            let keys = vec!["x".to_owned(), (*kind).to_owned()];
+            let unit = Unit::default();
+            ((*kind).to_owned(), Origin::Path { keys, unit })
+        });
+        let mut found: Vec<Found> = TYPES.iter().map(column).collect();
+        // The other half of the columns are at the top.
+        let events = EventTable {
+            stream: "x".to_owned(),
+            table: "x".to_owned(),
+            columns: nested.step_by(2).collect(),
+        };
+        found.push(Found {
+            name: "x".to_owned(),
+            ..column(&"String")
+        });
+        Plan::new(&events, "x", &found).expect("events fill these types")
+    }
+
     fn add(&mut self, column: &Found, origin: Origin, path: &str) -> Result<(), Fault> {
         let Found { name, kind, .. } = column;
         let Some(kind) = Kind::parse(kind) else {

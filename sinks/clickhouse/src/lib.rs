@@ -72,6 +72,27 @@ pub fn read_answer(answer: &[u8], piece: usize) -> usize {
     .count()
 }
 
+/// Reads the rows of a message of events into a column of each type. Returns the numbers of rows that are JSON, of those
+/// that fit, and of the others. For fuzzing only.
+#[doc(hidden)]
+pub fn read_events(message: &[u8]) -> (u64, u64, u64) {
+    let plan = events::Plan::of_all_types();
+    let mut columns = plan.empty();
+    let (mut read, mut fit, mut unread) = (0, 0, 0);
+    events::rows(message, |row| {
+        match row {
+            Ok(row) => {
+                read += 1;
+                fit += u64::from(plan.push(row, 0, &mut columns).is_ok());
+            }
+            Err(_) => unread += 1,
+        }
+        assert!(columns.iter().all(|values| values.rows() as u64 == fit));
+        true
+    });
+    (read, fit, unread)
+}
+
 /// Classifies an exception. For fuzzing only.
 #[doc(hidden)]
 pub fn read_exception(text: &str) -> &'static str {

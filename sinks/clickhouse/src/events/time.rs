@@ -86,7 +86,7 @@ pub(super) fn date(text: &str) -> Option<i64> {
 fn digits(bytes: &[u8]) -> Option<i64> {
     let mut number = 0;
     for byte in bytes {
-        number = 10 * number + i64::from(byte.is_ascii_digit().then_some(byte - b'0')?);
+        number = 10 * number + i64::from(char::from(*byte).to_digit(10)?);
     }
     Some(number)
 }
@@ -170,6 +170,8 @@ mod tests {
             assert_eq!(date(text), Some(days), "{text}");
         }
         for text in [
+            "%900-01-01",
+            "2024-0 -01",
             "1900-02-29",
             "2023-02-29",
             "2024-13-01",
