@@ -103,8 +103,6 @@ def test_a_gateway_commits_for_collectors(site, forward_below):
     # The leader had no records of its own since.
     built = leader.metric("millpond_producer_segments_total") - segments
     assert built > 10 if forward_below != "0" else built == 0
-    for collector in collectors:
-        assert "did not commit" not in collector.messages()
     _finish(site, loads, consumer)
 
 

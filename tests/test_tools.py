@@ -26,7 +26,7 @@ def test_bench(tmp_path):
     run(BIN_DIR / "bench", "--short", "--results", tmp_path)
     [file] = tmp_path.iterdir()
     results = json.loads(file.read_text())
-    assert (len(results["cost"]), len(results["latency"])) == (2, 2)
+    assert (len(results["cost"]), len(results["latency"])) == (4, 2)
     assert results["memory"]
     assert results["floors"] == [], "a short run judges nothing"
 
