@@ -100,7 +100,7 @@ def test_a_gateway_commits_for_collectors(site, forward_below):
     assert [load.wait() for load in loads] == [0, 0]
     assert leader.metric(LEADS) == 1
     assert leader.metric(FOR_OTHERS) > 10
-    # The leader had no records of its own since.
+    # Meanwhile no client sent records to the leader.
     built = leader.metric("millpond_producer_segments_total") - segments
     assert built > 10 if forward_below != "0" else built == 0
     _finish(site, loads, consumer)

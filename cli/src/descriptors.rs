@@ -38,9 +38,9 @@ const PEERS: usize = 4;
 /// Maximum numbers of a gateway's connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// Of OTLP clients, on both ports together.
+    /// Connections of OTLP clients, on both ports together.
     pub(crate) otlp: usize,
-    /// Of other gateways.
+    /// Connections of other gateways.
     pub(crate) peers: usize,
 }
 

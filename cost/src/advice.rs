@@ -114,7 +114,7 @@ fn steps(settings: &Settings) -> Vec<Step> {
         ));
     }
     if settings.producers > settings.shards && !settings.peers {
-        let (from, to) = ("commits of its own", "gateways that share commits");
+        let (from, to) = ("each gateway commits", "shared commits");
         steps.push(step("--peers", from.to_owned(), to.to_owned(), &|s| {
             s.peers = true;
         }));

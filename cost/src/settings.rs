@@ -16,7 +16,7 @@ pub enum NetworkPath {
     Internet,
 }
 
-/// What the producers of a shard share.
+/// The work that a leader does for the other producers of its shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
     /// Nothing: each uploads its segments and commits them.
@@ -140,7 +140,7 @@ impl Settings {
         f64::from(self.producers) / self.active_shards()
     }
 
-    /// What the producers of a shard share under this load.
+    /// The work that leaders do for others under this load.
     pub(crate) fn sharing(&self, load: &Load) -> Sharing {
         if !self.peers || self.producers <= self.shards {
             return Sharing::Nothing;

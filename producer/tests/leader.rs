@@ -440,7 +440,7 @@ async fn append_somewhere(producers: &Mutex<Vec<Producer>>, place: usize, text: 
     unreachable!("the places do not end");
 }
 
-/// What happens to the producers: outages, ends and new ones, old programs, and a table that forgets the leader.
+/// Disturbs the group: an outage, a producer that stops or joins, an old program, or a table that forgets the leader.
 async fn disturb(group: &mut Group, producers: &Mutex<Vec<Producer>>, random: &mut StdRng) {
     let place = random.random_range(0..group.controls.len());
     match random.random_range(0..6) {

@@ -153,7 +153,7 @@ fn kind(value: &[u8]) -> &'static str {
     }
 }
 
-/// What the keys of an object are like. Reads the whole object in any case.
+/// The verdict on an object's keys. To deserialize it reads the whole object, whatever the verdict.
 enum Keys {
     Good,
     /// This key, shortened.

@@ -167,7 +167,7 @@ async fn values_are_those_of_the_servers_own_json() {
     assert_eq!(unfit, []);
     assert_eq!(chunks.len(), rows.len().div_ceil(3));
     for chunk in &chunks {
-        // What a retry sends: the same rows, selected from the encoded block.
+        // A retry selects its rows from the encoded block.
         let all: Vec<u64> = (0..chunk.rows).collect();
         let (first, rest) = all.split_at(1);
         for (round, some) in [first, rest]

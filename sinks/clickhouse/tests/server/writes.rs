@@ -67,7 +67,7 @@ async fn a_chunk_arrives_in_every_compression() {
         let batch = batch(sequence, &[at((0..10_000).map(|row| NEW_YEAR + row))]);
         let whole = chunk(&sink, &batch);
         sizes.push(whole.body.iter().map(bytes::Bytes::len).sum::<usize>());
-        // The sink reads its own chunk to send a part of it, here under a token of its own.
+        // To send a part of a chunk, the sink reads it back. The other index gives the part another token.
         let some = Chunk {
             index: 1,
             ..sink.some(&whole, &[7, 9_999])
