@@ -53,10 +53,20 @@ def crowd():
                         slow = tls.wrap_socket(slow, server_hostname=host)
                     slow.sendall(says[number % len(says)])
                 came.append(opened.enter_context(slow))
+            _accepted(host, int(port))
             return came
 
         yield come
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _accepted(host: str, port: int) -> None:
+    """Waits until a port has accepted every connection before this one. A good client that comes to
+    another port while it still accepts them may lose its place to them before its first request."""
+    with socket.create_connection((host, port), timeout=PATIENCE) as last:
+        with contextlib.suppress(ConnectionError):
+            last.sendall(b"no protocol\r\n\r\n")
+            last.recv(1 << 10)
 
 
 def _post(address: str, tls: ssl.SSLContext | None = None) -> int:
