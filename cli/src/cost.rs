@@ -21,6 +21,7 @@ use std::path::Path;
 const RATIO: f64 = 5.4;
 // The arithmetic counts the reads that the producer makes.
 const _: () = assert!(millpond_cost::READS_FIRST == millpond_producer::reads_first::READS_FIRST);
+const _: () = assert!(millpond_cost::FORWARD_BELOW_MAX == crate::peers::FORWARD_BELOW_MAX as f64);
 
 /// Prints the estimate.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {

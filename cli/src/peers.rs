@@ -42,7 +42,7 @@ pub(crate) struct PeerArgs {
 }
 
 /// A request of another gateway has its blocks and a little more.
-const FORWARD_BELOW_MAX: usize = 1 << 20;
+pub(crate) const FORWARD_BELOW_MAX: usize = 1 << 20;
 
 /// The port for other gateways, before there is a producer behind it.
 pub(crate) struct PeerPort {

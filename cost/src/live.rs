@@ -4,6 +4,7 @@ use crate::activity::Activity;
 use crate::estimate::Inputs;
 use crate::items::Basis;
 use crate::rate::{Load, Rate};
+use crate::settings::Sharing;
 use crate::{CostError, Settings};
 use serde::{Deserialize, Serialize};
 
@@ -92,21 +93,23 @@ pub(crate) fn live(
         reason = "saturates; 1,024 streams at most"
     )]
     let streams = parts.round().max(1.0) as u32;
-    // Producers that commit for each other make a segment each, or one together: whichever fits their size.
-    let together = bytes as f64 / segments as f64 / f64::from(producers);
-    let makers = match peers && together < inputs.settings.forward_below_bytes {
-        true => f64::from(shards.min(producers)),
-        false => f64::from(producers),
-    };
-    let settings = Settings {
-        // No object records why a segment closed: assume the linger.
-        linger_seconds: makers / rate,
+    let found = Settings {
         shards,
         producers,
         peers,
         consumers,
         streams,
         ..inputs.settings.clone()
+    };
+    // Whether producers share segments follows from the size of their parts if they do.
+    let makers = match found.sharing_of(bytes as f64 / segments as f64 / f64::from(producers)) {
+        Sharing::Segments => found.active_shards(),
+        Sharing::Nothing | Sharing::Commits => f64::from(producers),
+    };
+    let settings = Settings {
+        // No object records why a segment closed: assume the linger.
+        linger_seconds: makers / rate,
+        ..found
     };
     let model = Activity::with_segments(&load, &settings, inputs.request, rate, rate * commits);
     let activity = Activity {

@@ -115,8 +115,8 @@ const INSERT_BYTES: f64 = 47.5e6;
 /// Throughput of one upload in bytes per second.
 pub(crate) const CONNECTION_BYTES: f64 = 80e6;
 
-/// The largest `--forward-below` of a gateway.
-pub(crate) const FORWARD_BELOW_MAX: f64 = MIB;
+/// The largest `--forward-below` of a gateway, in bytes.
+pub const FORWARD_BELOW_MAX: f64 = MIB;
 
 /// Maximum segments in one commit.
 const COMMIT_SEGMENTS_MAX: f64 = 512.0;
@@ -142,11 +142,15 @@ impl Settings {
 
     /// The work that leaders do for others under this load.
     pub(crate) fn sharing(&self, load: &Load) -> Sharing {
+        self.sharing_of(load.compressed_bytes_per_second / f64::from(self.producers) * self.linger_seconds)
+    }
+
+    /// The work that leaders do for others whose part of a segment has this compressed size.
+    pub(crate) fn sharing_of(&self, part_bytes: f64) -> Sharing {
         if !self.peers || self.producers <= self.shards {
             return Sharing::Nothing;
         }
-        let of_a_linger = load.compressed_bytes_per_second / f64::from(self.producers) * self.linger_seconds;
-        if of_a_linger < self.forward_below_bytes {
+        if part_bytes < self.forward_below_bytes {
             Sharing::Segments
         } else {
             Sharing::Commits
