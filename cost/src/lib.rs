@@ -33,7 +33,9 @@ pub use live::Observed;
 pub use offer::{Imported, import};
 pub use prices::{NetworkPrice, Prices, StoragePrice};
 pub use rate::{Load, Rate};
-pub use settings::{FORWARD_BELOW_MAX, NetworkPath, Settings, bytes as readable_bytes, time as readable_seconds};
+pub use settings::{
+    FORWARD_BELOW_MAX, NetworkPath, Settings, bytes as readable_bytes, time as readable_seconds,
+};
 pub use sweep::{Axis, Knob, Point, Sweep, sweep};
 
 /// Seconds in the month of price lists: 730 hours.
