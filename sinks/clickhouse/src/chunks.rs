@@ -11,11 +11,13 @@ use crate::identities::NumberedRecord;
 use crate::native::{self, Column as _, Dictionary};
 use crate::rows::{Origin, Rows, TableColumns};
 use crate::schema::{MILLPOND, Table};
+use crate::sorting::Sorting;
 use millpond_consumer::{Batch, BatchingPolicy, Chunk, Cut, Part, Received, Record, RowId, SinkError};
 use millpond_otlp::{Malformed, Signal, record_alone, validate};
 use millpond_segment::{Decompressor, Encoding, Limits, Message};
 use signals::{Logs, Metrics, Traces};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A server splits an insert at about 1,048,449 rows or 256 MiB in memory, and the pieces of a split insert have
 /// several identities under one token. Chunks stay below both limits, whatever the policy.
@@ -26,6 +28,7 @@ const BYTES_MAX: u64 = 128 << 20;
 pub(crate) struct Workspace {
     decompressor: Decompressor,
     frames: Frames,
+    sorting: Arc<Sorting>,
     logs: Logs,
     traces: Traces,
     metrics: Metrics,
@@ -36,6 +39,7 @@ impl Workspace {
         Ok(Self {
             decompressor: Decompressor::new()?,
             frames: Frames::default(),
+            sorting: Arc::default(),
             logs: Logs::default(),
             traces: Traces::default(),
             metrics: Metrics::default(),
@@ -46,6 +50,11 @@ impl Workspace {
     pub(crate) fn compressing(self, compression: Compression) -> std::io::Result<Self> {
         let frames = Frames::new(compression)?;
         Ok(Self { frames, ..self })
+    }
+
+    /// The same, whose chunks have their rows in the order of their tables.
+    pub(crate) fn sorting(self, sorting: Arc<Sorting>) -> Self {
+        Self { sorting, ..self }
     }
 }
 
@@ -72,12 +81,14 @@ pub(crate) fn cut(
     let Workspace {
         decompressor,
         frames,
+        sorting,
         logs,
         traces,
         metrics,
     } = workspace;
     let mut cutter = Cutter {
         frames,
+        sorting,
         rows_max: usize::try_from(policy.chunk_rows.clamp(1, ROWS_MAX)).unwrap_or(usize::MAX),
         bytes_max: usize::try_from(policy.chunk_bytes.min(BYTES_MAX)).unwrap_or(usize::MAX),
         partitions_max: policy.max_partitions_per_chunk.max(1) as usize,
@@ -324,6 +335,7 @@ fn messages(
 /// Decides when rows fill a chunk, and encodes the chunk.
 struct Cutter<'e> {
     frames: &'e mut Frames,
+    sorting: &'e Sorting,
     rows_max: usize,
     bytes_max: usize,
     partitions_max: usize,
@@ -396,16 +408,22 @@ impl Cutter<'_> {
             Columns::All => MILLPOND.len(),
             Columns::None => 0,
         };
+        // Rows without identities must stay in the order of their places.
+        let order = match self.columns {
+            Columns::All => self.sorting.order(C::TABLE, &columns),
+            Columns::None => None,
+        };
+        let order = order.as_deref();
         native::write_block_head(columns.len() + own, count, frames);
         for (kind, column) in C::TABLE.columns().zip(columns) {
             debug_assert_eq!(column.rows(), count, "{} of {:?}", kind.name, C::TABLE);
             native::write_column_head(kind.name, kind.kind, frames);
-            column.write(frames);
+            column.write_in(order, frames);
         }
         if self.columns == Columns::All {
             let [received_at, inserted_at, source, sequence, record] = &MILLPOND;
             native::write_column_head(received_at.name, received_at.kind, frames);
-            rows.received_at.write(frames);
+            rows.received_at.write_in(order, frames);
             native::write_column_head(inserted_at.name, inserted_at.kind, frames);
             native::write_constant(&self.now_ms.to_le_bytes(), count, frames);
             native::write_column_head(source.name, source.kind, frames);
@@ -414,9 +432,9 @@ impl Cutter<'_> {
             (0..count).for_each(|_| sources.push_number(number));
             sources.write(frames);
             native::write_column_head(sequence.name, sequence.kind, frames);
-            rows.sequences.write(frames);
+            rows.sequences.write_in(order, frames);
             native::write_column_head(record.name, record.kind, frames);
-            rows.records.write(frames);
+            rows.records.write_in(order, frames);
         }
         let (body, raw_bytes) = frames.finish();
         let received = rows.origins().map(|origin| Received {

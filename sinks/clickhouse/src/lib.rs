@@ -25,6 +25,7 @@ mod schema;
 mod server;
 mod settings;
 mod sink;
+mod sorting;
 pub mod tables;
 mod text;
 mod unfit;
@@ -34,6 +35,8 @@ pub use events::{EventTable, Origin, Unit};
 pub use identities::{NumberedRecord, RowCount};
 pub use millpond_otlp::Signal;
 pub use sink::{ClickHouse, SCHEMA_VERSION, keeps_identities};
+use sorting::Sorting;
+use std::sync::Arc;
 
 /// [`ClickHouse`]'s work on a batch without a server, for measurements only (`examples/encode.rs`).
 #[doc(hidden)]
@@ -43,8 +46,9 @@ pub fn encode(
     columns: Columns,
     emit: &mut dyn FnMut(millpond_consumer::Chunk) -> bool,
 ) -> Result<(), millpond_consumer::SinkError> {
-    let mut workspace = chunks::Workspace::new()
+    let workspace = chunks::Workspace::new()
         .map_err(|error| millpond_consumer::SinkError::Transient(error.to_string()))?;
+    let mut workspace = workspace.sorting(Arc::new(Sorting::of_new_tables()));
     let mut emit = |cut| match cut {
         millpond_consumer::Cut::Chunk(chunk) => emit(chunk),
         millpond_consumer::Cut::Unreadable { .. } => true,

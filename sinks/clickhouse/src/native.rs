@@ -4,18 +4,31 @@
 //! varint rows, then each column's name, type and data.
 
 use crate::frame::Frames;
+use crate::sorting::Ranks;
 use std::collections::HashMap;
+use std::ops::Range;
+
+/// The places of rows in the order in which they are written. `None`: in the order of the column.
+pub(crate) type Order<'o> = Option<&'o [u32]>;
 
 /// A column of a block.
 pub(crate) trait Column {
     /// Writes the prefix before the data: the versions of its dictionaries.
     fn write_versions(&self, _: &mut Frames) {}
     /// Writes the data.
-    fn write_values(&self, frames: &mut Frames);
+    fn write_values(&self, order: Order<'_>, frames: &mut Frames);
     /// Writes everything after name and type.
     fn write(&self, frames: &mut Frames) {
+        self.write_in(None, frames);
+    }
+    /// The same, with the rows in this order.
+    fn write_in(&self, order: Order<'_>, frames: &mut Frames) {
         self.write_versions(frames);
-        self.write_values(frames);
+        self.write_values(order, frames);
+    }
+    /// The values as numbers, if the server orders them in a way that is known here.
+    fn ranks(&self) -> Option<Ranks> {
+        None
     }
     /// The number of values.
     fn rows(&self) -> usize;
@@ -43,10 +56,14 @@ pub(crate) trait Word: Copy {
     fn put(self, out: &mut Vec<u8>);
     /// Reads it back.
     fn get(bytes: &[u8]) -> Self;
+    /// The rank of 0, if these numbers have ranks.
+    const ZERO: Option<u64>;
+    /// A number in the same order.
+    fn rank(self) -> u64;
 }
 
 macro_rules! words {
-    ($($type:ty)*) => {$(
+    ($($type:ty: $zero:expr, $rank:expr;)*) => {$(
         impl Word for $type {
             #[inline]
             fn put(self, out: &mut Vec<u8>) {
@@ -56,11 +73,29 @@ macro_rules! words {
             fn get(bytes: &[u8]) -> Self {
                 <$type>::from_le_bytes(bytes.try_into().expect("as many bytes as the number has"))
             }
+
+            const ZERO: Option<u64> = $zero;
+
+            #[inline]
+            fn rank(self) -> u64 {
+                let rank: fn($type) -> u64 = $rank;
+                rank(self)
+            }
         }
     )*};
 }
 
-words!(u8 u16 i32 u32 i64 u64 f64);
+words! {
+    u8: Some(0), u64::from;
+    u16: Some(0), u64::from;
+    u32: Some(0), u64::from;
+    u64: Some(0), |word| word;
+    i32: Some(SIGN), |word| i64::from(word).cast_unsigned() ^ SIGN;
+    i64: Some(SIGN), |word| word.cast_unsigned() ^ SIGN;
+    f64: None, f64::to_bits;
+}
+
+const SIGN: u64 = 1 << 63;
 
 /// Fixed-size numbers: UInt8, Bool, Int32, UInt32, DateTime, UInt64, Float64.
 pub(crate) struct Numbers<T>(pub(crate) Vec<T>);
@@ -75,8 +110,18 @@ impl<T> Default for Numbers<T> {
 }
 
 impl<T: Word> Column for Numbers<T> {
-    fn write_values(&self, frames: &mut Frames) {
-        write_words(self.0.iter().copied(), frames);
+    fn write_values(&self, order: Order<'_>, frames: &mut Frames) {
+        match order {
+            None => write_words(self.0.iter().copied(), frames),
+            Some(order) => write_words(order.iter().map(|&row| self.0[row as usize]), frames),
+        }
+    }
+
+    fn ranks(&self) -> Option<Ranks> {
+        let zero = T::ZERO?;
+        let values: Vec<u64> = self.0.iter().map(|word| word.rank()).collect();
+        let max = values.iter().max().copied().unwrap_or(zero);
+        Some(Ranks { values, max, zero })
     }
 
     fn rows(&self) -> usize {
@@ -141,15 +186,24 @@ impl Strings {
         self.bytes.extend_from_slice(&from.bytes);
     }
 
-    fn encoded(&self, index: usize) -> &[u8] {
-        let end = self.starts.get(index + 1).copied().unwrap_or(self.bytes.len());
-        &self.bytes[self.starts[index]..end]
+    /// The bytes of these values.
+    fn encoded(&self, values: Range<usize>) -> &[u8] {
+        let start = |value: usize| self.starts.get(value).copied().unwrap_or(self.bytes.len());
+        &self.bytes[start(values.start)..start(values.end)]
     }
 }
 
 impl Column for Strings {
-    fn write_values(&self, frames: &mut Frames) {
-        frames.write(&self.bytes);
+    fn write_values(&self, order: Order<'_>, frames: &mut Frames) {
+        match order {
+            None => frames.write(&self.bytes),
+            Some(order) => {
+                for &row in order {
+                    let row = row as usize;
+                    frames.write(self.encoded(row..row + 1));
+                }
+            }
+        }
     }
 
     fn rows(&self) -> usize {
@@ -168,7 +222,7 @@ impl Column for Strings {
     fn append(&mut self, from: &Self, rows: &[usize]) {
         for &row in rows {
             self.starts.push(self.bytes.len());
-            self.bytes.extend_from_slice(from.encoded(row));
+            self.bytes.extend_from_slice(from.encoded(row..row + 1));
         }
     }
 }
@@ -234,7 +288,7 @@ impl Column for Dictionary {
         frames.write(&DICTIONARY_VERSION.to_le_bytes());
     }
 
-    fn write_values(&self, frames: &mut Frames) {
+    fn write_values(&self, order: Order<'_>, frames: &mut Frames) {
         if self.rows.is_empty() {
             return;
         }
@@ -251,15 +305,24 @@ impl Column for Dictionary {
         }
         values.write(frames);
         frames.write(&(self.rows.len() as u64).to_le_bytes());
-        let rows = self.rows.iter();
-        match width {
-            0 => write_words(rows.map(|number| number.to_le_bytes()[0]), frames),
-            1 => write_words(
-                rows.map(|number| u16::from_le_bytes([number.to_le_bytes()[0], number.to_le_bytes()[1]])),
-                frames,
-            ),
-            _ => write_words(rows.copied(), frames),
+        match order {
+            None => write_numbers(self.rows.iter().copied(), width, frames),
+            Some(order) => write_numbers(order.iter().map(|&row| self.rows[row as usize]), width, frames),
         }
+    }
+
+    fn ranks(&self) -> Option<Ranks> {
+        let mut sorted: Vec<(&[u8], usize)> = self.values.iter().map(|value| &**value).zip(0..).collect();
+        sorted.sort_unstable();
+        let mut ranks = vec![0; sorted.len()];
+        for ((_, number), rank) in sorted.into_iter().zip(0..) {
+            ranks[number] = rank;
+        }
+        Some(Ranks {
+            values: self.rows.iter().map(|&number| ranks[number as usize]).collect(),
+            max: ranks.len() as u64,
+            zero: 0,
+        })
     }
 
     fn rows(&self) -> usize {
@@ -282,6 +345,18 @@ impl Column for Dictionary {
         for &row in rows {
             self.push(&from.values[from.rows[row] as usize]);
         }
+    }
+}
+
+/// Writes the numbers of a dictionary's values in 1, 2 or 4 bytes each.
+fn write_numbers(numbers: impl Iterator<Item = u32>, width: u64, frames: &mut Frames) {
+    match width {
+        0 => write_words(numbers.map(|number| number.to_le_bytes()[0]), frames),
+        1 => write_words(
+            numbers.map(|number| u16::from_le_bytes([number.to_le_bytes()[0], number.to_le_bytes()[1]])),
+            frames,
+        ),
+        _ => write_words(numbers, frames),
     }
 }
 
@@ -315,10 +390,17 @@ impl Column for Maps {
         self.keys.write_versions(frames);
     }
 
-    fn write_values(&self, frames: &mut Frames) {
-        write_words(self.ends.iter().copied(), frames);
-        self.keys.write_values(frames);
-        self.values.write_values(frames);
+    fn write_values(&self, order: Order<'_>, frames: &mut Frames) {
+        let entries = write_ends(&self.ends, order, frames);
+        self.keys.write_values(entries.as_deref(), frames);
+        match order {
+            None => self.values.write_values(None, frames),
+            Some(order) => {
+                for &row in order {
+                    frames.write(self.values.encoded(items_of(&self.ends, row as usize)));
+                }
+            }
+        }
     }
 
     fn rows(&self) -> usize {
@@ -366,9 +448,9 @@ impl<C: Column> Column for Array<C> {
         self.items.write_versions(frames);
     }
 
-    fn write_values(&self, frames: &mut Frames) {
-        write_words(self.ends.iter().copied(), frames);
-        self.items.write_values(frames);
+    fn write_values(&self, order: Order<'_>, frames: &mut Frames) {
+        let items = write_ends(&self.ends, order, frames);
+        self.items.write_values(items.as_deref(), frames);
     }
 
     fn rows(&self) -> usize {
@@ -393,12 +475,29 @@ impl<C: Column> Column for Array<C> {
     }
 }
 
+/// Writes where each row's items end, and returns the order of the items.
+fn write_ends(ends: &[u64], order: Order<'_>, frames: &mut Frames) -> Option<Vec<u32>> {
+    let Some(order) = order else {
+        write_words(ends.iter().copied(), frames);
+        return None;
+    };
+    let mut items = Vec::with_capacity(ends.last().map_or(0, |&end| usize::try_from(end).unwrap_or(0)));
+    let ends = order.iter().map(|&row| {
+        for item in items_of(ends, row as usize) {
+            items.push(u32::try_from(item).expect("a chunk has under 2^32 items"));
+        }
+        items.len() as u64
+    });
+    write_words(ends, frames);
+    Some(items)
+}
+
 /// The range of a row whose items end at `ends[row]`.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "ends count values that are in memory"
 )]
-fn items_of(ends: &[u64], row: usize) -> std::ops::Range<usize> {
+fn items_of(ends: &[u64], row: usize) -> Range<usize> {
     let start = row.checked_sub(1).map_or(0, |before| ends[before] as usize);
     start..ends[row] as usize
 }

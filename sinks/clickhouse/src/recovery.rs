@@ -4,23 +4,49 @@
 use crate::events::{self, Values};
 use crate::frame::{Frames, decompress};
 use crate::native::{self, Array, Column, Dictionary, Maps, Numbers, Strings, Word};
-use crate::schema::{MAP, SOURCE, STRING, WORD, item_kind};
+use crate::schema::{MAP, RECORD, SEQUENCE, SOURCE, STRING, WORD, item_kind};
 use bytes::Bytes;
 
-/// Encodes these rows of a chunk.
-pub(crate) fn some(body: &[Bytes], rows: &[usize]) -> Encoded {
-    Block::read(&decompress(body)).some(rows)
+/// Encodes the rows with these places in a chunk.
+pub(crate) fn some(body: &[Bytes], places: &[usize]) -> Encoded {
+    let raw = decompress(body);
+    let order = places_of(&raw);
+    let rows: Vec<usize> = match &order {
+        None => places.to_vec(),
+        Some(order) => places.iter().map(|&place| order[place]).collect(),
+    };
+    Block::read(&raw).some(&rows)
 }
 
-/// The values of a chunk's time column, in its ticks.
+/// The row of each place of a chunk. Places follow the identities; rows may have the order of the table. `None` if both
+/// are in the same order, which they are without identities.
+fn places_of(raw: &[u8]) -> Option<Vec<usize>> {
+    let (mut sequences, _, rows) = seek(raw, SEQUENCE)?;
+    let (mut records, ..) = seek(raw, RECORD)?;
+    let ids = sequences.numbers::<u64>(rows).0;
+    let ids: Vec<(u64, u32)> = ids.into_iter().zip(records.numbers::<u32>(rows).0).collect();
+    if ids.is_sorted() {
+        return None;
+    }
+    let mut order: Vec<usize> = (0..rows).collect();
+    order.sort_unstable_by_key(|&row| ids[row]);
+    Some(order)
+}
+
+/// The values of a chunk's time column, in its ticks and in the order of places.
 pub(crate) fn ticks(body: &[Bytes], name: &str) -> Vec<i64> {
     let raw = decompress(body);
     let (mut values, kind, rows) = seek(&raw, name).expect("every table has a time");
-    if kind == "DateTime" {
+    let ticks: Vec<i64> = if kind == "DateTime" {
         let seconds = values.numbers::<u32>(rows).0;
-        return seconds.into_iter().map(i64::from).collect();
+        seconds.into_iter().map(i64::from).collect()
+    } else {
+        values.numbers::<i64>(rows).0
+    };
+    match places_of(&raw) {
+        None => ticks,
+        Some(order) => order.into_iter().map(|row| ticks[row]).collect(),
     }
-    values.numbers::<i64>(rows).0
 }
 
 /// The source of a chunk's rows.

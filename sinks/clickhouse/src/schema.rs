@@ -131,7 +131,7 @@ fn time(signal: Signal) -> &'static str {
     }
 }
 
-fn sorting_key(signal: Signal) -> &'static str {
+pub(crate) fn sorting_key(signal: Signal) -> &'static str {
     match signal {
         Signal::Logs => "toStartOfFiveMinutes(Timestamp), ServiceName, Timestamp",
         Signal::Traces => "ServiceName, SpanName, toDateTime(Timestamp)",

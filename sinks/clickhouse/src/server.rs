@@ -20,6 +20,7 @@ use crate::schema::judge::{self, Fault, Found, Known};
 use crate::schema::partition::{Partitioning, Sources, Terms};
 use crate::schema::{self, Table, literal};
 use crate::settings::{self, Clients};
+use crate::sorting::SortingKey;
 pub(crate) use migrate::Needs;
 use millpond_consumer::SinkError;
 pub(crate) use same::Named;
@@ -45,6 +46,7 @@ struct Engine {
     engine: String,
     engine_full: String,
     partition_key: String,
+    sorting_key: String,
 }
 
 /// The state of a table for rows.
@@ -233,10 +235,12 @@ impl Server {
         };
         let ask = self.ask_of(table, &engine.engine, behind).await?;
         let ttl = RowTtl::of(table, &engine.engine_full, &found);
+        let sorting_key = SortingKey::parse(&engine.sorting_key, table, &found);
         let known = Known {
             ask,
             ttl: self.usable_ttl(ttl).await?,
             plan,
+            sorting_key,
             ..self.known(engine, partitioning).await?
         };
         Ok(Checked::Fits(known))
@@ -425,7 +429,7 @@ impl Server {
 
     async fn engine(&self, table: &str) -> Result<Option<Engine>, SinkError> {
         let sql = format!(
-            "SELECT engine, engine_full, partition_key FROM system.tables WHERE {}",
+            "SELECT engine, engine_full, partition_key, sorting_key FROM system.tables WHERE {}",
             self.about_table("name", table)
         );
         let mut engines = self.failing("reading a table's engine", self.client.rows(&sql).await)?;
@@ -450,6 +454,7 @@ impl Server {
             ask: Ask::Never,
             ttl: None,
             plan: None,
+            sorting_key: None,
         })
     }
 

@@ -11,6 +11,7 @@ use crate::presence::{self, Ask, Compared, Span};
 use crate::recovery;
 use crate::schema::judge::InDoubt;
 use crate::schema::{self, Table};
+use crate::sorting::Sorting;
 use async_trait::async_trait;
 use millpond_consumer::{
     Attempt, Batch, BatchingPolicy, Chunk, Cut, Presence, Record, RowId, Settled, Sink, SinkError, SinkTable,
@@ -37,6 +38,7 @@ pub struct ClickHouse {
     tables: Vec<SinkTable>,
     /// The plans of [`Config::event_tables`], in their order.
     plans: Vec<Arc<Plan>>,
+    sorting: Arc<Sorting>,
     warned: OnceLock<()>,
     workspaces: Mutex<Vec<Workspace>>,
 }
@@ -76,8 +78,13 @@ impl ClickHouse {
                 );
             }
         }
+        let keys = targets
+            .iter()
+            .filter_map(|target| Some((target.table, target.known.sorting_key.as_ref()?)));
+        let sorting = Arc::new(Sorting::new(keys));
         Ok(Self {
             plans,
+            sorting,
             name: name(&config),
             tables: addresses.in_use().identify().await?,
             addresses,
@@ -127,8 +134,9 @@ impl ClickHouse {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
+        let made = || Workspace::new()?.compressing(self.config.compression);
         let mut workspace = kept
-            .map_or_else(|| Workspace::new()?.compressing(self.config.compression), Ok)
+            .map_or_else(|| made().map(|made| made.sorting(Arc::clone(&self.sorting))), Ok)
             .map_err(|error| SinkError::Transient(format!("no memory for a zstd decompressor: {error}")))?;
         let outcome = work(&mut workspace);
         let mut kept = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);

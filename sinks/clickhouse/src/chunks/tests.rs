@@ -22,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 mod numbering;
 mod read;
+mod sorting;
 
 const DAY: u64 = 86_400_000_000_000;
 

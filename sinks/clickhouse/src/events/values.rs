@@ -136,13 +136,13 @@ impl Values {
     pub(crate) fn write(&self, frames: &mut Frames) {
         match self {
             Values::Fixed { bytes, .. } => frames.write(bytes),
-            Values::Text(strings) => strings.write_values(frames),
+            Values::Text(strings) => strings.write_values(None, frames),
             Values::Nullable { nulls, values } => {
                 frames.write(nulls);
                 values.write(frames);
             }
             Values::List { ends, items } => {
-                Numbers(ends.clone()).write_values(frames);
+                Numbers(ends.clone()).write_values(None, frames);
                 items.write(frames);
             }
             Values::Tuple(fields) => fields.iter().for_each(|field| field.write(frames)),

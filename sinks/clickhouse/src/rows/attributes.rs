@@ -1,7 +1,7 @@
 //! Attributes that differ from row to row.
 
 use crate::frame::Frames;
-use crate::native::{Column, Maps};
+use crate::native::{Column, Maps, Order};
 use crate::text;
 use millpond_otlp::KeyValue;
 
@@ -94,8 +94,8 @@ impl Column for AttributeMaps {
         self.maps.write_versions(frames);
     }
 
-    fn write_values(&self, frames: &mut Frames) {
-        self.maps.write_values(frames);
+    fn write_values(&self, order: Order<'_>, frames: &mut Frames) {
+        self.maps.write_values(order, frames);
     }
 
     fn rows(&self) -> usize {

@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::events::Plan;
 use crate::presence::Ask;
 use crate::server::RowTtl;
+use crate::sorting::SortingKey;
 use millpond_manifest::BatchingPolicy;
 use std::fmt;
 use std::sync::Arc;
@@ -193,6 +194,8 @@ pub(crate) struct Known {
     pub(crate) ttl: Option<RowTtl>,
     /// The way from rows of events to its columns.
     pub(crate) plan: Option<Arc<Plan>>,
+    /// The order in which it wants its rows, as far as the sink can compute it.
+    pub(crate) sorting_key: Option<SortingKey>,
 }
 
 /// The chunks that can be in doubt at once under a policy.

@@ -205,6 +205,7 @@ fn known(engine: &str, engine_full: &str, default_window: u64, partitioning: Par
         ask: crate::presence::Ask::Here,
         ttl: None,
         plan: None,
+        sorting_key: None,
     }
 }
 

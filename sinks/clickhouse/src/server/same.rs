@@ -140,6 +140,7 @@ mod tests {
             ask: Ask::Replicas,
             ttl: None,
             plan: None,
+            sorting_key: None,
         };
         let named = Named {
             path: "t".to_owned(),

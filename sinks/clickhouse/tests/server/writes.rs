@@ -1,8 +1,9 @@
 //! The form of an INSERT: one block, compressed, under one token and the pinned settings.
 
+use crate::signals::traces;
 use crate::support::{DAY, NEW_YEAR, Proxy, Server, at, batch, chunk, chunks, open, write};
 use millpond_clickhouse::{Columns, Compression, Config};
-use millpond_consumer::{Chunk, Sink as _};
+use millpond_consumer::{Chunk, Presence, Sink as _};
 
 const COUNT: &str = "SELECT count(), uniqExact(Body) FROM otel.otel_logs";
 
@@ -82,6 +83,55 @@ async fn a_chunk_arrives_in_every_compression() {
     }
     let [none, lz4, zstd] = sizes.try_into().unwrap();
     assert!(zstd < lz4 && lz4 < none, "{zstd}, {lz4}, {none} bytes");
+}
+
+/// Sent again, or in pieces, they are the same rows.
+#[tokio::test]
+async fn rows_come_in_the_order_of_their_table() {
+    const IN_ORDER: &str =
+        "SELECT sum(value) FROM system.events WHERE event = 'MergeTreeDataWriterBlocksAlreadySorted'";
+    let times: Vec<u64> = (0..40)
+        .map(|row| NEW_YEAR + row * 7_000_000_000 % 40_000_000_000)
+        .collect();
+    for (columns, in_order) in [(Columns::All, ["1", "2"]), (Columns::None, ["0", "0"])] {
+        let server = Server::start();
+        let config = Config {
+            columns,
+            ..server.config()
+        };
+        let sink = open(config).await;
+        server.run("DROP TABLE otel.otel_traces_trace_id_ts_mv").await;
+        let logs = batch(1, &[at(times.iter().copied())]);
+        let spans = traces(1, &times);
+        for (batch, in_order) in [&logs, &spans].into_iter().zip(in_order) {
+            write(&sink, &batch.id, &chunk(&sink, batch)).await.unwrap();
+            assert_eq!(
+                server.ask(IN_ORDER).await,
+                in_order,
+                "{columns:?}, {}",
+                batch.id.stream
+            );
+        }
+        if columns == Columns::All {
+            let whole = chunk(&sink, &logs);
+            server
+                .run("DELETE FROM otel.otel_logs WHERE _millpond_record IN (3, 17, 39)")
+                .await;
+            let Presence::Lacks { rows, certain } = sink.presence(&logs.id.source(), &whole).await.unwrap()
+            else {
+                panic!("the table keeps identities");
+            };
+            assert_eq!((rows.as_slice(), certain), (&[3, 17, 39][..], true));
+            let lacking = Chunk {
+                index: 1,
+                ..sink.some(&whole, &rows)
+            };
+            write(&sink, &logs.id, &lacking).await.unwrap();
+            let records =
+                "SELECT count(), uniqExact(_millpond_record), uniqExact(Timestamp) FROM otel.otel_logs";
+            assert_eq!(server.ask(records).await, "40\t40\t40");
+        }
+    }
 }
 
 #[tokio::test]
