@@ -63,10 +63,10 @@ def crowd():
 def _accepted(host: str, port: int) -> None:
     """Waits until a port has accepted every connection before this one. A good client that comes to
     another port while it still accepts them may lose its place to them before its first request."""
-    with socket.create_connection((host, port), timeout=PATIENCE) as last:
-        with contextlib.suppress(ConnectionError):
-            last.sendall(b"no protocol\r\n\r\n")
-            last.recv(1 << 10)
+    last = socket.create_connection((host, port), timeout=PATIENCE)
+    with last, contextlib.suppress(ConnectionError):
+        last.sendall(b"no protocol\r\n\r\n")
+        last.recv(1 << 10)
 
 
 def _post(address: str, tls: ssl.SSLContext | None = None) -> int:

@@ -143,7 +143,15 @@ fn policy(chunk_rows: u64, chunk_bytes: u64, max_partitions_per_chunk: u32) -> B
 
 /// The chunks of a readable batch.
 fn cut_all(batch: &Batch, policy: &BatchingPolicy, columns: Columns) -> Vec<Chunk> {
-    let mut workspace = Workspace::new().unwrap();
+    cut_with(Workspace::new().unwrap(), batch, policy, columns)
+}
+
+fn cut_with(
+    mut workspace: Workspace,
+    batch: &Batch,
+    policy: &BatchingPolicy,
+    columns: Columns,
+) -> Vec<Chunk> {
     let mut chunks = Vec::new();
     cut(batch, policy, columns, None, 1234, &mut workspace, &mut |cut| {
         let Cut::Chunk(chunk) = cut else { panic!("{cut:?}") };

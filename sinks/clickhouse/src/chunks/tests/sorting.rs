@@ -11,15 +11,8 @@ use std::sync::Arc;
 /// The batch's chunks without the order of tables, and with it.
 fn both(batch: &Batch, policy: &BatchingPolicy, columns: Columns) -> [Vec<Chunk>; 2] {
     [Sorting::default(), Sorting::of_new_tables()].map(|sorting| {
-        let mut workspace = Workspace::new().unwrap().sorting(Arc::new(sorting));
-        let mut chunks = Vec::new();
-        cut(batch, policy, columns, None, 1234, &mut workspace, &mut |cut| {
-            let Cut::Chunk(chunk) = cut else { panic!("{cut:?}") };
-            chunks.push(chunk);
-            true
-        })
-        .unwrap();
-        chunks
+        let workspace = Workspace::new().unwrap().sorting(Arc::new(sorting));
+        cut_with(workspace, batch, policy, columns)
     })
 }
 
