@@ -311,10 +311,10 @@ func (c *commitState) commit(group group, draw drawer) step {
 	return swapStep{&expected, commit.State.Certified(c.producer, c.certificate).Stamped(draw.nonce()), attempt}
 }
 
-// claims returns the claims of a group, this producer's first.
+// claims returns the claims of a group, this producer's first. The group may change while they are unresolved.
 func (c *commitState) claims(group group) []manifest.Claim {
 	if group.own == 0 {
-		return group.held
+		return slices.Clone(group.held)
 	}
 	return append([]manifest.Claim{manifest.One(c.producer, c.last+1, group.own)}, group.held...)
 }

@@ -3,6 +3,7 @@ package producer
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -154,6 +155,47 @@ func TestAFollowerCommitsForItselfWhateverHappensToARequest(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Segments that share a request count together: each would be sent to the leader alone.
+func TestSmallSegmentsThatAreLargeTogetherAreUploaded(t *testing.T) {
+	for _, together := range []int{1_500, 2_500} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, 1)
+			w.mustAppend(w.producer(testConfig(), 9), "first")
+			l := w.leader()
+			config := testConfig()
+			config.ForwardBelow = together
+			p := w.follower(l, config, 1)
+			letters := rand.New(rand.NewPCG(7, 7))
+			messages := make([]string, 4)
+			for place := range messages {
+				message := make([]byte, 1_000)
+				for place := range message {
+					message[place] = byte(letters.UintN(256))
+				}
+				messages[place] = string(message)
+			}
+			// The producer knows its leader after the first.
+			w.checkPlace(messages[0], w.mustAppend(p, messages[0]))
+			l.always(delays)
+			var clients sync.WaitGroup
+			for _, message := range messages[1:] {
+				clients.Go(func() { w.checkPlace(message, w.mustAppend(p, message)) })
+				// The others are ready while the leader commits the first.
+				time.Sleep(50 * time.Millisecond)
+			}
+			clients.Wait()
+			w.checkLog(append([]string{"first"}, messages...)...)
+			asked := l.requests()
+			if len(asked) != 3 || len(asked[1].Blocks) != 1 {
+				t.Fatalf("below %d: %+v", together, asked)
+			}
+			if blocks, segments := len(asked[2].Blocks), len(asked[2].Segments); together < 2_000 && segments != 2 || together > 2_000 && blocks != 2 {
+				t.Errorf("below %d: %d blocks and %d segments", together, blocks, segments)
+			}
+		})
 	}
 }
 
