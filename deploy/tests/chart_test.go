@@ -516,7 +516,24 @@ func TestAJobThatCollectsTakesTheCollectorFromTheConsumers(t *testing.T) {
 	}
 }
 
-// The admin port asks nobody who they are. The port for other gateways does, but nobody else has business there.
+// Collectors in another namespace ask the leader of the gateways for their commits.
+func TestTheGivenCollectorsReachTheLeader(t *testing.T) {
+	for values, want := range map[string]int{"minimal": 1, "full": 2} {
+		found := 0
+		for _, policy := range of[*networking.NetworkPolicy](rendered(t, valuesOf(t, values))) {
+			for _, rule := range policy.Spec.Ingress {
+				if rule.Ports[0].Port.String() == "peers" {
+					found = len(rule.From)
+				}
+			}
+		}
+		if found != want {
+			t.Errorf("%s: the port takes %d kinds of peers instead of %d", values, found, want)
+		}
+	}
+}
+
+// The admin port asks nobody who they are. The port for other producers does, but nobody else has business there.
 func TestNotEverybodyReachesTheInnerPorts(t *testing.T) {
 	everyCase(t, func(t *testing.T, all objects) {
 		policies, pods := of[*networking.NetworkPolicy](all), templates(all)
