@@ -13,6 +13,41 @@ pub use client::Client;
 pub use identity::{Identity, IdentityError};
 pub use server::{Server, ServerConfig};
 
+/// What foreign bytes become, for fuzzing only.
+#[doc(hidden)]
+pub mod foreign {
+    use bytes::Bytes;
+    use millpond_producer::{PeerAnswer, PeerRequest};
+
+    use crate::{server, wire};
+
+    /// The memory that a server reserves before it decodes a request; `None` for one that it refuses.
+    pub fn memory_of_request(body: &[u8]) -> Option<usize> {
+        let of_elements = server::memory_of_elements(body).ok()?;
+        Some(server::memory_of_body(body.len()) + of_elements)
+    }
+
+    /// Decodes a request.
+    pub fn request(body: Bytes) -> Option<PeerRequest> {
+        wire::decode_request(body).ok()
+    }
+
+    /// Decodes a reply.
+    pub fn reply(body: Bytes) -> Option<PeerAnswer> {
+        wire::decode_reply(body).ok()
+    }
+
+    /// Encodes a request.
+    pub fn encode_request(request: &PeerRequest) -> Bytes {
+        wire::encode_request(request)
+    }
+
+    /// Encodes a reply.
+    pub fn encode_reply(answer: &PeerAnswer) -> Bytes {
+        wire::encode_reply(answer)
+    }
+}
+
 /// The only path.
 const COMMIT_PATH: &str = "/v1/commit";
 

@@ -266,7 +266,7 @@ impl Service {
         prove();
         let _answering = seat.answering();
         let length = length(&head.headers, &body, self.config.max_request_bytes)?;
-        let (mut share, mut reservation) = match self.reserve(length * COPIES + REQUEST_BYTES).await {
+        let (mut share, mut reservation) = match self.reserve(memory_of_body(length)).await {
             Ok(held) => held,
             Err(refusal) => return Ok(PeerAnswer::Refused(refusal)),
         };
@@ -276,8 +276,7 @@ impl Service {
             .map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()))?
             .to_bytes();
         let unreadable = |error: WireError| (StatusCode::BAD_REQUEST, error.to_string());
-        let elements = elements(&body).map_err(unreadable)?;
-        match self.reserve(elements.saturating_mul(ELEMENT_BYTES)).await {
+        match self.reserve(memory_of_elements(&body).map_err(unreadable)?).await {
             Ok((more_share, more)) => {
                 share.merge(more_share);
                 reservation.merge(more);
@@ -337,6 +336,16 @@ impl Service {
             .map_err(over)?;
         Ok((share, own))
     }
+}
+
+/// Memory of a request with a body of this length, before its elements are counted.
+pub(crate) fn memory_of_body(length: usize) -> usize {
+    length * COPIES + REQUEST_BYTES
+}
+
+/// Memory of what is in a request, beside its bytes.
+pub(crate) fn memory_of_elements(body: &[u8]) -> Result<usize, WireError> {
+    Ok(elements(body)?.saturating_mul(ELEMENT_BYTES))
 }
 
 /// The announced length of a body, which has to be there.

@@ -112,7 +112,7 @@ impl Part {
         let place = |name: &str| table.columns().position(|column| column.name == name);
         let kind = |column: usize| table.columns().nth(column).map(|column| column.kind);
         if let Some(column) = place(expression) {
-            let is_ranked = !matches!(kind(column)?, STRING | MAP | "Float64" | "Bool");
+            let is_ranked = !matches!(kind(column)?, STRING | MAP | "Float64");
             return (is_ranked && item_kind(kind(column)?).is_none()).then_some(Part { column, divisor: 1 });
         }
         // `TimestampTime` of older tables: the server computes it.
