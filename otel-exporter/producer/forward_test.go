@@ -15,6 +15,17 @@ import (
 	"millpond.dev/otel-exporter/internal/storage/unreliable"
 )
 
+// followed starts a producer that sends its leader the blocks of segments below this size. The log has a message, "first".
+func followed(t *testing.T, forwardBelow int) (*world, *testLeader, *Producer) {
+	t.Helper()
+	w := newWorld(t, 1)
+	w.mustAppend(w.producer(testConfig(), 9), "first")
+	l := w.leader()
+	config := testConfig()
+	config.ForwardBelow = forwardBelow
+	return w, l, w.follower(l, config, 1)
+}
+
 // checkPlace fails unless the segment at the sequence that a caller got has its message.
 func (w *world) checkPlace(payload string, sequence uint64) {
 	w.t.Helper()
@@ -53,12 +64,7 @@ func TestALeaderTakesTheBlocksOfAFollower(t *testing.T) {
 
 func TestALeaderCommitsTheSegmentsOfAFollower(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
-		w.mustAppend(w.producer(testConfig(), 9), "first")
-		l := w.leader()
-		config := testConfig()
-		config.ForwardBelow = 0
-		p := w.follower(l, config, 1)
+		w, l, p := followed(t, 0)
 		slow := w.network.Hold(unreliable.Create, "segments")
 		var clients sync.WaitGroup
 		for _, message := range []string{"a", "b"} {
@@ -130,12 +136,7 @@ func TestAFollowerCommitsForItselfWhateverHappensToARequest(t *testing.T) {
 	for _, forwardBelow := range []int{0, 256 << 10} {
 		for decided := range ways {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, 1)
-				w.mustAppend(w.producer(testConfig(), 9), "first")
-				l := w.leader()
-				config := testConfig()
-				config.ForwardBelow = forwardBelow
-				p := w.follower(l, config, 1)
+				w, l, p := followed(t, forwardBelow)
 				l.always(decided)
 				w.checkPlace("message a", w.mustAppend(p, "message a"))
 				l.decide(nil)
@@ -160,14 +161,9 @@ func TestAFollowerCommitsForItselfWhateverHappensToARequest(t *testing.T) {
 
 // Segments that share a request count together: each would be sent to the leader alone.
 func TestSmallSegmentsThatAreLargeTogetherAreUploaded(t *testing.T) {
-	for _, together := range []int{1_500, 2_500} {
+	for _, test := range []struct{ forwardBelow, blocks, segments int }{{1_500, 0, 2}, {2_500, 2, 0}} {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, 1)
-			w.mustAppend(w.producer(testConfig(), 9), "first")
-			l := w.leader()
-			config := testConfig()
-			config.ForwardBelow = together
-			p := w.follower(l, config, 1)
+			w, l, p := followed(t, test.forwardBelow)
 			letters := rand.New(rand.NewPCG(7, 7))
 			messages := make([]string, 4)
 			for place := range messages {
@@ -190,10 +186,10 @@ func TestSmallSegmentsThatAreLargeTogetherAreUploaded(t *testing.T) {
 			w.checkLog(append([]string{"first"}, messages...)...)
 			asked := l.requests()
 			if len(asked) != 3 || len(asked[1].Blocks) != 1 {
-				t.Fatalf("below %d: %+v", together, asked)
+				t.Fatalf("below %d: %+v", test.forwardBelow, asked)
 			}
-			if blocks, segments := len(asked[2].Blocks), len(asked[2].Segments); together < 2_000 && segments != 2 || together > 2_000 && blocks != 2 {
-				t.Errorf("below %d: %d blocks and %d segments", together, blocks, segments)
+			if blocks, segments := len(asked[2].Blocks), len(asked[2].Segments); blocks != test.blocks || segments != test.segments {
+				t.Errorf("below %d: %d blocks and %d segments", test.forwardBelow, blocks, segments)
 			}
 		})
 	}
@@ -203,12 +199,7 @@ func TestSmallSegmentsThatAreLargeTogetherAreUploaded(t *testing.T) {
 func TestRecordsFoundInTheLogHaveTheirPlaceThere(t *testing.T) {
 	for _, forwardBelow := range []int{0, 256 << 10} {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, 1)
-			w.mustAppend(w.producer(testConfig(), 9), "first")
-			l := w.leader()
-			config := testConfig()
-			config.ForwardBelow = forwardBelow
-			p := w.follower(l, config, 1)
+			w, l, p := followed(t, forwardBelow)
 			l.decide(func(request *peer.Request) way {
 				if request.Number == 1 {
 					return delays
