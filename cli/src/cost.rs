@@ -19,7 +19,7 @@ use std::path::Path;
 
 /// Default ratio of raw to stored bytes: real logs of twelve systems, measured in `design/performance.md`.
 const RATIO: f64 = 5.4;
-// The arithmetic counts the reads that the producer makes.
+// The arithmetic has the numbers of the producer and the gateway.
 const _: () = assert!(millpond_cost::READS_FIRST == millpond_producer::reads_first::READS_FIRST);
 const _: () = assert!(millpond_cost::FORWARD_BELOW_MAX == crate::peers::FORWARD_BELOW_MAX as f64);
 

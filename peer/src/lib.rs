@@ -13,7 +13,7 @@ pub use client::Client;
 pub use identity::{Identity, IdentityError};
 pub use server::{Server, ServerConfig};
 
-/// What foreign bytes become, for fuzzing only.
+/// Reads and writes the requests and replies of other producers. For fuzzing only.
 #[doc(hidden)]
 pub mod foreign {
     use bytes::Bytes;

@@ -46,9 +46,9 @@ pub fn encode(
     columns: Columns,
     emit: &mut dyn FnMut(millpond_consumer::Chunk) -> bool,
 ) -> Result<(), millpond_consumer::SinkError> {
-    let workspace = chunks::Workspace::new()
-        .map_err(|error| millpond_consumer::SinkError::Transient(error.to_string()))?;
-    let mut workspace = workspace.sorting(Arc::new(Sorting::of_new_tables()));
+    let mut workspace = chunks::Workspace::new()
+        .map_err(|error| millpond_consumer::SinkError::Transient(error.to_string()))?
+        .sorting(Arc::new(Sorting::of_new_tables()));
     let mut emit = |cut| match cut {
         millpond_consumer::Cut::Chunk(chunk) => emit(chunk),
         millpond_consumer::Cut::Unreadable { .. } => true,

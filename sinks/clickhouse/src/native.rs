@@ -52,12 +52,12 @@ pub(crate) fn put_varint(mut value: usize, out: &mut Vec<u8>) {
 
 /// A fixed-size number.
 pub(crate) trait Word: Copy {
+    /// The rank of 0, if these numbers have ranks.
+    const ZERO: Option<u64>;
     /// Appends the bytes, little-endian.
     fn put(self, out: &mut Vec<u8>);
     /// Reads it back.
     fn get(bytes: &[u8]) -> Self;
-    /// The rank of 0, if these numbers have ranks.
-    const ZERO: Option<u64>;
     /// A number in the same order.
     fn rank(self) -> u64;
 }
@@ -65,6 +65,8 @@ pub(crate) trait Word: Copy {
 macro_rules! words {
     ($($type:ty: $zero:expr, $rank:expr;)*) => {$(
         impl Word for $type {
+            const ZERO: Option<u64> = $zero;
+
             #[inline]
             fn put(self, out: &mut Vec<u8>) {
                 out.extend_from_slice(&self.to_le_bytes());
@@ -73,8 +75,6 @@ macro_rules! words {
             fn get(bytes: &[u8]) -> Self {
                 <$type>::from_le_bytes(bytes.try_into().expect("as many bytes as the number has"))
             }
-
-            const ZERO: Option<u64> = $zero;
 
             #[inline]
             fn rank(self) -> u64 {
@@ -119,9 +119,8 @@ impl<T: Word> Column for Numbers<T> {
 
     fn ranks(&self) -> Option<Ranks> {
         let zero = T::ZERO?;
-        let values: Vec<u64> = self.0.iter().map(|word| word.rank()).collect();
-        let max = values.iter().max().copied().unwrap_or(zero);
-        Some(Ranks { values, max, zero })
+        let values = self.0.iter().map(|word| word.rank()).collect();
+        Some(Ranks { values, zero })
     }
 
     fn rows(&self) -> usize {
@@ -320,7 +319,6 @@ impl Column for Dictionary {
         }
         Some(Ranks {
             values: self.rows.iter().map(|&number| ranks[number as usize]).collect(),
-            max: ranks.len() as u64,
             zero: 0,
         })
     }

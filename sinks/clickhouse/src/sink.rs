@@ -134,9 +134,12 @@ impl ClickHouse {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
-        let made = || Workspace::new()?.compressing(self.config.compression);
+        let made = || {
+            let workspace = Workspace::new()?.sorting(Arc::clone(&self.sorting));
+            workspace.compressing(self.config.compression)
+        };
         let mut workspace = kept
-            .map_or_else(|| made().map(|made| made.sorting(Arc::clone(&self.sorting))), Ok)
+            .map_or_else(made, Ok)
             .map_err(|error| SinkError::Transient(format!("no memory for a zstd decompressor: {error}")))?;
         let outcome = work(&mut workspace);
         let mut kept = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);

@@ -26,8 +26,6 @@ struct Part {
 /// Values as numbers in the same order.
 pub(crate) struct Ranks {
     pub(crate) values: Vec<u64>,
-    /// None is larger.
-    pub(crate) max: u64,
     /// The rank of 0, where quotients round to.
     pub(crate) zero: u64,
 }
@@ -66,14 +64,16 @@ impl SortingKey {
         let mut keys = vec![0u128; rows];
         let mut free = u128::BITS - place_bits;
         for Part { column, divisor } in &self.0 {
-            let Ranks { values, max, zero } = columns.get(*column)?.ranks()?;
-            // The quotient of a negative number rounds down.
-            let divided = |value: u64| value.saturating_sub(zero % divisor) / divisor;
-            let least = values.iter().min().map_or(0, |&least| divided(least));
-            let width = bits(divided(max) - least);
+            let Ranks { mut values, zero } = columns.get(*column)?.ranks()?;
+            for value in &mut values {
+                // The quotient of a negative number rounds down.
+                *value = value.saturating_sub(zero % divisor) / divisor;
+            }
+            let least = values.iter().min().copied().unwrap_or(0);
+            let width = bits(values.iter().max().map_or(0, |max| max - least));
             free = free.checked_sub(width)?;
             for (key, value) in keys.iter_mut().zip(values) {
-                *key = *key << width | u128::from(divided(value) - least);
+                *key = *key << width | u128::from(value - least);
             }
         }
         if keys.is_sorted() {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_computed_as_far_as_they_are_known() {
+    fn a_key_is_known_as_a_whole_or_not_at_all() {
         const SECOND: u64 = 1_000_000_000;
         for (table, key, expected) in [
             (
