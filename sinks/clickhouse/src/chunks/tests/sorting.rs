@@ -105,7 +105,8 @@ proptest! {
             by_place.sort_by_key(id_of);
             prop_assert_eq!(&by_place, &read(one));
 
-            prop_assert_eq!(recovery::ticks(&other.body, "Timestamp"), recovery::ticks(&one.body, "Timestamp"));
+            let ticks = |chunk: &Chunk| recovery::ticks(&chunk.body, "Timestamp");
+            prop_assert_eq!(ticks(other), ticks(one), "a row has the place of another");
             prop_assert_eq!(recovery::source(&other.body), recovery::source(&one.body));
             let mut places: Vec<usize> = chosen.iter().map(|place| place.index(by_place.len())).collect();
             places.sort_unstable();
