@@ -17,6 +17,11 @@ HERE = Path(__file__).resolve().parent
 # The engine of tables: one path for each shard and table.
 REPLICATED = "ReplicatedMergeTree('/clickhouse/tables/{shard}/{database}/{table}', '{replica}')"
 
+# A node that was killed between fetching a part and telling ZooKeeper has a part that nobody knows.
+# ClickHouse puts it aside, unless more than this share of the rows would go: then the table stays
+# read-only until an operator looks. These tables may have no other part yet.
+FEW_PARTS = "<replicated_max_ratio_of_wrong_parts>1</replicated_max_ratio_of_wrong_parts>"
+
 
 class ZooKeeper(Service):
     """ZooKeeper, with its data in a directory that outlives the process."""
@@ -86,7 +91,8 @@ class Node(ClickHouse):
 <background_schedule_pool_size>32</background_schedule_pool_size>
 <database_atomic_delay_before_drop_table_sec>0</database_atomic_delay_before_drop_table_sec>
 <merge_tree><initialization_retry_period>1</initialization_retry_period>
-<zookeeper_session_expiration_check_period>1</zookeeper_session_expiration_check_period></merge_tree>
+<zookeeper_session_expiration_check_period>1</zookeeper_session_expiration_check_period>
+{FEW_PARTS}</merge_tree>
 <users_config>{users}</users_config>
 <http_port>{self.port}</http_port><tcp_port>{self.tcp_port}</tcp_port>
 <listen_host>127.0.0.1</listen_host><listen_host>{self.interserver}</listen_host>
