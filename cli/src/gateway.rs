@@ -2,6 +2,7 @@
 
 use crate::admin::Admin;
 use crate::descriptors::{self, Room};
+use crate::kafka_topics::{self, host_and_port};
 use crate::peers::{PeerArgs, PeerPort};
 use crate::prices::PriceArgs;
 use crate::security::SecurityArgs;
@@ -10,13 +11,14 @@ use crate::store::StoreArgs;
 use crate::telemetry::TelemetryArgs;
 use crate::units::{Size, Time, address, at_least_one, readable, size_from};
 use anyhow::Context;
-use millpond_gateway::{Gateway, Listeners, Security};
+use millpond_gateway::{Gateway, KafkaConfig, Listeners, Security};
 use millpond_manifest::buffer::SHARDS_MAX;
 use millpond_producer::Producer;
 use millpond_runtime::SystemEnvironment;
 use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -49,6 +51,31 @@ pub(crate) struct GatewayArgs {
         value_parser = address
     )]
     pub(crate) listen_http: SocketAddr,
+
+    /// Address for Kafka's producers, usually port 9092. Default: none. Any address but loopback requires TLS or --insecure.
+    #[arg(long, env = "MILLPOND_LISTEN_KAFKA", value_name = "ADDR", value_parser = address)]
+    pub(crate) listen_kafka: Option<SocketAddr>,
+
+    /// The address that Kafka's clients connect to after their first request, for example of a load balancer; with TLS, a name in the
+    /// certificate. Default: the address that the client has connected to.
+    #[arg(
+        long,
+        env = "MILLPOND_ADVERTISE_KAFKA",
+        value_name = "HOST:PORT",
+        value_parser = host_and_port,
+        requires = "listen_kafka"
+    )]
+    pub(crate) advertise_kafka: Option<(String, u16)>,
+
+    /// TOML file with the encoding and the stream of Kafka's topics (docs/kafka.md). Without it, records are JSON objects for the stream
+    /// of the topic's name, and OTLP in the topics otlp_logs, otlp_spans and otlp_metrics.
+    #[arg(
+        long,
+        env = "MILLPOND_KAFKA_TOPICS",
+        value_name = "FILE",
+        requires = "listen_kafka"
+    )]
+    pub(crate) kafka_topics: Option<PathBuf>,
 
     /// Address of the status page, /healthz, /readyz and /metrics. It needs no credentials. It shows the load and the names of tokens, never
     /// the content of requests.
@@ -209,6 +236,14 @@ impl GatewayArgs {
         self.telemetry.prepare(&identity, &self.store.buffer)
     }
 
+    fn kafka(&self) -> anyhow::Result<KafkaConfig> {
+        let topics = self.kafka_topics.as_deref().map(kafka_topics::read);
+        Ok(KafkaConfig {
+            topics: topics.transpose()?.unwrap_or_default(),
+            advertised: self.advertise_kafka.clone(),
+        })
+    }
+
     fn gateway(&self, max_connections: usize) -> millpond_gateway::Config {
         millpond_gateway::Config {
             max_connections,
@@ -228,6 +263,10 @@ pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Resu
     let room = descriptors::connections(descriptors::raise()?, wanted)?;
     args.security.check(args.listen).context("--listen")?;
     args.security.check(args.listen_http).context("--listen-http")?;
+    if let Some(listen) = args.listen_kafka {
+        args.security.check(listen).context("--listen-kafka")?;
+    }
+    let kafka = args.kafka()?;
     let mut registry = Registry::default();
     let security = args.security.load(&mut registry)?;
     let shutdown = shutdown::on_signal()?;
@@ -235,6 +274,10 @@ pub(crate) async fn run(args: GatewayArgs, telemetry: Telemetry) -> anyhow::Resu
     let listeners = Listeners {
         grpc: bind(args.listen, "OTLP/gRPC (--listen)").await?,
         http: bind(args.listen_http, "OTLP/HTTP (--listen-http)").await?,
+        kafka: match args.listen_kafka {
+            Some(listen) => Some((bind(listen, "Kafka's clients (--listen-kafka)").await?, kafka)),
+            None => None,
+        },
     };
     let peers = args.peers.open().await?;
     let (admin, admin_address) = Admin::start(args.admin, "gateway", &args.store.buffer).await?;
@@ -310,8 +353,12 @@ async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> an
     );
     admin.show(registry);
     admin.reports(producer.readiness());
+    let kafka = match &listeners.kafka {
+        Some((listener, _)) => format!(", Kafka on {}", listener.local_addr()?),
+        None => String::new(),
+    };
     info!(
-        "gateway: OTLP/gRPC on {}, OTLP/HTTP on {}, {}, metrics on http://{admin_address}, buffer {}, memory limit {}",
+        "gateway: OTLP/gRPC on {}, OTLP/HTTP on {}{kafka}, {}, metrics on http://{admin_address}, buffer {}, memory limit {}",
         listeners.grpc.local_addr()?,
         listeners.http.local_addr()?,
         security.describe(),

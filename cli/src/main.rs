@@ -21,6 +21,7 @@ mod examples;
 mod gateway;
 mod gc;
 mod inspect;
+mod kafka_topics;
 mod logging;
 mod output;
 mod peers;

@@ -116,7 +116,7 @@ pub(crate) async fn serve(
         async move {
             Ok::<_, Infallible>(match transport {
                 Transport::Grpc => grpc::answer(&service, request).await,
-                Transport::Http => http::answer(&service, request).await,
+                Transport::Http | Transport::Kafka => http::answer(&service, request).await,
             })
         }
     });

@@ -6,8 +6,13 @@ use std::io::{self, Read};
 use bytes::buf::Reader;
 use bytes::{Buf, Bytes};
 use flate2::bufread::MultiGzDecoder;
+use lz4_flex::frame::FrameDecoder;
 
 use crate::refusal::Refusal;
+
+mod snappy;
+
+use snappy::Blocks;
 
 /// The largest zstd window: 8 MiB. RFC 8878 asks every decoder to support it, and encoders not to exceed it without
 /// agreement. A decoder holds that much beside its output, so only a few may run at once.
@@ -27,6 +32,21 @@ const ROOM_MIN: usize = 4 << 10;
 pub(crate) enum Encoding {
     Gzip,
     Zstd,
+    /// Of Kafka's batches alone.
+    Snappy,
+    /// Of Kafka's batches alone.
+    Lz4,
+}
+
+impl Encoding {
+    fn name(self) -> &'static str {
+        match self {
+            Encoding::Gzip => "gzip",
+            Encoding::Zstd => "zstd",
+            Encoding::Snappy => "snappy",
+            Encoding::Lz4 => "lz4",
+        }
+    }
 }
 
 /// The result of one step.
@@ -41,6 +61,9 @@ pub(crate) enum Progress {
 enum Decoder {
     Gzip(MultiGzDecoder<Reader<Bytes>>),
     Zstd(Box<zstd::stream::read::Decoder<'static, Reader<Bytes>>>),
+    /// Holds up to two blocks of 4 MiB beside its output.
+    Lz4(Box<FrameDecoder<Reader<Bytes>>>),
+    Snappy(Blocks),
 }
 
 /// One message being decompressed.
@@ -63,6 +86,8 @@ impl Decompressor {
                     .map_err(|error| malformed(encoding, 0, &error))?;
                 Decoder::Zstd(Box::new(decoder))
             }
+            Encoding::Lz4 => Decoder::Lz4(Box::new(FrameDecoder::new(wire.reader()))),
+            Encoding::Snappy => Decoder::Snappy(Blocks::new(wire)),
         };
         Ok(Decompressor {
             decoder,
@@ -78,6 +103,11 @@ impl Decompressor {
         let (encoding, decoder): (Encoding, &mut dyn Read) = match &mut self.decoder {
             Decoder::Gzip(decoder) => (Encoding::Gzip, decoder),
             Decoder::Zstd(decoder) => (Encoding::Zstd, decoder),
+            Decoder::Lz4(decoder) => (Encoding::Lz4, decoder),
+            Decoder::Snappy(blocks) => {
+                let progress = blocks.step(&mut self.out, room);
+                return progress.map_err(|error| malformed(Encoding::Snappy, self.out.len(), &error));
+            }
         };
         let missing = room.saturating_sub(self.out.len());
         let read = decoder
@@ -114,6 +144,7 @@ pub(crate) fn first_room(encoding: Encoding, wire: &[u8], max: usize) -> usize {
     let claimed = match encoding {
         Encoding::Gzip => wire.last_chunk().map(|size| u64::from(u32::from_le_bytes(*size))),
         Encoding::Zstd => zstd::zstd_safe::get_frame_content_size(wire).ok().flatten(),
+        Encoding::Lz4 | Encoding::Snappy => None,
     };
     let room = claimed
         .and_then(|claimed| usize::try_from(claimed).ok())
@@ -125,11 +156,8 @@ pub(crate) fn first_room(encoding: Encoding, wire: &[u8], max: usize) -> usize {
 }
 
 fn malformed(encoding: Encoding, offset: usize, error: &io::Error) -> Refusal {
-    let name = match encoding {
-        Encoding::Gzip => "gzip",
-        Encoding::Zstd => "zstd",
-    };
     Refusal::invalid(format_args!(
-        "malformed {name} after {offset} bytes of output: {error}"
+        "malformed {} after {offset} bytes of output: {error}",
+        encoding.name()
     ))
 }

@@ -54,6 +54,8 @@ pub(crate) enum Refused {
     Slow,
     #[error("the client does not speak HTTP/2")]
     NotHttp2,
+    #[error("not a request that the port for Kafka's clients takes: {0}")]
+    NotKafka(String),
     #[error(
         "the client speaks TLS, and this port does not: give the gateway --tls-cert and --tls-key, or the client http:// (`insecure`)"
     )]
@@ -76,11 +78,12 @@ pub(crate) enum Refused {
 
 impl Refused {
     /// All metric labels.
-    pub(crate) const NAMES: [&str; 11] = [
+    pub(crate) const NAMES: [&str; 12] = [
         "too_many",
         "evicted",
         "slow",
         "not_http2",
+        "not_kafka",
         "tls",
         "clear",
         "certificate",
@@ -97,6 +100,7 @@ impl Refused {
             Refused::Evicted => "evicted",
             Refused::Slow => "slow",
             Refused::NotHttp2 => "not_http2",
+            Refused::NotKafka(_) => "not_kafka",
             Refused::Tls => "tls",
             Refused::Clear => "clear",
             Refused::Certificate(_) => "certificate",
@@ -113,6 +117,7 @@ impl Refused {
             Refused::Slow | Refused::NotHttp2 | Refused::Io(_) => false,
             Refused::TooMany
             | Refused::Evicted
+            | Refused::NotKafka(_)
             | Refused::Tls
             | Refused::Clear
             | Refused::Certificate(_)

@@ -1,5 +1,5 @@
 //! OTLP/gRPC and OTLP/HTTP in front of a producer: logs, traces and metrics, each in a separate stream. Events, which
-//! are rows of JSON, come over HTTP into streams that their senders name.
+//! are rows of JSON, come over HTTP into streams that their senders name. Kafka's producers send both.
 //!
 //! The gateway does not decode OTLP. It reads a request within limits and the memory budget, decompresses it within
 //! both, validates it with one walk over its wire structure, and appends it unchanged; JSON becomes protobuf first. It
@@ -8,7 +8,7 @@
 //! INVALID_ARGUMENT (400 or 413). With a tokens file, a request without a valid token is UNAUTHENTICATED (401) before
 //! the gateway reads a byte of it. With a certificate, the gateway accepts only TLS connections.
 //!
-//! All requests take one path (`request`), with an envelope for each protocol (`grpc`, `http`, `events`).
+//! All requests take one path (`request`), with an envelope for each protocol (`grpc`, `http`, `events`, `kafka`).
 //!
 //! The gateway does gRPC's framing and decompression itself, on hyper. tonic (0.14) allocates the length in a message's
 //! prefix and lets a zstd frame choose a window of 128 MiB; a budget could bound neither.
@@ -25,6 +25,7 @@ mod files;
 mod google_rpc;
 mod grpc;
 mod http;
+mod kafka;
 mod memory;
 mod message;
 mod metrics;
@@ -41,6 +42,7 @@ mod tokens;
 pub use config::Config;
 pub use connections::{Answering, Connection, Connections, Room, Seat};
 pub use files::FileError;
+pub use kafka::{KafkaConfig, KafkaTopics, TopicSettings, Unlisted};
 pub use security::{Exposed, Security, SecurityFiles, check_exposure, count_tokens};
 pub use server::{Error, Gateway, Listeners};
 pub use tls::TlsFiles;

@@ -80,6 +80,11 @@ impl HeldMemory {
         self.entry = None;
     }
 
+    /// Takes the reservation of a part of the message, whose bytes go on separately.
+    pub(crate) fn part(&mut self, bytes: usize) -> Reservation {
+        self.reservation.split(bytes)
+    }
+
     /// Splits the reservation: the message's goes with its bytes, the request's stays until the answer.
     pub(crate) fn divide(mut self) -> (Reservation, Reservation) {
         let own = self.reservation.split(REQUEST_BYTES);

@@ -83,7 +83,7 @@ where
     let mut held = frames.waiting(admission.enter(seat)).await?;
     let _reading = seat.map(|seat| seat.holding(Scarce::Reading));
     let (data, length, encoding) = match envelope.transport {
-        Transport::Http => (Bytes::new(), whole, envelope.encoding),
+        Transport::Http | Transport::Kafka => (Bytes::new(), whole, envelope.encoding),
         Transport::Grpc => {
             let (data, compressed, length) = frames.prefix().await?;
             check(length, limits)?;

@@ -13,23 +13,27 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use crate::entrance::Refused;
+use crate::kafka;
 
 /// The protocol of a connection and its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transport {
     /// OTLP/gRPC.
     Grpc,
-    /// OTLP/HTTP.
+    /// OTLP/HTTP and events.
     Http,
+    /// Kafka's protocol.
+    Kafka,
 }
 
 impl Transport {
-    const ALL: [Transport; 2] = [Transport::Grpc, Transport::Http];
+    const ALL: [Transport; 3] = [Transport::Grpc, Transport::Http, Transport::Kafka];
 
     fn label(self) -> By {
         let transport = match self {
             Transport::Grpc => "grpc",
             Transport::Http => "http",
+            Transport::Kafka => "kafka",
         };
         By { transport }
     }
@@ -52,7 +56,7 @@ pub(crate) enum Content {
 impl Content {
     /// Each content that this transport carries.
     fn all(transport: Transport) -> impl Iterator<Item = Content> {
-        let events = (transport == Transport::Http).then_some(Content::Events);
+        let events = (transport != Transport::Grpc).then_some(Content::Events);
         Signal::ALL.into_iter().map(Content::Signal).chain(events)
     }
 
@@ -88,6 +92,11 @@ struct Outcome {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KafkaApi {
+    api: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Closed {
     transport: &'static str,
     reason: &'static str,
@@ -105,6 +114,7 @@ pub(crate) struct Metrics {
     rejected_rows: Counter,
     connections: Family<By, Gauge>,
     connections_refused: Family<Closed, Counter>,
+    kafka_requests: Family<KafkaApi, Counter>,
 }
 
 impl Metrics {
@@ -119,6 +129,7 @@ impl Metrics {
             rejected_rows: Counter::default(),
             connections: Family::default(),
             connections_refused: Family::default(),
+            kafka_requests: Family::default(),
         };
         let registry = registry.sub_registry_with_prefix("millpond_gateway");
         registry.register(
@@ -165,6 +176,14 @@ impl Metrics {
             "Connections closed by the gateway, by reason",
             metrics.connections_refused.clone(),
         );
+        registry.register(
+            "kafka_requests",
+            "Requests of Kafka's clients, by kind",
+            metrics.kafka_requests.clone(),
+        );
+        for api in kafka::apis() {
+            drop(metrics.kafka_requests.get_or_create(&KafkaApi { api }));
+        }
         // A signal without requests is 0, not absent.
         for transport in Transport::ALL {
             for content in Content::all(transport) {
@@ -208,6 +227,11 @@ impl Metrics {
     /// Counts rejected rows of events.
     pub(crate) fn rejected(&self, rows: u64) {
         self.rejected_rows.inc_by(rows);
+    }
+
+    /// Counts a request of a Kafka client.
+    pub(crate) fn kafka_request(&self, api: &'static str) {
+        self.kafka_requests.get_or_create(&KafkaApi { api }).inc();
     }
 
     /// Counts an open connection.

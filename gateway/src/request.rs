@@ -27,6 +27,7 @@ use crate::refusal::{Refusal, Why};
 use crate::rows::{self, Rows};
 use crate::security::Security;
 use crate::throttled_warnings::ThrottledWarnings;
+use crate::tokens::Identity;
 
 /// Longer messages are validated on a blocking thread: 1 MiB takes about a millisecond.
 const VALIDATE_INLINE_MAX: usize = 1 << 20;
@@ -114,6 +115,32 @@ impl Service {
     /// The delay to ask of a client that should retry.
     pub(crate) fn retry_after(&self) -> Duration {
         self.limits.retry_after
+    }
+
+    pub(crate) fn producer(&self) -> &Producer {
+        &self.producer
+    }
+
+    pub(crate) fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
+    pub(crate) fn security(&self) -> &Security {
+        &self.security
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// The longest message, as sent and decompressed.
+    pub(crate) fn max_message_bytes(&self) -> usize {
+        self.limits.max_message_bytes
+    }
+
+    /// Waits for its turn among the requests in flight, and counts one until the permit is dropped.
+    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.requests.acquire().await.ok()
     }
 
     /// Starts counting a request.
@@ -273,14 +300,18 @@ impl Service {
         let (reservation, _own) = held.divide();
         self.append(stream, payload, arrival.received_at_us, reservation)
             .await?;
-        self.metrics
-            .committed(arrival.transport, arrival.content, records);
-        self.security.committed(&arrival.caller.identity, records);
+        self.committed(arrival.transport, arrival.content, &arrival.caller.identity, records);
         let seat = arrival.caller.seat.as_ref();
         if let Some(seat) = seat.filter(|_| !self.security.identifies()) {
             seat.prove();
         }
         Ok(())
+    }
+
+    /// Counts committed records.
+    pub(crate) fn committed(&self, transport: Transport, content: Content, identity: &Identity, records: u64) {
+        self.metrics.committed(transport, content, records);
+        self.security.committed(identity, records);
     }
 
     /// Reads and discards the rest of a refused request's body.
@@ -316,6 +347,18 @@ impl Service {
         encoding: Encoding,
         held: &mut HeldMemory,
     ) -> Result<Message, Refusal> {
+        let message = self.decompressed(message, encoding, held).await?;
+        held.settle(message.room);
+        Ok(message)
+    }
+
+    /// Decompresses a message. `held` covers what it covered before, and the new message.
+    pub(crate) async fn decompressed(
+        &self,
+        message: Message,
+        encoding: Encoding,
+        held: &mut HeldMemory,
+    ) -> Result<Message, Refusal> {
         let max = self.limits.max_message_bytes;
         let Ok(Ok(_permit)) = timeout(self.limits.read_timeout, self.decompressors.acquire()).await else {
             return Err(Refusal::exhausted(
@@ -333,7 +376,6 @@ impl Service {
             let (progress, unfinished) = step.await??;
             if progress == Progress::Done {
                 let bytes = unfinished.finish();
-                held.settle(room);
                 return Ok(Message::plain(bytes, room));
             }
             if room == max {
@@ -381,7 +423,7 @@ impl Service {
     }
 
     /// Does CPU work, on a blocking thread if it is `long`.
-    async fn off_loop<T, F>(&self, long: bool, work: F) -> Result<T, Refusal>
+    pub(crate) async fn off_loop<T, F>(&self, long: bool, work: F) -> Result<T, Refusal>
     where
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,

@@ -73,6 +73,14 @@ pub fn read(body: &Bytes, form: Form) -> Rows {
     reader.finish()
 }
 
+/// Checks one row without whitespace around it. The error says where the row breaks which rule.
+pub(crate) fn check_row(row: &[u8]) -> Result<(), String> {
+    check(row).map_err(|wrong| match wrong.at(row) {
+        0 => wrong.to_string(),
+        at => format!("{wrong} at byte {at}"),
+    })
+}
+
 struct Reader<'a> {
     body: &'a Bytes,
     rows: Rows,

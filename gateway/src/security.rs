@@ -338,10 +338,26 @@ impl Security {
         let Some(tokens) = &self.tokens else {
             return Ok(self.anybody.clone());
         };
-        tokens.current().authorize(headers).inspect_err(|denied| {
-            let reason = denied.name();
-            self.metrics.denied.get_or_create(&Reason { reason }).inc();
-        })
+        let authorized = tokens.current().authorize(headers);
+        authorized.inspect_err(|denied| self.denied(*denied))
+    }
+
+    /// The sender of every request if tokens are off.
+    pub(crate) fn anybody(&self) -> Option<Identity> {
+        self.tokens.is_none().then(|| self.anybody.clone())
+    }
+
+    /// Authorizes a sender by the name of a token and the token. Without tokens, nobody.
+    pub(crate) fn authorize_named(&self, name: &[u8], token: &[u8]) -> Result<Identity, Denied> {
+        let tokens = self.tokens.as_ref().ok_or(Denied::Unknown)?;
+        let authorized = tokens.current().authorize_named(name, token);
+        authorized.inspect_err(|denied| self.denied(*denied))
+    }
+
+    /// Counts a sender that is not authorized.
+    pub(crate) fn denied(&self, denied: Denied) {
+        let reason = denied.name();
+        self.metrics.denied.get_or_create(&Reason { reason }).inc();
     }
 
     /// Counts committed records of this identity.

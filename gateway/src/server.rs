@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
 use millpond_producer::Producer;
 use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, TcpStream};
@@ -18,6 +19,7 @@ use crate::config::Config;
 use crate::connection::{self, Arrival, Tasks};
 use crate::connections::{Connections, Room};
 use crate::entrance::{Entrance, H2, HTTP1, Refused};
+use crate::kafka::{self, Kafka, KafkaConfig};
 use crate::metrics::{Metrics, Transport};
 use crate::request::Service;
 use crate::security::Security;
@@ -55,6 +57,35 @@ pub struct Listeners {
     pub grpc: TcpListener,
     /// For OTLP/HTTP: HTTP/1.1, and HTTP/2 by prior knowledge.
     pub http: TcpListener,
+    /// For Kafka's clients, if they are served.
+    pub kafka: Option<(TcpListener, KafkaConfig)>,
+}
+
+/// Who answers on a port.
+#[derive(Clone)]
+enum Port {
+    Grpc,
+    Http,
+    Kafka(Arc<Kafka>),
+}
+
+impl Port {
+    fn transport(&self) -> Transport {
+        match self {
+            Port::Grpc => Transport::Grpc,
+            Port::Http => Transport::Http,
+            Port::Kafka(_) => Transport::Kafka,
+        }
+    }
+
+    /// What clients may speak after the TLS handshake, by ALPN name.
+    fn protocols(&self) -> &'static [&'static [u8]] {
+        match self {
+            Port::Grpc => &[H2],
+            Port::Http => &[H2, HTTP1],
+            Port::Kafka(_) => &[],
+        }
+    }
 }
 
 /// OTLP in front of one producer.
@@ -111,18 +142,21 @@ impl Gateway {
     /// [`Error::Listener`] if a socket is unusable; [`Error::DrainTimeout`] if requests were interrupted.
     pub async fn serve(self, listeners: Listeners, shutdown: CancellationToken) -> Result<(), Error> {
         let _kill = self.tasks.kill.clone().drop_guard();
-        let Listeners { grpc, http } = listeners;
-        for listener in [&grpc, &http] {
+        let Listeners { grpc, http, kafka } = listeners;
+        let mut ports = vec![(grpc, Port::Grpc), (http, Port::Http)];
+        ports.extend(kafka.map(|(listener, config)| {
+            let kafka = Kafka::new(config, self.producer.buffer_id(), self.producer.shards());
+            (listener, Port::Kafka(Arc::new(kafka)))
+        }));
+        for (listener, _) in &ports {
             listener.local_addr().map_err(Error::Listener)?;
         }
-        tokio::join!(
-            self.accept_all(grpc, Transport::Grpc, &shutdown),
-            self.accept_all(http, Transport::Http, &shutdown),
-        );
+        let accepting = ports.into_iter();
+        join_all(accepting.map(|(listener, port)| self.accept_all(listener, port, &shutdown))).await;
         self.drain().await
     }
 
-    async fn accept_all(&self, listener: TcpListener, transport: Transport, shutdown: &CancellationToken) {
+    async fn accept_all(&self, listener: TcpListener, port: Port, shutdown: &CancellationToken) {
         loop {
             let accepted = tokio::select! {
                 biased;
@@ -133,7 +167,7 @@ impl Gateway {
                 } => accepted,
             };
             match accepted {
-                Ok((stream, peer, room)) => self.accept(stream, peer, transport, room),
+                Ok((stream, peer, room)) => self.accept(stream, peer, port.clone(), room),
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
                     sleep(ACCEPT_PAUSE).await;
@@ -142,7 +176,8 @@ impl Gateway {
         }
     }
 
-    fn accept(&self, stream: TcpStream, peer: SocketAddr, transport: Transport, room: Room) {
+    fn accept(&self, stream: TcpStream, peer: SocketAddr, port: Port, room: Room) {
+        let transport = port.transport();
         let counted = Counted::new(&self.metrics, transport);
         let (metrics, throttled_warnings) = (Arc::clone(&self.metrics), Arc::clone(&self.throttled_warnings));
         let refuse = move |refused: &Refused| {
@@ -156,10 +191,6 @@ impl Gateway {
         let Some(connection) = self.connections.admit(peer.ip(), room) else {
             return refuse(&Refused::TooMany);
         };
-        let protocols: &[&[u8]] = match transport {
-            Transport::Grpc => &[H2],
-            Transport::Http => &[H2, HTTP1],
-        };
         let (service, config, entrance) = (
             Arc::clone(&self.service),
             self.config.clone(),
@@ -169,7 +200,18 @@ impl Gateway {
         self.tasks.spawn(async move {
             let seat = connection.seat();
             let served = async {
-                let (link, _held) = entrance.enter(stream, protocols, &seat).await?;
+                let local = stream.local_addr()?;
+                let (link, _held) = entrance.enter(stream, port.protocols(), &seat).await?;
+                if let Port::Kafka(kafka) = &port {
+                    let caller = kafka::Caller {
+                        kafka,
+                        service: &service,
+                        config: &config,
+                        seat: seat.clone(),
+                        local,
+                    };
+                    return kafka::serve(caller, link, &tasks).await;
+                }
                 let arrival = Arrival {
                     link,
                     peer,

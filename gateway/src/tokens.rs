@@ -203,9 +203,23 @@ impl Tokens {
         self.entries.iter().filter_map(|entry| entry.identity.token())
     }
 
-    /// Authorizes a request. The comparison takes the same time for every token.
+    /// Authorizes a request.
     pub(crate) fn authorize(&self, headers: &HeaderMap) -> Result<Identity, Denied> {
-        let presented: Sha256Digest = Sha256::digest(bearer(headers)?).into();
+        self.identity(bearer(headers)?)
+    }
+
+    /// Authorizes a sender that also names its token.
+    pub(crate) fn authorize_named(&self, name: &[u8], token: &[u8]) -> Result<Identity, Denied> {
+        let identity = self.identity(token)?;
+        match identity.token() {
+            Some(found) if found.as_bytes() == name => Ok(identity),
+            _ => Err(Denied::Unknown),
+        }
+    }
+
+    /// The sender with this token. The comparison takes the same time for every token.
+    fn identity(&self, token: &[u8]) -> Result<Identity, Denied> {
+        let presented: Sha256Digest = Sha256::digest(token).into();
         let mut found = u64::MAX;
         for (place, entry) in (0_u64..).zip(&self.entries) {
             found.conditional_assign(&place, entry.digest.ct_eq(&presented));

@@ -5,12 +5,12 @@ mod common;
 use std::fs;
 
 use common::http::{Answer, JSON, LOGS, compressed};
+use common::log::rows;
 use common::{PATIENCE, Pieces, Running, producer_config, secured, start};
 use hyper::{Method, StatusCode, Version};
 use millpond_gateway::rows::ROW_BYTES_MAX;
 use millpond_gateway::{Config, SecurityFiles};
-use millpond_manifest::{Manifest, Object as _};
-use millpond_segment::{Decompressor, Encoding, Limits};
+use millpond_segment::Encoding;
 use millpond_storage::unreliable::On;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -29,41 +29,6 @@ async fn post(gateway: &Running, path: &str, content_type: &str, body: &str) -> 
         .post(path, content_type, &[], Pieces::sized(body.to_owned()))
         .await;
     (answer.status.as_u16(), content(&answer))
-}
-
-/// The messages of a stream with the records that the log counts for it, in the order of the log.
-async fn messages(gateway: &Running, stream: &str) -> (Vec<String>, u64) {
-    let bytes = gateway
-        .store
-        .get("shards/0000/manifest")
-        .await
-        .expect("an answer");
-    let log = Manifest::decode(&bytes.expect("a manifest").bytes).expect("a manifest");
-    let (mut messages, mut records) = (Vec::new(), 0);
-    let mut decompressor = Decompressor::new().expect("zstd");
-    for entry in &log.tail {
-        for part in &entry.parts {
-            let table = &log.streams[part.stream as usize];
-            if table.name != stream {
-                continue;
-            }
-            assert_eq!(table.encoding, Encoding::Ndjson);
-            records += part.records;
-            let key = format!("shards/0000/segments/{}", entry.segment);
-            let range = part.offset..part.offset + part.length;
-            let bytes = gateway.store.get_range(&key, range).await.expect("an answer");
-            let bytes = bytes.expect("a segment");
-            for block in millpond_segment::blocks(&bytes, part.offset, &Limits::default()) {
-                let block = block.expect("a block");
-                let raw = block.decode(&mut decompressor).expect("a block");
-                for message in raw.messages() {
-                    let payload = message.expect("a message").payload.to_vec();
-                    messages.push(String::from_utf8(payload).expect("text"));
-                }
-            }
-        }
-    }
-    (messages, records)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -103,7 +68,7 @@ async fn rows_are_in_the_log_byte_for_byte_in_every_form_and_compression_over_bo
         (200, json!({"accepted": 1}))
     );
     sent.push(pretty.to_owned());
-    assert_eq!(messages(&gateway, "events.signup").await, (sent, 65));
+    assert_eq!(rows(&gateway, "events.signup").await, (sent, 65));
     let of = "{transport=\"http\",signal=\"events\"";
     let metrics = gateway.metrics();
     for line in [
@@ -152,7 +117,7 @@ async fn malformed_rows_are_rejected_one_by_one_or_all_rows_with_them() {
     assert_eq!(answer["errors"].as_array().expect("a list").len(), 20);
 
     // Only what a client was told is accepted is in the log.
-    let in_log = messages(&gateway, "events.signup").await;
+    let in_log = rows(&gateway, "events.signup").await;
     assert_eq!(
         in_log,
         (vec!["{\"a\":1}\n{\"b\":2}".into(), "{\"c\":3}".into()], 3),
@@ -268,7 +233,7 @@ async fn requests_that_are_wrong_get_their_status_and_a_reason() {
         post(&gateway, SIGNUP, JSON, "[]").await,
         (200, json!({"accepted": 0}))
     );
-    assert_eq!(messages(&gateway, "events.signup").await, (vec![], 0));
+    assert_eq!(rows(&gateway, "events.signup").await, (vec![], 0));
     gateway.assert_well().await;
 }
 
@@ -385,7 +350,7 @@ async fn a_token_writes_to_streams_of_its_prefix_and_no_other_token_does() {
     assert!(content(&answer)["error"].is_string());
     for stream in ["acme.signup", "signup"] {
         assert_eq!(
-            messages(&gateway, stream).await,
+            rows(&gateway, stream).await,
             (vec!["{}".to_owned()], 1),
             "{stream}"
         );

@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use millpond_segment::{BlockBuilder, Encoding};
+use tokio::sync::oneshot;
 
 use millpond_runtime::{OverBudget, Reservation};
+
+use crate::flow::Waiting;
 
 /// One message to append to a stream.
 #[derive(Debug)]
@@ -32,6 +35,24 @@ impl Append {
     /// Returns the bytes of budget that a payload takes until it is compressed.
     pub const fn cost(payload_len: usize) -> usize {
         BlockBuilder::message_len_max(payload_len) + WAITER_BYTES
+    }
+}
+
+/// A message that the producer has taken over. If this is dropped, the message is still committed.
+pub struct Submitted {
+    pub(crate) outcome: oneshot::Receiver<Result<Committed, AppendError>>,
+    pub(crate) _waiting: Waiting,
+}
+
+impl Submitted {
+    /// Waits until the message is committed, without a time limit.
+    ///
+    /// # Errors
+    /// See [`AppendError`].
+    pub async fn committed(self) -> Result<Committed, AppendError> {
+        // The sender is dropped without an answer only when the runtime shuts down.
+        let gone = || AppendError::OutcomeUnknown("the producer's tasks are gone".into());
+        self.outcome.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 

@@ -32,7 +32,7 @@ mod trace;
 mod turns;
 mod uploader;
 
-pub use append::{Append, AppendError, Committed};
+pub use append::{Append, AppendError, Committed, Submitted};
 pub use config::{Config, ConfigError};
 pub use peers::{
     Closes, LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Peering, Peers, Records,

@@ -24,7 +24,7 @@ use crate::metrics::Metrics;
 use crate::peers::{PeerCommit, PeerRefusal, PeerRequest, Peering, Records};
 use crate::streams::Streams;
 use crate::uploader::{UPLOAD, Upload, Uploaders};
-use crate::{Append, AppendError, Committed, Config, ConfigError};
+use crate::{Append, AppendError, Committed, Config, ConfigError, Submitted};
 
 /// The wait of a producer that opens its buffer, as the log shows it.
 const OPEN: &str = "waiting for the store (open)";
@@ -101,6 +101,7 @@ struct Inner {
     block_bytes: usize,
     linger: Duration,
     shard: u32,
+    buffer: Buffer,
     environment: Arc<dyn Environment>,
     streams: Streams,
     flow: Flow,
@@ -198,6 +199,7 @@ impl Producer {
             block_bytes,
             linger,
             shard,
+            buffer,
             environment,
             streams,
             flow,
@@ -224,6 +226,16 @@ impl Producer {
         self.0.shard
     }
 
+    /// The number of shards that the buffer had when this producer started.
+    pub fn shards(&self) -> u32 {
+        self.0.buffer.shards
+    }
+
+    /// The id of the buffer.
+    pub fn buffer_id(&self) -> String {
+        self.0.buffer.id.to_string()
+    }
+
     /// Appends a message and waits until it is committed, without a time limit.
     ///
     /// If the returned future is dropped before it resolves, the message may or may not be appended. An accepted
@@ -235,14 +247,29 @@ impl Producer {
     /// # Errors
     /// See [`AppendError`]: its methods tell whether to retry, and whether the message is certainly not in the log.
     pub async fn append(&self, append: Append) -> Result<Committed, AppendError> {
-        let _waiting = self.0.flow.wait();
-        let result = self.accept(append).await;
-        if result.is_err() {
-            self.0.metrics.refused.inc();
+        self.submit(append).await?.committed().await
+    }
+
+    /// Takes a message over, and leaves it to the caller when to wait for the commit. Messages of a stream are in the log
+    /// in the order in which they were taken over.
+    ///
+    /// # Panics
+    /// If the reservation is from another budget than this producer's [`budget`](Self::budget).
+    ///
+    /// # Errors
+    /// See [`AppendError`]. The message is certainly not in the log.
+    pub async fn submit(&self, append: Append) -> Result<Submitted, AppendError> {
+        let waiting = self.0.flow.wait();
+        match self.accept(append).await {
+            Ok(outcome) => Ok(Submitted {
+                outcome,
+                _waiting: waiting,
+            }),
+            Err(error) => {
+                self.0.metrics.refused.inc();
+                Err(error)
+            }
         }
-        // The sender is dropped without an answer only when the runtime shuts down.
-        let gone = || AppendError::OutcomeUnknown("the producer's tasks are gone".into());
-        result?.await.unwrap_or_else(|_| Err(gone()))
     }
 
     async fn accept(

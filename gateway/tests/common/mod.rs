@@ -3,6 +3,8 @@
 #![allow(dead_code, unreachable_pub, reason = "every test file uses another part")]
 
 pub mod http;
+pub mod kafka;
+pub mod log;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -15,7 +17,7 @@ use bytes::Bytes;
 use futures::future::poll_fn;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::{Request, Response};
-use millpond_gateway::{Config, Error, Gateway, Listeners, Security, SecurityFiles};
+use millpond_gateway::{Config, Error, Gateway, KafkaConfig, Listeners, Security, SecurityFiles};
 use millpond_producer::Producer;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, Unreliable};
@@ -46,6 +48,8 @@ pub struct Running {
     pub address: SocketAddr,
     /// Of OTLP/HTTP.
     pub http_address: SocketAddr,
+    /// Of Kafka's clients.
+    pub kafka_address: SocketAddr,
     pub producer: Producer,
     pub store: Store,
     pub controls: Controls,
@@ -78,6 +82,16 @@ pub async fn secured(
     config: Config,
     files: &SecurityFiles,
 ) -> Running {
+    with_topics(producer_config, config, files, KafkaConfig::default()).await
+}
+
+/// A gateway secured by these files, with these settings of its port for Kafka's clients.
+pub async fn with_topics(
+    producer_config: millpond_producer::Config,
+    config: Config,
+    files: &SecurityFiles,
+    kafka: KafkaConfig,
+) -> Running {
     let store = Unreliable::new(Arc::new(InMemory::new()), Faults::default());
     let controls = store.controls();
     let mut registry = Registry::default();
@@ -90,14 +104,18 @@ pub async fn secured(
     let listeners = Listeners {
         grpc: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
         http: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
+        kafka: Some((TcpListener::bind("127.0.0.1:0").await.expect("a free port"), kafka)),
     };
     let address = listeners.grpc.local_addr().expect("an address");
     let http_address = listeners.http.local_addr().expect("an address");
+    let kafka_listener = listeners.kafka.as_ref().map(|(listener, _)| listener.local_addr());
+    let kafka_address = kafka_listener.expect("a listener").expect("an address");
     let shutdown = CancellationToken::new();
     let served = tokio::spawn(gateway.serve(listeners, shutdown.clone()));
     Running {
         address,
         http_address,
+        kafka_address,
         producer,
         store,
         controls,

@@ -77,6 +77,7 @@ impl World {
         let listeners = Listeners {
             grpc: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
             http: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
+            kafka: None,
         };
         let address = listeners.grpc.local_addr().expect("an address");
         let shutdown = CancellationToken::new();

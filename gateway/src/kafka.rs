@@ -1,0 +1,165 @@
+//! The envelope of Kafka's protocol: a port that producers take for a broker. A topic is a stream, a batch of records is
+//! a message, and an answer without an error means that the records are committed.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+
+use millpond_kafka::{
+    Api, Broker, ErrorCode, Metadata as MetadataAnswer, TOPICS_MAX, TopicId, TopicMetadata, TopicRef,
+};
+use sha2::{Digest as _, Sha256};
+
+use crate::tokens::Identity;
+
+mod answer;
+mod connection;
+mod produce;
+mod rows;
+mod sasl;
+mod topics;
+
+pub use topics::{KafkaTopics, TopicSettings, Unlisted};
+
+pub(crate) use connection::{Caller, serve};
+
+use answer::Fault;
+use topics::Topic;
+
+/// Maximum number of topic ids to remember. Further topics get none, and clients then use names.
+const IDS_MAX: usize = 4_096;
+
+/// The settings of the port.
+#[derive(Debug, Clone, Default)]
+pub struct KafkaConfig {
+    /// What the topics hold.
+    pub topics: KafkaTopics,
+    /// The host and the port that clients connect to after they have asked for the brokers. `None`: the address that the
+    /// client has connected to.
+    pub advertised: Option<(String, u16)>,
+}
+
+/// State shared by all connections of the port.
+#[derive(Debug)]
+pub(crate) struct Kafka {
+    config: KafkaConfig,
+    buffer_id: String,
+    partitions: u32,
+    ids: Mutex<HashMap<TopicId, String>>,
+}
+
+impl Kafka {
+    /// `partitions`: of every topic.
+    pub(crate) fn new(config: KafkaConfig, buffer_id: String, partitions: u32) -> Kafka {
+        Kafka {
+            config,
+            buffer_id,
+            partitions,
+            ids: Mutex::default(),
+        }
+    }
+
+    /// The stream and the encoding of a topic.
+    fn topic(&self, name: &str, identity: &Identity) -> Result<Topic, Fault> {
+        self.config.topics.topic(name, identity)
+    }
+
+    /// The name of a topic.
+    fn name_of(&self, topic: &TopicRef) -> Option<String> {
+        match topic {
+            TopicRef::Name(name) => Some(name.clone()),
+            TopicRef::Id(id) => self.name_of_id(id),
+        }
+    }
+
+    fn name_of_id(&self, id: &TopicId) -> Option<String> {
+        let ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        ids.get(id).cloned()
+    }
+
+    /// The id of a topic: the same in every gateway of the buffer. Zeros if there are too many.
+    fn id_of(&self, name: &str) -> TopicId {
+        let digest = Sha256::new_with_prefix(&self.buffer_id)
+            .chain_update([0])
+            .chain_update(name)
+            .finalize();
+        let id: TopicId = digest.first_chunk().copied().unwrap_or_default();
+        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        if ids.contains_key(&id) {
+            return id;
+        }
+        if ids.len() >= IDS_MAX {
+            return TopicId::default();
+        }
+        ids.insert(id, name.to_owned());
+        id
+    }
+
+    fn metadata(&self, topics: Option<&[TopicRef]>, identity: &Identity, local: SocketAddr) -> MetadataAnswer {
+        let topics = match topics {
+            Some(topics) => topics.iter().map(|topic| self.describe(topic, identity)).collect(),
+            None => {
+                let names = self.config.topics.names().take(TOPICS_MAX);
+                names
+                    .map(|name| self.describe(&TopicRef::Name(name.to_owned()), identity))
+                    .filter(|topic| topic.error == ErrorCode::None)
+                    .collect()
+            }
+        };
+        MetadataAnswer {
+            broker: self.broker(local),
+            cluster_id: self.buffer_id.clone(),
+            topics,
+            partitions: self.partitions,
+        }
+    }
+
+    fn describe(&self, topic: &TopicRef, identity: &Identity) -> TopicMetadata {
+        let name = match topic {
+            TopicRef::Name(name) => name.clone(),
+            TopicRef::Id(id) => match self.name_of_id(id) {
+                Some(name) => name,
+                None => {
+                    return TopicMetadata {
+                        error: ErrorCode::UnknownTopicId,
+                        name: None,
+                        id: *id,
+                    };
+                }
+            },
+        };
+        let error = self
+            .topic(&name, identity)
+            .map_or_else(|fault| fault.error, |_| ErrorCode::None);
+        let id = match error {
+            ErrorCode::None => self.id_of(&name),
+            _ => TopicId::default(),
+        };
+        TopicMetadata {
+            error,
+            name: Some(name),
+            id,
+        }
+    }
+
+    /// The gateway as a broker. Its number follows from its address, so that a client behind a balancer sees one broker.
+    fn broker(&self, local: SocketAddr) -> Broker {
+        let (host, port) = self
+            .config
+            .advertised
+            .clone()
+            .unwrap_or_else(|| (local.ip().to_canonical().to_string(), local.port()));
+        let digest = Sha256::digest(format!("{host}:{port}"));
+        let [a, b, c, d] = *digest.first_chunk().unwrap_or(&[0; 4]);
+        Broker {
+            node_id: i32::from_be_bytes([a & 0x7f, b, c, d]),
+            host,
+            port,
+        }
+    }
+}
+
+/// The label of a request in metrics.
+pub(crate) fn apis() -> impl Iterator<Item = &'static str> {
+    Api::ALL.into_iter().map(Api::name)
+}

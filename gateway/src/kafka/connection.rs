@@ -1,0 +1,303 @@
+//! Serves one connection: reads requests one after another, and answers them in their order. The next requests are read
+//! while earlier ones wait for their commit.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use millpond_kafka::{
+    Acks, Api, Body, ErrorCode, Metadata, Request, RequestHeader, api_versions, fetch, find_coordinator,
+    init_producer_id, metadata, metadata_len_max, produce as produce_answer, sasl_authenticate, sasl_handshake,
+};
+use millpond_runtime::Reservation;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{SemaphorePermit, mpsc};
+use tokio::time::timeout;
+
+use super::produce::{self, Pending};
+use super::{Kafka, sasl};
+use crate::config::Config;
+use crate::connection::Tasks;
+use crate::connections::{Answering, Scarce, Seat};
+use crate::entrance::{Link, Refused};
+use crate::memory::HeldMemory;
+use crate::request::Service;
+use crate::tokens::Identity;
+
+/// Maximum number of requests of a connection that wait for their answers. Further ones are not read.
+const PIPELINE_MAX: usize = 128;
+
+/// What a request has beside its records: names, ids, lengths.
+const AROUND_RECORDS: usize = 64 << 10;
+
+/// The longest request of a client that has not authenticated.
+const STRANGERS_MAX: usize = 16 << 10;
+
+/// A connection without requests is closed after this time, as by a broker (`connections.max.idle.ms`).
+const IDLE_MAX: Duration = Duration::from_secs(600);
+
+/// The step in which memory for a request grows: a length costs little until the bytes arrive.
+const STEP: usize = 1 << 20;
+
+/// An HTTP client's first four bytes, which would be the length of a request.
+const HTTP: [&[u8; 4]; 4] = [b"GET ", b"POST", b"PUT ", b"HEAD"];
+
+/// A connection that has passed the entrance.
+pub(crate) struct Caller<'a> {
+    pub(crate) kafka: &'a Kafka,
+    pub(crate) service: &'a Service,
+    pub(crate) config: &'a Config,
+    pub(crate) seat: Seat,
+    /// The address that the client has connected to.
+    pub(crate) local: SocketAddr,
+}
+
+/// What is left to do for a request.
+enum Answer<'a> {
+    Ready(Vec<u8>),
+    Metadata(RequestHeader, Metadata),
+    Produce(Box<Produced<'a>>),
+    /// The last one: the client is told why, and the connection is closed.
+    Last(Vec<u8>),
+}
+
+/// Records on their way into the log.
+struct Produced<'a> {
+    header: RequestHeader,
+    acks: Acks,
+    identity: Identity,
+    pending: Vec<Pending>,
+    /// Keeps the connection open, and the gateway from stopping.
+    _answering: (Answering, Option<SemaphorePermit<'a>>, Reservation),
+}
+
+/// Serves a connection until it is closed or drained.
+pub(crate) async fn serve(caller: Caller<'_>, link: Link, tasks: &Tasks) -> Result<(), Refused> {
+    let (read, write) = tokio::io::split(link);
+    let (answers, queue) = mpsc::channel(PIPELINE_MAX);
+    let written = caller.write(write, queue);
+    let reading = async {
+        // Dropped at the end, so that the writer ends after the last answer.
+        let answers = answers;
+        tokio::select! {
+            biased;
+            () = tasks.drain.cancelled() => Ok(()),
+            ended = caller.read(read, &answers) => ended,
+        }
+    };
+    tokio::pin!(written, reading);
+    tokio::select! {
+        ended = &mut reading => {
+            let written = written.await;
+            ended.and(written)
+        }
+        written = &mut written => written,
+    }
+}
+
+impl<'a> Caller<'a> {
+    async fn read(
+        &self,
+        mut read: impl AsyncRead + Unpin,
+        answers: &mpsc::Sender<Answer<'a>>,
+    ) -> Result<(), Refused> {
+        let mut identity = self.service.security().anybody();
+        let strangers_until = tokio::time::Instant::now() + self.config.handshake_timeout;
+        loop {
+            let patience = match &identity {
+                Some(_) => IDLE_MAX,
+                None => strangers_until.saturating_duration_since(tokio::time::Instant::now()),
+            };
+            let mut length = [0; 4];
+            match timeout(patience, read.read_exact(&mut length)).await {
+                Err(_) if identity.is_some() => return Ok(()),
+                Err(_) => return Err(Refused::Slow),
+                Ok(Err(_)) => return Ok(()),
+                Ok(Ok(_)) => {}
+            }
+            let length = self.length(length, identity.is_some())?;
+            let (frame, held) = self.frame(&mut read, length).await?;
+            let request = Request::read(frame).map_err(|error| Refused::NotKafka(error.to_string()))?;
+            self.service.metrics().kafka_request(request.header.api.name());
+            let answer = self.handle(request, &mut identity, length, held).await?;
+            let is_last = matches!(answer, Answer::Last(_));
+            if answers.send(answer).await.is_err() || is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    fn length(&self, length: [u8; 4], is_known: bool) -> Result<usize, Refused> {
+        if HTTP.contains(&&length) {
+            return Err(Refused::NotKafka(
+                "it speaks HTTP: events and OTLP/HTTP go to --listen-http".to_owned(),
+            ));
+        }
+        let max = match is_known {
+            true => self.service.max_message_bytes() + AROUND_RECORDS,
+            false => STRANGERS_MAX,
+        };
+        match usize::try_from(i32::from_be_bytes(length)) {
+            Ok(length) if length <= max => Ok(length),
+            Ok(length) => Err(Refused::NotKafka(format!(
+                "a request of {length} bytes, the limit is {max}: lower the client's max.request.size, or raise the gateway's \
+                 --max-message-bytes"
+            ))),
+            Err(_) => Err(Refused::NotKafka("a request with a negative length".to_owned())),
+        }
+    }
+
+    /// Reads a request of this length. Every byte is reserved before it is read.
+    async fn frame(
+        &self,
+        read: &mut (impl AsyncRead + Unpin),
+        length: usize,
+    ) -> Result<(Bytes, HeldMemory), Refused> {
+        // Like a broker without memory, the gateway does not read on until there is some.
+        let mut held = loop {
+            if let Ok(held) = self.service.admission().enter(Some(&self.seat)).await {
+                break held;
+            }
+        };
+        let _reading = self.seat.holding(Scarce::Reading);
+        let mut frame = Vec::new();
+        while frame.len() < length {
+            let step = length.min(frame.len().saturating_mul(2).max(STEP));
+            held.grow_to(step).await.map_err(|_| Refused::NoMemory)?;
+            frame.reserve_exact(step - frame.len());
+            let missing = (step - frame.len()) as u64;
+            let mut part = (&mut *read).take(missing);
+            let reading = async {
+                while part.limit() > 0 && part.read_buf(&mut frame).await? > 0 {}
+                Ok::<_, std::io::Error>(())
+            };
+            timeout(self.config.read_timeout, reading)
+                .await
+                .map_err(|_| Refused::Slow)??;
+            if frame.len() < step {
+                return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
+            }
+        }
+        Ok((frame.into(), held))
+    }
+
+    async fn handle(
+        &self,
+        request: Request,
+        identity: &mut Option<Identity>,
+        frame_len: usize,
+        mut held: HeldMemory,
+    ) -> Result<Answer<'a>, Refused> {
+        let Request { header, body } = request;
+        Ok(match (body, identity.clone()) {
+            (Body::ApiVersions { is_known }, _) => Answer::Ready(api_versions(&header, is_known)),
+            (Body::SaslHandshake { mechanism }, _) => handshake(&header, &mechanism),
+            (Body::SaslAuthenticate { auth }, _) => self.authenticate(&header, &auth, identity),
+            (_, None) => {
+                return Err(Refused::NotKafka(format!(
+                    "{} before authentication: the gateway has --tokens, so clients need SASL/PLAIN",
+                    header.api.name()
+                )));
+            }
+            (Body::Produce(request), Some(identity)) => {
+                let answering = self.seat.answering();
+                let permit = self.service.turn().await;
+                let acks = request.acks;
+                let pending =
+                    produce::take(self.kafka, self.service, &identity, request, frame_len, &mut held).await;
+                let (_request, own) = held.divide();
+                Answer::Produce(Box::new(Produced {
+                    header,
+                    acks,
+                    identity,
+                    pending,
+                    _answering: (answering, permit, own),
+                }))
+            }
+            (Body::Metadata(request), Some(identity)) => {
+                let topics = request.topics.as_deref();
+                Answer::Metadata(header, self.kafka.metadata(topics, &identity, self.local))
+            }
+            (Body::InitProducerId { is_transactional: true }, _) => Answer::Ready(init_producer_id(
+                &header,
+                Err(ErrorCode::TransactionalIdAuthorizationFailed),
+            )),
+            (Body::InitProducerId { .. }, _) => {
+                let random = self.service.producer().environment().random() >> 1;
+                Answer::Ready(init_producer_id(&header, Ok(random.cast_signed())))
+            }
+            (Body::FindCoordinator { of_transaction }, _) => {
+                Answer::Ready(find_coordinator(&header, of_transaction))
+            }
+            (Body::Fetch, _) => Answer::Ready(fetch(&header)),
+        })
+    }
+
+    fn authenticate(&self, header: &RequestHeader, auth: &[u8], identity: &mut Option<Identity>) -> Answer<'a> {
+        match sasl::authenticate(self.service.security(), auth) {
+            Ok(found) => {
+                self.seat.prove();
+                *identity = Some(found);
+                Answer::Ready(sasl_authenticate(header, None))
+            }
+            Err(reason) => {
+                let error = (ErrorCode::SaslAuthenticationFailed, reason.as_str());
+                Answer::Last(sasl_authenticate(header, Some(error)))
+            }
+        }
+    }
+
+    async fn write(
+        &self,
+        mut write: impl AsyncWrite + Unpin,
+        mut queue: mpsc::Receiver<Answer<'a>>,
+    ) -> Result<(), Refused> {
+        while let Some(answer) = queue.recv().await {
+            let mut _reserved = None;
+            let (bytes, _until_written) = match answer {
+                Answer::Ready(bytes) | Answer::Last(bytes) => (bytes, None),
+                Answer::Metadata(header, content) => {
+                    let reserved = self.service.producer().budget().reserve(metadata_len_max(&content));
+                    _reserved = Some(reserved.await.map_err(|_| Refused::NoMemory)?);
+                    (metadata(&header, &content), None)
+                }
+                Answer::Produce(produced) => {
+                    let Produced {
+                        header,
+                        acks,
+                        identity,
+                        pending,
+                        _answering,
+                    } = *produced;
+                    let outcomes = produce::outcomes(self.service, &identity, pending).await;
+                    let mut partitions = outcomes.iter().flat_map(|topic| &topic.partitions);
+                    let committed = partitions.any(|partition| partition.error == ErrorCode::None);
+                    if committed && !self.service.security().identifies() {
+                        self.seat.prove();
+                    }
+                    if acks == Acks::Zero {
+                        continue;
+                    }
+                    (produce_answer(&header, &outcomes), Some(_answering))
+                }
+            };
+            let writing = async {
+                write.write_all(&bytes).await?;
+                write.flush().await
+            };
+            timeout(self.config.read_timeout, writing)
+                .await
+                .map_err(|_| Refused::Slow)??;
+        }
+        Ok(write.shutdown().await?)
+    }
+}
+
+fn handshake<'a>(header: &RequestHeader, mechanism: &str) -> Answer<'a> {
+    debug_assert_eq!(header.api, Api::SaslHandshake);
+    if mechanism == sasl::PLAIN {
+        Answer::Ready(sasl_handshake(header, ErrorCode::None))
+    } else {
+        Answer::Last(sasl_handshake(header, ErrorCode::UnsupportedSaslMechanism))
+    }
+}

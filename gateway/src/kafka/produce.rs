@@ -1,0 +1,351 @@
+//! Takes the records of a Produce request: reads each batch, makes one message of it, and hands it to the producer.
+
+use bytes::Bytes;
+use millpond_kafka::{
+    Acks, Batch, Codec, ErrorCode, PartitionData, PartitionOutcome, Produce, TopicData, TopicOutcome, TopicRef,
+};
+use millpond_otlp::Signal;
+use millpond_producer::{Append, Submitted};
+use millpond_segment::Encoding as StreamEncoding;
+use tonic::Code;
+
+use super::answer::Fault;
+use super::rows::{Length, row};
+use super::topics::{Shape, Topic, TopicEncoding};
+use super::Kafka;
+use crate::decompress::Encoding;
+use crate::memory::HeldMemory;
+use crate::message::Message;
+use crate::metrics::{Content, InFlight, Transport};
+use crate::refusal::Refusal;
+use crate::request::Service;
+use crate::rows::{ERRORS_MAX, check_row};
+use crate::tokens::Identity;
+
+/// Longer batches are read on a blocking thread.
+const READ_INLINE_MAX: usize = 128 << 10;
+
+/// The records for a topic on their way into the log.
+pub(super) struct Pending {
+    topic: TopicRef,
+    partitions: Vec<PendingPartition>,
+}
+
+struct PendingPartition {
+    index: i32,
+    in_flight: InFlight,
+    state: State,
+}
+
+enum State {
+    /// Not accepted.
+    Refused(Fault),
+    /// Nothing to commit.
+    Empty,
+    /// With the producer.
+    Submitted {
+        submitted: Submitted,
+        content: Content,
+        records: u64,
+    },
+}
+
+/// A message for the producer.
+struct Payload {
+    bytes: Vec<u8>,
+    records: u64,
+}
+
+/// Takes the records of a request over, in their order. `held` covers the request's bytes.
+pub(super) async fn take(
+    kafka: &Kafka,
+    service: &Service,
+    identity: &Identity,
+    request: Produce,
+    frame_len: usize,
+    held: &mut HeldMemory,
+) -> Vec<Pending> {
+    let refusal = match (request.acks, request.is_transactional) {
+        (Acks::Invalid, _) => Some((ErrorCode::InvalidRequiredAcks, "acks must be 0, 1 or all")),
+        (_, true) => Some((
+            ErrorCode::TransactionalIdAuthorizationFailed,
+            "Millpond has no transactions: remove transactional.id",
+        )),
+        _ => None,
+    };
+    let mut pending = Vec::with_capacity(request.topics.len());
+    for TopicData { topic, partitions } in request.topics {
+        let found = match (refusal, kafka.name_of(&topic)) {
+            (Some((error, message)), _) => Err((error, message.to_owned())),
+            (None, None) => Err((
+                ErrorCode::UnknownTopicId,
+                "the gateway does not know this topic id; ask for metadata".to_owned(),
+            )),
+            (None, Some(name)) => {
+                let found = kafka.topic(&name, identity);
+                found.map_err(|fault| (fault.error, fault.message))
+            }
+        };
+        let mut states = Vec::with_capacity(partitions.len());
+        for partition in partitions {
+            let content = found.as_ref().ok().map(|topic| content(topic.encoding));
+            let in_flight = service.begin(Transport::Kafka, content);
+            let index = partition.index;
+            let state = match &found {
+                Err((error, message)) => Err(Fault::new(*error, message.clone())),
+                Ok(topic) => {
+                    let batch = Taking {
+                        service,
+                        topic,
+                        frame_len,
+                    };
+                    check_partition(kafka, index).map(|()| (batch, partition))
+                }
+            };
+            let state = match state {
+                Ok((batch, partition)) => batch.submit(partition, held).await,
+                Err(fault) => Err(fault),
+            };
+            states.push(PendingPartition {
+                index,
+                in_flight,
+                state: state.unwrap_or_else(State::Refused),
+            });
+        }
+        pending.push(Pending {
+            topic,
+            partitions: states,
+        });
+    }
+    pending
+}
+
+fn check_partition(kafka: &Kafka, index: i32) -> Result<(), Fault> {
+    match u32::try_from(index) {
+        Ok(index) if index < kafka.partitions => Ok(()),
+        _ => Err(Fault::new(
+            ErrorCode::UnknownTopicOrPartition,
+            format!("partition {index} does not exist: a topic has {}", kafka.partitions),
+        )),
+    }
+}
+
+fn content(encoding: TopicEncoding) -> Content {
+    match encoding {
+        TopicEncoding::Otlp(signal) => Content::Signal(signal),
+        TopicEncoding::Events(_) => Content::Events,
+    }
+}
+
+/// Where a batch goes, and what takes it there.
+struct Taking<'a> {
+    service: &'a Service,
+    topic: &'a Topic,
+    /// The bytes of the request, which `held` covers too.
+    frame_len: usize,
+}
+
+impl Taking<'_> {
+    async fn submit(
+        &self,
+        partition: PartitionData,
+        held: &mut HeldMemory,
+    ) -> Result<State, Fault> {
+        let Taking { service, topic, .. } = self;
+        let received_at_us = service.producer().environment().now_us();
+        let Some(records) = partition.records else {
+            return Ok(State::Empty);
+        };
+        let content = content(topic.encoding);
+        service.metrics().received(Transport::Kafka, content, records.len());
+        let batch = Batch::read(&records)?;
+        let (body, room) = self.decompressed(&batch, held).await?;
+        let encoding = topic.encoding;
+        let max = service.max_message_bytes();
+        let long = body.len() > READ_INLINE_MAX;
+        let (measured, of) = (batch.clone(), body.clone());
+        let length = service.off_loop(long, move || measure(&measured, &of, encoding)).await?;
+        let length = length?;
+        if length > max {
+            return Err(Refusal::too_large("as rows", length, max).into());
+        }
+        held.grow_to(self.frame_len + room + length).await.map_err(Refusal::from)?;
+        let payload = service.off_loop(long, move || payload(&batch, &body, encoding, length));
+        let payload = payload.await??;
+        service.metrics().opened(Transport::Kafka, content, payload.bytes.len());
+        if payload.records == 0 {
+            return Ok(State::Empty);
+        }
+        let reservation = held.part(payload.bytes.capacity());
+        let append = Append {
+            stream: topic.stream.clone(),
+            encoding: match encoding {
+                TopicEncoding::Otlp(_) => StreamEncoding::Otlp,
+                TopicEncoding::Events(_) => StreamEncoding::Ndjson,
+            },
+            payload: payload.bytes.into(),
+            records: payload.records,
+            received_at_us,
+            reservation,
+        };
+        let submitted = service.producer().submit(append).await?;
+        Ok(State::Submitted {
+            submitted,
+            content,
+            records: payload.records,
+        })
+    }
+
+    /// The records of a batch, and the memory that they take beside the request.
+    async fn decompressed(&self, batch: &Batch, held: &mut HeldMemory) -> Result<(Bytes, usize), Fault> {
+        let encoding = match batch.codec {
+            Codec::None => return Ok((batch.body.clone(), 0)),
+            Codec::Gzip => Encoding::Gzip,
+            Codec::Snappy => Encoding::Snappy,
+            Codec::Lz4 => Encoding::Lz4,
+            Codec::Zstd => Encoding::Zstd,
+        };
+        let message = Message::plain(batch.body.clone(), self.frame_len);
+        let message = self.service.decompressed(message, encoding, held).await?;
+        Ok((message.bytes, message.room))
+    }
+}
+
+/// The length of the message that a batch makes.
+fn measure(batch: &Batch, body: &[u8], encoding: TopicEncoding) -> Result<usize, Fault> {
+    let mut length = Length::default();
+    for record in batch.records(body) {
+        let record = record.map_err(millpond_kafka::BatchError::from)?;
+        match encoding {
+            TopicEncoding::Otlp(_) => length.0 += record.value.unwrap_or_default().len(),
+            TopicEncoding::Events(shape) => {
+                row(&record, shape, &mut length);
+                length.0 += 1;
+            }
+        }
+    }
+    Ok(length.0)
+}
+
+/// Makes one message of a batch, or none of it: a broker does not accept a part of a batch either.
+fn payload(batch: &Batch, body: &[u8], encoding: TopicEncoding, length: usize) -> Result<Payload, Fault> {
+    let mut maker = Maker {
+        payload: Payload {
+            bytes: Vec::with_capacity(length),
+            records: 0,
+        },
+        errors: Vec::new(),
+        rejected: 0,
+    };
+    for (place, record) in (0_i32..).zip(batch.records(body)) {
+        let record = record.map_err(millpond_kafka::BatchError::from)?;
+        let added = match (encoding, record.value) {
+            (TopicEncoding::Events(shape @ Shape::Raw), _) => maker.add_row(&record, shape),
+            (_, None) => Err("the record has no value".to_owned()),
+            (TopicEncoding::Events(shape), Some(_)) => maker.add_row(&record, shape),
+            (TopicEncoding::Otlp(signal), Some(value)) => maker.add_request(signal, value),
+        };
+        if let Err(reason) = added {
+            maker.reject(place, reason);
+        }
+    }
+    maker.finish()
+}
+
+struct Maker {
+    payload: Payload,
+    /// The first malformed records.
+    errors: Vec<(i32, String)>,
+    rejected: usize,
+}
+
+impl Maker {
+    fn add_row(&mut self, record: &millpond_kafka::Record<'_>, shape: Shape) -> Result<(), String> {
+        let bytes = &mut self.payload.bytes;
+        if !bytes.is_empty() {
+            bytes.push(b'\n');
+        }
+        let start = bytes.len();
+        row(record, shape, bytes);
+        check_row(&bytes[start..])?;
+        self.payload.records += 1;
+        Ok(())
+    }
+
+    /// Requests one after another are one request with all that they have: their only field is repeated.
+    fn add_request(&mut self, signal: Signal, value: &[u8]) -> Result<(), String> {
+        let counts = millpond_otlp::validate(signal, value).map_err(|malformed| malformed.to_string())?;
+        self.payload.bytes.extend_from_slice(value);
+        self.payload.records += counts.records;
+        Ok(())
+    }
+
+    fn reject(&mut self, place: i32, reason: String) {
+        self.rejected += 1;
+        if self.errors.len() < ERRORS_MAX {
+            self.errors.push((place, reason));
+        }
+    }
+
+    fn finish(self) -> Result<Payload, Fault> {
+        let Some((place, reason)) = self.errors.first() else {
+            return Ok(self.payload);
+        };
+        let message = format!(
+            "malformed records: {}; record {place} of the batch: {reason}; no record of the batch is accepted",
+            self.rejected
+        );
+        Err(Fault {
+            records: self.errors,
+            ..Fault::new(ErrorCode::InvalidRecord, message)
+        })
+    }
+}
+
+/// Waits until the records of a request are committed or refused.
+pub(super) async fn outcomes(service: &Service, identity: &Identity, pending: Vec<Pending>) -> Vec<TopicOutcome> {
+    let mut topics = Vec::with_capacity(pending.len());
+    for Pending { topic, partitions } in pending {
+        let mut outcomes = Vec::with_capacity(partitions.len());
+        for partition in partitions {
+            outcomes.push(partition.outcome(service, identity).await);
+        }
+        topics.push(TopicOutcome {
+            topic,
+            partitions: outcomes,
+        });
+    }
+    topics
+}
+
+impl PendingPartition {
+    async fn outcome(mut self, service: &Service, identity: &Identity) -> PartitionOutcome {
+        let fault = match self.state {
+            State::Refused(fault) => Some(fault),
+            State::Empty => None,
+            State::Submitted {
+                submitted,
+                content,
+                records,
+            } => match submitted.committed().await {
+                Ok(_) => {
+                    service.committed(Transport::Kafka, content, identity, records);
+                    None
+                }
+                Err(error) => Some(error.into()),
+            },
+        };
+        let Some(fault) = fault else {
+            self.in_flight.answered(Code::Ok);
+            return PartitionOutcome {
+                index: self.index,
+                error: ErrorCode::None,
+                message: None,
+                records: Vec::new(),
+            };
+        };
+        tracing::debug!(error = ?fault.error, message = fault.message, "records refused");
+        self.in_flight.answered(fault.grpc_code());
+        fault.outcome(self.index)
+    }
+}
