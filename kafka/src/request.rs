@@ -209,8 +209,8 @@ fn body(api: Api, version: i16, reader: &mut Reader) -> Result<Body, Malformed> 
             auth: reader.nullable_bytes()?.unwrap_or_default(),
         },
     };
+    // What follows is ignored, as by a broker: librdkafka asks for all topics with three bytes too many.
     reader.tags()?;
-    reader.end()?;
     Ok(body)
 }
 

@@ -172,12 +172,6 @@ impl Reader {
         Ok(())
     }
 
-    pub(crate) fn end(&self) -> Result<(), Malformed> {
-        if self.remaining() > 0 {
-            return self.fail("more bytes than the request has");
-        }
-        Ok(())
-    }
 }
 
 /// A variable-length number of at most `bytes_max` bytes, and its length.

@@ -24,13 +24,43 @@ needs_kafka = pytest.mark.skipif(
 )
 
 
+def _java(*command: object) -> list[object]:
+    """The command for a Java program of Kafka's."""
+    # Short-lived programs on few cores: no optimising compiler, no collector's threads.
+    flags = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+    return ["java", *flags, "-cp", f"{tool('MILLPOND_KAFKA')}/*", *command]
+
+
+def _run(*command: object, text: str | None = None) -> str:
+    """Runs a Java program of Kafka's to its end, with this text as its input."""
+    done = subprocess.run(
+        [str(word) for word in _java(*command)],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command[0]}: {done.stdout} {done.stderr}"
+    return done.stdout
+
+
+def produce_lines(address: str, topic: str, lines: list[str], settings: dict[str, str]) -> None:
+    """Sends each line as a record with Kafka's console producer."""
+    properties = [f"--command-property={key}={value}" for key, value in settings.items()]
+    _run(
+        "org.apache.kafka.tools.ConsoleProducer",
+        *("--bootstrap-server", address, "--topic", topic, *properties),
+        text="\n".join(lines) + "\n",
+    )
+
+
 class Kafka(Service):
     """A single broker that is also the controller; it creates topics as they are used."""
 
     def __init__(self, directory: Path, name: str = "kafka") -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self._jars = f"{tool('MILLPOND_KAFKA')}/*"
         listeners = f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{free_port()}"
         settings = {
             "process.roles": "broker,controller",
@@ -52,12 +82,12 @@ class Kafka(Service):
         }
         self._settings = directory / f"{name}.properties"
         self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        super().__init__(name, self._java("kafka.Kafka", self._settings), directory)
+        super().__init__(name, _java("kafka.Kafka", self._settings), directory)
 
     def format(self) -> Kafka:
         """Prepares the data directory of a new broker."""
         tool_class, cluster = "kafka.tools.StorageTool", uuid.uuid4()
-        self._run(tool_class, "format", "--standalone", "-t", cluster, "-c", self._settings)
+        _run(tool_class, "format", "--standalone", "-t", cluster, "-c", self._settings)
         return self
 
     def until_ready(self, timeout: float = 4 * PATIENCE) -> Service:
@@ -71,7 +101,7 @@ class Kafka(Service):
     def lag(self, group: str) -> int:
         """The messages that a consumer group has not read, over all partitions. A group that has
         committed no offset in a partition has read nothing there."""
-        output = self._run(
+        output = _run(
             "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
             *("--bootstrap-server", self.address, "--describe", "--group", group),
         )
@@ -81,22 +111,6 @@ class Kafka(Service):
         for _, _, _, committed, end, lag in rows:
             total += int(end if committed == "-" else lag)
         return total
-
-    def _java(self, *command: object) -> list[object]:
-        # Short-lived programs on few cores: no optimising compiler, no collector's threads.
-        flags = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-        return ["java", *flags, "-cp", self._jars, *command]
-
-    def _run(self, *command: object) -> str:
-        done = subprocess.run(
-            [str(word) for word in self._java(*command)],
-            capture_output=True,
-            text=True,
-            timeout=4 * PATIENCE,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command[0]}: {done.stdout} {done.stderr}"
-        return done.stdout
 
 
 def write_to(kafka: Kafka) -> dict:
