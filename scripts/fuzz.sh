@@ -22,6 +22,7 @@ declare -A seeds=(
     [events]=fuzz/seeds/events
     [clickhouse]=fuzz/seeds/otlp
     [clickhouse-answer]=fuzz/seeds/clickhouse-answer
+    [kafka]=fuzz/seeds/kafka
     [peer]=fuzz/seeds/peer
     [buffer-url]=fuzz/seeds/buffer-url
     [settings]=fuzz/seeds/settings

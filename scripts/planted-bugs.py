@@ -120,6 +120,10 @@ def accepting(test, says):
     return Catcher("gateway/tests/events.rs", test, says)
 
 
+def from_kafka(test, says):
+    return Catcher("gateway/tests/kafka.rs", test, says)
+
+
 def inserting_events(says):
     test = "events::a_row_that_does_not_fit_leaves_the_others_alone"
     return Catcher("sinks/clickhouse/tests/server/main.rs", test, says)
@@ -651,6 +655,21 @@ CATCHERS = {
         accepting(
             "malformed_rows_are_rejected_one_by_one_or_all_rows_with_them",
             "the log has what was accepted",
+        )
+    ],
+    "kafka-part-of-a-batch": [
+        from_kafka(
+            "a_batch_with_a_malformed_record_is_refused_whole_with_its_records_named",
+            "a part of the batch is accepted",
+        )
+    ],
+    "kafka-answered-early": [
+        from_kafka("success_comes_only_after_the_commit", "answered before the commit")
+    ],
+    "kafka-damage-accepted": [
+        from_kafka(
+            "damaged_and_hostile_batches_get_an_error_and_take_no_memory",
+            "a flipped bit",
         )
     ],
     "events-of-another-prefix": [

@@ -6,7 +6,8 @@ set -euo pipefail
 
 case " $* " in
     *' --crate-name millpond_segment '* | *' --crate-name millpond_manifest '* | *' --crate-name millpond_otlp '* | \
-        *' --crate-name millpond_clickhouse '* | *' --crate-name fuzz_'*) ;;
+        *' --crate-name millpond_clickhouse '* | *' --crate-name millpond_gateway '* | \
+        *' --crate-name millpond_kafka '* | *' --crate-name millpond_peer '* | *' --crate-name fuzz_'*) ;;
     *) exec "$@" ;;
 esac
 exec "$@" \

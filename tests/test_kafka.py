@@ -53,9 +53,7 @@ def _value(client: str, number: int) -> bytes:
 
 
 def _stored(site) -> list[str]:
-    return sorted(
-        site.clickhouse.lines(f"SELECT client, number FROM {site.database}.events")
-    )
+    return sorted(site.clickhouse.lines(f"SELECT client, number FROM {site.database}.events"))
 
 
 def _expected(*clients: str, numbers: int) -> list[str]:
@@ -170,12 +168,16 @@ def test_a_collectors_kafka_exporter_needs_another_address_and_nothing_else(site
     logs = LogSender(collector.address)
     logs.start()
     with Senders(collector.address, pause=0.1) as senders:
-        eventually("requests", lambda: len(senders.acknowledged) > 1_000 and len(logs.accepted) > 50)
+        eventually(
+            "requests", lambda: len(senders.acknowledged) > 1_000 and len(logs.accepted) > 50
+        )
         others = Counter(senders.stop())
     logs.stop()
     sql = f"SELECT Body FROM {site.database}.otel_logs"
     eventually("all spans and points", lambda: consumer.must_run() or found(site) == others)
-    eventually("all logs", lambda: Counter(site.clickhouse.lines(sql)) == Counter(list(logs.accepted)))
+    eventually(
+        "all logs", lambda: Counter(site.clickhouse.lines(sql)) == Counter(list(logs.accepted))
+    )
     assert not logs.doubtful
     assert consumer.terminate() == 0
 
@@ -295,6 +297,7 @@ def test_keys_and_headers_are_columns_where_a_topic_says_so(site):
         f"SELECT key, value, toUnixTimestamp64Milli(timestamp), headers"
         f" FROM {site.database}.raw ORDER BY timestamp"
     )
+
     def latin(text: str) -> str:
         return text.encode().decode("latin-1")
 

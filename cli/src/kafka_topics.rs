@@ -143,8 +143,12 @@ fn is_in_a_name(byte: u8) -> bool {
 pub(crate) fn host_and_port(text: &str) -> Result<(String, u16), String> {
     let wrong = || format!("{text:?} is not HOST:PORT, for example gateway.example.com:9092");
     let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-    let host = host.strip_prefix('[').map_or(Some(host), |host| host.strip_suffix(']'));
-    let host = host.filter(|host| !host.is_empty() && host.len() <= 255).ok_or_else(wrong)?;
+    let host = host
+        .strip_prefix('[')
+        .map_or(Some(host), |host| host.strip_suffix(']'));
+    let host = host
+        .filter(|host| !host.is_empty() && host.len() <= 255)
+        .ok_or_else(wrong)?;
     let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
     Ok((host.to_owned(), port))
 }
@@ -183,17 +187,29 @@ mod tests {
         for (text, says) in [
             (topic("encoding = \"avro\""), "unknown variant `avro`"),
             (topic(""), "missing field `encoding`"),
-            (topic("encoding = \"ndjson\"\nkey = \"id\""), "unknown field `key`"),
+            (
+                topic("encoding = \"ndjson\"\nkey = \"id\""),
+                "unknown field `key`",
+            ),
             (topic("encoding = \"otlp_proto\""), "needs a signal"),
-            (topic("encoding = \"raw\"\nsignal = \"logs\""), "for otlp_proto only"),
-            (topic("encoding = \"raw\"\nmetadata = true"), "always have the metadata"),
+            (
+                topic("encoding = \"raw\"\nsignal = \"logs\""),
+                "for otlp_proto only",
+            ),
+            (
+                topic("encoding = \"raw\"\nmetadata = true"),
+                "always have the metadata",
+            ),
             (topic("encoding = \"raw\"\nstream = \"a/b\""), "is not allowed"),
             (topic("encoding = \"raw\"\nstream = \"otlp.logs\""), "is for OTLP"),
             (
                 topic("encoding = \"otlp_proto\"\nsignal = \"logs\"\nstream = \"x\""),
                 "the signal names the stream",
             ),
-            ("[[topic]]\nname = \"a b\"\nencoding = \"raw\"".to_owned(), "a name has 1 to 249"),
+            (
+                "[[topic]]\nname = \"a b\"\nencoding = \"raw\"".to_owned(),
+                "a name has 1 to 249",
+            ),
             ("unlisted = \"drop\"".to_owned(), "unknown variant `drop`"),
             (
                 [topic("encoding = \"raw\"\n"), topic("encoding = \"raw\"")].concat(),
@@ -208,7 +224,10 @@ mod tests {
     #[test]
     fn an_advertised_address_has_a_host_and_a_port() {
         let expect = |host: &str, port| Ok((host.to_owned(), port));
-        assert_eq!(host_and_port("kafka.example.com:9092"), expect("kafka.example.com", 9092));
+        assert_eq!(
+            host_and_port("kafka.example.com:9092"),
+            expect("kafka.example.com", 9092)
+        );
         assert_eq!(host_and_port("[::1]:1"), expect("::1", 1));
         for wrong in ["host", "host:", ":9092", "host:0", "host:99999", "[::1:9092"] {
             assert!(host_and_port(wrong).unwrap_err().contains("HOST:PORT"), "{wrong}");

@@ -209,7 +209,7 @@ func TestEveryPartIsRendered(t *testing.T) {
 	}
 	// The consumer's account and the certificate are not the chart's there.
 	want = slices.DeleteFunc(want, func(kind string) bool { return kind == "Secret" })
-	want = append(want, "CronJob", "HorizontalPodAutoscaler", "Ingress", "Ingress", "NetworkPolicy", "ServiceMonitor")
+	want = append(want, "ConfigMap", "CronJob", "HorizontalPodAutoscaler", "Ingress", "Ingress", "NetworkPolicy", "ServiceMonitor")
 	slices.Sort(want)
 	if found := kinds(rendered(t, valuesOf(t, "full"))); !slices.Equal(found, want) {
 		t.Errorf("full: %v", found)
@@ -365,7 +365,7 @@ func TestTheProgramTakesTheChartsCommandLines(t *testing.T) {
 
 func TestPortsAreThoseThatAreListenedOn(t *testing.T) {
 	everyCase(t, func(t *testing.T, all objects) {
-		flags := map[string]string{"otlp-grpc": "--listen", "otlp-http": "--listen-http", "admin": "--admin", "peers": "--peer-listen"}
+		flags := map[string]string{"otlp-grpc": "--listen", "otlp-http": "--listen-http", "kafka": "--listen-kafka", "admin": "--admin", "peers": "--peer-listen"}
 		for where, template := range templates(all) {
 			command, container := line(t, where, template.Spec), template.Spec.Containers[0]
 			for _, port := range container.Ports {

@@ -95,9 +95,17 @@ impl Kafka {
         id
     }
 
-    fn metadata(&self, topics: Option<&[TopicRef]>, identity: &Identity, local: SocketAddr) -> MetadataAnswer {
+    fn metadata(
+        &self,
+        topics: Option<&[TopicRef]>,
+        identity: &Identity,
+        local: SocketAddr,
+    ) -> MetadataAnswer {
         let topics = match topics {
-            Some(topics) => topics.iter().map(|topic| self.describe(topic, identity)).collect(),
+            Some(topics) => topics
+                .iter()
+                .map(|topic| self.describe(topic, identity))
+                .collect(),
             None => {
                 let names = self.config.topics.names().take(TOPICS_MAX);
                 names

@@ -300,7 +300,12 @@ impl Service {
         let (reservation, _own) = held.divide();
         self.append(stream, payload, arrival.received_at_us, reservation)
             .await?;
-        self.committed(arrival.transport, arrival.content, &arrival.caller.identity, records);
+        self.committed(
+            arrival.transport,
+            arrival.content,
+            &arrival.caller.identity,
+            records,
+        );
         let seat = arrival.caller.seat.as_ref();
         if let Some(seat) = seat.filter(|_| !self.security.identifies()) {
             seat.prove();
@@ -309,7 +314,13 @@ impl Service {
     }
 
     /// Counts committed records.
-    pub(crate) fn committed(&self, transport: Transport, content: Content, identity: &Identity, records: u64) {
+    pub(crate) fn committed(
+        &self,
+        transport: Transport,
+        content: Content,
+        identity: &Identity,
+        records: u64,
+    ) {
         self.metrics.committed(transport, content, records);
         self.security.committed(identity, records);
     }

@@ -50,7 +50,10 @@ fn compressed(codec: i16, body: &[u8]) -> Vec<u8> {
     }
 }
 
-async fn with(topics: impl IntoIterator<Item = (&'static str, TopicSettings)>, unlisted: Unlisted) -> Running {
+async fn with(
+    topics: impl IntoIterator<Item = (&'static str, TopicSettings)>,
+    unlisted: Unlisted,
+) -> Running {
     let topics: BTreeMap<String, _> = topics
         .into_iter()
         .map(|(name, settings)| (name.to_owned(), settings))
@@ -59,7 +62,13 @@ async fn with(topics: impl IntoIterator<Item = (&'static str, TopicSettings)>, u
         topics: KafkaTopics::new(topics, unlisted),
         advertised: None,
     };
-    with_topics(producer_config(), Config::default(), &SecurityFiles::default(), kafka).await
+    with_topics(
+        producer_config(),
+        Config::default(),
+        &SecurityFiles::default(),
+        kafka,
+    )
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -97,7 +106,11 @@ async fn keys_headers_and_times_are_kept_where_a_topic_says_so() {
     )
     .await;
     let mut client = Client::connect(gateway.kafka_address).await;
-    let headers: &[(&str, Option<&[u8]>)] = &[("trace \"x\"", Some(b"a\\\n\x01")), ("none", None), ("bin", Some(b"\xff\x00"))];
+    let headers: &[(&str, Option<&[u8]>)] = &[
+        ("trace \"x\"", Some(b"a\\\n\x01")),
+        ("none", None),
+        ("bin", Some(b"\xff\x00")),
+    ];
     let record = |value: &'static [u8]| Record {
         key: Some(b"k\xc3\xa9y"),
         value: Some(value),
@@ -122,7 +135,10 @@ async fn keys_headers_and_times_are_kept_where_a_topic_says_so() {
     );
     assert_eq!(rows(&gateway, "any").await, (vec![any], 3));
     let refused = client.produce("other", &batch(&values(&["{}"]))).await;
-    assert_eq!((refused.error, refused.message.contains("--kafka-topics")), (3, true));
+    assert_eq!(
+        (refused.error, refused.message.contains("--kafka-topics")),
+        (3, true)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -140,7 +156,11 @@ async fn the_topics_of_the_collector_are_otlp_and_a_batch_is_one_request() {
     assert_eq!((found, records), (vec![[one, two].concat()], 3));
 
     let bad = client.produce("otlp_spans", &batch(&values(&["", "\n"]))).await;
-    assert_eq!((bad.error, bad.records.len(), bad.records[0].0), (87, 1, 1), "{bad:?}");
+    assert_eq!(
+        (bad.error, bad.records.len(), bad.records[0].0),
+        (87, 1, 1),
+        "{bad:?}"
+    );
     // No topic leads past the encoding of a stream.
     let refused = client.produce("otlp.logs", &batch(&values(&["{}"]))).await;
     assert_eq!(refused.error, 17, "{refused:?}");
@@ -153,12 +173,17 @@ async fn a_batch_with_a_malformed_record_is_refused_whole_with_its_records_named
     let mut records = values(&["{}", "{\"a\":}", "[1]"]);
     records.push(Record::default());
     let refused = client.produce(TOPIC, &batch(&records)).await;
-    assert_eq!(refused.error, 87);
+    assert_eq!(refused.error, 87, "a part of the batch is accepted");
     let places: Vec<i32> = refused.records.iter().map(|(place, _)| *place).collect();
     assert_eq!(places, [1, 2, 3]);
     assert_eq!(refused.records[0].1, "malformed JSON: expected value at byte 5");
     assert_eq!(refused.records[2].1, "the record has no value");
-    assert!(refused.message.starts_with("malformed records: 3; record 1 of the batch"), "{refused:?}");
+    assert!(
+        refused
+            .message
+            .starts_with("malformed records: 3; record 1 of the batch"),
+        "{refused:?}"
+    );
     assert_eq!(client.produce(TOPIC, &batch(&values(&["{}"]))).await, accepted());
     assert_eq!(rows(&gateway, TOPIC).await, (vec!["{}".to_owned()], 1));
 }
@@ -180,17 +205,37 @@ async fn damaged_and_hostile_batches_get_an_error_and_take_no_memory() {
         ("message format 1", old, 43),
         ("an unknown codec", batch_of(7, 1, &[]), 76),
         ("a transaction", batch_of(1 << 4, 1, &body(&values(&["{}"]))), 53),
-        ("a control batch", batch_of(1 << 5, 1, &body(&values(&["{}"]))), 53),
+        (
+            "a control batch",
+            batch_of(1 << 5, 1, &body(&values(&["{}"]))),
+            53,
+        ),
         ("two batches", [good.clone(), good.clone()].concat(), 87),
         ("half a batch", good[..good.len() - 1].to_vec(), 87),
         ("half a header", good[..30].to_vec(), 87),
         ("no batch", Vec::new(), 87),
         ("no records", batch_of(0, 0, &[]), 87),
-        ("fewer records than it says", batch_of(0, 2, &body(&values(&["{}"]))), 87),
-        ("more records than it says", batch_of(0, 1, &body(&values(&["{}", "{}"]))), 87),
-        ("two thousand million records", batch_of(0, i32::MAX, &body(&values(&["{}"]))), 87),
+        (
+            "fewer records than it says",
+            batch_of(0, 2, &body(&values(&["{}"]))),
+            87,
+        ),
+        (
+            "more records than it says",
+            batch_of(0, 1, &body(&values(&["{}", "{}"]))),
+            87,
+        ),
+        (
+            "two thousand million records",
+            batch_of(0, i32::MAX, &body(&values(&["{}"]))),
+            87,
+        ),
         ("a record that is cut off", batch_of(0, 1, &[40, 0, 0, 0]), 87),
-        ("a header count without headers", batch_of(0, 1, &[14, 0, 0, 0, 1, 1, 0xfe, 0x7f]), 87),
+        (
+            "a header count without headers",
+            batch_of(0, 1, &[14, 0, 0, 0, 1, 1, 0xfe, 0x7f]),
+            87,
+        ),
         ("bytes that are not gzip", batch_of(1, 1, b"not gzip"), 87),
         ("bytes that are not snappy", batch_of(2, 1, b"\x05not snappy"), 87),
         ("bytes that are not lz4", batch_of(3, 1, b"not lz4"), 87),
@@ -213,7 +258,10 @@ async fn requests_that_ask_for_what_there_is_not_get_kafkas_errors() {
     let good = batch(&values(&["{}"]));
     let mut ask = async |topic: &str, acks, partition| {
         let request = produce(topic, acks, &[(partition, &good)]);
-        let answer = client.ask(PRODUCE, PRODUCE_VERSION, &request).await.expect("an answer");
+        let answer = client
+            .ask(PRODUCE, PRODUCE_VERSION, &request)
+            .await
+            .expect("an answer");
         outcomes(&answer).remove(0).error
     };
     assert_eq!(ask(TOPIC, 2, 0).await, 21);
@@ -226,7 +274,10 @@ async fn requests_that_ask_for_what_there_is_not_get_kafkas_errors() {
     let mut transactional = Vec::new();
     string(&mut transactional, "tx");
     transactional.put_slice(&produce(TOPIC, -1, &[(0, &good)])[2..]);
-    let answer = client.ask(PRODUCE, PRODUCE_VERSION, &transactional).await.expect("an answer");
+    let answer = client
+        .ask(PRODUCE, PRODUCE_VERSION, &transactional)
+        .await
+        .expect("an answer");
     assert_eq!(outcomes(&answer).remove(0).error, 53);
 
     let mut init = Vec::new();
@@ -238,13 +289,19 @@ async fn requests_that_ask_for_what_there_is_not_get_kafkas_errors() {
     init.put_i32(1_000);
     let answer = client.ask(INIT_PRODUCER_ID, 1, &init).await.expect("an answer");
     let mut answer = &answer[4..];
-    assert_eq!((answer.get_i16(), answer.get_i64() >= 0, answer.get_i16()), (0, true, 0));
+    assert_eq!(
+        (answer.get_i16(), answer.get_i64() >= 0, answer.get_i16()),
+        (0, true, 0)
+    );
 
     // Version 99 of ApiVersions: the answer has version 0, an error and the versions.
     let answer = client.ask(API_VERSIONS, 99, &[]).await.expect("an answer");
     let mut answer = &answer[..];
     assert_eq!((answer.get_i16(), answer.get_i32()), (35, 8));
-    assert_eq!((answer.get_i16(), answer.get_i16(), answer.get_i16()), (PRODUCE, 3, 13));
+    assert_eq!(
+        (answer.get_i16(), answer.get_i16(), answer.get_i16()),
+        (PRODUCE, 3, 13)
+    );
     assert_eq!(rows(&gateway, TOPIC).await.1, 1);
 }
 
@@ -276,7 +333,10 @@ async fn metadata_names_the_gateway_and_every_topic_that_one_may_write_to() {
             assert_eq!(answer.get_i8(), 0);
             let partitions = answer.get_i32();
             for _ in 0..partitions {
-                assert_eq!((answer.get_i16(), answer.get_i32(), answer.get_i32()), (0, 0, node));
+                assert_eq!(
+                    (answer.get_i16(), answer.get_i32(), answer.get_i32()),
+                    (0, 0, node)
+                );
                 assert_eq!((answer.get_i32(), answer.get_i32()), (1, node));
                 assert_eq!((answer.get_i32(), answer.get_i32()), (1, node));
             }
@@ -291,9 +351,30 @@ async fn metadata_names_the_gateway_and_every_topic_that_one_may_write_to() {
     );
     assert_eq!(
         ask(Some(&["anything", "otlp.logs", "a/b"])).await,
-        [topic("anything", 0, 1), topic("otlp.logs", 17, 0), topic("a/b", 17, 0)]
+        [
+            topic("anything", 0, 1),
+            topic("otlp.logs", 17, 0),
+            topic("a/b", 17, 0)
+        ]
     );
     assert_eq!(ask(Some(&[])).await, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn success_comes_only_after_the_commit() {
+    let gateway = start(producer_config(), Config::default()).await;
+    let mut client = Client::connect(gateway.kafka_address).await;
+    let mut commit = gateway.controls.hold(On::Put, "manifest");
+    let held = async {
+        timeout(PATIENCE, commit.arrived()).await.expect("a commit");
+        let line = "millpond_gateway_records_total{transport=\"kafka\",signal=\"events\"} 0\n";
+        let metrics = gateway.metrics();
+        assert!(metrics.contains(line), "answered before the commit: {metrics}");
+        commit.release();
+    };
+    let produced = batch(&values(&["{}"]));
+    let (outcome, ()) = tokio::join!(client.produce(TOPIC, &produced), held);
+    assert_eq!(outcome, accepted());
 }
 
 /// Answers come in the order of the requests, and a later request is read while an earlier one waits.
@@ -309,7 +390,10 @@ async fn requests_wait_for_their_commits_together_and_keep_their_order() {
         client.send(PRODUCE, PRODUCE_VERSION, &request).await;
     }
     let all_taken = async {
-        while !gateway.metrics().contains("kafka_requests_total{api=\"Produce\"} 20\n") {
+        while !gateway
+            .metrics()
+            .contains("kafka_requests_total{api=\"Produce\"} 20\n")
+        {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
@@ -317,7 +401,10 @@ async fn requests_wait_for_their_commits_together_and_keep_their_order() {
     held.release();
     for number in (0..20).filter(|number| number % 5 != 4) {
         let (correlation_id, answer) = client.answer().await.expect("an answer");
-        assert_eq!((correlation_id, outcomes(&answer)), (number + 1, vec![accepted()]));
+        assert_eq!(
+            (correlation_id, outcomes(&answer)),
+            (number + 1, vec![accepted()])
+        );
     }
     let (messages, records) = rows(&gateway, TOPIC).await;
     let expected: Vec<String> = (0..20).map(|number| format!("{{\"n\":{number}}}")).collect();
@@ -332,7 +419,10 @@ async fn a_stopping_gateway_answers_what_it_has_taken() {
     let request = produce(TOPIC, -1, &[(0, &batch(&values(&["{}"])))]);
     client.send(PRODUCE, PRODUCE_VERSION, &request).await;
     let taken = async {
-        while !gateway.metrics().contains("requests_in_flight{transport=\"kafka\"} 1\n") {
+        while !gateway
+            .metrics()
+            .contains("requests_in_flight{transport=\"kafka\"} 1\n")
+        {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
@@ -393,25 +483,33 @@ async fn a_request_that_never_ends_is_given_up() {
 const AGENTS: &str = "agents-token-0123456789abcdef";
 const ACME: &str = "acme-token-0123456789abcdef";
 
+fn entry(name: &str, token: &str, rest: &str) -> String {
+    format!("[[token]]\nname = \"{name}\"\ntoken = \"{token}\"\n{rest}\n")
+}
+
 async fn secured_gateway() -> (Running, TempDir) {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("tokens.toml");
-    let entry =
-        |name: &str, token: &str, rest: &str| format!("[[token]]\nname = \"{name}\"\ntoken = \"{token}\"\n{rest}\n");
     let tokens = entry("agents", AGENTS, "") + &entry("acme", ACME, "prefix = \"acme\"");
     fs::write(&path, tokens).expect("written");
     let files = SecurityFiles {
         tls: None,
         tokens: Some(path),
     };
-    (secured(producer_config(), Config::default(), &files).await, directory)
+    (
+        secured(producer_config(), Config::default(), &files).await,
+        directory,
+    )
 }
 
 /// Authenticates: the error, and its reason.
 async fn authenticate(client: &mut Client, message: &str) -> (i16, String) {
     let mut mechanism = Vec::new();
     string(&mut mechanism, "PLAIN");
-    let answer = client.ask(SASL_HANDSHAKE, 1, &mechanism).await.expect("an answer");
+    let answer = client
+        .ask(SASL_HANDSHAKE, 1, &mechanism)
+        .await
+        .expect("an answer");
     assert_eq!((&answer[..]).get_i16(), 0);
     let mut auth = Vec::new();
     auth.put_i32(i32::try_from(message.len()).expect("short"));
@@ -426,8 +524,14 @@ async fn with_tokens_a_client_needs_the_name_and_the_token_of_one() {
     let (gateway, _directory) = secured_gateway().await;
     let one = batch(&values(&["{}"]));
     let mut agents = Client::connect(gateway.kafka_address).await;
-    assert!(agents.ask(API_VERSIONS, 0, &[]).await.is_some(), "before authentication");
-    assert_eq!(authenticate(&mut agents, &format!("\0agents\0{AGENTS}")).await.0, 0);
+    assert!(
+        agents.ask(API_VERSIONS, 0, &[]).await.is_some(),
+        "before authentication"
+    );
+    assert_eq!(
+        authenticate(&mut agents, &format!("\0agents\0{AGENTS}")).await.0,
+        0
+    );
     assert_eq!(agents.produce("signup", &one).await, accepted());
     let forbidden = agents.produce("acme.signup", &one).await;
     assert_eq!(forbidden.error, 29, "{forbidden:?}");
@@ -459,13 +563,41 @@ async fn with_tokens_a_client_needs_the_name_and_the_token_of_one() {
     assert_eq!((&answer[..]).get_i16(), 33);
     assert_eq!(client.answer().await, None);
     let mut client = Client::connect(gateway.kafka_address).await;
-    assert_eq!(client.ask(PRODUCE, PRODUCE_VERSION, &produce("signup", -1, &[(0, &one)])).await, None);
+    assert_eq!(
+        client
+            .ask(PRODUCE, PRODUCE_VERSION, &produce("signup", -1, &[(0, &one)]))
+            .await,
+        None
+    );
     let mut client = Client::connect(gateway.kafka_address).await;
     client.send_raw(&(1_i32 << 20).to_be_bytes()).await;
     assert_eq!(client.answer().await, None);
     assert_eq!(rows(&gateway, "signup").await.1, 1);
     let metrics = gateway.metrics();
-    assert!(metrics.contains("requests_denied_total{reason=\"unknown\"} 3\n"), "{metrics}");
+    assert!(
+        metrics.contains("requests_denied_total{reason=\"unknown\"} 3\n"),
+        "{metrics}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_token_ends_its_connections() {
+    let (gateway, directory) = secured_gateway().await;
+    let one = batch(&values(&["{}"]));
+    let mut agents = Client::connect(gateway.kafka_address).await;
+    let mut acme = Client::connect(gateway.kafka_address).await;
+    assert_eq!(
+        authenticate(&mut agents, &format!("\0agents\0{AGENTS}")).await.0,
+        0
+    );
+    assert_eq!(authenticate(&mut acme, &format!("\0acme\0{ACME}")).await.0, 0);
+    assert_eq!(acme.produce("signup", &one).await, accepted());
+    fs::write(directory.path().join("tokens.toml"), entry("agents", AGENTS, "")).expect("written");
+    gateway.security.reload(false).await;
+    assert_eq!(agents.produce("signup", &one).await, accepted());
+    let request = produce("signup", -1, &[(0, &one)]);
+    assert_eq!(acme.ask(PRODUCE, PRODUCE_VERSION, &request).await, None);
+    assert_eq!(rows(&gateway, "acme.signup").await.1, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,8 +7,8 @@ use std::ops::RangeInclusive;
 pub enum Api {
     /// Appends records.
     Produce,
-    /// Reads records. It is known because librdkafka infers the format of batches from its version; every answer is an
-    /// error.
+    /// Reads records. It is in the list because librdkafka infers the format of batches from its version; every answer is
+    /// an error.
     Fetch,
     /// Lists brokers and topics.
     Metadata,

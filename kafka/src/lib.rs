@@ -14,8 +14,8 @@ pub use api::{Api, CODECS};
 pub use batch::{Batch, BatchError, Codec, Header, Headers, Record, Records, Sequence};
 pub use error_code::ErrorCode;
 pub use request::{
-    Acks, Body, MetadataRequest, PARTITIONS_MAX, PartitionData, Produce, Request, RequestError, RequestHeader,
-    TOPICS_MAX, TopicData, TopicId, TopicRef,
+    Acks, Body, MetadataRequest, PARTITIONS_MAX, PartitionData, Produce, Request, RequestError,
+    RequestHeader, TOPICS_MAX, TopicData, TopicId, TopicRef,
 };
 pub use response::{
     Broker, Metadata, PartitionOutcome, TopicMetadata, TopicOutcome, api_versions, fetch, find_coordinator,

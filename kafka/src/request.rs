@@ -265,7 +265,11 @@ fn metadata(version: i16, reader: &mut Reader) -> Result<MetadataRequest, Malfor
         Some(count) => {
             let mut topics = Vec::with_capacity(count);
             for _ in 0..count {
-                let id = if version >= 10 { reader.uuid()? } else { TopicId::default() };
+                let id = if version >= 10 {
+                    reader.uuid()?
+                } else {
+                    TopicId::default()
+                };
                 let name = if version >= 10 {
                     reader.nullable_string()?
                 } else {

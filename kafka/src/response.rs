@@ -99,7 +99,10 @@ pub fn api_versions(header: &RequestHeader, is_known: bool) -> Vec<u8> {
 
 /// Upper bound of the length of a Metadata answer.
 pub fn metadata_len_max(metadata: &Metadata) -> usize {
-    let names = metadata.topics.iter().map(|topic| topic.name.as_ref().map_or(0, String::len));
+    let names = metadata
+        .topics
+        .iter()
+        .map(|topic| topic.name.as_ref().map_or(0, String::len));
     let partitions = metadata.topics.len() * metadata.partitions as usize;
     256 + metadata.broker.host.len() + names.sum::<usize>() + 48 * metadata.topics.len() + 40 * partitions
 }

@@ -171,7 +171,6 @@ impl Reader {
         }
         Ok(())
     }
-
 }
 
 /// A variable-length number of at most `bytes_max` bytes, and its length.

@@ -22,7 +22,11 @@ pub(super) struct Blocks {
 impl Blocks {
     pub(super) fn new(wire: Bytes) -> Blocks {
         let framed = wire.len() >= MAGIC.len() + VERSIONS && wire.starts_with(MAGIC);
-        let rest = if framed { wire.slice(MAGIC.len() + VERSIONS..) } else { wire };
+        let rest = if framed {
+            wire.slice(MAGIC.len() + VERSIONS..)
+        } else {
+            wire
+        };
         Blocks { rest, framed }
     }
 
@@ -46,7 +50,10 @@ impl Blocks {
         if !self.framed {
             return Ok((0, self.rest.clone()));
         }
-        let length = self.rest.first_chunk().map(|length| u32::from_be_bytes(*length) as usize);
+        let length = self
+            .rest
+            .first_chunk()
+            .map(|length| u32::from_be_bytes(*length) as usize);
         match length {
             Some(length) if length <= self.rest.len() - 4 => Ok((4, self.rest.slice(4..4 + length))),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -80,7 +87,10 @@ mod tests {
         assert_eq!(all(raw.clone(), 1000).unwrap(), (Progress::Done, vec![7; 1000]));
         assert_eq!(all(raw, 999).unwrap(), (Progress::MoreRoom, vec![]));
         let wire = framed(&[b"one", b"", b"two"]);
-        assert_eq!(all(wire.clone(), 6).unwrap(), (Progress::Done, b"onetwo".to_vec()));
+        assert_eq!(
+            all(wire.clone(), 6).unwrap(),
+            (Progress::Done, b"onetwo".to_vec())
+        );
         assert_eq!(all(wire, 5).unwrap(), (Progress::MoreRoom, b"one".to_vec()));
     }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use millpond_kafka::{
     Acks, Api, Body, ErrorCode, Metadata, Request, RequestHeader, api_versions, fetch, find_coordinator,
-    init_producer_id, metadata, metadata_len_max, produce as produce_answer, sasl_authenticate, sasl_handshake,
+    init_producer_id, metadata, metadata_len_max, produce as produce_answer, sasl_authenticate,
+    sasl_handshake,
 };
 use millpond_runtime::Reservation;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -50,6 +51,13 @@ pub(crate) struct Caller<'a> {
     pub(crate) seat: Seat,
     /// The address that the client has connected to.
     pub(crate) local: SocketAddr,
+}
+
+/// Who sends on a connection.
+struct Sender {
+    identity: Identity,
+    /// The message of SASL/PLAIN, to be checked again: a token may be removed while the connection is open.
+    credentials: Option<Bytes>,
 }
 
 /// What is left to do for a request.
@@ -101,25 +109,29 @@ impl<'a> Caller<'a> {
         mut read: impl AsyncRead + Unpin,
         answers: &mpsc::Sender<Answer<'a>>,
     ) -> Result<(), Refused> {
-        let mut identity = self.service.security().anybody();
+        let anybody = self.service.security().anybody();
+        let mut sender = anybody.map(|identity| Sender {
+            identity,
+            credentials: None,
+        });
         let strangers_until = tokio::time::Instant::now() + self.config.handshake_timeout;
         loop {
-            let patience = match &identity {
+            let patience = match &sender {
                 Some(_) => IDLE_MAX,
                 None => strangers_until.saturating_duration_since(tokio::time::Instant::now()),
             };
             let mut length = [0; 4];
             match timeout(patience, read.read_exact(&mut length)).await {
-                Err(_) if identity.is_some() => return Ok(()),
+                Err(_) if sender.is_some() => return Ok(()),
                 Err(_) => return Err(Refused::Slow),
                 Ok(Err(_)) => return Ok(()),
                 Ok(Ok(_)) => {}
             }
-            let length = self.length(length, identity.is_some())?;
+            let length = self.length(length, sender.is_some())?;
             let (frame, held) = self.frame(&mut read, length).await?;
             let request = Request::read(frame).map_err(|error| Refused::NotKafka(error.to_string()))?;
             self.service.metrics().kafka_request(request.header.api.name());
-            let answer = self.handle(request, &mut identity, length, held).await?;
+            let answer = self.handle(request, &mut sender, length, held).await?;
             let is_last = matches!(answer, Answer::Last(_));
             if answers.send(answer).await.is_err() || is_last {
                 return Ok(());
@@ -184,15 +196,16 @@ impl<'a> Caller<'a> {
     async fn handle(
         &self,
         request: Request,
-        identity: &mut Option<Identity>,
+        sender: &mut Option<Sender>,
         frame_len: usize,
         mut held: HeldMemory,
     ) -> Result<Answer<'a>, Refused> {
         let Request { header, body } = request;
-        Ok(match (body, identity.clone()) {
+        let identity = self.still_known(sender.as_ref())?;
+        Ok(match (body, identity) {
             (Body::ApiVersions { is_known }, _) => Answer::Ready(api_versions(&header, is_known)),
             (Body::SaslHandshake { mechanism }, _) => handshake(&header, &mechanism),
-            (Body::SaslAuthenticate { auth }, _) => self.authenticate(&header, &auth, identity),
+            (Body::SaslAuthenticate { auth }, _) => self.authenticate(&header, &auth, sender),
             (_, None) => {
                 return Err(Refused::NotKafka(format!(
                     "{} before authentication: the gateway has --tokens, so clients need SASL/PLAIN",
@@ -218,7 +231,12 @@ impl<'a> Caller<'a> {
                 let topics = request.topics.as_deref();
                 Answer::Metadata(header, self.kafka.metadata(topics, &identity, self.local))
             }
-            (Body::InitProducerId { is_transactional: true }, _) => Answer::Ready(init_producer_id(
+            (
+                Body::InitProducerId {
+                    is_transactional: true,
+                },
+                _,
+            ) => Answer::Ready(init_producer_id(
                 &header,
                 Err(ErrorCode::TransactionalIdAuthorizationFailed),
             )),
@@ -233,11 +251,34 @@ impl<'a> Caller<'a> {
         })
     }
 
-    fn authenticate(&self, header: &RequestHeader, auth: &[u8], identity: &mut Option<Identity>) -> Answer<'a> {
+    /// The sender, if it may still send.
+    fn still_known(&self, sender: Option<&Sender>) -> Result<Option<Identity>, Refused> {
+        let Some(Sender {
+            identity,
+            credentials,
+        }) = sender
+        else {
+            return Ok(None);
+        };
+        let Some(credentials) = credentials else {
+            return Ok(Some(identity.clone()));
+        };
+        let known = sasl::authenticate(self.service.security(), credentials);
+        known.map(Some).map_err(|_| {
+            let name = identity.token().unwrap_or_default();
+            Refused::NotKafka(format!("the token {name} is no longer in force"))
+        })
+    }
+
+    fn authenticate(&self, header: &RequestHeader, auth: &[u8], sender: &mut Option<Sender>) -> Answer<'a> {
         match sasl::authenticate(self.service.security(), auth) {
-            Ok(found) => {
+            Ok(identity) => {
                 self.seat.prove();
-                *identity = Some(found);
+                *sender = Some(Sender {
+                    identity,
+                    // Without the rest of the request.
+                    credentials: Some(Bytes::copy_from_slice(auth)),
+                });
                 Answer::Ready(sasl_authenticate(header, None))
             }
             Err(reason) => {
@@ -257,7 +298,11 @@ impl<'a> Caller<'a> {
             let (bytes, _until_written) = match answer {
                 Answer::Ready(bytes) | Answer::Last(bytes) => (bytes, None),
                 Answer::Metadata(header, content) => {
-                    let reserved = self.service.producer().budget().reserve(metadata_len_max(&content));
+                    let reserved = self
+                        .service
+                        .producer()
+                        .budget()
+                        .reserve(metadata_len_max(&content));
                     _reserved = Some(reserved.await.map_err(|_| Refused::NoMemory)?);
                     (metadata(&header, &content), None)
                 }

@@ -2,17 +2,18 @@
 
 use bytes::Bytes;
 use millpond_kafka::{
-    Acks, Batch, Codec, ErrorCode, PartitionData, PartitionOutcome, Produce, TopicData, TopicOutcome, TopicRef,
+    Acks, Batch, Codec, ErrorCode, PartitionData, PartitionOutcome, Produce, TopicData, TopicOutcome,
+    TopicRef,
 };
 use millpond_otlp::Signal;
 use millpond_producer::{Append, Submitted};
 use millpond_segment::Encoding as StreamEncoding;
 use tonic::Code;
 
+use super::Kafka;
 use super::answer::Fault;
 use super::rows::{Length, row};
 use super::topics::{Shape, Topic, TopicEncoding};
-use super::Kafka;
 use crate::decompress::Encoding;
 use crate::memory::HeldMemory;
 use crate::message::Message;
@@ -125,7 +126,10 @@ fn check_partition(kafka: &Kafka, index: i32) -> Result<(), Fault> {
         Ok(index) if index < kafka.partitions => Ok(()),
         _ => Err(Fault::new(
             ErrorCode::UnknownTopicOrPartition,
-            format!("partition {index} does not exist: a topic has {}", kafka.partitions),
+            format!(
+                "partition {index} does not exist: a topic has {}",
+                kafka.partitions
+            ),
         )),
     }
 }
@@ -146,33 +150,37 @@ struct Taking<'a> {
 }
 
 impl Taking<'_> {
-    async fn submit(
-        &self,
-        partition: PartitionData,
-        held: &mut HeldMemory,
-    ) -> Result<State, Fault> {
+    async fn submit(&self, partition: PartitionData, held: &mut HeldMemory) -> Result<State, Fault> {
         let Taking { service, topic, .. } = self;
         let received_at_us = service.producer().environment().now_us();
         let Some(records) = partition.records else {
             return Ok(State::Empty);
         };
         let content = content(topic.encoding);
-        service.metrics().received(Transport::Kafka, content, records.len());
+        service
+            .metrics()
+            .received(Transport::Kafka, content, records.len());
         let batch = Batch::read(&records)?;
         let (body, room) = self.decompressed(&batch, held).await?;
         let encoding = topic.encoding;
         let max = service.max_message_bytes();
         let long = body.len() > READ_INLINE_MAX;
         let (measured, of) = (batch.clone(), body.clone());
-        let length = service.off_loop(long, move || measure(&measured, &of, encoding)).await?;
+        let length = service
+            .off_loop(long, move || measure(&measured, &of, encoding))
+            .await?;
         let length = length?;
         if length > max {
             return Err(Refusal::too_large("as rows", length, max).into());
         }
-        held.grow_to(self.frame_len + room + length).await.map_err(Refusal::from)?;
+        held.grow_to(self.frame_len + room + length)
+            .await
+            .map_err(Refusal::from)?;
         let payload = service.off_loop(long, move || payload(&batch, &body, encoding, length));
         let payload = payload.await??;
-        service.metrics().opened(Transport::Kafka, content, payload.bytes.len());
+        service
+            .metrics()
+            .opened(Transport::Kafka, content, payload.bytes.len());
         if payload.records == 0 {
             return Ok(State::Empty);
         }
@@ -303,7 +311,11 @@ impl Maker {
 }
 
 /// Waits until the records of a request are committed or refused.
-pub(super) async fn outcomes(service: &Service, identity: &Identity, pending: Vec<Pending>) -> Vec<TopicOutcome> {
+pub(super) async fn outcomes(
+    service: &Service,
+    identity: &Identity,
+    pending: Vec<Pending>,
+) -> Vec<TopicOutcome> {
     let mut topics = Vec::with_capacity(pending.len());
     for Pending { topic, partitions } in pending {
         let mut outcomes = Vec::with_capacity(partitions.len());

@@ -102,7 +102,8 @@ fn bytes(name: &str, value: Option<&[u8]>, out: &mut impl Out) {
 fn string(text: &str, out: &mut impl Out) {
     out.put(b"\"");
     let mut rest = text;
-    while let Some(at) = rest.find(|character: char| character < ' ' || character == '"' || character == '\\') {
+    while let Some(at) = rest.find(|character: char| character < ' ' || character == '"' || character == '\\')
+    {
         out.put(&rest.as_bytes()[..at]);
         let byte = rest.as_bytes()[at];
         match byte {

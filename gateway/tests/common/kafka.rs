@@ -80,7 +80,10 @@ impl Client {
     /// Sends one batch to partition 0 of a topic.
     pub async fn produce(&mut self, topic: &str, batch: &[u8]) -> Outcome {
         let request = produce(topic, -1, &[(0, batch)]);
-        let answer = self.ask(PRODUCE, PRODUCE_VERSION, &request).await.expect("an answer");
+        let answer = self
+            .ask(PRODUCE, PRODUCE_VERSION, &request)
+            .await
+            .expect("an answer");
         outcomes(&answer).remove(0)
     }
 }
@@ -122,7 +125,10 @@ pub fn outcomes(mut answer: &[u8]) -> Vec<Outcome> {
     for _ in 0..answer.get_i32() {
         answer.get_i32();
         let error = answer.get_i16();
-        assert_eq!((answer.get_i64(), answer.get_i64(), answer.get_i64()), (-1, -1, -1));
+        assert_eq!(
+            (answer.get_i64(), answer.get_i64(), answer.get_i64()),
+            (-1, -1, -1)
+        );
         let mut records = Vec::new();
         for _ in 0..answer.get_i32() {
             records.push((answer.get_i32(), take_string(&mut answer)));

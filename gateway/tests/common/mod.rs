@@ -104,11 +104,17 @@ pub async fn with_topics(
     let listeners = Listeners {
         grpc: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
         http: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
-        kafka: Some((TcpListener::bind("127.0.0.1:0").await.expect("a free port"), kafka)),
+        kafka: Some((
+            TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
+            kafka,
+        )),
     };
     let address = listeners.grpc.local_addr().expect("an address");
     let http_address = listeners.http.local_addr().expect("an address");
-    let kafka_listener = listeners.kafka.as_ref().map(|(listener, _)| listener.local_addr());
+    let kafka_listener = listeners
+        .kafka
+        .as_ref()
+        .map(|(listener, _)| listener.local_addr());
     let kafka_address = kafka_listener.expect("a listener").expect("an address");
     let shutdown = CancellationToken::new();
     let served = tokio::spawn(gateway.serve(listeners, shutdown.clone()));
