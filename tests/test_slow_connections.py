@@ -8,6 +8,7 @@ import socket
 import ssl
 
 import pytest
+from confluent_kafka import Producer
 
 from harness.corpus import record, request
 from harness.otlp import export
@@ -25,6 +26,8 @@ GRPC = (PREFACE, PREFACE + b"\x00\x01\x00\x01\x04\x00\x00\x00\x01\x82")
 HEAD = b"POST /v1/logs HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n"
 HALF_A_BODY = HEAD + b"content-length: 1000\r\n\r\n" + JSON
 HTTP = (HEAD, HEAD, HEAD, HALF_A_BODY)
+# Half a length, and half a request: the gateway waits for ten minutes and for 30 s.
+KAFKA = (b"\x00\x00", b"\x00\x00\x40\x00half")
 ADMIN = (b"", b"GET /metrics HTTP/1.1\r\nhost: gateway\r\n")
 # Half of a TLS handshake record.
 TLS = (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
@@ -80,6 +83,14 @@ def _post(address: str, tls: ssl.SSLContext | None = None) -> int:
         return client.getresponse().status
 
 
+def _produce(address: str) -> None:
+    producer = Producer({"bootstrap.servers": address, "message.timeout.ms": PATIENCE * 1_000})
+    refused = []
+    producer.produce("events.good", b"{}", on_delivery=lambda error, _: refused.append(error))
+    assert producer.flush(PATIENCE) == 0
+    assert refused == [None]
+
+
 def _peak_bytes(process) -> int:
     with open(f"/proc/{process.pid}/status") as status:
         lines = [line.split() for line in status]
@@ -87,19 +98,22 @@ def _peak_bytes(process) -> int:
 
 
 def test_good_clients_are_answered_beside_3000_slow_connections_on_each_port(site, crowd):
-    gateway = site.gateway()
+    kafka = f"127.0.0.1:{free_port()}"
+    gateway = site.gateway("--listen-kafka", kafka)
     before = site.load(gateway, *("--rate", 500), *("--retry-for", "0s"), records=1_000_000)
     before.start()
     eventually("a client that was there before", before.acknowledged)
     for address, says in (
         (gateway.address, GRPC),
         (gateway.http_address, HTTP),
+        (kafka, KAFKA),
         (gateway.admin, ADMIN),
     ):
         crowd(address, says)
         # HTTP first: the gRPC client retries until slow connections have timed out.
         assert _post(gateway.http_address) == 200
         export(gateway.address, GOOD)
+        _produce(kafka)
         assert http_get(f"http://{gateway.admin}/readyz")[0] == 200
     assert gateway.metric("millpond_gateway_connections") <= 1_024
     lines = gateway.metrics().splitlines()
@@ -135,9 +149,12 @@ def test_good_clients_are_answered_beside_slow_handshakes_and_slow_tls_connectio
 
 def test_bodies_that_are_half_sent_do_not_take_the_memory_of_others(site, crowd):
     """Each reserves memory before the gateway knows that the rest never comes."""
-    gateway = site.gateway("--memory-limit", "64MiB")
+    kafka = f"127.0.0.1:{free_port()}"
+    gateway = site.gateway("--memory-limit", "64MiB", "--listen-kafka", kafka)
     crowd(gateway.http_address, (HALF_A_BODY,), 500)
+    crowd(kafka, (KAFKA[1],), 500)
     assert _post(gateway.http_address) == 200
+    _produce(kafka)
     export(gateway.address, GOOD)
     gateway.kill()
 

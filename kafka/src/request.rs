@@ -32,8 +32,6 @@ pub struct RequestHeader {
     pub version: i16,
     /// The number that the answer repeats.
     pub correlation_id: i32,
-    /// The client's name for itself (`client.id`).
-    pub client_id: Option<String>,
 }
 
 /// The content of a request. What the gateway has no use for is not kept.
@@ -159,11 +157,10 @@ impl Request {
         let mut reader = Reader::new(bytes);
         let (key, version, correlation_id) = (reader.i16()?, reader.i16()?, reader.i32()?);
         let api = Api::of_key(key).ok_or(RequestError::UnknownApi { key })?;
-        let mut header = RequestHeader {
+        let header = RequestHeader {
             api,
             version,
             correlation_id,
-            client_id: None,
         };
         if !api.versions().contains(&version) {
             if api == Api::ApiVersions {
@@ -172,8 +169,8 @@ impl Request {
             }
             return Err(RequestError::UnknownVersion { api, version });
         }
-        // The client id has a length of 16 bits in every version.
-        header.client_id = reader.nullable_string()?;
+        // The client's name for itself, which has a length of 16 bits in every version.
+        reader.nullable_string()?;
         reader.flexible = api.is_flexible(version);
         reader.tags()?;
         let body = body(api, version, &mut reader)?;

@@ -64,7 +64,6 @@ fn header(api: Api, version: i16) -> RequestHeader {
         api,
         version,
         correlation_id: 7,
-        client_id: None,
     }
 }
 

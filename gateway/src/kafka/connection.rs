@@ -40,6 +40,9 @@ const IDLE_MAX: Duration = Duration::from_secs(600);
 /// The step in which memory for a request grows: a length costs little until the bytes arrive.
 const STEP: usize = 1 << 20;
 
+/// What the outcome of a partition takes until it is written: its reason, and the reasons of malformed records.
+const OUTCOME_BYTES: usize = 4 << 10;
+
 /// An HTTP client's first four bytes, which would be the length of a request.
 const HTTP: [&[u8; 4]; 4] = [b"GET ", b"POST", b"PUT ", b"HEAD"];
 
@@ -63,7 +66,8 @@ struct Sender {
 /// What is left to do for a request.
 enum Answer<'a> {
     Ready(Vec<u8>),
-    Metadata(RequestHeader, Metadata),
+    /// With the memory of the request, which has the names of the topics.
+    Metadata(RequestHeader, Metadata, HeldMemory),
     Produce(Box<Produced<'a>>),
     /// The last one: the client is told why, and the connection is closed.
     Last(Vec<u8>),
@@ -216,9 +220,17 @@ impl<'a> Caller<'a> {
                 let answering = self.seat.answering();
                 let permit = self.service.turn().await;
                 let acks = request.acks;
+                let partitions: usize = request.topics.iter().map(|topic| topic.partitions.len()).sum();
+                let outcomes = self
+                    .service
+                    .producer()
+                    .budget()
+                    .reserve(partitions * OUTCOME_BYTES);
+                let outcomes = outcomes.await.map_err(|_| Refused::NoMemory)?;
                 let pending =
                     produce::take(self.kafka, self.service, &identity, request, frame_len, &mut held).await;
-                let (_request, own) = held.divide();
+                let (_request, mut own) = held.divide();
+                own.merge(outcomes);
                 Answer::Produce(Box::new(Produced {
                     header,
                     acks,
@@ -228,8 +240,10 @@ impl<'a> Caller<'a> {
                 }))
             }
             (Body::Metadata(request), Some(identity)) => {
+                held.settle(frame_len);
                 let topics = request.topics.as_deref();
-                Answer::Metadata(header, self.kafka.metadata(topics, &identity, self.local))
+                let content = self.kafka.metadata(topics, &identity, self.local);
+                Answer::Metadata(header, content, held)
             }
             (
                 Body::InitProducerId {
@@ -297,13 +311,10 @@ impl<'a> Caller<'a> {
             let mut _reserved = None;
             let (bytes, _until_written) = match answer {
                 Answer::Ready(bytes) | Answer::Last(bytes) => (bytes, None),
-                Answer::Metadata(header, content) => {
-                    let reserved = self
-                        .service
-                        .producer()
-                        .budget()
-                        .reserve(metadata_len_max(&content));
-                    _reserved = Some(reserved.await.map_err(|_| Refused::NoMemory)?);
+                Answer::Metadata(header, content, _held) => {
+                    let length = metadata_len_max(&content);
+                    let reserved = self.service.producer().budget().reserve(length).await;
+                    _reserved = Some(reserved.map_err(|_| Refused::NoMemory)?);
                     (metadata(&header, &content), None)
                 }
                 Answer::Produce(produced) => {
