@@ -13,7 +13,7 @@ use millpond_kafka::{
 use millpond_runtime::Reservation;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{SemaphorePermit, mpsc};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::produce::{self, Pending};
 use super::{Kafka, sasl};
@@ -42,6 +42,9 @@ const STEP: usize = 1 << 20;
 
 /// What the outcome of a partition takes until it is written: its reason, and the reasons of malformed records.
 const OUTCOME_BYTES: usize = 4 << 10;
+
+/// The pause between two attempts to get memory, which `--max-wait 0s` would leave without one.
+const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 
 /// An HTTP client's first four bytes, which would be the length of a request.
 const HTTP: [&[u8; 4]; 4] = [b"GET ", b"POST", b"PUT ", b"HEAD"];
@@ -174,6 +177,7 @@ impl<'a> Caller<'a> {
             if let Ok(held) = self.service.admission().enter(Some(&self.seat)).await {
                 break held;
             }
+            sleep(MEMORY_PAUSE).await;
         };
         let _reading = self.seat.holding(Scarce::Reading);
         let mut frame = Vec::new();
