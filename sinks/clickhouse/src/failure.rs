@@ -47,14 +47,18 @@ const SAME_REPLICA: &str = "another server has the same {replica} macro, or a dr
 /// Exceptions about the rows themselves, which will recur: constraints, arrays of one `Nested` column, and expressions of
 /// `MATERIALIZED` and `DEFAULT` columns. They occur before any row is written. The list excludes exceptions that a truncated or corrupted body can
 /// also cause (33 CANNOT_READ_ALL_DATA, 40 CHECKSUM_DOESNT_MATCH, 271 CANNOT_DECOMPRESS).
-const REFUSED: [(u32, &str); 18] = [
+const REFUSED: [(u32, &str); 24] = [
     (6, "CANNOT_PARSE_TEXT"),
+    (25, "CANNOT_PARSE_ESCAPE_SEQUENCE"),
+    (26, "CANNOT_PARSE_QUOTED_STRING"),
+    (27, "CANNOT_PARSE_INPUT_ASSERTION_FAILED"),
     (38, "CANNOT_PARSE_DATE"),
     (41, "CANNOT_PARSE_DATETIME"),
     (69, "ARGUMENT_OUT_OF_BOUND"),
     (72, "CANNOT_PARSE_NUMBER"),
     (117, "INCORRECT_DATA"),
     (128, "TOO_LARGE_ARRAY_SIZE"),
+    (130, "CANNOT_READ_ARRAY_FROM_TEXT"),
     (131, "TOO_LARGE_STRING_SIZE"),
     (153, "ILLEGAL_DIVISION"),
     (190, "SIZES_OF_ARRAYS_DONT_MATCH"),
@@ -63,10 +67,22 @@ const REFUSED: [(u32, &str); 18] = [
     (376, "CANNOT_PARSE_UUID"),
     (395, "FUNCTION_THROW_IF_VALUE_IS_NON_ZERO"),
     (407, "DECIMAL_OVERFLOW"),
+    (467, "CANNOT_PARSE_BOOL"),
     (469, "VIOLATED_CONSTRAINT"),
     (675, "CANNOT_PARSE_IPV4"),
     (676, "CANNOT_PARSE_IPV6"),
+    (691, "UNKNOWN_ELEMENT_OF_ENUM"),
 ];
+
+/// A lost connection causes it, and also a function that reads a number from a text without one, as `toUInt16` of an
+/// absent attribute does.
+const ATTEMPT_TO_READ_AFTER_EOF: u32 = 32;
+
+/// Precedes the function in the text of the latter.
+const IN_FUNCTION: &str = ": while executing 'FUNCTION ";
+
+/// The beginnings of conversions. They read nothing but their arguments, unlike `dictGet`.
+const CONVERSIONS: [&str; 3] = ["CAST(", "_CAST(", "to"];
 
 /// The text of an exception from a materialized view. By then the table has the rows.
 const VIEW: &str = "while pushing to view";
@@ -92,9 +108,24 @@ pub(crate) fn classify(what: &str, error: &Error) -> SinkError {
     match error {
         Error::Exception { code, .. } if among(&SCHEMA, *code) => SinkError::Schema(message),
         Error::Exception { code, .. } if among(&REFUSED, *code) => SinkError::Refused(message),
+        Error::Exception { .. } if is_too_short(error) => SinkError::Refused(message),
         Error::Settings(_) => SinkError::Schema(message),
         _ => SinkError::Transient(message),
     }
+}
+
+/// Reports whether a conversion found a value too short. A lost connection's exception has no data in its text, so no
+/// record can imitate this.
+fn is_too_short(error: &Error) -> bool {
+    let Error::Exception {
+        code: ATTEMPT_TO_READ_AFTER_EOF,
+        text,
+    } = error
+    else {
+        return false;
+    };
+    let function = text.split_once(IN_FUNCTION);
+    function.is_some_and(|(_, function)| CONVERSIONS.iter().any(|name| function.starts_with(name)))
 }
 
 /// Exceptions of a server that another replica may not have: it stops, is full or overloaded, or has lost Keeper.
@@ -273,6 +304,30 @@ mod tests {
     fn rows_that_can_never_be_taken_are_refused() {
         for (code, _) in REFUSED {
             assert_eq!(kind(&exception(code)), "refused", "{code}");
+        }
+    }
+
+    #[test]
+    fn a_short_value_differs_from_a_lost_connection() {
+        let read_after_eof = |text: &str| {
+            kind(&Error::Exception {
+                code: 32,
+                text: format!(
+                    "Code: 32. DB::Exception: Attempt to read after eof: {text}. (ATTEMPT_TO_READ_AFTER_EOF)"
+                ),
+            })
+        };
+        for conversion in [
+            "Cannot parse UInt16 from String, because value is too short: while executing 'FUNCTION toUInt16(s : 1) -> toUInt16(s) UInt16 : 0'",
+            "while executing 'FUNCTION CAST(s :: 1, 'Int128'_String : 2) -> CAST(s, 'Int128'_String) Int128 : 4'",
+        ] {
+            assert_eq!(read_after_eof(conversion), "refused", "{conversion}");
+        }
+        for lost in [
+            "while executing 'FUNCTION dictGet('d'_String, 'a'_String, s : 1) -> dictGet('d', 'a', s) UInt8 : 0'",
+            "while reading from socket (10.0.0.1:9000)",
+        ] {
+            assert_eq!(read_after_eof(lost), "transient", "{lost}");
         }
     }
 

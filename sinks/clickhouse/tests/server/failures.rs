@@ -83,6 +83,39 @@ async fn rows_that_the_table_forbids_are_refused() {
     assert!(error.to_string().contains("tidy"), "{error}");
 }
 
+/// Waiting for such a row would stop its stream until somebody changes the table.
+#[tokio::test]
+async fn rows_from_which_the_table_cannot_compute_a_column_are_refused() {
+    let server = Server::start();
+    let sink = server.open().await;
+    for (code, kind, expression) in [
+        (25, "Array(String)", r"CAST('[\'\\x' || Body, 'Array(String)')"),
+        (26, "Array(String)", "CAST('[x' || Body, 'Array(String)')"),
+        (27, "Array(UInt8)", "CAST('[' || Body, 'Array(UInt8)')"),
+        (32, "UInt16", "toUInt16(LogAttributes['absent'])"),
+        (
+            32,
+            "Decimal(9, 2)",
+            "CAST(LogAttributes['absent'], 'Decimal(9, 2)')",
+        ),
+        (130, "Array(UInt8)", "CAST(Body, 'Array(UInt8)')"),
+        (467, "Bool", "toBool(Body || 'x')"),
+        (691, "Enum8('a' = 1)", "Body || 'x'"),
+    ] {
+        server
+            .run(&format!(
+                "ALTER TABLE otel.otel_logs ADD COLUMN computed {kind} MATERIALIZED {expression}"
+            ))
+            .await;
+        let error = write(&sink).await;
+        assert!(matches!(error, SinkError::Refused(_)), "{expression}: {error}");
+        assert!(error.to_string().contains(&format!("Code: {code}.")), "{error}");
+        server
+            .run("ALTER TABLE otel.otel_logs DROP COLUMN computed")
+            .await;
+    }
+}
+
 /// A peer that answers every request with this text, or never. The embedded server has no users and no proxy in front
 /// of it, so this peer sends their answers.
 async fn answers(answer: Option<String>) -> String {
