@@ -377,6 +377,50 @@ async fn success_comes_only_after_the_commit() {
     assert_eq!(outcome, accepted());
 }
 
+/// Produce from version 13 on names topics by the ids that Metadata gave them.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_find_their_topic_by_its_id() {
+    let gateway = start(producer_config(), Config::default()).await;
+    let mut client = Client::connect(gateway.kafka_address).await;
+    // The end of the header, a topic of this name and without an id, two flags, the end.
+    let mut request = vec![0, 2];
+    request.extend([0; 16]);
+    compact(&mut request, TOPIC.as_bytes());
+    request.extend([0, 1, 0, 0]);
+    let answer = client.ask(METADATA, 12, &request).await.expect("an answer");
+    let name = answer
+        .windows(TOPIC.len())
+        .position(|part| part == TOPIC.as_bytes());
+    let id = &answer[name.expect("the topic") + TOPIC.len()..][..16];
+    assert_ne!(id, [0; 16]);
+    let batch = batch(&values(&["{}"]));
+    for (id, error) in [(id, 0), (&[7; 16], 100)] {
+        // The end of the header, no transaction.
+        let mut request = vec![0, 0];
+        request.put_i16(-1);
+        request.put_i32(30_000);
+        request.put_u8(2);
+        request.put_slice(id);
+        request.put_u8(2);
+        request.put_i32(0);
+        compact(&mut request, &batch);
+        request.extend([0, 0, 0]);
+        let answer = client.ask(PRODUCE, 13, &request).await.expect("an answer");
+        let mut answer = &answer[2..];
+        assert_eq!(answer.copy_to_bytes(16), id);
+        answer.advance(5);
+        assert_eq!(answer.get_i16(), error);
+    }
+    assert_eq!(rows(&gateway, TOPIC).await, (vec!["{}".to_owned()], 1));
+}
+
+/// Bytes after their length, as flexible versions have it.
+fn compact(out: &mut Vec<u8>, bytes: &[u8]) {
+    assert!(bytes.len() < 127, "one byte is enough for the length");
+    out.put_u8(u8::try_from(bytes.len() + 1).expect("short"));
+    out.put_slice(bytes);
+}
+
 /// Answers come in the order of the requests, and a later request is read while an earlier one waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_wait_for_their_commits_together_and_keep_their_order() {
