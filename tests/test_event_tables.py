@@ -3,13 +3,11 @@ consumer and both, and a row that does not fit waits as a dead letter."""
 
 import json
 
+from harness.events import OWN_COLUMNS
 from harness.otlp_http import post
 from harness.process import eventually
 
 NDJSON = "application/x-ndjson"
-
-OWN = """_millpond_received_at DateTime64(6), _millpond_inserted_at DateTime64(3),
-    _millpond_source LowCardinality(String), _millpond_sequence UInt64, _millpond_record UInt32"""
 
 SIGNUP = """
 [[table]]
@@ -28,7 +26,7 @@ def _tables(site, text: str = SIGNUP) -> tuple[str, str]:
     site.clickhouse.query(f"CREATE DATABASE {site.database}")
     site.clickhouse.query(
         f"""CREATE TABLE {site.database}.signup (user_id UInt64, at DateTime64(3, 'UTC'),
-        plan LowCardinality(String), tags Array(String), source String, {OWN})
+        plan LowCardinality(String), tags Array(String), source String, {OWN_COLUMNS})
         ENGINE = MergeTree PARTITION BY toYYYYMM(at) ORDER BY user_id
         SETTINGS non_replicated_deduplication_window = 10000"""
     )

@@ -12,13 +12,11 @@ from confluent_kafka import KafkaException, Producer
 from kafka import KafkaProducer
 from kafka.errors import InvalidRecordError
 
+from harness.events import OWN_COLUMNS
 from harness.kafka import needs_kafka, produce_lines
 from harness.pki import Authority
 from harness.process import PATIENCE, eventually, free_port
 from harness.senders import LogSender, Senders, found
-
-OWN = """_millpond_received_at DateTime64(6), _millpond_inserted_at DateTime64(3),
-    _millpond_source LowCardinality(String), _millpond_sequence UInt64, _millpond_record UInt32"""
 
 EVENTS = """
 [[table]]
@@ -33,7 +31,7 @@ def _consumer(site):
     """A consumer with a table of events. The gateway made the buffer."""
     site.clickhouse.query(f"CREATE DATABASE {site.database}")
     site.clickhouse.query(
-        f"CREATE TABLE {site.database}.events (client String, number UInt64, {OWN})"
+        f"CREATE TABLE {site.database}.events (client String, number UInt64, {OWN_COLUMNS})"
         " ENGINE = MergeTree ORDER BY number SETTINGS non_replicated_deduplication_window = 10000"
     )
     file = site.directory / "event-tables.toml"
@@ -277,7 +275,7 @@ def test_keys_and_headers_are_columns_where_a_topic_says_so(site):
     site.clickhouse.query(f"CREATE DATABASE {site.database}")
     site.clickhouse.query(
         f"CREATE TABLE {site.database}.raw (key Nullable(String), value String,"
-        f" timestamp DateTime64(3, 'UTC'), headers Map(String, String), {OWN})"
+        f" timestamp DateTime64(3, 'UTC'), headers Map(String, String), {OWN_COLUMNS})"
         " ENGINE = MergeTree ORDER BY timestamp SETTINGS non_replicated_deduplication_window = 100"
     )
     tables, topics = (site.directory / name for name in ("event-tables.toml", "topics.toml"))

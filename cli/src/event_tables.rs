@@ -1,13 +1,11 @@
 //! The file of `--event-tables`: which table each stream of events goes to, and where columns get their values.
 
+use crate::listing;
 use anyhow::{Context, ensure};
 use millpond_clickhouse::{EventTable, Origin};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// Bytes of a file: 256 tables with room for many columns.
-const FILE_MAX: u64 = 4 << 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -44,13 +42,7 @@ const RECEIVED_AT: &str = "_millpond_received_at";
 
 /// Reads a file.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<EventTable>> {
-    let what = || format!("--event-tables {}", path.display());
-    let length = std::fs::metadata(path)
-        .with_context(|| format!("{}: cannot be read", what()))?
-        .len();
-    ensure!(length <= FILE_MAX, "{}: is larger than 4 MiB", what());
-    let text = std::fs::read_to_string(path).with_context(|| format!("{}: cannot be read", what()))?;
-    parse(&text).with_context(what)
+    listing::read("--event-tables", path, parse)
 }
 
 fn parse(text: &str) -> anyhow::Result<Vec<EventTable>> {

@@ -1,13 +1,11 @@
 //! The file of `--kafka-topics`: what the records of each topic are, and the stream that they go to.
 
+use crate::listing;
 use anyhow::{Context, bail, ensure};
 use millpond_gateway::{KafkaTopics, TopicSettings, Unlisted};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// Bytes of a file: thousands of topics.
-const FILE_MAX: u64 = 4 << 20;
 
 /// The longest name that Kafka allows.
 const NAME_MAX: usize = 249;
@@ -67,13 +65,7 @@ impl From<SignalIs> for millpond_clickhouse::Signal {
 
 /// Reads a file.
 pub(crate) fn read(path: &Path) -> anyhow::Result<KafkaTopics> {
-    let what = || format!("--kafka-topics {}", path.display());
-    let length = std::fs::metadata(path)
-        .with_context(|| format!("{}: cannot be read", what()))?
-        .len();
-    ensure!(length <= FILE_MAX, "{}: is larger than 4 MiB", what());
-    let text = std::fs::read_to_string(path).with_context(|| format!("{}: cannot be read", what()))?;
-    parse(&text).with_context(what)
+    listing::read("--kafka-topics", path, parse)
 }
 
 fn parse(text: &str) -> anyhow::Result<KafkaTopics> {

@@ -22,6 +22,7 @@ mod gateway;
 mod gc;
 mod inspect;
 mod kafka_topics;
+mod listing;
 mod logging;
 mod output;
 mod peers;
