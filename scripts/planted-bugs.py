@@ -673,6 +673,9 @@ CATCHERS = {
     "kafka-answered-early": [
         from_kafka("success_comes_only_after_the_commit", "answered before the commit")
     ],
+    "kafka-stops-between": [
+        from_kafka("a_stopping_gateway_finishes_a_request_that_waits_for_memory", "an answer")
+    ],
     "kafka-damage-accepted": [
         from_kafka(
             "damaged_and_hostile_batches_get_an_error_and_take_no_memory",

@@ -9,8 +9,8 @@ use std::io::Write as _;
 use bytes::{Buf, BufMut};
 use common::kafka::{
     API_VERSIONS, Client, INIT_PRODUCER_ID, METADATA, Outcome, PRODUCE, PRODUCE_VERSION, Record,
-    SASL_AUTHENTICATE, SASL_HANDSHAKE, TIMESTAMP, batch, batch_of, body, outcomes, produce, string,
-    take_string, values,
+    SASL_AUTHENTICATE, SASL_HANDSHAKE, TIMESTAMP, batch, batch_of, body, outcomes, produce, produce_all,
+    string, take_string, values,
 };
 use common::log::{messages, rows};
 use common::{PATIENCE, Running, logs, producer_config, secured, start, with_topics};
@@ -478,6 +478,37 @@ async fn a_stopping_gateway_answers_what_it_has_taken() {
     assert_eq!(client.answer().await, None, "the connection is closed");
     let served = timeout(PATIENCE, gateway.served).await.expect("an end");
     served.expect("no panic").expect("a clean drain");
+}
+
+/// The records for its first topic are committed: without an answer, the client would send them again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopping_gateway_finishes_a_request_that_waits_for_memory() {
+    let config = millpond_producer::Config {
+        max_wait: PATIENCE,
+        ..producer_config()
+    };
+    let gateway = start(config, Config::default()).await;
+    let mut client = Client::connect(gateway.kafka_address).await;
+    let budget = gateway.producer.budget();
+    let others = budget.reserve(budget.limit() - (2 << 20)).await.expect("memory");
+    let row = format!("{{\"text\":\"{}\"}}", "x".repeat(900_000));
+    let long = compressed(4, &body(&values(&[&row, &row, &row])));
+    let (short, long) = (batch(&values(&["{}"])), batch_of(4, 3, &long));
+    let request = produce_all(-1, &[("short", &[(0, &short[..])]), ("long", &[(0, &long[..])])]);
+    client.send(PRODUCE, PRODUCE_VERSION, &request).await;
+    let first_is_read = async {
+        while !gateway
+            .metrics()
+            .contains("raw_bytes_total{transport=\"kafka\",signal=\"events\"} 2\n")
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, first_is_read).await.expect("the first topic");
+    gateway.shutdown.cancel();
+    drop(others);
+    let (_, answer) = client.answer().await.expect("an answer");
+    assert_eq!(outcomes(&answer), [accepted(), accepted()]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,6 +14,7 @@ use millpond_runtime::Reservation;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{SemaphorePermit, mpsc};
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::produce::{self, Pending};
 use super::{Kafka, sasl};
@@ -91,15 +92,7 @@ pub(crate) async fn serve(caller: Caller<'_>, link: Link, tasks: &Tasks) -> Resu
     let (read, write) = tokio::io::split(link);
     let (answers, queue) = mpsc::channel(PIPELINE_MAX);
     let written = caller.write(write, queue);
-    let reading = async {
-        // Dropped at the end, so that the writer ends after the last answer.
-        let answers = answers;
-        tokio::select! {
-            biased;
-            () = tasks.drain.cancelled() => Ok(()),
-            ended = caller.read(read, &answers) => ended,
-        }
-    };
+    let reading = caller.read(read, answers, &tasks.drain);
     tokio::pin!(written, reading);
     tokio::select! {
         ended = &mut reading => {
@@ -111,10 +104,13 @@ pub(crate) async fn serve(caller: Caller<'_>, link: Link, tasks: &Tasks) -> Resu
 }
 
 impl<'a> Caller<'a> {
+    /// Reads and handles requests until the connection ends, or the gateway drains. `answers` is dropped then, so that the
+    /// writer ends after the last answer.
     async fn read(
         &self,
         mut read: impl AsyncRead + Unpin,
-        answers: &mpsc::Sender<Answer<'a>>,
+        answers: mpsc::Sender<Answer<'a>>,
+        drain: &CancellationToken,
     ) -> Result<(), Refused> {
         let anybody = self.service.security().anybody();
         let mut sender = anybody.map(|identity| Sender {
@@ -127,15 +123,16 @@ impl<'a> Caller<'a> {
                 Some(_) => IDLE_MAX,
                 None => strangers_until.saturating_duration_since(tokio::time::Instant::now()),
             };
-            let mut length = [0; 4];
-            match timeout(patience, read.read_exact(&mut length)).await {
-                Err(_) if sender.is_some() => return Ok(()),
-                Err(_) => return Err(Refused::Slow),
-                Ok(Err(_)) => return Ok(()),
-                Ok(Ok(_)) => {}
-            }
-            let length = self.length(length, sender.is_some())?;
-            let (frame, held) = self.frame(&mut read, length).await?;
+            // A request that is complete is handled to its end: the client would send again what is committed.
+            let next = tokio::select! {
+                biased;
+                () = drain.cancelled() => return Ok(()),
+                next = self.next(&mut read, patience, sender.is_some()) => next?,
+            };
+            let Some((frame, held)) = next else {
+                return Ok(());
+            };
+            let length = frame.len();
             let request = Request::read(frame).map_err(|error| Refused::NotKafka(error.to_string()))?;
             self.service.metrics().kafka_request(request.header.api.name());
             let answer = self.handle(request, &mut sender, length, held).await?;
@@ -144,6 +141,24 @@ impl<'a> Caller<'a> {
                 return Ok(());
             }
         }
+    }
+
+    /// The next request and its memory. `None` if the client closes the connection, or is known and idle.
+    async fn next(
+        &self,
+        read: &mut (impl AsyncRead + Unpin),
+        patience: Duration,
+        is_known: bool,
+    ) -> Result<Option<(Bytes, HeldMemory)>, Refused> {
+        let mut length = [0; 4];
+        match timeout(patience, read.read_exact(&mut length)).await {
+            Err(_) if is_known => return Ok(None),
+            Err(_) => return Err(Refused::Slow),
+            Ok(Err(_)) => return Ok(None),
+            Ok(Ok(_)) => {}
+        }
+        let length = self.length(length, is_known)?;
+        self.frame(read, length).await.map(Some)
     }
 
     fn length(&self, length: [u8; 4], is_known: bool) -> Result<usize, Refused> {

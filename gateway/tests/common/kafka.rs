@@ -100,28 +100,45 @@ pub fn string(out: &mut Vec<u8>, text: &str) {
     out.put_slice(text.as_bytes());
 }
 
+/// Batches by partition.
+pub type Batches<'a> = &'a [(i32, &'a [u8])];
+
 /// The body of a Produce request for one topic.
-pub fn produce(topic: &str, acks: i16, partitions: &[(i32, &[u8])]) -> Vec<u8> {
+pub fn produce(topic: &str, acks: i16, partitions: Batches<'_>) -> Vec<u8> {
+    produce_all(acks, &[(topic, partitions)])
+}
+
+/// The body of a Produce request: topics, and a batch for each of some partitions.
+pub fn produce_all(acks: i16, topics: &[(&str, Batches<'_>)]) -> Vec<u8> {
     let mut body = Vec::new();
     body.put_i16(-1);
     body.put_i16(acks);
     body.put_i32(30_000);
-    body.put_i32(1);
-    string(&mut body, topic);
-    body.put_i32(i32::try_from(partitions.len()).expect("few"));
-    for (index, batch) in partitions {
-        body.put_i32(*index);
-        body.put_i32(i32::try_from(batch.len()).expect("short"));
-        body.put_slice(batch);
+    body.put_i32(i32::try_from(topics.len()).expect("few"));
+    for (topic, partitions) in topics {
+        string(&mut body, topic);
+        body.put_i32(i32::try_from(partitions.len()).expect("few"));
+        for (index, batch) in *partitions {
+            body.put_i32(*index);
+            body.put_i32(i32::try_from(batch.len()).expect("short"));
+            body.put_slice(batch);
+        }
     }
     body
 }
 
-/// The outcomes in the answer to [`produce`], by partition.
+/// The outcomes in the answer to a Produce request, by topic and partition.
 pub fn outcomes(mut answer: &[u8]) -> Vec<Outcome> {
-    assert_eq!(answer.get_i32(), 1);
-    take_string(&mut answer);
     let mut outcomes = Vec::new();
+    for _ in 0..answer.get_i32() {
+        take_string(&mut answer);
+        take_outcomes(&mut answer, &mut outcomes);
+    }
+    assert_eq!((answer.get_i32(), answer.len()), (0, 0));
+    outcomes
+}
+
+fn take_outcomes(answer: &mut &[u8], outcomes: &mut Vec<Outcome>) {
     for _ in 0..answer.get_i32() {
         answer.get_i32();
         let error = answer.get_i16();
@@ -131,16 +148,14 @@ pub fn outcomes(mut answer: &[u8]) -> Vec<Outcome> {
         );
         let mut records = Vec::new();
         for _ in 0..answer.get_i32() {
-            records.push((answer.get_i32(), take_string(&mut answer)));
+            records.push((answer.get_i32(), take_string(answer)));
         }
         outcomes.push(Outcome {
             error,
-            message: take_string(&mut answer),
+            message: take_string(answer),
             records,
         });
     }
-    assert_eq!((answer.get_i32(), answer.len()), (0, 0));
-    outcomes
 }
 
 pub fn take_string(from: &mut &[u8]) -> String {
