@@ -38,7 +38,7 @@ const PEERS: usize = 4;
 /// Maximum numbers of a gateway's connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// Connections of OTLP clients, on both ports together.
+    /// Connections of clients, on all ports together.
     pub(crate) otlp: usize,
     /// Connections of other gateways.
     pub(crate) peers: usize,

@@ -27,7 +27,7 @@ pub struct Config {
     pub keepalive_interval: Duration,
     /// Time limit for the answer to a ping; then the gateway closes the connection. Default 20 s.
     pub keepalive_timeout: Duration,
-    /// Maximum number of open connections over both ports. A further one replaces the slowest connection that is idle
+    /// Maximum number of open connections over all ports. A further one replaces the slowest connection that is idle
     /// or has sent half a request. Default 1,024: each may have 64 KiB unread.
     pub max_connections: usize,
     /// Maximum number of requests in flight on one connection; the client holds back the rest. Default 1,024: a request
