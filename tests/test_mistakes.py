@@ -243,7 +243,7 @@ def test_an_address_in_use_is_named(site):
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
-@pytest.mark.parametrize("port", ["--listen", "--listen-http"])
+@pytest.mark.parametrize("port", ["--listen", "--listen-http", "--listen-kafka"])
 def test_reachable_addresses_need_tls_or_an_explicit_flag(site, port, address):
     output = _millpond(site, "gateway", *site.buffer.flags, port, address)
     for word in (f"{port}: {address}", "--tls-cert", "127.0.0.1", "--insecure"):
@@ -267,6 +267,20 @@ def test_files_of_tls_that_cannot_be_used_are_named(site):
             ("--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", key),
             f"--tls-client-ca {key}: it contains no certificate",
         ),
+    ):
+        assert expected in _millpond(site, "gateway", *site.buffer.flags, *flags, *_addresses())
+
+
+def test_settings_of_the_kafka_port_that_cannot_be_used_are_named(site):
+    listen = ("--listen-kafka", "127.0.0.1:0")
+    file, missing = (site.directory / name for name in ("topics.toml", "missing.toml"))
+    file.write_text('[[topic]]\nname = "audit"\nencoding = "avro"\n')
+    for flags, expected in (
+        ((*listen, "--kafka-topics", missing), f"--kafka-topics {missing}: cannot be read"),
+        ((*listen, "--kafka-topics", file), "unknown variant `avro`"),
+        ((*listen, "--advertise-kafka", "gateway"), '"gateway" is not HOST:PORT'),
+        (("--kafka-topics", file), "--listen-kafka <ADDR>"),
+        (("--advertise-kafka", "gateway:9092"), "--listen-kafka <ADDR>"),
     ):
         assert expected in _millpond(site, "gateway", *site.buffer.flags, *flags, *_addresses())
 

@@ -1,6 +1,6 @@
 //! The file of `--event-tables`: which table each stream of events goes to, and where columns get their values.
 
-use crate::listing;
+use crate::list_file;
 use anyhow::{Context, ensure};
 use millpond_clickhouse::{EventTable, Origin};
 use serde::Deserialize;
@@ -42,7 +42,7 @@ const RECEIVED_AT: &str = "_millpond_received_at";
 
 /// Reads a file.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<EventTable>> {
-    listing::read("--event-tables", path, parse)
+    list_file::read("--event-tables", path, parse)
 }
 
 fn parse(text: &str) -> anyhow::Result<Vec<EventTable>> {

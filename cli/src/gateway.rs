@@ -2,14 +2,14 @@
 
 use crate::admin::Admin;
 use crate::descriptors::{self, Room};
-use crate::kafka_topics::{self, host_and_port};
+use crate::kafka_topics;
 use crate::peers::{PeerArgs, PeerPort};
 use crate::prices::PriceArgs;
 use crate::security::SecurityArgs;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::telemetry::TelemetryArgs;
-use crate::units::{Size, Time, address, at_least_one, readable, size_from};
+use crate::units::{Size, Time, address, at_least_one, host_and_port, readable, size_from};
 use anyhow::Context;
 use millpond_gateway::{Gateway, KafkaConfig, Listeners, Security};
 use millpond_manifest::buffer::SHARDS_MAX;

@@ -1,8 +1,9 @@
 //! The file of `--kafka-topics`: what the records of each topic are, and the stream that they go to.
 
-use crate::listing;
-use anyhow::{Context, bail, ensure};
-use millpond_gateway::{KafkaTopics, TopicSettings, Unlisted};
+use crate::list_file;
+use anyhow::{Context, ensure};
+use millpond_clickhouse::Signal;
+use millpond_gateway::{KafkaTopics, TopicSettings, Unlisted, is_for_otlp};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,7 +35,7 @@ struct TopicOf {
     encoding: Encoding,
     stream: Option<String>,
     metadata: Option<bool>,
-    signal: Option<SignalIs>,
+    signal: Option<String>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -45,27 +46,9 @@ enum Encoding {
     OtlpProto,
 }
 
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum SignalIs {
-    Logs,
-    Traces,
-    Metrics,
-}
-
-impl From<SignalIs> for millpond_clickhouse::Signal {
-    fn from(signal: SignalIs) -> Self {
-        match signal {
-            SignalIs::Logs => millpond_clickhouse::Signal::Logs,
-            SignalIs::Traces => millpond_clickhouse::Signal::Traces,
-            SignalIs::Metrics => millpond_clickhouse::Signal::Metrics,
-        }
-    }
-}
-
 /// Reads a file.
 pub(crate) fn read(path: &Path) -> anyhow::Result<KafkaTopics> {
-    listing::read("--kafka-topics", path, parse)
+    list_file::read("--kafka-topics", path, parse)
 }
 
 fn parse(text: &str) -> anyhow::Result<KafkaTopics> {
@@ -103,16 +86,15 @@ fn settings(topic: TopicOf) -> anyhow::Result<TopicSettings> {
             stream.is_none() && metadata.is_none(),
             "otlp_proto has neither stream nor metadata: the signal names the stream"
         );
-        let Some(signal) = signal else {
-            bail!("otlp_proto needs a signal: logs, traces or metrics");
-        };
-        return Ok(TopicSettings::OtlpProto(signal.into()));
+        let signal = signal.and_then(|name| Signal::of_name(&name));
+        let signal = signal.context("otlp_proto needs a signal: logs, traces or metrics")?;
+        return Ok(TopicSettings::OtlpProto(signal));
     }
     ensure!(signal.is_none(), "signal is for otlp_proto only");
     let target = stream.as_deref().unwrap_or(&name);
     millpond_segment::check_stream_name(target)?;
     ensure!(
-        target.split('.').all(|word| word != "otlp"),
+        !is_for_otlp(target),
         "stream {target} is for OTLP: use encoding = \"otlp_proto\" with a signal"
     );
     Ok(match encoding {
@@ -129,20 +111,6 @@ fn settings(topic: TopicOf) -> anyhow::Result<TopicSettings> {
 
 fn is_in_a_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
-}
-
-/// Parses HOST:PORT. The host of an IPv6 address may be in brackets.
-pub(crate) fn host_and_port(text: &str) -> Result<(String, u16), String> {
-    let wrong = || format!("{text:?} is not HOST:PORT, for example gateway.example.com:9092");
-    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-    let host = host
-        .strip_prefix('[')
-        .map_or(Some(host), |host| host.strip_suffix(']'));
-    let host = host
-        .filter(|host| !host.is_empty() && host.len() <= 255)
-        .ok_or_else(wrong)?;
-    let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
-    Ok((host.to_owned(), port))
 }
 
 #[cfg(test)]
@@ -185,6 +153,10 @@ mod tests {
             ),
             (topic("encoding = \"otlp_proto\""), "needs a signal"),
             (
+                topic("encoding = \"otlp_proto\"\nsignal = \"profiles\""),
+                "needs a signal",
+            ),
+            (
                 topic("encoding = \"raw\"\nsignal = \"logs\""),
                 "for otlp_proto only",
             ),
@@ -210,19 +182,6 @@ mod tests {
         ] {
             let error = format!("{:#}", parse(&text).unwrap_err());
             assert!(error.contains(says), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn an_advertised_address_has_a_host_and_a_port() {
-        let expect = |host: &str, port| Ok((host.to_owned(), port));
-        assert_eq!(
-            host_and_port("kafka.example.com:9092"),
-            expect("kafka.example.com", 9092)
-        );
-        assert_eq!(host_and_port("[::1]:1"), expect("::1", 1));
-        for wrong in ["host", "host:", ":9092", "host:0", "host:99999", "[::1:9092"] {
-            assert!(host_and_port(wrong).unwrap_err().contains("HOST:PORT"), "{wrong}");
         }
     }
 }

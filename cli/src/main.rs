@@ -22,7 +22,7 @@ mod gateway;
 mod gc;
 mod inspect;
 mod kafka_topics;
-mod listing;
+mod list_file;
 mod logging;
 mod output;
 mod peers;

@@ -1,6 +1,6 @@
 //! The settings for gateways that commit for each other, and the port for it.
 
-use crate::units::{Size, address, size_from};
+use crate::units::{Size, address, host_and_port, size_from};
 use anyhow::{Context, bail};
 use millpond_manifest::manifest::ADDRESS_MAX;
 use millpond_peer::{Client, Identity, Server, ServerConfig};
@@ -93,19 +93,12 @@ impl PeerArgs {
             }
             return Ok(bound.to_string());
         };
-        let parts = advertised
-            .rsplit_once(':')
-            .map(|(host, port)| (host, port.parse::<u16>()));
-        // Kubernetes gives a pod's IPv6 address without brackets.
-        if let Some((host, Ok(port))) = &parts
-            && let Ok(address) = host.parse::<Ipv6Addr>()
-        {
-            return Ok(SocketAddr::from((address, *port)).to_string());
-        }
-        let is_host = |host: &str| !host.is_empty() && (!host.contains(':') || host.starts_with('['));
         let is_short = advertised.len() <= ADDRESS_MAX;
-        match parts {
-            Some((host, Ok(1..))) if is_host(host) && is_short => Ok(advertised.clone()),
+        match host_and_port(advertised) {
+            Ok((host, port)) if is_short => Ok(host.parse::<Ipv6Addr>().map_or_else(
+                |_| advertised.clone(),
+                |address| SocketAddr::from((address, port)).to_string(),
+            )),
             _ => bail!("--advertise {advertised:?} is not HOST:PORT, for example 10.0.0.7:4319"),
         }
     }

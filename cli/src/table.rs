@@ -312,6 +312,5 @@ fn columns(text: &str) -> Result<Columns, String> {
 }
 
 fn signal(text: &str) -> Result<Signal, String> {
-    let found = Signal::ALL.into_iter().find(|signal| signal.name() == text);
-    found.ok_or_else(|| "use logs, traces or metrics, with commas between them".into())
+    Signal::of_name(text).ok_or_else(|| "use logs, traces or metrics, with commas between them".into())
 }

@@ -3,7 +3,7 @@
 use bytesize::ByteSize;
 pub(crate) use millpond_operate::numbers::{count, grouped, readable};
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -65,6 +65,22 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
+/// The address of a host that others connect to, and its port. An IPv6 address may be without brackets, as Kubernetes gives
+/// a pod's. The host has none.
+pub(crate) fn host_and_port(text: &str) -> Result<(String, u16), String> {
+    let parts = text.rsplit_once(':').and_then(|(host, port)| {
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let is_host = bare.is_some() || !host.contains(':') || host.parse::<Ipv6Addr>().is_ok();
+        let host = bare.unwrap_or(host);
+        let port = port.parse().ok().filter(|port| *port > 0)?;
+        (is_host && (1..=HOST_MAX).contains(&host.len())).then(|| (host.to_owned(), port))
+    });
+    parts.ok_or_else(|| format!("{text:?} is not HOST:PORT"))
+}
+
+/// The longest name of a host (RFC 1035, 2.3.4).
+const HOST_MAX: usize = 255;
+
 /// The nearest whole number, for output.
 #[expect(
     clippy::cast_possible_truncation,
@@ -114,6 +130,32 @@ mod tests {
         }
         assert_eq!(at_least_one("3"), Ok(3_u64));
         assert!(at_least_one::<u32>("0").unwrap_err().contains("1 or more"));
+    }
+
+    #[test]
+    fn others_connect_to_a_host_and_a_port() {
+        for (text, host, port) in [
+            ("kafka.example.com:9092", "kafka.example.com", 9092),
+            ("10.0.0.7:1", "10.0.0.7", 1),
+            ("[::1]:1", "::1", 1),
+            ("fd00::7:9092", "fd00::7", 9092),
+        ] {
+            assert_eq!(host_and_port(text), Ok((host.to_owned(), port)));
+        }
+        let long = format!("{}:1", "x".repeat(256));
+        for wrong in [
+            "",
+            "host",
+            "host:",
+            ":9092",
+            "host:0",
+            "host:99999",
+            "a:b:9092",
+            "[::1:9092",
+            &long,
+        ] {
+            assert!(host_and_port(wrong).unwrap_err().contains("HOST:PORT"), "{wrong}");
+        }
     }
 
     #[test]

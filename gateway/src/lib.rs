@@ -46,3 +46,4 @@ pub use kafka::{KafkaConfig, KafkaTopics, TopicSettings, Unlisted};
 pub use security::{Exposed, Security, SecurityFiles, check_exposure, count_tokens};
 pub use server::{Error, Gateway, Listeners};
 pub use tls::TlsFiles;
+pub use tokens::is_for_otlp;

@@ -89,7 +89,7 @@ impl Identity {
     /// The stream for its events of this name. No name leads to a stream of OTLP, nor to one of another token's prefix.
     pub(crate) fn event_stream(&self, name: &str) -> Result<Arc<str>, Refusal> {
         check_stream_name(name).map_err(Refusal::invalid)?;
-        if name.split('.').any(|word| word == OTLP) {
+        if is_for_otlp(name) {
             return Err(Refusal::conflict(format_args!(
                 "stream {name} is for OTLP; POST to /v1/logs, /v1/traces or /v1/metrics, or choose a name without the word {OTLP}"
             )));
@@ -110,6 +110,11 @@ impl Identity {
         check_stream_name(&stream).map_err(Refusal::invalid)?;
         Ok(stream.into())
     }
+}
+
+/// Returns true if a stream of this name is for OTLP, so that no events go there.
+pub fn is_for_otlp(stream: &str) -> bool {
+    stream.split('.').any(|word| word == OTLP)
 }
 
 /// Why a request is not authorized. The client sees this text.

@@ -26,6 +26,11 @@ impl Signal {
         }
     }
 
+    /// The signal with this name.
+    pub fn of_name(name: &str) -> Option<Signal> {
+        Signal::ALL.into_iter().find(|signal| signal.name() == name)
+    }
+
     /// The stream of its requests.
     pub fn stream(self) -> &'static str {
         match self {
