@@ -21,7 +21,7 @@ mod topics;
 
 pub use topics::{KafkaTopics, TopicSettings, Unlisted};
 
-pub(crate) use connection::{Caller, serve};
+pub(crate) use connection::{Session, serve};
 
 use answer::Fault;
 use topics::Topic;
@@ -32,7 +32,7 @@ const IDS_MAX: usize = 4_096;
 /// The settings of the port.
 #[derive(Debug, Clone, Default)]
 pub struct KafkaConfig {
-    /// What the topics hold.
+    /// The encodings and streams of topics.
     pub topics: KafkaTopics,
     /// The host and the port that clients connect to after they have asked for the brokers. `None`: the address that the
     /// client has connected to.
@@ -60,21 +60,25 @@ impl Kafka {
     }
 
     /// The stream and the encoding of a topic.
-    fn topic(&self, name: &str, identity: &Identity) -> Result<Topic, Fault> {
-        self.config.topics.topic(name, identity)
-    }
-
-    /// The name of a topic.
-    fn name_of(&self, topic: &TopicRef) -> Option<String> {
-        match topic {
-            TopicRef::Name(name) => Some(name.clone()),
-            TopicRef::Id(id) => self.name_of_id(id),
+    fn topic(&self, topic: &TopicRef, identity: &Identity) -> Result<Topic, Fault> {
+        match self.name_of(topic) {
+            Some(name) => self.config.topics.topic(&name, identity),
+            None => Err(Fault::new(
+                ErrorCode::UnknownTopicId,
+                "the gateway does not know this topic id; ask for metadata",
+            )),
         }
     }
 
-    fn name_of_id(&self, id: &TopicId) -> Option<String> {
-        let ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
-        ids.get(id).cloned()
+    /// The name of a topic. `None`: the gateway does not know its id.
+    fn name_of(&self, topic: &TopicRef) -> Option<String> {
+        match topic {
+            TopicRef::Name(name) => Some(name.clone()),
+            TopicRef::Id(id) => {
+                let ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+                ids.get(id).cloned()
+            }
+        }
     }
 
     /// The id of a topic: the same in every gateway of the buffer. Zeros if there are too many.
@@ -123,31 +127,16 @@ impl Kafka {
     }
 
     fn describe(&self, topic: &TopicRef, identity: &Identity) -> TopicMetadata {
-        let name = match topic {
-            TopicRef::Name(name) => name.clone(),
-            TopicRef::Id(id) => match self.name_of_id(id) {
-                Some(name) => name,
-                None => {
-                    return TopicMetadata {
-                        error: ErrorCode::UnknownTopicId,
-                        name: None,
-                        id: *id,
-                    };
-                }
-            },
-        };
+        let name = self.name_of(topic);
         let error = self
-            .topic(&name, identity)
+            .topic(topic, identity)
             .map_or_else(|fault| fault.error, |_| ErrorCode::None);
-        let id = match error {
-            ErrorCode::None => self.id_of(&name),
+        let id = match (topic, &name) {
+            (_, Some(name)) if error == ErrorCode::None => self.id_of(name),
+            (TopicRef::Id(id), None) => *id,
             _ => TopicId::default(),
         };
-        TopicMetadata {
-            error,
-            name: Some(name),
-            id,
-        }
+        TopicMetadata { error, name, id }
     }
 
     /// The gateway as a broker. Its number follows from its address, so that a client behind a balancer sees one broker.
@@ -167,7 +156,27 @@ impl Kafka {
     }
 }
 
-/// The label of a request in metrics.
+/// The kinds of requests, as metrics name them.
 pub(crate) fn apis() -> impl Iterator<Item = &'static str> {
     Api::ALL.into_iter().map(Api::name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_the_same_in_every_gateway_and_limited_in_number() {
+        let kafka = |buffer: &str| Kafka::new(KafkaConfig::default(), buffer.to_owned(), 1);
+        let gateway = kafka("a buffer");
+        let id = gateway.id_of("a topic");
+        assert_eq!(kafka("a buffer").id_of("a topic"), id);
+        assert_ne!(kafka("another buffer").id_of("a topic"), id);
+        assert_eq!(gateway.name_of(&TopicRef::Id(id)).as_deref(), Some("a topic"));
+        for number in 1..IDS_MAX {
+            assert_ne!(gateway.id_of(&format!("topic-{number}")), TopicId::default());
+        }
+        assert_eq!(gateway.id_of("one more"), TopicId::default());
+        assert_eq!(gateway.id_of("a topic"), id);
+    }
 }

@@ -27,13 +27,12 @@ use crate::refusal::{Refusal, Why};
 use crate::rows::{self, Rows};
 use crate::security::Security;
 use crate::throttled_warnings::ThrottledWarnings;
-use crate::tokens::Identity;
 
 /// Longer messages are validated on a blocking thread: 1 MiB takes about a millisecond.
 const VALIDATE_INLINE_MAX: usize = 1 << 20;
 
 /// Longer JSON is converted on a blocking thread: reading it takes about ten times as long as validating.
-const TRANSCODE_INLINE_MAX: usize = 128 << 10;
+pub(crate) const TRANSCODE_INLINE_MAX: usize = 128 << 10;
 
 /// A message may take at most this fraction of the memory budget.
 const MESSAGE_SHARE: usize = 4;
@@ -300,29 +299,18 @@ impl Service {
         let (reservation, _own) = held.divide();
         self.append(stream, payload, arrival.received_at_us, reservation)
             .await?;
-        self.committed(
-            arrival.transport,
-            arrival.content,
-            &arrival.caller.identity,
-            records,
-        );
-        let seat = arrival.caller.seat.as_ref();
-        if let Some(seat) = seat.filter(|_| !self.security.identifies()) {
-            seat.prove();
-        }
+        self.committed(arrival.transport, arrival.content, arrival.caller, records);
         Ok(())
     }
 
-    /// Counts committed records.
-    pub(crate) fn committed(
-        &self,
-        transport: Transport,
-        content: Content,
-        identity: &Identity,
-        records: u64,
-    ) {
+    /// Counts committed records. They prove the connection where clients do not authenticate.
+    pub(crate) fn committed(&self, transport: Transport, content: Content, caller: &Caller, records: u64) {
         self.metrics.committed(transport, content, records);
-        self.security.committed(identity, records);
+        self.security.committed(&caller.identity, records);
+        let seat = caller.seat.as_ref();
+        if let Some(seat) = seat.filter(|_| !self.security.identifies()) {
+            seat.prove();
+        }
     }
 
     /// Reads and discards the rest of a refused request's body.

@@ -61,7 +61,7 @@ pub struct Listeners {
     pub kafka: Option<(TcpListener, KafkaConfig)>,
 }
 
-/// Who answers on a port.
+/// The protocol of a port.
 #[derive(Clone)]
 enum Port {
     Grpc,
@@ -78,7 +78,7 @@ impl Port {
         }
     }
 
-    /// What clients may speak after the TLS handshake, by ALPN name.
+    /// The protocols that clients may choose in the TLS handshake, by ALPN name.
     fn protocols(&self) -> &'static [&'static [u8]] {
         match self {
             Port::Grpc => &[H2],
@@ -203,14 +203,14 @@ impl Gateway {
                 let local = stream.local_addr()?;
                 let (link, _held) = entrance.enter(stream, port.protocols(), &seat).await?;
                 if let Port::Kafka(kafka) = &port {
-                    let caller = kafka::Caller {
+                    let session = kafka::Session {
                         kafka,
                         service: &service,
                         config: &config,
                         seat: seat.clone(),
                         local,
                     };
-                    return kafka::serve(caller, link, &tasks).await;
+                    return kafka::serve(session, link, &tasks).await;
                 }
                 let arrival = Arrival {
                     link,

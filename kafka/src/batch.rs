@@ -24,7 +24,7 @@ const RECORD_MIN: usize = 7;
 /// A record batch whose checksum is right.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// How the records are compressed.
+    /// The compression of the records.
     pub codec: Codec,
     /// The records as sent: compressed, unless the codec is [`Codec::None`].
     pub body: Bytes,
@@ -61,7 +61,7 @@ pub enum Codec {
     Zstd,
 }
 
-/// Why a batch is not accepted.
+/// The reasons to refuse a batch.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
     /// The checksum is wrong.
@@ -160,7 +160,7 @@ fn codec(attributes: i16) -> Result<Codec, BatchError> {
 /// A record, as parts of its batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// When it happened, unix milliseconds.
+    /// Its time, unix milliseconds.
     pub timestamp_ms: i64,
     /// Its key.
     pub key: Option<&'a [u8]>,

@@ -17,13 +17,13 @@ pub type TopicId = [u8; 16];
 /// A request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// What every request has.
+    /// The part that all requests have.
     pub header: RequestHeader,
     /// The rest.
     pub body: Body,
 }
 
-/// What every request has.
+/// The part that all requests have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestHeader {
     /// The kind of request.
@@ -75,13 +75,13 @@ pub enum Body {
 pub struct Produce {
     /// They belong to a transaction.
     pub is_transactional: bool,
-    /// When the client wants an answer.
+    /// The time at which the client wants an answer.
     pub acks: Acks,
     /// The records by topic.
     pub topics: Vec<TopicData>,
 }
 
-/// When a client wants an answer.
+/// The time at which a client wants an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acks {
     /// Never.
@@ -101,7 +101,7 @@ pub struct TopicData {
     pub partitions: Vec<PartitionData>,
 }
 
-/// How a request names a topic.
+/// A topic, as a request names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TopicRef {
     /// By its name.
@@ -126,7 +126,7 @@ pub struct MetadataRequest {
     pub topics: Option<Vec<TopicRef>>,
 }
 
-/// Why a request cannot be answered.
+/// The reasons that leave a request without an answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// The bytes do not follow the protocol.

@@ -5,7 +5,7 @@ use crate::error_code::ErrorCode;
 use crate::request::{RequestHeader, TopicId, TopicRef};
 use crate::wire::Writer;
 
-/// What a client may do with a topic or a cluster: not known.
+/// The operations that a client may use on a topic or a cluster: unknown.
 const OPERATIONS_UNKNOWN: i32 = i32::MIN;
 
 /// The only broker that a gateway knows: itself.
@@ -43,7 +43,7 @@ pub struct TopicMetadata {
     pub id: TopicId,
 }
 
-/// What became of the records for a topic.
+/// The outcome of the records for a topic.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TopicOutcome {
     /// The topic, as the request named it.
@@ -52,7 +52,7 @@ pub struct TopicOutcome {
     pub partitions: Vec<PartitionOutcome>,
 }
 
-/// What became of the records for a partition.
+/// The outcome of the records for a partition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PartitionOutcome {
     /// The partition.
@@ -183,7 +183,7 @@ fn write_topic(writer: &mut Writer, version: i16, topic: &TopicMetadata, metadat
     writer.tags();
 }
 
-/// Says what became of records.
+/// Tells the outcome of records.
 pub fn produce(header: &RequestHeader, topics: &[TopicOutcome]) -> Vec<u8> {
     let version = header.version;
     let mut writer = answer(header);

@@ -2,8 +2,9 @@
 
 use bytes::Bytes;
 use millpond_kafka::{
-    Acks, Api, Batch, Body, Broker, ErrorCode, Metadata, PartitionOutcome, Produce, Request, RequestError,
-    RequestHeader, TopicMetadata, TopicOutcome, TopicRef, metadata, metadata_len_max, produce,
+    Acks, Api, Batch, Body, Broker, ErrorCode, Metadata, PARTITIONS_MAX, PartitionOutcome, Produce, Request,
+    RequestError, RequestHeader, TOPICS_MAX, TopicMetadata, TopicOutcome, TopicRef, metadata,
+    metadata_len_max, produce,
 };
 use proptest::prelude::*;
 
@@ -57,6 +58,41 @@ fn a_request_that_is_cut_off_anywhere_is_malformed() {
             assert!(matches!(error, RequestError::Malformed(_)), "{end}: {error}");
         }
     }
+}
+
+/// The header of a request without a client id.
+fn begin(api: Api, version: i16) -> Vec<u8> {
+    let mut request = Vec::new();
+    request.extend(api.key().to_be_bytes());
+    request.extend(version.to_be_bytes());
+    request.extend([0, 0, 0, 1, 0xff, 0xff]);
+    request
+}
+
+#[test]
+fn topics_and_partitions_of_a_request_are_limited() {
+    let metadata = |topics: usize| {
+        let mut request = begin(Api::Metadata, 1);
+        request.extend(i32::try_from(topics).expect("few").to_be_bytes());
+        request.extend([0, 1, b't'].repeat(topics));
+        read(&request)
+    };
+    assert!(metadata(TOPICS_MAX).is_ok());
+    let error = metadata(TOPICS_MAX + 1).expect_err("too many").to_string();
+    assert!(error.contains("more elements"), "{error}");
+
+    let produce = |partitions: usize| {
+        let mut request = begin(Api::Produce, 8);
+        // No transaction, all acks, no time limit, two topics, the first without partitions.
+        request.extend([0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
+        request.extend([0, 0, 0, 2, 0, 1, b'a', 0, 0, 0, 0, 0, 1, b'b']);
+        request.extend(i32::try_from(partitions).expect("few").to_be_bytes());
+        request.extend([0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff].repeat(partitions));
+        read(&request)
+    };
+    assert!(produce(PARTITIONS_MAX).is_ok());
+    let error = produce(PARTITIONS_MAX + 1).expect_err("too many").to_string();
+    assert!(error.contains("more elements"), "{error}");
 }
 
 fn header(api: Api, version: i16) -> RequestHeader {

@@ -7,7 +7,7 @@ use snap::raw::{Decoder, decompress_len};
 
 use super::Progress;
 
-/// How snappy-java begins, before two version numbers of four bytes.
+/// The first bytes of snappy-java's format, before two version numbers of four bytes.
 const MAGIC: &[u8] = b"\x82SNAPPY\0";
 
 const VERSIONS: usize = 8;

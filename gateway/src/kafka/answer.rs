@@ -6,8 +6,8 @@ use tonic::Code;
 
 use crate::refusal::{Refusal, Why};
 
-/// Why the records for a partition are not committed.
-#[derive(Debug)]
+/// The reason that the records for a partition are not committed.
+#[derive(Debug, Clone)]
 pub(super) struct Fault {
     pub(super) error: ErrorCode,
     pub(super) message: String,

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millpond_kafka::{
-    Acks, Api, Body, ErrorCode, Metadata, Request, RequestHeader, api_versions, fetch, find_coordinator,
+    Acks, Body, ErrorCode, Metadata, Request, RequestHeader, api_versions, fetch, find_coordinator,
     init_producer_id, metadata, metadata_len_max, produce as produce_answer, sasl_authenticate,
     sasl_handshake,
 };
 use millpond_runtime::Reservation;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{SemaphorePermit, mpsc};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::produce::{self, Pending};
@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::connection::Tasks;
 use crate::connections::{Answering, Scarce, Seat};
 use crate::entrance::{Link, Refused};
+use crate::envelope::Caller;
 use crate::memory::HeldMemory;
 use crate::request::Service;
 use crate::tokens::Identity;
@@ -29,7 +30,7 @@ use crate::tokens::Identity;
 /// Maximum number of requests of a connection that wait for their answers. Further ones are not read.
 const PIPELINE_MAX: usize = 128;
 
-/// What a request has beside its records: names, ids, lengths.
+/// Room for a request's names, ids and lengths, beside its records.
 const AROUND_RECORDS: usize = 64 << 10;
 
 /// The longest request of a client that has not authenticated.
@@ -41,7 +42,7 @@ const IDLE_MAX: Duration = Duration::from_secs(600);
 /// The step in which memory for a request grows: a length costs little until the bytes arrive.
 const STEP: usize = 1 << 20;
 
-/// What the outcome of a partition takes until it is written: its reason, and the reasons of malformed records.
+/// Memory for the outcome of a partition until it is written: its reason, and the reasons of malformed records.
 const OUTCOME_BYTES: usize = 4 << 10;
 
 /// The pause between two attempts to get memory, which `--max-wait 0s` would leave without one.
@@ -51,7 +52,7 @@ const MEMORY_PAUSE: Duration = Duration::from_millis(50);
 const HTTP: [&[u8; 4]; 4] = [b"GET ", b"POST", b"PUT ", b"HEAD"];
 
 /// A connection that has passed the entrance.
-pub(crate) struct Caller<'a> {
+pub(crate) struct Session<'a> {
     pub(crate) kafka: &'a Kafka,
     pub(crate) service: &'a Service,
     pub(crate) config: &'a Config,
@@ -60,14 +61,14 @@ pub(crate) struct Caller<'a> {
     pub(crate) local: SocketAddr,
 }
 
-/// Who sends on a connection.
+/// The authenticated client of a connection.
 struct Sender {
     identity: Identity,
     /// The message of SASL/PLAIN, to be checked again: a token may be removed while the connection is open.
     credentials: Option<Bytes>,
 }
 
-/// What is left to do for a request.
+/// An answer to a request, or the work that is left for it.
 enum Answer<'a> {
     Ready(Vec<u8>),
     /// With the memory of the request, which has the names of the topics.
@@ -81,18 +82,18 @@ enum Answer<'a> {
 struct Produced<'a> {
     header: RequestHeader,
     acks: Acks,
-    identity: Identity,
+    caller: Caller,
     pending: Vec<Pending>,
     /// Keeps the connection open, and the gateway from stopping.
     _answering: (Answering, Option<SemaphorePermit<'a>>, Reservation),
 }
 
 /// Serves a connection until it is closed or drained.
-pub(crate) async fn serve(caller: Caller<'_>, link: Link, tasks: &Tasks) -> Result<(), Refused> {
+pub(crate) async fn serve(session: Session<'_>, link: Link, tasks: &Tasks) -> Result<(), Refused> {
     let (read, write) = tokio::io::split(link);
     let (answers, queue) = mpsc::channel(PIPELINE_MAX);
-    let written = caller.write(write, queue);
-    let reading = caller.read(read, answers, &tasks.drain);
+    let written = session.write(write, queue);
+    let reading = session.read(read, answers, &tasks.drain);
     tokio::pin!(written, reading);
     tokio::select! {
         ended = &mut reading => {
@@ -103,7 +104,7 @@ pub(crate) async fn serve(caller: Caller<'_>, link: Link, tasks: &Tasks) -> Resu
     }
 }
 
-impl<'a> Caller<'a> {
+impl<'a> Session<'a> {
     /// Reads and handles requests until the connection ends, or the gateway drains. `answers` is dropped then, so that the
     /// writer ends after the last answer.
     async fn read(
@@ -117,11 +118,11 @@ impl<'a> Caller<'a> {
             identity,
             credentials: None,
         });
-        let strangers_until = tokio::time::Instant::now() + self.config.handshake_timeout;
+        let strangers_until = Instant::now() + self.config.handshake_timeout;
         loop {
             let patience = match &sender {
                 Some(_) => IDLE_MAX,
-                None => strangers_until.saturating_duration_since(tokio::time::Instant::now()),
+                None => strangers_until.saturating_duration_since(Instant::now()),
             };
             // A request that is complete is handled to its end: the client would send again what is committed.
             let next = tokio::select! {
@@ -253,7 +254,10 @@ impl<'a> Caller<'a> {
                 Answer::Produce(Box::new(Produced {
                     header,
                     acks,
-                    identity,
+                    caller: Caller {
+                        identity,
+                        seat: Some(self.seat.clone()),
+                    },
                     pending,
                     _answering: (answering, permit, own),
                 }))
@@ -340,16 +344,11 @@ impl<'a> Caller<'a> {
                     let Produced {
                         header,
                         acks,
-                        identity,
+                        caller,
                         pending,
                         _answering,
                     } = *produced;
-                    let outcomes = produce::outcomes(self.service, &identity, pending).await;
-                    let mut partitions = outcomes.iter().flat_map(|topic| &topic.partitions);
-                    let committed = partitions.any(|partition| partition.error == ErrorCode::None);
-                    if committed && !self.service.security().identifies() {
-                        self.seat.prove();
-                    }
+                    let outcomes = produce::outcomes(self.service, &caller, pending).await;
                     if acks == Acks::Zero {
                         continue;
                     }
@@ -369,7 +368,6 @@ impl<'a> Caller<'a> {
 }
 
 fn handshake<'a>(header: &RequestHeader, mechanism: &str) -> Answer<'a> {
-    debug_assert_eq!(header.api, Api::SaslHandshake);
     if mechanism == sasl::PLAIN {
         Answer::Ready(sasl_handshake(header, ErrorCode::None))
     } else {

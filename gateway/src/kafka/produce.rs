@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use millpond_kafka::{
-    Acks, Batch, Codec, ErrorCode, PartitionData, PartitionOutcome, Produce, TopicData, TopicOutcome,
-    TopicRef,
+    Acks, Batch, BatchError, Codec, ErrorCode, PartitionData, PartitionOutcome, Produce, Record, TopicData,
+    TopicOutcome, TopicRef,
 };
 use millpond_otlp::Signal;
 use millpond_producer::{Append, Submitted};
@@ -15,16 +15,14 @@ use super::answer::Fault;
 use super::rows::{Length, row};
 use super::topics::{Shape, Topic, TopicEncoding};
 use crate::decompress::Encoding;
+use crate::envelope::Caller;
 use crate::memory::HeldMemory;
 use crate::message::Message;
 use crate::metrics::{Content, InFlight, Transport};
 use crate::refusal::Refusal;
-use crate::request::Service;
+use crate::request::{Service, TRANSCODE_INLINE_MAX};
 use crate::rows::{ERRORS_MAX, check_row};
 use crate::tokens::Identity;
-
-/// Longer batches are read on a blocking thread.
-const READ_INLINE_MAX: usize = 128 << 10;
 
 /// The records for a topic on their way into the log.
 pub(super) struct Pending {
@@ -57,7 +55,7 @@ struct Payload {
     records: u64,
 }
 
-/// Takes the records of a request over, in their order. `held` covers the request's bytes.
+/// Hands the records of a request to the producer, in their order. `held` covers the request's bytes.
 pub(super) async fn take(
     kafka: &Kafka,
     service: &Service,
@@ -66,46 +64,26 @@ pub(super) async fn take(
     frame_len: usize,
     held: &mut HeldMemory,
 ) -> Vec<Pending> {
-    let refusal = match (request.acks, request.is_transactional) {
-        (Acks::Invalid, _) => Some((ErrorCode::InvalidRequiredAcks, "acks must be 0, 1 or all")),
-        (_, true) => Some((
-            ErrorCode::TransactionalIdAuthorizationFailed,
-            "Millpond has no transactions: remove transactional.id",
-        )),
-        _ => None,
-    };
+    let allowed = check(&request);
     let mut pending = Vec::with_capacity(request.topics.len());
     for TopicData { topic, partitions } in request.topics {
-        let found = match (refusal, kafka.name_of(&topic)) {
-            (Some((error, message)), _) => Err((error, message.to_owned())),
-            (None, None) => Err((
-                ErrorCode::UnknownTopicId,
-                "the gateway does not know this topic id; ask for metadata".to_owned(),
-            )),
-            (None, Some(name)) => {
-                let found = kafka.topic(&name, identity);
-                found.map_err(|fault| (fault.error, fault.message))
-            }
-        };
+        let found = allowed.clone().and_then(|()| kafka.topic(&topic, identity));
+        let content = found.as_ref().ok().map(|topic| content(topic.encoding));
         let mut states = Vec::with_capacity(partitions.len());
         for partition in partitions {
-            let content = found.as_ref().ok().map(|topic| content(topic.encoding));
             let in_flight = service.begin(Transport::Kafka, content);
             let index = partition.index;
             let state = match &found {
-                Err((error, message)) => Err(Fault::new(*error, message.clone())),
+                Err(fault) => Err(fault.clone()),
                 Ok(topic) => {
                     let batch = Taking {
+                        kafka,
                         service,
                         topic,
                         frame_len,
                     };
-                    check_partition(kafka, index).map(|()| (batch, partition))
+                    batch.submit(partition, held).await
                 }
-            };
-            let state = match state {
-                Ok((batch, partition)) => batch.submit(partition, held).await,
-                Err(fault) => Err(fault),
             };
             states.push(PendingPartition {
                 index,
@@ -121,17 +99,16 @@ pub(super) async fn take(
     pending
 }
 
-fn check_partition(kafka: &Kafka, index: i32) -> Result<(), Fault> {
-    match u32::try_from(index) {
-        Ok(index) if index < kafka.partitions => Ok(()),
-        _ => Err(Fault::new(
-            ErrorCode::UnknownTopicOrPartition,
-            format!(
-                "partition {index} does not exist: a topic has {}",
-                kafka.partitions
-            ),
-        )),
+fn check(request: &Produce) -> Result<(), Fault> {
+    if request.acks == Acks::Invalid {
+        let reason = "acks must be 0, 1 or all";
+        return Err(Fault::new(ErrorCode::InvalidRequiredAcks, reason));
     }
+    if request.is_transactional {
+        let reason = "Millpond has no transactions: remove transactional.id";
+        return Err(Fault::new(ErrorCode::TransactionalIdAuthorizationFailed, reason));
+    }
+    Ok(())
 }
 
 fn content(encoding: TopicEncoding) -> Content {
@@ -141,8 +118,9 @@ fn content(encoding: TopicEncoding) -> Content {
     }
 }
 
-/// Where a batch goes, and what takes it there.
+/// The way of a batch to its stream.
 struct Taking<'a> {
+    kafka: &'a Kafka,
     service: &'a Service,
     topic: &'a Topic,
     /// The bytes of the request, which `held` covers too.
@@ -152,6 +130,7 @@ struct Taking<'a> {
 impl Taking<'_> {
     async fn submit(&self, partition: PartitionData, held: &mut HeldMemory) -> Result<State, Fault> {
         let Taking { service, topic, .. } = self;
+        self.check_partition(partition.index)?;
         let received_at_us = service.producer().environment().now_us();
         let Some(records) = partition.records else {
             return Ok(State::Empty);
@@ -164,7 +143,7 @@ impl Taking<'_> {
         let (body, room) = self.decompressed(&batch, held).await?;
         let encoding = topic.encoding;
         let max = service.max_message_bytes();
-        let long = body.len() > READ_INLINE_MAX;
+        let long = body.len() > TRANSCODE_INLINE_MAX;
         let (measured, of) = (batch.clone(), body.clone());
         let length = service
             .off_loop(long, move || measure(&measured, &of, encoding))
@@ -204,6 +183,17 @@ impl Taking<'_> {
         })
     }
 
+    fn check_partition(&self, index: i32) -> Result<(), Fault> {
+        let partitions = self.kafka.partitions;
+        match u32::try_from(index) {
+            Ok(index) if index < partitions => Ok(()),
+            _ => Err(Fault::new(
+                ErrorCode::UnknownTopicOrPartition,
+                format!("partition {index} does not exist: a topic has {partitions}"),
+            )),
+        }
+    }
+
     /// The records of a batch, and the memory that they take beside the request.
     async fn decompressed(&self, batch: &Batch, held: &mut HeldMemory) -> Result<(Bytes, usize), Fault> {
         let encoding = match batch.codec {
@@ -223,7 +213,7 @@ impl Taking<'_> {
 fn measure(batch: &Batch, body: &[u8], encoding: TopicEncoding) -> Result<usize, Fault> {
     let mut length = Length::default();
     for record in batch.records(body) {
-        let record = record.map_err(millpond_kafka::BatchError::from)?;
+        let record = record.map_err(BatchError::from)?;
         match encoding {
             TopicEncoding::Otlp(_) => length.0 += record.value.unwrap_or_default().len(),
             TopicEncoding::Events(shape) => {
@@ -246,7 +236,7 @@ fn payload(batch: &Batch, body: &[u8], encoding: TopicEncoding, length: usize) -
         rejected: 0,
     };
     for (place, record) in (0_i32..).zip(batch.records(body)) {
-        let record = record.map_err(millpond_kafka::BatchError::from)?;
+        let record = record.map_err(BatchError::from)?;
         let added = match (encoding, record.value) {
             (TopicEncoding::Events(shape @ Shape::Raw), _) => maker.add_row(&record, shape),
             (_, None) => Err("the record has no value".to_owned()),
@@ -268,7 +258,7 @@ struct Maker {
 }
 
 impl Maker {
-    fn add_row(&mut self, record: &millpond_kafka::Record<'_>, shape: Shape) -> Result<(), String> {
+    fn add_row(&mut self, record: &Record<'_>, shape: Shape) -> Result<(), String> {
         let bytes = &mut self.payload.bytes;
         if !bytes.is_empty() {
             bytes.push(b'\n');
@@ -311,16 +301,12 @@ impl Maker {
 }
 
 /// Waits until the records of a request are committed or refused.
-pub(super) async fn outcomes(
-    service: &Service,
-    identity: &Identity,
-    pending: Vec<Pending>,
-) -> Vec<TopicOutcome> {
+pub(super) async fn outcomes(service: &Service, caller: &Caller, pending: Vec<Pending>) -> Vec<TopicOutcome> {
     let mut topics = Vec::with_capacity(pending.len());
     for Pending { topic, partitions } in pending {
         let mut outcomes = Vec::with_capacity(partitions.len());
         for partition in partitions {
-            outcomes.push(partition.outcome(service, identity).await);
+            outcomes.push(partition.outcome(service, caller).await);
         }
         topics.push(TopicOutcome {
             topic,
@@ -331,7 +317,7 @@ pub(super) async fn outcomes(
 }
 
 impl PendingPartition {
-    async fn outcome(mut self, service: &Service, identity: &Identity) -> PartitionOutcome {
+    async fn outcome(mut self, service: &Service, caller: &Caller) -> PartitionOutcome {
         let fault = match self.state {
             State::Refused(fault) => Some(fault),
             State::Empty => None,
@@ -341,7 +327,7 @@ impl PendingPartition {
                 records,
             } => match submitted.committed().await {
                 Ok(_) => {
-                    service.committed(Transport::Kafka, content, identity, records);
+                    service.committed(Transport::Kafka, content, caller, records);
                     None
                 }
                 Err(error) => Some(error.into()),

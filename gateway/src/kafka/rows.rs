@@ -1,12 +1,14 @@
 //! Makes rows of events from records. Pure.
 
+use std::io;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use millpond_kafka::{Header, Record};
 
 use super::topics::Shape;
 
-/// Where a row goes: into memory, or nowhere to find out its length.
+/// A destination of rows: memory, or a counter that finds their length.
 pub(super) trait Out {
     fn put(&mut self, bytes: &[u8]);
 }
@@ -39,10 +41,7 @@ pub(super) fn row(record: &Record<'_>, shape: Shape, out: &mut impl Out) {
             };
             out.put(b"{");
             bytes("_kafka_key", record.key, out);
-            out.put(b",\"_kafka_timestamp\":");
-            out.put(record.timestamp_ms.to_string().as_bytes());
-            out.put(b",\"_kafka_headers\":");
-            headers(record, out);
+            time_and_headers("_kafka_", record, out);
             if !rest.trim_ascii_start().starts_with(b"}") {
                 out.put(b",");
             }
@@ -53,24 +52,21 @@ pub(super) fn row(record: &Record<'_>, shape: Shape, out: &mut impl Out) {
             bytes("key", record.key, out);
             out.put(b",");
             bytes("value", record.value, out);
-            out.put(b",\"timestamp\":");
-            out.put(record.timestamp_ms.to_string().as_bytes());
-            out.put(b",\"headers\":");
-            headers(record, out);
+            time_and_headers("", record, out);
             out.put(b"}");
         }
     }
 }
 
-fn headers(record: &Record<'_>, out: &mut impl Out) {
-    let mut before: &[u8] = b"{";
-    for Header { key, value } in record.headers {
-        out.put(before);
+/// Writes further members: the timestamp, and the headers as an object.
+fn time_and_headers(prefix: &str, record: &Record<'_>, out: &mut impl Out) {
+    let timestamp = record.timestamp_ms;
+    out.put(format!(",\"{prefix}timestamp\":{timestamp},\"{prefix}headers\":{{").as_bytes());
+    for (place, Header { key, value }) in record.headers.enumerate() {
+        if place > 0 {
+            out.put(b",");
+        }
         bytes(&String::from_utf8_lossy(key), value, out);
-        before = b",";
-    }
-    if before == b"{" {
-        out.put(before);
     }
     out.put(b"}");
 }
@@ -100,22 +96,20 @@ fn bytes(name: &str, value: Option<&[u8]>, out: &mut impl Out) {
 }
 
 fn string(text: &str, out: &mut impl Out) {
-    out.put(b"\"");
-    let mut rest = text;
-    while let Some(at) = rest.find(|character: char| character < ' ' || character == '"' || character == '\\')
-    {
-        out.put(&rest.as_bytes()[..at]);
-        let byte = rest.as_bytes()[at];
-        match byte {
-            b'"' => out.put(b"\\\""),
-            b'\\' => out.put(b"\\\\"),
-            b'\n' => out.put(b"\\n"),
-            b'\t' => out.put(b"\\t"),
-            b'\r' => out.put(b"\\r"),
-            _ => out.put(format!("\\u{byte:04x}").as_bytes()),
-        }
-        rest = &rest[at + 1..];
+    // Neither memory nor a count refuses bytes.
+    let _ = serde_json::to_writer(Writer(out), text);
+}
+
+/// Lets serde_json write.
+struct Writer<'a, O>(&'a mut O);
+
+impl<O: Out> io::Write for Writer<'_, O> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.put(bytes);
+        Ok(bytes.len())
     }
-    out.put(rest.as_bytes());
-    out.put(b"\"");
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

@@ -1,11 +1,10 @@
-//! What the topics hold: the setting of each topic, and the stream that it leads to.
+//! The settings of topics: the encoding of each one, and its stream.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use millpond_otlp::Signal;
-
 use millpond_kafka::ErrorCode;
+use millpond_otlp::Signal;
 
 use super::answer::Fault;
 use crate::refusal::Why;
@@ -25,7 +24,7 @@ pub struct KafkaTopics {
     unlisted: Unlisted,
 }
 
-/// What the records of a topic are, and where they go.
+/// The encoding of a topic's records, and their stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TopicSettings {
     /// The value of each record is a JSON object, a row of the stream.
@@ -44,7 +43,7 @@ pub enum TopicSettings {
     OtlpProto(Signal),
 }
 
-/// What becomes of a topic that is not listed.
+/// The treatment of topics that are not listed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Unlisted {
     /// Its records are JSON objects, for the stream of the same name.
@@ -113,21 +112,21 @@ impl KafkaTopics {
     }
 }
 
-/// Where the records of a topic go.
+/// A topic as one sender sees it.
 #[derive(Debug, Clone)]
 pub(super) struct Topic {
     pub(super) stream: Arc<str>,
     pub(super) encoding: TopicEncoding,
 }
 
-/// What the records of a topic are.
+/// The encoding of a topic's records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TopicEncoding {
     Otlp(Signal),
     Events(Shape),
 }
 
-/// What a row has of its record.
+/// The parts of a record that its row contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     /// The value, a JSON object, as it is.
