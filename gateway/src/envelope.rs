@@ -7,6 +7,7 @@ use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use crate::connections::Seat;
 use crate::decompress::Encoding;
 use crate::metrics::Transport;
+use crate::numbering::Numbering;
 use crate::tokens::Identity;
 
 /// The origin of a request, stored in its extensions.
@@ -22,6 +23,8 @@ pub(crate) struct Caller {
     pub(crate) identity: Identity,
     /// `None` in tests of requests without a connection.
     pub(crate) seat: Option<Seat>,
+    /// The number of the request. Kafka's are in the batches.
+    pub(crate) numbering: Option<Numbering>,
 }
 
 /// The encoding of a request.

@@ -13,11 +13,11 @@ use tonic::Code;
 
 use crate::decompress::Encoding;
 use crate::envelope::{essence, show_header};
-use crate::http::{ACCEPT_POST, advise, encoding, response, status};
+use crate::http::{ACCEPT_POST, advise, encoding, response, status, tell_repeated};
 use crate::metrics::{Content, Transport};
 use crate::refusal::Refusal;
 use crate::reply::Reply;
-use crate::request::Service;
+use crate::request::{Outcome, Service};
 use crate::rows::{Form, Rows};
 
 /// Paths of events; the name of the stream follows.
@@ -65,14 +65,16 @@ where
         }
     };
     match deliver(service, head, form, on_error, body).await {
-        Ok(rows) => {
+        Ok((rows, repeated)) => {
             let (status, content) = outcome(&rows, on_error);
             in_flight.answered(if status == StatusCode::OK {
                 Code::Ok
             } else {
                 Code::InvalidArgument
             });
-            Ok(json_response(status, &content))
+            let mut response = json_response(status, &content);
+            tell_repeated(&mut response, repeated);
+            Ok(response)
         }
         Err(refusal) => {
             in_flight.answered(refusal.code());
@@ -88,7 +90,7 @@ async fn deliver<B>(
     form: Form,
     on_error: OnError,
     body: &mut B,
-) -> Result<Rows, Refusal>
+) -> Result<(Rows, Outcome), Refusal>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::error::Error,

@@ -17,7 +17,8 @@ use crate::google_rpc;
 use crate::metrics::{Content, Transport};
 use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;
-use crate::request::Service;
+use crate::http::tell_repeated;
+use crate::request::{Outcome, Service};
 
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
 const ACCEPTED: &str = "identity,gzip,zstd";
@@ -46,9 +47,11 @@ where
         (Ok(_), None) => Err(unknown(head.uri.path())),
     };
     match result {
-        Ok(()) => {
+        Ok(outcome) => {
             in_flight.answered(Code::Ok);
-            success()
+            let mut response = success();
+            tell_repeated(&mut response, outcome);
+            response
         }
         Err(status) => {
             in_flight.answered(status.code());
@@ -64,7 +67,7 @@ async fn export<B>(
     caller: &Caller,
     headers: &HeaderMap,
     body: &mut B,
-) -> Result<(), Refusal>
+) -> Result<Outcome, Refusal>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::error::Error,

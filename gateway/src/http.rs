@@ -24,8 +24,9 @@ use crate::google_rpc::{self, BadRequest, FieldViolation};
 use crate::grpc;
 use crate::metrics::{Content, Transport};
 use crate::refusal::{Refusal, Why};
+use crate::numbering::{LAST_NUMBER, REPEATED};
 use crate::reply::Reply;
-use crate::request::Service;
+use crate::request::{Outcome, Service};
 
 pub(crate) const ACCEPT_POST: HeaderName = HeaderName::from_static("accept-post");
 const FORMS: &str = "application/x-protobuf, application/json";
@@ -80,9 +81,13 @@ where
         *response
     })?;
     let result = export(service, signal, format, head, body).await;
-    in_flight.answered(result.as_ref().map_or_else(Refusal::code, |()| Code::Ok));
+    in_flight.answered(result.as_ref().map_or_else(Refusal::code, |_| Code::Ok));
     match result {
-        Ok(()) => Ok(success(format)),
+        Ok(outcome) => {
+            let mut response = success(format);
+            tell_repeated(&mut response, outcome);
+            Ok(response)
+        }
         Err(refusal) => {
             tracing::debug!(code = ?refusal.code(), message = refusal.message, "request refused");
             Err(refused(format, &refusal, service.retry_after()))
@@ -169,7 +174,7 @@ async fn export<B>(
     format: Format,
     head: &Parts,
     body: &mut B,
-) -> Result<(), Refusal>
+) -> Result<Outcome, Refusal>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::error::Error,
@@ -225,7 +230,8 @@ pub(crate) fn status(why: &Why) -> StatusCode {
     match why {
         Why::Denied(_) => StatusCode::UNAUTHORIZED,
         Why::Forbidden => StatusCode::FORBIDDEN,
-        Why::Conflict => StatusCode::CONFLICT,
+        Why::Conflict | Why::Number { .. } => StatusCode::CONFLICT,
+        Why::Reused => StatusCode::UNPROCESSABLE_ENTITY,
         Why::Invalid { .. } | Why::NoEncoding => StatusCode::BAD_REQUEST,
         Why::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         Why::UnknownEncoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -262,7 +268,19 @@ pub(crate) fn advise(response: &mut Response<Reply>, why: &Why, retry_after: Dur
         Why::UnknownEncoding => {
             headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(ENCODINGS));
         }
+        Why::Number { last: Some(last) } => {
+            headers.insert(LAST_NUMBER, (*last).into());
+        }
         _ => {}
+    }
+}
+
+/// Tells a client that the log had its records already.
+pub(crate) fn tell_repeated(response: &mut Response<Reply>, outcome: Outcome) {
+    if outcome == Outcome::Repeated {
+        response
+            .headers_mut()
+            .insert(REPEATED, HeaderValue::from_static("true"));
     }
 }
 

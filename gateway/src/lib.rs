@@ -29,6 +29,7 @@ mod kafka;
 mod memory;
 mod message;
 mod metrics;
+mod numbering;
 mod refusal;
 mod reply;
 mod request;

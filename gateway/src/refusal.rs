@@ -26,6 +26,10 @@ pub(crate) enum Why {
     Forbidden,
     /// The stream cannot take such messages: the client must not retry.
     Conflict,
+    /// The number of the request does not follow the last one in the log, if the log has one: the client must not retry.
+    Number { last: Option<u64> },
+    /// The number or key of the request belongs to another message: the client must not retry.
+    Reused,
     /// The bytes are invalid, in this field if given: the client must not retry.
     Invalid { field: Option<String> },
     /// The message is longer than allowed: the client must not retry.
@@ -90,10 +94,10 @@ impl Refusal {
         match self.why {
             Why::Denied(_) => Code::Unauthenticated,
             Why::Forbidden => Code::PermissionDenied,
-            Why::Conflict => Code::FailedPrecondition,
+            Why::Conflict | Why::Number { .. } => Code::FailedPrecondition,
             // Neither RESOURCE_EXHAUSTED for a message that is too large, as in gRPC libraries, nor tonic's
             // OUT_OF_RANGE: some OTLP clients retry those, and these bytes can never be accepted.
-            Why::Invalid { .. } | Why::TooLarge => Code::InvalidArgument,
+            Why::Invalid { .. } | Why::TooLarge | Why::Reused => Code::InvalidArgument,
             // From the gRPC specification ("Compression", test cases).
             Why::NoEncoding => Code::Internal,
             Why::UnknownEncoding => Code::Unimplemented,

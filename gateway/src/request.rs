@@ -23,6 +23,7 @@ use crate::events::{self, Delivery};
 use crate::memory::{Admission, HeldMemory};
 use crate::message::{self, Limits, Message};
 use crate::metrics::{Content, InFlight, Metrics, Transport};
+use crate::numbering::{self, Numbering};
 use crate::refusal::{Refusal, Why};
 use crate::rows::{self, Rows};
 use crate::security::Security;
@@ -53,6 +54,15 @@ pub(crate) struct Service {
     security: Arc<Security>,
     metrics: Arc<Metrics>,
     throttled_warnings: Arc<ThrottledWarnings>,
+}
+
+/// What became of an accepted request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All of it is committed.
+    Committed,
+    /// The log had it already, from an earlier request with the same number.
+    Repeated,
 }
 
 /// The content of a request.
@@ -165,7 +175,12 @@ impl Service {
         if let (Some(_), Some(seat)) = (identity.token(), &seat) {
             seat.prove();
         }
-        Ok(Caller { identity, seat })
+        let numbering = Numbering::of(&head.headers)?;
+        Ok(Caller {
+            identity,
+            seat,
+            numbering,
+        })
     }
 
     /// Takes a request all the way. Success means that all of it is committed.
@@ -175,7 +190,7 @@ impl Service {
         caller: &Caller,
         envelope: Envelope,
         body: &mut B,
-    ) -> Result<(), Refusal>
+    ) -> Result<Outcome, Refusal>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: std::error::Error,
@@ -188,8 +203,9 @@ impl Service {
         let payload = self.open(signal, envelope.format, message, &mut held).await?;
         self.metrics
             .opened(envelope.transport, content, payload.bytes.len());
-        if payload.records == 0 {
-            return Ok(());
+        // The log must have the number of a request without records too, or the next number would not follow.
+        if payload.records == 0 && caller.numbering.is_none() {
+            return Ok(Outcome::Committed);
         }
         let stream = Stream {
             name: caller.identity.stream(signal),
@@ -211,7 +227,7 @@ impl Service {
         delivery: Delivery<'_>,
         caller: &Caller,
         body: &mut B,
-    ) -> Result<Rows, Refusal>
+    ) -> Result<(Rows, Outcome), Refusal>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: std::error::Error,
@@ -240,7 +256,7 @@ impl Service {
         self.metrics.opened(Transport::Http, content, rows.payload.len());
         self.metrics.rejected(rows.rejected);
         if !events::appends(&rows, delivery.on_error) {
-            return Ok(rows);
+            return Ok((rows, Outcome::Committed));
         }
         let stream = Stream {
             name,
@@ -256,8 +272,8 @@ impl Service {
             bytes: std::mem::take(&mut rows.payload),
             records: rows.accepted,
         };
-        self.commit(arrival, stream, payload, held).await?;
-        Ok(rows)
+        let outcome = self.commit(arrival, stream, payload, held).await?;
+        Ok((rows, outcome))
     }
 
     /// Counts a request in flight until the permit is dropped.
@@ -294,13 +310,14 @@ impl Service {
         stream: Stream,
         payload: Payload,
         held: HeldMemory,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Outcome, Refusal> {
         let records = payload.records;
         let (reservation, _own) = held.divide();
-        self.append(stream, payload, arrival.received_at_us, reservation)
-            .await?;
-        self.committed(arrival.transport, arrival.content, arrival.caller, records);
-        Ok(())
+        let outcome = self.append(&arrival, stream, payload, reservation).await?;
+        if outcome == Outcome::Committed {
+            self.committed(arrival.transport, arrival.content, arrival.caller, records);
+        }
+        Ok(outcome)
     }
 
     /// Counts committed records. They prove the connection where clients do not authenticate.
@@ -438,23 +455,35 @@ impl Service {
 
     async fn append(
         &self,
+        arrival: &Arrival<'_>,
         stream: Stream,
         payload: Payload,
-        received_at_us: i64,
         reservation: Reservation,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Outcome, Refusal> {
+        let numbering = arrival.caller.numbering.as_ref();
+        let numbered = numbering.map(|it| it.numbered(&stream.name, &payload.bytes));
         let append = Append {
             stream: stream.name,
             encoding: stream.encoding,
             payload: payload.bytes,
             records: payload.records,
-            received_at_us,
+            received_at_us: arrival.received_at_us,
             // One frame more than needed: the producer gives it back.
             reservation,
         };
-        match self.producer.append(append).await {
-            Ok(_) => Ok(()),
+        let submitted = match numbered {
+            None => self.producer.submit(append).await,
+            Some(numbered) => self.producer.submit_numbered(append, numbered).await,
+        };
+        let appended = match submitted {
+            Ok(submitted) => submitted.committed().await,
+            Err(error) => Err(error),
+        };
+        match appended {
+            Ok(committed) if committed.is_repeated => Ok(Outcome::Repeated),
+            Ok(_) => Ok(Outcome::Committed),
             Err(AppendError::OverBudget(over)) => Err(over.into()),
+            Err(AppendError::Client(refused)) => Err(numbering::refusal(&refused)),
             // A stream of another encoding, or no room for a new stream: other bytes do not help.
             Err(error @ AppendError::Refused(_)) if stream.encoding == StreamEncoding::Ndjson => {
                 Err(Refusal::conflict(error))

@@ -34,6 +34,12 @@ pub enum ErrorCode {
     UnsupportedVersion = 35,
     /// The batch has an old format (message format 0 or 1).
     UnsupportedForMessageFormat = 43,
+    /// A sequence number does not follow the last one. Clients send again under a new epoch.
+    OutOfOrderSequenceNumber = 45,
+    /// The log has a later epoch of the idempotent producer.
+    InvalidProducerEpoch = 47,
+    /// The idempotent producer is unknown or forgotten. Clients send again under a new epoch or id.
+    UnknownProducerId = 59,
     /// There are no transactions.
     TransactionalIdAuthorizationFailed = 53,
     /// The name or the password is wrong.

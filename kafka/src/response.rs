@@ -212,7 +212,10 @@ fn write_outcome(writer: &mut Writer, version: i16, partition: &PartitionOutcome
     // The time of the log, if that is what records get: they keep their own.
     writer.i64(-1);
     if version >= 5 {
-        writer.i64(-1);
+        // The first offset of the log. Java's client sends a batch of a forgotten producer under a new epoch only if it knows
+        // that the log has moved on.
+        let is_forgotten = partition.error == ErrorCode::UnknownProducerId;
+        writer.i64(if is_forgotten { 0 } else { -1 });
     }
     if version >= 8 {
         writer.array(partition.records.len());

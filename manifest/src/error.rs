@@ -1,6 +1,5 @@
 //! Why bytes are not the expected object.
 
-use crate::FORMAT_VERSION;
 use thiserror::Error;
 
 /// The name of a page in errors.
@@ -39,13 +38,15 @@ pub enum FormatError {
     },
     /// Written by a newer (or unknown) version.
     #[error(
-        "{object} has format version {found}, this program reads version {FORMAT_VERSION}: use a newer millpond"
+        "{object} has format version {found}, this program reads versions up to {newest}: use a newer millpond"
     )]
     Version {
         /// The expected kind.
         object: &'static str,
         /// The version found.
         found: u16,
+        /// The newest version that this program reads.
+        newest: u16,
     },
     /// Damaged.
     #[error("{object} is damaged: its CRC32C is {found:08x}, its envelope says {expected:08x}")]

@@ -31,15 +31,15 @@ pub use error::FormatError;
 pub use limits::Count;
 pub use log::{Lag, Log};
 pub use manifest::{
-    Claim, ClaimRefusal, Commit, CommitRefusal, Fingerprint, Leader, Manifest, NewPart, NewSegment,
-    ProducerId,
+    Claim, ClaimRefusal, ClientClaim, ClientId, ClientRefusal, Commit, CommitRefusal, Fingerprint, Leader, Manifest,
+    NewPart, NewSegment, Numbers, ProducerId,
 };
 pub use members::Members;
 pub use object::{Object, Stamp};
 pub use page::{Page, PageReference};
 pub use plan::BatchingPolicy;
 
-/// The only format version that this code reads and writes.
+/// The format version of most objects. A manifest with clients has version 2.
 pub const FORMAT_VERSION: u16 = 1;
 
 #[allow(missing_docs, unreachable_pub, clippy::all)]

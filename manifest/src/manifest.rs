@@ -1,6 +1,7 @@
 //! The manifest: the ordered log of a shard's committed segments, and the producers' pure transitions. It never reads a
 //! clock, draws a random number or touches a store.
 
+mod clients;
 mod codec;
 mod commit;
 mod leader;
@@ -15,6 +16,10 @@ use ulid::Ulid;
 use uuid::Uuid;
 
 pub use crate::entry::{Entry, Part, STREAMS_MAX, TAIL_MAX};
+pub use clients::{
+    CLIENTS_MAX, CheckedClients, ClientClaim, ClientId, ClientRefusal, ClientRow, KEY_EXPIRY_MS, KEYS_MAX, Numbers,
+    UnusableClient,
+};
 pub use commit::{Claim, ClaimRefusal, Commit, CommitRefusal, NewPart, NewSegment, Unusable};
 pub use leader::{ADDRESS_MAX, Fingerprint, Leader};
 
@@ -102,6 +107,10 @@ pub struct Manifest {
     pub producers: Vec<ProducerRow>,
     /// The producer that commits for others, if there is one.
     pub leader: Option<Leader>,
+    /// Clients that number their requests, ordered by id.
+    pub clients: Vec<ClientRow>,
+    /// Idempotency keys, ordered by id.
+    pub keys: Vec<ClientRow>,
 }
 
 impl Manifest {
@@ -119,6 +128,8 @@ impl Manifest {
             tail: Vec::new(),
             producers: Vec::new(),
             leader: None,
+            clients: Vec::new(),
+            keys: Vec::new(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The objects of a shard's state, as bytes.
 
-use crate::{Count, FormatError};
+use crate::{Count, FORMAT_VERSION, FormatError};
 use bytes::Bytes;
 
 /// Distinguishes two states of an object even if their ETags are equal. An ETag may depend on the content alone, so
@@ -21,6 +21,8 @@ pub trait Object: Sized {
     const MAGIC: [u8; 4];
     /// Maximum bytes to read: more than Millpond ever writes.
     const BYTES_MAX: u64;
+    /// The newest format version that this code reads. It reads all versions from 1 on.
+    const VERSION_MAX: u16 = FORMAT_VERSION;
     /// Limits on the object's repeated fields, checked before any allocation for them.
     const COUNTS: &'static [Count] = &[];
     /// The object's bytes, envelope included.

@@ -324,10 +324,14 @@ fn each_kind_of_damage_has_its_own_error() {
         Err(FormatError::Magic { .. })
     ));
     let mut newer = good.to_vec();
-    newer[4] = 2;
+    newer[4] = 3;
     assert!(matches!(
         Manifest::decode(&newer),
-        Err(FormatError::Version { found: 2, .. })
+        Err(FormatError::Version {
+            found: 3,
+            newest: 2,
+            ..
+        })
     ));
     let mut damaged = good.to_vec();
     *damaged.last_mut().unwrap() ^= 1;

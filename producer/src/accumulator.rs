@@ -15,15 +15,16 @@ use crate::encoder::Encoders;
 use crate::flow::Flow;
 use crate::lead::{Guest, Lead};
 use crate::metrics::Metrics;
-use crate::segment::{DoneBlock, FillingSegment, FullBlock, Waiter};
+use crate::clients::Caller;
+use crate::segment::{DoneBlock, FillingSegment, FullBlock};
 use crate::uploader::Uploaders;
 use crate::{Append, Config};
 use millpond_runtime::{Budget, Reservation};
 
-/// An accepted message and the channel to its caller.
+/// An accepted message and its caller.
 pub(crate) struct Accepted {
     pub(crate) append: Append,
-    pub(crate) waiter: Waiter,
+    pub(crate) caller: Caller,
 }
 
 /// The maximum number of messages to take from the queue at once.
@@ -130,7 +131,7 @@ impl Accumulator {
     }
 
     fn accept(&mut self, accepted: Accepted) {
-        let Accepted { append, waiter } = accepted;
+        let Accepted { append, caller } = accepted;
         self.flow.message();
         self.early_close.message(Instant::now());
         let (budget, number) = (&self.budget, self.next_number);
@@ -140,7 +141,7 @@ impl Accumulator {
         self.next_number = open.number + 1;
         let full = self.busy.contains(&append.stream);
         let (encoders, block_bytes) = (&self.encoders, self.config.block_bytes);
-        let blocks = open.append(append, waiter, block_bytes, |base| encoders.builder(base, full));
+        let blocks = open.append(append, caller, block_bytes, |base| encoders.builder(base, full));
         let too_large = open.raw_len >= self.config.segment_raw_bytes;
         blocks.into_iter().flatten().for_each(|block| self.encode(block));
         if too_large {
@@ -217,10 +218,10 @@ impl Accumulator {
         }
         let finished = self.closed.remove(&number).map(FillingSegment::finish);
         match finished {
-            Some(Ok(work)) if work.waiters.is_empty() && work.guests.is_empty() => {
+            Some(Ok(work)) if work.is_empty() => {
                 self.uploaders.skip(number);
             }
-            Some(Ok(work)) if work.guests.is_empty() && self.lead.keeps(work.encoded.size) => {
+            Some(Ok(work)) if work.may_be_forwarded() && self.lead.keeps(work.encoded.size) => {
                 self.uploaders.keep(work);
             }
             Some(Ok(work)) => self.uploaders.upload(work),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use millpond_manifest::ClientRefusal;
 use millpond_segment::{BlockBuilder, Encoding};
 use tokio::sync::oneshot;
 
@@ -61,8 +62,11 @@ impl Submitted {
 pub struct Committed {
     /// The shard.
     pub shard: u32,
-    /// The sequence of the segment that has the message.
+    /// The sequence of the segment that has the message. If it is a repetition, of the segment with the client's last
+    /// message.
     pub sequence: u64,
+    /// The client had sent the message under the same number before, and the log has it from then.
+    pub is_repeated: bool,
 }
 
 /// A message was not appended, or the outcome is unknown.
@@ -81,6 +85,9 @@ pub enum AppendError {
     /// may be in the log: a retry may duplicate it.
     #[error("the outcome of the commit is unknown: {0}; retry if a duplicate does less harm than a loss")]
     OutcomeUnknown(Arc<str>),
+    /// The client's number cannot be accepted.
+    #[error("refused: {0}")]
+    Client(ClientRefusal),
     /// The message itself cannot be accepted: do not retry.
     #[error("refused: {0}")]
     Refused(Arc<str>),
@@ -89,7 +96,14 @@ pub enum AppendError {
 impl AppendError {
     /// Returns true if a later attempt with the same message may succeed.
     pub fn is_retryable(&self) -> bool {
-        !matches!(self, AppendError::Refused(_))
+        match self {
+            AppendError::Refused(_) => false,
+            AppendError::Client(refusal) => *refusal == ClientRefusal::Full,
+            AppendError::OverBudget(_)
+            | AppendError::Closed
+            | AppendError::NotCommitted(_)
+            | AppendError::OutcomeUnknown(_) => true,
+        }
     }
 
     /// Returns true if the message is certainly not in the log.

@@ -8,9 +8,10 @@ mod step;
 
 use std::sync::Arc;
 
-use millpond_manifest::manifest::{ProducerRow, Unusable};
+use millpond_manifest::manifest::{ProducerRow, Unusable, UnusableClient};
 use millpond_manifest::{
-    Claim, ClaimRefusal, Commit, CommitRefusal, Fingerprint, Manifest, ProducerId, Snapshot,
+    Claim, ClaimRefusal, ClientClaim, ClientId, ClientRefusal, Commit, CommitRefusal, Fingerprint, Manifest,
+    Numbers, ProducerId, Snapshot,
 };
 use millpond_storage::Version;
 use ulid::Ulid;
@@ -111,6 +112,8 @@ pub struct Commits<S: Found> {
     forwarded: bool,
     /// The held claims that were there before the manifest was last read. What it lacks says nothing about later ones.
     asked: Vec<(ProducerId, u64)>,
+    /// The same for requests of clients.
+    asked_clients: Vec<(ClientId, Numbers)>,
     sealing: Sealing,
     /// What this producer presents to others.
     certificate: Option<Fingerprint>,
@@ -131,6 +134,7 @@ impl<S: Found> Commits<S> {
             unresolved: Unresolved::Nothing,
             forwarded: false,
             asked: Vec::new(),
+            asked_clients: Vec::new(),
             sealing: Sealing::Nothing,
             certificate: None,
             office: Office::Keep,
@@ -246,6 +250,8 @@ impl<S: Found> Commits<S> {
     pub fn next(&mut self, group: Group<'_>, draw: &mut impl Draw) -> Next<S::Version> {
         let is_held = |asked: &(ProducerId, u64)| group.held.iter().any(|claim| named(claim) == *asked);
         self.asked.retain(is_held);
+        let is_there = |asked: &(ClientId, Numbers)| group.clients.iter().any(|it| numbered(it) == *asked);
+        self.asked_clients.retain(is_there);
         let next = self.decide(group, draw);
         match &next {
             Next::UploadAgain { .. } => {}
@@ -254,6 +260,7 @@ impl<S: Found> Commits<S> {
             Next::Drop { .. } => self.unresolved = Unresolved::Nothing,
             Next::Read => {
                 self.asked = group.held.iter().map(named).collect();
+                self.asked_clients = group.clients.iter().map(numbered).collect();
                 // A state that was read earlier must not pass for the answer if the read fails.
                 self.doubt_known();
             }
@@ -267,8 +274,10 @@ impl<S: Found> Commits<S> {
             Next::Registered => self.registered = true,
             Next::Settle(settlement) => {
                 self.asked.clear();
+                self.asked_clients.clear();
                 // The table shows a claim of the attempt, so another state than the expected one is in force. Each claim
-                // that it does not show was settled with the others, or has disproved the attempt.
+                // that it does not show was settled with the others, or has disproved the attempt. The same holds if it
+                // refuses a client that the attempt had: the expected state did not.
                 self.unresolved = Unresolved::Nothing;
                 if settlement.own.is_some() {
                     self.succeed();
@@ -447,25 +456,39 @@ impl<S: Found> Commits<S> {
     }
 
     fn commit(&self, found: &S, group: Group<'_>, draw: &mut impl Draw) -> Next<S::Version> {
-        let (state, now_ms) = (found.manifest(), draw.unix_ms());
+        let state = found.manifest();
+        // A clock that was set back must not make a state refuse a client that it accepted.
+        let attempted_ms = self.unresolved().map_or(0, |(attempt, _)| attempt.at_ms);
+        let now_ms = draw.unix_ms().max(attempted_ms);
         let sealed = self.sealed(state);
         let claims = self.claims(group);
         let segments = group.segments;
+        let clients = match state.check_clients(group.clients, now_ms) {
+            Ok(checked) => Ok(checked),
+            Err(unusable) => Err(self.settle_clients(group, unusable)),
+        };
         match sealed.as_ref().unwrap_or(state).commit(&claims, segments, now_ms) {
             Ok(Commit {
-                state: next,
+                state: mut next,
                 first_sequence,
-            }) => Next::Swap(Swap {
-                expected: Some(found.version()),
-                next: Box::new(self.in_office(*next, group).stamped(draw.nonce())),
-                attempt: Some(Attempt {
-                    expected: found.version(),
-                    number: self.last + 1,
-                    claims,
-                    first_sequence,
-                    segments: segments.iter().map(|segment| segment.segment).collect(),
-                }),
-            }),
+            }) => {
+                match clients {
+                    Ok(checked) => next.enter_clients(checked, first_sequence, now_ms),
+                    Err(settled) => return settled,
+                }
+                Next::Swap(Swap {
+                    expected: Some(found.version()),
+                    next: Box::new(self.in_office(*next, group).stamped(draw.nonce())),
+                    attempt: Some(Attempt {
+                        expected: found.version(),
+                        number: self.last + 1,
+                        claims,
+                        first_sequence,
+                        segments: segments.iter().map(|segment| segment.segment).collect(),
+                        at_ms: now_ms,
+                    }),
+                })
+            }
             Err(CommitRefusal::Claims(unusable)) => self.settle(state, group, unusable, draw),
             Err(CommitRefusal::BelowFloor {
                 segments: places,
@@ -510,6 +533,7 @@ impl<S: Found> Commits<S> {
         let mut settlement = Settlement {
             own: None,
             held: Vec::new(),
+            clients: Vec::new(),
         };
         for Unusable { claim, reason } in unusable {
             let Some(place) = claim.checked_sub(usize::from(group.own > 0)) else {
@@ -530,6 +554,34 @@ impl<S: Found> Commits<S> {
             return Next::Read;
         }
         Next::Settle(settlement)
+    }
+
+    /// Handles requests of clients that the table refuses, while it accepts this producer's own number: what it has of
+    /// them is another producer's commit. What it lacks counts only if it was read after the request arrived.
+    fn settle_clients(&self, group: Group<'_>, unusable: Vec<UnusableClient>) -> Next<S::Version> {
+        let is_settled = |it: &UnusableClient| match it.reason {
+            ClientRefusal::Gap { .. } | ClientRefusal::Unknown | ClientRefusal::Full => {
+                self.asked_clients.contains(&numbered(&group.clients[it.place]))
+            }
+            ClientRefusal::Repeated { .. }
+            | ClientRefusal::Reused
+            | ClientRefusal::Fenced { .. }
+            | ClientRefusal::Overlaps
+            | ClientRefusal::Invalid(_) => true,
+        };
+        let settled: Vec<_> = unusable
+            .into_iter()
+            .filter(is_settled)
+            .map(|it| (it.place, it.reason))
+            .collect();
+        if settled.is_empty() {
+            return Next::Read;
+        }
+        Next::Settle(Settlement {
+            own: None,
+            held: Vec::new(),
+            clients: settled,
+        })
     }
 
     /// Handles a table that refuses the next number of this producer.
@@ -641,6 +693,11 @@ impl<S: Found> Commits<S> {
 /// The producer of a claim, and the first of its numbers.
 fn named(claim: &Claim) -> (ProducerId, u64) {
     (claim.producer, claim.first)
+}
+
+/// The client of a claim, and its numbers.
+fn numbered(claim: &ClientClaim) -> (ClientId, Numbers) {
+    (claim.client, claim.numbers)
 }
 
 /// What the table says about a claim that it refuses.

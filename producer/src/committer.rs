@@ -16,6 +16,7 @@ use ulid::Ulid;
 use uuid::Uuid;
 
 use crate::commit::{Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, NewPage, News, Next};
+use crate::Config;
 use crate::commit_delay::CommitDelay;
 use crate::election::Election;
 use crate::forward::Batch;
@@ -82,6 +83,8 @@ pub(crate) struct Committer {
     began: Instant,
     /// When others last made this producer read the manifest.
     looked_at: Option<Duration>,
+    /// The zstd level of blocks that lose records of clients.
+    compression_level: i32,
 }
 
 /// The result of a step.
@@ -100,7 +103,7 @@ impl Committer {
     pub(crate) fn new(
         upload: Upload,
         buffer_id: Uuid,
-        tail_max: usize,
+        config: &Config,
         streams: Streams,
         commit_delay: CommitDelay,
         peering: Option<Peering>,
@@ -110,7 +113,7 @@ impl Committer {
         let certificate = peering.as_ref().map(|peering| peering.certificate);
         let address = peering.as_ref().and_then(|peering| peering.address.clone());
         Self {
-            commits: Commits::new(buffer_id, upload.shard, tail_max, producer).with_certificate(certificate),
+            commits: Commits::new(buffer_id, upload.shard, config.tail_max, producer).with_certificate(certificate),
             peering,
             election: Election::new(address),
             lead,
@@ -126,6 +129,7 @@ impl Committer {
             read_took: Duration::ZERO,
             began: Instant::now(),
             looked_at: None,
+            compression_level: config.compression_level,
         }
     }
 
@@ -260,7 +264,7 @@ impl Committer {
         while batch.len() < FOREIGN_SEGMENTS_MAX {
             match self.waiting.remove(&self.next_number) {
                 Some(Arrival::Kept(work)) => batch.push_kept(work),
-                Some(Arrival::Uploaded(uploaded)) if uploaded.work.guests.is_empty() => {
+                Some(Arrival::Uploaded(uploaded)) if uploaded.work.may_be_forwarded() => {
                     batch.push_uploaded(uploaded);
                 }
                 Some(Arrival::Skipped(_)) => {}
@@ -452,6 +456,10 @@ impl Committer {
             Next::Registered => {
                 let (producer, shard) = (self.commits.producer(), self.upload.shard);
                 tracing::info!("registered as producer {producer} in shard {shard}");
+                Progress::Made
+            }
+            Next::Settle(settlement) if !settlement.clients.is_empty() => {
+                self.settle_clients(members, &described, settlement.clients).await;
                 Progress::Made
             }
             Next::Settle(settlement) => {

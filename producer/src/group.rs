@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millpond_manifest::{Claim, NewSegment};
+use millpond_manifest::{Claim, ClientClaim, NewSegment, Numbers};
 
 use crate::commit::{Group, Verdict};
 use crate::lead::{Foreign, Lead, Outcome, Ticket};
@@ -25,6 +25,9 @@ pub(crate) struct Described {
     held: Vec<Claim>,
     /// Whose claim each of `held` is.
     places: Vec<Place>,
+    clients: Vec<ClientClaim>,
+    /// The work of each of `clients`, and its place there.
+    client_places: Vec<(usize, usize)>,
 }
 
 /// The place of another producer's claim.
@@ -42,7 +45,13 @@ impl Described {
             segments: &self.segments,
             own: self.own,
             held: &self.held,
+            clients: &self.clients,
         }
+    }
+
+    /// The work of a client, and its place there.
+    pub(crate) fn client(&self, place: usize) -> Option<(usize, usize)> {
+        self.client_places.get(place).copied()
     }
 }
 
@@ -77,12 +86,33 @@ impl Members {
             hold(&foreign.ticket, at, Place::Foreign(place));
             segments.extend(foreign.segments.iter().cloned());
         }
+        let (clients, client_places) = self.clients();
         Described {
             segments,
             own,
             held,
             places,
+            clients,
+            client_places,
         }
+    }
+
+    /// The numbered requests, each client's in the order of its numbers: a client that has several requests in flight may
+    /// see them overtake each other. Kafka's sequence numbers start again at 0, and its requests keep their order.
+    fn clients(&self) -> (Vec<ClientClaim>, Vec<(usize, usize)>) {
+        let mut all: Vec<(ClientClaim, (usize, usize))> = Vec::new();
+        for (at, uploaded) in self.works.iter().enumerate() {
+            let of_work = uploaded.work.clients.iter().enumerate();
+            all.extend(of_work.map(|(place, client)| (client.ticket.claim(at), (at, place))));
+        }
+        all.sort_by_key(|(claim, _)| {
+            let number = match claim.numbers {
+                Numbers::Counted { number } => number,
+                Numbers::Sequence { .. } | Numbers::Once => 0,
+            };
+            (claim.client, number)
+        });
+        all.into_iter().unzip()
     }
 
     /// Answers everybody who waits for the foreign segments, which are all in the log.

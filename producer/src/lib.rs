@@ -7,6 +7,7 @@
 
 mod accumulator;
 mod append;
+mod clients;
 #[doc(hidden)]
 pub mod commit;
 mod commit_delay;
@@ -28,11 +29,14 @@ pub mod reads_first;
 mod rhythm;
 mod segment;
 mod streams;
+mod strip;
 mod trace;
 mod turns;
 mod uploader;
 
 pub use append::{Append, AppendError, Committed, Submitted};
+pub use clients::Numbered;
+pub use millpond_manifest::{ClientId, ClientRefusal, Numbers};
 pub use config::{Config, ConfigError};
 pub use peers::{
     Closes, LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Peering, Peers, Records,

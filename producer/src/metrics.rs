@@ -8,6 +8,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::clients::KINDS;
 use crate::forward::REASONS;
 use millpond_runtime::Budget;
 
@@ -21,6 +22,12 @@ pub(crate) struct AttemptLabels {
 pub(crate) struct FallbackLabels {
     /// Why the leader did not commit.
     reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct ClientLabels {
+    /// Why a numbered request was not appended.
+    outcome: &'static str,
 }
 
 #[derive(Clone, Debug)]
@@ -46,6 +53,7 @@ pub(crate) struct Metrics {
     pub(crate) delegated_bytes: Counter,
     pub(crate) fallbacks: Family<FallbackLabels, Counter>,
     pub(crate) commits_for_others: Counter,
+    pub(crate) client_requests_settled: Family<ClientLabels, Counter>,
     pub(crate) upload_seconds: Histogram,
     pub(crate) commit_seconds: Histogram,
     pub(crate) linger_seconds: Histogram,
@@ -78,6 +86,7 @@ impl Metrics {
             delegated_bytes: Counter::default(),
             fallbacks: Family::default(),
             commits_for_others: Counter::default(),
+            client_requests_settled: Family::default(),
             upload_seconds: seconds(),
             commit_seconds: seconds(),
             linger_seconds: seconds(),
@@ -172,6 +181,14 @@ impl Metrics {
             "Requests of other producers that this one committed",
             m.commits_for_others,
         );
+        to.register(
+            "client_requests_settled",
+            "Numbered requests of clients that were answered without appending them, by outcome",
+            m.client_requests_settled,
+        );
+        for outcome in KINDS.into_iter().chain(["joined"]) {
+            drop(metrics.client_requests_settled.get_or_create(&ClientLabels { outcome }));
+        }
         // A reason without a fallback is 0, not absent.
         for reason in REASONS {
             drop(metrics.fallbacks.get_or_create(&FallbackLabels { reason }));
@@ -188,6 +205,12 @@ impl Metrics {
 
     pub(crate) fn fallback(&self, reason: &'static str) {
         self.fallbacks.get_or_create(&FallbackLabels { reason }).inc();
+    }
+
+    pub(crate) fn client_settled(&self, outcome: &'static str) {
+        self.client_requests_settled
+            .get_or_create(&ClientLabels { outcome })
+            .inc();
     }
 
     pub(crate) fn attempt(&self, outcome: &'static str) {

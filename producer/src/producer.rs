@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::accumulator::{Accepted, Accumulator};
+use crate::clients::{CLIENT_BYTES, Caller, Clients, Numbered, waiter};
 use crate::commit_delay::CommitDelay;
 use crate::committer::Committer;
 use crate::committer::{COMMIT, FOREIGN_SEGMENTS_MAX};
@@ -104,6 +105,7 @@ struct Inner {
     buffer: Buffer,
     environment: Arc<dyn Environment>,
     streams: Streams,
+    clients: Clients,
     flow: Flow,
     readiness: Readiness,
     metrics: Metrics,
@@ -162,7 +164,7 @@ impl Producer {
         let mut committer = Committer::new(
             upload.clone(),
             buffer.id,
-            config.tail_max,
+            &config,
             streams.clone(),
             commit_delay,
             peering,
@@ -202,6 +204,7 @@ impl Producer {
             buffer,
             environment,
             streams,
+            clients: Clients::default(),
             flow,
             readiness,
             metrics,
@@ -259,8 +262,28 @@ impl Producer {
     /// # Errors
     /// See [`AppendError`]. The message is certainly not in the log.
     pub async fn submit(&self, append: Append) -> Result<Submitted, AppendError> {
+        self.take_over(append, None).await
+    }
+
+    /// Like [`submit`](Self::submit), for a client that numbers its requests. The log has the records of a number once:
+    /// for a repetition, the outcome is that of the first request, whichever producer of the shard took it.
+    ///
+    /// # Panics
+    /// If the reservation is from another budget than this producer's [`budget`](Self::budget).
+    ///
+    /// # Errors
+    /// See [`AppendError`].
+    pub async fn submit_numbered(
+        &self,
+        append: Append,
+        numbered: Numbered,
+    ) -> Result<Submitted, AppendError> {
+        self.take_over(append, Some(numbered)).await
+    }
+
+    async fn take_over(&self, append: Append, numbered: Option<Numbered>) -> Result<Submitted, AppendError> {
         let waiting = self.0.flow.wait();
-        match self.accept(append).await {
+        match self.accept(append, numbered).await {
             Ok(outcome) => Ok(Submitted {
                 outcome,
                 _waiting: waiting,
@@ -275,8 +298,9 @@ impl Producer {
     async fn accept(
         &self,
         mut append: Append,
+        numbered: Option<Numbered>,
     ) -> Result<oneshot::Receiver<Result<Committed, AppendError>>, AppendError> {
-        let cost = self.cost(append.payload.len())?;
+        let cost = self.cost(append.payload.len())? + numbered.map_or(0, |_| CLIENT_BYTES);
         if self.0.closing.is_cancelled() {
             return Err(AppendError::Closed);
         }
@@ -287,8 +311,18 @@ impl Producer {
             append.reservation.merge(self.0.budget.reserve(missing).await?);
         }
         append.reservation.shrink(cost);
-        let (waiter, outcome) = oneshot::channel();
-        let sent = self.0.messages.send(Accepted { append, waiter }).await;
+        let (waiter, outcome) = waiter();
+        let caller = match numbered {
+            None => Caller::Waiter(waiter),
+            Some(numbered) => match self.0.clients.hold(numbered, waiter) {
+                Some(ticket) => Caller::Client(ticket),
+                None => {
+                    self.0.metrics.client_settled("joined");
+                    return Ok(outcome);
+                }
+            },
+        };
+        let sent = self.0.messages.send(Accepted { append, caller }).await;
         sent.map_err(|_| AppendError::Closed)?;
         Ok(outcome)
     }

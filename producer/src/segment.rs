@@ -13,9 +13,11 @@ use tokio::time::Instant;
 use ulid::Ulid;
 
 use crate::append::WAITER_BYTES;
+use crate::clients::{CLIENT_BYTES, Caller, ClientMessage, ClientTicket, MessagePlace};
 use crate::encoder::Encoders;
 use crate::lead::Guest;
 use crate::peers::{PeerRefusal, StreamBlock};
+use crate::strip::{moved, strip};
 use crate::trace::SegmentTrace;
 use crate::{Append, AppendError, Committed};
 use millpond_runtime::Reservation;
@@ -65,7 +67,7 @@ impl FullBlock {
         if let Ok(block) = &encoded {
             let waiters = usize::try_from(block.messages)
                 .unwrap_or(usize::MAX)
-                .saturating_mul(WAITER_BYTES);
+                .saturating_mul(WAITER_BYTES + CLIENT_BYTES);
             reservation.shrink(block.bytes.len().saturating_add(waiters));
         }
         DoneBlock {
@@ -76,6 +78,15 @@ impl FullBlock {
             reservation,
         }
     }
+}
+
+/// A client's message in a segment that is filling.
+struct FillingClient {
+    ticket: ClientTicket,
+    stream: usize,
+    slot: usize,
+    message: u64,
+    records: u64,
 }
 
 struct OpenBlock {
@@ -100,6 +111,7 @@ pub(crate) struct FillingSegment {
     streams: Vec<OpenStream>,
     places: HashMap<Arc<str>, usize>,
     waiters: Vec<Waiter>,
+    clients: Vec<FillingClient>,
     guests: Vec<Guest>,
     reservation: Reservation,
     pub(crate) raw_len: usize,
@@ -118,6 +130,7 @@ impl FillingSegment {
             streams: Vec::new(),
             places: HashMap::new(),
             waiters: Vec::new(),
+            clients: Vec::new(),
             guests: Vec::new(),
             reservation: nothing,
             raw_len: 0,
@@ -134,7 +147,7 @@ impl FillingSegment {
     pub(crate) fn append(
         &mut self,
         append: Append,
-        waiter: Waiter,
+        caller: Caller,
         block_bytes: usize,
         builder: impl Fn(i64) -> BlockBuilder,
     ) -> [Option<FullBlock>; 2] {
@@ -150,7 +163,7 @@ impl FillingSegment {
         let known = self.streams[place].encoding;
         if known != encoding {
             let reason = format!("stream {stream} holds {known} messages, not {encoding}");
-            fail(vec![waiter], &AppendError::Refused(reason.into()));
+            caller.fail(AppendError::Refused(reason.into()));
             return [None, None];
         }
         let room = |open: &OpenBlock| {
@@ -160,6 +173,7 @@ impl FillingSegment {
             Some(open) if !room(open) => self.ship(place),
             _ => None,
         };
+        let slot = self.streams[place].encoded.len();
         let open = self.streams[place].open.get_or_insert_with(|| OpenBlock {
             builder: builder(received_at_us),
             records: 0,
@@ -167,13 +181,22 @@ impl FillingSegment {
         });
         let raw_len = open.builder.raw_len();
         if let Err(error @ MessageTooLarge { .. }) = open.builder.push(received_at_us, &payload) {
-            fail(vec![waiter], &AppendError::Refused(error.to_string().into()));
+            caller.fail(AppendError::Refused(error.to_string().into()));
             return [before, None];
         }
         self.raw_len += open.builder.raw_len() - raw_len;
         open.records += records;
         open.reservation.merge(reservation);
-        self.waiters.push(waiter);
+        match caller {
+            Caller::Waiter(waiter) => self.waiters.push(waiter),
+            Caller::Client(ticket) => self.clients.push(FillingClient {
+                ticket,
+                stream: place,
+                slot,
+                message: open.builder.messages() - 1,
+                records,
+            }),
+        }
         let full = open.builder.raw_len() >= block_bytes;
         let filled = before.is_some() || full;
         self.streams[place].filled_a_block |= filled;
@@ -269,6 +292,7 @@ impl FillingSegment {
             number,
             streams,
             waiters,
+            clients,
             mut guests,
             mut reservation,
             linger_left,
@@ -276,6 +300,7 @@ impl FillingSegment {
             mut trace,
             ..
         } = self;
+        let clients = located(clients, &streams);
         let own: Vec<StreamBlock> = streams.into_iter().flat_map(OpenStream::into_blocks).collect();
         let assembled = failure.map_or_else(|| assemble(&own, &mut guests), Err);
         let encoded = match assembled {
@@ -286,24 +311,49 @@ impl FillingSegment {
                     waiters.len()
                 );
                 trace.fail(&reason);
-                fail(waiters, &AppendError::NotCommitted(reason.into()));
+                let error = AppendError::NotCommitted(reason.into());
+                clients.into_iter().for_each(|client| client.ticket.answer(&Err(error.clone())));
+                fail(waiters, &error);
                 return Err(number);
             }
         };
         trace.encoded(&encoded);
         let held = usize::try_from(encoded.size).unwrap_or(usize::MAX);
-        reservation.shrink(held.saturating_add(waiters.len().saturating_mul(WAITER_BYTES)));
+        let callers = (waiters.len() + clients.len()) * WAITER_BYTES + clients.len() * CLIENT_BYTES;
+        reservation.shrink(held.saturating_add(callers));
         Ok(EncodedWork {
             number,
             encoded,
             own,
             guests,
             waiters,
+            clients,
             linger_left,
             reservation,
             trace,
         })
     }
+}
+
+/// Numbers the blocks of all streams in their order.
+fn located(clients: Vec<FillingClient>, streams: &[OpenStream]) -> Vec<ClientMessage> {
+    let firsts: Vec<usize> = streams
+        .iter()
+        .scan(0, |first, stream| {
+            let this = *first;
+            *first += stream.encoded.len();
+            Some(this)
+        })
+        .collect();
+    let locate = |client: FillingClient| ClientMessage {
+        at: MessagePlace {
+            block: firsts[client.stream] + client.slot,
+            message: client.message,
+            records: client.records,
+        },
+        ticket: client.ticket,
+    };
+    clients.into_iter().map(locate).collect()
 }
 
 impl OpenStream {
@@ -350,6 +400,8 @@ pub(crate) struct EncodedWork {
     /// The other producers whose blocks are in the segment.
     pub(crate) guests: Vec<Guest>,
     pub(crate) waiters: Vec<Waiter>,
+    /// The clients that number their requests, in the order of their messages.
+    pub(crate) clients: Vec<ClientMessage>,
     /// The rest of the linger when the segment closed: the commit may be this much later than the upload.
     pub(crate) linger_left: Duration,
     /// Kept until the commit, because the orphan floor may require another upload.
@@ -362,6 +414,17 @@ pub(crate) struct EncodedWork {
 }
 
 impl EncodedWork {
+    /// Returns true if nobody waits for it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiters.is_empty() && self.clients.is_empty() && self.guests.is_empty()
+    }
+
+    /// Returns true if another producer may commit it. The records of numbered clients must leave a segment whose number
+    /// was not sent to anybody, if the log has them already.
+    pub(crate) fn may_be_forwarded(&self) -> bool {
+        self.clients.is_empty() && self.guests.is_empty()
+    }
+
     /// Builds the segment anew with the guests and the own blocks that it still has. `None`: there are none.
     pub(crate) fn rebuilt(mut self) -> Option<EncodedWork> {
         if self.own.is_empty() && self.guests.is_empty() {
@@ -375,10 +438,29 @@ impl EncodedWork {
             // A part of what fitted before fits.
             Err(reason) => {
                 tracing::error!("a segment could not be built anew: {reason}");
-                fail(self.waiters, &AppendError::NotCommitted(reason.into()));
+                self.fail(&AppendError::NotCommitted(reason.into()));
                 None
             }
         }
+    }
+
+    /// Takes these messages out of the segment's blocks. The segment must be [`rebuilt`](Self::rebuilt) after it.
+    ///
+    /// CPU work: run it on a blocking thread.
+    pub(crate) fn strip(&mut self, gone: &[MessagePlace], level: i32) -> Result<(), String> {
+        for client in &mut self.clients {
+            client.at = moved(client.at, &self.own, gone);
+        }
+        self.own = strip(std::mem::take(&mut self.own), gone, level)?;
+        Ok(())
+    }
+
+    /// Tells all callers the same error.
+    pub(crate) fn fail(self, error: &AppendError) {
+        for client in self.clients {
+            client.ticket.answer(&Err(error.clone()));
+        }
+        fail(self.waiters, error);
     }
 }
 

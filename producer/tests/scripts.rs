@@ -161,6 +161,7 @@ impl World {
             segments: &segments,
             own: self.group.len(),
             held: &held,
+            clients: &[],
         };
         match self.commits.next(group, &mut self.drawn) {
             Next::Read => "read the manifest".into(),

@@ -290,6 +290,7 @@ impl World {
             segments: &built.segments,
             own: built.own,
             held: &built.held,
+            clients: &[],
         };
         let mut drawn = Drawn {
             clock: 0,

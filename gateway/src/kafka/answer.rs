@@ -1,7 +1,7 @@
 //! Turns reasons into Kafka's errors, so that clients do the right thing: retry, or tell the application.
 
 use millpond_kafka::{BatchError, ErrorCode, PartitionOutcome};
-use millpond_producer::AppendError;
+use millpond_producer::{AppendError, ClientRefusal};
 use tonic::Code;
 
 use crate::refusal::{Refusal, Why};
@@ -31,7 +31,10 @@ impl Fault {
             ErrorCode::NotLeaderOrFollower | ErrorCode::NotEnoughReplicasAfterAppend => Code::Unavailable,
             ErrorCode::TopicAuthorizationFailed => Code::PermissionDenied,
             ErrorCode::UnknownTopicId | ErrorCode::UnknownTopicOrPartition => Code::NotFound,
-            ErrorCode::InvalidTopic => Code::FailedPrecondition,
+            ErrorCode::InvalidTopic
+            | ErrorCode::OutOfOrderSequenceNumber
+            | ErrorCode::InvalidProducerEpoch
+            | ErrorCode::UnknownProducerId => Code::FailedPrecondition,
             _ => Code::InvalidArgument,
         }
     }
@@ -51,6 +54,7 @@ impl From<Refusal> for Fault {
         let error = match refusal.why {
             Why::Denied(_) | Why::Forbidden => ErrorCode::TopicAuthorizationFailed,
             Why::Conflict => ErrorCode::InvalidTopic,
+            Why::Number { .. } | Why::Reused => ErrorCode::OutOfOrderSequenceNumber,
             Why::Invalid { .. } | Why::NoEncoding | Why::UnknownEncoding => ErrorCode::InvalidRecord,
             Why::TooLarge => ErrorCode::MessageTooLarge,
             Why::Exhausted | Why::TooSlow | Why::Cancelled => ErrorCode::NotEnoughReplicas,
@@ -76,6 +80,9 @@ impl From<BatchError> for Fault {
 impl From<AppendError> for Fault {
     fn from(error: AppendError) -> Fault {
         let code = match &error {
+            AppendError::Client(ClientRefusal::Unknown) => ErrorCode::UnknownProducerId,
+            AppendError::Client(ClientRefusal::Fenced { .. }) => ErrorCode::InvalidProducerEpoch,
+            AppendError::Client(_) => ErrorCode::OutOfOrderSequenceNumber,
             AppendError::OverBudget(_) | AppendError::NotCommitted(_) => ErrorCode::NotEnoughReplicas,
             AppendError::Closed => ErrorCode::NotLeaderOrFollower,
             AppendError::OutcomeUnknown(_) => ErrorCode::NotEnoughReplicasAfterAppend,

@@ -257,6 +257,7 @@ impl<'a> Session<'a> {
                     caller: Caller {
                         identity,
                         seat: Some(self.seat.clone()),
+                        numbering: None,
                     },
                     pending,
                     _answering: (answering, permit, own),

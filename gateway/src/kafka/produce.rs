@@ -6,7 +6,7 @@ use millpond_kafka::{
     TopicOutcome, TopicRef,
 };
 use millpond_otlp::Signal;
-use millpond_producer::{Append, Submitted};
+use millpond_producer::{Append, Numbered, Submitted};
 use millpond_segment::Encoding as StreamEncoding;
 use tonic::Code;
 
@@ -19,6 +19,7 @@ use crate::envelope::Caller;
 use crate::memory::HeldMemory;
 use crate::message::Message;
 use crate::metrics::{Content, InFlight, Transport};
+use crate::numbering;
 use crate::refusal::Refusal;
 use crate::request::{Service, TRANSCODE_INLINE_MAX};
 use crate::rows::{ERRORS_MAX, check_row};
@@ -68,6 +69,7 @@ pub(super) async fn take(
     let mut pending = Vec::with_capacity(request.topics.len());
     for TopicData { topic, partitions } in request.topics {
         let found = allowed.clone().and_then(|()| kafka.topic(&topic, identity));
+        let name = kafka.name_of(&topic).unwrap_or_default();
         let content = found.as_ref().ok().map(|topic| content(topic.encoding));
         let mut states = Vec::with_capacity(partitions.len());
         for partition in partitions {
@@ -80,6 +82,7 @@ pub(super) async fn take(
                         kafka,
                         service,
                         topic,
+                        name: &name,
                         frame_len,
                     };
                     batch.submit(partition, held).await
@@ -123,6 +126,8 @@ struct Taking<'a> {
     kafka: &'a Kafka,
     service: &'a Service,
     topic: &'a Topic,
+    /// The topic's name, by which an idempotent producer counts.
+    name: &'a str,
     /// The bytes of the request, which `held` covers too.
     frame_len: usize,
 }
@@ -140,6 +145,7 @@ impl Taking<'_> {
             .metrics()
             .received(Transport::Kafka, content, records.len());
         let batch = Batch::read(&records)?;
+        let numbered = self.numbered(&batch, partition.index)?;
         let (body, room) = self.decompressed(&batch, held).await?;
         let encoding = topic.encoding;
         let max = service.max_message_bytes();
@@ -160,7 +166,8 @@ impl Taking<'_> {
         service
             .metrics()
             .opened(Transport::Kafka, content, payload.bytes.len());
-        if payload.records == 0 {
+        // The log must have the numbers of a batch without records too, or the next ones would not follow.
+        if payload.records == 0 && numbered.is_none() {
             return Ok(State::Empty);
         }
         let reservation = held.part(payload.bytes.capacity());
@@ -175,12 +182,27 @@ impl Taking<'_> {
             received_at_us,
             reservation,
         };
-        let submitted = service.producer().submit(append).await?;
+        let submitted = match numbered {
+            None => service.producer().submit(append).await?,
+            Some(numbered) => service.producer().submit_numbered(append, numbered).await?,
+        };
         Ok(State::Submitted {
             submitted,
             content,
             records: payload.records,
         })
+    }
+
+    /// The numbers of an idempotent producer's batch.
+    fn numbered(&self, batch: &Batch, partition: i32) -> Result<Option<Numbered>, Fault> {
+        let Some(sequence) = batch.sequence else {
+            return Ok(None);
+        };
+        let place = (&*self.topic.stream, self.name, partition);
+        let numbered = numbering::of_kafka(sequence, batch.count, place);
+        numbered
+            .map(Some)
+            .map_err(|reason| Fault::new(ErrorCode::InvalidRecord, reason))
     }
 
     fn check_partition(&self, index: i32) -> Result<(), Fault> {
@@ -326,6 +348,7 @@ impl PendingPartition {
                 content,
                 records,
             } => match submitted.committed().await {
+                Ok(committed) if committed.is_repeated => None,
                 Ok(_) => {
                     service.committed(Transport::Kafka, content, caller, records);
                     None

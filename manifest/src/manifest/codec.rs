@@ -1,6 +1,9 @@
 //! The bytes of a manifest, and the rules that a decoded manifest must keep.
 
-use super::{ADDRESS_MAX, Fingerprint, Leader, Manifest, PRODUCERS_MAX, ProducerId, ProducerRow, Stream};
+use super::{
+    ADDRESS_MAX, CLIENTS_MAX, ClientId, ClientRow, Fingerprint, KEYS_MAX, Leader, Manifest, PRODUCERS_MAX,
+    ProducerId, ProducerRow, Stream,
+};
 use crate::entry::{
     ENTRIES_MAX, LOG_BYTES_MAX, PARTS_MAX, STREAMS_MAX, check_entry, decode_entry, encode_entry,
 };
@@ -44,7 +47,18 @@ impl Object for Manifest {
             path: &[11],
             max: PRODUCERS_MAX,
         },
+        Count {
+            of: "clients",
+            path: &[13],
+            max: CLIENTS_MAX,
+        },
+        Count {
+            of: "idempotency keys",
+            path: &[14],
+            max: KEYS_MAX,
+        },
     ];
+    const VERSION_MAX: u16 = 2;
 
     fn encode(&self) -> Bytes {
         // Destructured completely: a forgotten new field does not compile.
@@ -60,9 +74,14 @@ impl Object for Manifest {
             tail,
             producers,
             leader,
+            clients,
+            keys,
         } = self;
-        envelope::wrap(
+        // A program that does not know the clients would erase them, and then accept their requests again.
+        let version = if clients.is_empty() && keys.is_empty() { 1 } else { 2 };
+        envelope::wrap_version(
             Self::MAGIC,
+            version,
             &proto::Manifest {
                 buffer_id: buffer_id.as_bytes().to_vec(),
                 shard: *shard,
@@ -76,6 +95,8 @@ impl Object for Manifest {
                 tail: tail.iter().map(encode_entry).collect(),
                 producers: producers.iter().map(encode_producer).collect(),
                 leader: leader.as_ref().map(encode_leader),
+                clients: clients.iter().map(encode_client).collect(),
+                keys: keys.iter().map(encode_client).collect(),
             },
         )
     }
@@ -118,6 +139,8 @@ impl Object for Manifest {
                 .map(decode_producer)
                 .collect::<Result<_, _>>()?,
             leader: m.leader.map(decode_leader).transpose()?,
+            clients: m.clients.iter().map(decode_client).collect::<Result<_, _>>()?,
+            keys: m.keys.iter().map(decode_client).collect::<Result<_, _>>()?,
         };
         manifest.check().map_err(content)?;
         Ok(manifest)
@@ -167,6 +190,11 @@ impl Manifest {
         }
         if !self.producers.is_sorted_by(|a, b| a.id < b.id) {
             return Err("the producer table is not in order".into());
+        }
+        for (table, rows) in [("clients", &self.clients), ("keys", &self.keys)] {
+            if !rows.is_sorted_by(|a, b| a.id < b.id) {
+                return Err(format!("the table of {table} is not in order"));
+            }
         }
         if let Some(leader) = &self.leader
             && leader.address.len() > ADDRESS_MAX
@@ -275,5 +303,40 @@ fn decode_leader(leader: proto::Leader) -> Result<Leader, FormatError> {
         term: leader.term,
         shared: leader.shared,
         address: leader.address,
+    })
+}
+
+fn encode_client(row: &ClientRow) -> proto::Client {
+    let &ClientRow {
+        id,
+        epoch,
+        last,
+        sequence,
+        seen_at_ms,
+        checksum,
+    } = row;
+    proto::Client {
+        id: id.0.to_vec(),
+        epoch: epoch.into(),
+        last,
+        sequence,
+        seen_at_ms,
+        checksum,
+    }
+}
+
+fn decode_client(row: &proto::Client) -> Result<ClientRow, FormatError> {
+    let content = |reason: String| FormatError::Content {
+        object: Manifest::NAME,
+        reason,
+    };
+    let epoch = u16::try_from(row.epoch);
+    Ok(ClientRow {
+        id: ClientId(envelope::sixteen(Manifest::NAME, "clients.id", &row.id)?),
+        epoch: epoch.map_err(|_| content(format!("clients.epoch {} has more than 16 bits", row.epoch)))?,
+        last: row.last,
+        sequence: row.sequence,
+        seen_at_ms: row.seen_at_ms,
+        checksum: row.checksum,
     })
 }

@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use millpond_manifest::{Claim, Manifest, NewSegment, Page, ProducerId};
+use millpond_manifest::{Claim, ClientClaim, ClientRefusal, Manifest, NewSegment, Page, ProducerId};
 use ulid::Ulid;
 
 /// The next commit of a producer.
@@ -16,6 +16,8 @@ pub struct Group<'a> {
     /// The claims of other producers whose records this one holds, at most one for each. They say which of `segments`
     /// have the records. The bytes of a segment hold the records of its claims, and no others.
     pub held: &'a [Claim],
+    /// The clients that number their requests, in the order of their records. All are in this producer's own segments.
+    pub clients: &'a [ClientClaim],
 }
 
 impl<'a> Group<'a> {
@@ -25,6 +27,7 @@ impl<'a> Group<'a> {
             segments,
             own: segments.len(),
             held: &[],
+            clients: &[],
         }
     }
 }
@@ -43,6 +46,8 @@ pub struct Attempt<V> {
     pub first_sequence: u64,
     /// The names of its segments, in their order.
     pub segments: Vec<Ulid>,
+    /// Unix time in milliseconds at which its claims were checked.
+    pub at_ms: u64,
 }
 
 impl<V> Attempt<V> {
@@ -160,6 +165,9 @@ pub struct Settlement {
     pub own: Option<Own>,
     /// The outcome of each of these held claims, by its place in the group.
     pub held: Vec<(usize, Verdict)>,
+    /// Requests of clients that the log has already or never takes, by their place in the group. They are certainly not
+    /// in the log through this producer, and their records leave the segments.
+    pub clients: Vec<(usize, ClientRefusal)>,
 }
 
 /// The outcome of this producer's own records: they are in the log.

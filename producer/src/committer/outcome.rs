@@ -8,8 +8,11 @@ use super::Committer;
 use crate::commit::{Landed, Own, Renewal, Settlement};
 use crate::group::{Described, Members, Removed, committed};
 use crate::peers::{PeerRefusal, StreamBlock};
-use crate::segment::{EncodedWork, UploadedWork, fail};
+use crate::segment::{EncodedWork, UploadedWork};
+use crate::clients::{MessagePlace, kind};
 use crate::{AppendError, Committed};
+use millpond_manifest::ClientRefusal;
+use millpond_runtime::blocking;
 
 impl Committer {
     /// Handles the first segments of the group, which are in the log.
@@ -46,9 +49,17 @@ impl Committer {
             metrics.records.inc_by(block.records);
             metrics.raw_bytes.inc_by(block.raw_len);
         }
+        let new = Committed {
+            shard,
+            sequence,
+            is_repeated: false,
+        };
         for waiter in work.waiters {
             // The caller may have gone away.
-            let _ = waiter.send(Ok(Committed { shard, sequence }));
+            let _ = waiter.send(Ok(new));
+        }
+        for client in work.clients {
+            client.ticket.answer(&Ok(new));
         }
         for guest in work.guests {
             guest.ticket.answer(&committed(sequence, &self.lead));
@@ -95,6 +106,63 @@ impl Committer {
                 members.works.push(uploaded);
             }
         }
+    }
+
+    /// Answers requests of clients that the log has already or never takes, and takes their records out of the segments.
+    pub(super) async fn settle_clients(
+        &mut self,
+        members: &mut Members,
+        described: &Described,
+        settled: Vec<(usize, ClientRefusal)>,
+    ) {
+        let shard = self.upload.shard;
+        let mut settled: Vec<((usize, usize), ClientRefusal)> = settled
+            .into_iter()
+            .filter_map(|(place, refusal)| Some((described.client(place)?, refusal)))
+            .collect();
+        // From the last on, so that the places of the others stay.
+        settled.sort_by_key(|(place, _)| std::cmp::Reverse(*place));
+        let mut gone: Vec<Vec<MessagePlace>> = vec![Vec::new(); members.works.len()];
+        for ((work, place), refusal) in settled {
+            let client = members.works[work].work.clients.remove(place);
+            gone[work].push(client.at);
+            self.upload.metrics.client_settled(kind(&refusal));
+            let outcome = match refusal {
+                ClientRefusal::Repeated { last_sequence } => Ok(Committed {
+                    shard,
+                    sequence: last_sequence,
+                    is_repeated: true,
+                }),
+                refusal => Err(AppendError::Client(refusal)),
+            };
+            client.ticket.answer(&outcome);
+        }
+        let works = std::mem::take(&mut members.works);
+        for (uploaded, gone) in works.into_iter().zip(gone) {
+            if gone.is_empty() {
+                members.works.push(uploaded);
+                continue;
+            }
+            if let Some(work) = self.without(uploaded.work, gone).await {
+                members.works.extend(self.rebuild(work).await);
+            }
+        }
+    }
+
+    /// Takes messages out of a segment's blocks.
+    async fn without(&self, mut work: EncodedWork, gone: Vec<MessagePlace>) -> Option<EncodedWork> {
+        let level = self.compression_level;
+        let stripped = blocking::run(&*self.upload.environment, move || {
+            let result = work.strip(&gone, level);
+            (work, result)
+        });
+        // Callers of work that is lost with its thread hear that their records were given up.
+        let (work, result) = stripped.await.ok()?;
+        let Err(reason) = result else { return Some(work) };
+        tracing::error!("a segment could not be built anew: {reason}");
+        self.upload.metrics.segments_uncommitted.dec();
+        work.fail(&AppendError::NotCommitted(reason.into()));
+        None
     }
 
     /// Builds and uploads a segment anew, without the blocks of claims that left it.
@@ -150,7 +218,7 @@ impl Committer {
         tracing::error!("segment {name} cannot be committed: {reason}");
         self.upload.metrics.segments_uncommitted.dec();
         work.trace.fail(&reason);
-        fail(work.waiters, &AppendError::NotCommitted(reason.into()));
+        work.fail(&AppendError::NotCommitted(reason.into()));
     }
 
     /// Continues under a new id. If the outcome is in doubt, tells the callers of the group that it is unknown.
@@ -173,7 +241,7 @@ impl Committer {
         for uploaded in members.works.drain(..) {
             metrics.segments_uncommitted.dec();
             uploaded.work.trace.fail(&error);
-            fail(uploaded.work.waiters, &error);
+            uploaded.work.fail(&error);
         }
         // Others ask the table themselves.
         members.foreign.clear();

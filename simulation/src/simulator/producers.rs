@@ -161,7 +161,7 @@ async fn append(world: &World, producer: &Producer, stream: &str, message: &str)
         .record
         .event("client", format_args!("{message} to {stream}: {result:?}"));
     let (answer, event) = match &result {
-        Ok(Committed { shard, sequence }) => {
+        Ok(Committed { shard, sequence, .. }) => {
             let position = Position {
                 shard: *shard,
                 sequence: *sequence,

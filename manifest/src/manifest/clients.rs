@@ -1,0 +1,308 @@
+//! Clients that number their requests, and the transition that enters each number into the log once. A client that
+//! repeats a request, to any producer of the shard, learns the outcome of the first one from its row.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use thiserror::Error;
+
+use super::Manifest;
+
+/// Maximum number of clients remembered. Beyond it, the manifest forgets the client whose last request is furthest back
+/// in the log. It never forgets a producer for a client.
+pub const CLIENTS_MAX: usize = 4_096;
+/// Maximum number of idempotency keys remembered. The manifest refuses further keys rather than forget one early.
+pub const KEYS_MAX: usize = 4_096;
+/// Minimum time for which the manifest remembers an idempotency key, in milliseconds.
+pub const KEY_EXPIRY_MS: u64 = 24 * 3_600 * 1_000;
+
+/// Kafka's sequence numbers have 31 bits and start again at 0.
+const SEQUENCES: u64 = 1 << 31;
+
+/// Identifies a client and the stream of its requests: a digest of both. Or an idempotency key of a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub [u8; 16]);
+
+impl fmt::Debug for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+/// The manifest's record of a client: enough to recognise every number that is in the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientRow {
+    /// The client.
+    pub id: ClientId,
+    /// Kafka's epoch of the producer; 0 for others.
+    pub epoch: u16,
+    /// The number of its last request in the log; for Kafka, of records under this epoch.
+    pub last: u64,
+    /// Sequence of the segment that holds its last request.
+    pub sequence: u64,
+    /// Unix time in milliseconds of that commit.
+    pub seen_at_ms: u64,
+    /// CRC32C of the last request's message; 0: not recorded.
+    pub checksum: u32,
+}
+
+/// The numbers of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Numbers {
+    /// The client counts its requests from 1.
+    Counted {
+        /// The number of this request.
+        number: u64,
+    },
+    /// A Kafka producer counts its records for each partition.
+    Sequence {
+        /// The producer's epoch.
+        epoch: u16,
+        /// The sequence number of the first record, below 2³¹.
+        first: u32,
+        /// The number of records.
+        count: u32,
+    },
+    /// An idempotency key, which stands for one request.
+    Once,
+}
+
+/// One request of a client in a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ClientClaim {
+    /// The client, or the key.
+    pub client: ClientId,
+    /// Its numbers.
+    pub numbers: Numbers,
+    /// CRC32C of its message, to recognise a number that is used for other content; 0: do not compare.
+    pub checksum: u32,
+    /// The index of the commit's segment that holds its records.
+    pub segment: usize,
+}
+
+/// Why a client's claim is unusable.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Error)]
+pub enum ClientRefusal {
+    /// All of its records are in the log already.
+    #[error("the records are in the log already")]
+    Repeated {
+        /// Sequence of the segment that holds the client's last request.
+        last_sequence: u64,
+    },
+    /// Its number, or its key, is in the log with another message.
+    #[error("the number or key was used for another message")]
+    Reused,
+    /// Numbers before it are missing.
+    #[error("the number does not follow {last}, the last one in the log")]
+    Gap {
+        /// The last number in the log.
+        last: u64,
+    },
+    /// The manifest does not know the client, and this is not its first number.
+    #[error("the client is unknown or forgotten, and this is not its first number")]
+    Unknown,
+    /// The log has a later epoch of the Kafka producer.
+    #[error("the log has epoch {epoch} of the producer, which is later")]
+    Fenced {
+        /// The epoch in the log.
+        epoch: u16,
+    },
+    /// A part of its numbers is in the log or in another claim of the commit.
+    #[error("the numbers overlap others")]
+    Overlaps,
+    /// The table of keys has no room.
+    #[error("{KEYS_MAX} idempotency keys are younger than 24 h")]
+    Full,
+    /// The numbers are impossible.
+    #[error("the number is not valid: {0}")]
+    Invalid(&'static str),
+}
+
+/// A client's claim that prevents its commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnusableClient {
+    /// Its index among the commit's clients.
+    pub place: usize,
+    /// The reason.
+    pub reason: ClientRefusal,
+}
+
+/// The rows that a commit enters for its clients, checked against the state that it replaces.
+#[derive(Debug, Clone, Default)]
+pub struct CheckedClients {
+    clients: BTreeMap<ClientId, (ClientRow, usize)>,
+    keys: BTreeMap<ClientId, (ClientRow, usize)>,
+}
+
+impl Manifest {
+    /// The row of a client or a key, if the manifest remembers it.
+    pub fn client(&self, id: ClientId, numbers: Numbers) -> Option<&ClientRow> {
+        let table = match numbers {
+            Numbers::Once => &self.keys,
+            Numbers::Counted { .. } | Numbers::Sequence { .. } => &self.clients,
+        };
+        let place = table.binary_search_by_key(&id, |row| row.id).ok()?;
+        table.get(place)
+    }
+
+    /// Checks the claims of a commit's clients, in their order: several of one client follow each other.
+    ///
+    /// # Errors
+    /// Every unusable claim. The others may be usable without them.
+    pub fn check_clients(
+        &self,
+        claims: &[ClientClaim],
+        now_ms: u64,
+    ) -> Result<CheckedClients, Vec<UnusableClient>> {
+        let mut checked = CheckedClients::default();
+        let mut unusable = Vec::new();
+        for (place, claim) in claims.iter().enumerate() {
+            if let Err(reason) = self.check_client(claim, now_ms, &mut checked) {
+                unusable.push(UnusableClient { place, reason });
+            }
+        }
+        if unusable.is_empty() { Ok(checked) } else { Err(unusable) }
+    }
+
+    fn check_client(
+        &self,
+        claim: &ClientClaim,
+        now_ms: u64,
+        checked: &mut CheckedClients,
+    ) -> Result<(), ClientRefusal> {
+        let row = self.client(claim.client, claim.numbers);
+        let by_log = judge(row, claim);
+        let is_once = claim.numbers == Numbers::Once;
+        let entered = if is_once { &mut checked.keys } else { &mut checked.clients };
+        let last = match (entered.get(&claim.client), by_log) {
+            (None, by_log) => by_log?,
+            (Some(_), Err(refusal @ (ClientRefusal::Repeated { .. } | ClientRefusal::Reused))) => {
+                return Err(refusal);
+            }
+            // Nothing of this commit is in the log yet, so what it has already is no answer for a copy.
+            (Some((before, _)), _) => match judge(Some(before), claim) {
+                Err(ClientRefusal::Repeated { .. } | ClientRefusal::Reused) => {
+                    return Err(ClientRefusal::Overlaps);
+                }
+                other => other?,
+            },
+        };
+        let row = ClientRow {
+            id: claim.client,
+            epoch: claim.numbers.epoch(),
+            last,
+            sequence: 0,
+            seen_at_ms: now_ms,
+            checksum: claim.checksum,
+        };
+        entered.insert(claim.client, (row, claim.segment));
+        if is_once {
+            let is_kept = |row: &&ClientRow| now_ms.saturating_sub(row.seen_at_ms) < KEY_EXPIRY_MS;
+            if self.keys.len() + checked.keys.len() > KEYS_MAX
+                && self.keys.iter().filter(is_kept).count() + checked.keys.len() > KEYS_MAX
+            {
+                checked.keys.remove(&claim.client);
+                return Err(ClientRefusal::Full);
+            }
+        }
+        Ok(())
+    }
+
+    /// Enters the clients of a commit whose segments begin at `first_sequence`.
+    pub fn enter_clients(&mut self, checked: CheckedClients, first_sequence: u64, now_ms: u64) {
+        let CheckedClients { clients, keys } = checked;
+        if self.keys.len() + keys.len() > KEYS_MAX {
+            self.keys
+                .retain(|row| now_ms.saturating_sub(row.seen_at_ms) < KEY_EXPIRY_MS);
+        }
+        enter(&mut self.clients, clients, first_sequence);
+        enter(&mut self.keys, keys, first_sequence);
+        if self.clients.len() > CLIENTS_MAX {
+            self.clients
+                .sort_unstable_by_key(|row| (std::cmp::Reverse(row.sequence), row.id));
+            self.clients.truncate(CLIENTS_MAX);
+            self.clients.sort_unstable_by_key(|row| row.id);
+        }
+    }
+}
+
+fn enter(table: &mut Vec<ClientRow>, rows: BTreeMap<ClientId, (ClientRow, usize)>, first_sequence: u64) {
+    for (id, (mut row, segment)) in rows {
+        row.sequence = first_sequence + segment as u64;
+        match table.binary_search_by_key(&id, |row| row.id) {
+            Ok(place) => table[place] = row,
+            Err(place) => table.insert(place, row),
+        }
+    }
+}
+
+impl Numbers {
+    fn epoch(self) -> u16 {
+        match self {
+            Numbers::Sequence { epoch, .. } => epoch,
+            Numbers::Counted { .. } | Numbers::Once => 0,
+        }
+    }
+}
+
+/// Returns the last number in the log if the claim enters it, or why it cannot.
+fn judge(row: Option<&ClientRow>, claim: &ClientClaim) -> Result<u64, ClientRefusal> {
+    match claim.numbers {
+        Numbers::Counted { number } => judge_counted(row, number, claim.checksum),
+        Numbers::Sequence { epoch, first, count } => judge_sequence(row, epoch, first, count),
+        Numbers::Once => match row {
+            None => Ok(1),
+            Some(row) => Err(repeated(row, claim.checksum)),
+        },
+    }
+}
+
+fn judge_counted(row: Option<&ClientRow>, number: u64, checksum: u32) -> Result<u64, ClientRefusal> {
+    let last = row.map_or(0, |row| row.last);
+    match row {
+        _ if number == 0 => Err(ClientRefusal::Invalid("numbers begin with 1")),
+        Some(row) if number == last => Err(repeated(row, checksum)),
+        Some(row) if number < last => Err(repeated(row, 0)),
+        _ if number == last + 1 => Ok(number),
+        None => Err(ClientRefusal::Unknown),
+        Some(_) => Err(ClientRefusal::Gap { last }),
+    }
+}
+
+fn judge_sequence(row: Option<&ClientRow>, epoch: u16, first: u32, count: u32) -> Result<u64, ClientRefusal> {
+    let (first, count) = (u64::from(first), u64::from(count));
+    if first >= SEQUENCES || count == 0 || count >= SEQUENCES / 2 {
+        return Err(ClientRefusal::Invalid("sequence numbers have 31 bits"));
+    }
+    let Some(row) = row else {
+        return if first == 0 { Ok(count) } else { Err(ClientRefusal::Unknown) };
+    };
+    if row.epoch > epoch {
+        return Err(ClientRefusal::Fenced { epoch: row.epoch });
+    }
+    if row.epoch < epoch {
+        return if first == 0 { Ok(count) } else { Err(ClientRefusal::Gap { last: 0 }) };
+    }
+    let ahead = (SEQUENCES + first - row.last % SEQUENCES) % SEQUENCES;
+    let behind = SEQUENCES - ahead;
+    if ahead == 0 {
+        return row
+            .last
+            .checked_add(count)
+            .ok_or(ClientRefusal::Invalid("the client has no numbers left"));
+    }
+    if ahead < SEQUENCES / 2 || behind > row.last {
+        return Err(ClientRefusal::Gap { last: row.last });
+    }
+    Err(if count <= behind { repeated(row, 0) } else { ClientRefusal::Overlaps })
+}
+
+/// The answer to a request that is in the log. A checksum of 0 is not compared.
+fn repeated(row: &ClientRow, checksum: u32) -> ClientRefusal {
+    if checksum != 0 && row.checksum != 0 && checksum != row.checksum {
+        return ClientRefusal::Reused;
+    }
+    ClientRefusal::Repeated {
+        last_sequence: row.sequence,
+    }
+}
