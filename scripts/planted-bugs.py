@@ -72,6 +72,14 @@ STOOD_STILL = "a_machine_that_stood_still_begins_no_request_before_its_lease_is_
 FENCED_RULES = "a_fenced_owner_that_outlives_a_change_of_the_rule"
 
 
+ANY_PRODUCER = "a_repetition_to_another_producer_learns_the_outcome_of_the_first_request"
+
+
+def numbered(test, says):
+    """Clients that number their requests."""
+    return Catcher("producer/tests/clients.rs", test, says)
+
+
 def gc(test, says):
     return Catcher("consumer/tests/gc.rs", test, says)
 
@@ -235,6 +243,24 @@ CATCHERS = {
             "producer/src/lib.rs",
             "election::tests::a_leader_that_serves_others_keeps_the_lead",
             r"left: Take\(",
+        )
+    ],
+    "client-unchecked": [numbered(ANY_PRODUCER, "is_repeated|is in the log twice|left")],
+    "client-not-entered": [numbered(ANY_PRODUCER, "left|Unknown")],
+    "repeated-records-stay": [numbered("only_the_repeated_records_leave_a_segment_that_others_share", "left")],
+    "stale-gap": [numbered(ANY_PRODUCER, "Gap|Unknown")],
+    "copy-in-a-commit": [
+        Catcher(
+            "manifest/tests/clients.rs",
+            "a_commit_has_each_number_once_and_names_every_claim_that_it_cannot_have",
+            r"\(1, Repeated",
+        )
+    ],
+    "numbered-request-forwarded": [
+        Catcher(
+            "producer/tests/leader.rs",
+            "a_numbered_request_is_entered_by_the_producer_that_took_it_and_leaves_a_segment_with_guests",
+            "index out of bounds|left",
         )
     ],
     "forgotten-leader-counts": [

@@ -2,12 +2,18 @@
 neither stops a consumer of OTLP nor shows up in its tables."""
 
 import gzip
+import itertools
 import json
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 from harness.corpus import record, request
 from harness.otlp import export
 from harness.otlp_http import post
-from harness.process import eventually
+from harness.process import eventually, free_port
 
 SIGNUP = "/v1/streams/events.signup"
 NDJSON = "application/x-ndjson"
@@ -82,6 +88,56 @@ def test_an_acknowledged_row_survives_a_killed_gateway(site):
     gateway.kill()
     assert _post(site.gateway(), '{"n": 1000}') == (200, {"accepted": 1})
     assert _tailed(site) == [*rows, '{"n": 1000}']
+
+
+def test_numbered_rows_are_there_once_whatever_happens_to_gateways_and_answers(site):
+    """Clients repeat each request, to any gateway, until one answers. Some do not wait long enough."""
+    gateways = [site.gateway(*_peer(), name=f"gateway-{n}") for n in range(2)]
+    stopping, sent = threading.Event(), Counter()
+
+    def until_accepted(choose: random.Random, client: str, number: int) -> None:
+        row = json.dumps({"client": client, "number": number})
+        numbering = {"Millpond-Producer": client, "Millpond-Number": str(number)}
+        if client.startswith("key"):
+            numbering = {"Idempotency-Key": f"{client}-{number}"}
+        while True:
+            address, patience = choose.choice(gateways).http_address, choose.choice((0.3, 20))
+            try:
+                status, headers, answer = post(address, SIGNUP, row, NDJSON, numbering, patience)
+            except OSError:
+                time.sleep(0.05)
+                continue
+            assert status in (200, 429, 503), answer
+            if status == 200:
+                sent["repeated"] += "millpond-repeated" in headers
+                return
+
+    def send(client: str) -> int:
+        choose = random.Random(client)
+        for number in itertools.count(1):
+            if stopping.is_set():
+                return number - 1
+            until_accepted(choose, client, number)
+
+    clients = ("counting-1", "counting-2", "counting-3", "key-1")
+    with ThreadPoolExecutor(len(clients)) as threads:
+        counts = {client: threads.submit(send, client) for client in clients}
+        for turn, end in enumerate(("kill", "terminate", "kill", "kill")):
+            before = sent["repeated"]
+            eventually("repetitions", lambda before=before: sent["repeated"] > before)
+            gateway = gateways[turn % 2]
+            getattr(gateway, end)()
+            gateway.up()
+        stopping.set()
+    expected = Counter(
+        (client, number) for client in clients for number in range(1, counts[client].result() + 1)
+    )
+    rows = [json.loads(line) for line in _tailed(site)]
+    assert Counter((row["client"], row["number"]) for row in rows) == expected
+
+
+def _peer() -> tuple[str, str]:
+    return "--peer-listen", f"127.0.0.1:{free_port()}"
 
 
 def test_a_consumer_of_otlp_passes_over_events(site):

@@ -1,7 +1,7 @@
 //! `--version`: the versions of the program and of the formats that it writes.
 
 use millpond_clickhouse::SCHEMA_VERSION;
-use millpond_manifest::FORMAT_VERSION as MANIFEST_FORMAT;
+use millpond_manifest::{FORMAT_VERSION as OBJECT_FORMAT, Manifest, Object as _};
 use millpond_segment::FORMAT_VERSION as SEGMENT_FORMAT;
 
 /// The program's version, and a line per format. `design/compatibility.md` has the promises behind them.
@@ -9,9 +9,11 @@ pub(crate) fn long() -> String {
     format!(
         "{}\n\
          segments: format {SEGMENT_FORMAT}\n\
-         buffer, manifest, pages, cursors, dead letters: format {MANIFEST_FORMAT}\n\
+         buffer, pages, cursors, dead letters: format {OBJECT_FORMAT}\n\
+         manifest: format {OBJECT_FORMAT}, with numbered requests {manifest}\n\
          rows in ClickHouse: schema version {SCHEMA_VERSION}",
-        env!("CARGO_PKG_VERSION")
+        env!("CARGO_PKG_VERSION"),
+        manifest = Manifest::VERSION_MAX,
     )
 }
 
@@ -33,16 +35,23 @@ mod tests {
     #[test]
     fn the_versions_are_those_that_compatibility_is_promised_for() {
         let promised = include_str!("../../design/compatibility.md");
-        let row = |object: &str, version: u32| {
+        let row = |object: &str, version: &str| {
             assert!(
                 promised.contains(&format!("| {object} | {version} |")),
                 "design/compatibility.md has no version {version} of {object}"
             );
         };
-        row("segment", SEGMENT_FORMAT.into());
-        for object in ["buffer", "manifest", "page", "cursor", "dead letter"] {
-            row(object, MANIFEST_FORMAT.into());
+        row("segment", &SEGMENT_FORMAT.to_string());
+        for object in ["buffer", "page", "cursor", "dead letter"] {
+            row(object, &OBJECT_FORMAT.to_string());
         }
-        row("rows in ClickHouse", SCHEMA_VERSION);
+        row(
+            "manifest",
+            &format!(
+                "{OBJECT_FORMAT}, with numbered requests {}",
+                Manifest::VERSION_MAX
+            ),
+        );
+        row("rows in ClickHouse", &SCHEMA_VERSION.to_string());
     }
 }

@@ -14,10 +14,10 @@ use tonic::{Code, Status};
 use crate::decompress::Encoding;
 use crate::envelope::{Caller, Envelope, Format, essence};
 use crate::google_rpc;
+use crate::http::tell_repeated;
 use crate::metrics::{Content, Transport};
 use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;
-use crate::http::tell_repeated;
 use crate::request::{Outcome, Service};
 
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";

@@ -23,8 +23,8 @@ use crate::events;
 use crate::google_rpc::{self, BadRequest, FieldViolation};
 use crate::grpc;
 use crate::metrics::{Content, Transport};
-use crate::refusal::{Refusal, Why};
 use crate::numbering::{LAST_NUMBER, REPEATED};
+use crate::refusal::{Refusal, Why};
 use crate::reply::Reply;
 use crate::request::{Outcome, Service};
 

@@ -60,9 +60,10 @@ impl Numbering {
     /// The number of a message for this stream.
     pub(crate) fn numbered(&self, stream: &str, message: &[u8]) -> Numbered {
         let (client, numbers) = match self {
-            Numbering::Counted { producer, number } => {
-                (client(&["http", stream, producer]), Numbers::Counted { number: *number })
-            }
+            Numbering::Counted { producer, number } => (
+                client(&["http", stream, producer]),
+                Numbers::Counted { number: *number },
+            ),
             Numbering::Key(key) => (client(&["key", stream, key]), Numbers::Once),
         };
         Numbered {
@@ -98,7 +99,10 @@ pub(crate) fn refusal(refused: &ClientRefusal) -> Refusal {
     match refused {
         ClientRefusal::Gap { last } => conflict(
             Some(*last),
-            &format_args!("the number does not follow {last}, the client's last one in the log; send {}", last + 1),
+            &format_args!(
+                "the number does not follow {last}, the client's last one in the log; send {}",
+                last + 1
+            ),
         ),
         ClientRefusal::Unknown => conflict(
             None,
@@ -143,7 +147,11 @@ fn name(headers: &HeaderMap, header: &HeaderName) -> Result<Option<String>, Refu
     }
 }
 
-fn single<T: FromStr>(headers: &HeaderMap, header: &HeaderName, expected: &str) -> Result<Option<T>, Refusal> {
+fn single<T: FromStr>(
+    headers: &HeaderMap,
+    header: &HeaderName,
+    expected: &str,
+) -> Result<Option<T>, Refusal> {
     let mut all = headers.get_all(header).iter();
     let Some(value) = all.next() else {
         return Ok(None);
@@ -181,28 +189,62 @@ mod tests {
             Ok(Some(Numbering::Counted { producer, number }))
         };
         assert_eq!(of(&[]), Ok(None));
-        assert_eq!(of(&[(&PRODUCER, "billing-7"), (&NUMBER, "12")]), counted("billing-7", 12));
-        assert_eq!(of(&[(&KEY, "\"a\"")]), Ok(Some(Numbering::Key("\"a\"".to_owned()))));
+        assert_eq!(
+            of(&[(&PRODUCER, "billing-7"), (&NUMBER, "12")]),
+            counted("billing-7", 12)
+        );
+        assert_eq!(
+            of(&[(&KEY, "\"a\"")]),
+            Ok(Some(Numbering::Key("\"a\"".to_owned())))
+        );
         let long = "x".repeat(NAME_MAX + 1);
         for (headers, wrong) in [
-            (&[(&PRODUCER, "a")][..], "millpond-producer needs a millpond-number"),
+            (
+                &[(&PRODUCER, "a")][..],
+                "millpond-producer needs a millpond-number",
+            ),
             (&[(&NUMBER, "1")], "millpond-number needs a millpond-producer"),
-            (&[(&PRODUCER, "a"), (&NUMBER, "0")], "millpond-number is 0; numbers begin with 1"),
-            (&[(&PRODUCER, "a"), (&NUMBER, "-1")], "millpond-number is -1, not a number from 1 on"),
-            (&[(&PRODUCER, "a"), (&NUMBER, "1"), (&NUMBER, "2")], "the header millpond-number occurs twice"),
-            (&[(&PRODUCER, "a b"), (&NUMBER, "1")], "millpond-producer is a b, not 1 to 255 visible ASCII characters"),
-            (&[(&PRODUCER, ""), (&NUMBER, "1")], "millpond-producer is , not 1 to 255 visible ASCII characters"),
-            (&[(&PRODUCER, "a"), (&NUMBER, "1"), (&KEY, "k")], "millpond-producer and idempotency-key exclude each other; use one of them"),
+            (
+                &[(&PRODUCER, "a"), (&NUMBER, "0")],
+                "millpond-number is 0; numbers begin with 1",
+            ),
+            (
+                &[(&PRODUCER, "a"), (&NUMBER, "-1")],
+                "millpond-number is -1, not a number from 1 on",
+            ),
+            (
+                &[(&PRODUCER, "a"), (&NUMBER, "1"), (&NUMBER, "2")],
+                "the header millpond-number occurs twice",
+            ),
+            (
+                &[(&PRODUCER, "a b"), (&NUMBER, "1")],
+                "millpond-producer is a b, not 1 to 255 visible ASCII characters",
+            ),
+            (
+                &[(&PRODUCER, ""), (&NUMBER, "1")],
+                "millpond-producer is , not 1 to 255 visible ASCII characters",
+            ),
+            (
+                &[(&PRODUCER, "a"), (&NUMBER, "1"), (&KEY, "k")],
+                "millpond-producer and idempotency-key exclude each other; use one of them",
+            ),
         ] {
             assert_eq!(of(headers), Err(wrong.to_owned()), "{headers:?}");
         }
-        assert!(of(&[(&KEY, &long)]).unwrap_err().starts_with("idempotency-key is xxx"));
+        assert!(
+            of(&[(&KEY, &long)])
+                .unwrap_err()
+                .starts_with("idempotency-key is xxx")
+        );
     }
 
     #[test]
     fn clients_differ_by_stream_and_kind() {
         let key = Numbering::Key("a".to_owned());
-        let counted = Numbering::Counted { producer: "a".to_owned(), number: 1 };
+        let counted = Numbering::Counted {
+            producer: "a".to_owned(),
+            number: 1,
+        };
         let ids = [
             key.numbered("events.a", b"").client,
             key.numbered("events.b", b"").client,
@@ -210,6 +252,9 @@ mod tests {
         ];
         assert!(ids[0] != ids[1] && ids[0] != ids[2] && ids[1] != ids[2]);
         assert_eq!(key.numbered("events.a", b"other").client, ids[0]);
-        assert_ne!(key.numbered("events.a", b"other").checksum, key.numbered("events.a", b"").checksum);
+        assert_ne!(
+            key.numbered("events.a", b"other").checksum,
+            key.numbered("events.a", b"").checksum
+        );
     }
 }

@@ -31,8 +31,8 @@ pub use error::FormatError;
 pub use limits::Count;
 pub use log::{Lag, Log};
 pub use manifest::{
-    Claim, ClaimRefusal, ClientClaim, ClientId, ClientRefusal, Commit, CommitRefusal, Fingerprint, Leader, Manifest,
-    NewPart, NewSegment, Numbers, ProducerId,
+    Claim, ClaimRefusal, ClientClaim, ClientId, ClientRefusal, Commit, CommitRefusal, Fingerprint, Leader,
+    Manifest, NewPart, NewSegment, Numbers, ProducerId,
 };
 pub use members::Members;
 pub use object::{Object, Stamp};

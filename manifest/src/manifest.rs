@@ -17,8 +17,8 @@ use uuid::Uuid;
 
 pub use crate::entry::{Entry, Part, STREAMS_MAX, TAIL_MAX};
 pub use clients::{
-    CLIENTS_MAX, CheckedClients, ClientClaim, ClientId, ClientRefusal, ClientRow, KEY_EXPIRY_MS, KEYS_MAX, Numbers,
-    UnusableClient,
+    CLIENTS_MAX, CheckedClients, ClientClaim, ClientId, ClientRefusal, ClientRow, KEY_EXPIRY_MS, KEYS_MAX,
+    Numbers, UnusableClient,
 };
 pub use commit::{Claim, ClaimRefusal, Commit, CommitRefusal, NewPart, NewSegment, Unusable};
 pub use leader::{ADDRESS_MAX, Fingerprint, Leader};

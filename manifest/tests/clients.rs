@@ -10,7 +10,7 @@ const A: ClientId = ClientId([0xa; 16]);
 const B: ClientId = ClientId([0xb; 16]);
 
 fn empty() -> Manifest {
-    Manifest::new(Uuid::from_u128(7), 0)
+    Manifest::new(Uuid::from_u128(9), 0)
 }
 
 fn counted(client: ClientId, number: u64) -> ClientClaim {
@@ -63,13 +63,19 @@ fn refused(log: &Manifest, claim: ClientClaim) -> ClientRefusal {
 fn a_counting_client_begins_with_1_and_leaves_no_number_out() {
     let repeated = ClientRefusal::Repeated { last_sequence: 0 };
     assert_eq!(refused(&empty(), counted(A, 2)), ClientRefusal::Unknown);
-    assert!(matches!(refused(&empty(), counted(A, 0)), ClientRefusal::Invalid(_)));
+    assert!(matches!(
+        refused(&empty(), counted(A, 0)),
+        ClientRefusal::Invalid(_)
+    ));
     let log = entered(&empty(), &[counted(A, 1), counted(A, 2), counted(B, 1)]);
     assert_eq!(refused(&log, counted(A, 2)), repeated);
     assert_eq!(refused(&log, counted(A, 1)), repeated);
     assert_eq!(refused(&log, counted(A, 4)), ClientRefusal::Gap { last: 2 });
     assert_eq!(refused(&log, counted(B, 3)), ClientRefusal::Gap { last: 1 });
-    let other = ClientClaim { checksum: 99, ..counted(A, 2) };
+    let other = ClientClaim {
+        checksum: 99,
+        ..counted(A, 2)
+    };
     assert_eq!(refused(&log, other), ClientRefusal::Reused);
     assert_eq!(entered(&log, &[counted(A, 3)]).clients[0].last, 3);
 }
@@ -77,7 +83,13 @@ fn a_counting_client_begins_with_1_and_leaves_no_number_out() {
 #[test]
 fn a_commit_has_each_number_once_and_names_every_claim_that_it_cannot_have() {
     let log = entered(&empty(), &[counted(A, 1)]);
-    let claims = [counted(A, 2), counted(A, 2), counted(B, 1), counted(A, 1), counted(B, 3)];
+    let claims = [
+        counted(A, 2),
+        counted(A, 2),
+        counted(B, 1),
+        counted(A, 1),
+        counted(B, 3),
+    ];
     let unusable = enter(&log, &claims, 1).unwrap_err();
     let reasons: Vec<_> = unusable.iter().map(|it| (it.place, it.reason.clone())).collect();
     // What this commit has of a number is not in the log yet, so a copy must not pass for a repetition.
@@ -94,7 +106,10 @@ fn a_row_has_the_place_of_the_last_request() {
     let mut log = empty();
     log.next_sequence = 40;
     log.first_sequence = 40;
-    let later = ClientClaim { segment: 3, ..counted(A, 2) };
+    let later = ClientClaim {
+        segment: 3,
+        ..counted(A, 2)
+    };
     let log = enter(&log, &[counted(A, 1), later], 77).unwrap();
     let row = log.client(A, Numbers::Counted { number: 2 }).unwrap();
     assert_eq!((row.sequence, row.seen_at_ms, row.checksum), (43, 77, 2));
@@ -117,7 +132,10 @@ fn a_kafka_producer_counts_records_under_its_epoch() {
     }
     let log = entered(&log, &[sequence(5, 0, 2)]);
     assert_eq!((log.clients[0].epoch, log.clients[0].last), (5, 2));
-    assert_eq!(refused(&log, sequence(4, 15, 1)), ClientRefusal::Fenced { epoch: 5 });
+    assert_eq!(
+        refused(&log, sequence(4, 15, 1)),
+        ClientRefusal::Fenced { epoch: 5 }
+    );
 }
 
 #[test]
@@ -135,7 +153,11 @@ fn the_table_of_clients_forgets_those_furthest_back_in_the_log_and_no_producer()
         let id = ClientId(u128::to_be_bytes(number));
         assert_eq!(log.client(id, Numbers::Counted { number: 1 }).is_some(), is_known);
         let again = enter(&log, &[counted(id, 2)], 1);
-        let expected = if is_known { Ok(()) } else { Err(ClientRefusal::Unknown) };
+        let expected = if is_known {
+            Ok(())
+        } else {
+            Err(ClientRefusal::Unknown)
+        };
         assert_eq!(again.map(drop).map_err(|it| it[0].reason.clone()), expected);
     }
 }
@@ -156,8 +178,14 @@ fn a_key_is_remembered_for_a_day_at_least() {
     assert!(matches!(repeated[0].reason, ClientRefusal::Repeated { .. }));
     let log = enter(&log, &[key(id(KEYS_MAX)), key(id(KEYS_MAX + 1))], later).unwrap();
     assert_eq!(log.keys.len(), 2);
-    let other = ClientClaim { checksum: 6, ..key(id(KEYS_MAX)) };
-    assert_eq!(enter(&log, &[other], later).unwrap_err()[0].reason, ClientRefusal::Reused);
+    let other = ClientClaim {
+        checksum: 6,
+        ..key(id(KEYS_MAX))
+    };
+    assert_eq!(
+        enter(&log, &[other], later).unwrap_err()[0].reason,
+        ClientRefusal::Reused
+    );
     // A client and a key do not share a table.
     assert_eq!(entered(&log, &[counted(id(KEYS_MAX), 1)]).clients.len(), 1);
 }
@@ -183,7 +211,11 @@ fn sequence_of_b() -> ClientClaim {
 #[test]
 fn the_golden_manifest_with_clients_is_read_and_written_alike() {
     let bytes = std::fs::read(GOLDEN).expect("the golden file is in the repository");
-    assert_eq!(bytes[4..6], [2, 0], "older programs would erase the clients, so they must refuse it");
+    assert_eq!(
+        bytes[4..6],
+        [2, 0],
+        "older programs would erase the clients, so they must refuse it"
+    );
     assert_eq!(Manifest::decode(&bytes).unwrap(), golden());
     assert_eq!(golden().encode(), bytes);
     assert_eq!(empty().encode()[4..6], [1, 0]);

@@ -10,12 +10,12 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::clients::Caller;
 use crate::early_close::EarlyClose;
 use crate::encoder::Encoders;
 use crate::flow::Flow;
 use crate::lead::{Guest, Lead};
 use crate::metrics::Metrics;
-use crate::clients::Caller;
 use crate::segment::{DoneBlock, FillingSegment, FullBlock};
 use crate::uploader::Uploaders;
 use crate::{Append, Config};

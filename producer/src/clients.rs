@@ -127,7 +127,9 @@ impl ClientTicket {
 
 impl Drop for ClientTicket {
     fn drop(&mut self) {
-        self.settle(&Err(AppendError::NotCommitted("the records were given up".into())));
+        self.settle(&Err(AppendError::NotCommitted(
+            "the records were given up".into(),
+        )));
     }
 }
 

@@ -15,8 +15,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use ulid::Ulid;
 use uuid::Uuid;
 
-use crate::commit::{Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, NewPage, News, Next};
 use crate::Config;
+use crate::commit::{Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, NewPage, News, Next};
 use crate::commit_delay::CommitDelay;
 use crate::election::Election;
 use crate::forward::Batch;
@@ -113,7 +113,8 @@ impl Committer {
         let certificate = peering.as_ref().map(|peering| peering.certificate);
         let address = peering.as_ref().and_then(|peering| peering.address.clone());
         Self {
-            commits: Commits::new(buffer_id, upload.shard, config.tail_max, producer).with_certificate(certificate),
+            commits: Commits::new(buffer_id, upload.shard, config.tail_max, producer)
+                .with_certificate(certificate),
             peering,
             election: Election::new(address),
             lead,

@@ -36,8 +36,8 @@ mod uploader;
 
 pub use append::{Append, AppendError, Committed, Submitted};
 pub use clients::Numbered;
-pub use millpond_manifest::{ClientId, ClientRefusal, Numbers};
 pub use config::{Config, ConfigError};
+pub use millpond_manifest::{ClientId, ClientRefusal, Numbers};
 pub use peers::{
     Closes, LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Peering, Peers, Records,
     StreamBlock,

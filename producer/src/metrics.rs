@@ -187,7 +187,11 @@ impl Metrics {
             m.client_requests_settled,
         );
         for outcome in KINDS.into_iter().chain(["joined"]) {
-            drop(metrics.client_requests_settled.get_or_create(&ClientLabels { outcome }));
+            drop(
+                metrics
+                    .client_requests_settled
+                    .get_or_create(&ClientLabels { outcome }),
+            );
         }
         // A reason without a fallback is 0, not absent.
         for reason in REASONS {

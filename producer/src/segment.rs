@@ -312,7 +312,9 @@ impl FillingSegment {
                 );
                 trace.fail(&reason);
                 let error = AppendError::NotCommitted(reason.into());
-                clients.into_iter().for_each(|client| client.ticket.answer(&Err(error.clone())));
+                clients
+                    .into_iter()
+                    .for_each(|client| client.ticket.answer(&Err(error.clone())));
                 fail(waiters, &error);
                 return Err(number);
             }

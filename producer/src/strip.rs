@@ -44,7 +44,10 @@ fn without(block: &EncodedBlock, gone: &[MessagePlace], level: i32) -> Result<Op
     let limits = Limits::default();
     let mut decompressor = Decompressor::new().map_err(|error| error.to_string())?;
     let mut all = blocks(&block.bytes, 0, &limits);
-    let encoded = all.next().ok_or("a block is empty")?.map_err(|error| error.to_string())?;
+    let encoded = all
+        .next()
+        .ok_or("a block is empty")?
+        .map_err(|error| error.to_string())?;
     let raw = encoded
         .decode(&mut decompressor)
         .map_err(|error| error.to_string())?;
@@ -80,7 +83,9 @@ mod tests {
         for message in messages {
             builder.push(1_000, message.as_bytes()).unwrap();
         }
-        let encoded = Compressor::new(1).unwrap().compress(&builder, 2 * messages.len() as u64);
+        let encoded = Compressor::new(1)
+            .unwrap()
+            .compress(&builder, 2 * messages.len() as u64);
         StreamBlock {
             stream: Arc::from("events.test"),
             encoding: Encoding::Ndjson,
@@ -89,17 +94,25 @@ mod tests {
     }
 
     fn content(block: &StreamBlock) -> Vec<String> {
-        let encoded = blocks(&block.block.bytes, 0, &Limits::default()).next().unwrap().unwrap();
+        let encoded = blocks(&block.block.bytes, 0, &Limits::default())
+            .next()
+            .unwrap()
+            .unwrap();
         let mut decompressor = Decompressor::new().unwrap();
         let raw = encoded.decode(&mut decompressor).unwrap();
-        let text = |message: millpond_segment::Message<'_>| String::from_utf8(message.payload.to_vec()).unwrap();
+        let text =
+            |message: millpond_segment::Message<'_>| String::from_utf8(message.payload.to_vec()).unwrap();
         raw.messages().map(|message| text(message.unwrap())).collect()
     }
 
     #[test]
     fn only_the_named_messages_leave_and_the_others_are_found_again() {
         let own = vec![block(&["a", "b"]), block(&["c"]), block(&["d", "e", "f"])];
-        let at = |block, message| MessagePlace { block, message, records: 2 };
+        let at = |block, message| MessagePlace {
+            block,
+            message,
+            records: 2,
+        };
         let gone = [at(0, 1), at(1, 0), at(2, 0), at(2, 2)];
         let places = [at(0, 0), at(2, 1)].map(|it| moved(it, &own, &gone));
         let left = strip(own, &gone, 1).unwrap();
@@ -107,6 +120,9 @@ mod tests {
         assert_eq!(contents, [["a"], ["e"]]);
         assert_eq!(places, [at(0, 0), at(1, 0)]);
         assert_eq!(left.iter().map(|it| it.block.records).collect::<Vec<_>>(), [2, 2]);
-        assert_eq!(left.iter().map(|it| it.block.messages).collect::<Vec<_>>(), [1, 1]);
+        assert_eq!(
+            left.iter().map(|it| it.block.messages).collect::<Vec<_>>(),
+            [1, 1]
+        );
     }
 }

@@ -41,7 +41,11 @@ fn counted(client: u8, number: u64, payload: &str) -> Numbered {
 
 async fn send(producer: &Producer, payload: &str, numbered: Numbered) -> Result<Committed, AppendError> {
     let append = message(payload, 1)(producer);
-    producer.submit_numbered(append, numbered).await?.committed().await
+    producer
+        .submit_numbered(append, numbered)
+        .await?
+        .committed()
+        .await
 }
 
 /// A config whose segments take all that comes within the linger.
@@ -55,7 +59,10 @@ fn together() -> Config {
 #[tokio::test(start_paused = true)]
 async fn a_repetition_to_another_producer_learns_the_outcome_of_the_first_request() {
     let world = World::new();
-    let (first, second) = (world.producer(config(), 1).await, world.producer(config(), 2).await);
+    let (first, second) = (
+        world.producer(config(), 1).await,
+        world.producer(config(), 2).await,
+    );
     let one = send(&first, "one", counted(7, 1, "one")).await.unwrap();
     assert!(!one.is_repeated);
     let again = send(&second, "one", counted(7, 1, "one")).await.unwrap();
@@ -93,7 +100,10 @@ async fn copies_that_one_producer_holds_at_a_time_are_one() {
 #[tokio::test(start_paused = true)]
 async fn only_the_repeated_records_leave_a_segment_that_others_share() {
     let world = World::new();
-    let (first, second) = (world.producer(together(), 1).await, world.producer(together(), 2).await);
+    let (first, second) = (
+        world.producer(together(), 1).await,
+        world.producer(together(), 2).await,
+    );
     send(&first, "one", counted(7, 1, "one")).await.unwrap();
     let (plain, again, next, other) = tokio::join!(
         append(&second, "plain"),
@@ -103,7 +113,11 @@ async fn only_the_repeated_records_leave_a_segment_that_others_share() {
     );
     assert!(again.unwrap().is_repeated);
     let new: Vec<Committed> = [plain, next, other].map(Result::unwrap).into();
-    assert!(new.iter().all(|it| !it.is_repeated && it.sequence == new[0].sequence), "{new:?}");
+    assert!(
+        new.iter()
+            .all(|it| !it.is_repeated && it.sequence == new[0].sequence),
+        "{new:?}"
+    );
     let log = world.log().await;
     assert_eq!(log, ["one", "plain", "two", "other"]);
     let entry = world.manifest().await.state.tail.pop().unwrap();
@@ -127,11 +141,15 @@ async fn requests_that_overtook_each_other_are_in_order_within_a_segment() {
 async fn an_unreported_commit_is_found_and_not_taken_for_a_repetition_of_others() {
     let world = World::new();
     let producer = world.producer(config(), 1).await;
-    world.controls.once(On::Update, "manifest", Fault::LandsUnreported);
+    world
+        .controls
+        .once(On::Update, "manifest", Fault::LandsUnreported);
     let one = send(&producer, "one", counted(7, 1, "one")).await.unwrap();
     assert!(!one.is_repeated);
     assert_eq!(world.controls.unused(), 0);
-    world.controls.once(On::Update, "manifest", Fault::Repeated(Duration::from_millis(1)));
+    world
+        .controls
+        .once(On::Update, "manifest", Fault::Repeated(Duration::from_millis(1)));
     let two = send(&producer, "two", counted(7, 2, "two")).await.unwrap();
     assert!(!two.is_repeated);
     assert_eq!(world.log().await, ["one", "two"]);
@@ -422,7 +440,10 @@ fn check(seed: u64, log: Vec<Vec<String>>, story: &Story) {
     }
     for (message, sequence) in &story.acknowledged {
         let place = found.get(message);
-        assert!(place.is_some(), "seed {seed}: {message:?} was acknowledged and is not in the log");
+        assert!(
+            place.is_some(),
+            "seed {seed}: {message:?} was acknowledged and is not in the log"
+        );
         if let Some(sequence) = sequence {
             assert_eq!(place, Some(sequence), "seed {seed}: {message:?} is elsewhere");
         }
@@ -433,11 +454,18 @@ fn check(seed: u64, log: Vec<Vec<String>>, story: &Story) {
 async fn a_numbered_request_is_in_the_log_once_whoever_gets_it_and_whoever_dies() {
     let mut all = Seen::default();
     for seed in 0..6 {
-        let Seen { acknowledged, repeated, gaps } = run(seed).await;
+        let Seen {
+            acknowledged,
+            repeated,
+            gaps,
+        } = run(seed).await;
         all.acknowledged += acknowledged;
         all.repeated += repeated;
         all.gaps += gaps;
     }
     println!("{all:?}");
-    assert!(all.acknowledged > 1_000 && all.repeated > 50 && all.gaps > 3, "{all:?}");
+    assert!(
+        all.acknowledged > 1_000 && all.repeated > 50 && all.gaps > 3,
+        "{all:?}"
+    );
 }

@@ -12,8 +12,8 @@ use futures::future::join_all;
 use millpond_manifest::manifest::Stream;
 use millpond_manifest::{Fingerprint, Manifest, NewPart, NewSegment, ProducerId};
 use millpond_producer::{
-    AppendError, Config, LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Peering, Peers, Producer,
-    Records, StreamBlock,
+    Append, AppendError, ClientId, Committed, Config, LeaderAddress, Numbered, Numbers, PeerAnswer,
+    PeerRefusal, PeerRequest, Peering, Peers, Producer, Records, StreamBlock,
 };
 use millpond_segment::{BlockBuilder, Compressor, Encoding};
 use millpond_storage::Store;
@@ -264,6 +264,59 @@ async fn a_producer_without_an_address_follows_and_never_leads() {
     append(&silent, "follows").await.unwrap();
     assert_eq!(group.network.asked(), asked + 1);
     assert_eq!(group.world.log().await.len(), 4);
+}
+
+async fn send_first(producer: &Producer, client: u8, text: &str) -> Committed {
+    let append = Append {
+        stream: STREAM.into(),
+        encoding: Encoding::Ndjson,
+        payload: text.to_owned().into(),
+        records: 1,
+        received_at_us: 1,
+        reservation: producer.budget().nothing(),
+    };
+    let numbered = Numbered {
+        client: ClientId([client; 16]),
+        numbers: Numbers::Counted { number: 1 },
+        checksum: 1,
+    };
+    let submitted = producer.submit_numbered(append, numbered).await.unwrap();
+    submitted.committed().await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_numbered_request_is_entered_by_the_producer_that_took_it_and_leaves_a_segment_with_guests() {
+    let group = Group::new(2, SECOND, Faults::default()).await;
+    let (leader, follower) = (&group.producers[0], &group.producers[1]);
+    append(leader, "first").await.unwrap();
+    for round in 0..3 {
+        let text = format!("round {round}");
+        let (first, second) = tokio::join!(append(leader, &text), append(follower, &text));
+        assert!(first.is_ok() && second.is_ok());
+    }
+    assert_eq!(group.leader().await, Some(address(0)));
+    assert!(group.counts("millpond_producer_appended_bytes_total") > 0.0);
+    assert!(!send_first(follower, 7, "one").await.is_repeated);
+    assert_eq!(group.world.manifest().await.state.clients[0].last, 1);
+    // Some of the leader's segments have a repetition, another request, and blocks of the follower.
+    let mut shared = 0;
+    for client in 8..14 {
+        let (again, other, guest) = tokio::join!(
+            send_first(leader, 7, "one"),
+            send_first(leader, client, "other"),
+            append(follower, "guest")
+        );
+        assert_eq!((again.is_repeated, other.is_repeated), (true, false));
+        shared += usize::from(guest.unwrap().sequence == other.sequence);
+    }
+    assert!(shared > 0);
+    let log = group.world.log().await;
+    let times = |text: &str| log.iter().filter(|found| *found == text).count();
+    assert_eq!(
+        (times("one"), times("other"), times("guest"), log.len()),
+        (1, 6, 6, 20),
+        "{log:?}"
+    );
 }
 
 /// Appends from all producers, five times a second from each, out of step. Returns how long each caller waited, ascending.

@@ -44,17 +44,22 @@ def _with_ids(value):
 
 
 def post(
-    address: str, path: str, body: str | bytes, content_type: str = "application/json"
+    address: str,
+    path: str,
+    body: str | bytes,
+    content_type: str = "application/json",
+    headers: dict[str, str] | None = None,
+    timeout: float = 60,
 ) -> tuple[int, dict[str, str], bytes]:
     """Sends one request and returns status, headers (lower case) and body of the answer."""
     request = urllib.request.Request(
         f"http://{address}{path}",
         data=body.encode() if isinstance(body, str) else body,
-        headers={"Content-Type": content_type},
+        headers={"Content-Type": content_type, **(headers or {})},
         method="POST",
     )
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
             return answer.status, _lower(answer.headers), answer.read()
     except urllib.error.HTTPError as error:
         return error.code, _lower(error.headers), error.read()

@@ -16,6 +16,9 @@ pub const API_VERSIONS: i16 = 18;
 pub const INIT_PRODUCER_ID: i16 = 22;
 pub const SASL_AUTHENTICATE: i16 = 36;
 
+/// The error that has Java's client send a batch again under a new epoch.
+const UNKNOWN_PRODUCER_ID: i16 = 59;
+
 /// The newest version of Produce that is not flexible. Its answers have reasons.
 pub const PRODUCE_VERSION: i16 = 8;
 
@@ -142,9 +145,10 @@ fn take_outcomes(answer: &mut &[u8], outcomes: &mut Vec<Outcome>) {
     for _ in 0..answer.get_i32() {
         answer.get_i32();
         let error = answer.get_i16();
+        let log_start = if error == UNKNOWN_PRODUCER_ID { 0 } else { -1 };
         assert_eq!(
             (answer.get_i64(), answer.get_i64(), answer.get_i64()),
-            (-1, -1, -1)
+            (-1, -1, log_start)
         );
         let mut records = Vec::new();
         for _ in 0..answer.get_i32() {
@@ -247,4 +251,15 @@ fn optional(out: &mut Vec<u8>, bytes: Option<&[u8]>) {
             out.put_slice(bytes);
         }
     }
+}
+
+/// The batch as an idempotent producer numbers it.
+pub fn numbered(mut batch: Vec<u8>, producer_id: i64, epoch: i16, first: i32) -> Vec<u8> {
+    const CHECKED: usize = 21;
+    batch[43..51].copy_from_slice(&producer_id.to_be_bytes());
+    batch[51..53].copy_from_slice(&epoch.to_be_bytes());
+    batch[53..57].copy_from_slice(&first.to_be_bytes());
+    let checksum = crc32c::crc32c(&batch[CHECKED..]);
+    batch[CHECKED - 4..CHECKED].copy_from_slice(&checksum.to_be_bytes());
+    batch
 }

@@ -161,7 +161,11 @@ impl Manifest {
                 unusable.push(UnusableClient { place, reason });
             }
         }
-        if unusable.is_empty() { Ok(checked) } else { Err(unusable) }
+        if unusable.is_empty() {
+            Ok(checked)
+        } else {
+            Err(unusable)
+        }
     }
 
     fn check_client(
@@ -173,7 +177,11 @@ impl Manifest {
         let row = self.client(claim.client, claim.numbers);
         let by_log = judge(row, claim);
         let is_once = claim.numbers == Numbers::Once;
-        let entered = if is_once { &mut checked.keys } else { &mut checked.clients };
+        let entered = if is_once {
+            &mut checked.keys
+        } else {
+            &mut checked.clients
+        };
         let last = match (entered.get(&claim.client), by_log) {
             (None, by_log) => by_log?,
             (Some(_), Err(refusal @ (ClientRefusal::Repeated { .. } | ClientRefusal::Reused))) => {
@@ -275,13 +283,21 @@ fn judge_sequence(row: Option<&ClientRow>, epoch: u16, first: u32, count: u32) -
         return Err(ClientRefusal::Invalid("sequence numbers have 31 bits"));
     }
     let Some(row) = row else {
-        return if first == 0 { Ok(count) } else { Err(ClientRefusal::Unknown) };
+        return if first == 0 {
+            Ok(count)
+        } else {
+            Err(ClientRefusal::Unknown)
+        };
     };
     if row.epoch > epoch {
         return Err(ClientRefusal::Fenced { epoch: row.epoch });
     }
     if row.epoch < epoch {
-        return if first == 0 { Ok(count) } else { Err(ClientRefusal::Gap { last: 0 }) };
+        return if first == 0 {
+            Ok(count)
+        } else {
+            Err(ClientRefusal::Gap { last: 0 })
+        };
     }
     let ahead = (SEQUENCES + first - row.last % SEQUENCES) % SEQUENCES;
     let behind = SEQUENCES - ahead;
@@ -294,7 +310,11 @@ fn judge_sequence(row: Option<&ClientRow>, epoch: u16, first: u32, count: u32) -
     if ahead < SEQUENCES / 2 || behind > row.last {
         return Err(ClientRefusal::Gap { last: row.last });
     }
-    Err(if count <= behind { repeated(row, 0) } else { ClientRefusal::Overlaps })
+    Err(if count <= behind {
+        repeated(row, 0)
+    } else {
+        ClientRefusal::Overlaps
+    })
 }
 
 /// The answer to a request that is in the log. A checksum of 0 is not compared.

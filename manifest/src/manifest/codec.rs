@@ -78,7 +78,11 @@ impl Object for Manifest {
             keys,
         } = self;
         // A program that does not know the clients would erase them, and then accept their requests again.
-        let version = if clients.is_empty() && keys.is_empty() { 1 } else { 2 };
+        let version = if clients.is_empty() && keys.is_empty() {
+            1
+        } else {
+            2
+        };
         envelope::wrap_version(
             Self::MAGIC,
             version,

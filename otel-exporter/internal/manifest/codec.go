@@ -1,6 +1,8 @@
 package manifest
 
 import (
+	"math"
+
 	"github.com/oklog/ulid/v2"
 
 	"millpond.dev/otel-exporter/internal/manifest/manifestpb"
@@ -11,7 +13,11 @@ const manifestMagic = "MPMF"
 
 // Encode returns the object's bytes.
 func (m *Manifest) Encode() ([]byte, error) {
-	return wrap(manifestMagic, &manifestpb.Manifest{
+	version := uint16(FormatVersion)
+	if len(m.Clients)+len(m.Keys) > 0 {
+		version = clientsVersion
+	}
+	return wrapVersion(manifestMagic, version, &manifestpb.Manifest{
 		BufferId:      m.BufferID[:],
 		Shard:         m.Shard,
 		Version:       m.Stamp.Version,
@@ -24,6 +30,8 @@ func (m *Manifest) Encode() ([]byte, error) {
 		Tail:          encodeAll(m.Tail, encodeEntry),
 		Producers:     encodeAll(m.Producers, encodeProducer),
 		Leader:        encodeLeader(m.Leader),
+		Clients:       encodeAll(m.Clients, encodeClient),
+		Keys:          encodeAll(m.Keys, encodeClient),
 	})
 }
 
@@ -59,6 +67,12 @@ func Decode(bytes []byte) (*Manifest, error) {
 		return nil, err
 	}
 	if m.Leader, err = decodeLeader(object, message.Leader); err != nil {
+		return nil, err
+	}
+	if m.Clients, err = decodeAll(object, message.Clients, decodeClient); err != nil {
+		return nil, err
+	}
+	if m.Keys, err = decodeAll(object, message.Keys, decodeClient); err != nil {
 		return nil, err
 	}
 	if reason := m.Check(); reason != "" {
@@ -194,6 +208,28 @@ func decodeProducer(object string, message *manifestpb.Producer) (ProducerRow, e
 	}
 	copy(row.Certificate[:], message.Certificate)
 	return row, nil
+}
+
+func encodeClient(row *ClientRow) *manifestpb.Client {
+	return &manifestpb.Client{
+		Id:       row.ID[:],
+		Epoch:    row.Epoch,
+		Last:     row.Last,
+		Sequence: row.Sequence,
+		SeenAtMs: row.SeenAtMs,
+		Checksum: row.Checksum,
+	}
+}
+
+func decodeClient(object string, message *manifestpb.Client) (ClientRow, error) {
+	id, err := sixteen(object, "clients.id", message.Id)
+	if err != nil {
+		return ClientRow{}, err
+	}
+	if message.Epoch > math.MaxUint16 {
+		return ClientRow{}, content(object, "clients.epoch %d has more than 16 bits", message.Epoch)
+	}
+	return ClientRow{id, message.Epoch, message.Last, message.Sequence, message.SeenAtMs, message.Checksum}, nil
 }
 
 func encodeLeader(leader *Leader) *manifestpb.Leader {

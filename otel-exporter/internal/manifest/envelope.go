@@ -9,8 +9,13 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// FormatVersion is the only version that this package reads and writes.
-const FormatVersion = 1
+const (
+	// FormatVersion is the version of most objects.
+	FormatVersion = 1
+	// clientsVersion is the version of a manifest with clients. A program that does not know them would erase them, and
+	// then accept their requests again.
+	clientsVersion = 2
+)
 
 const envelopeLen = 4 + 2 + 4
 
@@ -35,15 +40,19 @@ func checksum(version uint16, body []byte) uint32 {
 
 // wrap puts the envelope around a message: magic, format version, checksum.
 func wrap(magic string, message proto.Message) ([]byte, error) {
+	return wrapVersion(magic, FormatVersion, message)
+}
+
+func wrapVersion(magic string, version uint16, message proto.Message) ([]byte, error) {
 	out := make([]byte, envelopeLen, envelopeLen+proto.Size(message))
 	copy(out, magic)
-	binary.LittleEndian.PutUint16(out[4:], FormatVersion)
+	binary.LittleEndian.PutUint16(out[4:], version)
 	// Deterministic field order, as in every writer: equal states have equal bytes.
 	out, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(out, message)
 	if err != nil {
 		return nil, err
 	}
-	binary.LittleEndian.PutUint32(out[6:], checksum(FormatVersion, out[envelopeLen:]))
+	binary.LittleEndian.PutUint32(out[6:], checksum(version, out[envelopeLen:]))
 	return out, nil
 }
 
@@ -59,7 +68,11 @@ func unwrap(object, magic string, bytesMax int, counts []count, bytes []byte, me
 		return fmt.Errorf("%s begins with %q, not with %q: %w", object, bytes[:4], magic, ErrMagic)
 	}
 	version, body := binary.LittleEndian.Uint16(bytes[4:]), bytes[envelopeLen:]
-	if version != FormatVersion {
+	newest := uint16(FormatVersion)
+	if magic == manifestMagic {
+		newest = clientsVersion
+	}
+	if version == 0 || version > newest {
 		return fmt.Errorf("%s of format version %d: %w", object, version, ErrVersion)
 	}
 	if stated := binary.LittleEndian.Uint32(bytes[6:]); stated != checksum(version, body) {

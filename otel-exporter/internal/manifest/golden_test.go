@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/google/uuid"
@@ -99,6 +100,35 @@ func TestGoldenManifestWithALeader(t *testing.T) {
 	if commit.State.Leader == nil || commit.State.Producers[0].Certificate != golden.Producers[0].Certificate {
 		t.Errorf("a commit lost the leader or a certificate: %+v", commit.State)
 	}
+}
+
+// Go has no clients, and must keep those of the gateways.
+func TestGoldenManifestWithClients(t *testing.T) {
+	golden := New(bufferID, 0).Register(ProducerID(sixteenTimes(1)), 10)
+	golden.FirstSequence, golden.NextSequence = 9, 9
+	const now = 1_700_000_000_000
+	golden.Clients = []ClientRow{{sixteenTimes(0xa), 0, 1, 9, now, 1}, {sixteenTimes(0xb), 3, 500, 10, now, 0}}
+	golden.Keys = []ClientRow{{sixteenTimes(0xa), 0, 1, 9, now, 5}}
+	golden = golden.Stamped(0x0123_4567_89ab_cdef)
+	checkGolden(t, "manifest-with-clients-v2", golden.Encode)
+	read, err := Decode(goldenFile(t, "manifest-with-clients-v2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkSame(t, read, golden)
+	segments := []NewSegment{newSegment(1_700_000_000_001, 2)}
+	commit, err := read.Commit([]Claim{One(ProducerID(sixteenTimes(1)), 1, 1)}, segments, now+1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := commit.State.Register(producerB, now+2)
+	if !slices.Equal(after.Clients, golden.Clients) || !slices.Equal(after.Keys, golden.Keys) {
+		t.Errorf("a commit or a registration lost clients: %+v", after)
+	}
+}
+
+func sixteenTimes(value byte) [16]byte {
+	return [16]byte(bytes.Repeat([]byte{value}, 16))
 }
 
 func TestGoldenPageAndItsManifest(t *testing.T) {

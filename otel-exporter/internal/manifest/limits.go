@@ -32,6 +32,8 @@ var (
 		{"entries", []protowire.Number{10}, entriesMax},
 		{"parts of segments", []protowire.Number{10, 4}, partsMax},
 		{"producers", []protowire.Number{11}, ProducersMax},
+		{"clients", []protowire.Number{13}, ClientsMax},
+		{"idempotency keys", []protowire.Number{14}, ClientsMax},
 	}
 	pageCounts = []count{
 		{"entries", []protowire.Number{4}, entriesMax},

@@ -75,6 +75,20 @@ type ProducerRow struct {
 // A Fingerprint is the SHA-256 of the certificate that a producer presents to other producers. Zeros: it has none.
 type Fingerprint [32]byte
 
+// ClientsMax is the maximum number of clients in the table, and of idempotency keys.
+const ClientsMax = 4096
+
+// A ClientRow is the manifest's record of a client that numbers its requests, or of an idempotency key. Gateways write
+// it. This package only keeps it.
+type ClientRow struct {
+	ID       [16]byte
+	Epoch    uint32 // of a Kafka producer
+	Last     uint64 // the number of its last request in the log
+	Sequence uint64 // of the segment that holds its last request
+	SeenAtMs uint64 // unix
+	Checksum uint32 // CRC32C of its last message; 0: not recorded
+}
+
 // AddressMax is the maximum number of bytes of a leader's address: a DNS name has 253, a port five more and a colon.
 const AddressMax = 259
 
@@ -100,6 +114,8 @@ type Manifest struct {
 	Tail          []Entry         // the newest entries; the last one has sequence NextSequence - 1
 	Producers     []ProducerRow   // ordered by ID
 	Leader        *Leader         // nil: every producer commits for itself
+	Clients       []ClientRow     // ordered by ID
+	Keys          []ClientRow     // idempotency keys, ordered by ID
 }
 
 // New is a shard before its first commit.
@@ -296,6 +312,13 @@ func (m *Manifest) Check() string {
 	for i := 1; i < len(m.Producers); i++ {
 		if slices.Compare(m.Producers[i-1].ID[:], m.Producers[i].ID[:]) >= 0 {
 			return "the producer table is not in order"
+		}
+	}
+	for _, table := range [][]ClientRow{m.Clients, m.Keys} {
+		for i := 1; i < len(table); i++ {
+			if slices.Compare(table[i-1].ID[:], table[i].ID[:]) >= 0 {
+				return "a table of clients is not in order"
+			}
 		}
 	}
 	if m.Leader != nil && len(m.Leader.Address) > AddressMax {

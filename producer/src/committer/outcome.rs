@@ -5,11 +5,11 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::Committer;
+use crate::clients::{MessagePlace, kind};
 use crate::commit::{Landed, Own, Renewal, Settlement};
 use crate::group::{Described, Members, Removed, committed};
 use crate::peers::{PeerRefusal, StreamBlock};
 use crate::segment::{EncodedWork, UploadedWork};
-use crate::clients::{MessagePlace, kind};
 use crate::{AppendError, Committed};
 use millpond_manifest::ClientRefusal;
 use millpond_runtime::blocking;

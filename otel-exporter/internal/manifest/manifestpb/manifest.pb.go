@@ -892,6 +892,91 @@ func (x *Leader) GetAddress() string {
 	return ""
 }
 
+// A client that numbers its requests, or an idempotency key.
+type Client struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            []byte                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                // 16 bytes of a digest
+	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`                         // of a Kafka producer
+	Last          uint64                 `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`                           // the number of its last request in the log; for Kafka, of records under this epoch
+	Sequence      uint64                 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`                   // of the segment that holds its last request
+	SeenAtMs      uint64                 `protobuf:"varint,5,opt,name=seen_at_ms,json=seenAtMs,proto3" json:"seen_at_ms,omitempty"` // unix
+	Checksum      uint32                 `protobuf:"fixed32,6,opt,name=checksum,proto3" json:"checksum,omitempty"`                  // CRC32C of the last request's message; 0: not recorded
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Client) Reset() {
+	*x = Client{}
+	mi := &file_manifest_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Client) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Client) ProtoMessage() {}
+
+func (x *Client) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Client.ProtoReflect.Descriptor instead.
+func (*Client) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Client) GetId() []byte {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *Client) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Client) GetLast() uint64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *Client) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *Client) GetSeenAtMs() uint64 {
+	if x != nil {
+		return x.SeenAtMs
+	}
+	return 0
+}
+
+func (x *Client) GetChecksum() uint32 {
+	if x != nil {
+		return x.Checksum
+	}
+	return 0
+}
+
 type Manifest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BufferId      []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"`
@@ -905,14 +990,16 @@ type Manifest struct {
 	Pages         []*PageReference       `protobuf:"bytes,9,rep,name=pages,proto3" json:"pages,omitempty"`
 	Tail          []*Entry               `protobuf:"bytes,10,rep,name=tail,proto3" json:"tail,omitempty"`
 	Producers     []*Producer            `protobuf:"bytes,11,rep,name=producers,proto3" json:"producers,omitempty"`
-	Leader        *Leader                `protobuf:"bytes,12,opt,name=leader,proto3" json:"leader,omitempty"` // absent: every producer commits for itself
+	Leader        *Leader                `protobuf:"bytes,12,opt,name=leader,proto3" json:"leader,omitempty"`   // absent: every producer commits for itself
+	Clients       []*Client              `protobuf:"bytes,13,rep,name=clients,proto3" json:"clients,omitempty"` // ordered by id
+	Keys          []*Client              `protobuf:"bytes,14,rep,name=keys,proto3" json:"keys,omitempty"`       // idempotency keys, ordered by id
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Manifest) Reset() {
 	*x = Manifest{}
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -924,7 +1011,7 @@ func (x *Manifest) String() string {
 func (*Manifest) ProtoMessage() {}
 
 func (x *Manifest) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -937,7 +1024,7 @@ func (x *Manifest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Manifest.ProtoReflect.Descriptor instead.
 func (*Manifest) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{10}
+	return file_manifest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Manifest) GetBufferId() []byte {
@@ -1024,6 +1111,20 @@ func (x *Manifest) GetLeader() *Leader {
 	return nil
 }
 
+func (x *Manifest) GetClients() []*Client {
+	if x != nil {
+		return x.Clients
+	}
+	return nil
+}
+
+func (x *Manifest) GetKeys() []*Client {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
 // The rules that form batches and determine the bytes under a token. Pinned while batches are in doubt.
 type BatchingPolicy struct {
 	state                 protoimpl.MessageState `protogen:"open.v1"`
@@ -1041,7 +1142,7 @@ type BatchingPolicy struct {
 
 func (x *BatchingPolicy) Reset() {
 	*x = BatchingPolicy{}
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1154,7 @@ func (x *BatchingPolicy) String() string {
 func (*BatchingPolicy) ProtoMessage() {}
 
 func (x *BatchingPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1167,7 @@ func (x *BatchingPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchingPolicy.ProtoReflect.Descriptor instead.
 func (*BatchingPolicy) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{11}
+	return file_manifest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *BatchingPolicy) GetBatchRecords() uint64 {
@@ -1135,7 +1236,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1147,7 +1248,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1160,7 +1261,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{12}
+	return file_manifest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Plan) GetLow() uint64 {
@@ -1188,7 +1289,7 @@ type StreamCursor struct {
 
 func (x *StreamCursor) Reset() {
 	*x = StreamCursor{}
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1301,7 @@ func (x *StreamCursor) String() string {
 func (*StreamCursor) ProtoMessage() {}
 
 func (x *StreamCursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1314,7 @@ func (x *StreamCursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamCursor.ProtoReflect.Descriptor instead.
 func (*StreamCursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{13}
+	return file_manifest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StreamCursor) GetStream() string {
@@ -1250,7 +1351,7 @@ type Skip struct {
 
 func (x *Skip) Reset() {
 	*x = Skip{}
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +1363,7 @@ func (x *Skip) String() string {
 func (*Skip) ProtoMessage() {}
 
 func (x *Skip) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +1376,7 @@ func (x *Skip) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skip.ProtoReflect.Descriptor instead.
 func (*Skip) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{14}
+	return file_manifest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Skip) GetStream() string {
@@ -1320,7 +1421,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1433,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1446,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{15}
+	return file_manifest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Refused) GetStream() string {
@@ -1394,7 +1495,7 @@ type SinkTable struct {
 
 func (x *SinkTable) Reset() {
 	*x = SinkTable{}
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1406,7 +1507,7 @@ func (x *SinkTable) String() string {
 func (*SinkTable) ProtoMessage() {}
 
 func (x *SinkTable) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1419,7 +1520,7 @@ func (x *SinkTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkTable.ProtoReflect.Descriptor instead.
 func (*SinkTable) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{16}
+	return file_manifest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SinkTable) GetName() string {
@@ -1448,7 +1549,7 @@ type SinkTables struct {
 
 func (x *SinkTables) Reset() {
 	*x = SinkTables{}
-	mi := &file_manifest_proto_msgTypes[17]
+	mi := &file_manifest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1460,7 +1561,7 @@ func (x *SinkTables) String() string {
 func (*SinkTables) ProtoMessage() {}
 
 func (x *SinkTables) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[17]
+	mi := &file_manifest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1473,7 +1574,7 @@ func (x *SinkTables) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkTables.ProtoReflect.Descriptor instead.
 func (*SinkTables) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{17}
+	return file_manifest_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SinkTables) GetTables() []*SinkTable {
@@ -1510,7 +1611,7 @@ type TableClaim struct {
 
 func (x *TableClaim) Reset() {
 	*x = TableClaim{}
-	mi := &file_manifest_proto_msgTypes[18]
+	mi := &file_manifest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1522,7 +1623,7 @@ func (x *TableClaim) String() string {
 func (*TableClaim) ProtoMessage() {}
 
 func (x *TableClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[18]
+	mi := &file_manifest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1535,7 +1636,7 @@ func (x *TableClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableClaim.ProtoReflect.Descriptor instead.
 func (*TableClaim) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{18}
+	return file_manifest_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TableClaim) GetId() uint64 {
@@ -1596,7 +1697,7 @@ type Cursor struct {
 
 func (x *Cursor) Reset() {
 	*x = Cursor{}
-	mi := &file_manifest_proto_msgTypes[19]
+	mi := &file_manifest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1709,7 @@ func (x *Cursor) String() string {
 func (*Cursor) ProtoMessage() {}
 
 func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[19]
+	mi := &file_manifest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1722,7 @@ func (x *Cursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
 func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{19}
+	return file_manifest_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Cursor) GetBufferId() []byte {
@@ -1801,7 +1902,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_manifest_proto_msgTypes[20]
+	mi := &file_manifest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +1914,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[20]
+	mi := &file_manifest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +1927,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{20}
+	return file_manifest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeadLetter) GetBufferId() []byte {
@@ -1986,7 +2087,15 @@ const file_manifest_proto_rawDesc = "" +
 	"\bproducer\x18\x01 \x01(\fR\bproducer\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x16\n" +
 	"\x06shared\x18\x03 \x01(\x04R\x06shared\x12\x18\n" +
-	"\aaddress\x18\x04 \x01(\tR\aaddress\"\xd9\x03\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\"\x98\x01\n" +
+	"\x06Client\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\fR\x02id\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x12\n" +
+	"\x04last\x18\x03 \x01(\x04R\x04last\x12\x1a\n" +
+	"\bsequence\x18\x04 \x01(\x04R\bsequence\x12\x1c\n" +
+	"\n" +
+	"seen_at_ms\x18\x05 \x01(\x04R\bseenAtMs\x12\x1a\n" +
+	"\bchecksum\x18\x06 \x01(\aR\bchecksum\"\xb1\x04\n" +
 	"\bManifest\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x18\n" +
@@ -2000,7 +2109,9 @@ const file_manifest_proto_rawDesc = "" +
 	"\x04tail\x18\n" +
 	" \x03(\v2\x12.millpond.v1.EntryR\x04tail\x123\n" +
 	"\tproducers\x18\v \x03(\v2\x15.millpond.v1.ProducerR\tproducers\x12+\n" +
-	"\x06leader\x18\f \x01(\v2\x13.millpond.v1.LeaderR\x06leader\"\xae\x02\n" +
+	"\x06leader\x18\f \x01(\v2\x13.millpond.v1.LeaderR\x06leader\x12-\n" +
+	"\aclients\x18\r \x03(\v2\x13.millpond.v1.ClientR\aclients\x12'\n" +
+	"\x04keys\x18\x0e \x03(\v2\x13.millpond.v1.ClientR\x04keys\"\xae\x02\n" +
 	"\x0eBatchingPolicy\x12#\n" +
 	"\rbatch_records\x18\x01 \x01(\x04R\fbatchRecords\x12\x1f\n" +
 	"\vbatch_bytes\x18\x02 \x01(\x04R\n" +
@@ -2120,7 +2231,7 @@ func file_manifest_proto_rawDescGZIP() []byte {
 }
 
 var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_manifest_proto_goTypes = []any{
 	(Encoding)(0),          // 0: millpond.v1.Encoding
 	(Ownership)(0),         // 1: millpond.v1.Ownership
@@ -2135,17 +2246,18 @@ var file_manifest_proto_goTypes = []any{
 	(*PageReference)(nil),  // 10: millpond.v1.PageReference
 	(*Producer)(nil),       // 11: millpond.v1.Producer
 	(*Leader)(nil),         // 12: millpond.v1.Leader
-	(*Manifest)(nil),       // 13: millpond.v1.Manifest
-	(*BatchingPolicy)(nil), // 14: millpond.v1.BatchingPolicy
-	(*Plan)(nil),           // 15: millpond.v1.Plan
-	(*StreamCursor)(nil),   // 16: millpond.v1.StreamCursor
-	(*Skip)(nil),           // 17: millpond.v1.Skip
-	(*Refused)(nil),        // 18: millpond.v1.Refused
-	(*SinkTable)(nil),      // 19: millpond.v1.SinkTable
-	(*SinkTables)(nil),     // 20: millpond.v1.SinkTables
-	(*TableClaim)(nil),     // 21: millpond.v1.TableClaim
-	(*Cursor)(nil),         // 22: millpond.v1.Cursor
-	(*DeadLetter)(nil),     // 23: millpond.v1.DeadLetter
+	(*Client)(nil),         // 13: millpond.v1.Client
+	(*Manifest)(nil),       // 14: millpond.v1.Manifest
+	(*BatchingPolicy)(nil), // 15: millpond.v1.BatchingPolicy
+	(*Plan)(nil),           // 16: millpond.v1.Plan
+	(*StreamCursor)(nil),   // 17: millpond.v1.StreamCursor
+	(*Skip)(nil),           // 18: millpond.v1.Skip
+	(*Refused)(nil),        // 19: millpond.v1.Refused
+	(*SinkTable)(nil),      // 20: millpond.v1.SinkTable
+	(*SinkTables)(nil),     // 21: millpond.v1.SinkTables
+	(*TableClaim)(nil),     // 22: millpond.v1.TableClaim
+	(*Cursor)(nil),         // 23: millpond.v1.Cursor
+	(*DeadLetter)(nil),     // 24: millpond.v1.DeadLetter
 }
 var file_manifest_proto_depIdxs = []int32{
 	0,  // 0: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
@@ -2157,23 +2269,25 @@ var file_manifest_proto_depIdxs = []int32{
 	6,  // 6: millpond.v1.Manifest.tail:type_name -> millpond.v1.Entry
 	11, // 7: millpond.v1.Manifest.producers:type_name -> millpond.v1.Producer
 	12, // 8: millpond.v1.Manifest.leader:type_name -> millpond.v1.Leader
-	15, // 9: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
-	19, // 10: millpond.v1.SinkTables.tables:type_name -> millpond.v1.SinkTable
-	21, // 11: millpond.v1.SinkTables.claim:type_name -> millpond.v1.TableClaim
-	19, // 12: millpond.v1.TableClaim.tables:type_name -> millpond.v1.SinkTable
-	1,  // 13: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
-	14, // 14: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
-	16, // 15: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
-	17, // 16: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
-	18, // 17: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
-	20, // 18: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
-	2,  // 19: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
-	0,  // 20: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
-	21, // [21:21] is the sub-list for method output_type
-	21, // [21:21] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	13, // 9: millpond.v1.Manifest.clients:type_name -> millpond.v1.Client
+	13, // 10: millpond.v1.Manifest.keys:type_name -> millpond.v1.Client
+	16, // 11: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
+	20, // 12: millpond.v1.SinkTables.tables:type_name -> millpond.v1.SinkTable
+	22, // 13: millpond.v1.SinkTables.claim:type_name -> millpond.v1.TableClaim
+	20, // 14: millpond.v1.TableClaim.tables:type_name -> millpond.v1.SinkTable
+	1,  // 15: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
+	15, // 16: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
+	17, // 17: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
+	18, // 18: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
+	19, // 19: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
+	21, // 20: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
+	2,  // 21: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
+	0,  // 22: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
+	23, // [23:23] is the sub-list for method output_type
+	23, // [23:23] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -2187,7 +2301,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
