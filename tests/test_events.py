@@ -101,7 +101,7 @@ def test_numbered_rows_are_there_once_whatever_happens_to_gateways_and_answers(s
         if client.startswith("key"):
             numbering = {"Idempotency-Key": f"{client}-{number}"}
         while True:
-            address, patience = choose.choice(gateways).http_address, choose.choice((0.3, 20))
+            address, patience = choose.choice(gateways).http_address, choose.choice((0.01, 0.03, 20))
             try:
                 status, headers, answer = post(address, SIGNUP, row, NDJSON, numbering, patience)
             except OSError:
@@ -122,13 +122,15 @@ def test_numbered_rows_are_there_once_whatever_happens_to_gateways_and_answers(s
     clients = ("counting-1", "counting-2", "counting-3", "key-1")
     with ThreadPoolExecutor(len(clients)) as threads:
         counts = {client: threads.submit(send, client) for client in clients}
-        for turn, end in enumerate(("kill", "terminate", "kill", "kill")):
-            before = sent["repeated"]
-            eventually("repetitions", lambda before=before: sent["repeated"] > before)
-            gateway = gateways[turn % 2]
-            getattr(gateway, end)()
-            gateway.up()
-        stopping.set()
+        try:
+            for turn, end in enumerate(("kill", "terminate", "kill", "kill")):
+                before = sent["repeated"]
+                eventually("repetitions", lambda before=before: sent["repeated"] > before)
+                gateway = gateways[turn % 2]
+                getattr(gateway, end)()
+                gateway.up()
+        finally:
+            stopping.set()
     expected = Counter(
         (client, number) for client in clients for number in range(1, counts[client].result() + 1)
     )

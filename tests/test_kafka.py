@@ -105,9 +105,15 @@ def test_librdkafka_is_told_about_records_that_are_refused(site):
     producer = Producer({"bootstrap.servers": gateway.kafka_address})
     reasons = []
     for topic, value in (("events.kafka", b"not JSON"), ("otlp.logs", b"{}")):
-        producer.produce(topic, value, on_delivery=lambda error, _: reasons.append(error.name()))
+        try:
+            producer.produce(
+                topic, value, on_delivery=lambda error, _: reasons.append(error.name())
+            )
+        except KafkaException as error:
+            # The library may have asked for the topic before it takes the record.
+            reasons.append(error.args[0].name())
         assert producer.flush(PATIENCE) == 0
-    assert reasons == ["INVALID_RECORD", "TOPIC_EXCEPTION"]
+    assert reasons in (["INVALID_RECORD", topic] for topic in ("TOPIC_EXCEPTION", "_UNKNOWN_TOPIC"))
 
 
 def test_kafka_python_as_if_the_broker_had_any_version_since_0_11(site):
