@@ -9,7 +9,16 @@ from pathlib import Path
 from harness.process import Process, eventually, free_port
 from harness.services import BIN_DIR, REPOSITORY
 
-CHAPTERS = ("README", "1-collector", "2-crash", "3-catch-up", "4-replay", "5-cost", "6-gateways")
+CHAPTERS = (
+    "README",
+    "1-collector",
+    "2-crash",
+    "3-catch-up",
+    "4-replay",
+    "5-cost",
+    "6-gateways",
+    "7-orders",
+)
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -68,7 +77,7 @@ def _script(steps: list[Step], logs: Path) -> str:
 
 def test_the_tutorial_does_what_it_says(site, tmp_path):
     clone = _clone(tmp_path)
-    ports = iter([free_port() for _ in range(9)])
+    ports = iter([free_port() for _ in range(10)])
     environment = {
         "MILLPOND_BIN_DIR": str(BIN_DIR),
         "TUTORIAL_MINIO_PORT": str(next(ports)),
@@ -80,6 +89,7 @@ def test_the_tutorial_does_what_it_says(site, tmp_path):
         "MILLPOND_LOAD_ENDPOINT": f"127.0.0.1:{gateway}",
         "MILLPOND_LISTEN_HTTP": f"127.0.0.1:{next(ports)}",
         "MILLPOND_GATEWAY_ADMIN": f"127.0.0.1:{next(ports)}",
+        "TUTORIAL_KAFKA": f"127.0.0.1:{next(ports)}",
         "MILLPOND_CONSUME_ADMIN": f"127.0.0.1:{next(ports)}",
     }
     servers = site.add(
@@ -111,7 +121,7 @@ def _follow(site, clone: Path, tmp_path: Path, environment: dict, servers: Proce
     follower = site.add(Process("follower", shell, tmp_path, environment))
     follower.start()
     try:
-        code = follower.wait(400)
+        code = follower.wait(500)
     finally:
         if follower.running():
             follower.terminate()

@@ -69,7 +69,6 @@ async fn a_repetition_to_another_producer_learns_the_outcome_of_the_first_reques
     assert_eq!((again.sequence, again.is_repeated), (one.sequence, true));
     let two = send(&second, "two", counted(7, 2, "two")).await.unwrap();
     assert!(!two.is_repeated);
-    // The first producer's manifest is old by now: what it lacks is no answer.
     let three = send(&first, "three", counted(7, 3, "three")).await.unwrap();
     assert!(!three.is_repeated);
     for (number, payload, expected) in [
@@ -84,6 +83,18 @@ async fn a_repetition_to_another_producer_learns_the_outcome_of_the_first_reques
         Err(AppendError::Client(ClientRefusal::Unknown))
     );
     assert_eq!(world.log().await, ["one", "two", "three"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_old_manifest_lacks_is_no_answer() {
+    let world = World::new();
+    let first = world.producer(config(), 1).await;
+    send(&first, "one", counted(7, 1, "one")).await.unwrap();
+    // The first producer has met nobody, and takes the manifest of its commit for the one in force.
+    let second = world.producer(config(), 2).await;
+    send(&second, "two", counted(7, 2, "two")).await.unwrap();
+    let three = send(&first, "three", counted(7, 3, "three")).await;
+    assert!(three.is_ok_and(|it| !it.is_repeated));
 }
 
 #[tokio::test(start_paused = true)]
