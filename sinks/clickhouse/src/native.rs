@@ -141,7 +141,7 @@ impl<T: Word> Column for Numbers<T> {
 }
 
 /// Writes numbers a few thousand at a time.
-fn write_words<T: Word>(words: impl Iterator<Item = T>, frames: &mut Frames) {
+pub(crate) fn write_words<T: Word>(words: impl Iterator<Item = T>, frames: &mut Frames) {
     const BUFFER: usize = 32 << 10;
     let mut buffer = Vec::with_capacity(BUFFER);
     for word in words {
@@ -178,15 +178,8 @@ impl Strings {
         }
     }
 
-    /// Appends a whole column.
-    fn extend(&mut self, from: &Strings) {
-        let base = self.bytes.len();
-        self.starts.extend(from.starts.iter().map(|start| base + start));
-        self.bytes.extend_from_slice(&from.bytes);
-    }
-
     /// The bytes of these values.
-    fn encoded(&self, values: Range<usize>) -> &[u8] {
+    pub(crate) fn encoded(&self, values: Range<usize>) -> &[u8] {
         let start = |value: usize| self.starts.get(value).copied().unwrap_or(self.bytes.len());
         &self.bytes[start(values.start)..start(values.end)]
     }
@@ -272,6 +265,29 @@ impl Dictionary {
         self.rows.push(number);
     }
 
+    /// The value with this index.
+    pub(crate) fn value(&self, number: u32) -> &[u8] {
+        &self.values[number as usize]
+    }
+
+    /// Writes everything before the indexes of this many rows, and returns the width of an index for [`put_number`].
+    pub(crate) fn write_head(&self, rows: usize, frames: &mut Frames) -> u64 {
+        let width = match self.values.len() {
+            0..=0x100 => 0u64,
+            0x101..=0x1_0000 => 1,
+            _ => 2,
+        };
+        frames.write(&(DICTIONARY_FLAGS | width).to_le_bytes());
+        frames.write(&(self.values.len() as u64).to_le_bytes());
+        let mut values = Strings::default();
+        for value in &self.values {
+            values.push(value);
+        }
+        values.write(frames);
+        frames.write(&(rows as u64).to_le_bytes());
+        width
+    }
+
     pub(crate) fn push(&mut self, value: &[u8]) {
         // Neighbouring values are mostly equal.
         let number = match self.rows.last() {
@@ -291,19 +307,7 @@ impl Column for Dictionary {
         if self.rows.is_empty() {
             return;
         }
-        let width = match self.values.len() {
-            0..=0x100 => 0u64,
-            0x101..=0x1_0000 => 1,
-            _ => 2,
-        };
-        frames.write(&(DICTIONARY_FLAGS | width).to_le_bytes());
-        frames.write(&(self.values.len() as u64).to_le_bytes());
-        let mut values = Strings::default();
-        for value in &self.values {
-            values.push(value);
-        }
-        values.write(frames);
-        frames.write(&(self.rows.len() as u64).to_le_bytes());
+        let width = self.write_head(self.rows.len(), frames);
         match order {
             None => write_numbers(self.rows.iter().copied(), width, frames),
             Some(order) => write_numbers(order.iter().map(|&row| self.rows[row as usize]), width, frames),
@@ -346,6 +350,16 @@ impl Column for Dictionary {
     }
 }
 
+/// Appends the index of a dictionary's value, in 1, 2 or 4 bytes.
+pub(crate) fn put_number(number: u32, width: u64, out: &mut Vec<u8>) {
+    let bytes = match width {
+        0 => 1,
+        1 => 2,
+        _ => 4,
+    };
+    out.extend_from_slice(&number.to_le_bytes()[..bytes]);
+}
+
 /// Writes the numbers of a dictionary's values in 1, 2 or 4 bytes each.
 fn write_numbers(numbers: impl Iterator<Item = u32>, width: u64, frames: &mut Frames) {
     match width {
@@ -372,14 +386,6 @@ impl Maps {
     #[inline]
     pub(crate) fn end_row(&mut self) {
         self.ends.push(self.values.rows() as u64);
-    }
-
-    /// Appends a row of known entries: indexes from `keys`, and values.
-    #[inline]
-    pub(crate) fn push(&mut self, keys: &[u32], values: &Strings) {
-        self.keys.rows.extend_from_slice(keys);
-        self.values.extend(values);
-        self.end_row();
     }
 }
 
