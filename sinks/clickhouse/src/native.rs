@@ -288,6 +288,30 @@ impl Dictionary {
         width
     }
 
+    /// Writes the data with the rows of these ranges, which together are all rows, in this order.
+    fn write_ranges(&self, ranges: impl Iterator<Item = Range<usize>>, frames: &mut Frames) {
+        const BUFFER: usize = 32 << 10;
+        if self.rows.is_empty() {
+            return;
+        }
+        let width = self.write_head(self.rows.len(), frames);
+        let mut buffer = Vec::with_capacity(BUFFER);
+        for range in ranges {
+            let numbers = &self.rows[range];
+            if buffer.len() + 4 * numbers.len() > BUFFER {
+                frames.write(&buffer);
+                buffer.clear();
+            }
+            match width {
+                0 => buffer.extend(numbers.iter().map(|number| number.to_le_bytes()[0])),
+                _ => numbers
+                    .iter()
+                    .for_each(|&number| put_number(number, width, &mut buffer)),
+            }
+        }
+        frames.write(&buffer);
+    }
+
     pub(crate) fn push(&mut self, value: &[u8]) {
         // Neighbouring values are mostly equal.
         let number = match self.rows.last() {
@@ -395,15 +419,20 @@ impl Column for Maps {
     }
 
     fn write_values(&self, order: Order<'_>, frames: &mut Frames) {
-        let entries = write_ends(&self.ends, order, frames);
-        self.keys.write_values(entries.as_deref(), frames);
-        match order {
-            None => self.values.write_values(None, frames),
-            Some(order) => {
-                for &row in order {
-                    frames.write(self.values.encoded(items_of(&self.ends, row as usize)));
-                }
-            }
+        let Some(order) = order else {
+            write_words(self.ends.iter().copied(), frames);
+            self.keys.write_values(None, frames);
+            return self.values.write_values(None, frames);
+        };
+        let entries = || order.iter().map(|&row| items_of(&self.ends, row as usize));
+        let ends = entries().scan(0, |end, entries| {
+            *end += entries.len() as u64;
+            Some(*end)
+        });
+        write_words(ends, frames);
+        self.keys.write_ranges(entries(), frames);
+        for entries in entries() {
+            frames.write(self.values.encoded(entries));
         }
     }
 
