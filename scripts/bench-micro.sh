@@ -10,15 +10,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# One target folder for both: they share the compiled dependencies.
 target=$PWD/target
-
-# Builds the benchmark of the tree in the working directory, and copies it to $1.
-build() {
-    CARGO_TARGET_DIR=$target cargo build --locked --release --bin micro
-    mkdir -p "$(dirname "$1")"
-    cp "$target/release/micro" "$1"
-}
+mkdir -p "$target/micro"
 
 base=()
 if [[ -f ${BASE:-} ]]; then
@@ -34,12 +27,13 @@ elif [[ -n ${BASE:-} ]]; then
         printf 'bench-micro.sh: %s is from before this benchmark: choose a later commit\n' "$commit" >&2
         exit 1
     fi
-    (cd "$tree" && build "$target/micro/micro-$commit")
-    "$target/micro/micro-$commit" --report "$target/micro/$commit.json" "$@"
+    # Its own target folder: in a shared one cargo takes crates of one tree for those of the other.
+    (cd "$tree" && CARGO_TARGET_DIR=$target/micro/base cargo build --locked --release --bin micro)
+    "$target/micro/base/release/micro" --report "$target/micro/$commit.json" "$@"
     base=(--base "$target/micro/$commit.json")
     git worktree remove --force "$tree"
 fi
-build "$target/micro/micro-now"
+cargo build --locked --release --bin micro
 report=(--report "bench-results/micro-$(git rev-parse --short HEAD).json")
 [[ " $* " != *" --profile"* ]] || report=()
-exec "$target/micro/micro-now" "${report[@]}" "${base[@]}" "$@"
+exec "$target/release/micro" "${report[@]}" "${base[@]}" "$@"
