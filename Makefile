@@ -59,6 +59,11 @@ bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a mil
 	@cargo build --locked --release --bin growth
 	exec target/release/growth
 
+# Each piece runs alone on one thread, so the figures need neither a quiet machine nor a server.
+.PHONY: bench-micro
+bench-micro: ## Instructions and CPU time of the hot pieces, compared with BASE=<commit or report> (valgrind, MILLPOND_LOGHUB, BENCH_FLAGS)
+	@exec scripts/bench-micro.sh $(BENCH_FLAGS)
+
 .PHONY: test
 test: test-rust planted-bugs test-seeds fuzz test-go test-clients test-deploy test-processes test-cluster ## Run every test (installs MinIO, a Collector, chDB, … into the cache first)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 
 from harness.services import BIN_DIR, REPOSITORY, tool
@@ -49,6 +50,20 @@ def test_bench_growth():
     assert [line["backlog_segments"] for line in lines] == [0, 1_000]
     for line in lines:
         assert line["commit_bytes_written"] < line["contended_bytes_written"]
+
+
+def test_bench_micro(tmp_path):
+    # A comparison with itself.
+    flags = ["--short", "--only", "zstd,logs-validate,block-encode,metrics-insert,plan"]
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    run(BIN_DIR / "micro", *flags, "--report", first)
+    output = run(BIN_DIR / "micro", *flags, "--report", second, "--base", first)
+    pieces = json.loads(first.read_text())["pieces"]
+    assert [*pieces] == ["block-encode", "logs-validate", "metrics-insert", "plan", "zstd"]
+    for name, figure in pieces.items():
+        assert figure["nanoseconds"] > 0
+        assert (figure["instructions"] is None) == (shutil.which("valgrind") is None)
+        assert f"\n{name} " in output, "a line of the table"
 
 
 def test_bench_exporter(tmp_path):

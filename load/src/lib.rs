@@ -33,7 +33,7 @@ use std::time::Duration;
 pub use args::{Compression, LoadArgs};
 pub use credentials::Credentials;
 pub use report::{Latency, Report};
-pub use run::run;
+pub use run::{requests, run};
 pub use template::ID_DIGITS;
 
 /// The configuration of a load.

@@ -3,6 +3,7 @@
 
 use millpond_runtime::{Backoff, Environment as _, SystemEnvironment};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -47,6 +48,29 @@ struct Seen {
     latencies_us: Vec<u64>,
     acknowledged: u64,
     errors: BTreeMap<String, u64>,
+}
+
+/// The first `number` requests of a load, each with this many records: for measurements without a server.
+///
+/// # Errors
+/// [`LoadError::Bodies`]: the bodies are unreadable.
+pub fn requests(
+    bodies: Option<&Path>,
+    number: u64,
+    records_per_request: u64,
+) -> Result<Vec<Bytes>, LoadError> {
+    const NOW_NS: u64 = 1_764_000_000_000_000_000;
+    let Bodies { mut bodies, .. } = Bodies::load(bodies)?;
+    // Few records need few lines, from all files.
+    let wanted = usize::try_from(number * records_per_request).unwrap_or(usize::MAX);
+    let step = (bodies.len() / wanted.max(1)).max(1);
+    bodies = bodies.into_iter().step_by(step).collect();
+    let templates = Templates::new(&bodies, crate::clickhouse::UNIQUE, "measured", 1);
+    let request = |request: u64| {
+        let first = request * records_per_request;
+        templates.request(first, records_per_request, NOW_NS + first * 1_000)
+    };
+    Ok((0..number).map(request).collect())
 }
 
 /// Generates load until the configured end or until `cancel`, then waits for the requests in flight; after `cancel` it

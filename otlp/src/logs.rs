@@ -3,7 +3,7 @@
 use crate::request::Item;
 use crate::signal::Signal;
 use crate::value::{AnyValue, KeyValues, low_i32, low_u32};
-use crate::wire::{Reader, Value};
+use crate::wire::{Reader, Stretch, Value};
 
 /// A validated request for logs.
 pub type Request<'a> = crate::Request<'a, LogRecord<'a>>;
@@ -11,7 +11,7 @@ pub type Request<'a> = crate::Request<'a, LogRecord<'a>>;
 /// One log record.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogRecord<'a> {
-    bytes: &'a [u8],
+    attributes: Stretch<'a>,
     /// When the event occurred, in unix nanoseconds; 0 if unknown.
     pub time_unix_nano: u64,
     /// When the record was first observed, in unix nanoseconds; 0 if unknown.
@@ -39,17 +39,19 @@ impl<'a> Item<'a> for LogRecord<'a> {
 
     #[inline]
     fn read(bytes: &'a [u8]) -> Self {
-        let mut record = Self {
-            bytes,
-            ..Self::default()
-        };
+        let mut record = Self::default();
         let mut reader = Reader::new(bytes);
-        while let Some((number, value)) = reader.next_field() {
+        loop {
+            let field = reader.rest();
+            let Some((number, value)) = reader.next_field() else {
+                break;
+            };
             match (number, value) {
                 (1, Value::Fixed64(time)) => record.time_unix_nano = time,
                 (2, Value::Varint(number)) => record.severity_number = low_i32(number),
                 (3, Value::Len(text)) => record.severity_text = text,
                 (5, Value::Len(body)) => record.body.merge(body),
+                (6, Value::Len(_)) => record.attributes.add(field, &reader),
                 (7, Value::Varint(count)) => record.dropped_attributes_count = low_u32(count),
                 (8, Value::Fixed32(flags)) => record.flags = flags,
                 (9, Value::Len(id)) => record.trace_id = id,
@@ -66,6 +68,6 @@ impl<'a> Item<'a> for LogRecord<'a> {
 impl<'a> LogRecord<'a> {
     /// The record's attributes, in order.
     pub fn attributes(&self) -> KeyValues<'a> {
-        KeyValues::new(self.bytes, 6)
+        KeyValues::new(self.attributes.bytes(), 6)
     }
 }

@@ -72,14 +72,7 @@ impl<'a> Iterator for Messages<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<&'a [u8]> {
-        loop {
-            let (number, value) = self.reader.next_field()?;
-            if number == self.number
-                && let Value::Len(message) = value
-            {
-                return Some(message);
-            }
-        }
+        self.reader.next_message(self.number)
     }
 }
 

@@ -6,9 +6,11 @@
 pub(crate) mod enums;
 pub(crate) mod logs;
 pub(crate) mod metrics;
+mod plain;
 pub(crate) mod traces;
 
 pub(crate) use enums::Enum;
+pub(crate) use plain::Plain;
 
 use crate::wire::{self, LEN, VARINT};
 
@@ -17,6 +19,8 @@ pub(crate) struct Message {
     pub(crate) fields: &'static [Field],
     /// Fields with numbers too large for a dense table.
     pub(crate) sparse: &'static [(u32, Field)],
+    /// The usual form of this message, if it has one that is quick to check.
+    pub(crate) plain: Option<Plain>,
 }
 
 pub(crate) struct Field {
@@ -173,6 +177,7 @@ static RESOURCE: Message = Message {
         many("entity_refs", Kind::Message(&ENTITY_REF)),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static ENTITY_REF: Message = Message {
@@ -184,6 +189,7 @@ static ENTITY_REF: Message = Message {
         many("description_keys", STRING),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static SCOPE: Message = Message {
@@ -195,6 +201,7 @@ static SCOPE: Message = Message {
         one("dropped_attributes_count", UINT32),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static KEY_VALUE: Message = Message {
@@ -205,6 +212,7 @@ static KEY_VALUE: Message = Message {
         one("key_strindex", INT32),
     ],
     sparse: &[],
+    plain: Some(Plain::Pair),
 };
 
 static ANY_VALUE: Message = Message {
@@ -220,14 +228,17 @@ static ANY_VALUE: Message = Message {
         one("string_value_strindex", INT32),
     ],
     sparse: &[],
+    plain: Some(Plain::Value),
 };
 
 static ARRAY_VALUE: Message = Message {
     fields: &[NONE, many("values", Kind::Message(&ANY_VALUE))],
     sparse: &[],
+    plain: None,
 };
 
 static KEY_VALUE_LIST: Message = Message {
     fields: &[NONE, many("values", Kind::Message(&KEY_VALUE))],
     sparse: &[],
+    plain: None,
 };

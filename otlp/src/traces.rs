@@ -3,7 +3,7 @@
 use crate::request::{Item, Messages};
 use crate::signal::Signal;
 use crate::value::{KeyValues, low_i32, low_u32};
-use crate::wire::{Reader, Value};
+use crate::wire::{Reader, Stretch, Value};
 
 /// A validated request for traces.
 pub type Request<'a> = crate::Request<'a, Span<'a>>;
@@ -11,7 +11,9 @@ pub type Request<'a> = crate::Request<'a, Span<'a>>;
 /// One span.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Span<'a> {
-    bytes: &'a [u8],
+    attributes: Stretch<'a>,
+    events: Stretch<'a>,
+    links: Stretch<'a>,
     /// The trace id as sent: valid only with 16 bytes.
     pub trace_id: &'a [u8],
     /// The span id as sent: valid only with 8 bytes.
@@ -47,12 +49,13 @@ impl<'a> Item<'a> for Span<'a> {
 
     #[inline]
     fn read(bytes: &'a [u8]) -> Self {
-        let mut span = Self {
-            bytes,
-            ..Self::default()
-        };
+        let mut span = Self::default();
         let mut reader = Reader::new(bytes);
-        while let Some((number, value)) = reader.next_field() {
+        loop {
+            let field = reader.rest();
+            let Some((number, value)) = reader.next_field() else {
+                break;
+            };
             match (number, value) {
                 (1, Value::Len(id)) => span.trace_id = id,
                 (2, Value::Len(id)) => span.span_id = id,
@@ -62,8 +65,11 @@ impl<'a> Item<'a> for Span<'a> {
                 (6, Value::Varint(kind)) => span.kind = low_i32(kind),
                 (7, Value::Fixed64(time)) => span.start_time_unix_nano = time,
                 (8, Value::Fixed64(time)) => span.end_time_unix_nano = time,
+                (9, Value::Len(_)) => span.attributes.add(field, &reader),
                 (10, Value::Varint(count)) => span.dropped_attributes_count = low_u32(count),
+                (11, Value::Len(_)) => span.events.add(field, &reader),
                 (12, Value::Varint(count)) => span.dropped_events_count = low_u32(count),
+                (13, Value::Len(_)) => span.links.add(field, &reader),
                 (14, Value::Varint(count)) => span.dropped_links_count = low_u32(count),
                 (15, Value::Len(status)) => span.merge_status(status),
                 (16, Value::Fixed32(flags)) => span.flags = flags,
@@ -88,17 +94,17 @@ impl<'a> Span<'a> {
 
     /// The span's attributes, in order.
     pub fn attributes(&self) -> KeyValues<'a> {
-        KeyValues::new(self.bytes, 9)
+        KeyValues::new(self.attributes.bytes(), 9)
     }
 
     /// The span's events, in order.
     pub fn events(&self) -> impl Iterator<Item = Event<'a>> + use<'a> {
-        Messages::new(self.bytes, 11).map(Event::read)
+        Messages::new(self.events.bytes(), 11).map(Event::read)
     }
 
     /// The span's links, in order.
     pub fn links(&self) -> impl Iterator<Item = Link<'a>> + use<'a> {
-        Messages::new(self.bytes, 13).map(Link::read)
+        Messages::new(self.links.bytes(), 13).map(Link::read)
     }
 }
 

@@ -59,6 +59,8 @@ fn locate(signal: Signal, payload: &[u8], reason: Reason) -> Malformed {
 
 /// Observes a walk.
 trait Trace {
+    /// Whether the walk may skip messages that are plain at a glance.
+    const GLANCES: bool;
     /// A message begins in the last field.
     fn enter(&mut self, message: &'static Message);
     /// The message has ended without a fault.
@@ -72,6 +74,8 @@ trait Trace {
 struct Silent;
 
 impl Trace for Silent {
+    const GLANCES: bool = true;
+
     #[inline]
     fn enter(&mut self, _: &'static Message) {}
     #[inline]
@@ -108,7 +112,14 @@ fn walk<T: Trace>(message: &'static Message, bytes: &[u8], depth: u32, trace: &m
             Kind::Bytes(_) => {
                 reader.bytes()?;
             }
-            Kind::Message(inner) => records += walk(inner, reader.bytes()?, depth + 1, trace)?,
+            Kind::Message(inner) => {
+                let bytes = reader.bytes()?;
+                // A plain message has at most one more in it.
+                let plain = inner.plain.filter(|_| T::GLANCES && depth + 2 <= DEPTH_MAX);
+                if !plain.is_some_and(|plain| plain.fits(bytes)) {
+                    records += walk(inner, bytes, depth + 1, trace)?;
+                }
+            }
             Kind::Varint(_) => {
                 reader.varint()?;
             }
@@ -202,6 +213,8 @@ impl Recorder {
 }
 
 impl Trace for Recorder {
+    const GLANCES: bool = false;
+
     fn enter(&mut self, message: &'static Message) {
         match self.levels.get_mut(self.open) {
             Some(level) => {
@@ -240,6 +253,76 @@ impl Trace for Recorder {
         match level.seen.iter_mut().find(|(seen, _)| *seen == number) {
             Some((_, times)) => *times += 1,
             None => level.seen.push((number, 1)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::value::{AnyValue, KeyValue};
+    use proptest::prelude::*;
+
+    /// Bytes that are often an attribute, or nearly one: fields of both messages, some cut short, and any others.
+    fn nearly_a_pair() -> impl Strategy<Value = Vec<u8>> {
+        fn field(tag: u8, content: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
+            (content, 0..40_u8).prop_map(move |(content, off)| {
+                let length = u8::try_from(content.len()).unwrap_or(0x7f);
+                // Now and then the length is wrong.
+                let length = if off == 0 { length + 1 } else { length };
+                [&[tag, length][..], &content].concat()
+            })
+        }
+        let bytes = || prop::collection::vec(any::<u8>(), 0..5);
+        let number = prop_oneof![
+            Just(vec![0x18, 5]),
+            Just(vec![0x10, 0x81, 0x00]),
+            Just(vec![0x18, 0x80])
+        ];
+        let scalar = prop_oneof![
+            4 => field(0x0a, bytes()),
+            2 => number,
+            1 => Just(vec![0x21, 1, 2, 3, 4, 5, 6, 7, 8]),
+            1 => Just(vec![0x21, 1]),
+            1 => field(0x2a, bytes()),
+            1 => field(0x3a, bytes()),
+            1 => bytes(),
+        ];
+        let value = prop::collection::vec(scalar, 0..3).prop_map(|fields| fields.concat());
+        let part = prop_oneof![
+            4 => field(0x0a, bytes()),
+            4 => field(0x12, value),
+            1 => bytes(),
+        ];
+        prop::collection::vec(part, 0..4).prop_map(|parts| parts.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn a_glance_sees_what_a_walk_finds(pairs in prop::collection::vec(nearly_a_pair(), 1..4)) {
+            // A resource with these attributes.
+            let head = |tag: u8, content: &[u8]| {
+                let length = u8::try_from(content.len()).expect("short");
+                [&[tag, 0x80 | (length & 0x7f), length >> 7][..], content].concat()
+            };
+            let pairs: Vec<u8> = pairs.iter().flat_map(|pair| head(0x0a, pair)).collect();
+            prop_assume!(pairs.len() < 200);
+            let request = head(0x0a, &head(0x0a, &pairs));
+            for signal in Signal::ALL {
+                let glanced = walk(signal.request(), &request, 0, &mut Silent);
+                let walked = walk(signal.request(), &request, 0, &mut Recorder::new(&request));
+                prop_assert_eq!(glanced, walked);
+            }
+        }
+
+        #[test]
+        fn a_plain_attribute_is_read_like_any_other(pair in nearly_a_pair()) {
+            prop_assert_eq!(format!("{:?}", KeyValue::read(&pair)), format!("{:?}", KeyValue::read_any(&pair)));
+            let mut value = AnyValue::Empty;
+            value.merge(&pair);
+            prop_assert_eq!(format!("{:?}", AnyValue::read(&pair)), format!("{value:?}"));
         }
     }
 }

@@ -29,9 +29,40 @@ pub enum AnyValue<'a> {
     StringIndex(i32),
 }
 
+/// Tags of `AnyValue` and `KeyValue`.
+pub(crate) mod tag {
+    pub(crate) const STRING: u8 = 1 << 3 | 2;
+    pub(crate) const BOOL: u8 = 2 << 3;
+    pub(crate) const INT: u8 = 3 << 3;
+    pub(crate) const DOUBLE: u8 = 4 << 3 | 1;
+    pub(crate) const KEY: u8 = 1 << 3 | 2;
+    pub(crate) const VALUE: u8 = 2 << 3 | 2;
+}
+
 impl<'a> AnyValue<'a> {
-    /// Merges one occurrence of the message into `self`, as protobuf does.
+    /// Reads the only occurrence of the message.
     #[inline]
+    pub(crate) fn read(bytes: &'a [u8]) -> Self {
+        // The usual values first, which are one string or one number.
+        let mut reader = Reader::new(bytes);
+        if reader.take(tag::STRING) {
+            if let Ok(string) = reader.bytes()
+                && reader.is_empty()
+            {
+                return AnyValue::String(string);
+            }
+        } else if reader.take(tag::INT)
+            && let Ok(number) = reader.varint()
+            && reader.is_empty()
+        {
+            return AnyValue::Int(number.cast_signed());
+        }
+        let mut value = AnyValue::Empty;
+        value.merge(bytes);
+        value
+    }
+
+    /// Merges one occurrence of the message into `self`, as protobuf does.
     pub(crate) fn merge(&mut self, bytes: &'a [u8]) {
         let mut reader = Reader::new(bytes);
         while let Some((number, value)) = reader.next_field() {
@@ -85,13 +116,7 @@ impl<'a> Iterator for Values<'a> {
     type Item = AnyValue<'a>;
 
     fn next(&mut self) -> Option<AnyValue<'a>> {
-        loop {
-            if let (1, Value::Len(message)) = self.reader.next_field()? {
-                let mut value = AnyValue::Empty;
-                value.merge(message);
-                return Some(value);
-            }
-        }
+        self.reader.next_message(1).map(AnyValue::read)
     }
 }
 
@@ -113,7 +138,22 @@ pub struct KeyValue<'a> {
 
 impl<'a> KeyValue<'a> {
     #[inline]
-    fn read(bytes: &'a [u8]) -> Self {
+    pub(crate) fn read(bytes: &'a [u8]) -> Self {
+        // The usual order first.
+        let mut reader = Reader::new(bytes);
+        if reader.take(tag::KEY)
+            && let Ok(key) = reader.bytes()
+            && reader.take(tag::VALUE)
+            && let Ok(value) = reader.bytes()
+            && reader.is_empty()
+        {
+            let value = AnyValue::read(value);
+            return KeyValue { key, value };
+        }
+        Self::read_any(bytes)
+    }
+
+    pub(crate) fn read_any(bytes: &'a [u8]) -> Self {
         let mut pair = KeyValue::default();
         let mut reader = Reader::new(bytes);
         while let Some((number, value)) = reader.next_field() {
@@ -149,14 +189,7 @@ impl<'a> Iterator for KeyValues<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<KeyValue<'a>> {
-        loop {
-            let (number, value) = self.reader.next_field()?;
-            if number == self.number
-                && let Value::Len(message) = value
-            {
-                return Some(KeyValue::read(message));
-            }
-        }
+        self.reader.next_message(self.number).map(KeyValue::read)
     }
 }
 

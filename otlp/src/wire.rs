@@ -54,15 +54,21 @@ impl<'a> Reader<'a> {
 
     #[inline]
     pub(crate) fn varint(&mut self) -> Result<u64, Reason> {
-        match self.rest.split_first() {
-            Some((&byte, rest)) if byte < 0x80 => {
+        match *self.rest {
+            [byte, ref rest @ ..] if byte < 0x80 => {
                 self.rest = rest;
                 Ok(u64::from(byte))
+            }
+            // The lengths of most records and bodies.
+            [low, high, ref rest @ ..] if high < 0x80 => {
+                self.rest = rest;
+                Ok(u64::from(low & 0x7f) | u64::from(high) << 7)
             }
             _ => self.long_varint(),
         }
     }
 
+    #[cold]
     fn long_varint(&mut self) -> Result<u64, Reason> {
         let mut value = 0;
         for (index, &byte) in self.rest.iter().take(10).enumerate() {
@@ -87,6 +93,18 @@ impl<'a> Reader<'a> {
             Err(Reason::FieldNumber)
         } else {
             Ok((tag >> 3, tag & 7))
+        }
+    }
+
+    /// Reads a tag of one byte if it comes next.
+    #[inline]
+    pub(crate) fn take(&mut self, tag: u8) -> bool {
+        match *self.rest {
+            [found, ref rest @ ..] if found == tag => {
+                self.rest = rest;
+                true
+            }
+            _ => false,
         }
     }
 
@@ -125,6 +143,23 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// The next embedded message of a validated message in the field with this number. Skips other fields.
+    #[inline]
+    pub(crate) fn next_message(&mut self, number: u32) -> Option<&'a [u8]> {
+        while !self.rest.is_empty() {
+            let (found, wire) = self.tag().ok()?;
+            if wire == LEN {
+                let bytes = self.bytes().ok()?;
+                if found == number {
+                    return Some(bytes);
+                }
+            } else {
+                self.value(wire).ok()?;
+            }
+        }
+        None
+    }
+
     /// The next field of a validated message, or `None` at its end. Malformed bytes, which validation excludes, end it
     /// too.
     #[inline]
@@ -135,6 +170,32 @@ impl<'a> Reader<'a> {
         let (number, wire) = self.tag().ok()?;
         let value = self.value(wire).ok()?;
         Some((number, value))
+    }
+}
+
+/// The part of a message from the first to the last field with some number: a second look skips what lies before and
+/// after.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stretch<'a> {
+    /// The message from the first such field on.
+    from: &'a [u8],
+    /// Bytes of the message after the last.
+    after: usize,
+}
+
+impl<'a> Stretch<'a> {
+    /// Adds a field that begins at the start of `field` and ends where the reader is.
+    #[inline]
+    pub(crate) fn add(&mut self, field: &'a [u8], reader: &Reader<'a>) {
+        if self.from.is_empty() {
+            self.from = field;
+        }
+        self.after = reader.rest.len();
+    }
+
+    #[inline]
+    pub(crate) fn bytes(&self) -> &'a [u8] {
+        &self.from[..self.from.len() - self.after]
     }
 }
 

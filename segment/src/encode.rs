@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 
 use bytes::Bytes;
 use prost::encoding::{encode_varint, encoded_len_varint};
+use zstd::zstd_safe::CParameter;
 
 use crate::block::BlockHeader;
 use crate::index::{HEADER_LEN, encode_header, encode_tail};
@@ -219,14 +220,21 @@ pub struct Compressor {
     scratch: Vec<u8>,
 }
 
+/// Level 1 would look back 512 KiB only. A window as long as a block saves bytes and time; higher levels have it anyway.
+const WINDOW_LOG: u32 = 20;
+
 /// A larger scratch buffer is freed after use: one giant message must not pin memory forever.
 pub(crate) const SCRATCH_KEPT_MAX: usize = 8 << 20;
 
 impl Compressor {
     /// A compressor at the zstd `level` (1 is the fastest of the standard levels).
     pub fn new(level: i32) -> Result<Self, CompressError> {
+        let mut zstd = zstd::bulk::Compressor::new(level)?;
+        if level == 1 {
+            zstd.set_parameter(CParameter::WindowLog(WINDOW_LOG))?;
+        }
         Ok(Self {
-            zstd: zstd::bulk::Compressor::new(level)?,
+            zstd,
             scratch: Vec::new(),
         })
     }

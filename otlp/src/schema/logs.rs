@@ -8,6 +8,7 @@ use super::{
 pub(crate) static EXPORT: Message = Message {
     fields: &[NONE, many("resource_logs", Kind::Message(&RESOURCE_LOGS))],
     sparse: &[],
+    plain: None,
 };
 
 static RESOURCE_LOGS: Message = Message {
@@ -21,6 +22,7 @@ static RESOURCE_LOGS: Message = Message {
         1000,
         many("instrumentation_library_logs", Kind::OldScopes(&SCOPE_LOGS)),
     )],
+    plain: None,
 };
 
 static SCOPE_LOGS: Message = Message {
@@ -31,6 +33,7 @@ static SCOPE_LOGS: Message = Message {
         one("schema_url", STRING),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static LOG_RECORD: Message = Message {
@@ -53,4 +56,5 @@ static LOG_RECORD: Message = Message {
         one("event_name", STRING),
     ],
     sparse: &[],
+    plain: None,
 };

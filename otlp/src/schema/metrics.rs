@@ -10,6 +10,7 @@ const TEMPORALITY: Kind = Kind::Varint(Varint::Enum(Enum::AggregationTemporality
 pub(crate) static EXPORT: Message = Message {
     fields: &[NONE, many("resource_metrics", Kind::Message(&RESOURCE_METRICS))],
     sparse: &[],
+    plain: None,
 };
 
 static RESOURCE_METRICS: Message = Message {
@@ -23,6 +24,7 @@ static RESOURCE_METRICS: Message = Message {
         1000,
         many("instrumentation_library_metrics", Kind::OldScopes(&SCOPE_METRICS)),
     )],
+    plain: None,
 };
 
 static SCOPE_METRICS: Message = Message {
@@ -33,6 +35,7 @@ static SCOPE_METRICS: Message = Message {
         one("schema_url", STRING),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static METRIC: Message = Message {
@@ -52,11 +55,13 @@ static METRIC: Message = Message {
         many("metadata", Kind::Message(&KEY_VALUE)),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static GAUGE: Message = Message {
     fields: &[NONE, many("data_points", Kind::Record(&NUMBER_DATA_POINT))],
     sparse: &[],
+    plain: None,
 };
 
 static SUM: Message = Message {
@@ -67,6 +72,7 @@ static SUM: Message = Message {
         one("is_monotonic", BOOL),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static HISTOGRAM: Message = Message {
@@ -76,6 +82,7 @@ static HISTOGRAM: Message = Message {
         one("aggregation_temporality", TEMPORALITY),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static EXPONENTIAL_HISTOGRAM: Message = Message {
@@ -85,11 +92,13 @@ static EXPONENTIAL_HISTOGRAM: Message = Message {
         one("aggregation_temporality", TEMPORALITY),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static SUMMARY: Message = Message {
     fields: &[NONE, many("data_points", Kind::Record(&SUMMARY_DATA_POINT))],
     sparse: &[],
+    plain: None,
 };
 
 static NUMBER_DATA_POINT: Message = Message {
@@ -105,6 +114,7 @@ static NUMBER_DATA_POINT: Message = Message {
         one("flags", UINT32),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static HISTOGRAM_DATA_POINT: Message = Message {
@@ -124,6 +134,7 @@ static HISTOGRAM_DATA_POINT: Message = Message {
         one("max", DOUBLE),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static EXPONENTIAL_HISTOGRAM_DATA_POINT: Message = Message {
@@ -145,6 +156,7 @@ static EXPONENTIAL_HISTOGRAM_DATA_POINT: Message = Message {
         one("zero_threshold", DOUBLE),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static BUCKETS: Message = Message {
@@ -154,6 +166,7 @@ static BUCKETS: Message = Message {
         many("bucket_counts", Kind::Varints(Varint::Uint64)),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static SUMMARY_DATA_POINT: Message = Message {
@@ -169,11 +182,13 @@ static SUMMARY_DATA_POINT: Message = Message {
         one("flags", UINT32),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static VALUE_AT_QUANTILE: Message = Message {
     fields: &[NONE, one("quantile", DOUBLE), one("value", DOUBLE)],
     sparse: &[],
+    plain: None,
 };
 
 static EXEMPLAR: Message = Message {
@@ -188,4 +203,5 @@ static EXEMPLAR: Message = Message {
         many("filtered_attributes", Kind::Message(&KEY_VALUE)),
     ],
     sparse: &[],
+    plain: None,
 };

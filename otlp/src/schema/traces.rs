@@ -7,6 +7,7 @@ use super::{
 pub(crate) static EXPORT: Message = Message {
     fields: &[NONE, many("resource_spans", Kind::Message(&RESOURCE_SPANS))],
     sparse: &[],
+    plain: None,
 };
 
 static RESOURCE_SPANS: Message = Message {
@@ -20,6 +21,7 @@ static RESOURCE_SPANS: Message = Message {
         1000,
         many("instrumentation_library_spans", Kind::OldScopes(&SCOPE_SPANS)),
     )],
+    plain: None,
 };
 
 static SCOPE_SPANS: Message = Message {
@@ -30,6 +32,7 @@ static SCOPE_SPANS: Message = Message {
         one("schema_url", STRING),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static SPAN: Message = Message {
@@ -53,6 +56,7 @@ static SPAN: Message = Message {
         one("flags", Kind::Fixed32),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static EVENT: Message = Message {
@@ -64,6 +68,7 @@ static EVENT: Message = Message {
         one("dropped_attributes_count", UINT32),
     ],
     sparse: &[],
+    plain: None,
 };
 
 static LINK: Message = Message {
@@ -77,6 +82,7 @@ static LINK: Message = Message {
         one("flags", Kind::Fixed32),
     ],
     sparse: &[],
+    plain: None,
 };
 
 /// Field 1 was a status code with another meaning until OTLP 0.7 (2021); the Collector ignores it too.
@@ -88,4 +94,5 @@ static STATUS: Message = Message {
         one("code", Kind::Varint(Varint::Enum(Enum::StatusCode))),
     ],
     sparse: &[],
+    plain: None,
 };

@@ -375,9 +375,15 @@ impl Cutter<'_> {
     /// Emits the current rows: as one chunk if they fall into few enough partitions, otherwise as several chunks with
     /// some of the partitions each. Returns false when no more are wanted.
     fn emit_all<C: TableColumns>(&mut self, rows: &mut Rows<C>) -> bool {
+        let mut on_days = rows.columns.days();
+        let first = on_days.next();
+        let one_day = on_days.all(|day| Some(day) == first);
+        drop(on_days);
         let mut days: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
-        for (row, day) in rows.columns.days().enumerate() {
-            days.entry(day).or_default().push(row);
+        if !one_day {
+            for (row, day) in rows.columns.days().enumerate() {
+                days.entry(day).or_default().push(row);
+            }
         }
         let more = if days.len() <= self.partitions_max {
             let chunk = self.encode(rows);

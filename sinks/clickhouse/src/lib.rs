@@ -38,7 +38,7 @@ pub use sink::{ClickHouse, SCHEMA_VERSION, keeps_identities};
 use sorting::Sorting;
 use std::sync::Arc;
 
-/// [`ClickHouse`]'s work on a batch without a server, for measurements only (`examples/encode.rs`).
+/// [`ClickHouse`]'s work on a batch without a server, for measurements (`make bench-micro`) and fuzzing only.
 #[doc(hidden)]
 pub fn encode(
     batch: &millpond_consumer::Batch,
@@ -46,14 +46,35 @@ pub fn encode(
     columns: Columns,
     emit: &mut dyn FnMut(millpond_consumer::Chunk) -> bool,
 ) -> Result<(), millpond_consumer::SinkError> {
-    let mut workspace = chunks::Workspace::new()
-        .map_err(|error| millpond_consumer::SinkError::Transient(error.to_string()))?
-        .sorting(Arc::new(Sorting::of_new_tables()));
-    let mut emit = |cut| match cut {
-        millpond_consumer::Cut::Chunk(chunk) => emit(chunk),
-        millpond_consumer::Cut::Unreadable { .. } => true,
-    };
-    chunks::cut(batch, policy, columns, None, 0, &mut workspace, &mut emit)
+    Encoder::new()?.encode(batch, policy, columns, emit)
+}
+
+/// [`encode`] with buffers that later batches reuse.
+#[doc(hidden)]
+pub struct Encoder(chunks::Workspace);
+
+impl Encoder {
+    #[doc(hidden)]
+    pub fn new() -> Result<Self, millpond_consumer::SinkError> {
+        let workspace = chunks::Workspace::new()
+            .map_err(|error| millpond_consumer::SinkError::Transient(error.to_string()))?;
+        Ok(Self(workspace.sorting(Arc::new(Sorting::of_new_tables()))))
+    }
+
+    #[doc(hidden)]
+    pub fn encode(
+        &mut self,
+        batch: &millpond_consumer::Batch,
+        policy: &millpond_consumer::BatchingPolicy,
+        columns: Columns,
+        emit: &mut dyn FnMut(millpond_consumer::Chunk) -> bool,
+    ) -> Result<(), millpond_consumer::SinkError> {
+        let mut emit = |cut| match cut {
+            millpond_consumer::Cut::Chunk(chunk) => emit(chunk),
+            millpond_consumer::Cut::Unreadable { .. } => true,
+        };
+        chunks::cut(batch, policy, columns, None, 0, &mut self.0, &mut emit)
+    }
 }
 
 /// Parses a server's answer in each form that the sink requests, in pieces of `piece` bytes, and returns the number of

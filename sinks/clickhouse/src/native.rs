@@ -50,6 +50,13 @@ pub(crate) fn put_varint(mut value: usize, out: &mut Vec<u8>) {
     out.push(value.to_le_bytes()[0]);
 }
 
+/// The runs of neighbouring rows in an order, which mostly come from one request: their values lie together.
+fn runs(order: &[u32]) -> impl Iterator<Item = Range<usize>> {
+    order
+        .chunk_by(|row, next| *row + 1 == *next)
+        .map(|run| run[0] as usize..run[0] as usize + run.len())
+}
+
 /// A fixed-size number.
 pub(crate) trait Word: Copy {
     /// The rank of 0, if these numbers have ranks.
@@ -141,7 +148,7 @@ impl<T: Word> Column for Numbers<T> {
 }
 
 /// Writes numbers a few thousand at a time.
-fn write_words<T: Word>(words: impl Iterator<Item = T>, frames: &mut Frames) {
+pub(crate) fn write_words<T: Word>(words: impl Iterator<Item = T>, frames: &mut Frames) {
     const BUFFER: usize = 32 << 10;
     let mut buffer = Vec::with_capacity(BUFFER);
     for word in words {
@@ -178,15 +185,8 @@ impl Strings {
         }
     }
 
-    /// Appends a whole column.
-    fn extend(&mut self, from: &Strings) {
-        let base = self.bytes.len();
-        self.starts.extend(from.starts.iter().map(|start| base + start));
-        self.bytes.extend_from_slice(&from.bytes);
-    }
-
     /// The bytes of these values.
-    fn encoded(&self, values: Range<usize>) -> &[u8] {
+    pub(crate) fn encoded(&self, values: Range<usize>) -> &[u8] {
         let start = |value: usize| self.starts.get(value).copied().unwrap_or(self.bytes.len());
         &self.bytes[start(values.start)..start(values.end)]
     }
@@ -196,12 +196,7 @@ impl Column for Strings {
     fn write_values(&self, order: Order<'_>, frames: &mut Frames) {
         match order {
             None => frames.write(&self.bytes),
-            Some(order) => {
-                for &row in order {
-                    let row = row as usize;
-                    frames.write(self.encoded(row..row + 1));
-                }
-            }
+            Some(order) => runs(order).for_each(|rows| frames.write(self.encoded(rows))),
         }
     }
 
@@ -272,6 +267,53 @@ impl Dictionary {
         self.rows.push(number);
     }
 
+    /// The value with this index.
+    pub(crate) fn value(&self, number: u32) -> &[u8] {
+        &self.values[number as usize]
+    }
+
+    /// Writes everything before the indexes of this many rows, and returns the width of an index for [`put_number`].
+    pub(crate) fn write_head(&self, rows: usize, frames: &mut Frames) -> u64 {
+        let width = match self.values.len() {
+            0..=0x100 => 0u64,
+            0x101..=0x1_0000 => 1,
+            _ => 2,
+        };
+        frames.write(&(DICTIONARY_FLAGS | width).to_le_bytes());
+        frames.write(&(self.values.len() as u64).to_le_bytes());
+        let mut values = Strings::default();
+        for value in &self.values {
+            values.push(value);
+        }
+        values.write(frames);
+        frames.write(&(rows as u64).to_le_bytes());
+        width
+    }
+
+    /// Writes the data with the rows of these ranges, which together are all rows, in this order.
+    fn write_ranges(&self, ranges: impl Iterator<Item = Range<usize>>, frames: &mut Frames) {
+        const BUFFER: usize = 32 << 10;
+        if self.rows.is_empty() {
+            return;
+        }
+        let width = self.write_head(self.rows.len(), frames);
+        let mut buffer = Vec::with_capacity(BUFFER);
+        for range in ranges {
+            let numbers = &self.rows[range];
+            if buffer.len() + 4 * numbers.len() > BUFFER {
+                frames.write(&buffer);
+                buffer.clear();
+            }
+            match width {
+                0 => buffer.extend(numbers.iter().map(|number| number.to_le_bytes()[0])),
+                _ => numbers
+                    .iter()
+                    .for_each(|&number| put_number(number, width, &mut buffer)),
+            }
+        }
+        frames.write(&buffer);
+    }
+
     pub(crate) fn push(&mut self, value: &[u8]) {
         // Neighbouring values are mostly equal.
         let number = match self.rows.last() {
@@ -291,19 +333,7 @@ impl Column for Dictionary {
         if self.rows.is_empty() {
             return;
         }
-        let width = match self.values.len() {
-            0..=0x100 => 0u64,
-            0x101..=0x1_0000 => 1,
-            _ => 2,
-        };
-        frames.write(&(DICTIONARY_FLAGS | width).to_le_bytes());
-        frames.write(&(self.values.len() as u64).to_le_bytes());
-        let mut values = Strings::default();
-        for value in &self.values {
-            values.push(value);
-        }
-        values.write(frames);
-        frames.write(&(self.rows.len() as u64).to_le_bytes());
+        let width = self.write_head(self.rows.len(), frames);
         match order {
             None => write_numbers(self.rows.iter().copied(), width, frames),
             Some(order) => write_numbers(order.iter().map(|&row| self.rows[row as usize]), width, frames),
@@ -346,6 +376,16 @@ impl Column for Dictionary {
     }
 }
 
+/// Appends the index of a dictionary's value, in 1, 2 or 4 bytes.
+pub(crate) fn put_number(number: u32, width: u64, out: &mut Vec<u8>) {
+    let bytes = match width {
+        0 => 1,
+        1 => 2,
+        _ => 4,
+    };
+    out.extend_from_slice(&number.to_le_bytes()[..bytes]);
+}
+
 /// Writes the numbers of a dictionary's values in 1, 2 or 4 bytes each.
 fn write_numbers(numbers: impl Iterator<Item = u32>, width: u64, frames: &mut Frames) {
     match width {
@@ -373,14 +413,6 @@ impl Maps {
     pub(crate) fn end_row(&mut self) {
         self.ends.push(self.values.rows() as u64);
     }
-
-    /// Appends a row of known entries: indexes from `keys`, and values.
-    #[inline]
-    pub(crate) fn push(&mut self, keys: &[u32], values: &Strings) {
-        self.keys.rows.extend_from_slice(keys);
-        self.values.extend(values);
-        self.end_row();
-    }
 }
 
 impl Column for Maps {
@@ -389,15 +421,26 @@ impl Column for Maps {
     }
 
     fn write_values(&self, order: Order<'_>, frames: &mut Frames) {
-        let entries = write_ends(&self.ends, order, frames);
-        self.keys.write_values(entries.as_deref(), frames);
-        match order {
-            None => self.values.write_values(None, frames),
-            Some(order) => {
-                for &row in order {
-                    frames.write(self.values.encoded(items_of(&self.ends, row as usize)));
-                }
-            }
+        let Some(order) = order else {
+            write_words(self.ends.iter().copied(), frames);
+            self.keys.write_values(None, frames);
+            return self.values.write_values(None, frames);
+        };
+        let entries = || order.iter().map(|&row| items_of(&self.ends, row as usize));
+        let ends = entries().scan(0, |end, entries| {
+            *end += entries.len() as u64;
+            Some(*end)
+        });
+        write_words(ends, frames);
+        let runs = || {
+            runs(order).map(|rows| {
+                let last = items_of(&self.ends, rows.end - 1);
+                items_of(&self.ends, rows.start).start..last.end
+            })
+        };
+        self.keys.write_ranges(runs(), frames);
+        for entries in runs() {
+            frames.write(self.values.encoded(entries));
         }
     }
 
@@ -534,114 +577,4 @@ pub(crate) fn write_column_head(name: &str, kind: &str, frames: &mut Frames) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::frame::decompress;
-
-    fn written(column: &impl Column) -> Vec<u8> {
-        let mut frames = Frames::default();
-        column.write(&mut frames);
-        decompress(&frames.finish().0)
-    }
-
-    fn hex(text: &str) -> Vec<u8> {
-        (0..text.len())
-            .step_by(2)
-            .map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap())
-            .collect()
-    }
-
-    /// ClickHouse 26.9's output for the same block (`FORMAT Native`).
-    #[test]
-    fn a_block_is_what_the_server_writes() {
-        let mut time = Ticks::default();
-        let mut text = Strings::default();
-        let mut word = Dictionary::default();
-        let mut map = Maps::default();
-        for row in 0..3 {
-            time.0.push(1_704_067_200_500_000_000);
-            text.push(b"abc");
-            word.push([b"x", b"y", b"x"][row]);
-            for entry in 0..row {
-                map.keys.push([b"k1", b"k2"][entry]);
-                map.values.push([b"v1", b"v2"][entry]);
-            }
-            map.end_row();
-        }
-        let mut frames = Frames::default();
-        write_block_head(4, 3, &mut frames);
-        write_column_head("ts", "DateTime64(9)", &mut frames);
-        time.write(&mut frames);
-        write_column_head("s", "String", &mut frames);
-        text.write(&mut frames);
-        write_column_head("lc", "LowCardinality(String)", &mut frames);
-        word.write(&mut frames);
-        write_column_head("m", "Map(LowCardinality(String), String)", &mut frames);
-        map.write(&mut frames);
-        let expected = "04030274730d4461746554696d6536342839290065321f1710a6170065321f1710a6170065321f1710a617\
-                        017306537472696e67036162630361626303616263026c63164c6f7743617264696e616c69747928537472\
-                        696e672901000000000000000006000000000000030000000000000000017801790300000000000000010201\
-                        016d234d6170284c6f7743617264696e616c69747928537472696e67292c20537472696e67290100000000000\
-                        0000000000000000000010000000000000003000000000000000006000000000000030000000000000000026b31\
-                        026b320300000000000000010102027631027631027632";
-        assert_eq!(decompress(&frames.finish().0), hex(expected));
-    }
-
-    #[test]
-    fn maps_without_any_entry_have_no_dictionary() {
-        let mut map = Maps::default();
-        map.end_row();
-        map.end_row();
-        assert_eq!(
-            written(&map),
-            hex(&format!("0100000000000000{}", "00".repeat(16)))
-        );
-    }
-
-    #[test]
-    fn numbers_of_a_dictionary_widen_with_it() {
-        for (values, width, bytes) in [(256, 0, 1), (257, 1, 2), (65_536, 1, 2), (65_537, 2, 4)] {
-            let mut column = Dictionary::default();
-            for value in 1..values {
-                column.push(format!("{value:05}").as_bytes());
-            }
-            let written = written(&column);
-            assert_eq!(written[8..16], (0x600u64 | width).to_le_bytes());
-            assert_eq!(written[16..24], (values as u64).to_le_bytes());
-            assert_eq!(
-                written.len(),
-                8 + 8 + 8 + 1 + (values - 1) * 6 + 8 + (values - 1) * bytes
-            );
-        }
-    }
-
-    #[test]
-    fn rows_can_be_taken_from_a_column() {
-        let mut map = Maps::default();
-        for row in 0..5u8 {
-            for entry in 0..row {
-                map.keys.push(&[b'k', entry]);
-                map.values.push(&[row, entry]);
-            }
-            map.end_row();
-        }
-        let mut taken = Maps::default();
-        taken.append(&map, &[3, 1]);
-        let mut expected = Maps::default();
-        for row in [3u8, 1] {
-            for entry in 0..row {
-                expected.keys.push(&[b'k', entry]);
-                expected.values.push(&[row, entry]);
-            }
-            expected.end_row();
-        }
-        assert_eq!(written(&taken), written(&expected));
-    }
-
-    #[test]
-    fn a_constant_fills_every_row() {
-        let mut frames = Frames::default();
-        write_constant(&[1, 2], 5000, &mut frames);
-        assert_eq!(decompress(&frames.finish().0), [1, 2].repeat(5000));
-    }
-}
+mod tests;

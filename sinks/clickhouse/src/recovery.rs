@@ -68,7 +68,7 @@ fn seek<'a>(raw: &'a [u8], name: &str) -> Option<(Rest<'a>, &'a str, usize)> {
         if found == name {
             return Some((rest, kind, rows));
         }
-        rest.column(kind, rows);
+        rest.skip_column(kind, rows);
     }
     None
 }
@@ -254,6 +254,60 @@ impl<'a> Rest<'a> {
         }
     }
 
+    /// Skips what [`column`](Self::column) reads.
+    fn skip_column(&mut self, kind: &str, rows: usize) {
+        if !is_ours(kind) {
+            self.column(kind, rows);
+            return;
+        }
+        self.take(8 * kind.matches("LowCardinality").count());
+        match item_kind(kind) {
+            None => self.skip_values(kind, rows),
+            Some(kind) => {
+                let items = self.skip_ends(rows);
+                self.skip_values(kind, items);
+            }
+        }
+    }
+
+    fn skip_values(&mut self, kind: &str, rows: usize) {
+        match kind {
+            STRING => self.skip_strings(rows),
+            WORD => self.skip_dictionary(rows),
+            MAP => {
+                let entries = self.skip_ends(rows);
+                self.skip_dictionary(entries);
+                self.skip_strings(entries);
+            }
+            "UInt8" | "Bool" => _ = self.take(rows),
+            "UInt32" | "Int32" | "DateTime" => _ = self.take(4 * rows),
+            // DateTime64, UInt64 and Float64 (`is_ours`).
+            _ => _ = self.take(8 * rows),
+        }
+    }
+
+    fn skip_strings(&mut self, rows: usize) {
+        for _ in 0..rows {
+            let length = self.varint();
+            self.take(length);
+        }
+    }
+
+    fn skip_dictionary(&mut self, rows: usize) {
+        if rows > 0 {
+            let width = 1 << (self.word(8) & 0xff);
+            let distinct = self.word(8);
+            self.skip_strings(distinct);
+            self.take(8 + width * rows);
+        }
+    }
+
+    fn skip_ends(&mut self, rows: usize) -> usize {
+        let ends = self.take(8 * rows);
+        let mut last = Rest(&ends[ends.len().saturating_sub(8)..]);
+        last.word(last.0.len())
+    }
+
     /// A column of a type that only events fill.
     fn events(&mut self, kind: &str, rows: usize) -> Box<dyn Selectable> {
         let mut values = events::read(kind).expect("we wrote the block");
@@ -327,5 +381,90 @@ struct Within;
 impl Shape for Within {
     fn read<C: Readable>(rest: &mut Rest, rows: usize) -> Box<dyn Selectable> {
         Box::new(Array::<C>::read(rest, rows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::Table;
+
+    fn filled(kind: &str) -> Box<dyn Selectable> {
+        let text = |text: &str| text.as_bytes().to_vec();
+        let mut strings = Strings::default();
+        let mut words = Dictionary::default();
+        let mut maps = Maps::default();
+        for row in 0..300_usize {
+            let long = text(&"x".repeat(row));
+            strings.push(&long);
+            words.push(&long);
+            for entry in 0..row % 3 {
+                maps.keys.push(&text(&format!("key{entry}")));
+                maps.values.push(&long);
+            }
+            maps.end_row();
+        }
+        fn numbers<T: Word + 'static>(zero: T) -> Box<dyn Selectable> {
+            Box::new(Numbers(vec![zero; 300]))
+        }
+        match kind {
+            STRING => Box::new(strings),
+            WORD => Box::new(words),
+            MAP => Box::new(maps),
+            "UInt8" | "Bool" => numbers(0_u8),
+            "UInt32" | "Int32" | "DateTime" => numbers(0_u32),
+            _ => numbers(0_u64),
+        }
+    }
+
+    /// Two rows of two and one items.
+    fn listed(kind: &str) -> Box<dyn Selectable> {
+        fn list<C: Column + Default + 'static>(push: impl Fn(&mut C)) -> Box<dyn Selectable> {
+            let mut list = Array::<C>::default();
+            for items in [2, 1] {
+                (0..items).for_each(|_| push(&mut list.items));
+                list.end_row();
+            }
+            Box::new(list)
+        }
+        match kind {
+            STRING => list(|items: &mut Strings| items.push(b"item")),
+            WORD => list(|items: &mut Dictionary| items.push(b"item")),
+            MAP => list(|items: &mut Maps| {
+                items.keys.push(b"key");
+                items.values.push(b"value");
+                items.end_row();
+            }),
+            "UInt32" | "DateTime" => list(|items: &mut Numbers<u32>| items.0.push(7)),
+            _ => list(|items: &mut Numbers<u64>| items.0.push(7)),
+        }
+    }
+
+    #[test]
+    fn every_column_is_skipped_as_far_as_it_is_read() {
+        let mut kinds: Vec<&str> = Table::ALL
+            .into_iter()
+            .flat_map(|table| table.columns().map(|column| column.kind))
+            .collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        assert!(kinds.len() > 8, "{kinds:?}");
+        for kind in kinds {
+            let (column, rows) = match item_kind(kind) {
+                None => (filled(kind), 300),
+                Some(item) => (listed(item), 2),
+            };
+            for rows in [rows, 0] {
+                let mut frames = Frames::default();
+                column.write_some(&(0..rows).collect::<Vec<_>>(), &mut frames);
+                let mut raw = decompress(&frames.finish().0);
+                raw.extend_from_slice(b"rest");
+                let (mut read, mut skipped) = (Rest(&raw), Rest(&raw));
+                read.column(kind, rows);
+                skipped.skip_column(kind, rows);
+                assert_eq!(read.0, b"rest", "{kind}");
+                assert_eq!(skipped.0, b"rest", "{kind}");
+            }
+        }
     }
 }

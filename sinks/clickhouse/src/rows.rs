@@ -4,11 +4,12 @@
 pub(crate) mod attributes;
 pub(crate) mod logs;
 pub(crate) mod metrics;
+pub(crate) mod shared_maps;
 #[cfg(test)]
 mod tests;
 pub(crate) mod traces;
 
-use crate::native::{Column, Maps, Numbers, Strings, Ticks};
+use crate::native::{Column, Numbers, Strings, Ticks};
 use crate::schema::Table;
 use crate::text;
 use millpond_consumer::RowId;
@@ -214,11 +215,6 @@ impl<'a> Attributes<'a> {
             text::push(pair.value, &mut attributes.values, &mut scratch);
         }
         attributes
-    }
-
-    /// The indexes of the keys in this column, until its next `clear`.
-    fn numbers(&self, column: &mut Maps) -> Vec<u32> {
-        self.keys.iter().map(|key| column.keys.number(key)).collect()
     }
 }
 

@@ -37,7 +37,7 @@ impl Waiting for Logs {
                         }
                         shared = rows.shared(&shared_resource, &shared_scope);
                     }
-                    let context = (&shared_resource, &shared_scope, &shared);
+                    let context = (&shared_scope, &shared);
                     rows.push(context, &record, cutter.origin(received_at_us), &mut space);
                 }
             }
@@ -79,7 +79,7 @@ impl Waiting for Traces {
                         }
                         shared = rows.shared(&shared_resource);
                     }
-                    let context = (&shared_resource, &shared_scope, &shared);
+                    let context = (&shared_scope, &shared);
                     rows.push(context, &span, cutter.origin(received_at_us), &mut space);
                 }
             }

@@ -1,8 +1,9 @@
 //! Log records as rows of `otel_logs`.
 
 use super::attributes::{AttributeMaps, Space};
+use super::shared_maps::SharedMaps;
 use super::{Origin, Resource, Rows, Scope, TableColumns, columns, day, push_id};
-use crate::native::{Dictionary, Maps, Numbers, Strings, Ticks};
+use crate::native::{Dictionary, Numbers, Strings, Ticks};
 use crate::schema::Table;
 use crate::text;
 use millpond_otlp::logs::LogRecord;
@@ -19,11 +20,11 @@ columns! {
         service_name: Dictionary,
         body: Strings,
         resource_schema_url: Dictionary,
-        resource_attributes: Maps,
+        resource_attributes: SharedMaps,
         scope_schema_url: Dictionary,
         scope_name: Strings,
         scope_version: Dictionary,
-        scope_attributes: Maps,
+        scope_attributes: SharedMaps,
         log_attributes: AttributeMaps,
         event_name: Strings,
     }
@@ -41,10 +42,10 @@ impl TableColumns for LogColumns {
 pub(crate) struct Shared {
     service: u32,
     resource_schema_url: u32,
-    resource_keys: Vec<u32>,
+    resource_attributes: u32,
     scope_schema_url: u32,
     scope_version: u32,
-    scope_keys: Vec<u32>,
+    scope_attributes: u32,
 }
 
 impl Rows<LogColumns> {
@@ -53,16 +54,16 @@ impl Rows<LogColumns> {
         Shared {
             service: columns.service_name.number(&resource.service),
             resource_schema_url: columns.resource_schema_url.number(resource.schema_url),
-            resource_keys: resource.attributes.numbers(&mut columns.resource_attributes),
+            resource_attributes: columns.resource_attributes.number(&resource.attributes),
             scope_schema_url: columns.scope_schema_url.number(scope.schema_url),
             scope_version: columns.scope_version.number(scope.version),
-            scope_keys: scope.attributes.numbers(&mut columns.scope_attributes),
+            scope_attributes: columns.scope_attributes.number(&scope.attributes),
         }
     }
 
     pub(crate) fn push<'a>(
         &mut self,
-        (resource, scope, shared): (&Resource, &Scope, &Shared),
+        (scope, shared): (&Scope, &Shared),
         record: &LogRecord<'a>,
         origin: Origin,
         space: &mut Space<'a>,
@@ -89,15 +90,11 @@ impl Rows<LogColumns> {
         columns
             .resource_schema_url
             .push_number(shared.resource_schema_url);
-        columns
-            .resource_attributes
-            .push(&shared.resource_keys, &resource.attributes.values);
+        columns.resource_attributes.push(shared.resource_attributes);
         columns.scope_schema_url.push_number(shared.scope_schema_url);
         columns.scope_name.push(scope.name);
         columns.scope_version.push_number(shared.scope_version);
-        columns
-            .scope_attributes
-            .push(&shared.scope_keys, &scope.attributes.values);
+        columns.scope_attributes.push(shared.scope_attributes);
         columns.log_attributes.push(record.attributes(), space);
         columns.event_name.push(record.event_name);
         self.end_row(origin);

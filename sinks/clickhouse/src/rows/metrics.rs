@@ -1,8 +1,9 @@
 //! Data points as rows of the five tables `otel_metrics_…`.
 
 use super::attributes::{AttributeMaps, Space};
+use super::shared_maps::SharedMaps;
 use super::{Resource, Rows, Scope, TableColumns, columns, push_hex};
-use crate::native::{Array, Dictionary, Maps, Numbers, Strings};
+use crate::native::{Array, Dictionary, Numbers, Strings};
 use crate::schema::Table;
 use millpond_otlp::KeyValue;
 use millpond_otlp::metrics::{
@@ -13,11 +14,11 @@ use millpond_otlp::metrics::{
 columns! {
     /// Columns of every data point.
     Head {
-        resource_attributes: Maps,
+        resource_attributes: SharedMaps,
         resource_schema_url: Strings,
         scope_name: Strings,
         scope_version: Strings,
-        scope_attributes: Maps,
+        scope_attributes: SharedMaps,
         scope_dropped: Numbers<u32>,
         scope_schema_url: Strings,
         service_name: Dictionary,
@@ -139,8 +140,8 @@ tables! {
 /// Dictionary indexes of the values that a resource and a scope share among their rows, until the next `clear`.
 pub(crate) struct Shared {
     service: u32,
-    resource_keys: Vec<u32>,
-    scope_keys: Vec<u32>,
+    resource_attributes: u32,
+    scope_attributes: u32,
 }
 
 /// Values that all data points of a metric share.
@@ -171,8 +172,8 @@ impl<C: MetricColumns> Rows<C> {
         let head = self.columns.head();
         Shared {
             service: head.service_name.number(&resource.service),
-            resource_keys: resource.attributes.numbers(&mut head.resource_attributes),
-            scope_keys: scope.attributes.numbers(&mut head.scope_attributes),
+            resource_attributes: head.resource_attributes.number(&resource.attributes),
+            scope_attributes: head.scope_attributes.number(&scope.attributes),
         }
     }
 }
@@ -191,13 +192,11 @@ impl Head {
             metric,
             ..
         } = common;
-        self.resource_attributes
-            .push(&shared.resource_keys, &resource.attributes.values);
+        self.resource_attributes.push(shared.resource_attributes);
         self.resource_schema_url.push(resource.schema_url);
         self.scope_name.push(scope.name);
         self.scope_version.push(scope.version);
-        self.scope_attributes
-            .push(&shared.scope_keys, &scope.attributes.values);
+        self.scope_attributes.push(shared.scope_attributes);
         self.scope_dropped.0.push(scope.dropped_attributes_count);
         self.scope_schema_url.push(scope.schema_url);
         self.service_name.push_number(shared.service);

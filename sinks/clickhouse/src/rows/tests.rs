@@ -51,7 +51,7 @@ fn rows(requests: &[&[u8]]) -> LogColumns {
                 let shared = rows.shared(&shared_resource, &shared_scope);
                 for record in scope.items() {
                     rows.push(
-                        (&shared_resource, &shared_scope, &shared),
+                        (&shared_scope, &shared),
                         &record,
                         Origin {
                             id: RowId {

@@ -1,8 +1,9 @@
 //! Spans as rows of `otel_traces`.
 
 use super::attributes::{AttributeMaps, Space};
+use super::shared_maps::SharedMaps;
 use super::{Origin, Resource, Rows, Scope, TableColumns, columns, day, push_id};
-use crate::native::{Array, Dictionary, Maps, Numbers, Strings, Ticks};
+use crate::native::{Array, Dictionary, Numbers, Strings, Ticks};
 use crate::schema::Table;
 use millpond_otlp::traces::Span;
 
@@ -17,7 +18,7 @@ columns! {
         span_name: Dictionary,
         span_kind: Dictionary,
         service_name: Dictionary,
-        resource_attributes: Maps,
+        resource_attributes: SharedMaps,
         scope_name: Strings,
         scope_version: Strings,
         span_attributes: AttributeMaps,
@@ -45,7 +46,7 @@ impl TableColumns for SpanColumns {
 /// Dictionary indexes of the values that a resource shares among its rows, until the next `clear`.
 pub(crate) struct Shared {
     service: u32,
-    resource_keys: Vec<u32>,
+    resource_attributes: u32,
 }
 
 impl Rows<SpanColumns> {
@@ -53,13 +54,13 @@ impl Rows<SpanColumns> {
         let columns = &mut self.columns;
         Shared {
             service: columns.service_name.number(&resource.service),
-            resource_keys: resource.attributes.numbers(&mut columns.resource_attributes),
+            resource_attributes: columns.resource_attributes.number(&resource.attributes),
         }
     }
 
     pub(crate) fn push<'a>(
         &mut self,
-        (resource, scope, shared): (&Resource, &Scope, &Shared),
+        (scope, shared): (&Scope, &Shared),
         span: &Span<'a>,
         origin: Origin,
         space: &mut Space<'a>,
@@ -74,9 +75,7 @@ impl Rows<SpanColumns> {
         columns.span_name.push(span.name);
         columns.span_kind.push(kind(span.kind));
         columns.service_name.push_number(shared.service);
-        columns
-            .resource_attributes
-            .push(&shared.resource_keys, &resource.attributes.values);
+        columns.resource_attributes.push(shared.resource_attributes);
         columns.scope_name.push(scope.name);
         columns.scope_version.push(scope.version);
         columns.span_attributes.push(span.attributes(), space);
