@@ -4,6 +4,7 @@
 use crate::claim::Claim;
 use crate::config::Config;
 use crate::error::ConsumeError;
+use crate::leaders::Watching;
 use crate::membership::Membership;
 use crate::reading::read_patiently;
 use crate::rounds::{requests_of, requests_of_opening};
@@ -31,6 +32,8 @@ pub(crate) struct Shard {
     pub(crate) admitted: Admitted,
     /// The consumer's processes. A repair is not divided.
     pub(crate) membership: Option<Arc<Membership>>,
+    /// How it hears of commits from the leader. `None`: it polls.
+    pub(crate) watching: Option<Watching>,
 }
 
 /// How a process came to have the sink's tables ([`crate::sharing`]).
