@@ -31,6 +31,7 @@ mod streams;
 mod trace;
 mod turns;
 mod uploader;
+mod watchers;
 
 pub use append::{Append, AppendError, Committed, Submitted};
 pub use config::{Config, ConfigError};
@@ -38,4 +39,5 @@ pub use peers::{
     Closes, LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Peering, Peers, Records,
     StreamBlock,
 };
-pub use producer::{DrainError, Producer, StartError};
+pub use producer::{CURSOR_BYTES, CURSOR_MEMORY, DrainError, Producer, StartError};
+pub use watchers::Watcher;

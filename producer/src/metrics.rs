@@ -46,6 +46,8 @@ pub(crate) struct Metrics {
     pub(crate) delegated_bytes: Counter,
     pub(crate) fallbacks: Family<FallbackLabels, Counter>,
     pub(crate) commits_for_others: Counter,
+    pub(crate) watchers: Gauge,
+    pub(crate) watch_answers: Counter,
     pub(crate) upload_seconds: Histogram,
     pub(crate) commit_seconds: Histogram,
     pub(crate) linger_seconds: Histogram,
@@ -78,6 +80,8 @@ impl Metrics {
             delegated_bytes: Counter::default(),
             fallbacks: Family::default(),
             commits_for_others: Counter::default(),
+            watchers: Gauge::default(),
+            watch_answers: Counter::default(),
             upload_seconds: seconds(),
             commit_seconds: seconds(),
             linger_seconds: seconds(),
@@ -171,6 +175,16 @@ impl Metrics {
             "commits_for_others",
             "Requests of other producers that this one committed",
             m.commits_for_others,
+        );
+        to.register(
+            "watchers",
+            "Connections of consumers that this producer tells of commits while it leads",
+            m.watchers,
+        );
+        to.register(
+            "watch_answers",
+            "Manifests that this producer sent to consumers",
+            m.watch_answers,
         );
         // A reason without a fallback is 0, not absent.
         for reason in REASONS {
