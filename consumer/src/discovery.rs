@@ -266,3 +266,6 @@ fn follows(known: &Manifest, news: &Manifest) -> bool {
         _ => true,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -285,6 +285,9 @@ impl Site {
 
     /// Ends with every row once.
     async fn end(self) {
+        let asked = self.leader.0.asked.lock().unwrap().clone();
+        let asked: Vec<u64> = asked.into_iter().filter(|version| *version > 0).collect();
+        assert!(asked.is_sorted(), "the known version went back: {asked:?}");
         acknowledged(&self.log, self.log.manifest().await.state.next_sequence).await;
         assert_eq!(self.table.rows(), self.log.rows());
         self.consumer.stop().await.unwrap();
