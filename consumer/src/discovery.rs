@@ -76,8 +76,8 @@ pub(crate) struct Discovery {
     /// The leader that the newest manifest names.
     term: Option<Term>,
     avoid_until: Option<Instant>,
-    /// The leader has answered since it was last asked anew.
-    works: bool,
+    /// The version of the leader's last answer since it was last asked anew.
+    told: Option<u64>,
     /// A version that a poll found first, and when the leader must have told of it or of a later one.
     overdue: Option<(u64, Instant)>,
 }
@@ -98,7 +98,7 @@ impl Discovery {
             poll_interval,
             term: None,
             avoid_until: None,
-            works: false,
+            told: None,
             overdue: None,
         }
     }
@@ -122,7 +122,7 @@ impl Discovery {
         }
         self.term = named;
         self.avoid_until = None;
-        self.works = false;
+        self.told = None;
         self.overdue = None;
         Lead::Changed
     }
@@ -140,18 +140,24 @@ impl Discovery {
 
     /// Returns true while the leader tells of commits.
     pub(crate) fn works(&self) -> bool {
-        self.works
+        self.told.is_some()
+    }
+
+    /// The version to ask for a newer one of: the last that the leader told of, not one that a poll found. So a leader that was slower
+    /// than the poll still tells of that one, and shows that it works. 0: its first answer is to come at once.
+    pub(crate) fn newer_than(&self) -> u64 {
+        self.told.unwrap_or(0)
     }
 
     /// Records that the leader answered with this version. Returns true for its first answer.
     pub(crate) fn answered(&mut self, version: u64) -> bool {
         self.overdue = self.overdue.filter(|(overdue, _)| version < *overdue);
-        !std::mem::replace(&mut self.works, true)
+        self.told.replace(version).is_none()
     }
 
     /// Records that a poll found segments first, in the manifest of this version.
     pub(crate) fn found_first(&mut self, version: u64, now: Instant) {
-        if self.works {
+        if self.works() {
             self.overdue.get_or_insert((version, now + GRACE));
         }
     }
@@ -168,13 +174,13 @@ impl Discovery {
             _ => AVOID,
         };
         self.avoid_until = Some(now + avoid);
-        self.works = false;
+        self.told = None;
         self.overdue = None;
     }
 
     /// The time from one poll to the next.
     pub(crate) fn poll_interval(&self) -> Duration {
-        match self.works {
+        match self.works() {
             true => self.poll_interval.max(BACKSTOP),
             false => self.poll_interval,
         }

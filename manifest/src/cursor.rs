@@ -467,7 +467,6 @@ impl Cursor {
         Cursor {
             epoch: self.epoch + 1,
             opening: 0,
-            certificate: None,
             generation: self.generation + 1,
             unsettled: true,
             // After a clean release nobody sends anymore. An operator's change releases the cursor too, but not
@@ -477,6 +476,7 @@ impl Cursor {
                 _ => self.lease_ms,
             },
             sent_below: self.sent_below.max(self.reached()),
+            certificate: None,
             ..self.clone()
         }
     }

@@ -137,6 +137,14 @@ async fn a_leader_may_be_slower_than_a_poll_by_a_second() {
         discovery.is_overdue(start + SECOND),
         "an older version is no answer"
     );
+    assert_eq!(
+        discovery.newer_than(),
+        6,
+        "what a poll found is no reason not to tell of it"
+    );
     discovery.answered(7);
     assert!(!discovery.is_overdue(start + 9 * SECOND));
+    assert_eq!(discovery.newer_than(), 7);
+    discovery.fall_back(Fallback::failed, start);
+    assert_eq!(discovery.newer_than(), 0);
 }

@@ -66,7 +66,7 @@ impl Tenure<'_> {
 
     /// Asks the leader for news, if there is one that answers.
     pub(super) fn begin_watch(&mut self) {
-        let (Some(watching), Some(known)) = (&self.shard.watching, &self.log) else {
+        let Some(watching) = &self.shard.watching else {
             return;
         };
         let Some(leader) = self.discovery.asks(Instant::now()) else {
@@ -79,11 +79,7 @@ impl Tenure<'_> {
         let asked = Asked {
             buffer_id: claim.buffer_id,
             shard: claim.shard,
-            newer_than: if self.discovery.works() {
-                known.log.stamp.version
-            } else {
-                0
-            },
+            newer_than: self.discovery.newer_than(),
         };
         let (consumer, leader) = (claim.consumer.clone(), leader.clone());
         let (leaders, open) = (watching.leaders.clone(), self.watch.connection.take());
