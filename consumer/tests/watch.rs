@@ -5,9 +5,11 @@ mod support;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use millpond_consumer::{Config, Consumer, LeaderConnection, Leaders, WatchError, WatchedLeader, Watching};
+use millpond_consumer::{
+    Config, ConsumeError, Consumer, LeaderConnection, Leaders, WatchError, WatchedLeader, Watching,
+};
 use millpond_manifest::cas::Object;
-use millpond_manifest::{Fingerprint, Manifest, ProducerId};
+use millpond_manifest::{Fingerprint, Manifest, ProducerId, cas, layout};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, On};
 use prometheus_client::encoding::text::encode;
@@ -509,15 +511,52 @@ async fn a_store_that_is_behind_takes_the_consumer_nowhere_back() {
     site.end().await;
 }
 
-async fn put(log: &Log, manifest: &Manifest) {
-    let key = millpond_manifest::layout::manifest(0);
-    let found = log.manifest().await;
-    let swapped =
-        millpond_manifest::cas::swap(&log.store, &key, Some(&found.version), manifest.clone()).await;
+/// A store that has neither the manifest nor the segments that the leader has shown, for a while.
+#[tokio::test(start_paused = true)]
+async fn what_the_store_does_not_have_yet_is_not_lost() {
+    let mut site = Site::new().await;
+    let before = site.log.manifest().await.state;
+    site.log.commit(&[4]).await;
+    let newer = site.log.manifest().await.state;
+    let key = layout::segment(0, newer.tail.last().unwrap().segment);
+    let segment = site.log.store.get(&key).await.unwrap().unwrap().bytes;
+    site.log.store.delete(&key).await.unwrap();
+    put(&site.log, &before).await;
+    site.leader.tell(newer.clone());
+    sleep(20 * SECOND).await;
+    let waits = site.consumer.readiness.waiting_for();
     assert!(
-        matches!(swapped, millpond_manifest::Swap::Committed(_)),
-        "{swapped:?}"
+        waits.iter().any(|wait| wait.contains("does not have it yet")),
+        "{waits:?}"
     );
+    site.log.store.put_if_absent(&key, vec![segment]).await.unwrap();
+    put(&site.log, &newer).await;
+    site.arrive(10 * SECOND).await;
+    site.end().await;
+}
+
+/// It stays away: somebody restored the bucket.
+#[tokio::test(start_paused = true)]
+async fn what_the_store_never_gets_ends_the_consumer_after_a_minute() {
+    let mut site = Site::new().await;
+    let before = site.log.manifest().await.state;
+    site.log.commit(&[4]).await;
+    let newer = site.log.manifest().await.state;
+    let key = layout::segment(0, newer.tail.last().unwrap().segment);
+    site.log.store.delete(&key).await.unwrap();
+    put(&site.log, &before).await;
+    site.leader.tell(newer);
+    sleep(30 * SECOND).await;
+    assert!(!site.consumer.task.is_finished());
+    let ended = timeout(60 * SECOND, site.consumer.task).await.unwrap().unwrap();
+    assert!(matches!(ended, Err(ConsumeError::Lost { .. })), "{ended:?}");
+}
+
+async fn put(log: &Log, manifest: &Manifest) {
+    let key = layout::manifest(0);
+    let found = log.manifest().await;
+    let swapped = cas::swap(&log.store, &key, Some(&found.version), manifest.clone()).await;
+    assert!(matches!(swapped, cas::Swap::Committed(_)), "{swapped:?}");
 }
 
 /// A read that began before the leader's news returns after them.
