@@ -61,6 +61,8 @@ pub(crate) struct Tenure<'a> {
     reading: Option<Reading>,
     /// The version that was known when the read began.
     read_knowing: u64,
+    /// Since when the store has returned older states than the leader has shown.
+    behind_since: Option<Instant>,
     /// Where the news of the log come from.
     discovery: Discovery,
     /// The leader, while it tells of commits.
@@ -130,6 +132,7 @@ impl<'a> Tenure<'a> {
             traces: BTreeMap::new(),
             reading: None,
             read_knowing: 0,
+            behind_since: None,
             discovery: Discovery::new(shard.watching.is_some(), shard.config.poll_interval),
             watch: Watch::default(),
             loading: None,

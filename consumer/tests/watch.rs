@@ -535,6 +535,20 @@ async fn what_the_store_does_not_have_yet_is_not_lost() {
     site.end().await;
 }
 
+/// Somebody restored the bucket.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_stays_behind_ends_the_consumer_after_a_minute() {
+    let mut site = Site::new().await;
+    let before = site.log.manifest().await.state;
+    site.commit_and_tell(4).await;
+    site.arrive(Duration::from_millis(100)).await;
+    put(&site.log, &before).await;
+    sleep(50 * SECOND).await;
+    assert!(!site.consumer.task.is_finished());
+    let ended = timeout(60 * SECOND, site.consumer.task).await.unwrap().unwrap();
+    assert!(matches!(ended, Err(ConsumeError::Behind { .. })), "{ended:?}");
+}
+
 /// It stays away: somebody restored the bucket.
 #[tokio::test(start_paused = true)]
 async fn what_the_store_never_gets_ends_the_consumer_after_a_minute() {
@@ -549,7 +563,11 @@ async fn what_the_store_never_gets_ends_the_consumer_after_a_minute() {
     sleep(30 * SECOND).await;
     assert!(!site.consumer.task.is_finished());
     let ended = timeout(60 * SECOND, site.consumer.task).await.unwrap().unwrap();
-    assert!(matches!(ended, Err(ConsumeError::Lost { .. })), "{ended:?}");
+    let is_either = matches!(
+        ended,
+        Err(ConsumeError::Lost { .. } | ConsumeError::Behind { .. })
+    );
+    assert!(is_either, "{ended:?}");
 }
 
 async fn put(log: &Log, manifest: &Manifest) {

@@ -87,8 +87,11 @@ impl Tenure<'_> {
                 };
                 // The answer to a request from before the leader's news may be older than these.
                 match behind.filter(|found| *found < self.read_knowing && self.is_hearsay()) {
-                    Some(found) => self.store_is_behind(&what, found),
-                    None => self.shard.claim.readiness.goes_on(&what),
+                    Some(found) => self.store_is_behind(&what, found)?,
+                    None => {
+                        self.behind_since = None;
+                        self.shard.claim.readiness.goes_on(&what);
+                    }
                 }
                 self.show_backlog();
                 Ok(())

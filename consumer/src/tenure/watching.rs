@@ -3,10 +3,13 @@
 
 use super::Tenure;
 use crate::discovery::{Asked, Fallback, Lead, judge};
+use crate::error::ConsumeError;
 use crate::leaders::{LeaderConnection, WatchError};
 use crate::metrics::InStage;
+use crate::reading::BEHIND_WAIT;
 use bytes::Bytes;
 use futures::future::{BoxFuture, FutureExt, OptionFuture};
+use millpond_manifest::layout;
 use millpond_runtime::Level;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -144,17 +147,22 @@ impl Tenure<'_> {
         }
     }
 
-    /// Warns that the store returned a state from before the leader's.
-    pub(super) fn store_is_behind(&mut self, what: &str, found: u64) {
-        let Some(known) = &self.log else { return };
-        let reason = format!(
-            "the store returns version {found}, and the leader showed version {}",
-            known.log.stamp.version
-        );
-        self.shard.claim.readiness.waits(what, &reason, Level::Warn);
+    /// Waits for a store that returned a state from before the leader's, for a minute.
+    pub(super) fn store_is_behind(&mut self, what: &str, found: u64) -> Result<(), ConsumeError> {
+        let Some(known) = &self.log else { return Ok(()) };
+        let shown = known.log.stamp.version;
+        let since = *self.behind_since.get_or_insert_with(Instant::now);
+        if since.elapsed() >= BEHIND_WAIT {
+            let key = layout::manifest(self.shard.claim.shard);
+            return Err(ConsumeError::Behind { key, found, shown });
+        }
+        let reason = format!("the store returns version {found}, and the leader showed version {shown}");
+        let readiness = &self.shard.claim.readiness;
+        readiness.waits(what, &reason, Level::Warn);
         if self.discovery.works() {
             self.stop_watching(Fallback::store_behind, &reason);
         }
+        Ok(())
     }
 
     /// Polls for a while instead of asking the leader.
