@@ -80,6 +80,8 @@ pub(crate) struct Discovery {
     told: Option<u64>,
     /// A version that a poll found first, and when the leader must have told of it or of a later one.
     overdue: Option<(u64, Instant)>,
+    /// Why the consumer last fell back, unless the leader has answered since.
+    fell_back: Option<Fallback>,
 }
 
 /// The leader's place after a new manifest.
@@ -100,6 +102,7 @@ impl Discovery {
             avoid_until: None,
             told: None,
             overdue: None,
+            fell_back: None,
         }
     }
 
@@ -124,6 +127,7 @@ impl Discovery {
         self.avoid_until = None;
         self.told = None;
         self.overdue = None;
+        self.fell_back = None;
         Lead::Changed
     }
 
@@ -151,6 +155,7 @@ impl Discovery {
 
     /// Records that the leader answered with this version. Returns true for its first answer.
     pub(crate) fn answered(&mut self, version: u64) -> bool {
+        self.fell_back = None;
         self.overdue = self.overdue.filter(|(overdue, _)| version < *overdue);
         self.told.replace(version).is_none()
     }
@@ -167,8 +172,8 @@ impl Discovery {
         self.overdue.is_some_and(|(_, until)| now >= until)
     }
 
-    /// Polls for a while instead of asking the leader.
-    pub(crate) fn fall_back(&mut self, why: Fallback, now: Instant) {
+    /// Polls for a while instead of asking the leader. Returns true if people should hear of it: not of each attempt that fails alike.
+    pub(crate) fn fall_back(&mut self, why: Fallback, now: Instant) -> bool {
         let avoid = match why {
             Fallback::not_leading => AVOID_OTHER,
             _ => AVOID,
@@ -176,6 +181,7 @@ impl Discovery {
         self.avoid_until = Some(now + avoid);
         self.told = None;
         self.overdue = None;
+        self.fell_back.replace(why) != Some(why)
     }
 
     /// The time from one poll to the next.
@@ -255,7 +261,7 @@ pub(crate) fn judge(
 }
 
 /// Returns true unless two states are of different logs.
-fn follows(known: &Manifest, news: &Manifest) -> bool {
+pub(crate) fn follows(known: &Manifest, news: &Manifest) -> bool {
     if news.next_sequence < known.next_sequence || news.first_sequence < known.first_sequence {
         return false;
     }

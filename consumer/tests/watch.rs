@@ -653,3 +653,21 @@ async fn the_rows_are_exact_whatever_the_network_does() {
         site.end().await;
     }
 }
+
+/// A leader that breaks its own rule, once: the consumer notices as soon as the store goes on without that state.
+#[tokio::test(start_paused = true)]
+async fn a_state_that_the_store_never_had_is_noticed() {
+    let mut site = Site::new().await;
+    let before = site.log.manifest().await.state;
+    site.log.commit(&[2]).await;
+    let phantom = site.log.manifest().await.state;
+    put(&site.log, &before).await;
+    site.leader.tell(phantom);
+    sleep(Duration::from_millis(100)).await;
+    for _ in 0..3 {
+        site.log.commit(&[2]).await;
+    }
+    sleep(6 * SECOND).await;
+    assert_eq!(site.fallbacks("contradicted"), 1);
+    site.consumer.crash().await;
+}

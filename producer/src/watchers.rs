@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use millpond_manifest::{Manifest, Object};
+use millpond_manifest::{Manifest, Object, Stamp};
 use millpond_runtime::{Budget, Reservation};
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -42,7 +42,7 @@ struct State {
 
 /// A state of the manifest.
 struct Shown {
-    version: u64,
+    stamp: Stamp,
     /// `None`: there was no memory for it.
     bytes: Option<Bytes>,
 }
@@ -80,9 +80,9 @@ impl Watchers {
         if !leads || state.watchers == 0 {
             // Nobody waits, or everybody goes.
             state.shown = None;
-        } else if state.shown.as_ref().map(|shown| shown.version) != Some(manifest.stamp.version) {
+        } else if state.shown.as_ref().map(|shown| shown.stamp) != Some(manifest.stamp) {
             state.shown = Some(Shown {
-                version: manifest.stamp.version,
+                stamp: manifest.stamp,
                 bytes: self.copy(manifest),
             });
         }
@@ -105,7 +105,10 @@ impl Watchers {
         if !state.leads {
             return Some(Err(PeerRefusal::NotLeading));
         }
-        let shown = state.shown.as_ref().filter(|shown| shown.version > newer_than)?;
+        let shown = state
+            .shown
+            .as_ref()
+            .filter(|shown| shown.stamp.version > newer_than)?;
         Some(shown.bytes.clone().ok_or(PeerRefusal::OverBudget))
     }
 }
@@ -195,7 +198,7 @@ mod tests {
 
     fn manifest(version: u64) -> Manifest {
         let mut manifest = Manifest::new(Uuid::nil(), 0);
-        manifest.stamp.version = version;
+        manifest.stamp = Stamp { version, nonce: 7 };
         manifest
     }
 
@@ -249,6 +252,12 @@ mod tests {
             leader.watchers.show(&manifest(5), true);
         });
         assert_eq!(version(&waits.unwrap()), 5);
+        // Somebody restored the bucket, and another state got the number.
+        let mut other = manifest(5);
+        other.stamp.nonce ^= 1;
+        leader.watchers.show(&other, true);
+        let shown = Manifest::decode(&one.next(4).await.unwrap()).unwrap();
+        assert_eq!(shown.stamp, other.stamp);
         assert_eq!(leader.budget.held(), held, "one copy for both");
         let slow = one.next(4).await.unwrap();
         leader.watchers.show(&manifest(6), true);

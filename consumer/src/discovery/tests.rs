@@ -100,7 +100,8 @@ async fn a_leader_that_fails_is_avoided_for_a_minute_and_another_one_is_not() {
         (Fallback::failed, 60 * SECOND),
         (Fallback::not_leading, 5 * SECOND),
     ] {
-        discovery.fall_back(why, start);
+        assert!(discovery.fall_back(why, start));
+        assert!(!discovery.fall_back(why, start), "people have heard of it");
         assert_eq!(discovery.poll_interval(), POLL);
         assert_eq!(discovery.asks(start + wait - POLL), None);
         assert_eq!(discovery.wakes_at(start), Some(start + wait));

@@ -2,7 +2,7 @@
 //! the consumer's lag. It decides nothing.
 
 use super::Tenure;
-use crate::discovery::Fallback;
+use crate::discovery::{Fallback, follows};
 use crate::error::ConsumeError;
 use crate::schedule::begins;
 use crate::shard::{PageRead, Shard};
@@ -13,7 +13,7 @@ use millpond_runtime::Level;
 use millpond_storage::Version;
 use std::sync::Arc;
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{error, warn};
 
 /// The log as last read.
 pub(crate) struct Known {
@@ -121,16 +121,26 @@ impl Tenure<'_> {
             // Nothing that was planned from the newer log is taken back.
             return Ok(Some(stamp.version));
         }
+        let is_same = stamp == known.log.stamp;
         let contradicts = known.is_hearsay()
-            && stamp.version == known.log.stamp.version
-            && stamp.nonce != known.log.stamp.nonce;
+            && !is_same
+            && (stamp.version == known.log.stamp.version || !follows(&known.log, &news.state));
+        let shown = known.log.stamp.version;
         let is_first = news.state.next_sequence > known.log.next_sequence;
         (known.stored, known.stored_version) = (news.version, stamp.version);
-        if stamp != known.log.stamp {
+        if !is_same {
             self.advance(news.state);
         }
         if contradicts {
-            let reason = format!("the store has another version {}", stamp.version);
+            error!(
+                shard = self.shard.claim.shard,
+                "the store never had version {shown} of the manifest, which the leader showed: rows of it may be in the sink. Compare \
+                 with `millpond consumer repair`"
+            );
+            let reason = format!(
+                "version {} in the store excludes its version {shown}",
+                stamp.version
+            );
             self.stop_watching(Fallback::contradicted, &reason);
         } else if is_first {
             self.discovery.found_first(stamp.version, Instant::now());

@@ -170,8 +170,10 @@ impl Tenure<'_> {
         let Some(leader) = self.discovery.leader() else {
             return;
         };
-        let (shard, address) = (self.shard.claim.shard, &leader.address);
+        let (shard, address) = (self.shard.claim.shard, leader.address.clone());
+        let is_news = self.discovery.fall_back(why, Instant::now());
         match why {
+            _ if !is_news => {}
             Fallback::failed | Fallback::refused | Fallback::not_leading | Fallback::missed => {
                 info!(shard, "polling the store: the leader at {address}: {reason}");
             }
@@ -180,7 +182,6 @@ impl Tenure<'_> {
             }
         }
         self.watch = Watch::default();
-        self.discovery.fall_back(why, Instant::now());
         self.shard.worker.metrics.fell_back(why);
         self.poll_at = Instant::now();
     }
