@@ -163,7 +163,9 @@ def test_a_consumer_that_watches_hardly_asks_the_store(site):
     eventually("a hundred polls", lambda: _gets(polls) > before[1] + segments + 100)
     # One GET for each segment; the rest read the manifest.
     watched, polled = _gets(consumer) - before[0], _gets(polls) - before[1]
-    counts = f"{watched - segments} and {polled - segments} GETs of the manifest, {segments} segments"
+    counts = (
+        f"{watched - segments} and {polled - segments} GETs of the manifest, {segments} segments"
+    )
     print(counts)
     assert (watched - segments) * 8 < polled - segments, counts
     assert consumer.metric("millpond_consumer_watch_states_total") > 3
@@ -184,7 +186,9 @@ def test_rows_are_exact_when_a_watched_leader_is_gone(site, how):
     leader.send(how)
     eventually("the other gateway to lead", lambda: follower.metric(LEADS) == 1)
     # The manifest names the next leader: the consumer need not wait until it may try again.
-    eventually("the consumer to watch it", lambda: follower.metric("millpond_producer_watchers") == 1)
+    eventually(
+        "the consumer to watch it", lambda: follower.metric("millpond_producer_watchers") == 1
+    )
     if how == signal.SIGSTOP:
         leader.send(signal.SIGCONT)
     assert [load.wait() for load in loads] == [0]

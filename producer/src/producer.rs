@@ -40,8 +40,9 @@ const HELD_UP: Duration = Duration::from_millis(500);
 /// A leader reads no larger cursors: their owners poll. One with a thousand streams has less.
 pub const CURSOR_BYTES: u64 = 256 << 10;
 
-/// The memory that reading such a cursor takes at most. Two bytes of it become sixteen as a planned batch.
-pub const CURSOR_MEMORY: usize = 16 * CURSOR_BYTES as usize;
+/// The memory that reading such a cursor takes at most, in bytes: sixteen times its size. Four bytes of it become sixteen as a planned
+/// batch, in two copies.
+pub const CURSOR_MEMORY: usize = 4 << 20;
 
 /// A leader without any commit for this long, beside its linger, does too. One that is only slow commits.
 const STUCK: Duration = Duration::from_secs(3);
