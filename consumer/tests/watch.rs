@@ -414,7 +414,7 @@ async fn a_poll_that_is_faster_than_the_leader_is_no_reason_to_leave_it() {
     }
     assert_eq!(site.count("millpond_consumer_watch_fallbacks"), 0);
     // Neither is a change without segments, of the garbage collector.
-    site.log.change(|manifest| manifest.clone()).await;
+    site.log.change(Manifest::clone).await;
     sleep(20 * SECOND).await;
     assert_eq!(site.count("millpond_consumer_watch_fallbacks"), 0);
     site.end().await;
@@ -581,7 +581,7 @@ async fn put(log: &Log, manifest: &Manifest) {
 #[tokio::test(start_paused = true)]
 async fn an_old_answer_of_the_store_does_not_replace_the_leaders_news() {
     let mut site = Site::new().await;
-    site.log.change(|manifest| manifest.clone()).await;
+    site.log.change(Manifest::clone).await;
     let mut held = site.network.hold(On::Get, "manifest");
     held.arrived().await;
     site.commit_and_tell(4).await;

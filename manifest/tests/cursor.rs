@@ -369,7 +369,9 @@ fn the_golden_cursor_is_read_and_written_alike() {
 /// The golden cursor of an owner that watches.
 fn golden_watching() -> Cursor {
     Cursor {
-        certificate: Some(Fingerprint(std::array::from_fn(|place| place as u8 + 1))),
+        certificate: Some(Fingerprint(std::array::from_fn(|place| {
+            u8::try_from(place + 1).unwrap()
+        }))),
         ..golden()
     }
 }

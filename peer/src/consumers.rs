@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn the_number_of_known_consumers_is_bounded() {
         let (mut consumers, start) = (Consumers::default(), Instant::now());
-        for number in 0..2 * KNOWN_MAX as u32 {
+        for number in 0..512 {
             consumers.found(&format!("{number}"), Some(OURS), start + SECOND * number);
         }
         assert_eq!(consumers.known.len(), KNOWN_MAX);
