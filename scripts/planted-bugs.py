@@ -149,6 +149,11 @@ def between_producers(says):
     return Catcher("producer/tests/leader.rs", test, says)
 
 
+def watching(test, says):
+    """A consumer whose leader sends whatever it likes."""
+    return Catcher("consumer/tests/watch.rs", test, says)
+
+
 TWO_CLOCKS = "two_consumers_whose_clocks_differ_and_that_crash"
 TWO_TABLES = "no two consumers write to a table"
 
@@ -229,6 +234,37 @@ CATCHERS = {
             "producer/tests/leader.rs",
             "a_follower_hears_of_a_commit_and_not_earlier",
             r"answered before the commit",
+        )
+    ],
+    "watch-shows-uncommitted": [
+        Catcher(
+            "producer/tests/watch.rs",
+            "a_commit_is_shown_when_the_store_has_confirmed_it",
+            "shown before its swap was answered",
+        )
+    ],
+    "stale-news-accepted": [
+        Catcher(
+            "consumer/src/lib.rs",
+            "discovery::tests::a_newer_state_is_taken_over_and_an_older_one_never",
+            r"left: Ok\(\(2, Some\(",
+        )
+    ],
+    "repeated-news-accepted": [
+        watching("whatever_an_answer_is_the_rows_are_exact_and_come_soon", "failed: Repeated")
+    ],
+    "consumer-may-commit": [
+        Catcher(
+            "peer/tests/watch.rs",
+            "only_the_owner_of_a_cursor_may_watch_and_only_as_its_consumer",
+            r"`Result::unwrap_err\(\)` on an `Ok` value",
+        )
+    ],
+    "producer-may-watch": [
+        Catcher(
+            "peer/tests/watch.rs",
+            "only_the_owner_of_a_cursor_may_watch_and_only_as_its_consumer",
+            r"Ok\(Manifest .* instead of 403",
         )
     ],
     "any-certificate-asks": [

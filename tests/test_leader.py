@@ -134,3 +134,78 @@ def test_a_collector_follows_the_next_leader(site, how):
         assert all("did not commit" in collector.messages() for collector in collectors)
     assert [collector.terminate() for collector in collectors] == [0, 0]
     _finish(site, loads, consumer)
+
+
+WATCHED = "millpond_consumer_watched_shards"
+FALLBACKS = "millpond_consumer_watch_fallbacks_total"
+
+
+def _gets(consumer) -> float:
+    gets = 'millpond_store_requests_total{kind="get"'
+    lines = [line for line in consumer.metrics().splitlines() if line.startswith(gets)]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def test_a_consumer_that_watches_hardly_asks_the_store(site):
+    """Two consumers read the same buffer at the same time: one watches, the other polls."""
+    (leader,) = _gateways(site, 1)
+    consumer = site.consumer()
+    polls = site.consumer(
+        "--watch", "false", consumer="polls", name="polls", database=f"{site.database}_polls"
+    )
+    eventually("the consumer to watch", lambda: consumer.metric(WATCHED) == 1)
+    assert leader.metric("millpond_producer_watchers") == 1
+    before = _gets(consumer), _gets(polls)
+    segments = leader.metric("millpond_producer_segments_total")
+    loads = _loads(site, [leader], records=5_000)
+    assert [load.wait() for load in loads] == [0]
+    segments = leader.metric("millpond_producer_segments_total") - segments
+    eventually("a hundred polls", lambda: _gets(polls) > before[1] + segments + 100)
+    # One GET for each segment; the rest read the manifest.
+    watched, polled = _gets(consumer) - before[0], _gets(polls) - before[1]
+    counts = (
+        f"{watched - segments} and {polled - segments} GETs of the manifest, {segments} segments"
+    )
+    print(counts)
+    assert (watched - segments) * 8 < polled - segments, counts
+    assert consumer.metric("millpond_consumer_watch_states_total") > 3
+    assert consumer.metric(FALLBACKS) == 0
+    assert polls.metric(WATCHED) == 0
+    assert polls.terminate() == 0
+    _finish(site, loads, consumer)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_rows_are_exact_when_a_watched_leader_is_gone(site, how):
+    gateways = _gateways(site, 2)
+    consumer = site.consumer()
+    eventually("the consumer to watch", lambda: consumer.metric(WATCHED) == 1)
+    leader, follower = gateways
+    loads = _loads(site, [follower], records=15_000)
+    eventually("rows", lambda: rows_of(site.clickhouse, site.database) > 1_000)
+    leader.send(how)
+    eventually("the other gateway to lead", lambda: follower.metric(LEADS) == 1)
+    # The manifest names the next leader: the consumer need not wait until it may try again.
+    eventually(
+        "the consumer to watch it", lambda: follower.metric("millpond_producer_watchers") == 1
+    )
+    if how == signal.SIGSTOP:
+        leader.send(signal.SIGCONT)
+    assert [load.wait() for load in loads] == [0]
+    assert "watching the leader" in consumer.messages()
+    _finish(site, loads, consumer)
+
+
+def test_a_consumer_that_restarts_watches_again(site):
+    (leader,) = _gateways(site, 1)
+    consumer = site.consumer("--lease", "1s")
+    eventually("the consumer to watch", lambda: consumer.metric(WATCHED) == 1)
+    loads = _loads(site, [leader], records=10_000)
+    for restart in (consumer.kill, consumer.terminate):
+        eventually("rows", lambda: rows_of(site.clickhouse, site.database) > 1_000)
+        restart()
+        # Its cursor has another certificate now.
+        consumer.up()
+        eventually("the consumer to watch", lambda: consumer.metric(WATCHED) == 1)
+    assert [load.wait() for load in loads] == [0]
+    _finish(site, loads, consumer)

@@ -210,6 +210,8 @@ _MAY = {
         "manifest": "rw",
         "segment": "w",
         "page": "w",
+        "cursor": "r",
+        "other cursor": "r",
         "self-test": "rwd",
     },
     "consumer": {

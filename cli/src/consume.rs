@@ -13,8 +13,9 @@ use crate::telemetry::TelemetryArgs;
 use crate::units::{Size, Time, address, at_least_one, pause, readable, size_from};
 use millpond_clickhouse::ClickHouse;
 use millpond_consumer::gc::GarbageCollector;
-use millpond_consumer::{Consumer, SinkError, Start, StreamPattern};
+use millpond_consumer::{Consumer, SinkError, Start, StreamPattern, Watching};
 use millpond_operate::Target;
+use millpond_peer::WatchClient;
 use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -91,7 +92,20 @@ pub(crate) struct ConsumeArgs {
     #[arg(long, env = "MILLPOND_TAKE_OVER")]
     pub(crate) take_over: bool,
 
-    /// Interval between two reads of the manifest. Four GETs per second cost $4 a month on S3 and add 125 ms to the median latency.
+    /// Ask the gateway that leads a shard for commits, if gateways commit for each other (`gateway --peer-listen`). The consumer then reads the
+    /// manifest every 5 s, and every --poll-interval only while no leader answers. It must reach the gateways at the address that they
+    /// advertise. false: it reads the manifest alone.
+    #[arg(
+        long,
+        env = "MILLPOND_WATCH",
+        value_name = "BOOL",
+        default_value_t = true,
+        action = clap::ArgAction::Set
+    )]
+    pub(crate) watch: bool,
+
+    /// Interval between two reads of the manifest, while no leader tells of commits. Four GETs per second cost $4 a month on S3 and add 125 ms to
+    /// the median latency.
     #[arg(
         long,
         env = "MILLPOND_POLL_INTERVAL",
@@ -280,6 +294,18 @@ impl ConsumeArgs {
         }
     }
 
+    /// How it hears of commits from leaders.
+    fn watching(&self) -> anyhow::Result<Option<Watching>> {
+        if !self.watch {
+            return Ok(None);
+        }
+        let identity = Arc::new(millpond_peer::Identity::new()?);
+        Ok(Some(Watching {
+            certificate: identity.fingerprint(),
+            leaders: Arc::new(WatchClient::new(identity)),
+        }))
+    }
+
     /// The consumer's own telemetry.
     pub(crate) fn telemetry(&self) -> anyhow::Result<Telemetry> {
         let identity = Identity {
@@ -333,6 +359,10 @@ async fn consume(
     args.prices.register(&mut registry);
     sink.register_metrics(&mut registry);
     let consumer = Consumer::new(store.clone(), args.consumer(), Arc::new(sink), &mut registry)?;
+    let consumer = match args.watching()? {
+        Some(watching) => consumer.with_watching(watching),
+        None => consumer,
+    };
     let collecting = (!args.gc_interval.0.is_zero()).then(|| {
         let config = args.gc.gc(args.gc_interval.0);
         let gc = GarbageCollector::new(store.clone(), config, &mut registry);

@@ -14,13 +14,13 @@ use tracing::info;
 /// The flags for gateways that commit for each other.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct PeerArgs {
-    /// Address for other gateways of the same shard. One of them leads: it commits for all, so that any number of gateways costs and waits
-    /// little more than one. Default: off, each gateway commits for itself. Always TLS; the gateways know each other's certificates from the
-    /// buffer, and nobody has to make any.
+    /// Address for other gateways of the same shard, and for consumers. One gateway leads: it commits for all, so that any number of gateways
+    /// costs and waits little more than one, and tells consumers of commits. Default: off, each gateway commits for itself. Always TLS; all know
+    /// each other's certificates from the buffer, and nobody has to make any.
     #[arg(long, env = "MILLPOND_PEER_LISTEN", value_name = "ADDR", value_parser = address)]
     pub(crate) peer_listen: Option<SocketAddr>,
 
-    /// Where other gateways reach --peer-listen, for example the address of the pod. Default: the address of --peer-listen.
+    /// Where other gateways and consumers reach --peer-listen, for example the address of the pod. Default: the address of --peer-listen.
     #[arg(
         long,
         env = "MILLPOND_ADVERTISE",

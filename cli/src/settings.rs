@@ -307,7 +307,9 @@ fn print_setting(out: &mut String, arg: &Arg) {
     let key = key(arg);
     let _ = match (default, arg.get_action()) {
         (default, ArgAction::SetTrue) => writeln!(out, "{key} = {}", default.as_deref() == Some("true")),
-        (Some(default), _) if default.parse::<i64>().is_ok() => writeln!(out, "{key} = {default}"),
+        (Some(default), _) if default.parse::<i64>().is_ok() || default.parse::<bool>().is_ok() => {
+            writeln!(out, "{key} = {default}")
+        }
         (Some(default), _) => writeln!(out, "{key} = {}", toml::Value::String(default)),
         (None, _) if arg.is_required_set() => writeln!(out, "# {key} = …  (required)"),
         (None, _) => writeln!(out, "# {key} = …"),

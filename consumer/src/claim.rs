@@ -4,7 +4,7 @@ use crate::error::ConsumeError;
 use crate::metrics::Metrics;
 use crate::reading::read_patiently;
 use millpond_manifest::cas::Snapshot;
-use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, layout};
+use millpond_manifest::{BatchingPolicy, Cursor, Fingerprint, SinkTable, layout};
 use millpond_runtime::{Environment, Readiness};
 use millpond_storage::Store;
 use std::sync::Arc;
@@ -30,6 +30,8 @@ pub(crate) struct Claim {
     pub(crate) tables: Vec<SinkTable>,
     /// Whether other consumers may write to them, too.
     pub(crate) share_tables: bool,
+    /// The certificate that this process presents to the leader.
+    pub(crate) certificate: Option<Fingerprint>,
     pub(crate) environment: Arc<dyn Environment>,
     pub(crate) metrics: Metrics,
     pub(crate) readiness: Readiness,

@@ -77,6 +77,18 @@ pub enum ConsumeError {
         /// The sequence of the object in the log.
         sequence: u64,
     },
+    /// The store has returned a manifest from before one that the leader showed, for a minute.
+    #[error(
+        "the store returns version {found} of {key}, and the leader showed version {shown} a minute ago: somebody restored the bucket, or the store serves old copies; start the consumer again to go on from the store"
+    )]
+    Behind {
+        /// The manifest's key.
+        key: String,
+        /// The version in the store.
+        found: u64,
+        /// The leader's version.
+        shown: u64,
+    },
     /// A segment or page was trimmed that this consumer had not read: by retention, by a round of garbage collection
     /// that began before the consumer did, or after another process of this name had read it.
     #[error(

@@ -8,11 +8,13 @@ mod claim;
 mod config;
 mod dead_letters;
 mod decode;
+mod discovery;
 mod division;
 mod error;
 pub mod gc;
 mod growth;
 mod in_flight;
+mod leaders;
 mod lease;
 mod membership;
 mod metrics;
@@ -37,6 +39,7 @@ mod write;
 
 pub use config::{Config, Start};
 pub use error::ConsumeError;
+pub use leaders::{LeaderConnection, Leaders, WatchError, WatchedLeader, Watching};
 pub use millpond_manifest::SinkTable;
 pub use millpond_manifest::cursor::BatchingPolicy;
 pub use millpond_manifest::piece;
@@ -77,6 +80,7 @@ pub struct Consumer {
     metrics: Metrics,
     readiness: Readiness,
     tally: Tally,
+    watching: Option<Watching>,
 }
 
 impl Consumer {
@@ -102,6 +106,7 @@ impl Consumer {
             metrics,
             readiness: Readiness::default(),
             tally: Tally::default(),
+            watching: None,
         })
     }
 
@@ -109,6 +114,13 @@ impl Consumer {
     #[must_use]
     pub fn with_environment(mut self, environment: Arc<dyn Environment>) -> Self {
         self.environment = environment;
+        self
+    }
+
+    /// Hears of commits from the leaders of the shards, where there are some. A repair does not.
+    #[must_use]
+    pub fn with_watching(mut self, watching: Watching) -> Self {
+        self.watching = Some(watching).filter(|_| self.config.repair.is_none());
         self
     }
 
@@ -163,6 +175,7 @@ impl Consumer {
             shutdown: shutdown.clone(),
             admitted: Admitted::Unasked,
             membership: membership.clone(),
+            watching: self.watching.clone(),
         };
         let mut waiting: Vec<Shard> = self.shards(&buffer).into_iter().map(driver).collect();
         // The first shard decides for all, so that no two consumers get a table in one shard each.
@@ -283,6 +296,7 @@ impl Consumer {
             policy: self.config.policy(self.sink.name(), self.sink.schema_version()),
             tables: self.sink.tables(),
             share_tables: self.config.share_tables,
+            certificate: self.watching.as_ref().map(|watching| watching.certificate),
             environment: self.environment.clone(),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),

@@ -2,6 +2,7 @@
 //! their number.
 
 use crate::bottleneck::Resource;
+use crate::discovery::Fallback;
 use crate::rounds::Found;
 use millpond_manifest::Lag;
 use millpond_manifest::cursor::Plan;
@@ -63,8 +64,21 @@ pub(crate) struct FoundLabel {
     found: &'static str,
 }
 
-/// Counts one piece of work in a stage until it is dropped.
+/// Labels of the returns from a leader to polls.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct FallbackLabel {
+    reason: Fallback,
+}
+
+/// Counts one piece of work in a stage, or one shard, until it is dropped.
 pub(crate) struct InStage(Gauge);
+
+impl InStage {
+    pub(crate) fn of(gauge: &Gauge) -> InStage {
+        gauge.inc();
+        InStage(gauge.clone())
+    }
+}
 
 impl Drop for InStage {
     fn drop(&mut self) {
@@ -107,6 +121,10 @@ pub(crate) struct Metrics {
     pub(crate) cursor_unknown: Counter,
     pub(crate) replayed_batches: Counter,
     pub(crate) fenced: Counter,
+    /// Shards whose leader tells this process of commits.
+    pub(crate) watched_shards: Gauge,
+    pub(crate) watch_states: Counter,
+    watch_fallbacks: Family<FallbackLabel, Counter>,
     pub(crate) running: Gauge,
     pub(crate) held_bytes: Gauge,
     /// Shards of the buffer, with or without an owner.
@@ -156,6 +174,9 @@ impl Metrics {
             cursor_unknown: Counter::default(),
             replayed_batches: Counter::default(),
             fenced: Counter::default(),
+            watched_shards: Gauge::default(),
+            watch_states: Counter::default(),
+            watch_fallbacks: Family::default(),
             running: Gauge::default(),
             held_bytes: Gauge::default(),
             shards: shards.get_or_create(&label).clone(),
@@ -264,6 +285,24 @@ impl Metrics {
             "Times that another owner took a cursor from this process",
             m.fenced.clone(),
         );
+        registry.register(
+            "watched_shards",
+            "Shards whose leader tells this process of commits; it polls the store for the others",
+            m.watched_shards.clone(),
+        );
+        registry.register(
+            "watch_states",
+            "Manifests that leaders sent",
+            m.watch_states.clone(),
+        );
+        for reason in Fallback::ALL {
+            drop(m.watch_fallbacks.get_or_create(&FallbackLabel { reason }));
+        }
+        registry.register(
+            "watch_fallbacks",
+            "Returns from a leader to polls of the store, by reason",
+            m.watch_fallbacks.clone(),
+        );
         registry.register("batches_running", "Batches under way", m.running.clone());
         registry.register(
             "held_bytes",
@@ -337,9 +376,14 @@ impl Metrics {
 
     /// Counts a piece of work in this stage until the returned value is dropped.
     pub(crate) fn enter(&self, stage: Stage) -> InStage {
-        let gauge = self.queue.get_or_create(&StageLabel { stage }).clone();
-        gauge.inc();
-        InStage(gauge)
+        InStage::of(&self.queue.get_or_create(&StageLabel { stage }))
+    }
+
+    /// Counts a return from a leader to polls.
+    pub(crate) fn fell_back(&self, reason: Fallback) {
+        self.watch_fallbacks
+            .get_or_create(&FallbackLabel { reason })
+            .inc();
     }
 
     /// Exports the lag of this consumer in a stream of the shard.

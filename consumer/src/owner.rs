@@ -97,7 +97,7 @@ impl Claim {
                 policy: &self.policy,
                 take_over,
             };
-            let opened = match cursor.open(&opening) {
+            let mut opened = match cursor.open(&opening) {
                 Ok(opened) => opened,
                 Err(held) => {
                     self.readiness.goes_on(&self.what());
@@ -115,6 +115,7 @@ impl Claim {
             if self.shard > 0 && beginning.origin.is_none() && self.lost_register().await? {
                 return Ok(Attempt::Removed);
             }
+            opened.state.certificate = self.certificate;
             let next = opened.state.stamped(self.environment.random());
             let ours = next.stamp;
             let version = found.map(|snapshot| snapshot.version);

@@ -1,7 +1,8 @@
-//! Reads objects, and retries until the store answers.
+//! Reads objects, and retries until the store answers. Tells whether the store is behind what a leader has shown.
 
 use crate::error::ConsumeError;
 use millpond_manifest::cas::{self, ReadError, Snapshot};
+use millpond_manifest::{Manifest, layout};
 use millpond_runtime::{Backoff, Environment, Level, Readiness};
 use millpond_storage::Store;
 use std::time::Duration;
@@ -25,5 +26,21 @@ pub(crate) async fn read_patiently<T: cas::Object>(
             Err(ReadError::Store(error)) => readiness.waits(&what, error, Level::Warn),
         }
         backoff.pause(environment).await;
+    }
+}
+
+/// A store that is behind gets this long to catch up. After that an object that is missing is lost, or somebody restored the bucket.
+pub(crate) const BEHIND_WAIT: Duration = Duration::from_secs(60);
+
+/// Why an object is waited for, for people.
+pub(crate) const NOT_YET: &str = "the leader has shown it, and the store does not have it yet";
+
+/// Returns true if the store's manifest lacks this sequence, which a leader has shown: the store may return older states for a while. True
+/// without an answer, too.
+pub(crate) async fn is_behind(store: &Store, shard: u32, sequence: u64) -> bool {
+    match cas::read::<Manifest>(store, &layout::manifest(shard)).await {
+        Ok(Some(found)) => found.state.next_sequence <= sequence,
+        Ok(None) | Err(ReadError::Format { .. }) => false,
+        Err(ReadError::Store(_)) => true,
     }
 }

@@ -4,8 +4,9 @@
 use crate::claim::Claim;
 use crate::config::Config;
 use crate::error::ConsumeError;
+use crate::leaders::Watching;
 use crate::membership::Membership;
-use crate::reading::read_patiently;
+use crate::reading::{BEHIND_WAIT, NOT_YET, is_behind, read_patiently};
 use crate::rounds::{requests_of, requests_of_opening};
 use crate::sink::Settled;
 use crate::worker::BatchWorker;
@@ -16,6 +17,7 @@ use millpond_runtime::{Backoff, Level};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 /// A shard of the buffer, with the context to consume it.
@@ -31,6 +33,8 @@ pub(crate) struct Shard {
     pub(crate) admitted: Admitted,
     /// The consumer's processes. A repair is not divided.
     pub(crate) membership: Option<Arc<Membership>>,
+    /// How it hears of commits from the leader. `None`: it polls.
+    pub(crate) watching: Option<Watching>,
 }
 
 /// How a process came to have the sink's tables ([`crate::sharing`]).
@@ -69,9 +73,18 @@ impl Shard {
             environment,
             ..
         } = &self.claim;
-        let page = read_patiently::<Page>(store, &key, readiness, &**environment).await?;
-        if let Some(page) = page {
-            return Ok(PageRead::Page(Arc::new(page.state)));
+        let began = Instant::now();
+        loop {
+            let page = read_patiently::<Page>(store, &key, readiness, &**environment).await?;
+            if let Some(page) = page {
+                readiness.goes_on(&key);
+                return Ok(PageRead::Page(Arc::new(page.state)));
+            }
+            if began.elapsed() >= BEHIND_WAIT || !is_behind(store, self.claim.shard, reference.last).await {
+                break;
+            }
+            readiness.waits(&key, NOT_YET, Level::Warn);
+            sleep(Duration::from_secs(1)).await;
         }
         match self.read_log().await? {
             Some(log) if reference.last < log.state.first_sequence => Ok(PageRead::Trimmed(Box::new(log))),

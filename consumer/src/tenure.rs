@@ -5,10 +5,12 @@ mod job;
 mod log;
 mod release;
 mod swaps;
+mod watching;
 
 pub(crate) use log::Known;
 
 use crate::bisect::{Refusal, Refusals};
+use crate::discovery::Discovery;
 use crate::error::ConsumeError;
 use crate::lease::Lease;
 use crate::metrics::range;
@@ -31,6 +33,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
+use watching::Watch;
 
 /// The end of a term as the cursor's owner.
 pub(crate) enum TermEnd {
@@ -56,6 +59,14 @@ pub(crate) struct Tenure<'a> {
     /// Traces of the batches that are not acknowledged yet.
     traces: BTreeMap<Key, BatchTrace>,
     reading: Option<Reading>,
+    /// The version that was known when the read began.
+    read_knowing: u64,
+    /// Since when the store has returned older states than the leader has shown.
+    behind_since: Option<Instant>,
+    /// Where the news of the log come from.
+    discovery: Discovery,
+    /// The leader, while it tells of commits.
+    watch: Watch,
     loading: Option<Loading<'a>>,
     swapping: Option<Swapping>,
     /// The channel on which batches report what the sink refuses.
@@ -120,6 +131,10 @@ impl<'a> Tenure<'a> {
             work: JoinSet::new(),
             traces: BTreeMap::new(),
             reading: None,
+            read_knowing: 0,
+            behind_since: None,
+            discovery: Discovery::new(shard.watching.is_some(), shard.config.poll_interval),
+            watch: Watch::default(),
             loading: None,
             swapping: None,
             refusals,
@@ -142,6 +157,7 @@ impl<'a> Tenure<'a> {
             trimmed: 0,
         };
         tenure.warn_of_trimmed();
+        tenure.see_leader();
         tenure
     }
 
@@ -180,7 +196,9 @@ impl<'a> Tenure<'a> {
             {
                 return self.release().await;
             }
+            self.look_overdue();
             self.begin_read();
+            self.begin_watch();
             self.begin_load();
             let timer = self.next_timer(&decision);
             // None of these branches stays ready forever, so none starves another. The fixed order makes a seed
@@ -218,6 +236,7 @@ impl<'a> Tenure<'a> {
                     self.reading = None;
                     self.read(outcome)?;
                 }
+                heard = self.watch.next(), if self.watch.is_asking() => self.heard(heard),
                 Some((reference, page)) = OptionFuture::from(self.loading.as_mut()), if self.loading.is_some() => {
                     self.loading = None;
                     self.loaded(&reference, page)?;

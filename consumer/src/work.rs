@@ -7,6 +7,7 @@ use crate::decode::Decode;
 use crate::error::ConsumeError;
 use crate::in_flight::ChunksInFlight;
 use crate::metrics::{self, Stage, label};
+use crate::reading::{BEHIND_WAIT, NOT_YET, is_behind};
 use crate::sink::{Batch, Part};
 use crate::trace::{BatchTrace, Step};
 use crate::worker::BatchWorker;
@@ -96,9 +97,10 @@ impl BatchWorker {
             .set(i64::try_from(self.memory.held()).unwrap_or(i64::MAX));
         let wanted = std::mem::take(&mut job.wanted);
         let trace = job.trace;
+        let shard = job.batch.id.shard;
         let fetches = (0..).zip(wanted).map(|(place, wanted)| {
             let step = trace.fetch(place, &wanted.key, wanted.length);
-            self.fetch(wanted, step)
+            self.fetch(shard, wanted, step)
         });
         let mut fetched = stream::iter(fetches).buffered(PARTS_AT_A_TIME);
         while let Some(part) = fetched.next().await {
@@ -158,7 +160,7 @@ impl BatchWorker {
         Ok(())
     }
 
-    async fn fetch(&self, wanted: Wanted, step: Step) -> Result<Part, ConsumeError> {
+    async fn fetch(&self, shard: u32, wanted: Wanted, step: Step) -> Result<Part, ConsumeError> {
         let Wanted {
             key,
             length,
@@ -167,6 +169,7 @@ impl BatchWorker {
         let what = format!("fetching {key}");
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
         let _queued = self.metrics.enter(Stage::fetch);
+        let queued_at = Instant::now();
         loop {
             let fetcher = self.fetchers.acquire().await.expect("never closed");
             let began = Instant::now();
@@ -183,10 +186,13 @@ impl BatchWorker {
                     return Ok(part);
                 }
                 Ok(None) => {
-                    return Err(ConsumeError::Lost {
-                        key,
-                        sequence: part.sequence,
-                    });
+                    let sequence = part.sequence;
+                    let is_behind =
+                        queued_at.elapsed() < BEHIND_WAIT && is_behind(&self.store, shard, sequence).await;
+                    if !is_behind {
+                        return Err(ConsumeError::Lost { key, sequence });
+                    }
+                    self.readiness.waits(&what, NOT_YET, Level::Warn);
                 }
                 Err(error) => {
                     step.again(&error);

@@ -518,7 +518,7 @@ func TestAJobThatCollectsTakesTheCollectorFromTheConsumers(t *testing.T) {
 
 // Collectors in another namespace ask the leader of the gateways for their commits.
 func TestTheGivenCollectorsReachTheLeader(t *testing.T) {
-	for values, want := range map[string]int{"minimal": 1, "full": 2} {
+	for values, want := range map[string]int{"minimal": 2, "full": 3} {
 		found := 0
 		for _, policy := range of[*networking.NetworkPolicy](rendered(t, valuesOf(t, values))) {
 			for _, rule := range policy.Spec.Ingress {
@@ -531,6 +531,29 @@ func TestTheGivenCollectorsReachTheLeader(t *testing.T) {
 			t.Errorf("%s: the port takes %d kinds of peers instead of %d", values, found, want)
 		}
 	}
+}
+
+// Consumers ask the leader for news of commits.
+func TestConsumersReachTheLeader(t *testing.T) {
+	everyCase(t, func(t *testing.T, all objects) {
+		for name, one := range of[*networking.NetworkPolicy](all) {
+			for _, rule := range one.Spec.Ingress {
+				if rule.Ports[0].Port.String() != "peers" {
+					continue
+				}
+				for where, pod := range templates(all) {
+					is := pod.Labels["app.kubernetes.io/component"]
+					reaches := slices.ContainsFunc(rule.From, func(peer networking.NetworkPolicyPeer) bool {
+						return peer.NamespaceSelector == nil && peer.PodSelector != nil &&
+							labels.SelectorFromSet(peer.PodSelector.MatchLabels).Matches(labels.Set(pod.Labels))
+					})
+					if reaches != (is == "gateway" || is == "consumer") {
+						t.Errorf("policy %s: %s reaches the port: %v", name, where, reaches)
+					}
+				}
+			}
+		}
+	})
 }
 
 // The admin port asks nobody who they are. The port for other producers does, but nobody else has business there.

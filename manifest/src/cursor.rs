@@ -6,6 +6,7 @@ mod refused;
 pub(crate) mod tables;
 
 use crate::entry::STREAMS_MAX;
+use crate::manifest::Fingerprint;
 use crate::object::Stamp;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tables::SinkTables;
@@ -120,6 +121,9 @@ pub struct Cursor {
     /// In shard 0, the number of the buffer's shards when the consumer began: it begins at sequence 0 in those that came later. 0: unknown,
     /// an older program wrote the cursor.
     pub shards: u32,
+    /// The certificate that the owner presents to the leader, which then tells it about commits. It allows nothing else. `None`: the owner
+    /// polls.
+    pub certificate: Option<Fingerprint>,
 }
 
 /// A request to open a cursor.
@@ -194,6 +198,7 @@ impl Cursor {
             waiting_for: Vec::new(),
             tables: SinkTables::default(),
             shards: 0,
+            certificate: None,
         }
     }
 
@@ -259,7 +264,7 @@ impl Cursor {
         batch.low < self.sent_below
     }
 
-    /// Takes the cursor with a new epoch and owner. The configured policy comes into force only if the cursor
+    /// Takes the cursor with a new epoch and owner, who may then enter its certificate. The configured policy comes into force only if the cursor
     /// [is clean](Self::is_clean).
     pub fn open(&self, opening: &Opening<'_>) -> Result<Opened, HeldByAnother> {
         let &Opening {
@@ -291,6 +296,7 @@ impl Cursor {
             lease_expires_at_ms: now_ms.saturating_add(lease_ms),
         };
         state.waiting_for.clear();
+        state.certificate = None;
         // A fenced owner may still send what it planned ahead of the log, in chunks of the pinned policy.
         if self.is_clean() {
             state.policy = policy.clone();
@@ -470,6 +476,7 @@ impl Cursor {
                 _ => self.lease_ms,
             },
             sent_below: self.sent_below.max(self.reached()),
+            certificate: None,
             ..self.clone()
         }
     }
@@ -570,6 +577,7 @@ impl Cursor {
     /// knows. It has sent none after that. An earlier owner that does not know that it is fenced may still send those, so
     /// they stay planned.
     pub fn release(&mut self, end: u64) {
+        self.certificate = None;
         let mut planned = self.streams.values().flat_map(|stream| &stream.planned);
         self.ownership = if planned.any(|plan| plan.low < end) {
             Ownership::Abandoned

@@ -5,7 +5,7 @@ use millpond_manifest::cas::Object;
 use millpond_manifest::cursor::{Opening, Ownership, PIECES_MAX, Plan, SENT_UNKNOWN, Skip};
 use millpond_manifest::piece;
 use millpond_manifest::plan::{Candidate, PlanStatus, Size, candidates};
-use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables, TableClaim};
+use millpond_manifest::{BatchingPolicy, Cursor, Fingerprint, SinkTable, SinkTables, TableClaim};
 use proptest::prelude::*;
 use uuid::Uuid;
 
@@ -366,10 +366,46 @@ fn the_golden_cursor_is_read_and_written_alike() {
     assert_eq!(golden().encode(), bytes);
 }
 
+/// The golden cursor of an owner that watches.
+fn golden_watching() -> Cursor {
+    Cursor {
+        certificate: Some(Fingerprint(std::array::from_fn(|place| {
+            u8::try_from(place + 1).unwrap()
+        }))),
+        ..golden()
+    }
+}
+
+const GOLDEN_WATCHING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/cursor-watching-v1");
+
 #[test]
-#[ignore = "writes the golden file"]
+fn the_golden_cursor_of_an_owner_that_watches_is_read_and_written_alike() {
+    let bytes = std::fs::read(GOLDEN_WATCHING).expect("the golden file is in the repository");
+    assert_eq!(Cursor::decode(&bytes).unwrap(), golden_watching());
+    assert_eq!(golden_watching().encode(), bytes);
+}
+
+#[test]
+#[ignore = "writes the golden files"]
 fn write_golden() {
     std::fs::write(GOLDEN, golden().encode()).unwrap();
+    std::fs::write(GOLDEN_WATCHING, golden_watching().encode()).unwrap();
+}
+
+#[test]
+fn a_certificate_is_that_of_the_owner_alone() {
+    let certified = || golden_watching();
+    let now_ms = 1_800_000_000_000;
+    let opened = certified().open(&opening("host-2", now_ms, &policy())).unwrap();
+    assert_eq!(opened.state.certificate, None, "another owner took it");
+    let mut released = certified();
+    released.release(u64::MAX);
+    assert_eq!(released.certificate, None);
+    assert_eq!(certified().reset(0).certificate, None);
+    assert_eq!(certified().remove().certificate, None);
+    let mut renewed = certified();
+    renewed.renew(now_ms, 15_000);
+    assert_eq!(renewed.certificate, certified().certificate);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use hyper::client::conn::http2::{self, SendRequest};
 use hyper::header::CONTENT_TYPE;
 use hyper::{Request, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use millpond_manifest::ProducerId;
+use millpond_manifest::{Fingerprint, ProducerId};
 use millpond_producer::{LeaderAddress, PeerAnswer, PeerRequest, Peers};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -25,7 +25,7 @@ use crate::wire::{decode_reply, encode_request};
 use crate::{COMMIT_PATH, NAME, tls};
 
 /// Time limit for a new connection: TCP, TLS and HTTP/2 together.
-const CONNECT: Duration = Duration::from_secs(1);
+pub(crate) const CONNECT: Duration = Duration::from_secs(1);
 /// The interval of pings while a request waits, and the time limit for the answer to one. A leader that died without a word,
 /// or whose process stands still, is noticed within their sum.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
@@ -39,9 +39,10 @@ pub struct Client {
     connection: Mutex<Option<Connection>>,
 }
 
-struct Connection {
+/// An open connection to a leader, until dropped.
+pub(crate) struct Connection {
     leader: LeaderAddress,
-    send: SendRequest<Full<Bytes>>,
+    pub(crate) send: SendRequest<Full<Bytes>>,
     _driver: AbortOnDropHandle<()>,
 }
 
@@ -64,7 +65,7 @@ impl Client {
             return Ok(open.send.clone());
         }
         *connection = None;
-        let opened = timeout(CONNECT, open(&self.identity, leader)).await;
+        let opened = timeout(CONNECT, open(&self.identity, &leader.address, leader.certificate)).await;
         let opened = opened.map_err(|_| format!("no connection within {} s", CONNECT.as_secs()))??;
         let send = opened.send.clone();
         *connection = Some(opened);
@@ -97,12 +98,17 @@ impl Peers for Client {
     }
 }
 
-async fn open(identity: &Identity, leader: &LeaderAddress) -> Result<Connection, String> {
-    let stream = TcpStream::connect(&leader.address)
+/// Opens a connection to the holder of this certificate. Pings show that it lives while a request waits.
+pub(crate) async fn open(
+    identity: &Identity,
+    address: &str,
+    certificate: Fingerprint,
+) -> Result<Connection, String> {
+    let stream = TcpStream::connect(address)
         .await
         .map_err(|error| error.to_string())?;
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
-    let config = tls::client(identity, leader.certificate).map_err(|error| error.to_string())?;
+    let config = tls::client(identity, certificate).map_err(|error| error.to_string())?;
     let name = ServerName::try_from(NAME).map_err(|error| error.to_string())?;
     let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
     let stream = stream.map_err(|error| error.to_string())?;
@@ -119,7 +125,10 @@ async fn open(identity: &Identity, leader: &LeaderAddress) -> Result<Connection,
         }
     });
     Ok(Connection {
-        leader: leader.clone(),
+        leader: LeaderAddress {
+            address: address.to_owned(),
+            certificate,
+        },
         send,
         _driver: AbortOnDropHandle::new(driver),
     })
@@ -133,7 +142,7 @@ fn http_request(producer: ProducerId, body: Bytes) -> Result<Request<Full<Bytes>
 }
 
 /// An error with its causes: hyper's own text is only "http2 error".
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {

@@ -1,25 +1,51 @@
-//! Producers ask each other for commits: HTTP/2 over TLS 1.3 with certificates on both sides, which the manifest vouches for.
+//! Producers ask each other for commits, and consumers ask the leader for news: HTTP/2 over TLS 1.3 with certificates on both sides.
+//! The manifest vouches for those of producers, the cursors for those of consumers.
 //!
 //! Every process makes a key at its start, in memory. Its producer enters the certificate's fingerprint into its row of the
 //! manifest. So a process that may write the manifest can ask, and nobody else; nobody manages certificates.
 
 mod client;
+mod consumers;
 mod identity;
+mod leaders;
 mod server;
 mod tls;
+mod watch;
 mod wire;
 
 pub use client::Client;
 pub use identity::{Identity, IdentityError};
+pub use leaders::WatchClient;
 pub use server::{Server, ServerConfig};
 
-/// Reads and writes the requests and replies of other producers. For fuzzing only.
+/// Reads and writes the requests and replies of other producers, and opens connections by hand. For fuzzing and tests only.
 #[doc(hidden)]
 pub mod foreign {
-    use bytes::Bytes;
-    use millpond_producer::{PeerAnswer, PeerRequest};
+    use std::sync::Arc;
 
-    use crate::{server, wire};
+    use bytes::Bytes;
+    use millpond_manifest::Fingerprint;
+    use millpond_producer::{PeerAnswer, PeerRequest};
+    use rustls::pki_types::ServerName;
+    use tokio::net::TcpStream;
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::client::TlsStream;
+
+    use crate::{Identity, NAME, server, tls, wire};
+
+    /// The TLS part of a connection to the holder of this certificate.
+    ///
+    /// # Errors
+    /// The handshake fails.
+    pub async fn connect(
+        identity: &Identity,
+        expected: Fingerprint,
+        stream: TcpStream,
+    ) -> std::io::Result<TlsStream<TcpStream>> {
+        let config = tls::client(identity, expected).map_err(std::io::Error::other)?;
+        let name = ServerName::try_from(NAME).map_err(std::io::Error::other)?;
+        TlsConnector::from(Arc::new(config)).connect(name, stream).await
+    }
 
     /// The memory that a server reserves before it decodes a request; `None` for one that it refuses.
     pub fn memory_of_request(body: &[u8]) -> Option<usize> {
@@ -48,8 +74,11 @@ pub mod foreign {
     }
 }
 
-/// The only path.
+/// The path for producers.
 const COMMIT_PATH: &str = "/v1/commit";
+
+/// The path for consumers.
+const WATCH_PATH: &str = "/v1/watch";
 
 /// The name in every certificate. Fingerprints, not names, tell producers apart.
 const NAME: &str = "millpond";

@@ -1,5 +1,5 @@
-//! The port for other producers. Nobody but a producer of this buffer gets more from it than a handshake, and every byte that
-//! waits here is reserved.
+//! The port for other producers and for consumers. Nobody else gets more from it than a handshake, and every byte that waits here is
+//! reserved.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -24,10 +24,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::COMMIT_PATH;
 use crate::identity::{Identity, fingerprint};
 use crate::tls;
+use crate::watch::{Place, Watches, within};
 use crate::wire::{WireError, decode_request, elements, encode_reply};
+use crate::{COMMIT_PATH, WATCH_PATH};
 
 /// The header that names the producer that asks, as a UUID.
 pub(crate) const PRODUCER: &str = "millpond-producer";
@@ -36,6 +37,8 @@ pub(crate) const CONTENT: &str = "application/x-protobuf";
 
 /// Followers may take this fraction of the producer's memory.
 const SHARE: usize = 2;
+/// Consumers that watch may take this fraction of the connections.
+const WATCHERS_SHARE: usize = 4;
 /// Memory of an open connection: TLS's buffers and HTTP/2's window.
 const CONNECTION_BYTES: usize = (48 << 10) + WINDOW_BYTES as usize;
 /// The bytes that a client may send ahead. The minimum of HTTP/2: within a zone that is no limit.
@@ -61,9 +64,11 @@ pub struct ServerConfig {
     pub max_connections: usize,
     /// Maximum number of requests in flight on one connection. Default 8: a producer has one.
     pub max_streams: u32,
+    /// Maximum number of connections of consumers that watch. Further ones poll. Default 128.
+    pub max_watchers: usize,
     /// Maximum bytes of a request. Default 2 MiB.
     pub max_request_bytes: usize,
-    /// Time limit for the handshake of a connection, and for the body of a request. Default 5 s.
+    /// Time limit for the handshake of a connection, for the body of a request, and for a consumer to read an answer. Default 5 s.
     pub patience: Duration,
     /// Time limit for requests in flight to finish once the producer stops. Default 10 s.
     pub drain_timeout: Duration,
@@ -74,6 +79,7 @@ impl Default for ServerConfig {
         ServerConfig {
             max_connections: 512,
             max_streams: 8,
+            max_watchers: 128,
             max_request_bytes: 2 << 20,
             patience: Duration::from_secs(5),
             drain_timeout: Duration::from_secs(10),
@@ -81,7 +87,7 @@ impl Default for ServerConfig {
     }
 }
 
-/// Commits for other producers.
+/// Commits for other producers, and tells consumers of commits.
 pub struct Server {
     service: Arc<Service>,
     acceptor: TlsAcceptor,
@@ -90,14 +96,33 @@ pub struct Server {
     closing: CancellationToken,
 }
 
-struct Service {
-    producer: Producer,
-    config: ServerConfig,
+pub(crate) struct Service {
+    pub(crate) producer: Producer,
+    pub(crate) config: ServerConfig,
     share: Budget,
+    pub(crate) watches: Watches,
+}
+
+/// A connection whose handshake is done.
+struct Visit {
+    presented: Fingerprint,
+    seat: Seat,
+    /// A request on it was authorised.
+    proven: CancellationToken,
+    /// It did not read an answer in time.
+    slow: CancellationToken,
+    place: Place,
+}
+
+impl Visit {
+    fn prove(&self) {
+        self.seat.prove();
+        self.proven.cancel();
+    }
 }
 
 /// An answer that is no reply: the request was not looked into.
-type Rejection = (StatusCode, String);
+pub(crate) type Rejection = (StatusCode, String);
 
 impl Server {
     /// A port in front of a producer.
@@ -116,6 +141,7 @@ impl Server {
             acceptor: TlsAcceptor::from(Arc::new(tls::server(identity)?)),
             connections: Connections::new(connections),
             service: Arc::new(Service {
+                watches: Watches::new(config.max_watchers.min(connections / WATCHERS_SHARE)),
                 share,
                 producer,
                 config,
@@ -190,23 +216,25 @@ impl Service {
         let certificates = stream.get_ref().1.peer_certificates();
         let presented = certificates.and_then(|all| all.first()).map(fingerprint);
         let presented = presented.ok_or("it has no certificate")?;
-        let proven = CancellationToken::new();
+        let visit = Arc::new(Visit {
+            presented,
+            seat,
+            proven: CancellationToken::new(),
+            slow: CancellationToken::new(),
+            place: Place::default(),
+        });
         let answer = service_fn({
-            let (service, proven) = (Arc::clone(&self), proven.clone());
+            let (service, visit) = (Arc::clone(&self), Arc::clone(&visit));
             move |request| {
-                let (service, seat, proven) = (Arc::clone(&service), seat.clone(), proven.clone());
-                async move {
-                    let prove = || {
-                        seat.prove();
-                        proven.cancel();
-                    };
-                    let answered = service.answer(request, presented, &seat, prove).await;
-                    Ok::<_, Infallible>(answered)
-                }
+                let (service, visit) = (Arc::clone(&service), Arc::clone(&visit));
+                async move { Ok::<_, Infallible>(service.answer(request, &visit).await) }
             }
         });
         let unproven = async {
-            if timeout(self.config.patience, proven.cancelled()).await.is_ok() {
+            if timeout(self.config.patience, visit.proven.cancelled())
+                .await
+                .is_ok()
+            {
                 std::future::pending::<()>().await;
             }
         };
@@ -223,7 +251,8 @@ impl Service {
         let mut connection = std::pin::pin!(connection);
         let closed = tokio::select! {
             closed = connection.as_mut() => closed,
-            () = unproven => return Err("no producer of this buffer asked on it".to_owned()),
+            () = unproven => return Err("no producer or consumer of this buffer asked on it".to_owned()),
+            () = visit.slow.cancelled() => return Err("it reads too slowly".to_owned()),
             () = closing.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
@@ -232,17 +261,27 @@ impl Service {
         closed.map_err(|error| error.to_string())
     }
 
-    async fn answer(
-        &self,
-        request: Request<Incoming>,
-        presented: Fingerprint,
-        seat: &Seat,
-        prove: impl Fn(),
-    ) -> Response<Full<Bytes>> {
-        let (status, body) = match self.commit(request, presented, seat, prove).await {
-            Ok(answer) => (StatusCode::OK, encode_reply(&answer)),
+    async fn answer(&self, request: Request<Incoming>, visit: &Visit) -> Response<Full<Bytes>> {
+        let path = (request.method() == Method::POST).then(|| request.uri().path());
+        let answered = match path {
+            Some(COMMIT_PATH) => {
+                let answer = self.commit(request, visit).await;
+                answer.map(|answer| encode_reply(&answer))
+            }
+            Some(WATCH_PATH) => {
+                let prove = || visit.prove();
+                let answer = self.watch(&request, visit.presented, &visit.place, prove).await;
+                answer.map(|manifest| within(self.config.patience, manifest, &visit.slow))
+            }
+            _ => {
+                let reason = format!("only POST {COMMIT_PATH} and POST {WATCH_PATH} are here");
+                Err((StatusCode::NOT_FOUND, reason))
+            }
+        };
+        let (status, body) = match answered {
+            Ok(body) => (StatusCode::OK, body),
             Err((status, reason)) => {
-                tracing::debug!(%status, reason, "request of another producer rejected");
+                tracing::debug!(%status, reason, "request of another process rejected");
                 (status, format!("{reason}\n").into())
             }
         };
@@ -251,20 +290,11 @@ impl Service {
         response
     }
 
-    async fn commit(
-        &self,
-        request: Request<Incoming>,
-        presented: Fingerprint,
-        seat: &Seat,
-        prove: impl Fn(),
-    ) -> Result<PeerAnswer, Rejection> {
+    async fn commit(&self, request: Request<Incoming>, visit: &Visit) -> Result<PeerAnswer, Rejection> {
         let (head, body) = request.into_parts();
-        if head.method != Method::POST || head.uri.path() != COMMIT_PATH {
-            return Err((StatusCode::NOT_FOUND, format!("only POST {COMMIT_PATH} is here")));
-        }
-        let producer = self.authorize(&head.headers, presented).await?;
-        prove();
-        let _answering = seat.answering();
+        let producer = self.authorize(&head.headers, visit.presented).await?;
+        visit.prove();
+        let _answering = visit.seat.answering();
         let length = length(&head.headers, &body, self.config.max_request_bytes)?;
         let (mut share, mut reservation) = match self.reserve(memory_of_body(length)).await {
             Ok(held) => held,
@@ -319,7 +349,7 @@ impl Service {
         Ok(producer)
     }
 
-    async fn reserve(
+    pub(crate) async fn reserve(
         &self,
         bytes: usize,
     ) -> Result<(millpond_runtime::Reservation, millpond_runtime::Reservation), PeerRefusal> {

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millpond_manifest::{Claim, Fingerprint, Manifest, NewSegment, ProducerId};
+use millpond_runtime::Budget;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::commit::{OfferRefusal, check_offer};
 use crate::peers::{Closes, PeerCommit, PeerRefusal, StreamBlock};
 use crate::rhythm::Rhythm;
+use crate::watchers::Watchers;
 
 /// A leader without records of others for so many intervals keeps no rhythm.
 const SILENT_INTERVALS: u32 = 16;
@@ -23,12 +25,13 @@ const SLOWER_MAX: u32 = 2;
 pub(crate) type Outcome = Result<PeerCommit, PeerRefusal>;
 
 /// Shared by the stages of one producer.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Lead {
     /// This producer's.
     linger: Duration,
     state: Arc<Mutex<State>>,
     look: Arc<Notify>,
+    watchers: Watchers,
 }
 
 #[derive(Default)]
@@ -110,24 +113,34 @@ impl Drop for Ticket {
 }
 
 impl Lead {
-    pub(crate) fn new(linger: Duration) -> Lead {
+    pub(crate) fn new(linger: Duration, budget: &Budget) -> Lead {
         Lead {
             linger,
-            ..Lead::default()
+            state: Arc::default(),
+            look: Arc::default(),
+            watchers: Watchers::new(budget),
         }
+    }
+
+    /// What consumers see.
+    pub(crate) fn watchers(&self) -> &Watchers {
+        &self.watchers
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes note of the manifest in force.
+    /// Takes note of the manifest in force: a state that the store returned, or whose swap it confirmed. Consumers see it.
     pub(crate) fn learn(&self, manifest: &Manifest, own: ProducerId) {
         let mut state = self.state();
         state.own = Some(own);
         state.leads = manifest.is_led_by(own);
         let rows = manifest.producers.iter();
         state.certificates = rows.filter_map(|row| Some((row.id, row.certificate?))).collect();
+        let leads = state.leads;
+        drop(state);
+        self.watchers.show(manifest, leads);
     }
 
     /// Records a commit.
@@ -143,8 +156,13 @@ impl Lead {
     /// Asks for another look at the manifest, because it may have a producer that this one does not know.
     pub(crate) fn look_for(&self, producer: ProducerId) {
         if self.certificate(producer).is_none() {
-            self.look.notify_one();
+            self.look();
         }
+    }
+
+    /// Asks for a look at the manifest.
+    pub(crate) fn look(&self) {
+        self.look.notify_one();
     }
 
     /// Waits until somebody asks for a look at the manifest.

@@ -33,6 +33,7 @@ mod strip;
 mod trace;
 mod turns;
 mod uploader;
+mod watchers;
 
 pub use append::{Append, AppendError, Committed, Submitted};
 pub use clients::Numbered;
@@ -42,4 +43,5 @@ pub use peers::{
     Closes, LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Peering, Peers, Records,
     StreamBlock,
 };
-pub use producer::{DrainError, Producer, StartError};
+pub use producer::{CURSOR_BYTES, CURSOR_MEMORY, DrainError, Producer, StartError};
+pub use watchers::Watcher;

@@ -54,6 +54,8 @@ pub(crate) struct Metrics {
     pub(crate) fallbacks: Family<FallbackLabels, Counter>,
     pub(crate) commits_for_others: Counter,
     pub(crate) client_requests_settled: Family<ClientLabels, Counter>,
+    pub(crate) watchers: Gauge,
+    pub(crate) watch_answers: Counter,
     pub(crate) upload_seconds: Histogram,
     pub(crate) commit_seconds: Histogram,
     pub(crate) linger_seconds: Histogram,
@@ -87,6 +89,8 @@ impl Metrics {
             fallbacks: Family::default(),
             commits_for_others: Counter::default(),
             client_requests_settled: Family::default(),
+            watchers: Gauge::default(),
+            watch_answers: Counter::default(),
             upload_seconds: seconds(),
             commit_seconds: seconds(),
             linger_seconds: seconds(),
@@ -193,6 +197,16 @@ impl Metrics {
                     .get_or_create(&ClientLabels { outcome }),
             );
         }
+        to.register(
+            "watchers",
+            "Connections of consumers that this producer tells of commits while it leads",
+            m.watchers,
+        );
+        to.register(
+            "watch_answers",
+            "Manifests that this producer sent to consumers",
+            m.watch_answers,
+        );
         // A reason without a fallback is 0, not absent.
         for reason in REASONS {
             drop(metrics.fallbacks.get_or_create(&FallbackLabels { reason }));

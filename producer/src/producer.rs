@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond_manifest::{Buffer, Fingerprint, ProducerId, ReadError, cas, layout};
+use millpond_manifest::{Buffer, Cursor, Fingerprint, Object, ProducerId, ReadError, cas, layout};
 use millpond_runtime::{Backoff, Budget, Environment, Level, Readiness, Reservation, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Limits};
-use millpond_storage::{ErrorKind, Store};
+use millpond_storage::{ErrorKind, Fetched, Store};
 use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
@@ -25,6 +25,7 @@ use crate::metrics::Metrics;
 use crate::peers::{PeerCommit, PeerRefusal, PeerRequest, Peering, Records};
 use crate::streams::Streams;
 use crate::uploader::{UPLOAD, Upload, Uploaders};
+use crate::watchers::Watcher;
 use crate::{Append, AppendError, Committed, Config, ConfigError, Submitted};
 
 /// The wait of a producer that opens its buffer, as the log shows it.
@@ -36,6 +37,13 @@ const QUEUE: usize = 64;
 
 /// A leader that the store has held up at two looks with this time between them lets others commit for themselves.
 const HELD_UP: Duration = Duration::from_millis(500);
+
+/// A leader reads no larger cursors: their owners poll. One with a thousand streams has less.
+pub const CURSOR_BYTES: u64 = 256 << 10;
+
+/// The memory that reading such a cursor takes at most, in bytes: sixteen times its size. Four bytes of it become sixteen as a planned
+/// batch, in two copies.
+pub const CURSOR_MEMORY: usize = 4 << 20;
 
 /// A leader without any commit for this long, beside its linger, does too. One that is only slow commits.
 const STUCK: Duration = Duration::from_secs(3);
@@ -94,6 +102,7 @@ pub struct DrainError {
 pub struct Producer(Arc<Inner>);
 
 struct Inner {
+    store: Store,
     messages: mpsc::Sender<Accepted>,
     guests: mpsc::Sender<(Guest, Reservation)>,
     foreign: mpsc::Sender<Foreign>,
@@ -152,7 +161,7 @@ impl Producer {
         let metrics = Metrics::register(registry, &budget);
         let streams = Streams::default();
         let upload = Upload {
-            store,
+            store: store.clone(),
             shard,
             environment: environment.clone(),
             readiness: readiness.clone(),
@@ -160,7 +169,7 @@ impl Producer {
         };
         let flow = Flow::default();
         let commit_delay = CommitDelay::new(flow.clone(), budget.clone());
-        let lead = Lead::new(config.linger);
+        let lead = Lead::new(config.linger, &budget);
         let mut committer = Committer::new(
             upload.clone(),
             buffer.id,
@@ -193,6 +202,7 @@ impl Producer {
         let (guests, arriving_guests) = mpsc::channel(QUEUE);
         tasks.spawn(accumulator.run(accepted, arriving_guests, closing.clone()));
         Ok(Self(Arc::new(Inner {
+            store,
             messages,
             guests,
             foreign,
@@ -354,6 +364,37 @@ impl Producer {
     /// Asks for a look at the manifest, because it may have a producer that this one does not know yet.
     pub fn look_for(&self, producer: ProducerId) {
         self.0.lead.look_for(producer);
+    }
+
+    /// Counts in a consumer that watches this producer.
+    pub fn watch(&self) -> Watcher {
+        let inner = &self.0;
+        let watchers = inner.lead.watchers().clone();
+        Watcher::new(
+            watchers,
+            inner.lead.clone(),
+            inner.closing.clone(),
+            inner.metrics.clone(),
+        )
+    }
+
+    /// Reads the certificate in the cursor of a consumer. `None`: the consumer has no cursor in this shard, or its owner does not
+    /// watch. The caller has memory for [`CURSOR_MEMORY`].
+    ///
+    /// # Errors
+    /// The store does not answer, or its answer is no cursor of at most [`CURSOR_BYTES`].
+    pub async fn certificate_of_consumer(&self, consumer: &str) -> Result<Option<Fingerprint>, String> {
+        let key = layout::cursor(self.0.shard, consumer);
+        let found = self.0.store.get_at_most(&key, None, CURSOR_BYTES).await;
+        let bytes = match found.map_err(|error| error.to_string())? {
+            Fetched::Changed(found) => found.bytes,
+            Fetched::Absent | Fetched::Unchanged => return Ok(None),
+            Fetched::TooLarge { bytes, .. } => return Err(format!("{key} has {bytes} bytes")),
+        };
+        let cursor = Cursor::decode(&bytes).map_err(|wrong| format!("{key}: {wrong}"))?;
+        let is_its = cursor.consumer == consumer && cursor.shard == self.0.shard;
+        let is_its = is_its && cursor.buffer_id == self.0.buffer.id;
+        Ok(cursor.certificate.filter(|_| is_its))
     }
 
     /// Commits the records of another producer, which has proven that it is this one. The reservation is from this producer's

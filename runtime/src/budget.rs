@@ -72,6 +72,13 @@ impl Budget {
         }
     }
 
+    /// Reserves `bytes` if they are free now and nobody waits for them.
+    pub fn try_reserve(&self, bytes: usize) -> Option<Reservation> {
+        let permits = u32::try_from(bytes).ok()?;
+        let permit = Arc::clone(&self.free).try_acquire_many_owned(permits).ok()?;
+        Some(Reservation { permit })
+    }
+
     /// The bytes held now, including those gathered for the first request in the queue.
     pub fn held(&self) -> usize {
         self.limit - self.free.available_permits().min(self.limit)

@@ -2,6 +2,7 @@
 //! the consumer's lag. It decides nothing.
 
 use super::Tenure;
+use crate::discovery::{Fallback, follows};
 use crate::error::ConsumeError;
 use crate::schedule::begins;
 use crate::shard::{PageRead, Shard};
@@ -12,20 +13,29 @@ use millpond_runtime::Level;
 use millpond_storage::Version;
 use std::sync::Arc;
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{error, warn};
 
 /// The log as last read.
 pub(crate) struct Known {
     pub(super) log: Log,
-    version: Version,
+    /// The state that this process last read from the store: the one for conditional requests. The log may be newer.
+    stored: Version,
+    /// The number of its version.
+    stored_version: u64,
 }
 
 impl Known {
     pub(crate) fn new(snapshot: Snapshot<Manifest>) -> Known {
         Known {
+            stored_version: snapshot.state.stamp.version,
             log: Log::new(snapshot.state),
-            version: snapshot.version,
+            stored: snapshot.version,
         }
+    }
+
+    /// Returns true if a leader sent the log, and the store has not confirmed it yet.
+    fn is_hearsay(&self) -> bool {
+        self.log.stamp.version > self.stored_version
     }
 
     fn load(&mut self, reference: &PageReference, page: Arc<Page>) -> Result<(), ConsumeError> {
@@ -49,7 +59,8 @@ impl Tenure<'_> {
         }
         let store = self.shard.claim.store.clone();
         let key = layout::manifest(self.shard.claim.shard);
-        let known = self.log.as_ref().map(|log| log.version.clone());
+        let known = self.log.as_ref().map(|known| known.stored.clone());
+        self.read_knowing = self.log.as_ref().map_or(0, |known| known.log.stamp.version);
         let read = async move {
             match known {
                 None => cas::read::<Manifest>(&store, &key).await,
@@ -66,28 +77,21 @@ impl Tenure<'_> {
         &mut self,
         outcome: Result<Option<Snapshot<Manifest>>, ReadError>,
     ) -> Result<(), ConsumeError> {
-        self.poll_at = Instant::now() + self.shard.config.poll_interval;
+        self.poll_at = Instant::now() + self.discovery.poll_interval();
         let what = format!("reading {}", layout::manifest(self.shard.claim.shard));
         match outcome {
             Ok(news) => {
-                self.shard.claim.readiness.goes_on(&what);
-                if let Some(news) = news {
-                    self.shard.check_log(&news.state)?;
-                    self.log = Some(match self.log.take() {
-                        None => Known::new(news),
-                        Some(known) => {
-                            let came = news.state.next_sequence.saturating_sub(known.log.next_sequence);
-                            // A change by the garbage collector adds no segments.
-                            if came > 0 {
-                                self.one_by_one = came == 1;
-                            }
-                            Known {
-                                log: known.log.advanced(news.state),
-                                version: news.version,
-                            }
-                        }
-                    });
-                    self.warn_of_trimmed();
+                let behind = match news {
+                    Some(news) => self.found(news)?,
+                    None => self.log.as_ref().map(|known| known.stored_version),
+                };
+                // The answer to a request from before the leader's news may be older than these.
+                match behind.filter(|found| *found < self.read_knowing && self.is_hearsay()) {
+                    Some(found) => self.store_is_behind(&what, found)?,
+                    None => {
+                        self.behind_since = None;
+                        self.shard.claim.readiness.goes_on(&what);
+                    }
                 }
                 self.show_backlog();
                 Ok(())
@@ -98,6 +102,70 @@ impl Tenure<'_> {
                 Ok(())
             }
         }
+    }
+
+    fn is_hearsay(&self) -> bool {
+        self.log.as_ref().is_some_and(Known::is_hearsay)
+    }
+
+    /// Takes note of a state of the store. Returns its version if the known log is newer.
+    fn found(&mut self, news: Snapshot<Manifest>) -> Result<Option<u64>, ConsumeError> {
+        self.shard.check_log(&news.state)?;
+        let stamp = news.state.stamp;
+        let Some(known) = self.log.as_mut() else {
+            self.log = Some(Known::new(news));
+            self.learn();
+            return Ok(None);
+        };
+        if known.is_hearsay() && stamp.version < known.log.stamp.version {
+            // Nothing that was planned from the newer log is taken back.
+            return Ok(Some(stamp.version));
+        }
+        let is_same = stamp == known.log.stamp;
+        let contradicts = known.is_hearsay()
+            && !is_same
+            && (stamp.version == known.log.stamp.version || !follows(&known.log, &news.state));
+        let shown = known.log.stamp.version;
+        let is_first = news.state.next_sequence > known.log.next_sequence;
+        (known.stored, known.stored_version) = (news.version, stamp.version);
+        if !is_same {
+            self.advance(news.state);
+        }
+        if contradicts {
+            error!(
+                shard = self.shard.claim.shard,
+                "the store never had version {shown} of the manifest, which the leader showed: rows of it may be in the sink. Compare \
+                 with `millpond consumer repair`"
+            );
+            let reason = format!(
+                "version {} in the store excludes its version {shown}",
+                stamp.version
+            );
+            self.stop_watching(Fallback::contradicted, &reason);
+        } else if is_first {
+            self.discovery.found_first(stamp.version, Instant::now());
+        }
+        Ok(None)
+    }
+
+    /// Moves on to another state of the log.
+    pub(super) fn advance(&mut self, state: Manifest) {
+        let Some(known) = self.log.take() else { return };
+        let came = state.next_sequence.saturating_sub(known.log.next_sequence);
+        // A change by the garbage collector adds no segments.
+        if came > 0 {
+            self.one_by_one = came == 1;
+        }
+        self.log = Some(Known {
+            log: known.log.advanced(state),
+            ..known
+        });
+        self.learn();
+    }
+
+    fn learn(&mut self) {
+        self.warn_of_trimmed();
+        self.see_leader();
     }
 
     /// Keeps the pages loaded that the positions and the batches in flight need next, and no others.
@@ -181,7 +249,7 @@ impl Tenure<'_> {
         }
     }
 
-    fn show_backlog(&self) {
+    pub(super) fn show_backlog(&self) {
         let Shard { claim, worker, .. } = self.shard;
         let now_ms = claim.environment.now_ms();
         self.for_each_stream(|log, index, stream| {

@@ -144,6 +144,9 @@ impl Tenure<'_> {
         if self.reading.is_none() {
             timer = timer.min(self.poll_at);
         }
+        if let Some(wakes_at) = self.discovery.wakes_at(Instant::now()) {
+            timer = timer.min(wakes_at);
+        }
         self.drain_until.map_or(timer, |until| timer.min(until))
     }
 }

@@ -4,6 +4,7 @@ use super::tables::{IDENTITIES_MAX, SinkTable, SinkTables, TABLES_MAX, TableClai
 use super::{ALL_PLANS_MAX, Cursor, Ownership, Plan, REFUSED_MAX, Refused, SKIPS_MAX, Skip, StreamCursor};
 use crate::entry::STREAMS_MAX;
 use crate::error::CURSOR;
+use crate::manifest::Fingerprint;
 use crate::object::{Object, Stamp};
 use crate::plan::BatchingPolicy;
 use crate::{Count, FormatError, envelope, layout, limits, proto};
@@ -93,6 +94,7 @@ impl Object for Cursor {
             waiting_for,
             tables,
             shards,
+            certificate,
         } = self;
         let (kind, owner, lease_expires_at_ms) = match ownership {
             Ownership::Released => (proto::Ownership::Released, String::new(), 0),
@@ -128,6 +130,7 @@ impl Object for Cursor {
                 lease_ms: *lease_ms,
                 tables: (*tables != SinkTables::default()).then(|| encode_tables(tables)),
                 shards: *shards,
+                certificate: Fingerprint::encode(*certificate),
             },
         )
     }
@@ -192,6 +195,7 @@ impl Object for Cursor {
             waiting_for: c.waiting_for,
             tables: c.tables.map(decode_tables).unwrap_or_default(),
             shards: c.shards,
+            certificate: Fingerprint::decode(Self::NAME, "certificate", &c.certificate)?,
         };
         cursor.check().map_err(content)?;
         Ok(cursor)

@@ -256,7 +256,7 @@ fn encode_producer(row: &ProducerRow) -> proto::Producer {
         first_sequence,
         count,
         seen_at_ms,
-        certificate: certificate.map_or_else(Vec::new, |certificate| certificate.0.to_vec()),
+        certificate: Fingerprint::encode(certificate),
     }
 }
 
@@ -267,19 +267,8 @@ fn decode_producer(row: &proto::Producer) -> Result<ProducerRow, FormatError> {
         first_sequence: row.first_sequence,
         count: row.count,
         seen_at_ms: row.seen_at_ms,
-        certificate: decode_certificate(&row.certificate)?,
+        certificate: Fingerprint::decode(Manifest::NAME, "producers.certificate", &row.certificate)?,
     })
-}
-
-fn decode_certificate(bytes: &[u8]) -> Result<Option<Fingerprint>, FormatError> {
-    if bytes.is_empty() {
-        return Ok(None);
-    }
-    let fingerprint = bytes.try_into().map_err(|_| FormatError::Content {
-        object: Manifest::NAME,
-        reason: format!("producers.certificate has {} bytes, not 32", bytes.len()),
-    })?;
-    Ok(Some(Fingerprint(fingerprint)))
 }
 
 fn encode_leader(leader: &Leader) -> proto::Leader {

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use super::{Manifest, ProducerId};
+use crate::FormatError;
 
 /// Maximum bytes of a leader's address: a DNS name has 253, a port five more and a colon.
 pub const ADDRESS_MAX: usize = 259;
@@ -11,6 +12,29 @@ pub const ADDRESS_MAX: usize = 259;
 /// The SHA-256 of a certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
+
+impl Fingerprint {
+    /// The bytes of an optional field: none for `None`.
+    pub(crate) fn encode(fingerprint: Option<Fingerprint>) -> Vec<u8> {
+        fingerprint.map_or_else(Vec::new, |fingerprint| fingerprint.0.to_vec())
+    }
+
+    /// Reads an optional field of an object.
+    pub(crate) fn decode(
+        object: &'static str,
+        field: &str,
+        bytes: &[u8],
+    ) -> Result<Option<Fingerprint>, FormatError> {
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let fingerprint = bytes.try_into().map_err(|_| FormatError::Content {
+            object,
+            reason: format!("{field} has {} bytes, not 32", bytes.len()),
+        })?;
+        Ok(Some(Fingerprint(fingerprint)))
+    }
+}
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1690,7 +1690,8 @@ type Cursor struct {
 	Unsettled        bool                   `protobuf:"varint,19,opt,name=unsettled,proto3" json:"unsettled,omitempty"`                    // requests of an earlier generation may still be in flight to the sink
 	LeaseMs          uint64                 `protobuf:"varint,20,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`         // the longest lease of any owner since the last clean release
 	Tables           *SinkTables            `protobuf:"bytes,21,opt,name=tables,proto3" json:"tables,omitempty"`
-	Shards           uint32                 `protobuf:"varint,22,opt,name=shards,proto3" json:"shards,omitempty"` // in shard 0: the shards of the buffer when the consumer began; 0 if an older program wrote it
+	Shards           uint32                 `protobuf:"varint,22,opt,name=shards,proto3" json:"shards,omitempty"`          // in shard 0: the shards of the buffer when the consumer began; 0 if an older program wrote it
+	Certificate      []byte                 `protobuf:"bytes,23,opt,name=certificate,proto3" json:"certificate,omitempty"` // SHA-256 of the certificate that its owner presents to the leader; empty: the owner polls
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -1877,6 +1878,13 @@ func (x *Cursor) GetShards() uint32 {
 		return x.Shards
 	}
 	return 0
+}
+
+func (x *Cursor) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
 }
 
 // A record or message that a sink will never accept. Written once, put-if-absent.
@@ -2157,7 +2165,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12.\n" +
 	"\x06tables\x18\x02 \x03(\v2\x16.millpond.v1.SinkTableR\x06tables\x12\"\n" +
 	"\rexpires_at_ms\x18\x03 \x01(\x04R\vexpiresAtMs\x12\x12\n" +
-	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xfe\x05\n" +
+	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xa0\x06\n" +
 	"\x06Cursor\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
@@ -2185,7 +2193,8 @@ const file_manifest_proto_rawDesc = "" +
 	"\tunsettled\x18\x13 \x01(\bR\tunsettled\x12\x19\n" +
 	"\blease_ms\x18\x14 \x01(\x04R\aleaseMs\x12/\n" +
 	"\x06tables\x18\x15 \x01(\v2\x17.millpond.v1.SinkTablesR\x06tables\x12\x16\n" +
-	"\x06shards\x18\x16 \x01(\rR\x06shards\"\xd4\x03\n" +
+	"\x06shards\x18\x16 \x01(\rR\x06shards\x12 \n" +
+	"\vcertificate\x18\x17 \x01(\fR\vcertificate\"\xd4\x03\n" +
 	"\n" +
 	"DeadLetter\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
