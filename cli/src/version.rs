@@ -1,7 +1,7 @@
 //! `--version`: the versions of the program and of the formats that it writes.
 
 use millpond_clickhouse::SCHEMA_VERSION;
-use millpond_manifest::FORMAT_VERSION as MANIFEST_FORMAT;
+use millpond_manifest::{CURSOR_VERSION, FORMAT_VERSION as MANIFEST_FORMAT};
 use millpond_segment::FORMAT_VERSION as SEGMENT_FORMAT;
 
 /// The program's version, and a line per format. `design/compatibility.md` has the promises behind them.
@@ -9,7 +9,8 @@ pub(crate) fn long() -> String {
     format!(
         "{}\n\
          segments: format {SEGMENT_FORMAT}\n\
-         buffer, manifest, pages, cursors, dead letters: format {MANIFEST_FORMAT}\n\
+         buffer, manifest, pages, cursors, dead letters, snapshots of keys: format {MANIFEST_FORMAT}\n\
+         cursors of consumers with --unique: format {CURSOR_VERSION}\n\
          rows in ClickHouse: schema version {SCHEMA_VERSION}",
         env!("CARGO_PKG_VERSION")
     )
@@ -40,9 +41,17 @@ mod tests {
             );
         };
         row("segment", SEGMENT_FORMAT.into());
-        for object in ["buffer", "manifest", "page", "cursor", "dead letter"] {
+        for object in [
+            "buffer",
+            "manifest",
+            "page",
+            "cursor",
+            "dead letter",
+            "snapshot of keys",
+        ] {
             row(object, MANIFEST_FORMAT.into());
         }
+        row("cursor of a consumer with `--unique`", CURSOR_VERSION.into());
         row("rows in ClickHouse", SCHEMA_VERSION);
     }
 }

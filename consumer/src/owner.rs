@@ -6,7 +6,7 @@ use crate::error::ConsumeError;
 use crate::repair::Origin;
 use millpond_manifest::Cursor;
 use millpond_manifest::cas::{self, Snapshot, Swap};
-use millpond_manifest::cursor::{HeldByAnother, Opening};
+use millpond_manifest::cursor::{HeldByAnother, Opened, Opening};
 use millpond_runtime::{Backoff, Level};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -95,6 +95,7 @@ impl Claim {
                 now_ms: self.environment.now_ms(),
                 lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
                 policy: &self.policy,
+                unique: &self.unique,
                 take_over,
             };
             let opened = match cursor.open(&opening) {
@@ -115,7 +116,7 @@ impl Claim {
             if self.shard > 0 && beginning.origin.is_none() && self.lost_register().await? {
                 return Ok(Attempt::Removed);
             }
-            let next = opened.state.stamped(self.environment.random());
+            let next = opened.state.clone().stamped(self.environment.random());
             let ours = next.stamp;
             let version = found.map(|snapshot| snapshot.version);
             let durable = match cas::swap(&self.store, &key, version.as_ref(), next).await {
@@ -132,7 +133,7 @@ impl Claim {
             };
             if let Some(durable) = durable {
                 self.readiness.goes_on(&self.what());
-                self.announce(&durable.state, opened.in_doubt, opened.policy_pinned);
+                self.announce(&durable.state, &opened);
                 return Ok(Attempt::Opened(Box::new(Owned {
                     durable,
                     in_doubt: opened.in_doubt,
@@ -145,7 +146,13 @@ impl Claim {
         }
     }
 
-    fn announce(&self, cursor: &Cursor, in_doubt: bool, policy_pinned: bool) {
+    fn announce(&self, cursor: &Cursor, opened: &Opened) {
+        let &Opened {
+            in_doubt,
+            policy_pinned,
+            unique_pinned,
+            ..
+        } = opened;
         let (shard, consumer, epoch) = (self.shard, &self.consumer, cursor.epoch);
         info!(shard, consumer, epoch, in_doubt, "owns the cursor");
         if policy_pinned {
@@ -155,6 +162,15 @@ impl Claim {
                 "the batching settings differ from those pinned in the cursor ({:?}); the pinned ones stay in \
                  force until all planned batches are written and the consumer is next stopped cleanly",
                 cursor.policy
+            );
+        }
+        if unique_pinned {
+            warn!(
+                shard,
+                consumer,
+                "the settings of --unique differ from those pinned in the cursor ({:?}); the pinned ones stay in force until all \
+                 planned batches are written and the consumer is next stopped cleanly",
+                cursor.unique_settings()
             );
         }
     }

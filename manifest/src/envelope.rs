@@ -6,16 +6,21 @@ use crate::object::Object;
 use crate::{FORMAT_VERSION, limits};
 use bytes::{BufMut, Bytes};
 
-/// Puts the envelope around an encoded message. The CRC covers the version and the message.
+/// Puts the envelope around an encoded message of the first version.
 pub(crate) fn wrap(magic: [u8; 4], message: &impl prost::Message) -> Bytes {
+    wrap_version(magic, FORMAT_VERSION, message)
+}
+
+/// Puts the envelope around an encoded message. The CRC covers the version and the message.
+pub(crate) fn wrap_version(magic: [u8; 4], version: u16, message: &impl prost::Message) -> Bytes {
     // A vector rather than a BytesMut: prost puts single bytes, which takes a BytesMut twice as long.
     let mut out = Vec::with_capacity(HEADER + message.encoded_len());
     out.put_slice(&magic);
-    out.put_u16_le(FORMAT_VERSION);
+    out.put_u16_le(version);
     out.put_u32_le(0);
     // Encoding into a vector cannot run out of room: it grows.
     message.encode(&mut out).expect("a vector grows");
-    let crc = checksum(FORMAT_VERSION, &out[HEADER..]);
+    let crc = checksum(version, &out[HEADER..]);
     out[6..HEADER].copy_from_slice(&crc.to_le_bytes());
     out.into()
 }
@@ -49,10 +54,11 @@ pub(crate) fn unwrap<T: Object, M: prost::Message + Default>(bytes: &[u8]) -> Re
         });
     }
     let version = u16::from_le_bytes(*version);
-    if version != FORMAT_VERSION {
+    if !(FORMAT_VERSION..=T::VERSION_MAX).contains(&version) {
         return Err(FormatError::Version {
             object,
             found: version,
+            reads: T::VERSION_MAX,
         });
     }
     let (found, expected) = (checksum(version, body), u32::from_le_bytes(*crc));

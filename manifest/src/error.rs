@@ -1,6 +1,5 @@
 //! Why bytes are not the expected object.
 
-use crate::FORMAT_VERSION;
 use thiserror::Error;
 
 /// The name of a page in errors.
@@ -38,14 +37,14 @@ pub enum FormatError {
         expected: [u8; 4],
     },
     /// Written by a newer (or unknown) version.
-    #[error(
-        "{object} has format version {found}, this program reads version {FORMAT_VERSION}: use a newer millpond"
-    )]
+    #[error("{object} has format version {found}, this program reads version {reads}: use a newer millpond")]
     Version {
         /// The expected kind.
         object: &'static str,
         /// The version found.
         found: u16,
+        /// The newest version that this program reads.
+        reads: u16,
     },
     /// Damaged.
     #[error("{object} is damaged: its CRC32C is {found:08x}, its envelope says {expected:08x}")]

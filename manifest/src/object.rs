@@ -1,6 +1,6 @@
 //! The objects of a shard's state, as bytes.
 
-use crate::{Count, FormatError};
+use crate::{Count, FORMAT_VERSION, FormatError};
 use bytes::Bytes;
 
 /// Distinguishes two states of an object even if their ETags are equal. An ETag may depend on the content alone, so
@@ -19,6 +19,8 @@ pub trait Object: Sized {
     const NAME: &'static str;
     /// The envelope's first bytes.
     const MAGIC: [u8; 4];
+    /// The newest format version that this code reads.
+    const VERSION_MAX: u16 = FORMAT_VERSION;
     /// Maximum bytes to read: more than Millpond ever writes.
     const BYTES_MAX: u64;
     /// Limits on the object's repeated fields, checked before any allocation for them.

@@ -3,7 +3,8 @@
 
 use bytes::Bytes;
 use millpond_manifest::{
-    Buffer, Cursor, DeadLetter, FORMAT_VERSION, FormatError, Manifest, Object, Page, ReadError, cas,
+    Buffer, Cursor, DeadLetter, FORMAT_VERSION, FormatError, Manifest, Object, Page, ReadError,
+    UniqueSnapshot, cas,
 };
 use millpond_storage::{Created, Store};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -37,6 +38,15 @@ fn an_object_that_repeats_something_too_often_is_refused_before_it_is_decoded() 
         "identities of claimed tables",
         &claim(&field(2, &field(2, &[]).repeat(1_000_000))),
     );
+    refused::<Cursor>(
+        "streams without repeated events",
+        &field(23, &[]).repeat(1_000_000),
+    );
+    refused::<Cursor>(
+        "paths of keys",
+        &field(23, &field(2, &field(1, &[]).repeat(1_000_000))),
+    );
+    refused::<UniqueSnapshot>("earlier snapshots", &field(10, &[]).repeat(1_000_000));
     refused::<Manifest>("streams", &field(8, &[]).repeat(1_000_000));
     refused::<Manifest>("pages", &field(9, &[]).repeat(2_000_000));
     refused::<Manifest>("entries", &field(10, &[]).repeat(1_000_000));

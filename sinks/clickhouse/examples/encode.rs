@@ -375,6 +375,7 @@ fn batch(signal: Signal, blocks: &[Bytes]) -> Batch {
         data: blocks.concat().into(),
         raw_len: 0,
         records: 0,
+        dropped: Default::default(),
     };
     Batch {
         id,
