@@ -47,6 +47,12 @@ bench-gateways: ## Latency and requests to a slow store with 1, 4, 16 and 48 gat
 	cargo build --locked --release --bin millpond --bin embedded-clickhouse --bin bench
 	exec target/release/bench --only gateways $(BENCH_FLAGS)
 
+.PHONY: bench-unique
+bench-unique: ## What deduplication by key costs a consumer (10 minutes; BENCH_FLAGS="--records 20000000 --publishers 12")
+	@$(call tools,libchdb)
+	cargo build --locked --release --bin millpond --bin embedded-clickhouse
+	exec scripts/bench-unique.py $(BENCH_FLAGS)
+
 .PHONY: bench-exporter
 bench-exporter: ## CPU of the Collector's exporters: Millpond's, Kafka's, S3's (10 minutes; Java, Maven, MILLPOND_LOGHUB, BENCH_FLAGS)
 	@$(call tools,minio kafka)

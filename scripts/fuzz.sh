@@ -15,6 +15,7 @@ declare -A seeds=(
     [buffer]=fuzz/seeds/buffer
     [manifest]=manifest/testdata
     [page]=manifest/testdata
+    [unique]=manifest/testdata
     [cursor]=manifest/testdata
     [segment]=segment/testdata
     [otlp-logs]=fuzz/seeds/otlp

@@ -143,6 +143,11 @@ def simulated(says):
     return Catcher("simulation/tests/simulator.rs", test, rf"seed \d+ violates {says}")
 
 
+def keys(test, says):
+    """The rules of deduplication, without a consumer around them."""
+    return Catcher("consumer/src/lib.rs", f"unique::state::tests::{test}", says)
+
+
 def between_producers(says):
     """Random faults of the requests between producers, and of the store."""
     test = "no_record_is_lost_or_twice_whatever_happens_to_requests"
@@ -499,6 +504,19 @@ CATCHERS = {
     "success-trusted": [known("a_token_without_rows_loses_nothing", "poisoned tokens")],
     "sent-before-asked": [
         known("a_consumer_that_begins_again_after_a_removal_doubles_nothing", "deleted by hand"),
+    ],
+    "keys-not-loaded": [simulated("cursor: .* are repeated, and it counts")],
+    "keys-not-read-again": [simulated("cursor: .* are repeated, and it counts")],
+    "snapshot-past-position": [simulated("failure: .* is decided already")],
+    "window-by-wall-clock": [simulated("cursor: .* are repeated, and it counts")],
+    "log-of-keys-trimmed": [simulated("needed: .* still needs .* which was trimmed")],
+    "named-keys-deleted": [simulated("needed: .* the cursor names it")],
+    "keys-not-pinned": [simulated("cursor: .*another key or window came into force")],
+    "reception-of-the-last": [
+        keys("a_repetition_within_the_window_is_dropped_and_one_after_it_is_kept", "a window older"),
+    ],
+    "floor-falls": [
+        keys("a_gateway_with_a_wrong_clock_makes_the_stage_forget_nothing", r"left: \["),
     ],
     "round-skipped": [simulated("exactly-once: .* for the second time")],
     "reset-forgets-sent": [

@@ -10,15 +10,18 @@ use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::table::{ClickHouseArgs, MakingArgs, TableArgs};
 use crate::telemetry::TelemetryArgs;
+use crate::unique;
 use crate::units::{Size, Time, address, at_least_one, pause, readable, size_from};
-use millpond_clickhouse::ClickHouse;
+use millpond_clickhouse::{ClickHouse, EventTable};
 use millpond_consumer::gc::GarbageCollector;
 use millpond_consumer::{Consumer, SinkError, Start, StreamPattern, Watching};
+use millpond_manifest::cursor::UniqueSettings;
 use millpond_operate::Target;
 use millpond_peer::WatchClient;
 use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -201,6 +204,22 @@ pub(crate) struct ConsumeArgs {
     )]
     pub(crate) dead_letters_max: u16,
 
+    /// TOML file with the streams of events whose repetitions the consumer drops, each with a key and a window
+    /// (docs/deduplication.md). A change takes effect when the consumer has been stopped cleanly before.
+    #[arg(long, env = "MILLPOND_UNIQUE", value_name = "FILE")]
+    pub(crate) unique: Option<PathBuf>,
+
+    /// Memory for the keys of --unique, taken from --memory-limit. 40 bytes for each key within the window: 128MiB hold 3.3 million keys.
+    /// The consumer exits when it needs more.
+    #[arg(
+        long,
+        env = "MILLPOND_UNIQUE_MEMORY",
+        value_name = "SIZE",
+        default_value = "128MiB",
+        value_parser = size_from::<{ 1 << 20 }>
+    )]
+    pub(crate) unique_memory: Size,
+
     /// Interval between two rounds of garbage collection in this process. 0s leaves them to others (`millpond gc`). Any number of processes may
     /// collect garbage at once.
     #[arg(long, env = "MILLPOND_GC_INTERVAL", value_name = "TIME", default_value = "5m")]
@@ -268,9 +287,11 @@ fn place(text: &str) -> Result<Start, String> {
 }
 
 impl ConsumeArgs {
-    fn consumer(&self) -> millpond_consumer::Config {
+    /// `events`: the streams of events that the consumer reads.
+    fn consumer(&self, events: &[EventTable]) -> anyhow::Result<millpond_consumer::Config> {
         let random = || format!("{}-{:08x}", std::process::id(), SystemEnvironment.random_u32());
-        millpond_consumer::Config {
+        let has_table = |stream: &str| events.iter().any(|events| events.stream == stream);
+        Ok(millpond_consumer::Config {
             consumer: self.consumer.clone(),
             streams: self.streams.clone(),
             start: self.from,
@@ -290,8 +311,13 @@ impl ConsumeArgs {
             chunk_bytes: self.chunk_bytes.0,
             max_in_flight: self.max_in_flight,
             dead_letters_max: self.dead_letters_max.into(),
+            unique: match &self.unique {
+                Some(file) => unique::read(file, has_table)?,
+                None => UniqueSettings::new(),
+            },
+            unique_memory: self.unique_memory.0,
             ..millpond_consumer::Config::default()
-        }
+        })
     }
 
     /// How it hears of commits from leaders.
@@ -348,7 +374,9 @@ async fn consume(
         store = args.store.open_patiently(false, &admin) => store?,
         () = shutdown.cancelled() => return Ok(()),
     };
-    let opening = open_sink(args.clickhouse()?, &admin);
+    let tables = args.clickhouse()?;
+    let config = args.consumer(&tables.event_tables)?;
+    let opening = open_sink(tables, &admin);
     let sink = tokio::select! {
         sink = opening => sink?,
         () = shutdown.cancelled() => return Ok(()),
@@ -358,7 +386,7 @@ async fn consume(
     store.register_metrics(&mut registry);
     args.prices.register(&mut registry);
     sink.register_metrics(&mut registry);
-    let consumer = Consumer::new(store.clone(), args.consumer(), Arc::new(sink), &mut registry)?;
+    let consumer = Consumer::new(store.clone(), config, Arc::new(sink), &mut registry)?;
     let consumer = match args.watching()? {
         Some(watching) => consumer.with_watching(watching),
         None => consumer,

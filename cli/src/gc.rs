@@ -103,6 +103,7 @@ fn print(done: &Collected, dry_run: bool) -> anyhow::Result<()> {
         bytes,
         pages,
         member_lists,
+        unique_snapshots,
         unreadable_cursors: _,
     } = &done;
     let would = if dry_run { "would be " } else { "" };
@@ -121,6 +122,12 @@ fn print(done: &Collected, dry_run: bool) -> anyhow::Result<()> {
         say!(
             "{} with processes of removed consumers {would}deleted",
             count(*member_lists, "list")
+        )?;
+    }
+    if *unique_snapshots > 0 {
+        say!(
+            "{} of keys {would}deleted",
+            count(*unique_snapshots, "old snapshot")
         )?;
     }
     Ok(())

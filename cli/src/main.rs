@@ -38,6 +38,7 @@ mod table;
 mod tables;
 mod tail;
 mod telemetry;
+mod unique;
 mod units;
 mod version;
 

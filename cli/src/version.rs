@@ -1,7 +1,7 @@
 //! `--version`: the versions of the program and of the formats that it writes.
 
 use millpond_clickhouse::SCHEMA_VERSION;
-use millpond_manifest::{FORMAT_VERSION as OBJECT_FORMAT, Manifest, Object as _};
+use millpond_manifest::{CURSOR_VERSION, FORMAT_VERSION as OBJECT_FORMAT, Manifest, Object as _};
 use millpond_segment::FORMAT_VERSION as SEGMENT_FORMAT;
 
 /// The program's version, and a line per format. `design/compatibility.md` has the promises behind them.
@@ -9,8 +9,9 @@ pub(crate) fn long() -> String {
     format!(
         "{}\n\
          segments: format {SEGMENT_FORMAT}\n\
-         buffer, pages, cursors, dead letters: format {OBJECT_FORMAT}\n\
+         buffer, pages, cursors, dead letters, snapshots of keys: format {OBJECT_FORMAT}\n\
          manifest: format {OBJECT_FORMAT}, with numbered requests {manifest}\n\
+         cursors of consumers with --unique: format {CURSOR_VERSION}\n\
          rows in ClickHouse: schema version {SCHEMA_VERSION}",
         env!("CARGO_PKG_VERSION"),
         manifest = Manifest::VERSION_MAX,
@@ -42,7 +43,7 @@ mod tests {
             );
         };
         row("segment", &SEGMENT_FORMAT.to_string());
-        for object in ["buffer", "page", "cursor", "dead letter"] {
+        for object in ["buffer", "page", "cursor", "dead letter", "snapshot of keys"] {
             row(object, &OBJECT_FORMAT.to_string());
         }
         row(
@@ -51,6 +52,10 @@ mod tests {
                 "{OBJECT_FORMAT}, with numbered requests {}",
                 Manifest::VERSION_MAX
             ),
+        );
+        row(
+            "cursor of a consumer with `--unique`",
+            &CURSOR_VERSION.to_string(),
         );
         row("rows in ClickHouse", &SCHEMA_VERSION.to_string());
     }

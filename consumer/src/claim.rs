@@ -4,6 +4,7 @@ use crate::error::ConsumeError;
 use crate::metrics::Metrics;
 use crate::reading::read_patiently;
 use millpond_manifest::cas::Snapshot;
+use millpond_manifest::cursor::UniqueSettings;
 use millpond_manifest::{BatchingPolicy, Cursor, Fingerprint, SinkTable, layout};
 use millpond_runtime::{Environment, Readiness};
 use millpond_storage::Store;
@@ -26,6 +27,8 @@ pub(crate) struct Claim {
     pub(crate) instance: String,
     pub(crate) lease: Duration,
     pub(crate) policy: BatchingPolicy,
+    /// The configured settings for repeated events. A repair has none.
+    pub(crate) unique: UniqueSettings,
     /// The tables of the sink.
     pub(crate) tables: Vec<SinkTable>,
     /// Whether other consumers may write to them, too.

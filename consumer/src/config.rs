@@ -2,6 +2,8 @@
 
 use crate::repair::Repair;
 use crate::streams::StreamPattern;
+use crate::unique::BYTES_PER_KEY;
+use millpond_manifest::cursor::UniqueSettings;
 use millpond_manifest::{BatchingPolicy, layout};
 use millpond_runtime::Budget;
 use std::ops::RangeInclusive;
@@ -54,6 +56,12 @@ pub struct Config {
     pub max_in_flight: u32,
     /// Maximum dead letters per batch. Beyond it the rows are not to blame, and the consumer ends.
     pub dead_letters_max: usize,
+    /// The streams whose repeated events are dropped, with the settings for that.
+    pub unique: UniqueSettings,
+    /// The part of `memory_limit` that the keys of these streams take, in bytes. Default 128 MiB: 3.3 million keys.
+    pub unique_memory: u64,
+    /// The number of new keys after which the deduplication of a stream writes a snapshot. Default 65,536: 1.5 MiB.
+    pub snapshot_keys: u64,
     /// Write to tables that another consumer of the buffer writes to.
     pub share_tables: bool,
     /// Compare these ranges with the sink and insert the missing rows, instead of consuming.
@@ -98,6 +106,9 @@ impl Default for Config {
             max_partitions_per_chunk: 50,
             max_in_flight: 16,
             dead_letters_max: 100,
+            unique: UniqueSettings::new(),
+            unique_memory: 128 << 20,
+            snapshot_keys: 65_536,
             share_tables: false,
             repair: None,
         }
@@ -107,9 +118,47 @@ impl Default for Config {
 impl Config {
     /// The budget of the batches in flight, which wait for it as long as it takes.
     pub(crate) fn memory(&self) -> Budget {
+        let keys = match self.unique.is_empty() {
+            true => 0,
+            false => self.unique_memory,
+        };
+        let limit = self.memory_limit.saturating_sub(keys);
         // A budget of 0 bytes would hold back no batch.
-        let limit = usize::try_from(self.memory_limit).unwrap_or(usize::MAX).max(1);
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX).max(1);
         Budget::new(limit, Duration::MAX)
+    }
+
+    /// The number of keys that the deduplication may remember.
+    pub(crate) fn unique_keys(&self) -> u64 {
+        self.unique_memory / BYTES_PER_KEY
+    }
+
+    /// The settings for repeated events. A repair refuses rows that may be some.
+    pub(crate) fn unique_settings(&self) -> UniqueSettings {
+        match &self.repair {
+            Some(_) => UniqueSettings::new(),
+            None => self.unique.clone(),
+        }
+    }
+
+    /// Returns an error for the first invalid setting for repeated events.
+    pub(crate) fn check_unique(&self) -> Result<(), String> {
+        if self.unique.is_empty() {
+            return Ok(());
+        }
+        for (stream, setting) in &self.unique {
+            let wrong = |reason: String| format!("--unique: stream {stream}: {reason}");
+            millpond_segment::check_stream_name(stream).map_err(|error| wrong(error.to_string()))?;
+            setting.check().map_err(wrong)?;
+        }
+        let (keys, all) = (self.unique_memory, self.memory_limit);
+        if keys < BYTES_PER_KEY || keys > all / 4 * 3 {
+            return Err(format!(
+                "--unique-memory is a part of --memory-limit: of {all} bytes it may be {BYTES_PER_KEY} to {}, and it is {keys}",
+                all / 4 * 3
+            ));
+        }
+        Ok(())
     }
 
     /// The name of this consumer's cursors.

@@ -178,6 +178,46 @@ pub enum ConsumeError {
         /// The reason, and what to do.
         reason: String,
     },
+    /// The deduplication of a stream would remember more keys than its memory has room for.
+    #[error(
+        "the deduplication of stream {stream} needs more than the {keys} keys that {bytes} bytes hold: raise --unique-memory (40 bytes \
+         for each key within the window) and --memory-limit with it. A shorter window takes effect after the next clean stop only. \
+         Nothing is forgotten early, so the consumer ends; it continues where it was"
+    )]
+    UniqueMemory {
+        /// The stream.
+        stream: String,
+        /// The number of keys that the limit allows.
+        keys: u64,
+        /// The limit in bytes.
+        bytes: u64,
+    },
+    /// The keys of a stream cannot be put together again.
+    #[error(
+        "the keys of stream {stream} that consumer {consumer} has seen are lost: {reason}. `millpond consumer reset {consumer} --to \
+         {next}` continues without them, so that events before that sequence may be repeated"
+    )]
+    UniqueLost {
+        /// The consumer's name.
+        consumer: String,
+        /// The stream.
+        stream: String,
+        /// Why.
+        reason: String,
+        /// The first sequence that the consumer has not acknowledged.
+        next: u64,
+    },
+    /// The rows of one key may be in several shards.
+    #[error(
+        "consumer {consumer} drops repeated events (--unique), and the buffer has {shards} shards: a repetition may be in another shard \
+         than the first event, where nobody would notice it. Use a buffer with one shard"
+    )]
+    UniqueShards {
+        /// The consumer's name.
+        consumer: String,
+        /// The number of shards.
+        shards: u32,
+    },
     /// The consumer's state violates an invariant of the protocol. Stopping is the safe answer.
     #[error("stopped before breaking the protocol: {0}")]
     Forbidden(millpond_manifest::cursor::Forbidden),

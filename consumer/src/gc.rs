@@ -3,6 +3,7 @@
 //! and many may run at once: the next round of any collector finishes the work.
 
 mod members;
+mod unique;
 
 use futures::{StreamExt, stream};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
@@ -75,6 +76,8 @@ pub struct Collected {
     pub pages: u64,
     /// Lists of processes deleted, of removed consumers.
     pub member_lists: u64,
+    /// Snapshots of deduplications deleted.
+    pub unique_snapshots: u64,
     /// The unreadable cursors, each as its key and the reason. A round trims their shards only by retention.
     pub unreadable_cursors: Vec<String>,
 }
@@ -87,6 +90,7 @@ impl Collected {
         self.bytes += other.bytes;
         self.pages += other.pages;
         self.member_lists += other.member_lists;
+        self.unique_snapshots += other.unique_snapshots;
         self.unreadable_cursors.extend(other.unreadable_cursors);
     }
 }
@@ -260,6 +264,7 @@ impl GarbageCollector {
                     bytes = done.bytes,
                     pages = done.pages,
                     member_lists = done.member_lists,
+                    unique_snapshots = done.unique_snapshots,
                     "collected garbage"
                 ),
                 Err(error) => {
@@ -293,6 +298,10 @@ impl GarbageCollector {
             match self.collect(shard, dry, &mut progress).await {
                 Ok(done) => all.add(done),
                 // A failing shard does not stop the others.
+                Err(error) => failed = Some(error),
+            }
+            match self.collect_unique(shard, dry).await {
+                Ok(snapshots) => all.unique_snapshots += snapshots,
                 Err(error) => failed = Some(error),
             }
             progress.moved(|step| step.shards_done += 1);
@@ -550,11 +559,18 @@ impl Collected {
             bytes: _,
             pages,
             member_lists,
+            unique_snapshots,
             unreadable_cursors: _,
         } = self;
-        [trimmed_sequences, unread_sequences, segments, pages, member_lists]
-            .iter()
-            .all(|count| **count == 0)
+        let counts = [
+            trimmed_sequences,
+            unread_sequences,
+            segments,
+            pages,
+            member_lists,
+            unique_snapshots,
+        ];
+        counts.iter().all(|count| **count == 0)
     }
 }
 

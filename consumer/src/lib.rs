@@ -32,6 +32,7 @@ mod streams;
 mod tenure;
 mod terms;
 mod trace;
+pub mod unique;
 mod watch;
 mod work;
 mod worker;
@@ -50,6 +51,7 @@ pub use sink::{
     Attempt, Batch, BatchId, Chunk, Cut, Part, Presence, Received, Record, RowId, Settled, Sink, SinkError,
 };
 pub use streams::{BadPattern, StreamPattern};
+pub use unique::{Dropped, KeyHasher, KeyValue, PartKeys, RowKey};
 
 use claim::Claim;
 use growth::Growth;
@@ -69,6 +71,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
+use unique::KeyLimit;
 use worker::{BatchWorker, Written};
 
 /// A named reader of a buffer. It writes the streams that its settings select and its sink accepts into that sink.
@@ -96,6 +99,7 @@ impl Consumer {
             .policy(sink.name(), sink.schema_version())
             .check()
             .map_err(ConsumeError::Setting)?;
+        config.check_unique().map_err(ConsumeError::Setting)?;
         let metrics = Metrics::register(registry, &config.consumer);
         let environment = Arc::new(SystemEnvironment);
         Ok(Consumer {
@@ -146,6 +150,7 @@ impl Consumer {
         let buffer = known.state.clone();
         self.metrics.shards.set(buffer.shards.into());
         info!(buffer = %buffer.id, shards = buffer.shards, consumer = self.config.consumer, sink = self.sink.name(), "consuming");
+        self.check_shards(buffer.shards)?;
         let streams = self.streams(&buffer).await?;
         let worker = Arc::new(BatchWorker {
             store: self.store.clone(),
@@ -155,6 +160,8 @@ impl Consumer {
             readiness: self.readiness.clone(),
             environment: self.environment.clone(),
             memory: self.config.memory(),
+            keys: KeyLimit::new(self.config.unique_keys()),
+            snapshot_keys: self.config.snapshot_keys,
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),
             decoders: Arc::new(Semaphore::new(self.config.decoders.max(1))),
             writers: Arc::new(Semaphore::new(self.config.writers.max(1))),
@@ -212,6 +219,11 @@ impl Consumer {
                 never = &mut members => match never {},
                 new = growth.new_shards(), if self.config.repair.is_none() && !shutdown.is_cancelled() => {
                     self.metrics.shards.set(new.end.into());
+                    if let Err(error) = self.check_shards(new.end) {
+                        shutdown.cancel();
+                        outcome = outcome.and(Err(error));
+                        continue;
+                    }
                     if let Some(membership) = &membership {
                         membership.set_shards(new.end);
                     }
@@ -232,6 +244,17 @@ impl Consumer {
             membership.leave().await;
         }
         outcome
+    }
+
+    /// Checks that one shard has all rows of a key.
+    fn check_shards(&self, shards: u32) -> Result<(), ConsumeError> {
+        if shards <= 1 || self.config.unique.is_empty() || self.config.repair.is_some() {
+            return Ok(());
+        }
+        Err(ConsumeError::UniqueShards {
+            consumer: self.config.consumer.clone(),
+            shards,
+        })
     }
 
     /// Returns the shards that this process works on.
@@ -294,6 +317,7 @@ impl Consumer {
             instance: self.config.instance.clone(),
             lease: self.config.lease,
             policy: self.config.policy(self.sink.name(), self.sink.schema_version()),
+            unique: self.config.unique_settings(),
             tables: self.sink.tables(),
             share_tables: self.config.share_tables,
             certificate: self.watching.as_ref().map(|watching| watching.certificate),

@@ -137,6 +137,10 @@ pub(crate) struct Metrics {
     pub(crate) backlog_seconds: Family<ShardLabel, Gauge<f64, AtomicU64>>,
     pub(crate) bottleneck: Family<ResourceLabel, Gauge>,
     pub(crate) dead_letters: Family<DeadLabel, Counter>,
+    /// Rows that the deduplication dropped.
+    pub(crate) duplicates: Family<StreamLabel, Counter>,
+    pub(crate) unique_late: Family<StreamLabel, Counter>,
+    pub(crate) unique_keys: Gauge,
     /// The bytes of the backlog by shard and stream: nobody can sum a [`Family`].
     backlog: Arc<Mutex<BTreeMap<(u32, String), u64>>>,
 }
@@ -187,6 +191,9 @@ impl Metrics {
             backlog_seconds: Family::default(),
             bottleneck: Family::default(),
             dead_letters: Family::default(),
+            duplicates: Family::default(),
+            unique_late: Family::default(),
+            unique_keys: Gauge::default(),
             backlog: Arc::default(),
         };
         let m = &metrics;
@@ -353,6 +360,21 @@ impl Metrics {
             "Records that the sink refused for good (reason=refused), and messages that cannot be read (reason=unreadable)",
             m.dead_letters.clone(),
         );
+        registry.register(
+            "duplicates",
+            "Rows dropped because an earlier row has their key (--unique)",
+            m.duplicates.clone(),
+        );
+        registry.register(
+            "unique_late",
+            "Rows whose key nobody remembers, because they reached the log later than the window (--unique)",
+            m.unique_late.clone(),
+        );
+        registry.register(
+            "unique_keys",
+            "Keys that this process remembers (--unique)",
+            m.unique_keys.clone(),
+        );
         metrics
     }
 }
@@ -413,6 +435,9 @@ impl Metrics {
                 stream: stream.to_owned(),
                 reason,
             }));
+        }
+        for counters in [&self.duplicates, &self.unique_late] {
+            drop(counters.get_or_create(&label(stream)));
         }
     }
 

@@ -6,7 +6,7 @@ use crate::error::ConsumeError;
 use crate::repair::Origin;
 use millpond_manifest::Cursor;
 use millpond_manifest::cas::{self, Snapshot, Swap};
-use millpond_manifest::cursor::{HeldByAnother, Opening};
+use millpond_manifest::cursor::{HeldByAnother, Opened, Opening};
 use millpond_runtime::{Backoff, Level};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -95,6 +95,7 @@ impl Claim {
                 now_ms: self.environment.now_ms(),
                 lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
                 policy: &self.policy,
+                unique: &self.unique,
                 take_over,
             };
             let mut opened = match cursor.open(&opening) {
@@ -116,7 +117,7 @@ impl Claim {
                 return Ok(Attempt::Removed);
             }
             opened.state.certificate = self.certificate;
-            let next = opened.state.stamped(self.environment.random());
+            let next = opened.state.clone().stamped(self.environment.random());
             let ours = next.stamp;
             let version = found.map(|snapshot| snapshot.version);
             let durable = match cas::swap(&self.store, &key, version.as_ref(), next).await {
@@ -133,7 +134,7 @@ impl Claim {
             };
             if let Some(durable) = durable {
                 self.readiness.goes_on(&self.what());
-                self.announce(&durable.state, opened.in_doubt, opened.policy_pinned);
+                self.announce(&durable.state, &opened);
                 return Ok(Attempt::Opened(Box::new(Owned {
                     durable,
                     in_doubt: opened.in_doubt,
@@ -146,7 +147,13 @@ impl Claim {
         }
     }
 
-    fn announce(&self, cursor: &Cursor, in_doubt: bool, policy_pinned: bool) {
+    fn announce(&self, cursor: &Cursor, opened: &Opened) {
+        let &Opened {
+            in_doubt,
+            policy_pinned,
+            unique_pinned,
+            ..
+        } = opened;
         let (shard, consumer, epoch) = (self.shard, &self.consumer, cursor.epoch);
         info!(shard, consumer, epoch, in_doubt, "owns the cursor");
         if policy_pinned {
@@ -156,6 +163,15 @@ impl Claim {
                 "the batching settings differ from those pinned in the cursor ({:?}); the pinned ones stay in \
                  force until all planned batches are written and the consumer is next stopped cleanly",
                 cursor.policy
+            );
+        }
+        if unique_pinned {
+            warn!(
+                shard,
+                consumer,
+                "the settings of --unique differ from those pinned in the cursor ({:?}); the pinned ones stay in force until all \
+                 planned batches are written and the consumer is next stopped cleanly",
+                cursor.unique_settings()
             );
         }
     }

@@ -139,6 +139,15 @@ impl Claim {
                 )));
             }
         }
+        for (stream, of) in &consumer.unique {
+            if takes(stream) && of.deduplicated_from <= to {
+                return Err(self.unrepairable(format!(
+                    "from sequence {} of {stream} on the consumer drops repeated events (--unique), which a repair cannot tell from \
+                     missing ones: end the range before it, or leave the stream out (--stream)",
+                    of.deduplicated_from
+                )));
+            }
+        }
         Ok(Origin::of(consumer, self.environment.now_ms()))
     }
 

@@ -3,6 +3,7 @@
 
 use crate::rounds::{self, Attempts, Failed, Unleased};
 use crate::sink::{Batch, BatchId, Cut, Part, Sink, SinkError};
+use crate::unique::Dropped;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::dead_letter::Kind;
 use millpond_manifest::{BatchingPolicy, Buffer, Cursor, DeadLetter, layout};
@@ -154,6 +155,7 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
         data: block.bytes,
         raw_len: letter.payload.len() as u64,
         records: 0,
+        dropped: Dropped::default(),
     };
     let DeadLetter {
         buffer_id,

@@ -1,6 +1,7 @@
 //! The destination of batches: the [`Sink`] trait and its arguments. This module makes the identities of rows and the
 //! deduplication tokens, so it must not depend on the time, the process or the attempt.
 
+use crate::unique::{Dropped, PartKeys};
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_manifest::SinkTable;
@@ -101,6 +102,8 @@ pub struct Part {
     pub raw_len: u64,
     /// The number of records according to the manifest.
     pub records: u64,
+    /// The records that repeat earlier ones. They keep their numbers and have no rows.
+    pub dropped: Dropped,
 }
 
 impl Part {
@@ -332,13 +335,22 @@ pub trait Sink: Send + Sync + 'static {
 
     /// Cuts a batch into chunks and passes each to `emit`, in order. CPU work on a blocking thread. `emit` blocks for
     /// backpressure and returns false to stop early, which is not an error. The batch and the policy alone determine
-    /// the chunks' boundaries and rows. An error means that the batch is damaged.
+    /// the chunks' boundaries and rows, and leave out dropped records. An error means that the batch is damaged.
     fn chunks(
         &self,
         batch: &Batch,
         policy: &BatchingPolicy,
         emit: &mut dyn FnMut(Cut) -> bool,
     ) -> Result<(), SinkError>;
+
+    /// Reads the keys of a batch's rows, for each part in order: the values at these JSON paths. The batch and the paths
+    /// alone determine the result. CPU work. An error means that the batch is damaged, or that the stream has no keys.
+    fn keys(&self, batch: &Batch, _paths: &[String]) -> Result<Vec<PartKeys>, SinkError> {
+        Err(SinkError::Refused(format!(
+            "rows of stream {} ({}) have no keys: --unique is for streams of events",
+            batch.id.stream, batch.encoding
+        )))
+    }
 
     /// Cuts rows out of a chunk by their ascending places. The result keeps the chunk's number. CPU work.
     fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk;

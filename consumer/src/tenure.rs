@@ -19,6 +19,7 @@ use crate::rounds::{LaterRound, LaterRounds};
 use crate::schedule::{Decision, Key, Mode, Room, Schedule};
 use crate::shard::Shard;
 use crate::trace::BatchTrace;
+use crate::unique::{Line, Turn};
 use crate::worker::BatchWorker;
 use crate::write::Term;
 use futures::future::{BoxFuture, OptionFuture};
@@ -96,6 +97,8 @@ pub(crate) struct Tenure<'a> {
     ignored: HashSet<String>,
     /// The start of the log at the last check for trimmed sequences.
     trimmed: u64,
+    /// The streams whose repeated events are dropped, from their first batch in this term on.
+    unique: BTreeMap<String, Line>,
 }
 
 impl<'a> Tenure<'a> {
@@ -155,6 +158,7 @@ impl<'a> Tenure<'a> {
             one_by_one: false,
             ignored: HashSet::new(),
             trimmed: 0,
+            unique: BTreeMap::new(),
         };
         tenure.warn_of_trimmed();
         tenure.see_leader();
@@ -287,15 +291,25 @@ impl<'a> Tenure<'a> {
 
     fn start(&mut self, key: Key) {
         let Some(log) = &self.log else { return };
-        let Some(job) = self.job(&log.log, &key) else {
+        let Some(mut job) = self.job(&log.log, &key) else {
             return;
         };
+        job.unique = self.turn(&key);
         debug!(?job, "starts");
         let worker = self.shard.worker.clone();
         self.schedule.started(key.clone());
         self.traces.insert(key.clone(), job.trace.clone());
         self.work.spawn(async move { (key, worker.work(job).await) });
         self.shard.worker.metrics.running.inc();
+    }
+
+    /// The batch's turn, if its stream's repeated events are dropped.
+    fn turn(&mut self, (stream, plan): &Key) -> Option<Turn> {
+        if !self.unique.contains_key(stream) {
+            let line = Line::of(self.shard, &self.durable.state, stream)?;
+            self.unique.insert(stream.clone(), line);
+        }
+        Some(self.unique.get_mut(stream)?.turn(*plan))
     }
 
     fn finished(&mut self, key: &Key) {

@@ -10,6 +10,7 @@ use crate::metrics::{self, Stage, label};
 use crate::reading::{BEHIND_WAIT, NOT_YET, is_behind};
 use crate::sink::{Batch, Part};
 use crate::trace::{BatchTrace, Step};
+use crate::unique::{RowKey, Turn};
 use crate::worker::BatchWorker;
 use crate::write::{ChunkWriter, Term};
 use futures::StreamExt;
@@ -47,6 +48,8 @@ pub(crate) struct Job {
     pub(crate) refusals: Refusals,
     pub(crate) trace: BatchTrace,
     pub(crate) term: Term,
+    /// The batch's turn in the deduplication of its stream.
+    pub(crate) unique: Option<Turn>,
 }
 
 impl Job {
@@ -60,6 +63,18 @@ impl Job {
         self.chunk()
             .saturating_mul(1 + written)
             .saturating_add(self.fetched())
+            .saturating_add(self.keys())
+    }
+
+    /// The memory of the keys of all rows.
+    fn keys(&self) -> u64 {
+        let records: u64 = self.wanted.iter().map(|wanted| wanted.part.records).sum();
+        let bytes = if self.unique.is_some() {
+            size_of::<RowKey>()
+        } else {
+            0
+        };
+        records.saturating_mul(bytes as u64)
     }
 
     /// The chunks to write at a time: one for each writer, if all of them fit into this memory.
@@ -90,8 +105,14 @@ impl BatchWorker {
     pub(crate) async fn work(self: Arc<Self>, mut job: Job) -> Result<(), ConsumeError> {
         let chunks_at_a_time = job.chunks_at_a_time(self.writers_max, self.memory.limit());
         let queued = self.metrics.enter(Stage::memory);
+        if let Some(turn) = &mut job.unique {
+            turn.before_memory().await?;
+        }
         let _memory = self.memory.reserve_at_most(job.memory(chunks_at_a_time)).await;
         drop(queued);
+        if let Some(turn) = &mut job.unique {
+            turn.has_memory();
+        }
         self.metrics
             .held_bytes
             .set(i64::try_from(self.memory.held()).unwrap_or(i64::MAX));
@@ -100,13 +121,16 @@ impl BatchWorker {
         let shard = job.batch.id.shard;
         let fetches = (0..).zip(wanted).map(|(place, wanted)| {
             let step = trace.fetch(place, &wanted.key, wanted.length);
-            self.fetch(shard, wanted, step)
+            self.fetch(shard, wanted, Some(step))
         });
         let mut fetched = stream::iter(fetches).buffered(PARTS_AT_A_TIME);
         while let Some(part) = fetched.next().await {
             job.batch.parts.push(part?);
         }
         drop(fetched);
+        if let Some(turn) = job.unique.take() {
+            turn.decide(&mut job.batch).await?;
+        }
 
         let Job {
             batch,
@@ -160,7 +184,13 @@ impl BatchWorker {
         Ok(())
     }
 
-    async fn fetch(&self, shard: u32, wanted: Wanted, step: Step) -> Result<Part, ConsumeError> {
+    /// Fetches a part, and retries until the store answers.
+    pub(crate) async fn fetch(
+        &self,
+        shard: u32,
+        wanted: Wanted,
+        step: Option<Step>,
+    ) -> Result<Part, ConsumeError> {
         let Wanted {
             key,
             length,
@@ -195,7 +225,9 @@ impl BatchWorker {
                     self.readiness.waits(&what, NOT_YET, Level::Warn);
                 }
                 Err(error) => {
-                    step.again(&error);
+                    if let Some(step) = &step {
+                        step.again(&error);
+                    }
                     self.readiness.waits(&what, error, Level::Warn);
                 }
             }

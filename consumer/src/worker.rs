@@ -4,6 +4,7 @@ use crate::metrics::Metrics;
 use crate::repair::Tally;
 use crate::sink::{Chunk, Sink};
 use crate::streams::StreamPattern;
+use crate::unique::KeyLimit;
 use millpond_runtime::{Budget, Environment, Readiness};
 use millpond_segment::Encoding;
 use millpond_storage::Store;
@@ -21,6 +22,10 @@ pub(crate) struct BatchWorker {
     pub(crate) environment: Arc<dyn Environment>,
     /// The one budget for all bytes held for batches.
     pub(crate) memory: Budget,
+    /// The number of keys that the deduplication may remember.
+    pub(crate) keys: KeyLimit,
+    /// The number of new keys after which the deduplication of a stream writes a snapshot.
+    pub(crate) snapshot_keys: u64,
     pub(crate) fetchers: Arc<Semaphore>,
     pub(crate) decoders: Arc<Semaphore>,
     pub(crate) writers: Arc<Semaphore>,

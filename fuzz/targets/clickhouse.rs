@@ -86,6 +86,7 @@ fn batch(signal: Signal, message: &[u8], records: u64) -> Batch {
         data: Bytes::clone(&block.bytes),
         raw_len: block.raw_len,
         records,
+        dropped: Default::default(),
     };
     Batch {
         id: BatchId {

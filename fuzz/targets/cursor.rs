@@ -3,7 +3,7 @@
 
 use millpond_fuzz::objects;
 use millpond_manifest::Cursor;
-use millpond_manifest::cursor::{Opening, Ownership, Plan, Skip};
+use millpond_manifest::cursor::{NO_UNIQUE, Opening, Ownership, Plan, Skip};
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let Some(cursor) = objects::read::<Cursor>(data) else {
@@ -16,6 +16,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             now_ms,
             lease_ms: 1000,
             policy: &cursor.policy,
+            unique: &NO_UNIQUE,
             take_over,
         };
         if let Ok(opened) = cursor.open(&opening) {

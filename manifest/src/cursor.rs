@@ -4,6 +4,7 @@
 mod codec;
 mod refused;
 pub(crate) mod tables;
+mod unique;
 
 use crate::entry::STREAMS_MAX;
 use crate::manifest::Fingerprint;
@@ -15,6 +16,7 @@ use uuid::Uuid;
 
 pub use crate::plan::{BatchingPolicy, Plan};
 pub use refused::{PIECES_MAX, Refused};
+pub use unique::{Deduplication, NO_UNIQUE, UniqueSettings};
 
 /// Maximum planned and unacknowledged batches of a stream.
 pub const PLANS_MAX: usize = 4_096;
@@ -124,6 +126,8 @@ pub struct Cursor {
     /// The certificate that the owner presents to the leader, which then tells it about commits. It allows nothing else. `None`: the owner
     /// polls.
     pub certificate: Option<Fingerprint>,
+    /// The streams whose repeated events are or were dropped.
+    pub unique: BTreeMap<String, Deduplication>,
 }
 
 /// A request to open a cursor.
@@ -139,6 +143,8 @@ pub struct Opening<'a> {
     pub lease_ms: u64,
     /// The configured batching policy.
     pub policy: &'a BatchingPolicy,
+    /// The configured settings for repeated events.
+    pub unique: &'a UniqueSettings,
     /// Take the cursor even if its owner's lease still runs.
     pub take_over: bool,
 }
@@ -152,6 +158,8 @@ pub struct Opened {
     pub in_doubt: bool,
     /// The pinned policy stays in force although another one is configured.
     pub policy_pinned: bool,
+    /// The pinned settings for repeated events stay in force although others are configured.
+    pub unique_pinned: bool,
 }
 
 /// Why a cursor cannot be opened now.
@@ -199,6 +207,7 @@ impl Cursor {
             tables: SinkTables::default(),
             shards: 0,
             certificate: None,
+            unique: BTreeMap::new(),
         }
     }
 
@@ -273,6 +282,7 @@ impl Cursor {
             now_ms,
             lease_ms,
             policy,
+            unique,
             take_over,
         } = opening;
         if let Some(held) = self.held_at(now_ms)
@@ -300,12 +310,15 @@ impl Cursor {
         // A fenced owner may still send what it planned ahead of the log, in chunks of the pinned policy.
         if self.is_clean() {
             state.policy = policy.clone();
+            state.set_unique(unique);
         }
         let policy_pinned = *policy != state.policy;
+        let unique_pinned = *unique != state.unique_settings();
         Ok(Opened {
             state,
             in_doubt,
             policy_pinned,
+            unique_pinned,
         })
     }
 
@@ -425,21 +438,23 @@ impl Cursor {
     /// fences a running owner. Rows in the sink stay: the next owner asks for them before it sends.
     #[must_use]
     pub fn reset(&self, position: u64) -> Cursor {
-        Cursor {
+        let mut next = Cursor {
             ownership: Ownership::Released,
             start: position,
             streams: BTreeMap::new(),
             refused: Vec::new(),
             waiting_for: Vec::new(),
             ..self.next_generation()
-        }
+        };
+        next.restart_unique(position);
+        next
     }
 
     /// Removes the consumer, and fences and ends a running owner. The tombstone keeps what protects the rows in the
     /// sink from a consumer of the same name.
     #[must_use]
     pub fn remove(&self) -> Cursor {
-        Cursor {
+        let mut tombstone = Cursor {
             ownership: Ownership::Removed,
             start: 0,
             streams: BTreeMap::new(),
@@ -448,7 +463,9 @@ impl Cursor {
             waiting_for: Vec::new(),
             tables: SinkTables::default(),
             ..self.next_generation()
-        }
+        };
+        tombstone.end_unique();
+        tombstone
     }
 
     /// Restarts a removed consumer at `start` with this policy.
@@ -548,9 +565,13 @@ impl Cursor {
     }
 
     /// Nothing from this sequence on may be deleted. A stream without a position is not consumed, or begins further on:
-    /// an owner that moves any position writes one for every consumed stream that it has seen.
+    /// an owner that moves any position writes one for every consumed stream that it has seen. A successor reads again
+    /// from the snapshot of a stream's deduplication on.
     pub fn needs(&self) -> u64 {
-        let positions = self.streams.values().map(|stream| stream.next);
+        let positions = self.streams.iter().map(|(name, stream)| {
+            let state = self.deduplicates(name).map(|(_, of)| of.needs());
+            state.map_or(stream.next, |state| state.min(stream.next))
+        });
         positions.min().unwrap_or(self.start)
     }
 

@@ -6,7 +6,7 @@ use crate::object::Object;
 use crate::{FORMAT_VERSION, limits};
 use bytes::{BufMut, Bytes};
 
-/// Puts the envelope around an encoded message. The CRC covers the version and the message.
+/// Puts the envelope around an encoded message of the first version.
 pub(crate) fn wrap(magic: [u8; 4], message: &impl prost::Message) -> Bytes {
     wrap_version(magic, FORMAT_VERSION, message)
 }

@@ -50,6 +50,31 @@ pub fn consumer_of_members(key: &str) -> Option<&str> {
     check_reader_name(name).ok().map(|()| name)
 }
 
+/// The folder of the snapshots of a consumer's deduplication in a shard.
+pub fn uniques(shard: u32, consumer: &str) -> String {
+    format!("shards/{shard:04}/consumers/{consumer}/unique")
+}
+
+/// The key of a snapshot of a stream's deduplication: the state before the sequence `next`.
+pub fn unique(shard: u32, consumer: &str, stream: &str, next: u64, snapshot: Ulid) -> String {
+    format!("{}/{stream}-{next:020}-{snapshot}", uniques(shard, consumer))
+}
+
+/// The consumer, stream, sequence and name of the snapshot with this key. `None` for other objects.
+pub fn parse_unique(shard: u32, key: &str) -> Option<(&str, &str, u64, Ulid)> {
+    let (consumer, name) = key
+        .strip_prefix(&consumers(shard))?
+        .strip_prefix('/')?
+        .split_once('/')?;
+    let mut words = name.strip_prefix("unique/")?.rsplitn(3, '-');
+    let snapshot = Ulid::from_string(words.next()?).ok()?;
+    let next = words.next()?.parse().ok()?;
+    let stream = words.next()?;
+    check_reader_name(consumer).ok()?;
+    check_consumer_name(stream).ok()?;
+    (unique(shard, consumer, stream, next, snapshot) == key).then_some((consumer, stream, next, snapshot))
+}
+
 /// The folder of a shard's consumers.
 pub fn consumers(shard: u32) -> String {
     format!("shards/{shard:04}/consumers")
@@ -166,6 +191,26 @@ mod tests {
             "shards/0000/consumers/members".to_owned(),
         ] {
             assert_eq!(consumer_of_members(&other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_snapshots_key_names_its_stream_and_its_sequence() {
+        let name = Ulid::from_parts(5, 0xabc_def0);
+        let key = unique(3, "default", "events.a-b", 17, name);
+        assert_eq!(parse_unique(3, &key), Some(("default", "events.a-b", 17, name)));
+        let tail = key.to_lowercase();
+        assert_ne!(tail, key);
+        for other in [
+            cursor(3, "default"),
+            unique(4, "default", "events.a", 17, name),
+            unique(3, "default.repair", "events.a", 17, name),
+            format!("{key}0"),
+            tail,
+            key.replace("unique/", "unique/x/"),
+            key.replace("-0000", "-"),
+        ] {
+            assert_eq!(parse_unique(3, &other), None, "{other}");
         }
     }
 

@@ -20,6 +20,7 @@ pub mod page;
 pub mod piece;
 pub mod plan;
 pub mod trace;
+pub mod unique;
 
 pub use buffer::Buffer;
 pub use cas::{ReadError, Snapshot, Swap};
@@ -38,9 +39,13 @@ pub use members::Members;
 pub use object::{Object, Stamp};
 pub use page::{Page, PageReference};
 pub use plan::BatchingPolicy;
+pub use unique::{UniqueReference, UniqueSetting, UniqueSnapshot};
 
-/// The format version of most objects. A manifest with clients has version 2.
+/// The format version of most objects. A manifest with clients has version 2, and a cursor may have [`CURSOR_VERSION`].
 pub const FORMAT_VERSION: u16 = 1;
+
+/// The format version of a cursor whose consumer drops repeated events. Programs that would not drop them refuse it.
+pub const CURSOR_VERSION: u16 = 2;
 
 #[allow(missing_docs, unreachable_pub, clippy::all)]
 mod proto {

@@ -3,7 +3,8 @@
 
 use bytes::Bytes;
 use millpond_manifest::{
-    Buffer, Cursor, DeadLetter, FORMAT_VERSION, FormatError, Manifest, Object, Page, ReadError, cas,
+    Buffer, Cursor, DeadLetter, FORMAT_VERSION, FormatError, Manifest, Object, Page, ReadError,
+    UniqueSnapshot, cas,
 };
 use millpond_storage::{Created, Store};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -37,11 +38,22 @@ fn an_object_that_repeats_something_too_often_is_refused_before_it_is_decoded() 
         "identities of claimed tables",
         &claim(&field(2, &field(2, &[]).repeat(1_000_000))),
     );
+    refused::<Cursor>(
+        "streams without repeated events",
+        &field(24, &[]).repeat(1_000_000),
+    );
+    refused::<Cursor>(
+        "paths of keys",
+        &field(24, &field(2, &field(1, &[]).repeat(1_000_000))),
+    );
+    refused::<UniqueSnapshot>("earlier snapshots", &field(10, &[]).repeat(1_000_000));
     refused::<Manifest>("streams", &field(8, &[]).repeat(1_000_000));
     refused::<Manifest>("pages", &field(9, &[]).repeat(2_000_000));
     refused::<Manifest>("entries", &field(10, &[]).repeat(1_000_000));
     refused::<Manifest>("parts of segments", &field(10, &field(4, &[]).repeat(5_000_000)));
     refused::<Manifest>("producers", &field(11, &[]).repeat(1_000_000));
+    refused::<Manifest>("clients", &field(13, &[]).repeat(1_000_000));
+    refused::<Manifest>("idempotency keys", &field(14, &[]).repeat(1_000_000));
     refused::<Page>("entries", &field(4, &[]).repeat(1_000_000));
     refused::<Page>("parts of segments", &field(4, &field(4, &[]).repeat(5_000_000)));
     // Groups nest without a length, so their content cannot be counted.

@@ -2,7 +2,7 @@
 //! acknowledgements.
 
 use millpond_manifest::cas::Object;
-use millpond_manifest::cursor::{Opening, Ownership, PIECES_MAX, Plan, SENT_UNKNOWN, Skip};
+use millpond_manifest::cursor::{NO_UNIQUE, Opening, Ownership, PIECES_MAX, Plan, SENT_UNKNOWN, Skip};
 use millpond_manifest::piece;
 use millpond_manifest::plan::{Candidate, PlanStatus, Size, candidates};
 use millpond_manifest::{BatchingPolicy, Cursor, Fingerprint, SinkTable, SinkTables, TableClaim};
@@ -48,6 +48,7 @@ fn opening<'a>(owner: &'a str, now_ms: u64, policy: &'a BatchingPolicy) -> Openi
         now_ms,
         lease_ms: 100,
         policy,
+        unique: &NO_UNIQUE,
         take_over: false,
     }
 }

@@ -166,8 +166,23 @@ pub struct Position {
     pub batches_planned: usize,
     /// Reasons why the sink refused the batches that the consumer is bisecting.
     pub refused: Vec<String>,
+    /// How its repeated events are dropped. `None`: they are not.
+    pub unique: Option<Unique>,
     /// Records per second acknowledged since the previous look. `None` at the first look.
     pub records_per_second: Option<f64>,
+}
+
+/// How a consumer drops the repeated events of a stream.
+#[derive(Debug, Serialize)]
+pub struct Unique {
+    /// The JSON paths of the key.
+    pub key: Vec<String>,
+    /// The window.
+    pub window_seconds: f64,
+    /// The sequence from which it applies.
+    pub since: u64,
+    /// Rows dropped between that sequence and the position.
+    pub duplicates: u64,
 }
 
 /// Looks at one buffer. It keeps pages and positions for the next look.
@@ -424,6 +439,12 @@ fn position(cursor: &Cursor, log: &Log, index: u32, stream: &str, now_ms: u64) -
             .filter(|plan| plan.low < log.next_sequence)
             .count(),
         refused: refused.map(|refused| refused.reason.clone()).collect(),
+        unique: cursor.deduplicates(stream).map(|(setting, of)| Unique {
+            key: setting.key.clone(),
+            window_seconds: seconds(setting.window_ms),
+            since: of.since,
+            duplicates: of.duplicates,
+        }),
         records_per_second: None,
     }
 }

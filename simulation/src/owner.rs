@@ -6,7 +6,7 @@ use crate::producer::STREAM;
 use crate::sending::{Next, Sending};
 use crate::store::{Answer, Broken, Outcome, Store, Taken, Versioned, Write, outcomes};
 use millpond_consumer::schedule::{Decision, Mode, Room, Schedule};
-use millpond_manifest::cursor::{Forbidden, Opening, Ownership, Plan, Refused};
+use millpond_manifest::cursor::{Forbidden, NO_UNIQUE, Opening, Ownership, Plan, Refused};
 use millpond_manifest::{BatchingPolicy, Cursor, Log, Manifest};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -561,6 +561,7 @@ fn open(
         now_ms: 0,
         lease_ms: 1,
         policy,
+        unique: &NO_UNIQUE,
         take_over: true,
     };
     let opened = cursor.open(&opening).ok()?;

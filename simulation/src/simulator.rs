@@ -16,6 +16,7 @@ mod process;
 mod producers;
 mod reader;
 mod record;
+mod repetitions;
 mod scenario;
 mod seeds;
 mod sink;

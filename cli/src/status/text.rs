@@ -131,6 +131,18 @@ fn write_consumer(text: &mut String, consumer: &Consumer) -> fmt::Result {
         let others = consumer.shares_tables_with.join(", ");
         writeln!(text, "    writes to the same tables as: {others}")?;
     }
+    for Position { stream, unique, .. } in &consumer.streams {
+        if let Some(unique) = unique {
+            writeln!(
+                text,
+                "    dropped {} of {stream}: repeated {} within {}, from sequence {} on",
+                count(unique.duplicates, "duplicate"),
+                inline(&unique.key.join(" + ")),
+                age(unique.window_seconds),
+                unique.since
+            )?;
+        }
+    }
     for Position { stream, refused, .. } in &consumer.streams {
         for reason in refused {
             writeln!(

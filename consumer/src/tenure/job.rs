@@ -5,6 +5,7 @@ use crate::rounds::LaterRounds;
 use crate::schedule::Key;
 use crate::sink::{Batch, BatchId, Part};
 use crate::trace::BatchTrace;
+use crate::unique::Dropped;
 use crate::work::{Job, Wanted};
 use crate::write::Term;
 use bytes::Bytes;
@@ -46,6 +47,7 @@ impl Tenure<'_> {
                 data: Bytes::new(),
                 raw_len: part.raw_len,
                 records: part.records,
+                dropped: Dropped::default(),
             },
         });
         let wanted: Vec<Wanted> = wanted.collect();
@@ -76,6 +78,7 @@ impl Tenure<'_> {
                 other_tokens: self.durable.state.generation > 0 && self.durable.state.may_have_sent(*plan),
                 ..self.term.clone()
             },
+            unique: None,
         })
     }
 

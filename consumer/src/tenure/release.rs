@@ -35,9 +35,7 @@ impl Tenure<'_> {
             // A swap that landed late may have moved a position past the loaded pages.
             let decision = self.decide();
             let mut next = self.durable.state.clone();
-            for (stream, position) in &decision.acknowledge {
-                next.acknowledge(stream, *position)?;
-            }
+            self.acknowledge(&mut next, &decision)?;
             let log = self.log.as_ref().map(|known| &known.log);
             let unsent = log.map(|log| self.schedule.unsent(&next, log));
             for (stream, plan) in unsent.unwrap_or_default() {

@@ -50,9 +50,7 @@ impl Tenure<'_> {
         if let Some(known) = &self.log {
             next.limit_sent(known.log.next_sequence);
         }
-        for (stream, position) in &decision.acknowledge {
-            next.acknowledge(stream, *position)?;
-        }
+        self.acknowledge(&mut next, decision)?;
         for (stream, plan) in decision.plans.iter().chain(&decision.ahead) {
             next.plan(stream, *plan)?;
         }
@@ -82,6 +80,28 @@ impl Tenure<'_> {
         Ok(true)
     }
 
+    /// Records the acknowledged positions, and what follows from them.
+    pub(super) fn acknowledge(&self, next: &mut Cursor, decision: &Decision) -> Result<(), ConsumeError> {
+        if let Some(known) = &self.log {
+            let acknowledged = decision.acknowledge.iter().map(|(stream, _)| stream);
+            let planned = decision
+                .plans
+                .iter()
+                .chain(&decision.ahead)
+                .map(|(stream, _)| stream);
+            for stream in acknowledged.chain(planned) {
+                next.begin_unique(stream, known.log.first_sequence);
+            }
+        }
+        for (stream, position) in &decision.acknowledge {
+            next.acknowledge(stream, *position)?;
+        }
+        for line in self.unique.values() {
+            line.record(next)?;
+        }
+        Ok(())
+    }
+
     /// Returns true if no request of an earlier generation or of a later round can be in flight.
     pub(super) fn has_settled(&self) -> bool {
         self.settling.is_none() && self.unannounced.is_empty() && self.later_rounds.is_empty()
@@ -95,6 +115,9 @@ impl Tenure<'_> {
             self.swap_again_at = self.swapped_at;
         }
         self.trace_acknowledged(&durable.state);
+        for line in self.unique.values() {
+            line.recorded(&durable.state);
+        }
         self.durable = durable;
         self.schedule.acknowledged(&self.durable.state);
         // A swap that settles the cursor may still land on a state that was read again. It cannot land on a new state.

@@ -1,13 +1,15 @@
 //! The bytes of a cursor, and the rules that a decoded cursor must keep.
 
 use super::tables::{IDENTITIES_MAX, SinkTable, SinkTables, TABLES_MAX, TableClaim};
+use super::unique::Deduplication;
 use super::{ALL_PLANS_MAX, Cursor, Ownership, Plan, REFUSED_MAX, Refused, SKIPS_MAX, Skip, StreamCursor};
 use crate::entry::STREAMS_MAX;
 use crate::error::CURSOR;
 use crate::manifest::Fingerprint;
 use crate::object::{Object, Stamp};
 use crate::plan::BatchingPolicy;
-use crate::{Count, FormatError, envelope, layout, limits, proto};
+use crate::unique::{decode_reference, decode_setting, encode_reference, encode_setting};
+use crate::{CURSOR_VERSION, Count, FORMAT_VERSION, FormatError, envelope, layout, limits, proto};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use uuid::Uuid;
@@ -18,6 +20,7 @@ const EPOCH_MAX: u64 = u64::MAX / 2;
 impl Object for Cursor {
     const NAME: &'static str = CURSOR;
     const MAGIC: [u8; 4] = *b"MPCR";
+    const VERSION_MAX: u16 = CURSOR_VERSION;
     const BYTES_MAX: u64 = 8 << 20;
     const COUNTS: &'static [Count] = &[
         Count {
@@ -70,6 +73,16 @@ impl Object for Cursor {
             path: &[21, 4, 2, 2],
             max: IDENTITIES_MAX.1,
         },
+        Count {
+            of: "streams without repeated events",
+            path: &[24],
+            max: STREAMS_MAX,
+        },
+        Count {
+            of: "paths of keys",
+            path: &[24, 2, 1],
+            max: 8 * STREAMS_MAX,
+        },
     ];
 
     fn encode(&self) -> Bytes {
@@ -95,6 +108,7 @@ impl Object for Cursor {
             tables,
             shards,
             certificate,
+            unique,
         } = self;
         let (kind, owner, lease_expires_at_ms) = match ownership {
             Ownership::Released => (proto::Ownership::Released, String::new(), 0),
@@ -105,8 +119,15 @@ impl Object for Cursor {
                 lease_expires_at_ms,
             } => (proto::Ownership::Held, owner.clone(), *lease_expires_at_ms),
         };
-        envelope::wrap(
+        // An older program would erase the settings, and send rows that this one drops.
+        let version = if unique.is_empty() {
+            FORMAT_VERSION
+        } else {
+            CURSOR_VERSION
+        };
+        envelope::wrap_version(
             Self::MAGIC,
+            version,
             &proto::Cursor {
                 buffer_id: buffer_id.as_bytes().to_vec(),
                 shard: *shard,
@@ -131,6 +152,7 @@ impl Object for Cursor {
                 tables: (*tables != SinkTables::default()).then(|| encode_tables(tables)),
                 shards: *shards,
                 certificate: Fingerprint::encode(*certificate),
+                unique: unique.iter().map(encode_unique).collect(),
             },
         )
     }
@@ -172,6 +194,7 @@ impl Object for Cursor {
                 },
             );
         }
+        let unique: Result<_, _> = c.unique.into_iter().map(decode_unique).collect();
         let cursor = Cursor {
             buffer_id: Uuid::from_bytes(envelope::sixteen(Self::NAME, "buffer_id", &c.buffer_id)?),
             shard: c.shard,
@@ -196,6 +219,7 @@ impl Object for Cursor {
             tables: c.tables.map(decode_tables).unwrap_or_default(),
             shards: c.shards,
             certificate: Fingerprint::decode(Self::NAME, "certificate", &c.certificate)?,
+            unique: unique.map_err(content)?,
         };
         cursor.check().map_err(content)?;
         Ok(cursor)
@@ -238,8 +262,46 @@ impl Cursor {
         for refused in &self.refused {
             refused.check(self.next(&refused.stream))?;
         }
+        self.check_unique()?;
         self.tables.check()
     }
+}
+
+fn encode_unique((stream, of): (&String, &Deduplication)) -> proto::Deduplication {
+    let Deduplication {
+        setting,
+        since,
+        snapshot,
+        deduplicated_from,
+        duplicates,
+    } = of;
+    proto::Deduplication {
+        stream: stream.clone(),
+        setting: setting.as_ref().map(encode_setting),
+        since: *since,
+        snapshot: snapshot.map(encode_reference),
+        deduplicated_from: *deduplicated_from,
+        duplicates: *duplicates,
+    }
+}
+
+fn decode_unique(of: proto::Deduplication) -> Result<(String, Deduplication), String> {
+    let proto::Deduplication {
+        stream,
+        setting,
+        since,
+        snapshot,
+        deduplicated_from,
+        duplicates,
+    } = of;
+    let of = Deduplication {
+        setting: setting.map(decode_setting),
+        since,
+        snapshot: snapshot.as_ref().map(decode_reference).transpose()?,
+        deduplicated_from,
+        duplicates,
+    };
+    Ok((stream, of))
 }
 
 fn encode_stream((stream, cursor): (&String, &StreamCursor)) -> proto::StreamCursor {

@@ -1,7 +1,7 @@
 use super::*;
 use millpond_manifest::BatchingPolicy;
 use millpond_manifest::buffer::CannotGrow;
-use millpond_manifest::cursor::Opening;
+use millpond_manifest::cursor::{NO_UNIQUE, Opening};
 use millpond_storage::unreliable::{Controls, Fault, Faults, On, Unreliable};
 use object_store::memory::InMemory;
 use std::sync::Arc;
@@ -49,6 +49,7 @@ fn hold(cursor: &mut Cursor) {
         now_ms: 1,
         lease_ms: u64::MAX,
         policy: &policy,
+        unique: &NO_UNIQUE,
         take_over: false,
     };
     *cursor = cursor.open(&opening).unwrap().state;

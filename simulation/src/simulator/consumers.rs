@@ -2,10 +2,12 @@
 
 use super::process::Process;
 use super::record::{Event, Oracle};
-use super::scenario::{of, one_in, up_to};
+use super::scenario::{Scenario, of, one_in, up_to};
 use super::sink::Connection;
 use super::world::{World, consumer_name};
 use millpond_consumer::{Config, ConsumeError, Consumer};
+use millpond_manifest::UniqueSetting;
+use millpond_manifest::cursor::UniqueSettings;
 use millpond_runtime::Readiness;
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
@@ -105,6 +107,21 @@ pub(crate) struct Owner {
     pub(crate) readiness: Readiness,
 }
 
+/// The settings of an owner for repeated rows.
+fn unique(world: &World, rng: &mut StdRng) -> UniqueSettings {
+    let Scenario { windows, streams, .. } = &world.scenario;
+    if windows.is_empty() {
+        return UniqueSettings::new();
+    }
+    let window_ms = u64::try_from(of(rng, windows).as_millis()).unwrap_or(u64::MAX);
+    let streams = (0..*streams).filter(|_| window_ms > 0);
+    let setting = |stream| {
+        let key = vec!["text".to_owned()];
+        (format!("events.{stream}"), UniqueSetting { key, window_ms })
+    };
+    streams.map(setting).collect()
+}
+
 pub(crate) fn start(
     world: &World,
     consumer: usize,
@@ -132,6 +149,9 @@ pub(crate) fn start(
         max_in_flight: policies.max_in_flight,
         share_tables: world.scenario.sharing == Some(consumer),
         dead_letters_max: 1_000,
+        unique: unique(world, rng),
+        unique_memory: 16 << 10,
+        snapshot_keys: world.scenario.snapshot_keys,
         ..Config::default()
     };
     let sink = Connection {

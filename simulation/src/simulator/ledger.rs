@@ -1,8 +1,10 @@
 //! Every sent message: the answer to its client, and its position in the log.
 
 use super::record::{Oracle, Record};
+use super::repetitions::Part;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A position in a shard's log.
@@ -66,6 +68,23 @@ struct State {
     last: BTreeMap<(String, String), u64>,
     /// The rows of each part of a segment, by shard, stream and sequence. A row's index is its record's number.
     parts: BTreeMap<(u32, String, u64), Arc<Vec<String>>>,
+    /// The times of reception of these rows.
+    received: BTreeMap<(u32, String, u64), Arc<Received>>,
+}
+
+/// When the messages of a part were received, in unix microseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    /// The latest time.
+    pub(crate) newest_us: Option<i64>,
+    /// The time of each row.
+    pub(crate) rows_us: Vec<i64>,
+}
+
+/// A message in a segment.
+pub(crate) struct Stored {
+    pub(crate) text: String,
+    pub(crate) received_at_us: i64,
 }
 
 impl Ledger {
@@ -134,10 +153,28 @@ impl Ledger {
     }
 
     /// Records that a stream's part of a segment is in the log.
-    pub(crate) fn part(&self, stream: &str, position: Position, messages: &[String]) {
-        let rows = messages.iter().flat_map(|message| rows(message)).collect();
+    pub(crate) fn part(&self, stream: &str, position: Position, messages: &[Stored]) {
+        let texts = messages.iter().flat_map(|message| rows(&message.text)).collect();
+        let times = messages.iter();
+        let received = Received {
+            newest_us: times.clone().map(|message| message.received_at_us).max(),
+            rows_us: times
+                .flat_map(|message| rows(&message.text).map(|_| message.received_at_us))
+                .collect(),
+        };
         let key = (position.shard, stream.to_owned(), position.sequence);
-        self.state().parts.insert(key, Arc::new(rows));
+        let mut state = self.state();
+        state.parts.insert(key.clone(), Arc::new(texts));
+        state.received.insert(key, Arc::new(received));
+    }
+
+    /// The parts of a stream in the log from a sequence on, up to another one (exclusive): sequence, rows, times.
+    pub(crate) fn parts(&self, shard: u32, stream: &str, sequences: Range<u64>) -> Vec<Part> {
+        let state = self.state();
+        let of = |sequence| (shard, stream.to_owned(), sequence);
+        let parts = state.parts.range(of(sequences.start)..of(sequences.end));
+        let parts = parts.map(|(key, rows)| (key.2, Arc::clone(rows), Arc::clone(&state.received[key])));
+        parts.collect()
     }
 
     /// The rows of a stream's part of a segment in the log.

@@ -1,8 +1,8 @@
 //! The witness's record of one consumer in one shard: its cursor, its acknowledgements, and the parts that it may miss.
 
 use super::record::{Event, Record};
-use millpond_manifest::Cursor;
 use millpond_manifest::cursor::Ownership;
+use millpond_manifest::{Cursor, UniqueReference};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -24,6 +24,10 @@ pub(crate) struct Reader {
     pub(crate) stale_below: u64,
     /// The beginning of the log when an operator last moved the cursor, or when it was created.
     pub(crate) gone_below: u64,
+    /// The records of acknowledged parts that repeat earlier ones.
+    pub(crate) repeated: BTreeMap<PartKey, BTreeSet<u32>>,
+    /// Snapshots of keys, with those that they name.
+    pub(crate) snapshots: BTreeMap<UniqueReference, BTreeSet<UniqueReference>>,
     /// The owners by opening id.
     openings: BTreeMap<u64, String>,
 }
@@ -32,7 +36,22 @@ impl Reader {
     /// Returns true if it needs this part. A removed consumer needs none.
     pub(crate) fn needs(&self, stream: &str, sequence: u64) -> bool {
         let cursor = self.cursor.as_ref().filter(|cursor| !cursor.is_removed());
-        cursor.is_some_and(|cursor| cursor.next(stream) <= sequence)
+        cursor.is_some_and(|cursor| {
+            let keys = cursor.deduplicates(stream).map(|(_, of)| of.needs());
+            let keys = keys.filter(|_| cursor.streams.contains_key(stream));
+            keys.unwrap_or(u64::MAX).min(cursor.next(stream)) <= sequence
+        })
+    }
+
+    /// Returns true if the state of a stream needs this snapshot, or may need it once the owner moves on.
+    pub(crate) fn needs_keys(&self, stream: &str, name: UniqueReference) -> bool {
+        let cursor = self.cursor.as_ref();
+        let Some((_, of)) = cursor.and_then(|cursor| cursor.deduplicates(stream)) else {
+            return false;
+        };
+        let Some(named) = of.snapshot else { return true };
+        let of_named = self.snapshots.get(&named);
+        name == named || name.next > named.next || of_named.is_none_or(|earlier| earlier.contains(&name))
     }
 
     /// Applies a new state of the cursor. Returns the parts that it newly acknowledges. `range`: the log's sequences.
@@ -130,6 +149,14 @@ impl Reader {
             record.count(Event::RulesChanged);
             if !before.is_clean() {
                 return Err("another policy came into force while batches were planned or in doubt".into());
+            }
+        }
+        if next.unique_settings() != before.unique_settings() {
+            record.count(Event::KeysChanged);
+            if !before.is_clean() {
+                return Err(
+                    "another key or window came into force while batches were planned or in doubt".into(),
+                );
             }
         }
         if taken && actor != OPERATOR {

@@ -51,6 +51,14 @@ pub enum Event {
     ChunksRefused,
     /// Rows that became dead letters.
     DeadLetters,
+    /// Acknowledged rows that repeat others.
+    RowsRepeated,
+    /// Snapshots of keys.
+    KeysStored,
+    /// Snapshots of keys that garbage collection deleted.
+    KeysDeleted,
+    /// Other keys or windows that came into force.
+    KeysChanged,
     /// Producers that finished everything they had accepted.
     ProducersDrained,
     /// Producers that were killed.

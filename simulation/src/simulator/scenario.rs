@@ -69,6 +69,10 @@ pub(crate) struct Scenario {
     pub(crate) jump_max: Duration,
     /// Manifests forget producers, as if thousands of others wrote to their shards.
     pub(crate) forgets: bool,
+    /// The windows within which consumers drop repetitions; each owner picks one, and none of zero length. Empty: they drop none.
+    pub(crate) windows: Vec<Duration>,
+    /// The number of new keys after which an owner stores them.
+    pub(crate) snapshot_keys: u64,
 }
 
 /// The settings of an owner that decide which rows are sent under which token.
@@ -137,6 +141,22 @@ impl Scenario {
                 &[seconds(0), seconds(8), seconds(3_600), DAY_AND_MORE, DAY_AND_MORE],
             ),
             forgets: one_in(rng, 3),
+            windows: Vec::new(),
+            snapshot_keys: 0,
+        }
+    }
+
+    /// Drops repetitions in some scenarios in which nobody moves a cursor. `rng` is apart, so that other seeds stay what they were.
+    pub(crate) fn unique(self, rng: &mut StdRng) -> Scenario {
+        if self.shards > 1 || self.operators || self.retention.is_some() || !one_in(rng, 2) {
+            return self;
+        }
+        let windows = [seconds(0), seconds(1), seconds(2), seconds(6), seconds(100)];
+        let windows = (0..of(rng, &[1, 1, 2])).map(|_| of(rng, &windows));
+        Scenario {
+            windows: windows.collect(),
+            snapshot_keys: of(rng, &[1, 4, 16, 1_000]),
+            ..self
         }
     }
 

@@ -3,12 +3,13 @@
 use super::ledger::rows;
 use super::process::Process;
 use super::record::Event;
+use super::repetitions::key_of;
 use super::table::{Fate, Insert, Row, Table, WAY_MAX};
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
-    Attempt, Batch, BatchingPolicy, Chunk, Cut, Presence, Received, Record, RowId, Settled, Sink, SinkError,
-    SinkTable,
+    Attempt, Batch, BatchingPolicy, Chunk, Cut, PartKeys, Presence, Received, Record, RowId, RowKey, Settled,
+    Sink, SinkError, SinkTable,
 };
 use millpond_segment::Encoding;
 use std::sync::Arc;
@@ -93,7 +94,12 @@ impl Sink for Connection {
         policy: &BatchingPolicy,
         emit: &mut dyn FnMut(Cut) -> bool,
     ) -> Result<(), SinkError> {
-        let (found, source) = (rows_of(batch)?, batch.id.source());
+        let (mut found, source) = (rows_of(batch)?, batch.id.source());
+        found.retain(|(id, _)| {
+            let mut parts = batch.parts.iter();
+            let part = parts.find(|part| part.sequence == id.sequence);
+            part.is_none_or(|part| !part.dropped.contains(id.record.into()))
+        });
         let size = usize::try_from(policy.chunk_rows).unwrap_or(usize::MAX);
         for (index, rows) in (0..).zip(found.chunks(size)) {
             let received = rows.iter().map(|(id, row)| Received {
@@ -117,6 +123,28 @@ impl Sink for Connection {
             }
         }
         Ok(())
+    }
+
+    fn keys(&self, batch: &Batch, _: &[String]) -> Result<Vec<PartKeys>, SinkError> {
+        let found = rows_of(batch)?;
+        let parts = batch.parts.iter().map(|part| {
+            let rows = found.iter().filter(|(id, _)| id.sequence == part.sequence);
+            let keys = rows.filter_map(|(id, row)| {
+                let key = key_of(&String::from_utf8_lossy(&row.payload))?;
+                Some(RowKey {
+                    record: id.record,
+                    at_us: row.received_at_us,
+                    key,
+                })
+            });
+            let messages = part.messages()?;
+            Ok(PartKeys {
+                sequence: part.sequence,
+                newest_us: messages.iter().map(|message| message.received_at_us).max(),
+                keys: keys.collect(),
+            })
+        });
+        parts.collect()
     }
 
     fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk {

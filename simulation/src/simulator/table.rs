@@ -137,8 +137,15 @@ impl Table {
         self.state().openings.insert(shard, opening);
     }
 
-    /// The first row of a part that is neither in the table nor in a dead letter.
-    pub(crate) fn misses(&self, shard: u32, stream: &str, sequence: u64) -> Option<String> {
+    /// The first row of a part that is neither in the table nor in a dead letter, or that is in one of them and repeats
+    /// another row. `repeated`: the records that do.
+    pub(crate) fn misses(
+        &self,
+        shard: u32,
+        stream: &str,
+        sequence: u64,
+        repeated: &BTreeSet<u32>,
+    ) -> Option<String> {
         let part = self.ledger.rows_at(shard, stream, sequence);
         let state = self.state();
         let mut rows = (0..).zip(part.iter());
@@ -148,7 +155,8 @@ impl Table {
                 record: *record,
             };
             let key = (shard, stream.to_owned(), id);
-            !state.rows.contains_key(&key) && !state.buried.contains(&key)
+            let is_there = state.rows.contains_key(&key) || state.buried.contains(&key);
+            is_there == repeated.contains(record)
         });
         missing.map(|(record, row)| format!("{row} (record {record} of {sequence})"))
     }

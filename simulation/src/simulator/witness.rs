@@ -1,15 +1,18 @@
 //! Observes every write and deletion that takes effect in the store, and reports the first violation. It knows the
 //! complete history of the log, the content of each segment, the position of each consumer, and the rows of its table.
 
-use super::ledger::{Ledger, Position};
+use super::ledger::{Ledger, Position, Stored};
 use super::reader::{OPERATOR, Reader};
 use super::record::{Event, Oracle, Record};
+use super::repetitions::repetitions;
 use super::scenario::Scenario;
 use super::table::{Row, Table};
 use bytes::Bytes;
 use millpond_consumer::RowId;
 use millpond_manifest::cursor::Ownership;
-use millpond_manifest::{Cursor, DeadLetter, Entry, Manifest, Object, Page, SinkTables, layout};
+use millpond_manifest::{
+    Cursor, DeadLetter, Entry, Manifest, Object, Page, SinkTables, UniqueReference, UniqueSnapshot, layout,
+};
 use millpond_segment::{Decompressor, Limits, blocks, verify};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ulid::Ulid;
 
 /// A stream's messages in a segment.
-type Content = Vec<(String, Vec<String>)>;
+type Content = Vec<(String, Vec<Stored>)>;
 
 #[derive(Default)]
 struct Shard {
@@ -55,6 +58,7 @@ enum Key<'a> {
     Page(u32, Ulid),
     Cursor(u32, &'a str),
     Letter(&'a str),
+    Unique(u32, &'a str, &'a str, UniqueReference),
     Other,
 }
 
@@ -73,8 +77,19 @@ fn parse(key: &str) -> Key<'_> {
         }
         ["shards", _, "dead-letters", consumer, _] => Key::Letter(consumer),
         ["shards", _, "consumers", consumer, "cursor"] => Key::Cursor(shard(), consumer),
+        ["shards", _, "consumers", _, "unique", _] => {
+            let found = layout::parse_unique(shard(), key);
+            found.map_or(Key::Other, |(consumer, stream, next, id)| {
+                Key::Unique(shard(), consumer, stream, UniqueReference { next, id })
+            })
+        }
         _ => Key::Other,
     }
+}
+
+/// Says what is wrong with a row that the table lacks or has.
+fn wrong_row(row: &str, repeated: &BTreeSet<u32>) -> String {
+    format!("{row} is not in the table, or is there although it is one of the repetitions {repeated:?}")
 }
 
 /// The messages of a segment.
@@ -92,7 +107,10 @@ fn content(bytes: &Bytes) -> Result<Content, String> {
                 .map_err(|error| error.to_string())?;
             for message in raw.messages() {
                 let message = message.map_err(|error| error.to_string())?;
-                messages.push(String::from_utf8_lossy(message.payload).into_owned());
+                messages.push(Stored {
+                    text: String::from_utf8_lossy(message.payload).into_owned(),
+                    received_at_us: message.received_at_us,
+                });
             }
         }
         content.push((part.stream.clone(), messages));
@@ -148,6 +166,15 @@ impl Witness {
                     }
                 })
                 .map_err(|error| (Oracle::Log, error.to_string())),
+            Key::Unique(shard, consumer, _, name) => UniqueSnapshot::decode(bytes)
+                .map(|snapshot| {
+                    self.record.count(Event::KeysStored);
+                    let shard = state.shards.entry(shard).or_default();
+                    let reader = shard.readers.entry(consumer.to_owned()).or_default();
+                    let earlier = snapshot.earlier.iter().map(|earlier| earlier.reference);
+                    reader.snapshots.insert(name, earlier.collect());
+                })
+                .map_err(|error| (Oracle::Log, error.to_string())),
             Key::Other => Ok(()),
         };
         drop(state);
@@ -191,6 +218,14 @@ impl Witness {
                 let shard = state.shards.entry(shard).or_default();
                 shard.readers.entry(consumer.to_owned()).or_default().deleted();
                 None
+            }
+            Key::Unique(shard, consumer, stream, name) => {
+                self.record.count(Event::KeysDeleted);
+                let shard = state.shards.entry(shard).or_default();
+                let reader = shard.readers.entry(consumer.to_owned()).or_default();
+                reader
+                    .needs_keys(stream, name)
+                    .then_some("the cursor names it, or a later one may")
             }
             // No promise depends on a list of processes: whoever is on it writes it anew.
             Key::Other if layout::consumer_of_members(key).is_some() => None,
@@ -270,8 +305,11 @@ impl Witness {
                     continue;
                 };
                 for (stream, sequence) in &reader.acknowledged {
-                    if let Some(row) = table.misses(*number, stream, *sequence) {
-                        return Some(format!("{row} of {stream} is not in the table of {consumer}"));
+                    let none = BTreeSet::new();
+                    let repeated = reader.repeated.get(&(stream.clone(), *sequence)).unwrap_or(&none);
+                    if let Some(row) = table.misses(*number, stream, *sequence, repeated) {
+                        let wrong = wrong_row(&row, repeated);
+                        return Some(format!("{wrong} of {stream}, in the table of {consumer}"));
                     }
                 }
             }
@@ -414,7 +452,7 @@ impl Witness {
         };
         for (stream, messages) in &**content {
             for message in messages {
-                self.ledger.committed(message, stream, position);
+                self.ledger.committed(&message.text, stream, position);
             }
             self.ledger.part(stream, position, messages);
         }
@@ -483,6 +521,26 @@ impl Witness {
         let Shard { readers, log, .. } = shard;
         let reader = readers.entry(consumer.to_owned()).or_default();
         for (stream, range) in moved.into_iter().filter(|(_, range)| !range.is_empty()) {
+            if let Some((setting, of)) = next.deduplicates(&stream) {
+                let parts = self
+                    .ledger
+                    .parts(number, &stream, of.since.min(range.end)..range.end);
+                let repeated = repetitions(&parts, setting.window_ms);
+                let count: usize = repeated.values().map(BTreeSet::len).sum();
+                if of.duplicates != count as u64 {
+                    let counted = of.duplicates;
+                    return Err(wrong(format!(
+                        "{count} rows of {stream} are repeated, and it counts {counted}"
+                    )));
+                }
+                let newly = repeated
+                    .into_iter()
+                    .filter(|(sequence, _)| *sequence >= range.start);
+                for (sequence, records) in newly {
+                    self.record.add(Event::RowsRepeated, records.len() as u64);
+                    reader.repeated.insert((stream.clone(), sequence), records);
+                }
+            }
             for (sequence, (_, content)) in log.range(range.clone()) {
                 let part = (stream.clone(), *sequence);
                 let there = content.iter().any(|(of, _)| *of == stream);
@@ -490,11 +548,11 @@ impl Witness {
                 if !there || gone || reader.missed.contains(&part) || next.is_skipped(&stream, *sequence) {
                     continue;
                 }
-                if let Some(row) = table.misses(number, &stream, *sequence) {
-                    let to = range.end;
-                    return Err(wrong(format!(
-                        "{stream} is acknowledged up to {to}, and {row} is not in the table"
-                    )));
+                let none = BTreeSet::new();
+                let repeated = reader.repeated.get(&part).unwrap_or(&none);
+                if let Some(row) = table.misses(number, &stream, *sequence, repeated) {
+                    let (to, row) = (range.end, wrong_row(&row, repeated));
+                    return Err(wrong(format!("{stream} is acknowledged up to {to}, and {row}")));
                 }
                 reader.acknowledged.insert(part);
             }

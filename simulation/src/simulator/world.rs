@@ -53,7 +53,7 @@ pub(crate) fn consumer_name(consumer: usize) -> String {
 /// Runs a seed.
 pub(crate) async fn live(seed: u64, record: Arc<Record>) {
     let mut rng = StdRng::seed_from_u64(seed);
-    let world = World::new(&mut rng, record);
+    let world = World::new(seed, &mut rng, record);
     let mut fork = || StdRng::seed_from_u64(rng.random());
     ending::begin(&world, fork()).await;
     let mut living = JoinSet::new();
@@ -83,8 +83,8 @@ pub(crate) async fn live(seed: u64, record: Arc<Record>) {
 }
 
 impl World {
-    fn new(rng: &mut StdRng, record: Arc<Record>) -> Arc<World> {
-        let scenario = Scenario::draw(rng);
+    fn new(seed: u64, rng: &mut StdRng, record: Arc<Record>) -> Arc<World> {
+        let scenario = Scenario::draw(rng).unique(&mut StdRng::seed_from_u64(!seed));
         record.event("scenario", format_args!("{scenario:?}"));
         let ledger = Ledger::new(Arc::clone(&record));
         let table = |consumer| {

@@ -5,14 +5,16 @@ mod events;
 mod signals;
 
 use crate::config::{Columns, Compression};
-use crate::events::Plan;
+use crate::events::{KeyPaths, Plan};
 use crate::frame::Frames;
 use crate::identities::NumberedRecord;
 use crate::native::{self, Column as _, Dictionary};
 use crate::rows::{Origin, Rows, TableColumns};
 use crate::schema::{MILLPOND, Table};
 use crate::sorting::Sorting;
-use millpond_consumer::{Batch, BatchingPolicy, Chunk, Cut, Part, Received, Record, RowId, SinkError};
+use millpond_consumer::{
+    Batch, BatchingPolicy, Chunk, Cut, Part, PartKeys, Received, Record, RowId, SinkError,
+};
 use millpond_otlp::{Malformed, Signal, record_alone, validate};
 use millpond_segment::{Decompressor, Encoding, Limits, Message};
 use signals::{Logs, Metrics, Traces};
@@ -109,6 +111,21 @@ pub(crate) fn cut(
         Some(Signal::Metrics) => cut_all(batch, metrics, decompressor, &mut cutter),
         None => Err(no_table(batch)),
     }
+}
+
+/// Reads the keys of a batch of events.
+pub(crate) fn keys(
+    batch: &Batch,
+    paths: &[String],
+    workspace: &mut Workspace,
+) -> Result<Vec<PartKeys>, SinkError> {
+    if batch.encoding == Encoding::Ndjson {
+        return events::keys(batch, &KeyPaths::new(paths), &mut workspace.decompressor);
+    }
+    Err(SinkError::Refused(format!(
+        "rows of stream {} ({}) have no keys: --unique is for streams of events",
+        batch.id.stream, batch.encoding
+    )))
 }
 
 fn no_table(batch: &Batch) -> SinkError {

@@ -1,6 +1,7 @@
 //! Tables for streams of JSON events: which column a row's values go to. Pure: the server's columns are an argument.
 
 mod json;
+mod key;
 mod kind;
 mod scalar;
 mod time;
@@ -9,6 +10,7 @@ mod values;
 use crate::config::{Columns, Config};
 use crate::schema::judge::{Fault, Found};
 use crate::schema::{MILLPOND, identifier};
+pub(crate) use key::KeyPaths;
 use kind::Kind;
 use std::collections::{BTreeMap, HashMap};
 pub use time::Unit;

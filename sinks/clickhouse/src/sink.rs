@@ -14,7 +14,8 @@ use crate::schema::{self, Table};
 use crate::sorting::Sorting;
 use async_trait::async_trait;
 use millpond_consumer::{
-    Attempt, Batch, BatchingPolicy, Chunk, Cut, Presence, Record, RowId, Settled, Sink, SinkError, SinkTable,
+    Attempt, Batch, BatchingPolicy, Chunk, Cut, PartKeys, Presence, Record, RowId, Settled, Sink, SinkError,
+    SinkTable,
 };
 use millpond_otlp::Signal;
 use millpond_runtime::{Environment as _, SystemEnvironment, blocking};
@@ -256,6 +257,10 @@ impl Sink for ClickHouse {
                 emit,
             )
         })
+    }
+
+    fn keys(&self, batch: &Batch, paths: &[String]) -> Result<Vec<PartKeys>, SinkError> {
+        self.with_workspace(|workspace| chunks::keys(batch, paths, workspace))
     }
 
     fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk {

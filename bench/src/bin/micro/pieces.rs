@@ -230,6 +230,7 @@ fn insert(signal: Signal, columns: Columns, bodies: Option<&Path>, records: u64)
         data: blocks(signal, bodies, records)?,
         raw_len: 0,
         records: 0,
+        dropped: Default::default(),
     };
     let batch = Batch {
         id,

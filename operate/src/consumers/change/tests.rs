@@ -1,5 +1,5 @@
 use super::*;
-use millpond_manifest::cursor::Opening;
+use millpond_manifest::cursor::{NO_UNIQUE, Opening};
 use millpond_manifest::{Buffer, TableClaim};
 use millpond_runtime::SystemEnvironment;
 
@@ -33,6 +33,7 @@ fn opened(name: &str, now_ms: u64) -> Cursor {
         now_ms,
         lease_ms: 60_000,
         policy: &policy,
+        unique: &NO_UNIQUE,
         take_over: false,
     };
     let cursor = Cursor::new(Default::default(), 0, name, 0, policy.clone());

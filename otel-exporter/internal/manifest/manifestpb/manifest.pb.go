@@ -1692,6 +1692,7 @@ type Cursor struct {
 	Tables           *SinkTables            `protobuf:"bytes,21,opt,name=tables,proto3" json:"tables,omitempty"`
 	Shards           uint32                 `protobuf:"varint,22,opt,name=shards,proto3" json:"shards,omitempty"`          // in shard 0: the shards of the buffer when the consumer began; 0 if an older program wrote it
 	Certificate      []byte                 `protobuf:"bytes,23,opt,name=certificate,proto3" json:"certificate,omitempty"` // SHA-256 of the certificate that its owner presents to the leader; empty: the owner polls
+	Unique           []*Deduplication       `protobuf:"bytes,24,rep,name=unique,proto3" json:"unique,omitempty"`           // streams whose repeated events are dropped; a cursor with any has format version 2
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -1887,6 +1888,395 @@ func (x *Cursor) GetCertificate() []byte {
 	return nil
 }
 
+func (x *Cursor) GetUnique() []*Deduplication {
+	if x != nil {
+		return x.Unique
+	}
+	return nil
+}
+
+// How a consumer drops the repeated events of a stream.
+type Deduplication struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Stream           string                 `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	Setting          *UniqueSetting         `protobuf:"bytes,2,opt,name=setting,proto3" json:"setting,omitempty"`                                            // absent: it drops none any more
+	Since            uint64                 `protobuf:"varint,3,opt,name=since,proto3" json:"since,omitempty"`                                               // the setting applies from this sequence on, with an empty state
+	Snapshot         *UniqueReference       `protobuf:"bytes,4,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                                          // absent: the state follows from the log alone
+	DeduplicatedFrom uint64                 `protobuf:"varint,5,opt,name=deduplicated_from,json=deduplicatedFrom,proto3" json:"deduplicated_from,omitempty"` // no row below this sequence was ever dropped
+	Duplicates       uint64                 `protobuf:"varint,6,opt,name=duplicates,proto3" json:"duplicates,omitempty"`                                     // rows dropped between `since` and the acknowledged position
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Deduplication) Reset() {
+	*x = Deduplication{}
+	mi := &file_manifest_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Deduplication) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Deduplication) ProtoMessage() {}
+
+func (x *Deduplication) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Deduplication.ProtoReflect.Descriptor instead.
+func (*Deduplication) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Deduplication) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *Deduplication) GetSetting() *UniqueSetting {
+	if x != nil {
+		return x.Setting
+	}
+	return nil
+}
+
+func (x *Deduplication) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *Deduplication) GetSnapshot() *UniqueReference {
+	if x != nil {
+		return x.Snapshot
+	}
+	return nil
+}
+
+func (x *Deduplication) GetDeduplicatedFrom() uint64 {
+	if x != nil {
+		return x.DeduplicatedFrom
+	}
+	return 0
+}
+
+func (x *Deduplication) GetDuplicates() uint64 {
+	if x != nil {
+		return x.Duplicates
+	}
+	return 0
+}
+
+type UniqueSetting struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           []string               `protobuf:"bytes,1,rep,name=key,proto3" json:"key,omitempty"` // JSON paths, e.g. `user.id`
+	WindowMs      uint64                 `protobuf:"varint,2,opt,name=window_ms,json=windowMs,proto3" json:"window_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UniqueSetting) Reset() {
+	*x = UniqueSetting{}
+	mi := &file_manifest_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UniqueSetting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UniqueSetting) ProtoMessage() {}
+
+func (x *UniqueSetting) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UniqueSetting.ProtoReflect.Descriptor instead.
+func (*UniqueSetting) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *UniqueSetting) GetKey() []string {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *UniqueSetting) GetWindowMs() uint64 {
+	if x != nil {
+		return x.WindowMs
+	}
+	return 0
+}
+
+type UniqueReference struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Next          uint64                 `protobuf:"varint,1,opt,name=next,proto3" json:"next,omitempty"` // the state before this sequence
+	Id            []byte                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`      // ULID
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UniqueReference) Reset() {
+	*x = UniqueReference{}
+	mi := &file_manifest_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UniqueReference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UniqueReference) ProtoMessage() {}
+
+func (x *UniqueReference) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UniqueReference.ProtoReflect.Descriptor instead.
+func (*UniqueReference) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *UniqueReference) GetNext() uint64 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
+func (x *UniqueReference) GetId() []byte {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+// The keys of the rows of a stream that were kept since the previous snapshot. Written once, put-if-absent.
+type UniqueSnapshot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BufferId      []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"`
+	Shard         uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	Consumer      string                 `protobuf:"bytes,3,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	Stream        string                 `protobuf:"bytes,4,opt,name=stream,proto3" json:"stream,omitempty"`
+	Setting       *UniqueSetting         `protobuf:"bytes,5,opt,name=setting,proto3" json:"setting,omitempty"`
+	Since         uint64                 `protobuf:"varint,6,opt,name=since,proto3" json:"since,omitempty"`
+	Next          uint64                 `protobuf:"varint,7,opt,name=next,proto3" json:"next,omitempty"`
+	Floor         int64                  `protobuf:"zigzag64,8,opt,name=floor,proto3" json:"floor,omitempty"`          // times in buckets below this one are forgotten
+	Recent        []byte                 `protobuf:"bytes,9,opt,name=recent,proto3" json:"recent,omitempty"`           // the newest times of the last parts, oldest first: 8 bytes each, unix us, little-endian
+	Earlier       []*EarlierSnapshot     `protobuf:"bytes,10,rep,name=earlier,proto3" json:"earlier,omitempty"`        // the others that make up the state, oldest first
+	Duplicates    uint64                 `protobuf:"varint,12,opt,name=duplicates,proto3" json:"duplicates,omitempty"` // rows dropped between `since` and `next`
+	Entries       []byte                 `protobuf:"bytes,11,opt,name=entries,proto3" json:"entries,omitempty"`        // 24 bytes each: the key's hash, and the time (unix us, little-endian)
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UniqueSnapshot) Reset() {
+	*x = UniqueSnapshot{}
+	mi := &file_manifest_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UniqueSnapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UniqueSnapshot) ProtoMessage() {}
+
+func (x *UniqueSnapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UniqueSnapshot.ProtoReflect.Descriptor instead.
+func (*UniqueSnapshot) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *UniqueSnapshot) GetBufferId() []byte {
+	if x != nil {
+		return x.BufferId
+	}
+	return nil
+}
+
+func (x *UniqueSnapshot) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *UniqueSnapshot) GetConsumer() string {
+	if x != nil {
+		return x.Consumer
+	}
+	return ""
+}
+
+func (x *UniqueSnapshot) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *UniqueSnapshot) GetSetting() *UniqueSetting {
+	if x != nil {
+		return x.Setting
+	}
+	return nil
+}
+
+func (x *UniqueSnapshot) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *UniqueSnapshot) GetNext() uint64 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
+func (x *UniqueSnapshot) GetFloor() int64 {
+	if x != nil {
+		return x.Floor
+	}
+	return 0
+}
+
+func (x *UniqueSnapshot) GetRecent() []byte {
+	if x != nil {
+		return x.Recent
+	}
+	return nil
+}
+
+func (x *UniqueSnapshot) GetEarlier() []*EarlierSnapshot {
+	if x != nil {
+		return x.Earlier
+	}
+	return nil
+}
+
+func (x *UniqueSnapshot) GetDuplicates() uint64 {
+	if x != nil {
+		return x.Duplicates
+	}
+	return 0
+}
+
+func (x *UniqueSnapshot) GetEntries() []byte {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+type EarlierSnapshot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reference     *UniqueReference       `protobuf:"bytes,1,opt,name=reference,proto3" json:"reference,omitempty"`
+	NewestUs      int64                  `protobuf:"zigzag64,2,opt,name=newest_us,json=newestUs,proto3" json:"newest_us,omitempty"` // the latest of its times, unix
+	Keys          uint64                 `protobuf:"varint,3,opt,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EarlierSnapshot) Reset() {
+	*x = EarlierSnapshot{}
+	mi := &file_manifest_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EarlierSnapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EarlierSnapshot) ProtoMessage() {}
+
+func (x *EarlierSnapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EarlierSnapshot.ProtoReflect.Descriptor instead.
+func (*EarlierSnapshot) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *EarlierSnapshot) GetReference() *UniqueReference {
+	if x != nil {
+		return x.Reference
+	}
+	return nil
+}
+
+func (x *EarlierSnapshot) GetNewestUs() int64 {
+	if x != nil {
+		return x.NewestUs
+	}
+	return 0
+}
+
+func (x *EarlierSnapshot) GetKeys() uint64 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
 // A record or message that a sink will never accept. Written once, put-if-absent.
 type DeadLetter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1910,7 +2300,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_manifest_proto_msgTypes[21]
+	mi := &file_manifest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +2312,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[21]
+	mi := &file_manifest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +2325,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{21}
+	return file_manifest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeadLetter) GetBufferId() []byte {
@@ -2165,7 +2555,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12.\n" +
 	"\x06tables\x18\x02 \x03(\v2\x16.millpond.v1.SinkTableR\x06tables\x12\"\n" +
 	"\rexpires_at_ms\x18\x03 \x01(\x04R\vexpiresAtMs\x12\x12\n" +
-	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xa0\x06\n" +
+	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xd4\x06\n" +
 	"\x06Cursor\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
@@ -2194,7 +2584,43 @@ const file_manifest_proto_rawDesc = "" +
 	"\blease_ms\x18\x14 \x01(\x04R\aleaseMs\x12/\n" +
 	"\x06tables\x18\x15 \x01(\v2\x17.millpond.v1.SinkTablesR\x06tables\x12\x16\n" +
 	"\x06shards\x18\x16 \x01(\rR\x06shards\x12 \n" +
-	"\vcertificate\x18\x17 \x01(\fR\vcertificate\"\xd4\x03\n" +
+	"\vcertificate\x18\x17 \x01(\fR\vcertificate\x122\n" +
+	"\x06unique\x18\x18 \x03(\v2\x1a.millpond.v1.DeduplicationR\x06unique\"\xfa\x01\n" +
+	"\rDeduplication\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\tR\x06stream\x124\n" +
+	"\asetting\x18\x02 \x01(\v2\x1a.millpond.v1.UniqueSettingR\asetting\x12\x14\n" +
+	"\x05since\x18\x03 \x01(\x04R\x05since\x128\n" +
+	"\bsnapshot\x18\x04 \x01(\v2\x1c.millpond.v1.UniqueReferenceR\bsnapshot\x12+\n" +
+	"\x11deduplicated_from\x18\x05 \x01(\x04R\x10deduplicatedFrom\x12\x1e\n" +
+	"\n" +
+	"duplicates\x18\x06 \x01(\x04R\n" +
+	"duplicates\">\n" +
+	"\rUniqueSetting\x12\x10\n" +
+	"\x03key\x18\x01 \x03(\tR\x03key\x12\x1b\n" +
+	"\twindow_ms\x18\x02 \x01(\x04R\bwindowMs\"5\n" +
+	"\x0fUniqueReference\x12\x12\n" +
+	"\x04next\x18\x01 \x01(\x04R\x04next\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\fR\x02id\"\xf7\x02\n" +
+	"\x0eUniqueSnapshot\x12\x1b\n" +
+	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
+	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
+	"\bconsumer\x18\x03 \x01(\tR\bconsumer\x12\x16\n" +
+	"\x06stream\x18\x04 \x01(\tR\x06stream\x124\n" +
+	"\asetting\x18\x05 \x01(\v2\x1a.millpond.v1.UniqueSettingR\asetting\x12\x14\n" +
+	"\x05since\x18\x06 \x01(\x04R\x05since\x12\x12\n" +
+	"\x04next\x18\a \x01(\x04R\x04next\x12\x14\n" +
+	"\x05floor\x18\b \x01(\x12R\x05floor\x12\x16\n" +
+	"\x06recent\x18\t \x01(\fR\x06recent\x126\n" +
+	"\aearlier\x18\n" +
+	" \x03(\v2\x1c.millpond.v1.EarlierSnapshotR\aearlier\x12\x1e\n" +
+	"\n" +
+	"duplicates\x18\f \x01(\x04R\n" +
+	"duplicates\x12\x18\n" +
+	"\aentries\x18\v \x01(\fR\aentries\"~\n" +
+	"\x0fEarlierSnapshot\x12:\n" +
+	"\treference\x18\x01 \x01(\v2\x1c.millpond.v1.UniqueReferenceR\treference\x12\x1b\n" +
+	"\tnewest_us\x18\x02 \x01(\x12R\bnewestUs\x12\x12\n" +
+	"\x04keys\x18\x03 \x01(\x04R\x04keys\"\xd4\x03\n" +
 	"\n" +
 	"DeadLetter\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
@@ -2240,33 +2666,38 @@ func file_manifest_proto_rawDescGZIP() []byte {
 }
 
 var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_manifest_proto_goTypes = []any{
-	(Encoding)(0),          // 0: millpond.v1.Encoding
-	(Ownership)(0),         // 1: millpond.v1.Ownership
-	(DeadLetterKind)(0),    // 2: millpond.v1.DeadLetterKind
-	(*Buffer)(nil),         // 3: millpond.v1.Buffer
-	(*Stream)(nil),         // 4: millpond.v1.Stream
-	(*Part)(nil),           // 5: millpond.v1.Part
-	(*Entry)(nil),          // 6: millpond.v1.Entry
-	(*Members)(nil),        // 7: millpond.v1.Members
-	(*Member)(nil),         // 8: millpond.v1.Member
-	(*Page)(nil),           // 9: millpond.v1.Page
-	(*PageReference)(nil),  // 10: millpond.v1.PageReference
-	(*Producer)(nil),       // 11: millpond.v1.Producer
-	(*Leader)(nil),         // 12: millpond.v1.Leader
-	(*Client)(nil),         // 13: millpond.v1.Client
-	(*Manifest)(nil),       // 14: millpond.v1.Manifest
-	(*BatchingPolicy)(nil), // 15: millpond.v1.BatchingPolicy
-	(*Plan)(nil),           // 16: millpond.v1.Plan
-	(*StreamCursor)(nil),   // 17: millpond.v1.StreamCursor
-	(*Skip)(nil),           // 18: millpond.v1.Skip
-	(*Refused)(nil),        // 19: millpond.v1.Refused
-	(*SinkTable)(nil),      // 20: millpond.v1.SinkTable
-	(*SinkTables)(nil),     // 21: millpond.v1.SinkTables
-	(*TableClaim)(nil),     // 22: millpond.v1.TableClaim
-	(*Cursor)(nil),         // 23: millpond.v1.Cursor
-	(*DeadLetter)(nil),     // 24: millpond.v1.DeadLetter
+	(Encoding)(0),           // 0: millpond.v1.Encoding
+	(Ownership)(0),          // 1: millpond.v1.Ownership
+	(DeadLetterKind)(0),     // 2: millpond.v1.DeadLetterKind
+	(*Buffer)(nil),          // 3: millpond.v1.Buffer
+	(*Stream)(nil),          // 4: millpond.v1.Stream
+	(*Part)(nil),            // 5: millpond.v1.Part
+	(*Entry)(nil),           // 6: millpond.v1.Entry
+	(*Members)(nil),         // 7: millpond.v1.Members
+	(*Member)(nil),          // 8: millpond.v1.Member
+	(*Page)(nil),            // 9: millpond.v1.Page
+	(*PageReference)(nil),   // 10: millpond.v1.PageReference
+	(*Producer)(nil),        // 11: millpond.v1.Producer
+	(*Leader)(nil),          // 12: millpond.v1.Leader
+	(*Client)(nil),          // 13: millpond.v1.Client
+	(*Manifest)(nil),        // 14: millpond.v1.Manifest
+	(*BatchingPolicy)(nil),  // 15: millpond.v1.BatchingPolicy
+	(*Plan)(nil),            // 16: millpond.v1.Plan
+	(*StreamCursor)(nil),    // 17: millpond.v1.StreamCursor
+	(*Skip)(nil),            // 18: millpond.v1.Skip
+	(*Refused)(nil),         // 19: millpond.v1.Refused
+	(*SinkTable)(nil),       // 20: millpond.v1.SinkTable
+	(*SinkTables)(nil),      // 21: millpond.v1.SinkTables
+	(*TableClaim)(nil),      // 22: millpond.v1.TableClaim
+	(*Cursor)(nil),          // 23: millpond.v1.Cursor
+	(*Deduplication)(nil),   // 24: millpond.v1.Deduplication
+	(*UniqueSetting)(nil),   // 25: millpond.v1.UniqueSetting
+	(*UniqueReference)(nil), // 26: millpond.v1.UniqueReference
+	(*UniqueSnapshot)(nil),  // 27: millpond.v1.UniqueSnapshot
+	(*EarlierSnapshot)(nil), // 28: millpond.v1.EarlierSnapshot
+	(*DeadLetter)(nil),      // 29: millpond.v1.DeadLetter
 }
 var file_manifest_proto_depIdxs = []int32{
 	0,  // 0: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
@@ -2290,13 +2721,19 @@ var file_manifest_proto_depIdxs = []int32{
 	18, // 18: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
 	19, // 19: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
 	21, // 20: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
-	2,  // 21: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
-	0,  // 22: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
-	23, // [23:23] is the sub-list for method output_type
-	23, // [23:23] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	24, // 21: millpond.v1.Cursor.unique:type_name -> millpond.v1.Deduplication
+	25, // 22: millpond.v1.Deduplication.setting:type_name -> millpond.v1.UniqueSetting
+	26, // 23: millpond.v1.Deduplication.snapshot:type_name -> millpond.v1.UniqueReference
+	25, // 24: millpond.v1.UniqueSnapshot.setting:type_name -> millpond.v1.UniqueSetting
+	28, // 25: millpond.v1.UniqueSnapshot.earlier:type_name -> millpond.v1.EarlierSnapshot
+	26, // 26: millpond.v1.EarlierSnapshot.reference:type_name -> millpond.v1.UniqueReference
+	2,  // 27: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
+	0,  // 28: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
+	29, // [29:29] is the sub-list for method output_type
+	29, // [29:29] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -2310,7 +2747,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   22,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

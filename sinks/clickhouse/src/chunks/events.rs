@@ -1,11 +1,13 @@
 //! Cuts messages of JSON events into chunks for their table.
 
 use super::{Cutter, Found, RECORDS_MAX, messages, row_id};
-use crate::events::{Plan, Values, own, rows};
+use crate::events::{KeyPaths, Plan, Values, own, rows};
 use crate::identities::NumberedRecord;
 use crate::native::{self, Column as _, Dictionary, Numbers};
 use crate::schema::Table;
-use millpond_consumer::{Batch, Chunk, Cut, Part, Received, Record, RowId, SinkError};
+use millpond_consumer::{
+    Batch, Chunk, Cut, KeyHasher, Part, PartKeys, Received, Record, RowId, RowKey, SinkError,
+};
 use millpond_segment::Decompressor;
 
 /// The rows of the next chunk.
@@ -38,6 +40,10 @@ pub(super) fn cut(
                 if cutter.record >= RECORDS_MAX {
                     full = Some(too_many(part));
                     return false;
+                }
+                if part.dropped.contains(cutter.record) {
+                    cutter.next_id();
+                    return true;
                 }
                 waiting.add(row, &found, cutter)
             })
@@ -144,6 +150,41 @@ impl Waiting<'_> {
             received: Received::joined(self.received.iter().copied()),
         }
     }
+}
+
+/// Reads the keys of the rows of each part.
+pub(super) fn keys(
+    batch: &Batch,
+    paths: &KeyPaths,
+    decompressor: &mut Decompressor,
+) -> Result<Vec<PartKeys>, SinkError> {
+    let mut hasher = KeyHasher::default();
+    let parts = batch.parts.iter().map(|part| {
+        let mut next = u64::from(part.first_record);
+        let mut full = None;
+        let mut found_keys = PartKeys {
+            sequence: part.sequence,
+            ..PartKeys::default()
+        };
+        messages(part, decompressor, &mut |found| {
+            let at_us = found.message.received_at_us;
+            found_keys.newest_us = found_keys.newest_us.max(Some(at_us));
+            rows(found.message.payload, |row| {
+                if next >= RECORDS_MAX {
+                    full = Some(too_many(part));
+                    return false;
+                }
+                if let Some(key) = row.ok().and_then(|row| paths.key(row, &mut hasher)) {
+                    let record = row_id(part.sequence, next).record;
+                    found_keys.keys.push(RowKey { record, at_us, key });
+                }
+                next += 1;
+                true
+            })
+        })?;
+        full.map_or(Ok(found_keys), Err)
+    });
+    parts.collect()
 }
 
 /// Returns the rows with these numbers, each as a separate message, in the order of `ids`.

@@ -107,6 +107,7 @@ fn batch_of(signal: Signal, messages: &[Vec<u8>], per_block: usize, per_part: us
             data: blocks.concat().into(),
             raw_len: 0,
             records: 0,
+            dropped: Default::default(),
         })
         .collect();
     let id = BatchId {

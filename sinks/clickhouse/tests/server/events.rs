@@ -2,7 +2,7 @@
 
 use crate::support::{Server, batch_of_events, chunk, insert, open, policy, write, write_again};
 use millpond_clickhouse::{ClickHouse, Config, EventTable, Origin, Unit};
-use millpond_consumer::{Batch, Chunk, Cut, Found, RowId, Sink as _, SinkError};
+use millpond_consumer::{Batch, Chunk, Cut, Dropped, Found, RowId, Sink as _, SinkError};
 use millpond_segment::Encoding;
 use std::collections::BTreeMap;
 
@@ -320,6 +320,63 @@ async fn a_row_that_does_not_fit_leaves_the_others_alone() {
         .map(|record| record.id.record)
         .collect();
     assert_eq!(readable, [0, 2, 5, 7]);
+}
+
+#[tokio::test]
+async fn rows_have_keys_and_those_that_are_dropped_keep_their_numbers() {
+    let server = Server::start();
+    create(&server, "id UInt8, n UInt64").await;
+    let sink = open(config(&server, &[])).await;
+    let rows = [
+        r#"{"id":1,"n":10}"#,
+        r#"{"n":11}"#,
+        r#"{"id":999,"n":12}"#,
+        r#"{"id":1,"n":13}"#,
+    ];
+    // The second message ends with a row that is no JSON.
+    let mut batch = batch_of_events(STREAM, 1, &[message(&rows), b"{\"id\":2,\"n\":14} {".to_vec()]);
+    let found = sink.keys(&batch, &["id".to_owned()]).unwrap();
+    let [part] = &found[..] else { panic!("{found:?}") };
+    let records: Vec<u32> = part.keys.iter().map(|key| key.record).collect();
+    assert_eq!((part.sequence, records), (1, vec![0, 2, 3, 4]));
+    let [first, unfit, again, other] = &part.keys[..] else {
+        panic!("{part:?}")
+    };
+    assert_eq!(first.key, again.key);
+    assert!(first.key != unfit.key && first.key != other.key);
+    assert_eq!(Some(other.at_us), part.newest_us, "the second message came later");
+    assert!(first.at_us < other.at_us);
+
+    batch.parts[0].dropped = Dropped::of(&[2, 3]);
+    let (chunks, unfit) = cuts(&sink, &batch, 100);
+    let [chunk] = &chunks[..] else {
+        panic!("{chunks:?}")
+    };
+    let ids: Vec<u32> = chunk.ids().map(|id| id.record).collect();
+    assert_eq!(ids, [0, 1, 4], "a dropped row changes the number of another");
+    let unfit: Vec<u32> = unfit.iter().map(|(id, ..)| *id).collect();
+    assert_eq!(unfit, [5], "a dropped row is no dead letter");
+    write(&sink, &batch.id, chunk).await.unwrap();
+    let found = server
+        .ask("SELECT n, _millpond_record FROM otel.signup ORDER BY n")
+        .await;
+    assert_eq!(found, "10\t0\n11\t1\n14\t4");
+}
+
+#[tokio::test]
+async fn streams_that_are_not_events_have_no_keys() {
+    let server = Server::start();
+    create(&server, "id UInt8").await;
+    let sink = open(config(&server, &[])).await;
+    let batch = Batch {
+        encoding: Encoding::Otlp,
+        ..batch_of_events(STREAM, 1, &[])
+    };
+    let refused = sink.keys(&batch, &["id".to_owned()]);
+    let Err(SinkError::Refused(reason)) = refused else {
+        panic!("{refused:?}")
+    };
+    assert!(reason.contains("--unique is for streams of events"), "{reason}");
 }
 
 #[tokio::test]

@@ -256,6 +256,7 @@ pub(crate) fn batch_of(signal: Signal, low: u64, messages: &[Vec<u8>]) -> Batch 
         data: Bytes::from(blocks),
         raw_len: 0,
         records: 0,
+        dropped: Default::default(),
     };
     let id = BatchId {
         buffer_id: uuid::Uuid::from_u128(7),

@@ -1,0 +1,14 @@
+//! Drops the repeated events of a stream by their keys. `design/deduplication.md` has the rules and the protocol.
+
+mod keys;
+mod restore;
+mod stage;
+mod state;
+
+pub use keys::{KeyHasher, KeyValue, PartKeys, RowKey};
+pub(crate) use stage::{Line, Turn};
+pub use state::Dropped;
+pub(crate) use state::KeyLimit;
+
+/// The most memory that a remembered key takes, in bytes.
+pub const BYTES_PER_KEY: u64 = 40;

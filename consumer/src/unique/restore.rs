@@ -1,0 +1,260 @@
+//! Puts the state of a stream together again: the snapshots that the cursor names, and the keys of the log after them.
+
+use super::keys::PartKeys;
+use super::state::{KeyLimit, Of, State, TooManyKeys};
+use crate::error::ConsumeError;
+use crate::reading::read_patiently;
+use crate::shard::{PageRead, Shard};
+use crate::sink::{Batch, BatchId, Part};
+use crate::unique::Dropped;
+use crate::work::Wanted;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use millpond_manifest::cursor::{Deduplication, Skip};
+use millpond_manifest::{Log, UniqueReference, UniqueSetting, UniqueSnapshot, layout};
+use millpond_runtime::blocking;
+use std::collections::BTreeSet;
+use tracing::info;
+
+/// Parts to read ahead.
+const PARTS_AT_A_TIME: usize = 4;
+
+/// What a state is made from.
+#[derive(Debug, Clone)]
+pub(crate) struct Source {
+    pub(crate) stream: String,
+    pub(crate) setting: UniqueSetting,
+    pub(crate) of: Deduplication,
+    /// Parts of the stream that an operator left out.
+    pub(crate) skipped: BTreeSet<u64>,
+    /// The first sequence that is not acknowledged, for people.
+    pub(crate) next: u64,
+}
+
+impl Source {
+    pub(crate) fn new(
+        stream: &str,
+        setting: &UniqueSetting,
+        of: &Deduplication,
+        skipped: &[Skip],
+        next: u64,
+    ) -> Source {
+        let skipped = skipped.iter().filter(|skip| skip.stream == stream);
+        Source {
+            stream: stream.to_owned(),
+            setting: setting.clone(),
+            of: of.clone(),
+            skipped: skipped.map(|skip| skip.sequence).collect(),
+            next,
+        }
+    }
+
+    fn lost(&self, shard: &Shard, reason: String) -> ConsumeError {
+        ConsumeError::UniqueLost {
+            consumer: shard.claim.consumer.clone(),
+            stream: self.stream.clone(),
+            reason,
+            next: self.next,
+        }
+    }
+}
+
+/// The error for a limit that is too small.
+pub(crate) fn too_many(stream: &str, TooManyKeys { max }: TooManyKeys) -> ConsumeError {
+    ConsumeError::UniqueMemory {
+        stream: stream.to_owned(),
+        keys: max,
+        bytes: max * super::BYTES_PER_KEY,
+    }
+}
+
+/// Returns the state before the sequence `to`.
+pub(crate) async fn restore(
+    shard: &Shard,
+    source: &Source,
+    limit: KeyLimit,
+    to: u64,
+) -> Result<State, ConsumeError> {
+    let of = Of {
+        buffer_id: shard.claim.buffer_id,
+        shard: shard.claim.shard,
+        consumer: shard.claim.consumer.clone(),
+        stream: source.stream.clone(),
+        setting: source.setting.clone(),
+        since: source.of.since,
+    };
+    let mut state = State::new(of, limit);
+    if let Some(name) = source.of.snapshot {
+        let newest = snapshot(shard, source, &state, name).await?;
+        state.resume(&newest, name);
+        for earlier in &newest.earlier {
+            let earlier = snapshot(shard, source, &state, earlier.reference).await?;
+            state
+                .load(&earlier.entries)
+                .map_err(|full| too_many(&source.stream, full))?;
+        }
+        state
+            .load(&newest.entries)
+            .map_err(|full| too_many(&source.stream, full))?;
+    }
+    let from = state.next();
+    if from < to {
+        replay(shard, source, &mut state, to).await?;
+    }
+    info!(
+        shard = shard.claim.shard,
+        stream = source.stream,
+        keys = state.keys(),
+        read_from = from,
+        "remembers the keys before sequence {to}"
+    );
+    Ok(state)
+}
+
+/// Reads a snapshot that the cursor names, directly or through another one.
+async fn snapshot(
+    shard: &Shard,
+    source: &Source,
+    state: &State,
+    name: UniqueReference,
+) -> Result<UniqueSnapshot, ConsumeError> {
+    let claim = &shard.claim;
+    let key = layout::unique(claim.shard, &claim.consumer, &source.stream, name.next, name.id);
+    let found =
+        read_patiently::<UniqueSnapshot>(&claim.store, &key, &claim.readiness, &*claim.environment).await?;
+    let Some(found) = found else {
+        return Err(source.lost(shard, format!("{key} is not in the store: restore it")));
+    };
+    let found = found.state;
+    let own = Of {
+        buffer_id: found.buffer_id,
+        shard: found.shard,
+        consumer: found.consumer.clone(),
+        stream: found.stream.clone(),
+        setting: found.setting.clone(),
+        since: found.since,
+    };
+    if own != *state.of() || found.next != name.next {
+        return Err(source.lost(
+            shard,
+            format!("{key} belongs to another consumer or setting: restore it"),
+        ));
+    }
+    Ok(found)
+}
+
+/// Reads the keys of the log from the state on.
+async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> Result<(), ConsumeError> {
+    let trimmed = |at: u64, first: u64| {
+        source.lost(
+            shard,
+            format!("the log is needed from sequence {at} on, and retention has trimmed it below {first}"),
+        )
+    };
+    let found = shard.read_log().await?;
+    let Some(found) = found else {
+        return Err(source.lost(shard, "the manifest is not in the store".to_owned()));
+    };
+    let mut log = Log::new(found.state);
+    let mut at = state.next();
+    if log.first_sequence > at {
+        return Err(trimmed(at, log.first_sequence));
+    }
+    let Some(index) = log.stream_index(&source.stream) else {
+        state.pass(to);
+        return Ok(());
+    };
+    while at < to {
+        let missing = log.missing(at).filter(|page| page.first < to).cloned();
+        if let Some(reference) = missing.filter(|page| page.first <= at) {
+            match shard.read_page(&reference).await? {
+                PageRead::Page(page) => log.load(&reference, page).map_err(|wrong| {
+                    let key = layout::page(log.shard, reference.first, reference.page);
+                    ConsumeError::WrongPage { key, wrong }
+                })?,
+                PageRead::Trimmed(newer) => return Err(trimmed(at, newer.state.first_sequence)),
+            }
+        }
+        let end = log.horizon(at).min(to);
+        let parts = log.parts(index, at).take_while(|(sequence, ..)| *sequence < end);
+        let parts = parts.filter(|(sequence, ..)| !source.skipped.contains(sequence));
+        let encoding = log.streams[index as usize].encoding;
+        let wanted = parts.map(|(sequence, entry, part)| Wanted {
+            key: layout::segment(shard.claim.shard, entry.segment),
+            length: part.length,
+            part: Part {
+                sequence,
+                first_record: 0,
+                segment: entry.segment,
+                offset: part.offset,
+                data: Bytes::new(),
+                raw_len: part.raw_len,
+                records: part.records,
+                dropped: Dropped::default(),
+            },
+        });
+        let reads = wanted.map(|wanted| keys(shard, source, encoding, wanted));
+        let reads: Vec<_> = reads.collect();
+        let mut reads = stream::iter(reads).buffered(PARTS_AT_A_TIME);
+        loop {
+            let part = match reads.try_next().await {
+                Ok(Some(part)) => part,
+                Ok(None) => break,
+                Err(ConsumeError::Lost { key, sequence }) => {
+                    return Err(match shard.gone(&key, sequence).await? {
+                        ConsumeError::Trimmed { sequence, first, .. } => trimmed(sequence, first),
+                        other => other,
+                    });
+                }
+                Err(error) => return Err(error),
+            };
+            state.part(&part).map_err(|full| too_many(&source.stream, full))?;
+        }
+        at = end;
+        log.unload(|page| page.last >= at);
+    }
+    state.pass(to);
+    Ok(())
+}
+
+/// Reads the keys of one part.
+async fn keys(
+    shard: &Shard,
+    source: &Source,
+    encoding: millpond_segment::Encoding,
+    wanted: Wanted,
+) -> Result<PartKeys, ConsumeError> {
+    let worker = &shard.worker;
+    let bytes = wanted.length.saturating_add(wanted.part.raw_len);
+    let _memory = worker.memory.reserve_at_most(bytes).await;
+    let sequence = wanted.part.sequence;
+    let part = worker.fetch(shard.claim.shard, wanted, None).await?;
+    let batch = Batch {
+        id: BatchId {
+            buffer_id: shard.claim.buffer_id,
+            shard: shard.claim.shard,
+            stream: source.stream.clone(),
+            consumer: shard.claim.consumer.clone(),
+            cursor: shard.claim.cursor.clone(),
+            generation: 0,
+            sink: worker.sink.name().to_owned(),
+            low: sequence,
+            high: sequence,
+            schema_version: worker.sink.schema_version(),
+        },
+        encoding,
+        parts: vec![part],
+    };
+    let _decoder = worker.decoders.acquire().await.expect("never closed");
+    let (sink, paths) = (worker.sink.clone(), source.setting.key.clone());
+    let id = batch.id.to_string();
+    let found = blocking::compute(&*worker.environment, move || sink.keys(&batch, &paths)).await;
+    let mut found = found.map_err(|error| ConsumeError::Refused {
+        batch: id,
+        reason: error.to_string(),
+    })?;
+    Ok(found.pop().unwrap_or(PartKeys {
+        sequence,
+        ..PartKeys::default()
+    }))
+}

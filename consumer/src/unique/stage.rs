@@ -1,0 +1,313 @@
+//! The place of a stream's batches in the order of the log: each asks for memory, and decides, after the one before it.
+//! Writes the snapshots. `state` decides.
+
+use super::keys::PartKeys;
+use super::restore::{Source, restore, too_many};
+use super::state::{Decisions, State};
+use crate::error::ConsumeError;
+use crate::metrics::label;
+use crate::shard::Shard;
+use crate::sink::Batch;
+use millpond_manifest::cursor::Plan;
+use millpond_manifest::{Cursor, Object as _, UniqueReference, UniqueSnapshot, layout};
+use millpond_runtime::{Backoff, Level, blocking};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use ulid::Ulid;
+
+/// The shortest time between two snapshots of a stream with few new keys.
+const SNAPSHOT_INTERVAL_MIN: Duration = Duration::from_secs(60);
+
+/// A snapshot has this share of all keys at least, and of the window, unless it has many keys.
+const SHARE: u32 = 64;
+
+/// The deduplication of one stream in one term.
+pub(crate) struct Stage {
+    shard: Shard,
+    source: Source,
+    state: tokio::sync::Mutex<Option<Kept>>,
+    reached: Mutex<Reached>,
+}
+
+/// The state between two batches.
+struct Kept {
+    state: State,
+    /// The time of the last snapshot, by the environment's uptime.
+    stored_at: Duration,
+}
+
+/// What a swap of the cursor may record once the positions have moved so far.
+#[derive(Default)]
+struct Reached {
+    /// Snapshots that the store has.
+    snapshots: VecDeque<UniqueReference>,
+    /// The number of dropped rows before a sequence.
+    duplicates: VecDeque<(u64, u64)>,
+}
+
+/// The batches of a stream, in the order in which they start.
+pub(crate) struct Line {
+    stage: Arc<Stage>,
+    /// The hand-overs of the last batch.
+    memory: Option<oneshot::Receiver<()>>,
+    decision: Option<oneshot::Receiver<()>>,
+}
+
+/// A batch's place in the line.
+pub(crate) struct Turn {
+    stage: Arc<Stage>,
+    plan: Plan,
+    memory: Handover,
+    decision: Handover,
+}
+
+/// The end of the wait for the batch before, and the signal to the batch after.
+struct Handover {
+    /// `None` for the first batch.
+    before: Option<oneshot::Receiver<()>>,
+    after: Option<oneshot::Sender<()>>,
+}
+
+impl Handover {
+    fn new(line: &mut Option<oneshot::Receiver<()>>) -> Handover {
+        let (sender, receiver) = oneshot::channel();
+        Handover {
+            before: line.replace(receiver),
+            after: Some(sender),
+        }
+    }
+
+    /// Returns when it is this batch's turn. Returns true for the first batch.
+    async fn wait(&mut self) -> bool {
+        let Some(before) = self.before.take() else {
+            return true;
+        };
+        if before.await.is_err() {
+            // The batch before ended with an error, and so does the term.
+            std::future::pending::<()>().await;
+        }
+        false
+    }
+
+    fn pass_on(&mut self) {
+        if let Some(after) = self.after.take() {
+            // No batch follows if the receiver does not exist any more.
+            let _ = after.send(());
+        }
+    }
+}
+
+impl Line {
+    /// The line of a stream, if its repeated events are dropped.
+    pub(crate) fn of(shard: &Shard, cursor: &Cursor, stream: &str) -> Option<Line> {
+        let (setting, of) = cursor.deduplicates(stream)?;
+        let source = Source::new(stream, setting, of, &cursor.skipped, cursor.next(stream));
+        Some(Line {
+            stage: Arc::new(Stage {
+                shard: shard.clone(),
+                source,
+                state: tokio::sync::Mutex::default(),
+                reached: Mutex::default(),
+            }),
+            memory: None,
+            decision: None,
+        })
+    }
+
+    /// The next batch.
+    pub(crate) fn turn(&mut self, plan: Plan) -> Turn {
+        Turn {
+            stage: self.stage.clone(),
+            plan,
+            memory: Handover::new(&mut self.memory),
+            decision: Handover::new(&mut self.decision),
+        }
+    }
+
+    /// Records in a cursor what its position allows.
+    pub(crate) fn record(&self, cursor: &mut Cursor) -> Result<(), ConsumeError> {
+        let stream = &*self.stage.source.stream;
+        let next = cursor.next(stream);
+        let reached = self.stage.reached();
+        let named = cursor.deduplicates(stream).map_or(0, |(_, of)| of.needs());
+        let snapshots = reached.snapshots.iter().rev();
+        if let Some(snapshot) = snapshots.copied().find(|snapshot| snapshot.next <= next)
+            && snapshot.next > named
+        {
+            cursor.snapshot_unique(stream, snapshot)?;
+        }
+        let mut counts = reached.duplicates.iter().rev();
+        if let Some((_, duplicates)) = counts.find(|(before, _)| *before <= next) {
+            cursor.count_duplicates(stream, *duplicates);
+        }
+        Ok(())
+    }
+
+    /// Forgets what a durable cursor has.
+    pub(crate) fn recorded(&self, cursor: &Cursor) {
+        let stream = &*self.stage.source.stream;
+        let (next, named) = (
+            cursor.next(stream),
+            cursor.deduplicates(stream).map_or(0, |(_, of)| of.needs()),
+        );
+        let mut reached = self.stage.reached();
+        reached.snapshots.retain(|snapshot| snapshot.next > named);
+        // The last one that the position allows stays, since the swap may not have had it yet.
+        while reached
+            .duplicates
+            .get(1)
+            .is_some_and(|(before, _)| *before <= next)
+        {
+            reached.duplicates.pop_front();
+        }
+    }
+}
+
+impl Turn {
+    /// Returns when the batch may ask for memory. The first one puts the state together before.
+    pub(crate) async fn before_memory(&mut self) -> Result<(), ConsumeError> {
+        if !self.memory.wait().await {
+            return Ok(());
+        }
+        let Stage { shard, source, .. } = &*self.stage;
+        let limit = shard.worker.keys.clone();
+        let state = restore(shard, source, limit, self.plan.low).await?;
+        *self.stage.state.lock().await = Some(Kept {
+            state,
+            stored_at: shard.worker.environment.uptime(),
+        });
+        Ok(())
+    }
+
+    /// The batch has its memory.
+    pub(crate) fn has_memory(&mut self) {
+        self.memory.pass_on();
+    }
+
+    /// Decides about the rows of the batch, and marks those that repeat earlier ones.
+    pub(crate) async fn decide(mut self, batch: &mut Batch) -> Result<(), ConsumeError> {
+        let keys = self.keys(batch).await?;
+        self.decision.wait().await;
+        let stage = self.stage.clone();
+        let Stage { shard, source, .. } = &*stage;
+        let worker = &shard.worker;
+        if keys.len() != batch.parts.len() {
+            return Err(bug(
+                batch,
+                &format!("the sink read the keys of {} parts", keys.len()),
+            ));
+        }
+        let mut kept = stage.state.lock().await;
+        let Some(Kept { mut state, stored_at }) = kept.take() else {
+            return Err(bug(batch, "its stream has no state"));
+        };
+        if state.next() > self.plan.low {
+            return Err(bug(
+                batch,
+                &format!("sequence {} is decided already", state.next()),
+            ));
+        }
+        let next = self.plan.high + 1;
+        let (state, decided) = blocking::compute(&*worker.environment, move || {
+            let decided: Result<Vec<Decisions>, _> = keys.iter().map(|part| state.part(part)).collect();
+            state.pass(next);
+            (state, decided)
+        })
+        .await;
+        let decided = decided.map_err(|full| too_many(&source.stream, full))?;
+        *kept = Some(stage.store(state, stored_at).await);
+        if let Some(Kept { state, .. }) = &*kept {
+            stage.reached().duplicates.push_back((next, state.duplicates()));
+        }
+        drop(kept);
+        self.decision.pass_on();
+        let label = label(&source.stream);
+        let (duplicates, late) = (&worker.metrics.duplicates, &worker.metrics.unique_late);
+        for (part, Decisions { dropped, late: rows }) in batch.parts.iter_mut().zip(decided) {
+            duplicates.get_or_create(&label).inc_by(dropped.len());
+            late.get_or_create(&label).inc_by(rows);
+            part.dropped = dropped;
+        }
+        let keys = i64::try_from(worker.keys.used()).unwrap_or(i64::MAX);
+        worker.metrics.unique_keys.set(keys);
+        Ok(())
+    }
+
+    /// Reads the keys of the batch. Several batches do so at a time.
+    async fn keys(&self, batch: &Batch) -> Result<Vec<PartKeys>, ConsumeError> {
+        let worker = &self.stage.shard.worker;
+        let _decoder = worker.decoders.acquire().await.expect("never closed");
+        let (sink, paths) = (worker.sink.clone(), self.stage.source.setting.key.clone());
+        // Its bytes are shared.
+        let copy = batch.clone();
+        let found = blocking::compute(&*worker.environment, move || sink.keys(&copy, &paths)).await;
+        found.map_err(|error| ConsumeError::Refused {
+            batch: batch.id.to_string(),
+            reason: error.to_string(),
+        })
+    }
+}
+
+fn bug(batch: &Batch, reason: &str) -> ConsumeError {
+    ConsumeError::Refused {
+        batch: batch.id.to_string(),
+        reason: format!("its rows cannot be compared with earlier ones, because {reason}; this is a bug"),
+    }
+}
+
+impl Stage {
+    fn reached(&self) -> MutexGuard<'_, Reached> {
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stores a snapshot if one is due, and returns when the store has it: the next one names it.
+    async fn store(&self, mut state: State, stored_at: Duration) -> Kept {
+        let worker = &self.shard.worker;
+        let now = worker.environment.uptime();
+        let window = Duration::from_millis(self.source.setting.window_ms);
+        let interval = (window / SHARE).max(SNAPSHOT_INTERVAL_MIN);
+        let many = worker.snapshot_keys.max(state.keys() / u64::from(SHARE));
+        let due = state.fresh() >= many
+            || (now.saturating_sub(stored_at) >= interval && state.next() > state.snapshot_at());
+        if !due || !state.may_snapshot() {
+            return Kept { state, stored_at };
+        }
+        let snapshot = state.snapshot();
+        let random = u128::from(worker.environment.random()) << 64 | u128::from(worker.environment.random());
+        let name = UniqueReference {
+            next: snapshot.next,
+            id: Ulid::from_parts(worker.environment.now_ms(), random),
+        };
+        self.put(&snapshot, name).await;
+        state.stored(&snapshot, name);
+        self.reached().snapshots.push_back(name);
+        Kept {
+            state,
+            stored_at: now,
+        }
+    }
+
+    async fn put(&self, snapshot: &UniqueSnapshot, name: UniqueReference) {
+        let worker = &self.shard.worker;
+        let UniqueSnapshot {
+            shard,
+            consumer,
+            stream,
+            ..
+        } = snapshot;
+        let key = layout::unique(*shard, consumer, stream, name.next, name.id);
+        let (what, body) = (format!("writing {key}"), snapshot.encode());
+        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+        loop {
+            // Nobody else uses this name: an object with it is from an earlier attempt.
+            match worker.store.put_if_absent(&key, vec![body.clone()]).await {
+                Ok(_) => break,
+                Err(error) => worker.readiness.waits(&what, error, Level::Warn),
+            }
+            backoff.pause(&*worker.environment).await;
+        }
+        worker.readiness.goes_on(&what);
+    }
+}

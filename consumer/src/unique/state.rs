@@ -1,0 +1,339 @@
+//! Which rows are duplicates: the keys of the rows that were kept, and the clock that forgets them. Pure: the log alone
+//! decides.
+
+mod table;
+#[cfg(test)]
+mod tests;
+
+use super::keys::{PartKeys, RowKey};
+use millpond_manifest::unique::{EARLIER_MAX, EarlierSnapshot, RECENT_MAX};
+use millpond_manifest::{UniqueReference, UniqueSetting, UniqueSnapshot};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use table::Table;
+use uuid::Uuid;
+
+/// A window has this many buckets.
+const BUCKETS: i64 = 16;
+
+/// The numbers of the records of a part that the consumer drops, as a set of bits.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Dropped(Option<Arc<[u64]>>);
+
+impl Dropped {
+    /// The set of these record numbers.
+    pub fn of(records: &[u32]) -> Dropped {
+        let Some(last) = records.iter().max() else {
+            return Dropped::default();
+        };
+        let mut bits = vec![0; *last as usize / 64 + 1];
+        for record in records {
+            bits[*record as usize / 64] |= 1 << (record % 64);
+        }
+        Dropped(Some(bits.into()))
+    }
+
+    /// Returns true if this record is dropped.
+    pub fn contains(&self, record: u64) -> bool {
+        let word = usize::try_from(record / 64).ok();
+        let bits = self.0.as_ref().zip(word).and_then(|(bits, word)| bits.get(word));
+        bits.is_some_and(|bits| bits & (1 << (record % 64)) != 0)
+    }
+
+    /// The number of dropped records.
+    pub fn len(&self) -> u64 {
+        let bits = self.0.iter().flat_map(|bits| bits.iter());
+        bits.map(|bits| u64::from(bits.count_ones())).sum()
+    }
+
+    /// Returns true if no record is dropped.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+/// The number of keys that all streams of a process may remember. Clones share one count.
+#[derive(Debug, Clone)]
+pub(crate) struct KeyLimit {
+    used: Arc<AtomicU64>,
+    max: u64,
+}
+
+/// More keys than the limit allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TooManyKeys {
+    pub(crate) max: u64,
+}
+
+impl KeyLimit {
+    pub(crate) fn new(max: u64) -> KeyLimit {
+        KeyLimit {
+            used: Arc::default(),
+            max,
+        }
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn take(&self) -> Result<(), TooManyKeys> {
+        if self.used.fetch_add(1, Ordering::Relaxed) < self.max {
+            return Ok(());
+        }
+        self.used.fetch_sub(1, Ordering::Relaxed);
+        Err(TooManyKeys { max: self.max })
+    }
+
+    fn give_back(&self, keys: u64) {
+        self.used.fetch_sub(keys, Ordering::Relaxed);
+    }
+}
+
+/// The stream that a state belongs to, for its snapshots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Of {
+    pub(crate) buffer_id: Uuid,
+    pub(crate) shard: u32,
+    pub(crate) consumer: String,
+    pub(crate) stream: String,
+    pub(crate) setting: UniqueSetting,
+    pub(crate) since: u64,
+}
+
+/// The keys that a stream remembers before a sequence.
+pub(crate) struct State {
+    of: Of,
+    window_us: i64,
+    /// The newest times of the last parts.
+    recent: VecDeque<i64>,
+    /// Times in buckets below this one are forgotten.
+    floor: i64,
+    table: Table,
+    limit: KeyLimit,
+    /// Entries that no snapshot has yet.
+    fresh: Vec<(u128, i64)>,
+    /// The snapshots that have the others.
+    stored: Vec<EarlierSnapshot>,
+    /// The number of rows dropped so far.
+    duplicates: u64,
+    /// The state is the one before this sequence.
+    next: u64,
+    /// The sequence of the last snapshot.
+    snapshot_at: u64,
+}
+
+/// The decisions about a part.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Decisions {
+    pub(crate) dropped: Dropped,
+    /// Rows below the floor: nothing remembers them.
+    pub(crate) late: u64,
+}
+
+impl State {
+    /// The state before the first sequence of a setting.
+    pub(crate) fn new(of: Of, limit: KeyLimit) -> State {
+        let window_us = i64::try_from(of.setting.window_ms.saturating_mul(1_000)).unwrap_or(i64::MAX);
+        State {
+            window_us,
+            recent: VecDeque::with_capacity(RECENT_MAX),
+            floor: i64::MIN,
+            table: Table::default(),
+            limit,
+            fresh: Vec::new(),
+            stored: Vec::new(),
+            duplicates: 0,
+            next: of.since,
+            snapshot_at: of.since,
+            of,
+        }
+    }
+
+    /// Takes over a snapshot: everything but the entries.
+    pub(crate) fn resume(&mut self, snapshot: &UniqueSnapshot, name: UniqueReference) {
+        self.recent = snapshot.recent.iter().copied().collect();
+        self.floor = snapshot.floor;
+        self.duplicates = snapshot.duplicates;
+        self.stored.clone_from(&snapshot.earlier);
+        if !snapshot.entries.is_empty() {
+            self.stored.push(EarlierSnapshot {
+                reference: name,
+                newest_us: snapshot.newest_us(),
+                keys: snapshot.entries.len() as u64,
+            });
+        }
+        self.next = snapshot.next;
+        self.snapshot_at = snapshot.next;
+    }
+
+    /// Adds the entries of a snapshot.
+    pub(crate) fn load(&mut self, entries: &[(u128, i64)]) -> Result<(), TooManyKeys> {
+        for &(key, at_us) in entries {
+            if self.remembers(at_us) {
+                let known = self.table.get(key);
+                self.remember(key, at_us, known.is_some())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The stream and its setting.
+    pub(crate) fn of(&self) -> &Of {
+        &self.of
+    }
+
+    /// The state is the one before this sequence.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The number of rows dropped since the setting took effect.
+    pub(crate) fn duplicates(&self) -> u64 {
+        self.duplicates
+    }
+
+    /// The number of keys.
+    pub(crate) fn keys(&self) -> u64 {
+        self.table.len() as u64
+    }
+
+    /// The number of entries that no snapshot has yet.
+    pub(crate) fn fresh(&self) -> u64 {
+        self.fresh.len() as u64
+    }
+
+    /// The sequence of the last snapshot.
+    pub(crate) fn snapshot_at(&self) -> u64 {
+        self.snapshot_at
+    }
+
+    /// Returns true if another snapshot may name all that it needs.
+    pub(crate) fn may_snapshot(&self) -> bool {
+        self.stored.len() < EARLIER_MAX
+    }
+
+    /// Decides about the rows of the next part.
+    pub(crate) fn part(&mut self, part: &PartKeys) -> Result<Decisions, TooManyKeys> {
+        if let Some(newest_us) = part.newest_us {
+            self.advance(newest_us);
+        }
+        let mut dropped = Vec::new();
+        let mut late = 0;
+        for &RowKey { record, at_us, key } in &part.keys {
+            let known = self.table.get(key);
+            if known.is_some_and(|known| known.abs_diff(at_us) < self.window_us.unsigned_abs()) {
+                dropped.push(record);
+            } else if !self.remembers(at_us) {
+                late += 1;
+            } else if known.is_none_or(|known| known < at_us) {
+                self.remember(key, at_us, known.is_some())?;
+                self.fresh.push((key, at_us));
+            }
+        }
+        self.next = part.sequence + 1;
+        self.duplicates += dropped.len() as u64;
+        Ok(Decisions {
+            dropped: Dropped::of(&dropped),
+            late,
+        })
+    }
+
+    /// Moves on over sequences without a part of the stream, and over skipped parts.
+    pub(crate) fn pass(&mut self, next: u64) {
+        self.next = self.next.max(next);
+    }
+
+    /// Advances the clock to a part, and forgets what is below the floor.
+    fn advance(&mut self, newest_us: i64) {
+        if self.recent.len() == RECENT_MAX {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(newest_us);
+        let mut sorted: Vec<i64> = self.recent.iter().copied().collect();
+        sorted.sort_unstable();
+        let now_us = sorted[(sorted.len() - 1) / 2];
+        let floor = self.bucket(now_us.saturating_sub(self.window_us));
+        if floor > self.floor {
+            self.floor = floor;
+            let (limit, width) = (self.limit.clone(), self.width());
+            let gone = self.table.retain(|at_us| at_us.div_euclid(width) >= floor);
+            limit.give_back(gone as u64);
+        }
+    }
+
+    fn width(&self) -> i64 {
+        (self.window_us / BUCKETS).max(1)
+    }
+
+    fn bucket(&self, at_us: i64) -> i64 {
+        at_us.div_euclid(self.width())
+    }
+
+    fn remembers(&self, at_us: i64) -> bool {
+        self.bucket(at_us) >= self.floor
+    }
+
+    /// Remembers the later of two times.
+    fn remember(&mut self, key: u128, at_us: i64, known: bool) -> Result<(), TooManyKeys> {
+        if known {
+            self.table.raise(key, at_us);
+            return Ok(());
+        }
+        self.limit.take()?;
+        self.table.insert(key, at_us);
+        Ok(())
+    }
+
+    /// Makes the next snapshot, which the store does not have yet.
+    pub(crate) fn snapshot(&self) -> UniqueSnapshot {
+        let Of {
+            buffer_id,
+            shard,
+            consumer,
+            stream,
+            setting,
+            since,
+        } = self.of.clone();
+        let stored = self.stored.iter();
+        let fresh = self.fresh.iter();
+        UniqueSnapshot {
+            buffer_id,
+            shard,
+            consumer,
+            stream,
+            setting,
+            since,
+            next: self.next,
+            floor: self.floor,
+            recent: self.recent.iter().copied().collect(),
+            duplicates: self.duplicates,
+            earlier: stored
+                .filter(|earlier| self.remembers(earlier.newest_us))
+                .copied()
+                .collect(),
+            entries: fresh
+                .filter(|(_, at_us)| self.remembers(*at_us))
+                .copied()
+                .collect(),
+        }
+    }
+
+    /// The store has this snapshot, the last one that [`snapshot`](Self::snapshot) made.
+    pub(crate) fn stored(&mut self, snapshot: &UniqueSnapshot, name: UniqueReference) {
+        self.fresh = Vec::new();
+        let (recent, floor) = (std::mem::take(&mut self.recent), self.floor);
+        self.resume(snapshot, name);
+        debug_assert!(
+            recent == self.recent && floor == self.floor,
+            "a snapshot of this state"
+        );
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.limit.give_back(self.table.len() as u64);
+    }
+}

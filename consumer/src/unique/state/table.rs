@@ -1,0 +1,174 @@
+//! Times by key, at most 40 bytes for each: partitions with open addressing, which grow one at a time and by a quarter,
+//! so that neither a doubling nor a copy of everything costs memory. Keys are hashes, so their bits choose the places.
+
+/// Partitions. While one grows, its old copy takes at most a thousandth of the memory.
+const PARTITIONS: usize = 1_024;
+
+/// The smallest capacity of a partition that is not empty.
+const SLOTS_MIN: usize = 8;
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    /// The key in two words, since a `u128` would be aligned to 16 bytes.
+    key: [u64; 2],
+    at_us: i64,
+}
+
+/// No row was received at this time.
+const EMPTY: Slot = Slot {
+    key: [0; 2],
+    at_us: i64::MIN,
+};
+
+#[derive(Debug, Clone, Default)]
+struct Partition {
+    slots: Vec<Slot>,
+    used: usize,
+}
+
+/// Times by key.
+#[derive(Debug)]
+pub(crate) struct Table {
+    partitions: Vec<Partition>,
+    len: usize,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Table {
+            partitions: vec![Partition::default(); PARTITIONS],
+            len: 0,
+        }
+    }
+}
+
+/// The two words of a key: the low one chooses the slot, the high one the partition.
+fn words(key: u128) -> [u64; 2] {
+    #[expect(clippy::cast_possible_truncation, reason = "these are the two halves")]
+    [key as u64, (key >> 64) as u64]
+}
+
+fn partition(key: [u64; 2]) -> usize {
+    usize::try_from(key[1] % PARTITIONS as u64).expect("it is small")
+}
+
+/// A number below `slots`, in proportion to the word.
+fn first_place(key: [u64; 2], slots: usize) -> usize {
+    let place = (u128::from(key[0]) * slots as u128) >> 64;
+    usize::try_from(place).expect("it is below a number of slots")
+}
+
+impl Partition {
+    /// The place of a key, or the empty one where it would be. `None` without slots.
+    fn place(&self, key: [u64; 2]) -> Option<usize> {
+        let slots = self.slots.len();
+        if slots == 0 {
+            return None;
+        }
+        let mut place = first_place(key, slots);
+        // A seventh of the slots is empty.
+        while self.slots[place].at_us != i64::MIN && self.slots[place].key != key {
+            place += 1;
+            if place == slots {
+                place = 0;
+            }
+        }
+        Some(place)
+    }
+
+    fn find(&self, key: [u64; 2]) -> Option<usize> {
+        self.place(key)
+            .filter(|place| self.slots[*place].at_us != i64::MIN)
+    }
+
+    /// Adds a key that is not there.
+    fn insert(&mut self, slot: Slot) {
+        // Six sevenths of the slots are in use at most.
+        if (self.used + 1) * 7 > self.slots.len() * 6 {
+            self.rebuild(self.slots.len() * 5 / 4, |_| true);
+        }
+        let place = self.place(slot.key).expect("it has slots");
+        self.slots[place] = slot;
+        self.used += 1;
+    }
+
+    /// Moves the slots that `keep` selects into new ones.
+    fn rebuild(&mut self, slots: usize, keep: impl Fn(i64) -> bool) {
+        let old = std::mem::replace(&mut self.slots, vec![EMPTY; slots.max(SLOTS_MIN)]);
+        self.used = 0;
+        for slot in old {
+            if slot.at_us != i64::MIN && keep(slot.at_us) {
+                let place = self.place(slot.key).expect("it has slots");
+                self.slots[place] = slot;
+                self.used += 1;
+            }
+        }
+    }
+}
+
+impl Table {
+    /// The number of keys.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The bytes of its slots.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        let slots: usize = self
+            .partitions
+            .iter()
+            .map(|partition| partition.slots.capacity())
+            .sum();
+        slots * size_of::<Slot>() + PARTITIONS * size_of::<Partition>()
+    }
+
+    /// The time of a key.
+    pub(crate) fn get(&self, key: u128) -> Option<i64> {
+        let key = words(key);
+        let partition = &self.partitions[partition(key)];
+        partition.find(key).map(|place| partition.slots[place].at_us)
+    }
+
+    /// Raises the time of a key that is there to a later one.
+    pub(crate) fn raise(&mut self, key: u128, at_us: i64) {
+        let key = words(key);
+        let partition = &mut self.partitions[partition(key)];
+        if let Some(place) = partition.find(key) {
+            let slot = &mut partition.slots[place];
+            slot.at_us = slot.at_us.max(at_us);
+        }
+    }
+
+    /// Adds a key that is not there.
+    pub(crate) fn insert(&mut self, key: u128, at_us: i64) {
+        let key = words(key);
+        let slot = Slot {
+            key,
+            // The one time that marks an empty slot.
+            at_us: at_us.max(i64::MIN + 1),
+        };
+        self.partitions[partition(key)].insert(slot);
+        self.len += 1;
+    }
+
+    /// Keeps the keys whose times `keep` selects. Returns the number of the others.
+    pub(crate) fn retain(&mut self, keep: impl Fn(i64) -> bool) -> usize {
+        let before = self.len;
+        for partition in &mut self.partitions {
+            let kept = partition
+                .slots
+                .iter()
+                .filter(|slot| slot.at_us != i64::MIN && keep(slot.at_us));
+            let kept = kept.count();
+            if kept < partition.used {
+                self.len -= partition.used - kept;
+                match kept {
+                    0 => *partition = Partition::default(),
+                    _ => partition.rebuild(kept * 4 / 3 + 1, &keep),
+                }
+            }
+        }
+        before - self.len
+    }
+}

@@ -1,0 +1,284 @@
+use super::super::BYTES_PER_KEY;
+use super::*;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::BTreeMap;
+use ulid::Ulid;
+
+/// Sixteen buckets of a second.
+const WINDOW_MS: u64 = 16_000;
+const SECOND: i64 = 1_000_000;
+
+fn of() -> Of {
+    Of {
+        buffer_id: Uuid::nil(),
+        shard: 0,
+        consumer: "default".into(),
+        stream: "events".into(),
+        setting: UniqueSetting {
+            key: vec!["id".into()],
+            window_ms: WINDOW_MS,
+        },
+        since: 0,
+    }
+}
+
+fn fresh() -> State {
+    State::new(of(), KeyLimit::new(u64::MAX))
+}
+
+/// A part with these keys, each received at a time in microseconds.
+fn part(sequence: u64, rows: &[(u128, i64)]) -> PartKeys {
+    let keys = rows
+        .iter()
+        .zip(0..)
+        .map(|(&(key, at_us), record)| RowKey { record, at_us, key });
+    PartKeys {
+        sequence,
+        newest_us: rows.iter().map(|(_, at_us)| *at_us).max(),
+        keys: keys.collect(),
+    }
+}
+
+/// The record numbers that a part drops.
+fn drops(state: &mut State, sequence: u64, rows: &[(u128, i64)]) -> Vec<u32> {
+    let decisions = state.part(&part(sequence, rows)).unwrap();
+    (0..64)
+        .filter(|record| decisions.dropped.contains((*record).into()))
+        .collect()
+}
+
+#[test]
+fn a_repetition_within_the_window_is_dropped_and_one_after_it_is_kept() {
+    let mut state = fresh();
+    assert_eq!(drops(&mut state, 0, &[(1, 0), (2, 0), (1, SECOND)]), [2]);
+    assert_eq!(
+        drops(&mut state, 1, &[(1, 16 * SECOND - 1), (2, 16 * SECOND)]),
+        [0]
+    );
+    assert_eq!(
+        drops(&mut state, 2, &[(1, 16 * SECOND), (2, 17 * SECOND)]),
+        [1],
+        "the first row of key 1 is a window older, whatever was dropped since"
+    );
+}
+
+#[test]
+fn a_row_that_was_received_earlier_than_its_first_occurrence_is_a_repetition_too() {
+    let mut state = fresh();
+    assert_eq!(drops(&mut state, 0, &[(1, 100 * SECOND)]), [0_u32; 0]);
+    assert_eq!(
+        drops(
+            &mut state,
+            1,
+            &[(1, 85 * SECOND), (1, 84 * SECOND), (1, 84 * SECOND)]
+        ),
+        [0],
+        "rows a window earlier are kept, and the later time stays"
+    );
+    assert_eq!(drops(&mut state, 2, &[(1, 115 * SECOND)]), [0]);
+}
+
+#[test]
+fn a_gateway_with_a_wrong_clock_makes_the_stage_forget_nothing() {
+    let mut state = fresh();
+    let year = 365 * 24 * 3_600 * SECOND;
+    for sequence in 0..20 {
+        let at = i64::try_from(sequence).unwrap() * SECOND / 4;
+        let (key, wrong) = (u128::from(sequence), sequence % 3 == 1);
+        let at_us = if wrong { at + year } else { at };
+        assert_eq!(drops(&mut state, sequence, &[(key, at_us)]), [0_u32; 0]);
+    }
+    assert_eq!(
+        drops(
+            &mut state,
+            20,
+            &[(0, 5 * SECOND), (3, 5 * SECOND), (1, 5 * SECOND)]
+        ),
+        [0, 1]
+    );
+}
+
+#[test]
+fn a_row_below_the_floor_is_kept_and_not_remembered() {
+    let mut state = fresh();
+    state.part(&part(0, &[(1, 100 * SECOND)])).unwrap();
+    let late = state
+        .part(&part(1, &[(2, 80 * SECOND), (2, 80 * SECOND)]))
+        .unwrap();
+    assert!(late.dropped.is_empty());
+    assert_eq!((late.late, state.keys()), (2, 1));
+}
+
+#[test]
+fn a_limit_counts_the_keys_of_all_streams_and_gives_them_back() {
+    let limit = KeyLimit::new(3);
+    let mut one = State::new(of(), limit.clone());
+    let mut other = State::new(of(), limit.clone());
+    one.part(&part(0, &[(1, 0), (2, 0), (1, 0)])).unwrap();
+    other.part(&part(0, &[(1, 0)])).unwrap();
+    assert_eq!(other.part(&part(1, &[(2, 0)])), Err(TooManyKeys { max: 3 }));
+    drop(one);
+    assert_eq!(limit.used(), 1);
+    other.part(&part(1, &[(2, 0), (3, 0)])).unwrap();
+    // What is forgotten is given back.
+    for sequence in 2..6 {
+        let keyless = PartKeys {
+            sequence,
+            newest_us: Some(1_000 * SECOND),
+            keys: Vec::new(),
+        };
+        other.part(&keyless).unwrap();
+    }
+    assert_eq!((other.keys(), limit.used()), (0, 0));
+    other.part(&part(6, &[(4, 1_000 * SECOND)])).unwrap();
+    assert_eq!(limit.used(), 1);
+    drop(other);
+    assert_eq!(limit.used(), 0);
+}
+
+/// The rules of the design, without buckets of keys or a table.
+#[derive(Default)]
+struct Naive {
+    newest: Vec<i64>,
+    floor: Option<i64>,
+    kept: BTreeMap<u128, Vec<i64>>,
+}
+
+impl Naive {
+    fn part(&mut self, rows: &[(u128, i64)]) -> Vec<u32> {
+        if let Some(newest) = rows.iter().map(|(_, at_us)| *at_us).max() {
+            self.newest.push(newest);
+            let from = self.newest.len().saturating_sub(15);
+            let mut last = self.newest[from..].to_vec();
+            last.sort_unstable();
+            let now = last[(last.len() - 1) / 2];
+            let floor = (now - 16 * SECOND).div_euclid(SECOND) * SECOND;
+            self.floor = self.floor.max(Some(floor));
+        }
+        let floor = self.floor.unwrap_or(i64::MIN);
+        let mut drops = Vec::new();
+        for (&(key, at_us), record) in rows.iter().zip(0..) {
+            let kept = self.kept.entry(key).or_default();
+            let latest = kept.iter().copied().max().filter(|latest| *latest >= floor);
+            if latest.is_some_and(|latest| (latest - at_us).abs() < 16 * SECOND) {
+                drops.push(record);
+            } else {
+                kept.push(at_us);
+            }
+        }
+        drops
+    }
+}
+
+/// Stores the fresh keys under a name.
+fn store(state: &mut State, all: &mut Vec<UniqueSnapshot>) {
+    let snapshot = state.snapshot();
+    let name = UniqueReference {
+        next: snapshot.next,
+        id: Ulid::from_parts(1, all.len() as u128),
+    };
+    state.stored(&snapshot, name);
+    all.push(snapshot);
+}
+
+/// The state after a snapshot, from the stored ones alone.
+fn restored(last: usize, all: &[UniqueSnapshot]) -> State {
+    let mut state = fresh();
+    let name = |place: usize| UniqueReference {
+        next: all[place].next,
+        id: Ulid::from_parts(1, place as u128),
+    };
+    state.resume(&all[last], name(last));
+    for earlier in &all[last].earlier {
+        let place = (0..last)
+            .find(|place| name(*place) == earlier.reference)
+            .expect("it is stored");
+        state.load(&all[place].entries).unwrap();
+    }
+    state.load(&all[last].entries).unwrap();
+    state
+}
+
+#[test]
+fn the_decisions_are_those_of_the_rules_for_any_log_and_after_any_restart() {
+    for seed in 0..400 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let (mut state, mut naive, mut all) = (fresh(), Naive::default(), Vec::new());
+        // Parts since each snapshot, which a successor reads again.
+        let mut since: Vec<(u64, Vec<(u128, i64)>)> = Vec::new();
+        let (mut clock, skew) = (0_i64, rng.random_range(1..40));
+        for sequence in 0..120 {
+            clock += rng.random_range(0..3 * SECOND);
+            let rows = rng.random_range(0..6);
+            let row = |rng: &mut StdRng| {
+                let far = rng.random_range(0..50) == 0;
+                let off = rng.random_range(-skew..=skew) * SECOND * if far { 1_000 } else { 1 };
+                (rng.random_range(0..12_u128), clock + off / 2)
+            };
+            let rows: Vec<(u128, i64)> = (0..rows).map(|_| row(&mut rng)).collect();
+            let expected = naive.part(&rows);
+            assert_eq!(
+                drops(&mut state, sequence, &rows),
+                expected,
+                "seed {seed}, part {sequence}"
+            );
+            since.push((sequence, rows));
+            if rng.random_range(0..5) == 0 {
+                store(&mut state, &mut all);
+                since.clear();
+            }
+            if rng.random_range(0..10) == 0 && !all.is_empty() {
+                state = restored(all.len() - 1, &all);
+                for (sequence, rows) in &since {
+                    drops(&mut state, *sequence, rows);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_key_takes_at_most_the_bytes_that_the_limit_counts() {
+    let mut rng = StdRng::seed_from_u64(1);
+    let (mut table, mut most) = (Table::default(), 0.0_f64);
+    for keys in 1..1_500_000_u64 {
+        table.insert(rng.random(), 0);
+        if keys > 200_000 && keys % 10_000 == 0 {
+            most = most.max(table.bytes() as f64 / keys as f64);
+        }
+    }
+    assert!(most < 37.0, "{most} bytes per key");
+    // Besides, a 64th of them waits for the next snapshot, and is encoded.
+    assert!(most + 2.0 * 24.0 / 64.0 < BYTES_PER_KEY as f64);
+    let kept = table.retain(|_| true);
+    assert_eq!(kept, 0);
+    assert_eq!(table.retain(|at_us| at_us > 0), 1_499_999);
+    assert!(table.len() == 0 && table.bytes() < 100_000);
+}
+
+#[test]
+fn a_table_finds_what_it_has_and_nothing_else_after_it_grew_and_shrank() {
+    let mut rng = StdRng::seed_from_u64(2);
+    let mut table = Table::default();
+    let keys: Vec<u128> = (0..50_000).map(|_| rng.random()).collect();
+    for (key, at_us) in keys.iter().zip(0..) {
+        assert_eq!(table.get(*key), None);
+        table.insert(*key, at_us);
+    }
+    table.raise(keys[7], 60_000);
+    table.raise(keys[8], 3);
+    assert_eq!(table.retain(|at_us| at_us % 3 == 0), 33_332);
+    for (key, at_us) in keys.iter().zip(0_i64..) {
+        let at_us = if at_us == 7 { 60_000 } else { at_us };
+        assert_eq!(table.get(*key), (at_us % 3 == 0).then_some(at_us));
+    }
+}
+
+#[test]
+fn a_set_of_dropped_records_has_exactly_these() {
+    let dropped = Dropped::of(&[0, 63, 64, 1_000]);
+    let found: Vec<u64> = (0..2_000).filter(|record| dropped.contains(*record)).collect();
+    assert_eq!((found, dropped.len()), (vec![0, 63, 64, 1_000], 4));
+    assert!(!dropped.is_empty() && Dropped::of(&[]).is_empty() && !Dropped::default().contains(0));
+}

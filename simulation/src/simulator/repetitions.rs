@@ -1,0 +1,45 @@
+//! Which rows repeat others: the rules of `design/deduplication.md` applied to the whole log at once, without the code of the
+//! consumer.
+
+use super::ledger::Received;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The key of a row. Few rows have none, and many have the same.
+pub(crate) fn key_of(row: &str) -> Option<u128> {
+    let number = crc32c::crc32c(row.as_bytes());
+    (!number.is_multiple_of(9)).then_some(u128::from(number / 9 % 24))
+}
+
+/// A part: its sequence, the rows, and their times.
+pub(crate) type Part = (u64, Arc<Vec<String>>, Arc<Received>);
+
+/// The records of each part that repeat earlier rows. The first part is the first one to which the setting applies.
+pub(crate) fn repetitions(parts: &[Part], window_ms: u64) -> BTreeMap<u64, BTreeSet<u32>> {
+    let window_us = i64::try_from(window_ms * 1_000).unwrap_or(i64::MAX);
+    let width_us = window_us / 16;
+    let mut newest = Vec::new();
+    let mut floor_us = i64::MIN;
+    let mut kept: BTreeMap<u128, Vec<i64>> = BTreeMap::new();
+    let mut repeated: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
+    for (sequence, rows, received) in parts {
+        newest.extend(received.newest_us);
+        let mut last = newest[newest.len().saturating_sub(15)..].to_vec();
+        last.sort_unstable();
+        if !last.is_empty() {
+            let now_us = last[(last.len() - 1) / 2];
+            floor_us = floor_us.max((now_us - window_us).div_euclid(width_us) * width_us);
+        }
+        for ((row, &at_us), record) in rows.iter().zip(&received.rows_us).zip(0_u32..) {
+            let Some(key) = key_of(row) else { continue };
+            let times = kept.entry(key).or_default();
+            let latest = times.iter().copied().filter(|time| *time >= floor_us).max();
+            if latest.is_some_and(|latest| (latest - at_us).abs() < window_us) {
+                repeated.entry(*sequence).or_default().insert(record);
+            } else {
+                times.push(at_us);
+            }
+        }
+    }
+    repeated
+}
