@@ -110,6 +110,14 @@ async fn a_number_that_cannot_be_is_refused_with_the_one_that_can() {
         count(&gateway, "a", "2", "{").await.status,
         StatusCode::BAD_REQUEST
     );
+    // Nor does one without rows, which would be a success without a number.
+    let empty = count(&gateway, "a", "2", "[]").await;
+    assert_eq!(empty.status, StatusCode::BAD_REQUEST);
+    assert!(
+        told(&empty).2.contains("needs at least one JSON object"),
+        "{empty:?}"
+    );
+    assert_eq!(post(&gateway, &[], "[]").await.status, StatusCode::OK);
     assert_eq!(
         told(&count(&gateway, "a", "2", "{\"n\":2}").await),
         success(false)
