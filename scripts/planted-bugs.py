@@ -297,6 +297,21 @@ CATCHERS = {
             r"\(1, Repeated",
         )
     ],
+    "gap-after-a-commit": [
+        Catcher(
+            "manifest/tests/clients.rs",
+            "a_commit_has_each_number_once_and_names_every_claim_that_it_cannot_have",
+            r"\(4, Gap \{ last: 1",
+        )
+    ],
+    "settling-group-grows": [numbered("repetitions_that_keep_coming_do_not_keep_others_out_of_the_log", r"\[200, ")],
+    "lost-ticket-not-committed": [
+        Catcher(
+            "producer/src/lib.rs",
+            "clients::tests::a_ticket_that_is_lost_with_its_task_leaves_the_outcome_open",
+            r"NotCommitted",
+        )
+    ],
     "numbered-request-forwarded": [
         Catcher(
             "producer/tests/leader.rs",

@@ -256,6 +256,12 @@ impl Service {
         self.metrics.opened(Transport::Http, content, rows.payload.len());
         self.metrics.rejected(rows.rejected);
         if !events::appends(&rows, delivery.on_error) {
+            // A success would use the number, and the next one would not follow the last one in the log.
+            if rows.accepted + rows.rejected == 0 && !rows.is_blank && caller.numbering.is_some() {
+                return Err(Refusal::invalid(
+                    "the body has no rows; a request with a number or key needs at least one JSON object",
+                ));
+            }
             return Ok((rows, Outcome::Committed));
         }
         let stream = Stream {

@@ -96,9 +96,12 @@ fn a_commit_has_each_number_once_and_names_every_claim_that_it_cannot_have() {
     let expected = [
         (1, ClientRefusal::Overlaps),
         (3, ClientRefusal::Repeated { last_sequence: 0 }),
-        (4, ClientRefusal::Gap { last: 1 }),
+        // Nor is it the last number in the log: its client would take the request before for stored.
+        (4, ClientRefusal::Gap { last: 0 }),
     ];
     assert_eq!(reasons, expected);
+    let overtaken = enter(&log, &[counted(A, 2), counted(A, 4)], 1).unwrap_err();
+    assert_eq!(overtaken[0].reason, ClientRefusal::Gap { last: 1 });
 }
 
 #[test]

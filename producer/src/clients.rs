@@ -45,7 +45,8 @@ pub(crate) struct MessagePlace {
     pub(crate) records: u64,
 }
 
-/// The duty to answer for a client's number. Dropped without an answer, it says that the records were given up.
+/// The duty to answer for a client's number. Dropped without an answer, it says that the outcome is unknown: nobody knows
+/// what became of a swap that was on its way.
 #[derive(Debug)]
 pub(crate) struct ClientTicket {
     clients: Clients,
@@ -115,6 +116,10 @@ impl ClientTicket {
             Err(AppendError::Client(
                 lacking @ (ClientRefusal::Gap { .. } | ClientRefusal::Unknown | ClientRefusal::Full),
             )) => Err(AppendError::NotCommitted(lacking.to_string().into())),
+            Ok(committed) => Ok(Committed {
+                is_repeated: true,
+                ..*committed
+            }),
             other => other.clone(),
         };
         // The callers may have gone away.
@@ -127,7 +132,7 @@ impl ClientTicket {
 
 impl Drop for ClientTicket {
     fn drop(&mut self) {
-        self.settle(&Err(AppendError::NotCommitted(
+        self.settle(&Err(AppendError::OutcomeUnknown(
             "the records were given up".into(),
         )));
     }
@@ -177,4 +182,32 @@ pub(crate) const KINDS: [&str; 8] = [
 /// A waiter and the end on which its caller waits.
 pub(crate) fn waiter() -> (Waiter, oneshot::Receiver<Result<Committed, AppendError>>) {
     oneshot::channel()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_that_is_lost_with_its_task_leaves_the_outcome_open() {
+        let clients = Clients::default();
+        let numbered = Numbered {
+            client: ClientId([7; 16]),
+            numbers: Numbers::Counted { number: 1 },
+            checksum: 1,
+        };
+        let (first, mut outcome) = waiter();
+        let (copy, mut of_copy) = waiter();
+        let ticket = clients.hold(numbered, first);
+        assert!(clients.hold(numbered, copy).is_none());
+        drop(ticket);
+        for outcome in [&mut outcome, &mut of_copy] {
+            let told = outcome.try_recv().unwrap();
+            assert!(
+                told.as_ref().is_err_and(|error| !error.has_no_side_effects()),
+                "{told:?}"
+            );
+        }
+        assert!(clients.state().is_empty());
+    }
 }

@@ -257,7 +257,11 @@ impl<S: Found> Commits<S> {
             Next::UploadAgain { .. } => {}
             // The table lacks every claim of the group, so an earlier attempt did not land. Nothing may wait for its outcome:
             // the group may be empty now.
-            Next::Drop { .. } => self.unresolved = Unresolved::Nothing,
+            Next::Drop { .. } => {
+                self.unresolved = Unresolved::Nothing;
+                // Its clients may send their requests again.
+                self.asked_clients.clear();
+            }
             Next::Read => {
                 self.asked = group.held.iter().map(named).collect();
                 self.asked_clients = group.clients.iter().map(numbered).collect();
@@ -289,6 +293,7 @@ impl<S: Found> Commits<S> {
                 self.last = 0;
                 self.unresolved = Unresolved::Nothing;
                 self.forwarded = false;
+                self.asked_clients.clear();
             }
         }
         next

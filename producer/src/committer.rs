@@ -93,6 +93,8 @@ enum Progress {
     Committed,
     /// The next step can follow at once.
     Made,
+    /// Requests of clients have left the group, and the next step can follow at once.
+    Settled,
     /// The store did not perform the step: repeat it after a wait.
     HeldUp,
     /// Another producer was first.
@@ -367,16 +369,20 @@ impl Committer {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(3));
         let mut races = Backoff::new(Duration::from_millis(20), RACE_WAIT_MAX);
         self.reads_first.begin(&mut self.commits);
+        // Each segment that joins may bring requests that have to leave it, which takes an upload. The others do not wait for
+        // all that arrive meanwhile.
+        let mut is_settling = false;
         while !members.is_empty() {
             if let Some(wait) = self.turns.wait(self.began.elapsed()) {
                 sleep(wait).await;
                 self.commits.doubt_known();
             }
-            if self.commits.may_grow() {
+            if self.commits.may_grow() && !is_settling {
                 self.extend(members, arrivals, foreign).await;
             }
             match self.step(members).await {
                 Progress::Committed => {
+                    is_settling = false;
                     self.upload.readiness.goes_on(COMMIT);
                     self.upload
                         .metrics
@@ -384,6 +390,7 @@ impl Committer {
                         .observe(started.elapsed().as_secs_f64());
                 }
                 Progress::Made => {}
+                Progress::Settled => is_settling = true,
                 Progress::HeldUp => {
                     self.turns.held_up();
                     self.trace_attempt(members);
@@ -394,6 +401,7 @@ impl Committer {
                     self.trace_attempt(members);
                     self.trace_failure(members);
                     self.lost_race = true;
+                    is_settling = false;
                     races.pause(&*self.upload.environment).await;
                 }
             }
@@ -461,7 +469,7 @@ impl Committer {
             }
             Next::Settle(settlement) if !settlement.clients.is_empty() => {
                 self.settle_clients(members, &described, settlement.clients).await;
-                Progress::Made
+                Progress::Settled
             }
             Next::Settle(settlement) => {
                 self.upload.metrics.commits_found.inc();

@@ -321,6 +321,9 @@ impl Producer {
             append.reservation.merge(self.0.budget.reserve(missing).await?);
         }
         append.reservation.shrink(cost);
+        // Before a number is held: a caller that goes away now leaves nobody waiting for its records.
+        let place = self.0.messages.reserve().await;
+        let place = place.map_err(|_| AppendError::Closed)?;
         let (waiter, outcome) = waiter();
         let caller = match numbered {
             None => Caller::Waiter(waiter),
@@ -332,8 +335,7 @@ impl Producer {
                 }
             },
         };
-        let sent = self.0.messages.send(Accepted { append, caller }).await;
-        sent.map_err(|_| AppendError::Closed)?;
+        place.send(Accepted { append, caller });
         Ok(outcome)
     }
 

@@ -103,7 +103,11 @@ async fn copies_that_one_producer_holds_at_a_time_are_one() {
     let producer = world.producer(together(), 1).await;
     let copy = || send(&producer, "one", counted(7, 1, "one"));
     let (a, b, other) = tokio::join!(copy(), copy(), send(&producer, "other", counted(7, 1, "other")));
-    assert_eq!(a, b);
+    let (a, b) = (a.unwrap(), b.unwrap());
+    assert_eq!(
+        (a.sequence, a.is_repeated, b.is_repeated),
+        (b.sequence, false, true)
+    );
     assert_eq!(other, Err(AppendError::Client(ClientRefusal::Reused)));
     assert_eq!(world.log().await, ["one"]);
 }
@@ -133,6 +137,49 @@ async fn only_the_repeated_records_leave_a_segment_that_others_share() {
     assert_eq!(log, ["one", "plain", "two", "other"]);
     let entry = world.manifest().await.state.tail.pop().unwrap();
     assert_eq!((entry.parts[0].messages, entry.parts[0].records), (3, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn repetitions_that_keep_coming_do_not_keep_others_out_of_the_log() {
+    const REPEATED: u64 = 200;
+    let world = World::new();
+    let first = world.producer(together(), 1).await;
+    let text = |number| format!("of-client-{number}");
+    let sent = (1..=REPEATED).map(|number| send(&first, "x", counted(7, number, "x")));
+    assert!(join_all(sent).await.iter().all(Result::is_ok));
+    // Every segment of the second producer has a repetition, and has to be uploaded anew for it.
+    let (store, _controls) = world.honest.behind(Faults {
+        latency: Some(S3Latency::default()),
+        ..Faults::default()
+    });
+    let config = Config {
+        linger: Duration::from_millis(1),
+        ..together()
+    };
+    let environment = Seeded::running(Instant::now(), 2);
+    let second = Producer::start_in(environment, store, config, &mut Registry::default()).await;
+    let (second, start) = (second.unwrap(), Instant::now());
+    let answered = Mutex::new(0);
+    let (second, text, answered) = (&second, &text, &answered);
+    let each = (1..=REPEATED).map(|number| async move {
+        sleep(Duration::from_millis(5 * number)).await;
+        let (other, again) = (text(number), counted(7, number, "x"));
+        let repeated = async {
+            let again = send(second, "x", again).await;
+            assert!(again.unwrap().is_repeated);
+            *answered.lock().unwrap() += 1;
+        };
+        let (other, ()) = tokio::join!(append(second, &other), repeated);
+        other.unwrap();
+        *answered.lock().unwrap()
+    });
+    let answered_before = join_all(each).await;
+    assert!(
+        answered_before[0] < REPEATED / 2,
+        "{answered_before:?} {:?}",
+        start.elapsed()
+    );
+    assert_eq!(world.log().await.len() as u64, 2 * REPEATED);
 }
 
 #[tokio::test(start_paused = true)]

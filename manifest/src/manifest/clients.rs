@@ -192,6 +192,11 @@ impl Manifest {
                 Err(ClientRefusal::Repeated { .. } | ClientRefusal::Reused) => {
                     return Err(ClientRefusal::Overlaps);
                 }
+                // Nor is its number the last one in the log.
+                Err(ClientRefusal::Gap { .. }) => {
+                    let last = row.map_or(0, |row| row.last);
+                    return Err(ClientRefusal::Gap { last });
+                }
                 other => other?,
             },
         };
