@@ -127,7 +127,10 @@ class Bench:
         listen = ("--listen", grpc, "--listen-http", http, "--admin", admin)
         to = ("--buffer", self.buffer, "--create-bucket")
         gateway = self.start("gateway", "millpond", "gateway", *to, *listen)
-        ready = lambda: urllib.request.urlopen(f"http://{admin}/readyz").status == 200
+
+        def ready():
+            return urllib.request.urlopen(f"http://{admin}/readyz").status == 200
+
         self.wait_for("the gateway", ready, gateway, 60)
         began = time.monotonic()
         share = self.flags.records // self.flags.publishers
@@ -156,7 +159,10 @@ class Bench:
             *("--clickhouse", self.clickhouse, "--database", name, "--gc-interval", "0s"),
             *("--event-tables", self.directory / "tables.toml", *flags),
         )
-        count = lambda: int(query(self.clickhouse, f"SELECT count() FROM {name}.users"))
+
+        def count():
+            return int(query(self.clickhouse, f"SELECT count() FROM {name}.users"))
+
         self.wait_for(f"{rows} rows", lambda: count() >= rows, consumer)
         took = time.monotonic() - began
         cpu, peak = usage(consumer)

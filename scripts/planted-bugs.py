@@ -288,7 +288,9 @@ CATCHERS = {
     ],
     "client-unchecked": [numbered(ANY_PRODUCER, "is_repeated|is in the log twice|left")],
     "client-not-entered": [numbered(ANY_PRODUCER, "left|Unknown")],
-    "repeated-records-stay": [numbered("only_the_repeated_records_leave_a_segment_that_others_share", "left")],
+    "repeated-records-stay": [
+        numbered("only_the_repeated_records_leave_a_segment_that_others_share", "left")
+    ],
     "stale-gap": [numbered("what_an_old_manifest_lacks_is_no_answer", "is_ok_and")],
     "copy-in-a-commit": [
         Catcher(
@@ -304,7 +306,9 @@ CATCHERS = {
             r"\(4, Gap \{ last: 1",
         )
     ],
-    "settling-group-grows": [numbered("repetitions_that_keep_coming_do_not_keep_others_out_of_the_log", r"\[200, ")],
+    "settling-group-grows": [
+        numbered("repetitions_that_keep_coming_do_not_keep_others_out_of_the_log", r"\[200, ")
+    ],
     "lost-ticket-not-committed": [
         Catcher(
             "producer/src/lib.rs",
@@ -528,7 +532,9 @@ CATCHERS = {
     "named-keys-deleted": [simulated("needed: .* the cursor names it")],
     "keys-not-pinned": [simulated("cursor: .*another key or window came into force")],
     "reception-of-the-last": [
-        keys("a_repetition_within_the_window_is_dropped_and_one_after_it_is_kept", "a window older"),
+        keys(
+            "a_repetition_within_the_window_is_dropped_and_one_after_it_is_kept", "a window older"
+        ),
     ],
     "floor-falls": [
         keys("a_gateway_with_a_wrong_clock_makes_the_stage_forget_nothing", r"left: \["),

@@ -236,7 +236,7 @@ def test_tls_a_client_certificate_and_a_password(site):
 
 
 def test_gateways_stop_and_die_and_every_record_is_there_once(site):
-    """An idempotent producer sends again what a gateway had when it died. The log knows its numbers."""
+    """An idempotent producer sends again what a gateway had when it died."""
     port = free_port()
     gateway, consumer = _gateway(site, port=port), _consumer(site)
     producer = Producer(
