@@ -30,7 +30,9 @@ def test_the_version_names_the_formats():
     assert first.startswith("millpond 0.")
     assert [line.rsplit(" ", 1)[0] for line in formats] == [
         "segments: format",
-        "buffer, manifest, pages, cursors, dead letters: format",
+        "buffer, pages, cursors, dead letters, snapshots of keys: format",
+        "manifest: format 1, with numbered requests",
+        "cursors of consumers with --unique: format",
         "rows in ClickHouse: schema version",
     ]
     assert all(line.rsplit(" ", 1)[1].isdigit() for line in formats)

@@ -329,7 +329,7 @@ async fn commits_come_from_the_leader_at_once_and_the_store_is_hardly_asked() {
     for _ in 0..20 {
         site.commit_and_tell(3).await;
         // The store is not asked in this time.
-        site.arrive(Duration::from_millis(100)).await;
+        site.arrive(SECOND).await;
         sleep(Duration::from_millis(700)).await;
     }
     assert_eq!(site.leader.connections(), 1);
@@ -376,7 +376,7 @@ async fn whatever_an_answer_is_the_rows_are_exact_and_come_soon() {
         sleep(60 * SECOND).await;
         assert_eq!(site.count("millpond_consumer_watched_shards"), 1, "{way:?}");
         site.commit_and_tell(3).await;
-        site.arrive(Duration::from_millis(100)).await;
+        site.arrive(SECOND).await;
         site.end().await;
     }
 }
@@ -397,7 +397,7 @@ async fn a_commit_that_the_leader_does_not_tell_of_ends_the_watch() {
     site.leader.tell(site.log.manifest().await.state);
     sleep(60 * SECOND).await;
     site.commit_and_tell(3).await;
-    site.arrive(Duration::from_millis(100)).await;
+    site.arrive(SECOND).await;
     assert_eq!(site.fallbacks("missed"), 1);
     site.end().await;
 }
@@ -472,7 +472,7 @@ async fn a_leader_that_cannot_be_reached_is_tried_once_a_minute_and_delays_nothi
 async fn an_answer_that_is_older_than_a_poll_is_ignored() {
     let mut site = Site::new().await;
     for _ in 0..30 {
-        site.leader.ways(&[Way::Late(700)]);
+        site.leader.ways(&[Way::Late(450)]);
         site.commit_and_tell(1).await;
         // A poll may find this one while the answer is under way.
         site.log.commit(&[1]).await;
@@ -489,8 +489,10 @@ async fn an_answer_that_is_older_than_a_poll_is_ignored() {
 async fn a_store_that_is_behind_takes_the_consumer_nowhere_back() {
     let mut site = Site::new().await;
     let before = site.log.manifest().await;
+    // The leader tells of the next commit before a poll finds it.
+    sleep(SECOND).await;
     site.commit_and_tell(4).await;
-    site.arrive(Duration::from_millis(100)).await;
+    site.arrive(SECOND).await;
     let newer = site.log.manifest().await.state;
     // The store forgets the last state, as a stale copy does.
     put(&site.log, &before.state).await;
@@ -540,8 +542,10 @@ async fn what_the_store_does_not_have_yet_is_not_lost() {
 async fn a_store_that_stays_behind_ends_the_consumer_after_a_minute() {
     let mut site = Site::new().await;
     let before = site.log.manifest().await.state;
+    // The leader tells of the next commit before a poll finds it.
+    sleep(SECOND).await;
     site.commit_and_tell(4).await;
-    site.arrive(Duration::from_millis(100)).await;
+    site.arrive(SECOND).await;
     put(&site.log, &before).await;
     sleep(50 * SECOND).await;
     assert!(!site.consumer.task.is_finished());
@@ -585,7 +589,7 @@ async fn an_old_answer_of_the_store_does_not_replace_the_leaders_news() {
     let mut held = site.network.hold(On::Get, "manifest");
     held.arrived().await;
     site.commit_and_tell(4).await;
-    site.arrive(Duration::from_millis(100)).await;
+    site.arrive(SECOND).await;
     held.release();
     sleep(20 * SECOND).await;
     assert_eq!(site.count("millpond_consumer_watch_fallbacks"), 0);
@@ -599,7 +603,7 @@ async fn without_the_store_the_leaders_news_go_on() {
     for _ in 0..10 {
         sleep(SECOND).await;
         site.commit_and_tell(1).await;
-        site.arrive(Duration::from_millis(100)).await;
+        site.arrive(SECOND).await;
     }
     held.release();
     site.end().await;

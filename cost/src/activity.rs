@@ -119,7 +119,8 @@ impl Activity {
         let lifetime = settings.retention_seconds.max(settings.grace_seconds) + rounds.interval / 2.0;
 
         let pages = segments / f64::from(settings.tail_max);
-        let polls_each = 1.0 / (settings.poll_seconds + request.get_seconds);
+        let polls_each = 1.0 / settings.between_polls(request);
+        let looks_each = 1.0 / settings.between_looks(request);
         // News comes when a producer has something. A leader rarely delays it.
         let sources = settings.sources(load);
         let together = match settings.sharing(load) {
@@ -127,8 +128,8 @@ impl Activity {
             Sharing::Nothing | Sharing::Segments => segments / active / commits.landed,
         };
         let each = segments / active / together / sources;
-        let alone = alone(polls_each, each, sources, together);
-        let swaps = CursorSwaps::of(settings, request, polls_each, each, sources, alone);
+        let alone = alone(looks_each, each, sources, together);
+        let swaps = CursorSwaps::of(settings, request, looks_each, each, sources, alone);
         let idle_swaps = (shards - active) * 3.0 / settings.lease_seconds;
         let consumers = f64::from(settings.consumers);
         let standbys = consumers * f64::from(settings.standbys);

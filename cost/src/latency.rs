@@ -83,11 +83,12 @@ impl Latency {
         let segment = settings.each_maker(load) * fill;
         let inserts = Inserts::of(segment * load.ratio, settings);
         let transfer = segment / CONNECTION_BYTES;
-        let poll = settings.poll_seconds + get;
+        let sources = settings.sources(load);
+        let poll = settings.look_seconds(request, fill * together / sources);
         let planned_ahead = alone(
-            1.0 / poll,
+            1.0 / settings.between_looks(request),
             1.0 / (fill * together),
-            settings.sources(load),
+            sources,
             together,
         );
         // Upload, commit, and a plan unless it was made in advance; then the parts.

@@ -4,6 +4,12 @@ use crate::rate::Load;
 use crate::{CostError, MIB, RequestLatency};
 use serde::{Deserialize, Serialize};
 
+/// The interval between polls of a consumer that watches a leader, at least.
+const WATCHING_POLL_SECONDS: f64 = 5.0;
+
+/// The longest time after an answer of the leader until the consumer asks again.
+const WATCH_PAUSE_SECONDS: f64 = 0.5;
+
 /// The network path from gateways and consumers to the bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -38,7 +44,7 @@ pub struct Settings {
     pub segment_raw_bytes: f64,
     /// Gateways, or Collectors with the exporter.
     pub producers: u32,
-    /// The producers of a shard commit for each other.
+    /// The producers of a shard commit for each other, and their leader tells consumers of commits.
     pub peers: bool,
     /// A producer sends smaller segments to the leader of its shard instead of uploading them.
     pub forward_below_bytes: f64,
@@ -138,6 +144,35 @@ impl Settings {
     /// Producers per active shard.
     pub(crate) fn per_shard(&self) -> f64 {
         f64::from(self.producers) / self.active_shards()
+    }
+
+    /// The time between two polls of the manifest. A consumer that watches a leader polls rarely.
+    pub(crate) fn between_polls(&self, request: RequestLatency) -> f64 {
+        let interval = if self.peers {
+            self.poll_seconds.max(WATCHING_POLL_SECONDS)
+        } else {
+            self.poll_seconds
+        };
+        interval + request.get_seconds
+    }
+
+    /// The least time between two looks that find news. A consumer asks its leader a poll interval after each answer, half a
+    /// second at most.
+    pub(crate) fn between_looks(&self, request: RequestLatency) -> f64 {
+        if self.peers {
+            self.poll_seconds.min(WATCH_PAUSE_SECONDS)
+        } else {
+            self.between_polls(request)
+        }
+    }
+
+    /// The longest time that a commit waits for a look, if there is one every `period_seconds`. A leader answers a question at once.
+    pub(crate) fn look_seconds(&self, request: RequestLatency, period_seconds: f64) -> f64 {
+        if self.peers {
+            (self.between_looks(request) - period_seconds).max(0.0)
+        } else {
+            self.between_polls(request)
+        }
     }
 
     /// The work that leaders do for others under this load.

@@ -15,8 +15,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-/// The pause before the leader is asked again. It bounds what a leader with many commits sends.
-const PACE: Duration = Duration::from_millis(50);
+/// The longest pause before the leader is asked again: half of the time that it has to tell of a commit.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// The connection to the leader, and the question that it has not answered.
 #[derive(Default)]
@@ -85,11 +85,13 @@ impl Tenure<'_> {
             newer_than: self.discovery.newer_than(),
         };
         let (consumer, leader) = (claim.consumer.clone(), leader.clone());
+        // News that comes more often than polls would find it costs more swaps of the cursor than it saves in time.
+        let pause = self.shard.config.poll_interval.min(PAUSE_MAX);
         let (leaders, open) = (watching.leaders.clone(), self.watch.connection.take());
         let ask = async move {
             let connection = match open {
                 Some(connection) => {
-                    tokio::time::sleep(PACE).await;
+                    tokio::time::sleep(pause).await;
                     Ok(connection)
                 }
                 None => leaders.connect(&leader).await.map_err(WatchError::Failed),
