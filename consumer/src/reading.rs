@@ -32,7 +32,7 @@ pub(crate) async fn read_patiently<T: cas::Object>(
 /// A store that is behind gets this long to catch up. After that an object that is missing is lost, or somebody restored the bucket.
 pub(crate) const BEHIND_WAIT: Duration = Duration::from_secs(60);
 
-/// Why an object is waited for, for people.
+/// The reason for the wait for an object, for people.
 pub(crate) const NOT_YET: &str = "the leader has shown it, and the store does not have it yet";
 
 /// Returns true if the store's manifest lacks this sequence, which a leader has shown: the store may return older states for a while. True

@@ -35,7 +35,7 @@ const PINGS: Duration = Duration::from_millis(1_500);
 const PRODUCER: ProducerId = ProducerId([7; 16]);
 const CERTIFICATE: Fingerprint = Fingerprint([5; 32]);
 
-/// What becomes of an answer.
+/// The fate of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// It arrives.

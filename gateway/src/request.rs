@@ -56,7 +56,7 @@ pub(crate) struct Service {
     throttled_warnings: Arc<ThrottledWarnings>,
 }
 
-/// What became of an accepted request.
+/// The outcome of an accepted request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// All of it is committed.

@@ -92,7 +92,7 @@ fn a_commit_has_each_number_once_and_names_every_claim_that_it_cannot_have() {
     ];
     let unusable = enter(&log, &claims, 1).unwrap_err();
     let reasons: Vec<_> = unusable.iter().map(|it| (it.place, it.reason.clone())).collect();
-    // What this commit has of a number is not in the log yet, so a copy must not pass for a repetition.
+    // The numbers of this commit are not in the log yet, so a copy must not pass for a repetition.
     let expected = [
         (1, ClientRefusal::Overlaps),
         (3, ClientRefusal::Repeated { last_sequence: 0 }),

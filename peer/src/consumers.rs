@@ -28,7 +28,7 @@ struct Known {
     read_at: Instant,
 }
 
-/// What to do about a consumer's certificate.
+/// The next step for a consumer's certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The consumer's cursor vouches for it.

@@ -19,7 +19,7 @@ use tracing::info;
 /// Parts to read ahead.
 const PARTS_AT_A_TIME: usize = 4;
 
-/// What a state is made from.
+/// The source of a state.
 #[derive(Debug, Clone)]
 pub(crate) struct Source {
     pub(crate) stream: String,

@@ -38,7 +38,7 @@ struct Kept {
     stored_at: Duration,
 }
 
-/// What a swap of the cursor may record once the positions have moved so far.
+/// The part of the state that a swap of the cursor may record once the positions have moved so far.
 #[derive(Default)]
 struct Reached {
     /// Snapshots that the store has.

@@ -187,7 +187,7 @@ impl Manifest {
             (Some(_), Err(refusal @ (ClientRefusal::Repeated { .. } | ClientRefusal::Reused))) => {
                 return Err(refusal);
             }
-            // Nothing of this commit is in the log yet, so what it has already is no answer for a copy.
+            // Nothing of this commit is in the log yet, so its own claims are no answer for a copy.
             (Some((before, _)), _) => match judge(Some(before), claim) {
                 Err(ClientRefusal::Repeated { .. } | ClientRefusal::Reused) => {
                     return Err(ClientRefusal::Overlaps);

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-/// What a piece takes per unit.
+/// The cost of a piece per unit.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Figure {
     /// `record`, `commit` or `plan`.

@@ -121,7 +121,7 @@ fn a_limit_counts_the_keys_of_all_streams_and_gives_them_back() {
     drop(one);
     assert_eq!(limit.used(), 1);
     other.part(&part(1, &[(2, 0), (3, 0)])).unwrap();
-    // What is forgotten is given back.
+    // Forgotten keys give their memory back.
     for sequence in 2..6 {
         let keyless = PartKeys {
             sequence,
