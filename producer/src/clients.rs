@@ -1,11 +1,10 @@
 //! Requests of clients that number them. A producer holds each number once, so that a copy of a request that arrives
-//! while the first one waits gets the answer of that one. What the log has of a number, the manifest's table shows.
+//! while the first one waits gets the answer of that one. The manifest's table shows the numbers that are in the log.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millpond_manifest::{ClientClaim, ClientId, ClientRefusal, Numbers};
-use tokio::sync::oneshot;
 
 use crate::segment::{Waiter, fail};
 use crate::{AppendError, Committed};
@@ -51,6 +50,8 @@ pub(crate) struct MessagePlace {
 pub(crate) struct ClientTicket {
     clients: Clients,
     numbered: Numbered,
+    /// The client may send the number again at once: a later ticket for it is not this one's to settle.
+    is_answered: bool,
 }
 
 impl Clients {
@@ -81,6 +82,7 @@ impl Clients {
         Some(ClientTicket {
             clients: self.clone(),
             numbered,
+            is_answered: false,
         })
     }
 }
@@ -102,7 +104,8 @@ impl ClientTicket {
     }
 
     /// Tells everybody who sent the request.
-    pub(crate) fn answer(self, outcome: &Result<Committed, AppendError>) {
+    pub(crate) fn answer(mut self, outcome: &Result<Committed, AppendError>) {
+        self.is_answered = true;
         self.settle(outcome);
     }
 
@@ -111,7 +114,7 @@ impl ClientTicket {
         let Some(held) = self.clients.state().remove(&key) else {
             return;
         };
-        // What the log lacked when the first copy was judged, it may have had when a later one came.
+        // The log may have gained the missing number between the judgement of the first copy and the arrival of a later one.
         let for_copies = match outcome {
             Err(AppendError::Client(
                 lacking @ (ClientRefusal::Gap { .. } | ClientRefusal::Unknown | ClientRefusal::Full),
@@ -132,13 +135,16 @@ impl ClientTicket {
 
 impl Drop for ClientTicket {
     fn drop(&mut self) {
+        if self.is_answered {
+            return;
+        }
         self.settle(&Err(AppendError::OutcomeUnknown(
             "the records were given up".into(),
         )));
     }
 }
 
-/// Who waits for a message.
+/// The caller that waits for a message.
 pub(crate) enum Caller {
     Waiter(Waiter),
     Client(ClientTicket),
@@ -179,14 +185,10 @@ pub(crate) const KINDS: [&str; 8] = [
     "repeated", "reused", "gap", "unknown", "fenced", "overlaps", "full", "invalid",
 ];
 
-/// A waiter and the end on which its caller waits.
-pub(crate) fn waiter() -> (Waiter, oneshot::Receiver<Result<Committed, AppendError>>) {
-    oneshot::channel()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::sync::oneshot;
 
     #[test]
     fn a_ticket_that_is_lost_with_its_task_leaves_the_outcome_open() {
@@ -196,8 +198,8 @@ mod tests {
             numbers: Numbers::Counted { number: 1 },
             checksum: 1,
         };
-        let (first, mut outcome) = waiter();
-        let (copy, mut of_copy) = waiter();
+        let (first, mut outcome) = oneshot::channel();
+        let (copy, mut of_copy) = oneshot::channel();
         let ticket = clients.hold(numbered, first);
         assert!(clients.hold(numbered, copy).is_none());
         drop(ticket);

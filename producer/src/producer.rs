@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::accumulator::{Accepted, Accumulator};
-use crate::clients::{CLIENT_BYTES, Caller, Clients, Numbered, waiter};
+use crate::clients::{CLIENT_BYTES, Caller, Clients, Numbered};
 use crate::commit_delay::CommitDelay;
 use crate::committer::Committer;
 use crate::committer::{COMMIT, FOREIGN_SEGMENTS_MAX};
@@ -324,7 +324,7 @@ impl Producer {
         // Before a number is held: a caller that goes away now leaves nobody waiting for its records.
         let place = self.0.messages.reserve().await;
         let place = place.map_err(|_| AppendError::Closed)?;
-        let (waiter, outcome) = waiter();
+        let (waiter, outcome) = oneshot::channel();
         let caller = match numbered {
             None => Caller::Waiter(waiter),
             Some(numbered) => match self.0.clients.hold(numbered, waiter) {
