@@ -73,7 +73,7 @@ def test_the_first_of_each_key_is_there_once_through_crashes(site):
         if round_ in (4, 9, 12):
             if round_ == 9:
                 so_far = number - len(first)
-                # The keys of so many rows are in a snapshot, and the cursor names it.
+                # A snapshot has the keys of these rows, and the cursor names it.
                 eventually("the acknowledgement", lambda n=so_far: _duplicates(site) == n)
             consumer.kill()
             consumer = site.consumer(*flags, name=f"consumer-{round_}")

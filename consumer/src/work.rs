@@ -10,13 +10,14 @@ use crate::metrics::{self, Stage, label};
 use crate::reading::{BEHIND_WAIT, NOT_YET, is_behind};
 use crate::sink::{Batch, Part};
 use crate::trace::{BatchTrace, Step};
-use crate::unique::{RowKey, Turn};
+use crate::unique::{Dropped, RowKey, Turn};
 use crate::worker::BatchWorker;
 use crate::write::{ChunkWriter, Term};
+use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream;
-use millpond_manifest::BatchingPolicy;
 use millpond_manifest::cursor::Refused;
+use millpond_manifest::{BatchingPolicy, Entry, layout};
 use millpond_runtime::{Backoff, Level};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,26 @@ pub(crate) struct Wanted {
     pub(crate) length: u64,
     /// The part, without its data.
     pub(crate) part: Part,
+}
+
+impl Wanted {
+    /// The part of a segment in the log, with nothing dropped.
+    pub(crate) fn of(shard: u32, sequence: u64, entry: &Entry, part: &millpond_manifest::Part) -> Wanted {
+        Wanted {
+            key: layout::segment(shard, entry.segment),
+            length: part.length,
+            part: Part {
+                sequence,
+                first_record: 0,
+                segment: entry.segment,
+                offset: part.offset,
+                data: Bytes::new(),
+                raw_len: part.raw_len,
+                records: part.records,
+                dropped: Dropped::default(),
+            },
+        }
+    }
 }
 
 /// A batch to write.

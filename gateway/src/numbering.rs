@@ -93,7 +93,7 @@ pub(crate) fn of_kafka(
     })
 }
 
-/// Translates why a number cannot be accepted. `what` may be repeated by the client, and names the numbers.
+/// The answer to a request whose number cannot be accepted.
 pub(crate) fn refusal(refused: &ClientRefusal) -> Refusal {
     let conflict = |last: Option<u64>, what: &dyn Display| Refusal::new(Why::Number { last }, what);
     match refused {

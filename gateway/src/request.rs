@@ -477,13 +477,12 @@ impl Service {
             // One frame more than needed: the producer gives it back.
             reservation,
         };
-        let submitted = match numbered {
-            None => self.producer.submit(append).await,
-            Some(numbered) => self.producer.submit_numbered(append, numbered).await,
-        };
-        let appended = match submitted {
-            Ok(submitted) => submitted.committed().await,
-            Err(error) => Err(error),
+        let appended = match numbered {
+            None => self.producer.append(append).await,
+            Some(numbered) => match self.producer.submit_numbered(append, numbered).await {
+                Ok(submitted) => submitted.committed().await,
+                Err(error) => Err(error),
+            },
         };
         match appended {
             Ok(committed) if committed.is_repeated => Ok(Outcome::Repeated),

@@ -562,7 +562,7 @@ impl<S: Found> Commits<S> {
     }
 
     /// Handles requests of clients that the table refuses, while it accepts this producer's own number: what it has of
-    /// them is another producer's commit. What it lacks counts only if it was read after the request arrived.
+    /// them is another producer's commit. A gap counts only if the table was read after the request arrived.
     fn settle_clients(&self, group: Group<'_>, unusable: Vec<UnusableClient>) -> Next<S::Version> {
         let is_settled = |it: &UnusableClient| match it.reason {
             ClientRefusal::Gap { .. } | ClientRefusal::Unknown | ClientRefusal::Full => {

@@ -122,7 +122,7 @@ impl Lead {
         }
     }
 
-    /// What consumers see.
+    /// The states that consumers see.
     pub(crate) fn watchers(&self) -> &Watchers {
         &self.watchers
     }

@@ -22,7 +22,7 @@ const SHARE: usize = 8;
 /// Without a manifest, a watcher asks for one at this interval.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// What consumers see. Cheap to clone.
+/// The states that consumers see. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Watchers(Arc<Inner>);
 

@@ -235,7 +235,7 @@ struct Seen {
     gaps: usize,
 }
 
-/// What the clients know: the messages that were sent, and those that were acknowledged with their sequences.
+/// The clients' knowledge: the messages that were sent, and those that were acknowledged with their sequences.
 #[derive(Default)]
 struct Story {
     acknowledged: HashMap<String, Option<u64>>,

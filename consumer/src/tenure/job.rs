@@ -3,13 +3,11 @@
 use super::Tenure;
 use crate::rounds::LaterRounds;
 use crate::schedule::Key;
-use crate::sink::{Batch, BatchId, Part};
+use crate::sink::{Batch, BatchId};
 use crate::trace::BatchTrace;
-use crate::unique::Dropped;
 use crate::work::{Job, Wanted};
 use crate::write::Term;
-use bytes::Bytes;
-use millpond_manifest::{Log, layout};
+use millpond_manifest::Log;
 use tracing::warn;
 
 impl Tenure<'_> {
@@ -36,20 +34,7 @@ impl Tenure<'_> {
             }
             !skipped
         });
-        let wanted = wanted.map(|(sequence, entry, part)| Wanted {
-            key: layout::segment(claim.shard, entry.segment),
-            length: part.length,
-            part: Part {
-                sequence,
-                first_record: 0,
-                segment: entry.segment,
-                offset: part.offset,
-                data: Bytes::new(),
-                raw_len: part.raw_len,
-                records: part.records,
-                dropped: Dropped::default(),
-            },
-        });
+        let wanted = wanted.map(|(sequence, entry, part)| Wanted::of(claim.shard, sequence, entry, part));
         let wanted: Vec<Wanted> = wanted.collect();
         // After a clean release too: an earlier owner may send what it planned ahead of the log.
         let inherited = self.schedule.is_inherited(key);

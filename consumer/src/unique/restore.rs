@@ -5,10 +5,8 @@ use super::state::{KeyLimit, Of, State, TooManyKeys};
 use crate::error::ConsumeError;
 use crate::reading::read_patiently;
 use crate::shard::{PageRead, Shard};
-use crate::sink::{Batch, BatchId, Part};
-use crate::unique::Dropped;
+use crate::sink::{Batch, BatchId};
 use crate::work::Wanted;
-use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use millpond_manifest::cursor::{Deduplication, Skip};
 use millpond_manifest::{Log, UniqueReference, UniqueSetting, UniqueSnapshot, layout};
@@ -179,20 +177,8 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
         let parts = log.parts(index, at).take_while(|(sequence, ..)| *sequence < end);
         let parts = parts.filter(|(sequence, ..)| !source.skipped.contains(sequence));
         let encoding = log.streams[index as usize].encoding;
-        let wanted = parts.map(|(sequence, entry, part)| Wanted {
-            key: layout::segment(shard.claim.shard, entry.segment),
-            length: part.length,
-            part: Part {
-                sequence,
-                first_record: 0,
-                segment: entry.segment,
-                offset: part.offset,
-                data: Bytes::new(),
-                raw_len: part.raw_len,
-                records: part.records,
-                dropped: Dropped::default(),
-            },
-        });
+        let wanted =
+            parts.map(|(sequence, entry, part)| Wanted::of(shard.claim.shard, sequence, entry, part));
         let reads = wanted.map(|wanted| keys(shard, source, encoding, wanted));
         let reads: Vec<_> = reads.collect();
         let mut reads = stream::iter(reads).buffered(PARTS_AT_A_TIME);
