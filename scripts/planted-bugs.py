@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from planting import PATCHES, TREE, names, plant
+from planting import PATCHES, ROOT, TREE, names, plant
 
 # A test that takes longer has not caught the bug.
 TIMEOUT_S = 180
@@ -31,6 +31,14 @@ class Catcher(NamedTuple):
     source: str
     test: str
     says: str
+
+    def program(self):
+        """The test program's main file, and the test's name in it."""
+        source = Path(self.source)
+        main = source.with_name("main.rs")
+        if "tests" in source.parts and source != main and (ROOT / main).exists():
+            return str(main), f"{source.stem}::{self.test}"
+        return self.source, self.test
 
     def __str__(self):
         return f"{self.source}: {self.test}"
@@ -56,7 +64,7 @@ def shared(test, invariant):
 
 def scripted(says):
     """A script that Rust and Go both run."""
-    return Catcher("producer/tests/scripts.rs", "the_scripts_lead_to_what_they_say", says)
+    return Catcher("producer/tests/all/scripts.rs", "the_scripts_lead_to_what_they_say", says)
 
 
 PRODUCERS = "two_producers_and_gc"
@@ -77,19 +85,19 @@ ANY_PRODUCER = "a_repetition_to_another_producer_learns_the_outcome_of_the_first
 
 def numbered(test, says):
     """Clients that number their requests."""
-    return Catcher("producer/tests/clients.rs", test, says)
+    return Catcher("producer/tests/all/clients.rs", test, says)
 
 
 def gc(test, says):
-    return Catcher("consumer/tests/gc.rs", test, says)
+    return Catcher("consumer/tests/all/gc.rs", test, says)
 
 
 def consuming(test, says):
-    return Catcher("consumer/tests/consumer.rs", test, says)
+    return Catcher("consumer/tests/all/consumer.rs", test, says)
 
 
 def growing(test, says):
-    return Catcher("consumer/tests/growth.rs", test, says)
+    return Catcher("consumer/tests/all/growth.rs", test, says)
 
 
 def grown(test, says):
@@ -97,39 +105,39 @@ def grown(test, says):
 
 
 def paged(test, says):
-    return Catcher("consumer/tests/pages.rs", test, says)
+    return Catcher("consumer/tests/all/pages.rs", test, says)
 
 
 def claimed(test, says):
-    return Catcher("manifest/tests/claims.rs", test, says)
+    return Catcher("manifest/tests/all/claims.rs", test, says)
 
 
 def dividing(test, says):
-    return Catcher("consumer/tests/division.rs", test, says)
+    return Catcher("consumer/tests/all/division.rs", test, says)
 
 
 def known(test, says):
-    return Catcher("consumer/tests/identity.rs", test, says)
+    return Catcher("consumer/tests/all/identity.rs", test, says)
 
 
 def leased(test, says):
-    return Catcher("consumer/tests/lease.rs", test, says)
+    return Catcher("consumer/tests/all/lease.rs", test, says)
 
 
 def in_flight(test, says):
-    return Catcher("consumer/tests/in_flight.rs", test, says)
+    return Catcher("consumer/tests/all/in_flight.rs", test, says)
 
 
 def refusing(test, says):
-    return Catcher("consumer/tests/dead_letters.rs", test, says)
+    return Catcher("consumer/tests/all/dead_letters.rs", test, says)
 
 
 def accepting(test, says):
-    return Catcher("gateway/tests/events.rs", test, says)
+    return Catcher("gateway/tests/all/events.rs", test, says)
 
 
 def from_kafka(test, says):
-    return Catcher("gateway/tests/kafka.rs", test, says)
+    return Catcher("gateway/tests/all/kafka.rs", test, says)
 
 
 def inserting_events(says):
@@ -151,12 +159,12 @@ def keys(test, says):
 def between_producers(says):
     """Random faults of the requests between producers, and of the store."""
     test = "no_record_is_lost_or_twice_whatever_happens_to_requests"
-    return Catcher("producer/tests/leader.rs", test, says)
+    return Catcher("producer/tests/all/leader.rs", test, says)
 
 
 def watching(test, says):
     """A consumer whose leader sends whatever it likes."""
-    return Catcher("consumer/tests/watch.rs", test, says)
+    return Catcher("consumer/tests/all/watch.rs", test, says)
 
 
 TWO_CLOCKS = "two_consumers_whose_clocks_differ_and_that_crash"
@@ -166,7 +174,7 @@ CATCHERS = {
     "claim-taken-at-once": [
         guard(TWO_CLOCKS, TWO_TABLES),
         Catcher(
-            "consumer/tests/sharing.rs",
+            "consumer/tests/all/sharing.rs",
             "a_claim_that_another_has_ignored_gives_no_table",
             r"Ok\(\(\)\)|never: ",
         ),
@@ -175,7 +183,7 @@ CATCHERS = {
     "firm-claim-expires": [guard(TWO_CLOCKS, TWO_TABLES)],
     "share-forgotten": [
         Catcher(
-            "consumer/tests/sharing.rs",
+            "consumer/tests/all/sharing.rs",
             "a_consumer_that_shares_does_so_for_good",
             "tables.shared",
         )
@@ -186,28 +194,28 @@ CATCHERS = {
             f"(?:{TWO_TABLES}|a cursor names every table)",
         ),
         Catcher(
-            "consumer/tests/sharing.rs",
+            "consumer/tests/all/sharing.rs",
             "a_standby_of_a_removed_consumer_does_not_write_to_tables_of_another",
             r"never: it ends",
         ),
     ],
     "gained-identity-unclaimed": [
         Catcher(
-            "consumer/tests/sharing.rs",
+            "consumer/tests/all/sharing.rs",
             "a_known_table_that_leads_to_a_table_of_another_is_noticed",
             r"never: it ends",
         ),
     ],
     "shared-identity-refused": [
         Catcher(
-            "consumer/tests/sharing.rs",
+            "consumer/tests/all/sharing.rs",
             "a_shared_table_may_gain_an_identity",
             r"never: the new identity is known",
         ),
     ],
     "standby-ended-by-its-settings": [
         Catcher(
-            "consumer/tests/sharing.rs",
+            "consumer/tests/all/sharing.rs",
             "a_standby_with_other_settings_waits_for_the_owner",
             r"assertion failed: !standby\.task\.is_finished\(\)",
         ),
@@ -236,14 +244,14 @@ CATCHERS = {
     "forwarded-number-grows": [between_producers(r'left: \{"[^}]*": 0')],
     "answered-before-commit": [
         Catcher(
-            "producer/tests/leader.rs",
+            "producer/tests/all/leader.rs",
             "a_follower_hears_of_a_commit_and_not_earlier",
             r"answered before the commit",
         )
     ],
     "watch-shows-uncommitted": [
         Catcher(
-            "producer/tests/watch.rs",
+            "producer/tests/all/watch.rs",
             "a_commit_is_shown_when_the_store_has_confirmed_it",
             "shown before its swap was answered",
         )
@@ -260,21 +268,21 @@ CATCHERS = {
     ],
     "consumer-may-commit": [
         Catcher(
-            "peer/tests/watch.rs",
+            "peer/tests/all/watch.rs",
             "only_the_owner_of_a_cursor_may_watch_and_only_as_its_consumer",
             r"`Result::unwrap_err\(\)` on an `Ok` value",
         )
     ],
     "producer-may-watch": [
         Catcher(
-            "peer/tests/watch.rs",
+            "peer/tests/all/watch.rs",
             "only_the_owner_of_a_cursor_may_watch_and_only_as_its_consumer",
             r"Ok\(Manifest .* instead of 403",
         )
     ],
     "any-certificate-asks": [
         Catcher(
-            "peer/tests/peer.rs",
+            "peer/tests/all/peer.rs",
             "a_stranger_gets_nothing",
             r"`Result::unwrap_err\(\)` on an `Ok` value",
         )
@@ -294,14 +302,14 @@ CATCHERS = {
     "stale-gap": [numbered("what_an_old_manifest_lacks_is_no_answer", "is_ok_and")],
     "copy-in-a-commit": [
         Catcher(
-            "manifest/tests/clients.rs",
+            "manifest/tests/all/clients.rs",
             "a_commit_has_each_number_once_and_names_every_claim_that_it_cannot_have",
             r"\(1, Repeated",
         )
     ],
     "gap-after-a-commit": [
         Catcher(
-            "manifest/tests/clients.rs",
+            "manifest/tests/all/clients.rs",
             "a_commit_has_each_number_once_and_names_every_claim_that_it_cannot_have",
             r"\(4, Gap \{ last: 1",
         )
@@ -318,49 +326,49 @@ CATCHERS = {
     ],
     "numbered-request-forwarded": [
         Catcher(
-            "producer/tests/leader.rs",
+            "producer/tests/all/leader.rs",
             "a_numbered_request_is_entered_by_the_producer_that_took_it_and_leaves_a_segment_with_guests",
             "index out of bounds|left",
         )
     ],
     "forgotten-leader-counts": [
         Catcher(
-            "producer/tests/leader.rs",
+            "producer/tests/all/leader.rs",
             "a_leader_that_the_table_has_forgotten_is_replaced",
             r"10\.0\.0\.9:4319",
         )
     ],
     "rebuilt-segment-goes-last": [
         Catcher(
-            "producer/tests/leader.rs",
+            "producer/tests/all/leader.rs",
             "a_guest_that_spoils_a_segment_does_not_change_the_order_of_the_others",
             r"\d+ is after \d+",
         )
     ],
     "refused-request-counts": [
         Catcher(
-            "producer/tests/leader.rs",
+            "producer/tests/all/leader.rs",
             "a_refused_request_leaves_no_stream_behind",
             r"stream events.test holds otlp messages",
         )
     ],
     "floor-takes-the-next": [
         Catcher(
-            "producer/tests/leader.rs",
+            "producer/tests/all/leader.rs",
             "a_request_whose_segments_are_below_the_floor_takes_no_other_with_it",
             r"NotCommitted\(.*orphan floor",
         )
     ],
     "slow-leader-followed": [
         Catcher(
-            "producer/tests/leader.rs",
+            "producer/tests/all/leader.rs",
             "a_leader_with_a_longer_linger_does_not_slow_its_followers_down",
             r"\d+: 1\d\.",
         )
     ],
     "elements-unpaid": [
         Catcher(
-            "peer/tests/peer.rs",
+            "peer/tests/all/peer.rs",
             "a_member_pays_for_what_its_request_takes_in_memory",
             r"left: Err\(.*400 Bad Request",
         )
@@ -380,7 +388,7 @@ CATCHERS = {
     ],
     "producer-table-ignored": [
         Catcher(
-            "producer/tests/exactly_once.rs",
+            "producer/tests/all/exactly_once.rs",
             "a_commit_that_landed_but_was_not_reported_yields_its_records_once",
             r'"message 1", 2',
         ),
@@ -389,7 +397,7 @@ CATCHERS = {
     "unresolved-group-changed": [model(PRODUCERS, UNKNOWN)],
     "group-grows-after-mismatch": [
         Catcher(
-            "producer/tests/faults.rs",
+            "producer/tests/all/faults.rs",
             "a_refusal_that_our_own_commit_caused_acknowledges_nothing_but_that_commit",
             r'right: \(\[0, 1, 2\], \["a", "b", "c"\]\)',
         ),
@@ -397,19 +405,19 @@ CATCHERS = {
     ],
     "clock-empties-producer-table": [
         Catcher(
-            "manifest/tests/manifest.rs",
+            "manifest/tests/all/manifest.rs",
             "the_clock_of_a_producer_that_registers_forgets_nobody",
             r"at \d+ ms",
         ),
         Catcher(
-            "producer/tests/faults.rs",
+            "producer/tests/all/faults.rs",
             "a_registration_by_a_clock_a_day_ahead_leaves_outcomes_resolvable",
             "OutcomeUnknown",
         ),
     ],
     "forgotten-sent-again": [
         Catcher(
-            "producer/tests/faults.rs",
+            "producer/tests/all/faults.rs",
             "a_forgotten_producer_whose_commit_may_have_landed_says_so_and_goes_on",
             "not committed: segment .* is in the log already",
         ),
@@ -419,14 +427,14 @@ CATCHERS = {
     "page-not-stored": [
         model(PRODUCERS, "1: what the log refers to"),
         Catcher(
-            "producer/tests/pages.rs",
+            "producer/tests/all/pages.rs",
             "the_upload_of_a_page_and_the_swap_after_it_may_have_each_of_their_outcomes",
             "panicked at .*support/mod.rs:.*\nshards/0000/pages/",
         ),
     ],
     "checksum-ignored": [
         Catcher(
-            "manifest/tests/pages.rs",
+            "manifest/tests/all/pages.rs",
             "a_damaged_page_is_refused",
             r"assertion failed: Page::decode\(&bytes\).is_err\(\)",
         )
@@ -485,7 +493,7 @@ CATCHERS = {
     # wrong, but the owner claims too much.
     "released-in-doubt": [
         Catcher(
-            "manifest/tests/cursor.rs",
+            "manifest/tests/all/cursor.rs",
             "plans_ahead_of_the_log_leave_no_batch_in_doubt_and_pin_what_decides_their_rows",
             "4 is in the log",
         )
@@ -493,14 +501,14 @@ CATCHERS = {
     "ahead-not-pinned": [
         model(RELEASED_AHEAD, "3: batches planned ahead keep their batching policy"),
         Catcher(
-            "manifest/tests/cursor.rs",
+            "manifest/tests/all/cursor.rs",
             "plans_ahead_of_the_log_leave_no_batch_in_doubt_and_pin_what_decides_their_rows",
             "!cursor.is_clean",
         ),
     ],
     "ahead-sent-as-new": [
         Catcher(
-            "consumer/tests/ahead.rs",
+            "consumer/tests/all/ahead.rs",
             "an_owner_after_a_clean_release_keeps_to_the_plans_of_a_dead_one",
             "planned rows were sent without a question",
         )
@@ -554,14 +562,14 @@ CATCHERS = {
     ],
     "second-reset-forgets-lease": [
         Catcher(
-            "manifest/tests/cursor.rs",
+            "manifest/tests/all/cursor.rs",
             "the_longest_lease_of_those_who_may_send_is_known",
             "left: 0",
         )
     ],
     "new-cursor-sent-nothing": [
         Catcher(
-            "manifest/tests/cursor.rs",
+            "manifest/tests/all/cursor.rs",
             "a_new_cursor_takes_the_whole_log_for_sent",
             "an earlier cursor may have been deleted",
         )
@@ -571,7 +579,7 @@ CATCHERS = {
     ],
     "epoch-fences": [
         Catcher(
-            "manifest/tests/cursor.rs",
+            "manifest/tests/all/cursor.rs",
             "an_opening_of_the_same_epoch_is_another_opening",
             "an owner takes another's cursor for its own",
         )
@@ -603,7 +611,7 @@ CATCHERS = {
     ],
     "longest-lease-forgotten": [
         Catcher(
-            "manifest/tests/cursor.rs",
+            "manifest/tests/all/cursor.rs",
             "the_longest_lease_of_those_who_may_send_is_known",
             "the fenced owner does not know it yet",
         )
@@ -628,7 +636,7 @@ CATCHERS = {
     ],
     "repair-name-free": [
         Catcher(
-            "consumer/tests/repair.rs",
+            "consumer/tests/all/repair.rs",
             "ranges_that_cannot_be_repaired_are_refused",
             r"matches!\(made\.err\(\), Some\(ConsumeError::Name",
         )
@@ -718,7 +726,7 @@ CATCHERS = {
     ],
     "chunks-beyond-memory": [
         Catcher(
-            "consumer/tests/in_flight.rs",
+            "consumer/tests/all/in_flight.rs",
             "no_more_chunks_are_in_flight_than_fit_into_the_memory",
             r"left: 3",
         )
@@ -810,7 +818,7 @@ CATCHERS = {
 
 def build(bugs):
     """The tests that catch these bugs, with every bug compiled in: their executables by source."""
-    sources = {Path(catcher.source) for bug in bugs for catcher in CATCHERS[bug]}
+    sources = {Path(catcher.program()[0]) for bug in bugs for catcher in CATCHERS[bug]}
     # A folder of tests is one program, named after the folder.
     programs = [source for source in sources if "tests" in source.parts]
     targets = sorted({s.parent.name if s.stem == "main" else s.stem for s in programs})
@@ -842,10 +850,11 @@ def run(programs, catcher, bug):
         # Intended failures must not be remembered.
         "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1",
     }
+    source, test = catcher.program()
     began = time.monotonic()
     try:
         done = subprocess.run(
-            [programs[catcher.source], "--exact", catcher.test, "--nocapture"],
+            [programs[source], "--exact", test, "--nocapture"],
             cwd=TREE,
             env=environment,
             stdout=subprocess.PIPE,
@@ -898,6 +907,8 @@ def main():
             ok &= passed
             verdict = "passes" if passed else f"fails: {output[-2000:]}"
             print(f"{seconds:6.1f} s  {'no bug':28} {catcher} {verdict}", flush=True)
+    # A test that misses what it waits for is idle until its patience ends.
+    with ThreadPoolExecutor(2 * os.cpu_count()) as pool:
         for caught, line in pool.map(lambda bug: catch(programs, bug), bugs):
             ok &= caught
             print(line, flush=True)

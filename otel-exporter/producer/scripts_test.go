@@ -19,8 +19,8 @@ import (
 	"millpond.dev/otel-exporter/internal/storage"
 )
 
-// TestTheScriptsLeadToWhatTheySay runs the scripts that the producer in Rust runs, too (producer/tests/scripts.rs, which can
-// also write them): the same commands lead to the same requests and the same states.
+// TestTheScriptsLeadToWhatTheySay runs the scripts that the producer in Rust runs, too (producer/tests/all/scripts.rs,
+// which can also write them): the same commands lead to the same requests and the same states.
 func TestTheScriptsLeadToWhatTheySay(t *testing.T) {
 	paths, err := filepath.Glob("../../producer/testdata/*.txt")
 	if err != nil || len(paths) != 7 {

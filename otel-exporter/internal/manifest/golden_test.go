@@ -15,8 +15,8 @@ import (
 )
 
 // The Rust crate writes the golden files (manifest/testdata) from the same states through its own API and reads them
-// back: manifest/tests/manifest.rs, manifest/tests/pages.rs. Go covers both directions too: it decodes each file to the
-// state, and encodes the state to the same bytes.
+// back: manifest/tests/all/manifest.rs, manifest/tests/all/pages.rs. Go covers both directions too: it decodes each file to
+// the state, and encodes the state to the same bytes.
 func goldenFile(t *testing.T, name string) []byte {
 	t.Helper()
 	bytes, err := os.ReadFile("../../../manifest/testdata/" + name)

@@ -9,7 +9,7 @@ import (
 )
 
 // `go test ./internal/segment -run Golden -write` rewrites Go's golden file. Do that only together with a new version
-// of the format. The Rust crate reads the file: segment/tests/golden.rs.
+// of the format. The Rust crate reads the file: segment/tests/all/golden.rs.
 var write = flag.Bool("write", false, "write the golden file of this language")
 
 const (

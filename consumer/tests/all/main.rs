@@ -1,0 +1,19 @@
+//! Tests of the consumer and the garbage collector over real stores with faults, most of them in virtual time.
+
+mod ahead;
+mod bottleneck;
+mod consumer;
+mod dead_letters;
+mod division;
+mod gc;
+mod growth;
+mod identity;
+mod in_flight;
+mod lease;
+mod pages;
+mod repair;
+mod sharing;
+mod start;
+mod support;
+mod watch;
+mod watch_producer;

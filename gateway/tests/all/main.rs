@@ -1,0 +1,12 @@
+//! Tests of the gateway over real connections.
+
+mod bad_input;
+mod common;
+mod events;
+mod export;
+mod http;
+mod http_bad_input;
+mod kafka;
+mod numbering;
+mod tls;
+mod tokens;

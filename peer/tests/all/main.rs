@@ -1,0 +1,5 @@
+//! Tests of the requests between members of a buffer, over real connections.
+
+mod peer;
+mod support;
+mod watch;

@@ -1,0 +1,15 @@
+//! Tests of the producer over stores with faults, most of them in virtual time.
+
+mod clients;
+mod early_close;
+mod exactly_once;
+mod faults;
+mod leader;
+mod pages;
+mod producer;
+mod scripts;
+mod shared_commits;
+mod simulation;
+mod support;
+mod turns;
+mod watch;

@@ -1,0 +1,6 @@
+//! Tests of the segment format.
+
+mod damage;
+mod golden;
+mod round_trip;
+mod support;
