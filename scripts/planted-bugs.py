@@ -766,6 +766,13 @@ CATCHERS = {
             "the rows are there twice",
         )
     ],
+    "second-absence-counts": [
+        Catcher(
+            "consumer/src/lib.rs",
+            "hedge::tests::an_object_that_is_absent_for_the_second_request_alone_is_there",
+            "the first answer has the bytes",
+        )
+    ],
     "lease-checked-once": [leased(STOOD_STILL, "another owner may have the cursor")],
     "refused-rows-appended": [
         accepting(

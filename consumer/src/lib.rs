@@ -13,6 +13,7 @@ mod division;
 mod error;
 pub mod gc;
 mod growth;
+mod hedge;
 mod in_flight;
 mod leaders;
 mod lease;
@@ -55,6 +56,7 @@ pub use unique::{Dropped, KeyHasher, KeyValue, PartKeys, RowKey};
 
 use claim::Claim;
 use growth::Growth;
+use hedge::Hedge;
 use membership::Membership;
 use metrics::Metrics;
 use millpond_manifest::cas::Snapshot;
@@ -152,14 +154,16 @@ impl Consumer {
         info!(buffer = %buffer.id, shards = buffer.shards, consumer = self.config.consumer, sink = self.sink.name(), "consuming");
         self.check_shards(buffer.shards)?;
         let streams = self.streams(&buffer).await?;
+        let memory = self.config.memory();
         let worker = Arc::new(BatchWorker {
             store: self.store.clone(),
+            hedge: Hedge::new(memory.clone(), self.metrics.hedged_fetches.clone()),
             sink: self.sink.clone(),
             streams,
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             environment: self.environment.clone(),
-            memory: self.config.memory(),
+            memory,
             keys: KeyLimit::new(self.config.unique_keys()),
             snapshot_keys: self.config.snapshot_keys,
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),

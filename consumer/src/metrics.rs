@@ -107,6 +107,7 @@ pub(crate) struct Metrics {
     pub(crate) batches: Family<StreamLabel, Counter>,
     pub(crate) chunks: Family<StreamLabel, Counter>,
     pub(crate) fetched_bytes: Counter,
+    pub(crate) hedged_fetches: Counter,
     pub(crate) inserted_bytes: Counter,
     pub(crate) latency: Family<StreamLabel, Histogram>,
     pub(crate) queue: Family<StageLabel, Gauge>,
@@ -164,6 +165,7 @@ impl Metrics {
             batches: Family::default(),
             chunks: Family::default(),
             fetched_bytes: Counter::default(),
+            hedged_fetches: Counter::default(),
             inserted_bytes: Counter::default(),
             latency: Family::new_with_constructor(latency),
             queue: Family::default(),
@@ -213,6 +215,11 @@ impl Metrics {
             "fetched_bytes",
             "Bytes of segments fetched",
             m.fetched_bytes.clone(),
+        );
+        registry.register(
+            "hedged_fetches",
+            "Second requests for a part of a segment, because the first took longer than 95% of its size",
+            m.hedged_fetches.clone(),
         );
         registry.register(
             "inserted_bytes",

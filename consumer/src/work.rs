@@ -224,9 +224,10 @@ impl BatchWorker {
         loop {
             let fetcher = self.fetchers.acquire().await.expect("never closed");
             let began = Instant::now();
+            let range = part.offset..part.offset + length;
             let fetched = self
-                .store
-                .get_range(&key, part.offset..part.offset + length)
+                .hedge
+                .first_answer(length, || self.store.get_range(&key, range.clone()))
                 .await;
             self.metrics.fetch_seconds.observe(began.elapsed().as_secs_f64());
             match fetched {

@@ -1,5 +1,6 @@
 //! What all batches of a process share: the store, the sink, the limits, the metrics.
 
+use crate::hedge::Hedge;
 use crate::metrics::Metrics;
 use crate::repair::Tally;
 use crate::sink::{Chunk, Sink};
@@ -15,6 +16,8 @@ use tokio::sync::Semaphore;
 /// The state that all batches of a process share.
 pub(crate) struct BatchWorker {
     pub(crate) store: Store,
+    /// Second requests for parts that are late.
+    pub(crate) hedge: Hedge,
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) streams: Vec<StreamPattern>,
     pub(crate) metrics: Metrics,

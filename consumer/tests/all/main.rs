@@ -9,6 +9,7 @@ mod gc;
 mod growth;
 mod identity;
 mod in_flight;
+mod late_parts;
 mod lease;
 mod pages;
 mod repair;
