@@ -88,6 +88,10 @@ def consuming(test, says):
     return Catcher("consumer/tests/consumer.rs", test, says)
 
 
+def unique(test, says):
+    return Catcher("consumer/tests/unique.rs", test, says)
+
+
 def growing(test, says):
     return Catcher("consumer/tests/growth.rs", test, says)
 
@@ -530,6 +534,9 @@ CATCHERS = {
     "window-by-wall-clock": [simulated("cursor: .* are repeated, and it counts")],
     "log-of-keys-trimmed": [simulated("needed: .* still needs .* which was trimmed")],
     "named-keys-deleted": [simulated("needed: .* the cursor names it")],
+    "keys-begin-past-positions": [
+        unique("a_stream_that_is_taken_later_begins_with_the_log", "never: the acknowledgement")
+    ],
     "keys-not-pinned": [simulated("cursor: .*another key or window came into force")],
     "reception-of-the-last": [
         keys(
