@@ -1,4 +1,4 @@
-//! Tests deduplication by key with whole consumers: streams that come late, resets and skips.
+//! Tests deduplication by key with whole consumers: streams that come late or are silent, resets and skips.
 
 mod support;
 
@@ -38,6 +38,16 @@ async fn acknowledged(log: &Log, stream: &str, next: u64) {
     .await;
 }
 
+/// Waits until nothing below this sequence is kept for the consumer.
+async fn needs(log: &Log, sequence: u64) {
+    eventually("the log is not needed any more", async || {
+        log.cursor("default")
+            .await
+            .is_some_and(|cursor| cursor.needs() >= sequence)
+    })
+    .await;
+}
+
 async fn restart(consumer: Running, log: &Log, table: &Arc<Table>) -> Running {
     consumer.crash().await;
     start(&log.store, unique("next"), table)
@@ -65,6 +75,44 @@ async fn a_stream_that_is_taken_later_begins_with_the_log() {
     acknowledged(&log, STREAM, 4).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_stream_does_not_hold_back_the_log() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(4);
+    // Keys 0, 1 and 2.
+    log.commit_to(STREAM, &[3]).await;
+    log.commit_to(OTHER, &[1]).await;
+    let consumer = start(&log.store, unique("a"), &table);
+    acknowledged(&log, STREAM, 2).await;
+    let cursor = log.cursor("default").await.unwrap();
+    assert_eq!(cursor.needs(), 0, "a successor reads the keys from the log");
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    needs(&log, 2).await;
+
+    log.commit_to(OTHER, &[1, 1]).await;
+    acknowledged(&log, STREAM, 4).await;
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    needs(&log, 4).await;
+
+    // A successor that sees no part of the stream goes on.
+    let consumer = restart(consumer, &log, &table).await;
+    log.commit_to(OTHER, &[1]).await;
+    acknowledged(&log, STREAM, 5).await;
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    needs(&log, 5).await;
+
+    // Nobody needs the log for the keys any more: rows 8, 9 and 10 have keys 0, 1 and 2, and row 11 has another.
+    log.change(|log| log.collect(5, 0)).await;
+    table.has(7).await;
+    log.commit_to(OTHER, &[1]).await;
+    let consumer = restart(consumer, &log, &table).await;
+    log.commit_to(STREAM, &[4]).await;
+    acknowledged(&log, STREAM, 7).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4, 5, 6, 7, 11]));
 }
 
 #[tokio::test(start_paused = true)]
