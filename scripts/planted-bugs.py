@@ -96,6 +96,10 @@ def consuming(test, says):
     return Catcher("consumer/tests/all/consumer.rs", test, says)
 
 
+def unique(test, says):
+    return Catcher("consumer/tests/all/unique.rs", test, says)
+
+
 def growing(test, says):
     return Catcher("consumer/tests/all/growth.rs", test, says)
 
@@ -538,6 +542,12 @@ CATCHERS = {
     "window-by-wall-clock": [simulated("cursor: .* are repeated, and it counts")],
     "log-of-keys-trimmed": [simulated("needed: .* still needs .* which was trimmed")],
     "named-keys-deleted": [simulated("needed: .* the cursor names it")],
+    "keys-begin-past-positions": [
+        unique("a_stream_that_is_taken_later_begins_with_the_log", "never: the acknowledgement")
+    ],
+    "silent-stream-keeps-log": [
+        unique("a_silent_stream_does_not_hold_back_the_log", "never: the log is not needed any more")
+    ],
     "keys-not-pinned": [simulated("cursor: .*another key or window came into force")],
     "reception-of-the-last": [
         keys(

@@ -2,6 +2,7 @@
 //! the decisions of [`crate::schedule`].
 
 mod job;
+mod keeping;
 mod log;
 mod release;
 mod swaps;
@@ -99,6 +100,10 @@ pub(crate) struct Tenure<'a> {
     trimmed: u64,
     /// The streams whose repeated events are dropped, from their first batch in this term on.
     unique: BTreeMap<String, Line>,
+    /// Streams whose last snapshot may hold back the log.
+    held: BTreeMap<String, keeping::Held>,
+    /// The keys of silent streams on their way to the store.
+    keeping: JoinSet<Result<(), ConsumeError>>,
 }
 
 impl<'a> Tenure<'a> {
@@ -159,6 +164,8 @@ impl<'a> Tenure<'a> {
             ignored: HashSet::new(),
             trimmed: 0,
             unique: BTreeMap::new(),
+            held: BTreeMap::new(),
+            keeping: JoinSet::new(),
         };
         tenure.warn_of_trimmed();
         tenure.see_leader();
@@ -190,6 +197,7 @@ impl<'a> Tenure<'a> {
                     self.start(key.clone());
                 }
             }
+            self.keep_keys();
             let wants_swap = self.begin_swap(&decision)?;
             let idle = self.schedule.running() == 0 && !wants_swap && self.swapping.is_none();
             if self.is_repaired() {
@@ -233,6 +241,9 @@ impl<'a> Tenure<'a> {
                 }
                 Some(()) = OptionFuture::from(self.settling.as_mut()), if self.settling.is_some() => {
                     self.settling = None;
+                }
+                Some(kept) = self.keeping.join_next(), if !self.keeping.is_empty() => {
+                    kept.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))?;
                 }
                 Some(refusal) = self.refused.recv() => self.undurable.push(refusal),
                 Some(announced) = self.announced.recv() => self.unannounced.push(announced),

@@ -3,15 +3,17 @@
 use super::keys::PartKeys;
 use super::state::{KeyLimit, Of, State, TooManyKeys};
 use crate::error::ConsumeError;
-use crate::reading::read_patiently;
+use crate::reading::{BEHIND_WAIT, NOT_YET, read_patiently};
 use crate::shard::{PageRead, Shard};
 use crate::sink::{Batch, BatchId};
 use crate::work::Wanted;
 use futures::{StreamExt, TryStreamExt, stream};
 use millpond_manifest::cursor::{Deduplication, Skip};
-use millpond_manifest::{Log, UniqueReference, UniqueSetting, UniqueSnapshot, layout};
-use millpond_runtime::blocking;
+use millpond_manifest::{Log, Manifest, UniqueReference, UniqueSetting, UniqueSnapshot, layout};
+use millpond_runtime::{Backoff, Level, blocking};
 use std::collections::BTreeSet;
+use std::time::Duration;
+use tokio::time::Instant;
 use tracing::info;
 
 /// Parts to read ahead.
@@ -141,6 +143,33 @@ async fn snapshot(
     Ok(found)
 }
 
+/// Reads the log, which is known to reach the sequence `to`. The owner may know that from a leader, and the store may return
+/// older states for a while.
+async fn read_log_to(shard: &Shard, source: &Source, to: u64) -> Result<Manifest, ConsumeError> {
+    let key = layout::manifest(shard.claim.shard);
+    let what = format!("reading {key} for the keys of {}", source.stream);
+    let began = Instant::now();
+    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+    loop {
+        let Some(found) = shard.read_log().await? else {
+            return Err(source.lost(shard, "the manifest is not in the store".to_owned()));
+        };
+        let reached = found.state.next_sequence;
+        if reached >= to {
+            shard.claim.readiness.goes_on(&what);
+            return Ok(found.state);
+        }
+        if began.elapsed() >= BEHIND_WAIT {
+            return Err(source.lost(
+                shard,
+                format!("the log of the store ends at {reached} and is needed up to {to}"),
+            ));
+        }
+        shard.claim.readiness.waits(&what, NOT_YET, Level::Warn);
+        backoff.pause(&*shard.claim.environment).await;
+    }
+}
+
 /// Reads the keys of the log from the state on.
 async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> Result<(), ConsumeError> {
     let trimmed = |at: u64, first: u64| {
@@ -149,11 +178,7 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
             format!("the log is needed from sequence {at} on, and retention has trimmed it below {first}"),
         )
     };
-    let found = shard.read_log().await?;
-    let Some(found) = found else {
-        return Err(source.lost(shard, "the manifest is not in the store".to_owned()));
-    };
-    let mut log = Log::new(found.state);
+    let mut log = Log::new(read_log_to(shard, source, to).await?);
     let mut at = state.next();
     if log.first_sequence > at {
         return Err(trimmed(at, log.first_sequence));

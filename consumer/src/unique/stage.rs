@@ -9,7 +9,7 @@ use crate::metrics::label;
 use crate::shard::Shard;
 use crate::sink::Batch;
 use millpond_manifest::cursor::Plan;
-use millpond_manifest::{Cursor, Object as _, UniqueReference, UniqueSnapshot, layout};
+use millpond_manifest::{Cursor, Object as _, UniqueReference, UniqueSetting, UniqueSnapshot, layout};
 use millpond_runtime::{Backoff, Level, blocking};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,11 +17,18 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use ulid::Ulid;
 
-/// The shortest time between two snapshots of a stream with few new keys.
-const SNAPSHOT_INTERVAL_MIN: Duration = Duration::from_secs(60);
+/// The shortest and the longest time between two snapshots of a stream with few new keys. With the longest window and time, a
+/// snapshot names 2,333 others.
+const SNAPSHOT_INTERVAL: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(4 * 3_600)];
 
 /// A snapshot has this share of all keys at least, and of the window, unless it has many keys.
 const SHARE: u32 = 64;
+
+/// The time after which a stream with few new keys, or without parts, gets another snapshot.
+pub(crate) fn snapshot_interval(setting: &UniqueSetting) -> Duration {
+    let [min, max] = SNAPSHOT_INTERVAL;
+    (Duration::from_millis(setting.window_ms) / SHARE).clamp(min, max)
+}
 
 /// The deduplication of one stream in one term.
 pub(crate) struct Stage {
@@ -217,7 +224,8 @@ impl Turn {
         })
         .await;
         let decided = decided.map_err(|full| too_many(&source.stream, full))?;
-        *kept = Some(stage.store(state, stored_at).await);
+        let interval = snapshot_interval(&source.setting);
+        *kept = Some(stage.store(state, stored_at, interval).await);
         if let Some(Kept { state, .. }) = &*kept {
             stage.reached().duplicates.push_back((next, state.duplicates()));
         }
@@ -232,6 +240,24 @@ impl Turn {
         }
         let keys = i64::try_from(worker.keys.used()).unwrap_or(i64::MAX);
         worker.metrics.unique_keys.set(keys);
+        Ok(())
+    }
+
+    /// Stores the keys before this turn's sequence instead of deciding about a batch: no part of the stream has come for so long
+    /// that the last snapshot holds back the log.
+    pub(crate) async fn keep(mut self) -> Result<(), ConsumeError> {
+        self.before_memory().await?;
+        self.has_memory();
+        self.decision.wait().await;
+        let stage = self.stage.clone();
+        let mut kept = stage.state.lock().await;
+        // Without a state the batch before has failed, and the term ends with its error.
+        if let Some(Kept { mut state, stored_at }) = kept.take() {
+            state.pass(self.plan.low);
+            *kept = Some(stage.store(state, stored_at, Duration::ZERO).await);
+        }
+        drop(kept);
+        self.decision.pass_on();
         Ok(())
     }
 
@@ -262,12 +288,11 @@ impl Stage {
         self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores a snapshot if one is due, and returns when the store has it: the next one names it.
-    async fn store(&self, mut state: State, stored_at: Duration) -> Kept {
+    /// Stores a snapshot if one is due, and returns when the store has it: the next one names it. Few new keys wait for
+    /// `interval`.
+    async fn store(&self, mut state: State, stored_at: Duration, interval: Duration) -> Kept {
         let worker = &self.shard.worker;
         let now = worker.environment.uptime();
-        let window = Duration::from_millis(self.source.setting.window_ms);
-        let interval = (window / SHARE).max(SNAPSHOT_INTERVAL_MIN);
         let many = worker.snapshot_keys.max(state.keys() / u64::from(SHARE));
         let due = state.fresh() >= many
             || (now.saturating_sub(stored_at) >= interval && state.next() > state.snapshot_at());

@@ -16,5 +16,6 @@ mod repair;
 mod sharing;
 mod start;
 mod support;
+mod unique;
 mod watch;
 mod watch_producer;

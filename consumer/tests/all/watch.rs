@@ -1,14 +1,14 @@
 //! A consumer whose shard has a leader that tells of commits, in virtual time: whatever the leader sends, the rows are exact, none waits
 //! for long, and the store is polled less.
 
-use crate::support::{Log, Machine, Running, Table, acknowledged, config};
+use crate::support::{Log, Machine, OTHER, Running, STREAM, Table, acknowledged, config};
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
     Config, ConsumeError, Consumer, LeaderConnection, Leaders, WatchError, WatchedLeader, Watching,
 };
 use millpond_manifest::cas::Object;
-use millpond_manifest::{Fingerprint, Manifest, ProducerId, cas, layout};
+use millpond_manifest::{Fingerprint, Manifest, ProducerId, UniqueSetting, cas, layout};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, On};
 use prometheus_client::encoding::text::encode;
@@ -530,6 +530,42 @@ async fn what_the_store_does_not_have_yet_is_not_lost() {
         "{waits:?}"
     );
     site.log.store.put_if_absent(&key, vec![segment]).await.unwrap();
+    put(&site.log, &newer).await;
+    site.arrive(10 * SECOND).await;
+    site.end().await;
+}
+
+/// The keys of a silent stream are put together while the store lacks a part of the log that the leader has shown.
+#[tokio::test(start_paused = true)]
+async fn keys_are_put_together_once_the_store_has_the_log() {
+    let mut site = Site::new().await;
+    site.table.repeat_after(1_000);
+    let setting = UniqueSetting {
+        key: vec!["id".into()],
+        window_ms: 3_600_000,
+    };
+    let unique = Config {
+        unique: [(STREAM.to_owned(), setting)].into(),
+        ..settings()
+    };
+    let mut registry = Registry::default();
+    let before = site.log.manifest().await.state;
+    acknowledged(&site.log, before.next_sequence).await;
+    site.consumer.stop().await.unwrap();
+    site.consumer = run(&site.store, unique, &site.table, &site.leader, &mut registry);
+    sleep(SECOND).await;
+    let before = site.log.manifest().await.state;
+    site.log.commit_to(OTHER, &[1]).await;
+    site.log.commit(&[4]).await;
+    let newer = site.log.manifest().await.state;
+    put(&site.log, &before).await;
+    site.leader.tell(newer.clone());
+    sleep(20 * SECOND).await;
+    let waits = site.consumer.readiness.waiting_for();
+    assert!(
+        waits.iter().any(|wait| wait.contains("does not have it yet")),
+        "{waits:?}"
+    );
     put(&site.log, &newer).await;
     site.arrive(10 * SECOND).await;
     site.end().await;

@@ -6,8 +6,8 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
-    Attempt, Batch, BatchingPolicy, Chunk, Config, ConsumeError, Consumer, Cut, Presence, Received, Record,
-    RowId, Settled, Sink, SinkError, SinkTable,
+    Attempt, Batch, BatchingPolicy, Chunk, Config, ConsumeError, Consumer, Cut, KeyHasher, KeyValue,
+    PartKeys, Presence, Received, Record, RowId, RowKey, Settled, Sink, SinkError, SinkTable,
 };
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Skip;
@@ -296,6 +296,8 @@ struct State {
     swallowed: Option<String>,
     /// Messages that cannot be read.
     unreadable: BTreeSet<String>,
+    /// The number of different keys: a row's key is the remainder of its number. 0: rows have no keys.
+    keys: u64,
     /// The prefixes of the requests to end, and the parts of those to spare.
     settled: Vec<(String, Option<String>)>,
     /// The number of requests, including the accepted ones.
@@ -395,6 +397,11 @@ impl Table {
         self.state.lock().unwrap().unreadable = rows.iter().map(|row| format!("row-{row}")).collect();
     }
 
+    /// From now on a row's key is the remainder of its number by this one.
+    pub fn repeat_after(&self, keys: u64) {
+        self.state.lock().unwrap().keys = keys;
+    }
+
     /// Returns how often each row is in the table.
     pub fn rows(&self) -> BTreeMap<String, u64> {
         let mut rows = BTreeMap::new();
@@ -454,6 +461,10 @@ impl Table {
                 record: part.first_record,
             };
             for record in part.messages()? {
+                if part.dropped.contains(id.record.into()) {
+                    id.record += 1;
+                    continue;
+                }
                 if unreadable.contains(&*String::from_utf8_lossy(&record.payload)) {
                     other.push((id, record));
                 } else {
@@ -467,8 +478,11 @@ impl Table {
 }
 
 fn partition(row: &str) -> usize {
-    let number: usize = row.rsplit('-').next().unwrap().parse().unwrap();
-    number % 2
+    usize::from(number(row) % 2 == 1)
+}
+
+fn number(row: &str) -> u64 {
+    row.rsplit('-').next().unwrap().parse().unwrap()
 }
 
 fn text(row: &Bytes) -> String {
@@ -529,6 +543,30 @@ impl Sink for Table {
             }
         }
         Ok(())
+    }
+
+    fn keys(&self, batch: &Batch, _: &[String]) -> Result<Vec<PartKeys>, SinkError> {
+        let keys = self.state.lock().unwrap().keys;
+        let mut found = Vec::new();
+        for part in &batch.parts {
+            let records = (0..).zip(part.messages()?);
+            let key = |(record, message): (u32, Record)| {
+                let number = number(&String::from_utf8(message.payload).unwrap()).checked_rem(keys)?;
+                let mut hasher = KeyHasher::default();
+                hasher.add(KeyValue::Number(&number.to_string()));
+                Some(RowKey {
+                    record,
+                    at_us: message.received_at_us,
+                    key: hasher.hash(),
+                })
+            };
+            found.push(PartKeys {
+                sequence: part.sequence,
+                newest_us: Some(1_000_000),
+                keys: records.filter_map(key).collect(),
+            });
+        }
+        Ok(found)
     }
 
     fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk {

@@ -1,0 +1,54 @@
+//! Streams with `--unique` that are silent: their keys are stored all the same, or their last snapshot would hold back the
+//! log of all streams. This module decides about no row.
+
+use super::Tenure;
+use crate::unique::snapshot_interval;
+use millpond_manifest::cursor::Plan;
+use std::time::Duration;
+
+/// The sequence from which a stream needs the log for its keys, and since when, by the environment's uptime.
+pub(super) type Held = (u64, Duration);
+
+impl Tenure<'_> {
+    /// Stores the keys of each stream whose position has been past its last snapshot for an interval.
+    pub(super) fn keep_keys(&mut self) {
+        let Some(known) = self.log.as_ref().filter(|_| self.settling.is_none()) else {
+            return;
+        };
+        if self.drain_until.is_some() || !self.term.lease.runs() {
+            return;
+        }
+        let worker = &self.shard.worker;
+        let now = self.shard.claim.environment.uptime();
+        let cursor = &self.durable.state;
+        let mut due = Vec::new();
+        for (stream, position) in &cursor.streams {
+            let Some((setting, of)) = cursor.deduplicates(stream) else {
+                continue;
+            };
+            let needs = of.needs();
+            let held = self.held.entry(stream.clone()).or_insert((needs, now));
+            if held.0 != needs {
+                *held = (needs, now);
+            }
+            let streams = &known.log.streams;
+            let is_taken = streams
+                .iter()
+                .any(|found| found.name == *stream && worker.takes(stream, found.encoding));
+            let is_due = now.saturating_sub(held.1) >= snapshot_interval(setting);
+            if needs < position.next && is_due && is_taken {
+                held.1 = now;
+                due.push((stream.clone(), position.next));
+            }
+        }
+        for (stream, next) in due {
+            let before = Plan {
+                low: next,
+                high: next,
+            };
+            if let Some(turn) = self.turn(&(stream, before)) {
+                self.keeping.spawn(turn.keep());
+            }
+        }
+    }
+}

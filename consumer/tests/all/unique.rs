@@ -1,0 +1,174 @@
+//! Tests deduplication by key with whole consumers: streams that come late or are silent, resets and skips.
+
+use crate::support::{Log, OTHER, Running, STREAM, Table, config, eventually, start};
+use millpond_consumer::{Config, StreamPattern};
+use millpond_manifest::UniqueSetting;
+use millpond_storage::Store;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A consumer that drops the repeated events of [`STREAM`].
+fn unique(instance: &str) -> Config {
+    let setting = UniqueSetting {
+        key: vec!["id".into()],
+        window_ms: 3_600_000,
+    };
+    Config {
+        unique: [(STREAM.to_owned(), setting)].into(),
+        lease: Duration::from_secs(5),
+        take_over: true,
+        ..config(instance)
+    }
+}
+
+fn rows(numbers: &[u64]) -> BTreeMap<String, u64> {
+    numbers.iter().map(|row| (format!("row-{row}"), 1)).collect()
+}
+
+/// Waits until the consumer has acknowledged a stream up to this sequence.
+async fn acknowledged(log: &Log, stream: &str, next: u64) {
+    eventually("the acknowledgement", async || {
+        log.cursor("default")
+            .await
+            .is_some_and(|cursor| cursor.next(stream) >= next)
+    })
+    .await;
+}
+
+/// Waits until nothing below this sequence is kept for the consumer.
+async fn needs(log: &Log, sequence: u64) {
+    eventually("the log is not needed any more", async || {
+        log.cursor("default")
+            .await
+            .is_some_and(|cursor| cursor.needs() >= sequence)
+    })
+    .await;
+}
+
+async fn restart(consumer: Running, log: &Log, table: &Arc<Table>) -> Running {
+    consumer.crash().await;
+    start(&log.store, unique("next"), table)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_taken_later_begins_with_the_log() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(4);
+    log.commit_to(OTHER, &[1]).await;
+    log.commit_to(STREAM, &[3]).await;
+    log.commit_to(OTHER, &[1]).await;
+    let without = Config {
+        streams: vec![OTHER.parse::<StreamPattern>().unwrap()],
+        ..config("a")
+    };
+    let consumer = start(&log.store, without, &table);
+    acknowledged(&log, OTHER, 3).await;
+    consumer.stop().await.unwrap();
+
+    let consumer = start(&log.store, unique("b"), &table);
+    // Rows 5, 6 and 7 repeat the keys of 1, 2 and 3.
+    log.commit_to(STREAM, &[3]).await;
+    acknowledged(&log, STREAM, 4).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_stream_does_not_hold_back_the_log() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(4);
+    // Keys 0, 1 and 2.
+    log.commit_to(STREAM, &[3]).await;
+    log.commit_to(OTHER, &[1]).await;
+    let consumer = start(&log.store, unique("a"), &table);
+    acknowledged(&log, STREAM, 2).await;
+    let cursor = log.cursor("default").await.unwrap();
+    assert_eq!(cursor.needs(), 0, "a successor reads the keys from the log");
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    needs(&log, 2).await;
+
+    log.commit_to(OTHER, &[1, 1]).await;
+    acknowledged(&log, STREAM, 4).await;
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    needs(&log, 4).await;
+
+    // A successor that sees no part of the stream goes on.
+    let consumer = restart(consumer, &log, &table).await;
+    log.commit_to(OTHER, &[1]).await;
+    acknowledged(&log, STREAM, 5).await;
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    needs(&log, 5).await;
+
+    // Nobody needs the log for the keys any more: rows 8, 9 and 10 have keys 0, 1 and 2, and row 11 has another.
+    log.change(|log| log.collect(5, 0)).await;
+    table.has(7).await;
+    log.commit_to(OTHER, &[1]).await;
+    let consumer = restart(consumer, &log, &table).await;
+    log.commit_to(STREAM, &[4]).await;
+    acknowledged(&log, STREAM, 7).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4, 5, 6, 7, 11]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_begins_without_keys_and_finds_the_rows_that_are_there() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(3);
+    log.commit_to(STREAM, &[2, 2, 2, 2]).await;
+    let consumer = start(&log.store, unique("a"), &table);
+    acknowledged(&log, STREAM, 4).await;
+    assert_eq!(table.rows(), rows(&[0, 1, 2]));
+
+    // From sequence 1 on, rows 2, 3 and 4 are the first of their keys. Row 2 is in the table.
+    log.reset("default", 1).await;
+    eventually("the fenced owner begins again", async || {
+        log.cursor("default")
+            .await
+            .is_some_and(|cursor| cursor.next(STREAM) >= 4)
+    })
+    .await;
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4]));
+
+    // A successor after the reset does not know the keys from before it either.
+    let consumer = restart(consumer, &log, &table).await;
+    log.commit_to(STREAM, &[3]).await;
+    acknowledged(&log, STREAM, 5).await;
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4]));
+    log.reset("default", 5).await;
+    log.commit_to(STREAM, &[2]).await;
+    acknowledged(&log, STREAM, 6).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4, 11, 12]));
+    let cursor = log.cursor("default").await.unwrap();
+    let (_, of) = cursor.deduplicates(STREAM).unwrap();
+    assert_eq!((of.since, of.deduplicated_from, of.duplicates), (5, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_skipped_part_has_no_keys_for_a_successor_either() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(4);
+    let consumer = start(&log.store, unique("a"), &table);
+    // Rows 0 and 1.
+    log.commit_to(STREAM, &[2]).await;
+    acknowledged(&log, STREAM, 1).await;
+    consumer.stop().await.unwrap();
+    // Rows 2 and 3, whose segment is left out, then rows 4 to 7 with all four keys.
+    log.commit_to(STREAM, &[2]).await;
+    log.skip("default", 1).await;
+    log.commit_to(STREAM, &[4]).await;
+    let consumer = start(&log.store, unique("b"), &table);
+    acknowledged(&log, STREAM, 3).await;
+    assert_eq!(table.rows(), rows(&[0, 1, 6, 7]));
+    // No snapshot has the keys, so the successor reads the log again, without the part.
+    let consumer = restart(consumer, &log, &table).await;
+    log.commit_to(STREAM, &[4]).await;
+    acknowledged(&log, STREAM, 4).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 6, 7]));
+}
