@@ -546,7 +546,10 @@ CATCHERS = {
         unique("a_stream_that_is_taken_later_begins_with_the_log", "never: the acknowledgement")
     ],
     "silent-stream-keeps-log": [
-        unique("a_silent_stream_does_not_hold_back_the_log", "never: the log is not needed any more")
+        unique(
+            "a_silent_stream_does_not_hold_back_the_log",
+            "never: the log is not needed any more",
+        )
     ],
     "keys-not-pinned": [simulated("cursor: .*another key or window came into force")],
     "reception-of-the-last": [
