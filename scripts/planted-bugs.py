@@ -786,6 +786,20 @@ CATCHERS = {
             "the first answer has the bytes",
         )
     ],
+    "shares-ignored": [
+        Catcher(
+            "manifest/tests/all/clients.rs",
+            "a_group_with_many_clients_makes_the_table_forget_no_client_of_others",
+            "a client of the small group is forgotten",
+        )
+    ],
+    "keys-without-shares": [
+        Catcher(
+            "manifest/tests/all/clients.rs",
+            "a_group_with_many_keys_leaves_room_for_others",
+            "the first group has more than its share",
+        )
+    ],
     "lease-checked-once": [leased(STOOD_STILL, "another owner may have the cursor")],
     "refused-rows-appended": [
         accepting(

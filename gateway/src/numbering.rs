@@ -61,10 +61,10 @@ impl Numbering {
     pub(crate) fn numbered(&self, stream: &str, message: &[u8]) -> Numbered {
         let (client, numbers) = match self {
             Numbering::Counted { producer, number } => (
-                client(&["http", stream, producer]),
+                client(stream, &["http", producer]),
                 Numbers::Counted { number: *number },
             ),
-            Numbering::Key(key) => (client(&["key", stream, key]), Numbers::Once),
+            Numbering::Key(key) => (client(stream, &["key", key]), Numbers::Once),
         };
         Numbered {
             client,
@@ -86,7 +86,7 @@ pub(crate) fn of_kafka(
     };
     let (partition, producer) = (partition.to_string(), sequence.producer_id.to_string());
     Ok(Numbered {
-        client: client(&["kafka", stream, topic, &partition, &producer]),
+        client: client(stream, &["kafka", topic, &partition, &producer]),
         numbers: Numbers::Sequence { epoch, first, count },
         // Whoever repeats a batch repeats its bytes.
         checksum: 0,
@@ -114,7 +114,7 @@ pub(crate) fn refusal(refused: &ClientRefusal) -> Refusal {
             "the number or key belongs to another message in the log; use a new one for each message",
         ),
         ClientRefusal::Full => Refusal::exhausted(format_args!(
-            "{refused}, which is all that a shard remembers; use millpond-producer and millpond-number instead"
+            "{refused}; use millpond-producer and millpond-number instead"
         )),
         // A repetition is a success, and the others occur with Kafka's numbers only.
         ClientRefusal::Repeated { .. }
@@ -124,15 +124,16 @@ pub(crate) fn refusal(refused: &ClientRefusal) -> Refusal {
     }
 }
 
-/// A digest of the parts, which contain no zero bytes.
-fn client(parts: &[&str]) -> ClientId {
+/// The client of a stream with this name, whose parts contain no zero bytes. Its group is the first part of the stream's name,
+/// which is the prefix of a token that has one: so the tables of a shard have a share for each tenant.
+fn client(stream: &str, name: &[&str]) -> ClientId {
+    let group = stream.split('.').next().unwrap_or_default();
     let mut digest = Sha256::new();
-    for part in parts {
+    for part in [stream].iter().chain(name) {
         digest.update(part);
         digest.update([0]);
     }
-    let digest = digest.finalize();
-    ClientId(digest.first_chunk().copied().unwrap_or_default())
+    ClientId::new(&Sha256::digest(group).into(), &digest.finalize().into())
 }
 
 fn name(headers: &HeaderMap, header: &HeaderName) -> Result<Option<String>, Refusal> {
@@ -256,5 +257,8 @@ mod tests {
             key.numbered("events.a", b"other").checksum,
             key.numbered("events.a", b"").checksum
         );
+        let group = |stream| key.numbered(stream, b"").client.0[..4].to_vec();
+        assert_eq!(group("acme.otlp.logs"), group("acme.signup"));
+        assert_ne!(group("acme.signup"), group("globex.signup"));
     }
 }

@@ -1,27 +1,48 @@
 //! Clients that number their requests, and the transition that enters each number into the log once. A client that
 //! repeats a request, to any producer of the shard, learns the outcome of the first one from its row.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt;
 
 use thiserror::Error;
 
 use super::Manifest;
 
-/// Maximum number of clients remembered. Beyond it, the manifest forgets the client whose last request is furthest back
-/// in the log. It never forgets a producer for a client.
+/// Maximum number of clients remembered. Beyond it, the group with most of them forgets the one whose last request is
+/// furthest back in the log. The manifest never forgets a producer for a client.
 pub const CLIENTS_MAX: usize = 4_096;
 /// Maximum number of idempotency keys remembered. The manifest refuses further keys rather than forget one early.
 pub const KEYS_MAX: usize = 4_096;
+/// A group of keys has at most this many times what it leaves free: a group alone three quarters of the table, two
+/// groups that want more three sevenths each.
+const KEYS_PER_FREE: usize = 3;
 /// Minimum time for which the manifest remembers an idempotency key, in milliseconds.
 pub const KEY_EXPIRY_MS: u64 = 24 * 3_600 * 1_000;
 
 /// Kafka's sequence numbers have 31 bits and start again at 0.
 const SEQUENCES: u64 = 1 << 31;
 
-/// Identifies a client and the stream of its requests: a digest of both. Or an idempotency key of a stream.
+/// Identifies a client and the stream of its requests, or an idempotency key of a stream: four bytes for the group of the
+/// stream, whose clients share the tables with those of other groups, and a digest of the whole.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub [u8; 16]);
+
+impl ClientId {
+    /// A client by the digest of its group and that of its name.
+    pub fn new(group: &[u8; 32], client: &[u8; 32]) -> Self {
+        let mut id = [0; 16];
+        id[..4].copy_from_slice(&group[..4]);
+        id[4..].copy_from_slice(&client[..12]);
+        ClientId(id)
+    }
+
+    /// The group. Groups are told apart by 32 bits of a digest, and two with the same bits share what each would have.
+    fn group(self) -> [u8; 4] {
+        let [group @ .., _, _, _, _, _, _, _, _, _, _, _, _] = self.0;
+        group
+    }
+}
 
 impl fmt::Debug for ClientId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,8 +131,8 @@ pub enum ClientRefusal {
     /// A part of its numbers is in the log or in another claim of the commit.
     #[error("the numbers overlap others")]
     Overlaps,
-    /// The table of keys has no room.
-    #[error("{KEYS_MAX} idempotency keys are younger than 24 h")]
+    /// The table of keys has no room for its group.
+    #[error("the idempotency keys of the last 24 h leave no room for another of this stream's prefix")]
     Full,
     /// The numbers are impossible.
     #[error("the number is not valid: {0}")]
@@ -209,16 +230,38 @@ impl Manifest {
             checksum: claim.checksum,
         };
         entered.insert(claim.client, (row, claim.segment));
-        if is_once {
-            let is_kept = |row: &&ClientRow| now_ms.saturating_sub(row.seen_at_ms) < KEY_EXPIRY_MS;
-            if self.keys.len() + checked.keys.len() > KEYS_MAX
-                && self.keys.iter().filter(is_kept).count() + checked.keys.len() > KEYS_MAX
-            {
-                checked.keys.remove(&claim.client);
-                return Err(ClientRefusal::Full);
-            }
+        if is_once && !self.has_room(&checked.keys, claim.client.group(), now_ms) {
+            checked.keys.remove(&claim.client);
+            return Err(ClientRefusal::Full);
         }
         Ok(())
+    }
+
+    /// Returns true if the table of keys has room for these, and this group has no more than its share. A key that may be
+    /// forgotten takes no room.
+    fn has_room(
+        &self,
+        entered: &BTreeMap<ClientId, (ClientRow, usize)>,
+        group: [u8; 4],
+        now_ms: u64,
+    ) -> bool {
+        let fits =
+            |of_group: usize, all: usize| all <= KEYS_MAX && of_group <= KEYS_PER_FREE * (KEYS_MAX - all + 1);
+        let most = self.keys.len() + entered.len();
+        if fits(most, most) {
+            return true;
+        }
+        let kept = self
+            .keys
+            .iter()
+            .filter(|row| now_ms.saturating_sub(row.seen_at_ms) < KEY_EXPIRY_MS)
+            .map(|row| row.id);
+        let (mut of_group, mut all) = (0, 0);
+        for id in kept.chain(entered.keys().copied()) {
+            all += 1;
+            of_group += usize::from(id.group() == group);
+        }
+        fits(of_group, all)
     }
 
     /// Enters the clients of a commit whose segments begin at `first_sequence`.
@@ -230,12 +273,7 @@ impl Manifest {
         }
         enter(&mut self.clients, clients, first_sequence);
         enter(&mut self.keys, keys, first_sequence);
-        if self.clients.len() > CLIENTS_MAX {
-            self.clients
-                .sort_unstable_by_key(|row| (std::cmp::Reverse(row.sequence), row.id));
-            self.clients.truncate(CLIENTS_MAX);
-            self.clients.sort_unstable_by_key(|row| row.id);
-        }
+        forget(&mut self.clients);
     }
 }
 
@@ -247,6 +285,35 @@ fn enter(table: &mut Vec<ClientRow>, rows: BTreeMap<ClientId, (ClientRow, usize)
             Err(place) => table.insert(place, row),
         }
     }
+}
+
+/// Forgets clients beyond the maximum: one after the other of the group that has most, the one furthest back in the log. So
+/// no group loses a client while another has more.
+fn forget(clients: &mut Vec<ClientRow>) {
+    let Some(excess @ 1..) = clients.len().checked_sub(CLIENTS_MAX) else {
+        return;
+    };
+    let place = |row: &ClientRow| (Reverse(row.sequence), row.id);
+    let mut groups: BTreeMap<_, Vec<ClientRow>> = BTreeMap::new();
+    for row in clients.drain(..) {
+        groups.entry(row.id.group()).or_default().push(row);
+    }
+    let mut groups: Vec<_> = groups.into_values().collect();
+    // The largest group, and of several the one whose last client is furthest back.
+    let entry = |number: usize, group: &[ClientRow]| Some((group.len(), place(group.last()?), number));
+    let mut largest = BinaryHeap::new();
+    for (number, group) in groups.iter_mut().enumerate() {
+        group.sort_unstable_by_key(place);
+        largest.extend(entry(number, group));
+    }
+    for _ in 0..excess {
+        if let Some((_, _, number)) = largest.pop() {
+            groups[number].pop();
+            largest.extend(entry(number, &groups[number]));
+        }
+    }
+    clients.extend(groups.into_iter().flatten());
+    clients.sort_unstable_by_key(|row| row.id);
 }
 
 impl Numbers {

@@ -165,32 +165,97 @@ fn the_table_of_clients_forgets_those_furthest_back_in_the_log_and_no_producer()
     }
 }
 
+/// A client of a group.
+fn of(group: u8, number: usize) -> ClientId {
+    let mut client = [0; 32];
+    client[..8].copy_from_slice(&(number as u64).to_be_bytes());
+    ClientId::new(&[group; 32], &client)
+}
+
+#[test]
+fn a_group_with_many_clients_makes_the_table_forget_no_client_of_others() {
+    let mut log = empty();
+    for number in 0..10 {
+        log.next_sequence += 1;
+        log.first_sequence = log.next_sequence;
+        log = entered(&log, &[counted(of(1, number), 1)]);
+    }
+    for number in 0..2 * CLIENTS_MAX {
+        log.next_sequence += 1;
+        log.first_sequence = log.next_sequence;
+        log = entered(&log, &[counted(of(2, number), 1)]);
+    }
+    assert_eq!(log.clients.len(), CLIENTS_MAX);
+    for number in 0..10 {
+        assert!(
+            log.client(of(1, number), Numbers::Counted { number: 1 })
+                .is_some(),
+            "a client of the small group is forgotten"
+        );
+    }
+    let first_kept = 2 * CLIENTS_MAX - (CLIENTS_MAX - 10);
+    for (number, is_known) in [(0, false), (first_kept - 1, false), (first_kept, true)] {
+        let row = log.client(of(2, number), Numbers::Counted { number: 1 });
+        assert_eq!(row.is_some(), is_known, "{number}");
+    }
+}
+
+/// Enters keys of a group until one is refused, and returns how many the table took.
+fn fill(log: &mut Manifest, group: u8, now_ms: u64) -> usize {
+    for number in 0.. {
+        match enter(log, &[key(of(group, number))], now_ms) {
+            Ok(next) => *log = next,
+            Err(unusable) => {
+                assert_eq!(unusable[0].reason, ClientRefusal::Full);
+                return number;
+            }
+        }
+    }
+    unreachable!()
+}
+
 #[test]
 fn a_key_is_remembered_for_a_day_at_least() {
     let mut log = empty();
-    let id = |number: usize| ClientId((number as u128).to_be_bytes());
-    for number in 0..KEYS_MAX {
-        log = enter(&log, &[key(id(number))], 1_000).unwrap();
-    }
+    let share = fill(&mut log, 1, 1_000);
     let later = 1_000 + KEY_EXPIRY_MS;
+    let next = key(of(1, share));
     assert_eq!(
-        enter(&log, &[key(id(KEYS_MAX))], later - 1).unwrap_err()[0].reason,
+        enter(&log, &[next], later - 1).unwrap_err()[0].reason,
         ClientRefusal::Full
     );
-    let repeated = enter(&log, &[key(id(7))], later).unwrap_err();
+    let repeated = enter(&log, &[key(of(1, 7))], later).unwrap_err();
     assert!(matches!(repeated[0].reason, ClientRefusal::Repeated { .. }));
-    let log = enter(&log, &[key(id(KEYS_MAX)), key(id(KEYS_MAX + 1))], later).unwrap();
-    assert_eq!(log.keys.len(), 2);
-    let other = ClientClaim {
-        checksum: 6,
-        ..key(id(KEYS_MAX))
-    };
+    // Expired keys take no room: they make it when a key needs it.
+    for number in share..KEYS_MAX + 2 {
+        log = enter(&log, &[key(of(1, number))], later).unwrap();
+    }
+    assert_eq!(log.keys.len(), KEYS_MAX + 2 - share);
+    let other = ClientClaim { checksum: 6, ..next };
     assert_eq!(
         enter(&log, &[other], later).unwrap_err()[0].reason,
         ClientRefusal::Reused
     );
     // A client and a key do not share a table.
-    assert_eq!(entered(&log, &[counted(id(KEYS_MAX), 1)]).clients.len(), 1);
+    assert_eq!(entered(&log, &[counted(next.client, 1)]).clients.len(), 1);
+}
+
+#[test]
+fn a_group_with_many_keys_leaves_room_for_others() {
+    let mut log = empty();
+    let shares: Vec<_> = (1..=6).map(|group| fill(&mut log, group, 1_000)).collect();
+    assert_eq!(
+        shares[0],
+        KEYS_MAX * 3 / 4,
+        "the first group has more than its share"
+    );
+    assert!(shares.is_sorted_by(|before, after| before > after), "{shares:?}");
+    assert!(shares[5] > 0 && log.keys.len() <= KEYS_MAX, "{shares:?}");
+    // Within one commit, too.
+    let claims: Vec<_> = (0..KEYS_MAX).map(|number| key(of(7, number))).collect();
+    let unusable = enter(&empty(), &claims, 1_000).unwrap_err();
+    assert_eq!(unusable.len(), KEYS_MAX - shares[0]);
+    assert_eq!(unusable[0].place, shares[0]);
 }
 
 fn golden() -> Manifest {
@@ -228,6 +293,38 @@ fn the_golden_manifest_with_clients_is_read_and_written_alike() {
 #[ignore = "writes the golden file"]
 fn write_golden() {
     std::fs::write(GOLDEN, golden().encode()).unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Enters clients of several groups in any order, many at a time.
+    #[test]
+    fn no_group_within_an_equal_share_loses_a_client(
+        turns in prop::collection::vec((1_u8..6, 1_usize..1_500), 1..16),
+    ) {
+        let mut log = empty();
+        let mut entered_of = [0_usize; 6];
+        for (group, count) in turns {
+            let of_group = &mut entered_of[usize::from(group)];
+            let claims: Vec<_> = (*of_group..*of_group + count)
+                .map(|number| counted(of(group, number), 1))
+                .collect();
+            *of_group += count;
+            log.next_sequence += 1;
+            log.first_sequence = log.next_sequence;
+            log = entered(&log, &claims);
+        }
+        let all: usize = entered_of.iter().sum();
+        prop_assert_eq!(log.clients.len(), all.min(CLIENTS_MAX));
+        let groups = entered_of.iter().filter(|count| **count > 0).count();
+        for (group, count) in (0_u8..).zip(entered_of) {
+            let known = (0..count)
+                .filter(|number| log.client(of(group, *number), Numbers::Counted { number: 1 }).is_some())
+                .count();
+            prop_assert!(known >= count.min(CLIENTS_MAX / groups), "group {group}: {known} of {count}");
+        }
+    }
 }
 
 proptest! {

@@ -895,7 +895,7 @@ func (x *Leader) GetAddress() string {
 // A client that numbers its requests, or an idempotency key.
 type Client struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            []byte                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                // 16 bytes of a digest
+	Id            []byte                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`                                // 4 bytes of a digest of the group, 12 of one of the client
 	Epoch         uint32                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`                         // of a Kafka producer
 	Last          uint64                 `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`                           // the number of its last request in the log; for Kafka, of records under this epoch
 	Sequence      uint64                 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`                   // of the segment that holds its last request
