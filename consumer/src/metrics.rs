@@ -218,7 +218,7 @@ impl Metrics {
         );
         registry.register(
             "hedged_fetches",
-            "Second requests for a part of a segment, because the first took longer than 95% of its size",
+            "Second requests for a part of a segment, because the first took longer than 95% of those of its size",
             m.hedged_fetches.clone(),
         );
         registry.register(
