@@ -786,6 +786,12 @@ CATCHERS = {
             "the first answer has the bytes",
         )
     ],
+    "stale-sequence-judges": [
+        numbered(
+            "a_row_that_is_far_behind_takes_no_new_sequence_number_for_an_old_one",
+            "a new record passes for a repetition",
+        )
+    ],
     "shares-ignored": [
         Catcher(
             "manifest/tests/all/clients.rs",

@@ -564,15 +564,17 @@ impl<S: Found> Commits<S> {
     /// Handles requests of clients that the table refuses, while it accepts this producer's own number: what it has of
     /// them is another producer's commit. A gap counts only if the table was read after the request arrived.
     fn settle_clients(&self, group: Group<'_>, unusable: Vec<UnusableClient>) -> Next<S::Version> {
-        let is_settled = |it: &UnusableClient| match it.reason {
-            ClientRefusal::Gap { .. } | ClientRefusal::Unknown | ClientRefusal::Full => {
-                self.asked_clients.contains(&numbered(&group.clients[it.place]))
+        let is_settled = |it: &UnusableClient| {
+            let claim = &group.clients[it.place];
+            let is_asked = self.asked_clients.contains(&numbered(claim));
+            match it.reason {
+                ClientRefusal::Gap { .. } | ClientRefusal::Unknown | ClientRefusal::Full => is_asked,
+                // Sequence numbers start again at 0: to a row that is far behind, new ones look like old ones.
+                ClientRefusal::Repeated { .. } | ClientRefusal::Overlaps => {
+                    is_asked || !matches!(claim.numbers, Numbers::Sequence { .. })
+                }
+                ClientRefusal::Reused | ClientRefusal::Fenced { .. } | ClientRefusal::Invalid(_) => true,
             }
-            ClientRefusal::Repeated { .. }
-            | ClientRefusal::Reused
-            | ClientRefusal::Fenced { .. }
-            | ClientRefusal::Overlaps
-            | ClientRefusal::Invalid(_) => true,
         };
         let settled: Vec<_> = unusable
             .into_iter()

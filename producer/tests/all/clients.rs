@@ -95,6 +95,33 @@ async fn what_an_old_manifest_lacks_is_no_answer() {
     assert!(three.is_ok_and(|it| !it.is_repeated));
 }
 
+/// Kafka's sequence numbers begin again after 2³¹ records.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_is_far_behind_takes_no_new_sequence_number_for_an_old_one() {
+    let world = World::new();
+    let sequence = |first, count| Numbered {
+        client: ClientId([7; 16]),
+        numbers: Numbers::Sequence {
+            epoch: 0,
+            first,
+            count,
+        },
+        checksum: 0,
+    };
+    let first = world.producer(config(), 1).await;
+    send(&first, "one", sequence(0, 100)).await.unwrap();
+    // The first producer takes the manifest of its commit for the one in force.
+    let second = world.producer(config(), 2).await;
+    let half = (1 << 30) - 1;
+    send(&second, "two", sequence(100, half)).await.unwrap();
+    send(&second, "three", sequence(100 + half, half)).await.unwrap();
+    let four = send(&first, "four", sequence(98, 1)).await.unwrap();
+    assert!(!four.is_repeated, "a new record passes for a repetition");
+    let again = send(&first, "four", sequence(98, 1)).await.unwrap();
+    assert_eq!((again.sequence, again.is_repeated), (four.sequence, true));
+    assert_eq!(world.log().await, ["one", "two", "three", "four"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn copies_that_one_producer_holds_at_a_time_are_one() {
     let world = World::new();
