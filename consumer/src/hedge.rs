@@ -18,7 +18,7 @@ const REMEMBERED_MIN: usize = 20;
 /// A request is late when it takes longer than this many percent of the requests remembered.
 const PERCENTILE: usize = 95;
 
-/// No request is late before, so a store on this machine is never asked twice.
+/// No request is late before, so a store on this machine is rarely asked twice.
 const PATIENCE_MIN: Duration = Duration::from_millis(5);
 
 /// At most one request in this many gets a second one. That is twice what the percentile leads to while the store's latency stays as it is; if

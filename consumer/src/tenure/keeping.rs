@@ -22,6 +22,8 @@ impl Tenure<'_> {
         let now = self.shard.claim.environment.uptime();
         let cursor = &self.durable.state;
         let mut due = Vec::new();
+        // Putting the keys of a stream together takes memory, so one stream begins at a time.
+        let mut may_begin = self.keeping.is_empty();
         for (stream, position) in &cursor.streams {
             let Some((setting, of)) = cursor.deduplicates(stream) else {
                 continue;
@@ -31,13 +33,18 @@ impl Tenure<'_> {
             if held.0 != needs {
                 *held = (needs, now);
             }
-            let streams = &known.log.streams;
-            let is_taken = streams
-                .iter()
-                .any(|found| found.name == *stream && worker.takes(stream, found.encoding));
+            let has_begun = self.unique.contains_key(stream);
+            // An owner without these keys goes on after retention has trimmed their log: only the next batch needs them.
+            let can_begin = has_begun || (may_begin && known.log.first_sequence <= needs);
             let is_due = now.saturating_sub(held.1) >= snapshot_interval(setting);
-            if needs < position.next && is_due && is_taken {
+            let mut streams = known.log.streams.iter();
+            if needs < position.next
+                && is_due
+                && can_begin
+                && streams.any(|found| found.name == *stream && worker.takes(stream, found.encoding))
+            {
                 held.1 = now;
+                may_begin &= has_begun;
                 due.push((stream.clone(), position.next));
             }
         }

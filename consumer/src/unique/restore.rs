@@ -148,7 +148,7 @@ async fn snapshot(
 async fn read_log_to(shard: &Shard, source: &Source, to: u64) -> Result<Manifest, ConsumeError> {
     let key = layout::manifest(shard.claim.shard);
     let what = format!("reading {key} for the keys of {}", source.stream);
-    let began = Instant::now();
+    let mut behind_since = None;
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
     loop {
         let Some(found) = shard.read_log().await? else {
@@ -159,7 +159,7 @@ async fn read_log_to(shard: &Shard, source: &Source, to: u64) -> Result<Manifest
             shard.claim.readiness.goes_on(&what);
             return Ok(found.state);
         }
-        if began.elapsed() >= BEHIND_WAIT {
+        if behind_since.get_or_insert_with(Instant::now).elapsed() >= BEHIND_WAIT {
             return Err(source.lost(
                 shard,
                 format!("the log of the store ends at {reached} and is needed up to {to}"),

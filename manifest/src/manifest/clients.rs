@@ -153,6 +153,28 @@ pub struct UnusableClient {
 pub struct CheckedClients {
     clients: BTreeMap<ClientId, (ClientRow, usize)>,
     keys: BTreeMap<ClientId, (ClientRow, usize)>,
+    /// The table of keys with those of this commit, once it has one.
+    room: Option<KeyRoom>,
+}
+
+/// The keys of a table that may not be forgotten yet.
+#[derive(Debug, Clone, Default)]
+struct KeyRoom {
+    all: usize,
+    of_group: BTreeMap<[u8; 4], usize>,
+}
+
+impl KeyRoom {
+    /// Returns true if there is room for another key of this group.
+    fn is_for(&self, group: [u8; 4]) -> bool {
+        let of_group = self.of_group.get(&group).copied().unwrap_or_default();
+        self.all < KEYS_MAX && of_group < KEYS_PER_FREE * (KEYS_MAX - self.all)
+    }
+
+    fn add(&mut self, group: [u8; 4]) {
+        self.all += 1;
+        *self.of_group.entry(group).or_default() += 1;
+    }
 }
 
 impl Manifest {
@@ -229,44 +251,29 @@ impl Manifest {
             seen_at_ms: now_ms,
             checksum: claim.checksum,
         };
-        entered.insert(claim.client, (row, claim.segment));
-        if is_once && !self.has_room(&checked.keys, claim.client.group(), now_ms) {
-            checked.keys.remove(&claim.client);
-            return Err(ClientRefusal::Full);
+        if is_once {
+            let room = checked.room.get_or_insert_with(|| self.key_room(now_ms));
+            if !room.is_for(claim.client.group()) {
+                return Err(ClientRefusal::Full);
+            }
+            room.add(claim.client.group());
         }
+        entered.insert(claim.client, (row, claim.segment));
         Ok(())
     }
 
-    /// Returns true if the table of keys has room for these, and this group has no more than its share. A key that may be
-    /// forgotten takes no room.
-    fn has_room(
-        &self,
-        entered: &BTreeMap<ClientId, (ClientRow, usize)>,
-        group: [u8; 4],
-        now_ms: u64,
-    ) -> bool {
-        let fits =
-            |of_group: usize, all: usize| all <= KEYS_MAX && of_group <= KEYS_PER_FREE * (KEYS_MAX - all + 1);
-        let most = self.keys.len() + entered.len();
-        if fits(most, most) {
-            return true;
+    fn key_room(&self, now_ms: u64) -> KeyRoom {
+        let mut room = KeyRoom::default();
+        let is_kept = |row: &&ClientRow| now_ms.saturating_sub(row.seen_at_ms) < KEY_EXPIRY_MS;
+        for row in self.keys.iter().filter(is_kept) {
+            room.add(row.id.group());
         }
-        let kept = self
-            .keys
-            .iter()
-            .filter(|row| now_ms.saturating_sub(row.seen_at_ms) < KEY_EXPIRY_MS)
-            .map(|row| row.id);
-        let (mut of_group, mut all) = (0, 0);
-        for id in kept.chain(entered.keys().copied()) {
-            all += 1;
-            of_group += usize::from(id.group() == group);
-        }
-        fits(of_group, all)
+        room
     }
 
     /// Enters the clients of a commit whose segments begin at `first_sequence`.
     pub fn enter_clients(&mut self, checked: CheckedClients, first_sequence: u64, now_ms: u64) {
-        let CheckedClients { clients, keys } = checked;
+        let CheckedClients { clients, keys, .. } = checked;
         if self.keys.len() + keys.len() > KEYS_MAX {
             self.keys
                 .retain(|row| now_ms.saturating_sub(row.seen_at_ms) < KEY_EXPIRY_MS);

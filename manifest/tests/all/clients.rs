@@ -200,6 +200,46 @@ fn a_group_with_many_clients_makes_the_table_forget_no_client_of_others() {
     }
 }
 
+#[test]
+fn of_groups_with_as_many_clients_the_one_furthest_back_forgets() {
+    let mut log = empty();
+    let half = CLIENTS_MAX / 2;
+    for (group, clients) in [(2, 1..half), (1, 0..half), (2, 0..1), (3, 0..1)] {
+        for number in clients {
+            log.next_sequence += 1;
+            log.first_sequence = log.next_sequence;
+            log = entered(&log, &[counted(of(group, number), 1)]);
+        }
+    }
+    let is_known = |group, number| {
+        log.client(of(group, number), Numbers::Counted { number: 1 })
+            .is_some()
+    };
+    assert_eq!(
+        [is_known(2, 1), is_known(2, 2), is_known(1, 0), is_known(3, 0)],
+        [false, true, true, true]
+    );
+}
+
+#[test]
+fn groups_that_want_more_keys_get_equal_shares() {
+    let mut log = empty();
+    let mut wants = vec![(1, 0), (2, 0)];
+    while !wants.is_empty() {
+        wants.retain_mut(
+            |(group, number)| match enter(&log, &[key(of(*group, *number))], 1_000) {
+                Ok(next) => {
+                    log = next;
+                    *number += 1;
+                    true
+                }
+                Err(_) => false,
+            },
+        );
+    }
+    assert_eq!(log.keys.len(), 1_756 + 1_755);
+}
+
 /// Enters keys of a group until one is refused, and returns how many the table took.
 fn fill(log: &mut Manifest, group: u8, now_ms: u64) -> usize {
     for number in 0.. {
