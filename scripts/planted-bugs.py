@@ -545,6 +545,12 @@ CATCHERS = {
     "keys-begin-past-positions": [
         unique("a_stream_that_is_taken_later_begins_with_the_log", "never: the acknowledgement")
     ],
+    "keys-kept-without-log": [
+        unique(
+            "a_silent_stream_without_its_log_does_not_end_the_owner",
+            "the owner goes on without the keys",
+        )
+    ],
     "silent-stream-keeps-log": [
         unique(
             "a_silent_stream_does_not_hold_back_the_log",

@@ -114,6 +114,24 @@ async fn a_silent_stream_does_not_hold_back_the_log() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_silent_stream_without_its_log_does_not_end_the_owner() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    log.commit_to(STREAM, &[3]).await;
+    log.commit_to(OTHER, &[1]).await;
+    let consumer = start(&log.store, unique("a"), &table);
+    acknowledged(&log, STREAM, 2).await;
+    let consumer = restart(consumer, &log, &table).await;
+    // Retention trims what the next batch of the stream needs.
+    log.change(|log| log.collect(2, 0)).await;
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    log.commit_to(OTHER, &[1]).await;
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    table.has(5).await;
+    consumer.stop().await.expect("the owner goes on without the keys");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_reset_begins_without_keys_and_finds_the_rows_that_are_there() {
     let mut log = Log::new(Store::memory()).await;
     let table = Table::open("table");
