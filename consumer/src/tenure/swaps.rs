@@ -84,7 +84,8 @@ impl Tenure<'_> {
     pub(super) fn acknowledge(&self, next: &mut Cursor, decision: &Decision) -> Result<(), ConsumeError> {
         for (stream, position) in &decision.acknowledge {
             // A stream without a position gets one with the first decision that sees it.
-            next.begin_unique(stream, *position);
+            let first = self.log.as_ref().map_or(0, |known| known.log.first_sequence);
+            next.begin_unique(stream, first.max(*position));
             next.acknowledge(stream, *position)?;
         }
         for line in self.unique.values() {
