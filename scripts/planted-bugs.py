@@ -542,9 +542,6 @@ CATCHERS = {
     "window-by-wall-clock": [simulated("cursor: .* are repeated, and it counts")],
     "log-of-keys-trimmed": [simulated("needed: .* still needs .* which was trimmed")],
     "named-keys-deleted": [simulated("needed: .* the cursor names it")],
-    "keys-begin-past-positions": [
-        unique("a_stream_that_is_taken_later_begins_with_the_log", "never: the acknowledgement")
-    ],
     "keys-kept-without-log": [
         unique(
             "a_silent_stream_without_its_log_does_not_end_the_owner",

@@ -82,10 +82,18 @@ impl Tenure<'_> {
 
     /// Records the acknowledged positions, and what follows from them.
     pub(super) fn acknowledge(&self, next: &mut Cursor, decision: &Decision) -> Result<(), ConsumeError> {
+        if let Some(known) = &self.log {
+            let acknowledged = decision.acknowledge.iter().map(|(stream, _)| stream);
+            let planned = decision
+                .plans
+                .iter()
+                .chain(&decision.ahead)
+                .map(|(stream, _)| stream);
+            for stream in acknowledged.chain(planned) {
+                next.begin_unique(stream, known.log.first_sequence);
+            }
+        }
         for (stream, position) in &decision.acknowledge {
-            // A stream without a position gets one with the first decision that sees it.
-            let first = self.log.as_ref().map_or(0, |known| known.log.first_sequence);
-            next.begin_unique(stream, first.max(*position));
             next.acknowledge(stream, *position)?;
         }
         for line in self.unique.values() {

@@ -52,30 +52,6 @@ async fn restart(consumer: Running, log: &Log, table: &Arc<Table>) -> Running {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_taken_later_begins_with_the_log() {
-    let mut log = Log::new(Store::memory()).await;
-    let table = Table::open("table");
-    table.repeat_after(4);
-    log.commit_to(OTHER, &[1]).await;
-    log.commit_to(STREAM, &[3]).await;
-    log.commit_to(OTHER, &[1]).await;
-    let without = Config {
-        streams: vec![OTHER.parse::<StreamPattern>().unwrap()],
-        ..config("a")
-    };
-    let consumer = start(&log.store, without, &table);
-    acknowledged(&log, OTHER, 3).await;
-    consumer.stop().await.unwrap();
-
-    let consumer = start(&log.store, unique("b"), &table);
-    // Rows 5, 6 and 7 repeat the keys of 1, 2 and 3.
-    log.commit_to(STREAM, &[3]).await;
-    acknowledged(&log, STREAM, 4).await;
-    consumer.stop().await.unwrap();
-    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4]));
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_silent_stream_does_not_hold_back_the_log() {
     let mut log = Log::new(Store::memory()).await;
     let table = Table::open("table");

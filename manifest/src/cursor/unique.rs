@@ -93,15 +93,16 @@ impl Cursor {
         }
     }
 
-    /// Moves the beginning of a setting to the stream's first position, if it has none yet. The log has nothing of the
-    /// stream before it, and may be trimmed up to it. The sink may have begun to take the stream only now, so this
-    /// position may be below those of other streams. Call this before the stream gets its position.
-    pub fn begin_unique(&mut self, stream: &str, position: u64) {
+    /// Moves the beginning of a setting to the start of the log and past all positions, if the stream has no position. The
+    /// log before them may have been trimmed. It has nothing of the stream: an owner that moves a position writes one
+    /// for every stream that it has seen. Call this before any position moves.
+    pub fn begin_unique(&mut self, stream: &str, first_sequence: u64) {
         if self.streams.contains_key(stream) {
             return;
         }
+        let read = self.streams.values().map(|stream| stream.next).max();
         if let Some(of) = self.unique.get_mut(stream).filter(|of| of.snapshot.is_none()) {
-            of.since = of.since.max(position);
+            of.since = of.since.max(first_sequence).max(read.unwrap_or(0));
         }
     }
 
