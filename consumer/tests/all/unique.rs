@@ -1,7 +1,7 @@
 //! Tests deduplication by key with whole consumers: streams that come late or are silent, resets and skips.
 
 use crate::support::{Log, OTHER, Running, STREAM, Table, config, eventually, start};
-use millpond_consumer::{Config, StreamPattern};
+use millpond_consumer::Config;
 use millpond_manifest::UniqueSetting;
 use millpond_storage::Store;
 use std::collections::BTreeMap;
