@@ -545,7 +545,7 @@ CATCHERS = {
     "keys-kept-without-log": [
         unique(
             "a_silent_stream_without_its_log_does_not_end_the_owner",
-            "the owner goes on without the keys",
+            "never: the batch is acknowledged",
         )
     ],
     "silent-stream-keeps-log": [

@@ -1,6 +1,6 @@
 //! Tests deduplication by key with whole consumers: streams that come late or are silent, resets and skips.
 
-use crate::support::{Log, OTHER, Running, STREAM, Table, config, eventually, start};
+use crate::support::{Log, OTHER, Running, STREAM, Table, acknowledged_in, config, eventually, start};
 use millpond_consumer::Config;
 use millpond_manifest::UniqueSetting;
 use millpond_storage::Store;
@@ -24,16 +24,6 @@ fn unique(instance: &str) -> Config {
 
 fn rows(numbers: &[u64]) -> BTreeMap<String, u64> {
     numbers.iter().map(|row| (format!("row-{row}"), 1)).collect()
-}
-
-/// Waits until the consumer has acknowledged a stream up to this sequence.
-async fn acknowledged(log: &Log, stream: &str, next: u64) {
-    eventually("the acknowledgement", async || {
-        log.cursor("default")
-            .await
-            .is_some_and(|cursor| cursor.next(stream) >= next)
-    })
-    .await;
 }
 
 /// Waits until nothing below this sequence is kept for the consumer.
@@ -60,21 +50,21 @@ async fn a_silent_stream_does_not_hold_back_the_log() {
     log.commit_to(STREAM, &[3]).await;
     log.commit_to(OTHER, &[1]).await;
     let consumer = start(&log.store, unique("a"), &table);
-    acknowledged(&log, STREAM, 2).await;
+    acknowledged_in(&log, STREAM, 2).await;
     let cursor = log.cursor("default").await.unwrap();
     assert_eq!(cursor.needs(), 0, "a successor reads the keys from the log");
     tokio::time::sleep(Duration::from_secs(61)).await;
     needs(&log, 2).await;
 
     log.commit_to(OTHER, &[1, 1]).await;
-    acknowledged(&log, STREAM, 4).await;
+    acknowledged_in(&log, STREAM, 4).await;
     tokio::time::sleep(Duration::from_secs(61)).await;
     needs(&log, 4).await;
 
     // A successor that sees no part of the stream goes on.
     let consumer = restart(consumer, &log, &table).await;
     log.commit_to(OTHER, &[1]).await;
-    acknowledged(&log, STREAM, 5).await;
+    acknowledged_in(&log, STREAM, 5).await;
     tokio::time::sleep(Duration::from_secs(61)).await;
     needs(&log, 5).await;
 
@@ -84,7 +74,7 @@ async fn a_silent_stream_does_not_hold_back_the_log() {
     log.commit_to(OTHER, &[1]).await;
     let consumer = restart(consumer, &log, &table).await;
     log.commit_to(STREAM, &[4]).await;
-    acknowledged(&log, STREAM, 7).await;
+    acknowledged_in(&log, STREAM, 7).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4, 5, 6, 7, 11]));
 }
@@ -96,15 +86,16 @@ async fn a_silent_stream_without_its_log_does_not_end_the_owner() {
     log.commit_to(STREAM, &[3]).await;
     log.commit_to(OTHER, &[1]).await;
     let consumer = start(&log.store, unique("a"), &table);
-    acknowledged(&log, STREAM, 2).await;
+    acknowledged_in(&log, STREAM, 2).await;
     let consumer = restart(consumer, &log, &table).await;
     // Retention trims what the next batch of the stream needs.
     log.change(|log| log.collect(2, 0)).await;
     tokio::time::sleep(Duration::from_secs(61)).await;
     log.commit_to(OTHER, &[1]).await;
     tokio::time::sleep(Duration::from_secs(61)).await;
-    table.has(5).await;
+    acknowledged_in(&log, OTHER, 3).await;
     consumer.stop().await.expect("the owner goes on without the keys");
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -114,7 +105,7 @@ async fn a_reset_begins_without_keys_and_finds_the_rows_that_are_there() {
     table.repeat_after(3);
     log.commit_to(STREAM, &[2, 2, 2, 2]).await;
     let consumer = start(&log.store, unique("a"), &table);
-    acknowledged(&log, STREAM, 4).await;
+    acknowledged_in(&log, STREAM, 4).await;
     assert_eq!(table.rows(), rows(&[0, 1, 2]));
 
     // From sequence 1 on, rows 2, 3 and 4 are the first of their keys. Row 2 is in the table.
@@ -130,11 +121,11 @@ async fn a_reset_begins_without_keys_and_finds_the_rows_that_are_there() {
     // A successor after the reset does not know the keys from before it either.
     let consumer = restart(consumer, &log, &table).await;
     log.commit_to(STREAM, &[3]).await;
-    acknowledged(&log, STREAM, 5).await;
+    acknowledged_in(&log, STREAM, 5).await;
     assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4]));
     log.reset("default", 5).await;
     log.commit_to(STREAM, &[2]).await;
-    acknowledged(&log, STREAM, 6).await;
+    acknowledged_in(&log, STREAM, 6).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4, 11, 12]));
     let cursor = log.cursor("default").await.unwrap();
@@ -150,19 +141,19 @@ async fn a_skipped_part_has_no_keys_for_a_successor_either() {
     let consumer = start(&log.store, unique("a"), &table);
     // Rows 0 and 1.
     log.commit_to(STREAM, &[2]).await;
-    acknowledged(&log, STREAM, 1).await;
+    acknowledged_in(&log, STREAM, 1).await;
     consumer.stop().await.unwrap();
     // Rows 2 and 3, whose segment is left out, then rows 4 to 7 with all four keys.
     log.commit_to(STREAM, &[2]).await;
     log.skip("default", 1).await;
     log.commit_to(STREAM, &[4]).await;
     let consumer = start(&log.store, unique("b"), &table);
-    acknowledged(&log, STREAM, 3).await;
+    acknowledged_in(&log, STREAM, 3).await;
     assert_eq!(table.rows(), rows(&[0, 1, 6, 7]));
     // No snapshot has the keys, so the successor reads the log again, without the part.
     let consumer = restart(consumer, &log, &table).await;
     log.commit_to(STREAM, &[4]).await;
-    acknowledged(&log, STREAM, 4).await;
+    acknowledged_in(&log, STREAM, 4).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), rows(&[0, 1, 6, 7]));
 }

@@ -837,9 +837,14 @@ pub fn start_on(machine: &Machine, store: &Store, config: Config, table: &Arc<Ta
 
 /// Waits until the consumer `default` has acknowledged everything below `next`.
 pub async fn acknowledged(log: &Log, next: u64) {
+    acknowledged_in(log, STREAM, next).await;
+}
+
+/// As [`acknowledged`], for a stream.
+pub async fn acknowledged_in(log: &Log, stream: &str, next: u64) {
     eventually("the batch is acknowledged", async || {
         let cursor = log.cursor("default").await;
-        cursor.is_some_and(|cursor| cursor.next(STREAM) == next)
+        cursor.is_some_and(|cursor| cursor.next(stream) == next)
     })
     .await;
 }
