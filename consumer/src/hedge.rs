@@ -18,7 +18,7 @@ const REMEMBERED_MIN: usize = 20;
 /// A request is late when it takes longer than this many percent of the requests remembered.
 const PERCENTILE: usize = 95;
 
-/// No request is late before, so a store on this machine is rarely asked twice.
+/// No request counts as late sooner, so a store on this machine rarely gets a second one.
 const PATIENCE_MIN: Duration = Duration::from_millis(5);
 
 /// At most one request in this many gets a second one. That is twice what the percentile leads to while the store's latency stays as it is; if
@@ -29,7 +29,7 @@ const REQUESTS_PER_HEDGE: u32 = 10;
 const SAVED_MAX: u32 = 4;
 
 /// The durations of requests by size, and the second requests that the next ones may make.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct History {
     durations: [VecDeque<Duration>; 5],
     /// In parts of a second request.
@@ -59,7 +59,7 @@ impl History {
         }
         let mut sorted: Vec<_> = durations.iter().copied().collect();
         sorted.sort_unstable();
-        let late = sorted[(sorted.len() * PERCENTILE / 100).min(sorted.len() - 1)];
+        let late = sorted[sorted.len() * PERCENTILE / 100];
         Some(late.max(PATIENCE_MIN))
     }
 
@@ -89,7 +89,7 @@ impl History {
 #[derive(Debug)]
 pub(crate) struct Hedge {
     history: Mutex<History>,
-    /// The second answer needs memory of its own while both are under way.
+    /// Pays for the second answer while both requests are in flight.
     memory: Budget,
     made: Counter,
 }
@@ -104,8 +104,8 @@ impl Hedge {
         }
     }
 
-    /// Makes a request for `bytes` bytes, and a second one if the first is late. The second answer counts only if it has the bytes,
-    /// and the first one always: so no outcome is worse than without a second request.
+    /// Makes a request for `bytes` bytes, and a second one if the first is late. The second answer counts only if it has the
+    /// bytes. The first answer always counts, so no outcome is worse than without a second request.
     pub(crate) async fn first_answer<R, E>(
         &self,
         bytes: u64,

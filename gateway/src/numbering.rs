@@ -124,8 +124,8 @@ pub(crate) fn refusal(refused: &ClientRefusal) -> Refusal {
     }
 }
 
-/// The client of a stream with this name, whose parts contain no zero bytes. Its group is the first part of the stream's name,
-/// which is the prefix of a token that has one: so the tables of a shard have a share for each such tenant.
+/// The client of a stream that has this name, whose parts contain no zero bytes. Its group is the first part of the stream's
+/// name: the prefix of the token, if it has one. So each such tenant has a share of the shard's tables.
 fn client(stream: &str, name: &[&str]) -> ClientId {
     let group = stream.split('.').next().unwrap_or_default();
     let mut digest = Sha256::new();
