@@ -29,21 +29,24 @@ impl Tenure<'_> {
                 continue;
             };
             let needs = of.needs();
-            let held = self.held.entry(stream.clone()).or_insert((needs, now));
-            if held.0 != needs {
-                *held = (needs, now);
-            }
+            let since = match self.held.get(stream) {
+                Some((from, since)) if *from == needs => *since,
+                _ => {
+                    self.held.insert(stream.clone(), (needs, now));
+                    now
+                }
+            };
             let has_begun = self.unique.contains_key(stream);
             // An owner without these keys goes on after retention has trimmed their log: only the next batch needs them.
             let can_begin = has_begun || (may_begin && known.log.first_sequence <= needs);
-            let is_due = now.saturating_sub(held.1) >= snapshot_interval(setting);
+            let is_due = now.saturating_sub(since) >= snapshot_interval(setting);
             let mut streams = known.log.streams.iter();
             if needs < position.next
                 && is_due
                 && can_begin
                 && streams.any(|found| found.name == *stream && worker.takes(stream, found.encoding))
             {
-                held.1 = now;
+                self.held.insert(stream.clone(), (needs, now));
                 may_begin &= has_begun;
                 due.push((stream.clone(), position.next));
             }

@@ -39,8 +39,8 @@ impl ClientId {
 
     /// The group. Groups are told apart by 32 bits of a digest, and two with the same bits share what each would have.
     fn group(self) -> [u8; 4] {
-        let [group @ .., _, _, _, _, _, _, _, _, _, _, _, _] = self.0;
-        group
+        let [a, b, c, d, ..] = self.0;
+        [a, b, c, d]
     }
 }
 
@@ -65,6 +65,13 @@ pub struct ClientRow {
     pub seen_at_ms: u64,
     /// CRC32C of the last request's message; 0: not recorded.
     pub checksum: u32,
+}
+
+impl ClientRow {
+    /// Returns true while the manifest may not forget this key.
+    fn is_kept(&self, now_ms: u64) -> bool {
+        now_ms.saturating_sub(self.seen_at_ms) < KEY_EXPIRY_MS
+    }
 }
 
 /// The numbers of a request.
@@ -264,8 +271,7 @@ impl Manifest {
 
     fn key_room(&self, now_ms: u64) -> KeyRoom {
         let mut room = KeyRoom::default();
-        let is_kept = |row: &&ClientRow| now_ms.saturating_sub(row.seen_at_ms) < KEY_EXPIRY_MS;
-        for row in self.keys.iter().filter(is_kept) {
+        for row in self.keys.iter().filter(|row| row.is_kept(now_ms)) {
             room.add(row.id.group());
         }
         room
@@ -275,8 +281,7 @@ impl Manifest {
     pub fn enter_clients(&mut self, checked: CheckedClients, first_sequence: u64, now_ms: u64) {
         let CheckedClients { clients, keys, .. } = checked;
         if self.keys.len() + keys.len() > KEYS_MAX {
-            self.keys
-                .retain(|row| now_ms.saturating_sub(row.seen_at_ms) < KEY_EXPIRY_MS);
+            self.keys.retain(|row| row.is_kept(now_ms));
         }
         enter(&mut self.clients, clients, first_sequence);
         enter(&mut self.keys, keys, first_sequence);
@@ -294,8 +299,8 @@ fn enter(table: &mut Vec<ClientRow>, rows: BTreeMap<ClientId, (ClientRow, usize)
     }
 }
 
-/// Forgets clients beyond the maximum: one after the other of the group that has most, the one furthest back in the log. So
-/// no group loses a client while another has more.
+/// Forgets clients beyond the maximum, one at a time: the one furthest back in the log, of the group that has the most. So no
+/// group loses a client while another has more.
 fn forget(clients: &mut Vec<ClientRow>) {
     let Some(excess @ 1..) = clients.len().checked_sub(CLIENTS_MAX) else {
         return;
