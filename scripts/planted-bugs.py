@@ -36,7 +36,7 @@ class Catcher(NamedTuple):
         """The test program's main file, and the test's name in it."""
         source = Path(self.source)
         main = source.with_name("main.rs")
-        if "tests" in source.parts and source != main and (ROOT / main).exists():
+        if "tests" in source.parts and (ROOT / main).exists():
             return str(main), f"{source.stem}::{self.test}"
         return self.source, self.test
 
@@ -145,8 +145,8 @@ def from_kafka(test, says):
 
 
 def inserting_events(says):
-    test = "events::a_row_that_does_not_fit_leaves_the_others_alone"
-    return Catcher("sinks/clickhouse/tests/server/main.rs", test, says)
+    test = "a_row_that_does_not_fit_leaves_the_others_alone"
+    return Catcher("sinks/clickhouse/tests/server/events.rs", test, says)
 
 
 def simulated(says):
@@ -680,15 +680,15 @@ CATCHERS = {
     ],
     "address-trusted": [
         Catcher(
-            "sinks/clickhouse/tests/server/main.rs",
-            "addresses::an_address_is_compared_again_each_time_it_takes_over",
+            "sinks/clickhouse/tests/server/addresses.rs",
+            "an_address_is_compared_again_each_time_it_takes_over",
             "another table took the rows",
         )
     ],
     "short-value-awaited": [
         Catcher(
-            "sinks/clickhouse/tests/server/main.rs",
-            "failures::rows_from_which_the_table_cannot_compute_a_column_are_refused",
+            "sinks/clickhouse/tests/server/failures.rs",
+            "rows_from_which_the_table_cannot_compute_a_column_are_refused",
             r"toUInt16\(LogAttributes\['absent'\]\): inserting",
         )
     ],
@@ -763,22 +763,22 @@ CATCHERS = {
     ],
     "settled-by-own-id": [
         Catcher(
-            "sinks/clickhouse/tests/server/main.rs",
-            "interface::requests_that_a_distributed_table_forwards_are_ended_too",
+            "sinks/clickhouse/tests/server/interface.rs",
+            "requests_that_a_distributed_table_forwards_are_ended_too",
             "the request still runs at a shard",
         )
     ],
     "settled-at-one-address": [
         Catcher(
-            "sinks/clickhouse/tests/server/main.rs",
-            "addresses::requests_at_every_address_are_ended",
+            "sinks/clickhouse/tests/server/addresses.rs",
+            "requests_at_every_address_are_ended",
             "the request still runs at the other address",
         )
     ],
     "failover-within-attempt": [
         Catcher(
-            "sinks/clickhouse/tests/server/main.rs",
-            "addresses::an_attempt_of_unknown_outcome_is_asked_for_and_not_repeated_at_the_next_address",
+            "sinks/clickhouse/tests/server/addresses.rs",
+            "an_attempt_of_unknown_outcome_is_asked_for_and_not_repeated_at_the_next_address",
             "the rows are there twice",
         )
     ],
