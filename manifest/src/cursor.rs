@@ -381,6 +381,8 @@ impl Cursor {
                 reason,
             });
         }
+        self.postpone_unique(stream, next);
+        let cursor = self.stream(stream, start);
         cursor.next = next;
         while cursor.planned.front().is_some_and(|p| p.high < next) {
             cursor.planned.pop_front();

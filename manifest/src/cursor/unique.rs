@@ -106,6 +106,19 @@ impl Cursor {
         }
     }
 
+    /// Moves the beginning of a setting along with its stream's position, as long as no batch was planned from the beginning on:
+    /// nothing is decided yet, so nobody needs the log before the first batch. Call this before the position moves.
+    pub(super) fn postpone_unique(&mut self, stream: &str, position: u64) {
+        let (next, planned) = (self.next(stream), self.planned(stream).next().is_some());
+        if let Some(of) = self.unique.get_mut(stream)
+            && !planned
+            && of.snapshot.is_none()
+            && of.since >= next
+        {
+            of.since = of.since.max(position);
+        }
+    }
+
     /// Names a snapshot of a stream's state. Everything before it must be acknowledged, so that a successor never needs
     /// an earlier state.
     pub fn snapshot_unique(&mut self, stream: &str, snapshot: UniqueReference) -> Result<(), Forbidden> {

@@ -74,11 +74,26 @@ fn at(cursor: &Cursor) -> (u64, u64, Option<u64>) {
     )
 }
 
+fn released(mut cursor: Cursor) -> Cursor {
+    cursor.release(u64::MAX);
+    cursor
+}
+
+/// Writes a batch of `events.a` from its position on, and acknowledges it.
+fn write(cursor: &mut Cursor, next: u64) {
+    let batch = Plan {
+        low: cursor.next("events.a"),
+        high: next - 1,
+    };
+    cursor.plan("events.a", batch).unwrap();
+    cursor.acknowledge("events.a", next).unwrap();
+}
+
 #[test]
 fn a_setting_begins_at_the_position_of_a_clean_cursor_and_is_pinned_after_that() {
     let (mut cursor, pinned) = open(&fresh(), &settings(HOUR_MS));
     assert_eq!((at(&cursor), pinned), ((HOUR_MS, 3, None), false));
-    cursor.acknowledge("events.a", 8).unwrap();
+    write(&mut cursor, 8);
     cursor.plan("events.a", Plan { low: 8, high: 9 }).unwrap();
     cursor.release(20);
     assert_eq!(cursor.ownership, Ownership::Abandoned);
@@ -116,7 +131,8 @@ fn a_snapshot_is_named_once_everything_before_it_is_acknowledged_and_keeps_the_l
     assert_eq!(at(&behind).1, 4, "the log may be trimmed up to the position");
     cursor.begin_unique("events.a", 5);
     cursor.acknowledge("events.b", 50).unwrap();
-    cursor.acknowledge("events.a", 8).unwrap();
+    cursor.acknowledge("events.a", 5).unwrap();
+    write(&mut cursor, 8);
     assert_eq!((at(&cursor), cursor.needs()), ((HOUR_MS, 5, None), 5));
     cursor.begin_unique("events.a", 7);
     assert_eq!(at(&cursor).1, 5, "a stream with a position may have sent rows");
@@ -135,9 +151,32 @@ fn a_snapshot_is_named_once_everything_before_it_is_acknowledged_and_keeps_the_l
 }
 
 #[test]
+fn a_setting_follows_its_position_until_a_batch_is_planned() {
+    let (mut cursor, _) = open(&fresh(), &settings(HOUR_MS));
+    for next in [4, 9] {
+        cursor.acknowledge("events.a", next).unwrap();
+        assert_eq!((at(&cursor).1, cursor.needs()), (next, next));
+    }
+    // A stream that others are ahead of waits for its beginning.
+    let (mut late, _) = open(&fresh(), &settings(HOUR_MS));
+    late.acknowledge("events.b", 20).unwrap();
+    late.begin_unique("events.a", 0);
+    write(&mut late, 12);
+    assert_eq!(at(&late).1, 20);
+    write(&mut late, 22);
+    assert_eq!(at(&late).1, 20);
+
+    write(&mut cursor, 12);
+    cursor.acknowledge("events.a", 15).unwrap();
+    assert_eq!(at(&cursor).1, 9, "its rows are in the sink");
+    let (other, _) = open(&released(cursor), &settings(2 * HOUR_MS));
+    assert_eq!((at(&other).1, other.deduplicated_from("events.a")), (15, Some(3)));
+}
+
+#[test]
 fn a_reset_begins_again_without_keys_and_a_removal_ends_the_setting() {
     let (mut cursor, _) = open(&fresh(), &settings(HOUR_MS));
-    cursor.acknowledge("events.a", 8).unwrap();
+    write(&mut cursor, 8);
     cursor.snapshot_unique("events.a", name(8)).unwrap();
     for (position, from) in [(1, 1), (6, 3), (90, 3)] {
         let reset = cursor.reset(position);
@@ -208,7 +247,7 @@ fn a_cursor_has_another_version_from_its_first_setting_on() {
 
 fn golden_cursor() -> Cursor {
     let (mut cursor, _) = open(&fresh(), &settings(8 * HOUR_MS));
-    cursor.acknowledge("events.a", 8).unwrap();
+    write(&mut cursor, 8);
     cursor.snapshot_unique("events.a", name(7)).unwrap();
     cursor.count_duplicates("events.a", 12);
     cursor.stamped(0x0123_4567_89ab_cdef)
