@@ -554,6 +554,30 @@ CATCHERS = {
             "never: the log is not needed any more",
         )
     ],
+    "rows-before-the-beginning-compared": [
+        unique(
+            "a_stream_that_is_read_later_keeps_all_rows_from_before_its_setting_begins",
+            "none is compared",
+        )
+    ],
+    "since-stays-behind": [
+        unique(
+            "a_setting_without_a_batch_needs_nothing_before_its_position",
+            "never: the log is not needed any more",
+        )
+    ],
+    "forgotten-snapshots-count": [
+        keys("forgotten_snapshots_make_room_for_others", r"assertion failed: state\.may_snapshot"),
+    ],
+    "restart-delays-snapshot": [
+        unique("restarts_do_not_delay_a_snapshot", "never: the log is not needed any more"),
+    ],
+    "lost-keys-end-a-silent-stream": [
+        unique(
+            "a_trimmed_log_that_the_owner_has_not_seen_does_not_end_it_for_a_silent_stream",
+            "the owner goes on without the keys",
+        )
+    ],
     "keys-not-pinned": [simulated("cursor: .*another key or window came into force")],
     "reception-of-the-last": [
         keys(

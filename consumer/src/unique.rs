@@ -6,7 +6,7 @@ mod stage;
 mod state;
 
 pub use keys::{KeyHasher, KeyValue, PartKeys, RowKey};
-pub(crate) use stage::{Line, Turn, snapshot_interval};
+pub(crate) use stage::{Line, Turn, next_snapshot_in, snapshot_interval};
 pub use state::Dropped;
 pub(crate) use state::KeyLimit;
 

@@ -2,11 +2,11 @@
 //! log of all streams. This module decides about no row.
 
 use super::Tenure;
-use crate::unique::snapshot_interval;
+use crate::unique::{next_snapshot_in, snapshot_interval};
 use millpond_manifest::cursor::Plan;
 use std::time::Duration;
 
-/// The sequence from which a stream needs the log for its keys, and since when, by the environment's uptime.
+/// The sequence from which a stream needs the log for its keys, and when it is to need less, by the environment's uptime.
 pub(super) type Held = (u64, Duration);
 
 impl Tenure<'_> {
@@ -19,7 +19,8 @@ impl Tenure<'_> {
             return;
         }
         let worker = &self.shard.worker;
-        let now = self.shard.claim.environment.uptime();
+        let environment = &self.shard.claim.environment;
+        let now = environment.uptime();
         let cursor = &self.durable.state;
         let mut due = Vec::new();
         // Putting the keys of a stream together takes memory, so one stream begins at a time.
@@ -29,24 +30,28 @@ impl Tenure<'_> {
                 continue;
             };
             let needs = of.needs();
-            let since = match self.held.get(stream) {
-                Some((from, since)) if *from == needs => *since,
-                _ => {
-                    self.held.insert(stream.clone(), (needs, now));
-                    now
+            let due_at = match self.held.get(stream) {
+                Some((from, due_at)) if *from == needs => *due_at,
+                held => {
+                    let due_in = match (held, of.snapshot) {
+                        (None, Some(last)) => next_snapshot_in(setting, last, environment.now_ms()),
+                        _ => snapshot_interval(setting),
+                    };
+                    self.held.insert(stream.clone(), (needs, now + due_in));
+                    now + due_in
                 }
             };
             let has_begun = self.unique.contains_key(stream);
             // An owner without these keys goes on after retention has trimmed their log: only the next batch needs them.
             let can_begin = has_begun || (may_begin && known.log.first_sequence <= needs);
-            let is_due = now.saturating_sub(since) >= snapshot_interval(setting);
             let mut streams = known.log.streams.iter();
             if needs < position.next
-                && is_due
+                && now >= due_at
                 && can_begin
                 && streams.any(|found| found.name == *stream && worker.takes(stream, found.encoding))
             {
-                self.held.insert(stream.clone(), (needs, now));
+                self.held
+                    .insert(stream.clone(), (needs, now + snapshot_interval(setting)));
                 may_begin &= has_begun;
                 due.push((stream.clone(), position.next));
             }

@@ -12,9 +12,11 @@ use millpond_manifest::cursor::Plan;
 use millpond_manifest::{Cursor, Object as _, UniqueReference, UniqueSetting, UniqueSnapshot, layout};
 use millpond_runtime::{Backoff, Level, blocking};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tracing::warn;
 use ulid::Ulid;
 
 /// The shortest and the longest time between two snapshots of a stream with few new keys. With the longest window and time, a
@@ -30,19 +32,31 @@ pub(crate) fn snapshot_interval(setting: &UniqueSetting) -> Duration {
     (Duration::from_millis(setting.window_ms) / SHARE).clamp(min, max)
 }
 
+/// The time until the next snapshot is due after a restart. Restarts do not delay it, and neither does a clock that was ahead when it
+/// named the last one.
+pub(crate) fn next_snapshot_in(setting: &UniqueSetting, last: UniqueReference, now_ms: u64) -> Duration {
+    let interval = snapshot_interval(setting);
+    let age = now_ms.checked_sub(last.id.timestamp_ms());
+    age.map_or(Duration::ZERO, |age| {
+        interval.saturating_sub(Duration::from_millis(age))
+    })
+}
+
 /// The deduplication of one stream in one term.
 pub(crate) struct Stage {
     shard: Shard,
     source: Source,
     state: tokio::sync::Mutex<Option<Kept>>,
+    /// The state was put together. Whoever has the turn to ask for memory reads and sets it.
+    restored: AtomicBool,
     reached: Mutex<Reached>,
 }
 
 /// The state between two batches.
 struct Kept {
     state: State,
-    /// The time of the last snapshot, by the environment's uptime.
-    stored_at: Duration,
+    /// When the next snapshot is due, by the environment's uptime.
+    due_at: Duration,
 }
 
 /// The part of the state that a swap of the cursor may record once the positions have moved so far.
@@ -86,16 +100,14 @@ impl Handover {
         }
     }
 
-    /// Returns when it is this batch's turn. Returns true for the first batch.
-    async fn wait(&mut self) -> bool {
-        let Some(before) = self.before.take() else {
-            return true;
-        };
-        if before.await.is_err() {
+    /// Returns when it is this batch's turn.
+    async fn wait(&mut self) {
+        if let Some(before) = self.before.take()
+            && before.await.is_err()
+        {
             // The batch before ended with an error, and so does the term.
             std::future::pending::<()>().await;
         }
-        false
     }
 
     fn pass_on(&mut self) {
@@ -116,6 +128,7 @@ impl Line {
                 shard: shard.clone(),
                 source,
                 state: tokio::sync::Mutex::default(),
+                restored: AtomicBool::new(false),
                 reached: Mutex::default(),
             }),
             memory: None,
@@ -175,16 +188,29 @@ impl Line {
 impl Turn {
     /// Returns when the batch may ask for memory. The first one puts the state together before.
     pub(crate) async fn before_memory(&mut self) -> Result<(), ConsumeError> {
-        if !self.memory.wait().await {
+        self.memory.wait().await;
+        let Stage {
+            shard,
+            source,
+            restored,
+            ..
+        } = &*self.stage;
+        if restored.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let Stage { shard, source, .. } = &*self.stage;
         let limit = shard.worker.keys.clone();
         let state = restore(shard, source, limit, self.plan.low).await?;
+        let environment = &shard.worker.environment;
+        let due_in = match source.of.snapshot {
+            Some(last) => next_snapshot_in(&source.setting, last, environment.now_ms()),
+            None if source.of.since < self.plan.low => Duration::ZERO,
+            None => snapshot_interval(&source.setting),
+        };
         *self.stage.state.lock().await = Some(Kept {
             state,
-            stored_at: shard.worker.environment.uptime(),
+            due_at: environment.uptime().saturating_add(due_in),
         });
+        restored.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -207,10 +233,10 @@ impl Turn {
             ));
         }
         let mut kept = stage.state.lock().await;
-        let Some(Kept { mut state, stored_at }) = kept.take() else {
+        let Some(Kept { mut state, due_at }) = kept.take() else {
             return Err(bug(batch, "its stream has no state"));
         };
-        if state.next() > self.plan.low {
+        if state.next() > self.plan.low.max(source.of.since) {
             return Err(bug(
                 batch,
                 &format!("sequence {} is decided already", state.next()),
@@ -224,8 +250,7 @@ impl Turn {
         })
         .await;
         let decided = decided.map_err(|full| too_many(&source.stream, full))?;
-        let interval = snapshot_interval(&source.setting);
-        *kept = Some(stage.store(state, stored_at, interval).await);
+        *kept = Some(stage.store(state, due_at).await);
         if let Some(Kept { state, .. }) = &*kept {
             stage.reached().duplicates.push_back((next, state.duplicates()));
         }
@@ -246,15 +271,27 @@ impl Turn {
     /// Stores the keys before this turn's sequence instead of deciding about a batch: no part of the stream has come for so long
     /// that the last snapshot holds back the log.
     pub(crate) async fn keep(mut self) -> Result<(), ConsumeError> {
-        self.before_memory().await?;
+        match self.before_memory().await {
+            Err(lost @ ConsumeError::UniqueLost { .. }) => {
+                // Only the next batch of the stream needs the keys, and it will tell.
+                warn!(
+                    shard = self.stage.shard.claim.shard,
+                    "the keys of a silent stream cannot be stored: {lost}"
+                );
+            }
+            restored => restored?,
+        }
         self.has_memory();
         self.decision.wait().await;
         let stage = self.stage.clone();
         let mut kept = stage.state.lock().await;
-        // Without a state the batch before has failed, and the term ends with its error.
-        if let Some(Kept { mut state, stored_at }) = kept.take() {
+        if let Some(Kept { mut state, due_at }) = kept.take() {
             state.pass(self.plan.low);
-            *kept = Some(stage.store(state, stored_at, Duration::ZERO).await);
+            let stored = stage.store(state, Duration::ZERO).await;
+            *kept = Some(Kept {
+                due_at: stored.due_at.max(due_at),
+                ..stored
+            });
         }
         drop(kept);
         self.decision.pass_on();
@@ -288,16 +325,15 @@ impl Stage {
         self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores a snapshot if one is due, and returns when the store has it: the next one names it. Few new keys wait for
-    /// `interval`.
-    async fn store(&self, mut state: State, stored_at: Duration, interval: Duration) -> Kept {
+    /// Stores a snapshot if one is due, and returns when the store has it: the next one names it. Few new keys wait until
+    /// `due_at`.
+    async fn store(&self, mut state: State, due_at: Duration) -> Kept {
         let worker = &self.shard.worker;
         let now = worker.environment.uptime();
         let many = worker.snapshot_keys.max(state.keys() / u64::from(SHARE));
-        let due = state.fresh() >= many
-            || (now.saturating_sub(stored_at) >= interval && state.next() > state.snapshot_at());
+        let due = state.fresh() >= many || (now >= due_at && state.next() > state.snapshot_at());
         if !due || !state.may_snapshot() {
-            return Kept { state, stored_at };
+            return Kept { state, due_at };
         }
         let snapshot = state.snapshot();
         let random = u128::from(worker.environment.random()) << 64 | u128::from(worker.environment.random());
@@ -310,7 +346,7 @@ impl Stage {
         self.reached().snapshots.push_back(name);
         Kept {
             state,
-            stored_at: now,
+            due_at: now.saturating_add(snapshot_interval(&self.source.setting)),
         }
     }
 
@@ -334,5 +370,30 @@ impl Stage {
             backoff.pause(&*worker.environment).await;
         }
         worker.readiness.goes_on(&what);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_due_an_interval_after_the_last_one_whoever_wrote_it() {
+        let setting = UniqueSetting {
+            key: vec!["id".into()],
+            window_ms: 8 * 3_600_000,
+        };
+        let due_in = |written_ms: u64, now_ms: u64| {
+            let last = UniqueReference {
+                next: 1,
+                id: Ulid::from_parts(written_ms, 0),
+            };
+            next_snapshot_in(&setting, last, now_ms).as_secs()
+        };
+        assert_eq!(snapshot_interval(&setting).as_secs(), 450);
+        assert_eq!(due_in(1_000_000, 1_000_000), 450);
+        assert_eq!(due_in(1_000_000, 1_400_000), 50);
+        assert_eq!(due_in(1_000_000, 9_000_000), 0);
+        assert_eq!(due_in(9_000_000, 1_000_000), 0, "a clock was ahead");
     }
 }

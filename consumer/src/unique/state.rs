@@ -211,11 +211,21 @@ impl State {
 
     /// Returns true if another snapshot may name all that it needs.
     pub(crate) fn may_snapshot(&self) -> bool {
-        self.stored.len() < EARLIER_MAX
+        self.named().count() < EARLIER_MAX
     }
 
-    /// Decides about the rows of the next part.
+    /// The snapshots that the next one names: those with times that are not all below the floor.
+    fn named(&self) -> impl Iterator<Item = &EarlierSnapshot> {
+        self.stored
+            .iter()
+            .filter(|earlier| self.remembers(earlier.newest_us))
+    }
+
+    /// Decides about the rows of the next part. The setting does not apply before its beginning.
     pub(crate) fn part(&mut self, part: &PartKeys) -> Result<Decisions, TooManyKeys> {
+        if part.sequence < self.of.since {
+            return Ok(Decisions::default());
+        }
         if let Some(newest_us) = part.newest_us {
             self.advance(newest_us);
         }
@@ -296,7 +306,6 @@ impl State {
             setting,
             since,
         } = self.of.clone();
-        let stored = self.stored.iter();
         let fresh = self.fresh.iter();
         UniqueSnapshot {
             buffer_id,
@@ -309,10 +318,7 @@ impl State {
             floor: self.floor,
             recent: self.recent.iter().copied().collect(),
             duplicates: self.duplicates,
-            earlier: stored
-                .filter(|earlier| self.remembers(earlier.newest_us))
-                .copied()
-                .collect(),
+            earlier: self.named().copied().collect(),
             entries: fresh
                 .filter(|(_, at_us)| self.remembers(*at_us))
                 .copied()

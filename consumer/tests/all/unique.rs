@@ -1,6 +1,8 @@
 //! Tests deduplication by key with whole consumers: streams that come late or are silent, resets and skips.
 
-use crate::support::{Log, OTHER, Running, STREAM, Table, acknowledged_in, config, eventually, start};
+use crate::support::{
+    Log, Machine, OTHER, Running, STREAM, Table, acknowledged_in, config, eventually, start, start_on,
+};
 use millpond_consumer::Config;
 use millpond_manifest::UniqueSetting;
 use millpond_storage::Store;
@@ -156,4 +158,104 @@ async fn a_skipped_part_has_no_keys_for_a_successor_either() {
     acknowledged_in(&log, STREAM, 4).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), rows(&[0, 1, 6, 7]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_read_later_keeps_all_rows_from_before_its_setting_begins() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(2);
+    // Rows 0 and 1, 3 to 5.
+    log.commit_to(STREAM, &[2]).await;
+    log.commit_to(OTHER, &[1]).await;
+    log.commit_to(STREAM, &[3]).await;
+    log.commit_to(OTHER, &[1]).await;
+    let others = Config {
+        streams: vec![OTHER.parse().unwrap()],
+        ..unique("a")
+    };
+    let consumer = start(&log.store, others, &table);
+    acknowledged_in(&log, OTHER, 4).await;
+
+    let consumer = restart(consumer, &log, &table).await;
+    acknowledged_in(&log, STREAM, 4).await;
+    let cursor = log.cursor("default").await.unwrap();
+    assert_eq!(cursor.deduplicates(STREAM).unwrap().1.since, 4);
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4, 5, 6]), "none is compared");
+    // Rows 7 to 10 have the first two keys, and only these are remembered.
+    log.commit_to(STREAM, &[1, 3]).await;
+    acknowledged_in(&log, STREAM, 6).await;
+    let consumer = restart(consumer, &log, &table).await;
+    log.commit_to(STREAM, &[2]).await;
+    acknowledged_in(&log, STREAM, 7).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4, 5, 6, 7, 8]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_setting_without_a_batch_needs_nothing_before_its_position() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(2);
+    log.commit_to(STREAM, &[1]).await;
+    let without = Config {
+        unique: BTreeMap::new(),
+        ..unique("a")
+    };
+    let consumer = start(&log.store, without, &table);
+    acknowledged_in(&log, STREAM, 1).await;
+    consumer.stop().await.unwrap();
+
+    let consumer = start(&log.store, unique("b"), &table);
+    log.commit_to(OTHER, &[1, 1, 1]).await;
+    acknowledged_in(&log, STREAM, 4).await;
+    needs(&log, 4).await;
+    log.change(|log| log.collect(4, 0)).await;
+    // Rows 4 and 5, whose keys nobody has seen under the setting, and row 6.
+    log.commit_to(STREAM, &[3]).await;
+    acknowledged_in(&log, STREAM, 5).await;
+    let consumer = restart(consumer, &log, &table).await;
+    log.commit_to(STREAM, &[1]).await;
+    acknowledged_in(&log, STREAM, 6).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4, 5]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trimmed_log_that_the_owner_has_not_seen_does_not_end_it_for_a_silent_stream() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    log.commit_to(STREAM, &[3]).await;
+    log.commit_to(OTHER, &[1]).await;
+    let consumer = start(&log.store, unique("a"), &table);
+    acknowledged_in(&log, STREAM, 2).await;
+    consumer.crash().await;
+    let seldom = Config {
+        poll_interval: Duration::from_secs(600),
+        ..unique("b")
+    };
+    let consumer = start(&log.store, seldom, &table);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    log.change(|log| log.collect(2, 0)).await;
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    consumer.stop().await.expect("the owner goes on without the keys");
+}
+
+#[tokio::test(start_paused = true)]
+async fn restarts_do_not_delay_a_snapshot() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    let machine = Machine::new();
+    let mut consumer = start_on(&machine, &log.store, unique("a"), &table);
+    for round in 1..=6 {
+        log.commit_to(STREAM, &[1]).await;
+        acknowledged_in(&log, STREAM, round).await;
+        // The snapshot of a window of an hour is due after a minute.
+        tokio::time::sleep(Duration::from_secs(40)).await;
+        machine.pause(Duration::from_secs(40));
+        consumer.crash().await;
+        consumer = start_on(&machine, &log.store, unique("next"), &table);
+    }
+    needs(&log, 4).await;
+    consumer.stop().await.unwrap();
 }

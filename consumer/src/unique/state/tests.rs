@@ -282,3 +282,24 @@ fn a_set_of_dropped_records_has_exactly_these() {
     assert_eq!((found, dropped.len()), (vec![0, 63, 64, 1_000], 4));
     assert!(!dropped.is_empty() && Dropped::of(&[]).is_empty() && !Dropped::default().contains(0));
 }
+
+#[test]
+fn forgotten_snapshots_make_room_for_others() {
+    let mut state = fresh();
+    for sequence in 0..EARLIER_MAX as u64 {
+        assert!(state.may_snapshot(), "before {sequence}");
+        drops(&mut state, sequence, &[(sequence.into(), 0)]);
+        let snapshot = state.snapshot();
+        let name = UniqueReference {
+            next: snapshot.next,
+            id: Ulid::from_parts(0, 0),
+        };
+        state.stored(&snapshot, name);
+    }
+    assert!(!state.may_snapshot());
+    for sequence in (EARLIER_MAX as u64..).take(RECENT_MAX) {
+        drops(&mut state, sequence, &[(1, 40 * SECOND)]);
+    }
+    assert!(state.may_snapshot());
+    assert_eq!(state.snapshot().earlier, []);
+}
