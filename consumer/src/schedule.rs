@@ -3,7 +3,7 @@
 
 use millpond_manifest::cursor::Plan;
 use millpond_manifest::plan::{Candidate, PlanStatus, Size, candidates};
-use millpond_manifest::{Cursor, Log};
+use millpond_manifest::{BatchingPolicy, Cursor, Log};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A batch of a stream.
@@ -23,6 +23,8 @@ pub struct Schedule {
     doubt: BTreeSet<Key>,
     /// For each stream, the last sequence that was planned when this owner opened the cursor.
     inherited: BTreeMap<String, u64>,
+    /// Streams that this owner gave a position after others had one, and the highest of these.
+    late: BTreeMap<String, u64>,
     /// The schedule plans nothing from this sequence on.
     until: Option<u64>,
 }
@@ -132,8 +134,14 @@ impl Schedule {
         self.doubt.remove(key);
     }
 
-    /// Forgets the work below the positions of the durable cursor.
-    pub fn acknowledged(&mut self, cursor: &Cursor) {
+    /// Forgets the work below the positions of the durable cursor, and learns which streams came late to it.
+    pub fn acknowledged(&mut self, before: &Cursor, cursor: &Cursor) {
+        let highest = highest(before);
+        let new = cursor
+            .streams
+            .keys()
+            .filter(|stream| highest > 0 && !before.streams.contains_key(*stream));
+        self.late.extend(new.map(|stream| (stream.clone(), highest)));
         self.work
             .retain(|(stream, plan), _| plan.high >= cursor.next(stream));
         // Retention may have trimmed batches in doubt.
@@ -280,7 +288,7 @@ impl Schedule {
             )
         });
         let parts = parts.take_while(|(sequence, _)| *sequence < log_end);
-        let mut found = candidates(&cursor.policy, cursor.planned(stream), parts, limit + 1);
+        let mut found = self.batches(cursor, stream, parts, limit + 1);
         let horizon = log.horizon(from).min(log_end);
         let mut end = horizon.max(from);
         if end < log_end
@@ -299,6 +307,37 @@ impl Schedule {
             candidates: found,
             end,
         }
+    }
+
+    /// Cuts a stream's parts into at most `limit` batches. A collection that read the cursor before the stream had a position may
+    /// still trim the log up to the positions of the others, and a batch over the new start of the log is lost as a whole. So each
+    /// part below them is a batch.
+    fn batches(
+        &self,
+        cursor: &Cursor,
+        stream: &str,
+        parts: impl Iterator<Item = (u64, Size)>,
+        limit: usize,
+    ) -> Vec<Candidate> {
+        let alone_below = match cursor.streams.contains_key(stream) {
+            true => self.late.get(stream).copied().unwrap_or(0),
+            false => highest(cursor),
+        };
+        let mut parts = parts.peekable();
+        let mut found = Vec::new();
+        if parts.peek().is_some_and(|(sequence, _)| *sequence < alone_below) {
+            let alone = BatchingPolicy {
+                batch_records: 0,
+                ..cursor.policy.clone()
+            };
+            let below = std::iter::from_fn(|| parts.next_if(|(sequence, _)| *sequence < alone_below));
+            found = candidates(&alone, cursor.planned(stream), below, limit);
+        }
+        if found.len() < limit {
+            let left = limit - found.len();
+            found.extend(candidates(&cursor.policy, cursor.planned(stream), parts, left));
+        }
+        found
     }
 
     /// Plans ahead that this owner made and has not started, because their segments are not in its log: an owner that
@@ -326,6 +365,16 @@ fn plan_ahead(decision: &mut Decision, cursor: &Cursor, log: &Log, stream: &str,
         };
         decision.ahead.push((stream.to_owned(), plan));
     }
+}
+
+/// The highest position of any stream.
+fn highest(cursor: &Cursor) -> u64 {
+    cursor
+        .streams
+        .values()
+        .map(|stream| stream.next)
+        .max()
+        .unwrap_or(0)
 }
 
 fn streams<'a>(log: &'a Log, accepts: &dyn Fn(&str) -> bool) -> Vec<(u32, &'a str)> {

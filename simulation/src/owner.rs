@@ -156,7 +156,7 @@ impl Tenure {
     }
 
     fn acknowledged(&mut self, durable: Versioned<Cursor>) {
-        self.schedule.acknowledged(&durable);
+        self.schedule.acknowledged(&self.durable, &durable);
         self.durable = durable;
         self.reread = false;
         let batches: Vec<Plan> = self.sending.keys().copied().collect();

@@ -118,8 +118,8 @@ impl Tenure<'_> {
         for line in self.unique.values() {
             line.recorded(&durable.state);
         }
-        self.durable = durable;
-        self.schedule.acknowledged(&self.durable.state);
+        let before = std::mem::replace(&mut self.durable, durable);
+        self.schedule.acknowledged(&before.state, &self.durable.state);
         // A swap that settles the cursor may still land on a state that was read again. It cannot land on a new state.
         if self.durable.state.unsettled && is_new {
             for LaterRound { batch, durable } in self.unannounced.drain(..) {

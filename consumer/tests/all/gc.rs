@@ -1,8 +1,9 @@
 //! Tests a garbage collector's promise: it deletes all unneeded objects eventually, and never one that the log refers
 //! to, through failures of the store, other garbage collectors and stalled producers.
 
-use crate::support::{Log, OTHER, STREAM, Table, eventually};
+use crate::support::{Log, OTHER, STREAM, Table, acknowledged_in, config, eventually, start};
 use futures::future::join_all;
+use millpond_consumer::Config;
 use millpond_consumer::gc::{CollectError, Collected, GarbageCollector, GcConfig, Step};
 use millpond_manifest::{
     BatchingPolicy, Buffer, Cursor, Log as Pages, Manifest, Page, ReadError, Swap, cas, layout,
@@ -691,4 +692,38 @@ async fn a_damaged_cursor_keeps_everything() {
     };
     assert!(unreadable.contains("consumers/two/cursor"), "{unreadable}");
     assert_eq!(keys(&log.store).await, before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_collection_cuts_no_batch_of_a_stream_that_comes_late() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit_to(STREAM, &[1, 1, 1]).await;
+    log.commit_to(OTHER, &[1]).await;
+    log.commit_to(STREAM, &[1, 1]).await;
+    let takes_over = |streams: &str| Config {
+        streams: vec![streams.parse().unwrap()],
+        take_over: true,
+        lease: Duration::from_secs(5),
+        ..config("a")
+    };
+    let consumer = start(&log.store, takes_over(OTHER), &Table::open("table"));
+    acknowledged_in(&log, OTHER, 6).await;
+    consumer.crash().await;
+
+    let consumer = start(&log.store, takes_over("*"), &Table::shut("table"));
+    eventually("the late stream is planned", async || {
+        let cursor = log.cursor("default").await.unwrap();
+        cursor.planned(STREAM).any(|plan| plan.high == 5)
+    })
+    .await;
+    // As a collection that read the cursor before would do.
+    log.change(|log| log.collect(2, 0)).await;
+    consumer.crash().await;
+
+    let table = Table::open("table");
+    let consumer = start(&log.store, takes_over("*"), &table);
+    acknowledged_in(&log, STREAM, 6).await;
+    consumer.stop().await.unwrap();
+    let kept = [2, 4, 5].map(|row| (format!("row-{row}"), 1));
+    assert_eq!(table.rows(), kept.into());
 }
