@@ -548,10 +548,25 @@ async fn keys_are_put_together_once_the_store_has_the_log() {
         unique: [(STREAM.to_owned(), setting)].into(),
         ..settings()
     };
-    let mut registry = Registry::default();
+    // The second owner has the setting, and the third one needs the keys of what the second one wrote.
+    for _ in 0..2 {
+        let before = site.log.manifest().await.state;
+        acknowledged(&site.log, before.next_sequence).await;
+        site.consumer.stop().await.unwrap();
+        let mut registry = Registry::default();
+        site.consumer = run(
+            &site.store,
+            unique.clone(),
+            &site.table,
+            &site.leader,
+            &mut registry,
+        );
+        site.log.commit(&[1]).await;
+    }
     let before = site.log.manifest().await.state;
     acknowledged(&site.log, before.next_sequence).await;
     site.consumer.stop().await.unwrap();
+    let mut registry = Registry::default();
     site.consumer = run(&site.store, unique, &site.table, &site.leader, &mut registry);
     sleep(SECOND).await;
     let before = site.log.manifest().await.state;
