@@ -638,6 +638,13 @@ CATCHERS = {
     "halves-before-refusal": [model(REFUSING, "3: nothing is in the sink twice", "3: a letter")],
     "refused-sent-again": [model(REFUSING, "3: nothing is in the sink twice", "3: a letter")],
     "letter-forgotten": [model(REFUSING, "3: all below next")],
+    "unfit-events-count": [
+        Catcher(
+            "consumer/tests/all/dead_letters.rs",
+            "events_that_do_not_fit_their_table_end_no_consumer_however_many",
+            "never: the batch is acknowledged",
+        )
+    ],
     "wall-clock-ignored": [leased(STOOD_STILL, "paused: another owner may have the cursor")],
     "request-outlives-lease": [
         leased(

@@ -194,7 +194,7 @@ pub(crate) struct ConsumeArgs {
 
     /// Maximum dead letters per batch: records that the table rejects, and messages that cannot be read. The buffer keeps them (`millpond
     /// dead-letters`). With more, something other than the rows must be wrong, and the consumer exits. Finding 100 scattered over a batch takes
-    /// about 2,000 INSERTs. 0: exit at the first one.
+    /// about 2,000 INSERTs. Events that do not fit their table become dead letters without counting. 0: exit at the first one of any kind.
     #[arg(
         long,
         env = "MILLPOND_DEAD_LETTERS_MAX",

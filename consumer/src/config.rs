@@ -54,7 +54,8 @@ pub struct Config {
     pub max_partitions_per_chunk: u32,
     /// Maximum batches of a stream in flight past the acknowledged position.
     pub max_in_flight: u32,
-    /// Maximum dead letters per batch. Beyond it the rows are not to blame, and the consumer ends.
+    /// Maximum dead letters per batch, not counting events that do not fit their table. Beyond it the rows are not to blame, and the
+    /// consumer ends. With 0 it ends at any.
     pub dead_letters_max: usize,
     /// The streams whose repeated events are dropped, with the settings for that.
     pub unique: UniqueSettings,

@@ -21,7 +21,8 @@ pub(crate) struct DeadLetterWriter<'w> {
     encoding: Encoding,
     /// The limit per batch.
     max: usize,
-    written: usize,
+    /// The dead letters that count towards it.
+    counted: usize,
 }
 
 impl<'w> DeadLetterWriter<'w> {
@@ -31,13 +32,13 @@ impl<'w> DeadLetterWriter<'w> {
             id,
             encoding,
             max,
-            written: 0,
+            counted: 0,
         }
     }
 
-    /// Fails if `more` dead letters would exceed the limit: then the rows are not to blame.
+    /// Fails if `more` dead letters that count would exceed the limit: then the rows are not to blame.
     pub(crate) fn check(&self, more: usize, reason: &str) -> Result<(), ConsumeError> {
-        if self.written + more <= self.max {
+        if self.counted + more <= self.max {
             return Ok(());
         }
         Err(ConsumeError::TooManyRefused {
@@ -54,17 +55,22 @@ impl<'w> DeadLetterWriter<'w> {
         record: Record,
         reason: String,
     ) -> Result<(), ConsumeError> {
+        self.counted += 1;
         self.write(dead_letter::Kind::Refused, id, record, reason).await
     }
 
-    /// Writes a message that cannot be read.
+    /// Writes a message that cannot be read, or an event that does not fit its table. Events do not count towards the limit: their
+    /// senders decide whether they fit, and must not stop the streams of others.
     pub(crate) async fn unreadable(
         &mut self,
         id: RowId,
         message: Record,
         reason: String,
     ) -> Result<(), ConsumeError> {
-        self.check(1, &reason)?;
+        if self.encoding != Encoding::Ndjson || self.max == 0 {
+            self.check(1, &reason)?;
+            self.counted += 1;
+        }
         self.write(dead_letter::Kind::Unreadable, id, message, reason)
             .await
     }
@@ -104,7 +110,6 @@ impl<'w> DeadLetterWriter<'w> {
         };
         let key = letter.key();
         let body = letter.encode();
-        self.written += 1;
         if let Some(tally) = &self.worker.repair {
             tally.dead_letter();
         }

@@ -401,6 +401,37 @@ async fn too_many_refused_rows_end_the_consumer_and_a_repaired_table_takes_all()
     assert_delivered_or_dead(&log, &table, "once each").await;
 }
 
+#[tokio::test]
+async fn events_that_do_not_fit_their_table_end_no_consumer_however_many() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3, 40]).await;
+    let table = Table::open("table");
+    let unfit: Vec<u64> = (3..40).collect();
+    table.cannot_read(&unfit);
+    table.forbid(&[41, 42]);
+    let with_limit = |dead_letters_max| Config {
+        dead_letters_max,
+        take_over: true,
+        ..config("a")
+    };
+    let ended = start(&log.store, with_limit(0), &table).task.await.unwrap();
+    assert!(
+        matches!(ended, Err(ConsumeError::TooManyRefused { max: 0, .. })),
+        "{ended:?}"
+    );
+    // Records that the table rejects count as before.
+    let ended = start(&log.store, with_limit(1), &table).task.await.unwrap();
+    assert!(
+        matches!(ended, Err(ConsumeError::TooManyRefused { max: 1, .. })),
+        "{ended:?}"
+    );
+    let consumer = start(&log.store, with_limit(2), &table);
+    acknowledged(&log, 2).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(dead(&log).await.len(), 39);
+    assert_delivered_or_dead(&log, &table, "once each").await;
+}
+
 /// All faults at once: all four outcomes of every write to the table and to the store, failing reads, owners that crash
 /// or stop anywhere, and a table that changes and is repaired between them.
 #[tokio::test]
