@@ -1,225 +1,25 @@
 //! Several producers in one process that commit for each other, in virtual time: latency, cost, and no record twice or lost
 //! whatever happens between them.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::support::{START_MS, STREAM, Seeded, World, append, append_until_acknowledged, not_once};
-use async_trait::async_trait;
+use crate::support::group::{Group, SECOND, Way, address, append_all, config, load, percentile, slow_store};
+use crate::support::{START_MS, STREAM, append, not_once};
 use futures::future::join_all;
 use millpond_manifest::manifest::Stream;
 use millpond_manifest::{Fingerprint, Manifest, NewPart, NewSegment, ProducerId};
 use millpond_producer::{
-    Append, AppendError, ClientId, Committed, Config, LeaderAddress, Numbered, Numbers, PeerAnswer,
-    PeerRefusal, PeerRequest, Peering, Peers, Producer, Records, StreamBlock,
+    Append, AppendError, ClientId, Committed, Config, Numbered, Numbers, PeerRefusal, PeerRequest, Peering,
+    Producer, Records, StreamBlock,
 };
 use millpond_segment::{BlockBuilder, Compressor, Encoding};
-use millpond_storage::Store;
-use millpond_storage::unreliable::{Controls, Faults, On, Outage, S3Latency, Unreliable, WriteFaults};
-use object_store::memory::InMemory;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::registry::Registry;
+use millpond_storage::unreliable::{Controls, Faults, On, Outage, S3Latency, WriteFaults};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::time::{Instant, sleep};
 use ulid::Ulid;
-
-/// What happens to a request between two producers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// It arrives, and so does the answer.
-    Open,
-    /// It does not arrive.
-    Closed,
-    /// It arrives, and the answer is lost.
-    NoAnswer,
-    /// It arrives, and nobody ever answers.
-    Hangs,
-    /// It arrives twice.
-    Twice,
-    /// It arrives, and the connection breaks before the answer.
-    Breaks,
-}
-
-type Decide = Box<dyn Fn(&LeaderAddress, &PeerRequest) -> Way + Send + Sync>;
-
-/// Connects the producers of one process.
-#[derive(Default)]
-struct Network {
-    producers: Mutex<HashMap<String, Producer>>,
-    decide: Mutex<Option<Decide>>,
-    asked: Mutex<Vec<(ProducerId, u64)>>,
-}
-
-impl Network {
-    fn decide(&self, decide: impl Fn(&LeaderAddress, &PeerRequest) -> Way + Send + Sync + 'static) {
-        *self.decide.lock().unwrap() = Some(Box::new(decide));
-    }
-
-    fn asked(&self) -> usize {
-        self.asked.lock().unwrap().len()
-    }
-
-    async fn deliver(&self, leader: &LeaderAddress, request: PeerRequest) -> Result<PeerAnswer, String> {
-        let producer = self.producers.lock().unwrap().get(&leader.address).cloned();
-        deliver(producer.ok_or("connection refused")?, request).await
-    }
-}
-
-async fn deliver(producer: Producer, request: PeerRequest) -> Result<PeerAnswer, String> {
-    // 0.2 to 5 ms, different each time, or nobody ever misses the rhythm.
-    let jitter = |salt: u64| Duration::from_micros(200 + (request.number * 7_919 + salt) % 4_800);
-    let (there, back) = (jitter(u64::from(request.producer.0[0])), jitter(2_003));
-    sleep(there).await;
-    let size = match &request.records {
-        Records::Blocks(blocks) => blocks.iter().map(|block| block.block.bytes.len()).sum(),
-        Records::Segments(_) => 0,
-    };
-    let reservation = producer.budget().reserve(size).await;
-    let reservation = reservation.map_err(|error| error.to_string())?;
-    let answer = match producer.commit_for(request, reservation).await {
-        Ok(commit) => PeerAnswer::Committed(commit),
-        Err(refusal) => PeerAnswer::Refused(refusal),
-    };
-    sleep(back).await;
-    Ok(answer)
-}
-
-#[async_trait]
-impl Peers for Network {
-    async fn ask(&self, leader: &LeaderAddress, request: PeerRequest) -> Result<PeerAnswer, String> {
-        self.asked
-            .lock()
-            .unwrap()
-            .push((request.producer, request.number));
-        let decide = |decide: &Decide| decide(leader, &request);
-        let way = self.decide.lock().unwrap().as_ref().map_or(Way::Open, decide);
-        match way {
-            Way::Open => self.deliver(leader, request).await,
-            Way::Closed => Err("connection refused".to_owned()),
-            Way::NoAnswer => {
-                drop(self.deliver(leader, request).await);
-                Err("connection reset".to_owned())
-            }
-            Way::Hangs => {
-                drop(self.deliver(leader, request).await);
-                std::future::pending().await
-            }
-            Way::Breaks => {
-                let producer = self.producers.lock().unwrap().get(&leader.address).cloned();
-                if let Some(producer) = producer {
-                    tokio::spawn(deliver(producer, request));
-                }
-                sleep(Duration::from_millis(5)).await;
-                Err("connection reset".to_owned())
-            }
-            Way::Twice => {
-                let copy = self.deliver(leader, request.clone());
-                let (_, answer) = tokio::join!(copy, self.deliver(leader, request));
-                answer
-            }
-        }
-    }
-}
-
-/// Producers that know each other, in the order of their addresses.
-struct Group {
-    world: World,
-    objects: Arc<InMemory>,
-    faults: Faults,
-    /// The network between each producer and the store.
-    controls: Vec<Controls>,
-    network: Arc<Network>,
-    producers: Vec<Producer>,
-    registry: Registry,
-}
-
-fn address(number: u64) -> String {
-    format!("10.0.0.{number}:4319")
-}
-
-fn config(linger: Duration) -> Config {
-    Config {
-        linger,
-        memory_limit: 64 << 20,
-        encoders: 2,
-        ..Config::default()
-    }
-}
-
-impl Group {
-    async fn new(count: u64, linger: Duration, faults: Faults) -> Group {
-        let objects = Arc::new(InMemory::new());
-        let unreliable = Unreliable::new(objects.clone(), faults);
-        let world = World {
-            controls: unreliable.controls(),
-            store: Store::over(Arc::new(unreliable), "buffer"),
-            honest: Store::over(objects.clone(), "buffer"),
-        };
-        let mut group = Group {
-            world,
-            objects,
-            faults,
-            controls: Vec::new(),
-            network: Arc::default(),
-            producers: Vec::new(),
-            registry: Registry::default(),
-        };
-        for number in 0..count {
-            let producer = group.start(number, linger, true).await;
-            group.producers.push(producer);
-        }
-        group
-    }
-
-    async fn start(&mut self, number: u64, linger: Duration, may_lead: bool) -> Producer {
-        let peering = Peering {
-            peers: self.network.clone(),
-            certificate: Fingerprint([u8::try_from(number).unwrap(); 32]),
-            address: may_lead.then(|| address(number).into()),
-            forward_below: Peering::FORWARD_BELOW,
-        };
-        self.join(number, config(linger), peering).await
-    }
-
-    async fn join(&mut self, number: u64, config: Config, peering: Peering) -> Producer {
-        let faults = Faults {
-            seed: self.faults.seed.wrapping_add(number),
-            ..self.faults
-        };
-        let unreliable = Unreliable::new(self.objects.clone(), faults);
-        self.controls.push(unreliable.controls());
-        let store = Store::over(Arc::new(unreliable), "buffer");
-        let environment = Seeded::standing(number);
-        let started = Producer::start_with(environment, store, config, Some(peering), &mut self.registry);
-        let producer = started.await.unwrap();
-        let mut producers = self.network.producers.lock().unwrap();
-        producers.insert(address(number), producer.clone());
-        producer
-    }
-
-    /// The address of the leader.
-    async fn leader(&self) -> Option<String> {
-        self.world
-            .manifest()
-            .await
-            .state
-            .leader
-            .map(|leader| leader.address)
-    }
-
-    fn counts(&self, metric: &str) -> f64 {
-        let mut text = String::new();
-        encode(&mut text, &self.registry).unwrap();
-        let counts = text.lines().filter(|line| line.starts_with(metric));
-        counts
-            .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
-            .sum()
-    }
-}
-
-const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
 async fn the_first_to_commit_leads_and_the_others_append_to_its_segments() {
@@ -317,38 +117,6 @@ async fn a_numbered_request_is_entered_by_the_producer_that_took_it_and_leaves_a
     );
 }
 
-/// Appends from all producers, five times a second from each, out of step. Returns how long each caller waited, ascending.
-async fn load(group: &Group, seconds: u32) -> Vec<Duration> {
-    let loads = group
-        .producers
-        .iter()
-        .zip(0_u32..)
-        .map(|(producer, place)| async move {
-            let appends = (0..seconds * 5).map(|number| async move {
-                sleep(Duration::from_millis(200) * number + Duration::from_millis(17) * place).await;
-                let start = Instant::now();
-                append(producer, &format!("{place}/{number}")).await.unwrap();
-                start.elapsed()
-            });
-            join_all(appends).await
-        });
-    let mut waited: Vec<Duration> = join_all(loads).await.concat();
-    waited.sort();
-    waited
-}
-
-fn percentile(waited: &[Duration], per_cent: usize) -> Duration {
-    waited[(waited.len() - 1) * per_cent / 100]
-}
-
-fn slow_store() -> Faults {
-    Faults {
-        seed: 1,
-        latency: Some(S3Latency::default()),
-        ..Faults::default()
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn many_producers_wait_and_cost_little_more_than_one() {
     let group = Group::new(48, SECOND, slow_store()).await;
@@ -425,24 +193,6 @@ async fn the_full_segments_of_a_follower_share_requests() {
         (9..20).contains(&asked),
         "{asked} requests for {segments} segments"
     );
-}
-
-/// Appends numbered messages from all producers, each as a client that retries, until all are acknowledged.
-async fn append_all(group: &Group, messages: u32) -> Vec<String> {
-    let clients = group
-        .producers
-        .iter()
-        .zip(0_u32..)
-        .map(|(producer, place)| async move {
-            let appends = (0..messages).map(|number| async move {
-                sleep(Duration::from_millis(70) * number + Duration::from_millis(11) * place).await;
-                let text = format!("{place}/{number}");
-                append_until_acknowledged(producer, &text).await;
-                text
-            });
-            join_all(appends).await
-        });
-    join_all(clients).await.concat()
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,266 @@
+//! Several producers in one process that commit for each other, and the network between them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::{Seeded, World, append, append_until_acknowledged};
+use async_trait::async_trait;
+use futures::future::join_all;
+use millpond_manifest::{Fingerprint, ProducerId};
+use millpond_producer::{Config, LeaderAddress, PeerAnswer, PeerRequest, Peering, Peers, Producer, Records};
+use millpond_storage::Store;
+use millpond_storage::unreliable::{Controls, Faults, S3Latency, Unreliable};
+use object_store::memory::InMemory;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use tokio::time::{Instant, sleep};
+
+/// What happens to a request between two producers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// It arrives, and so does the answer.
+    Open,
+    /// It does not arrive.
+    Closed,
+    /// It arrives, and the answer is lost.
+    NoAnswer,
+    /// It arrives, and nobody ever answers.
+    Hangs,
+    /// It arrives twice.
+    Twice,
+    /// It arrives, and the connection breaks before the answer.
+    Breaks,
+}
+
+pub(crate) type Decide = Box<dyn Fn(&LeaderAddress, &PeerRequest) -> Way + Send + Sync>;
+
+/// Connects the producers of one process.
+#[derive(Default)]
+pub(crate) struct Network {
+    pub(crate) producers: Mutex<HashMap<String, Producer>>,
+    pub(crate) decide: Mutex<Option<Decide>>,
+    pub(crate) asked: Mutex<Vec<(ProducerId, u64)>>,
+}
+
+impl Network {
+    pub(crate) fn decide(
+        &self,
+        decide: impl Fn(&LeaderAddress, &PeerRequest) -> Way + Send + Sync + 'static,
+    ) {
+        *self.decide.lock().unwrap() = Some(Box::new(decide));
+    }
+
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+
+    async fn deliver(&self, leader: &LeaderAddress, request: PeerRequest) -> Result<PeerAnswer, String> {
+        let producer = self.producers.lock().unwrap().get(&leader.address).cloned();
+        deliver(producer.ok_or("connection refused")?, request).await
+    }
+}
+
+pub(crate) async fn deliver(producer: Producer, request: PeerRequest) -> Result<PeerAnswer, String> {
+    // 0.2 to 5 ms, different each time, or nobody ever misses the rhythm.
+    let jitter = |salt: u64| Duration::from_micros(200 + (request.number * 7_919 + salt) % 4_800);
+    let (there, back) = (jitter(u64::from(request.producer.0[0])), jitter(2_003));
+    sleep(there).await;
+    let size = match &request.records {
+        Records::Blocks(blocks) => blocks.iter().map(|block| block.block.bytes.len()).sum(),
+        Records::Segments(_) => 0,
+    };
+    let reservation = producer.budget().reserve(size).await;
+    let reservation = reservation.map_err(|error| error.to_string())?;
+    let answer = match producer.commit_for(request, reservation).await {
+        Ok(commit) => PeerAnswer::Committed(commit),
+        Err(refusal) => PeerAnswer::Refused(refusal),
+    };
+    sleep(back).await;
+    Ok(answer)
+}
+
+#[async_trait]
+impl Peers for Network {
+    async fn ask(&self, leader: &LeaderAddress, request: PeerRequest) -> Result<PeerAnswer, String> {
+        self.asked
+            .lock()
+            .unwrap()
+            .push((request.producer, request.number));
+        let decide = |decide: &Decide| decide(leader, &request);
+        let way = self.decide.lock().unwrap().as_ref().map_or(Way::Open, decide);
+        match way {
+            Way::Open => self.deliver(leader, request).await,
+            Way::Closed => Err("connection refused".to_owned()),
+            Way::NoAnswer => {
+                drop(self.deliver(leader, request).await);
+                Err("connection reset".to_owned())
+            }
+            Way::Hangs => {
+                drop(self.deliver(leader, request).await);
+                std::future::pending().await
+            }
+            Way::Breaks => {
+                let producer = self.producers.lock().unwrap().get(&leader.address).cloned();
+                if let Some(producer) = producer {
+                    tokio::spawn(deliver(producer, request));
+                }
+                sleep(Duration::from_millis(5)).await;
+                Err("connection reset".to_owned())
+            }
+            Way::Twice => {
+                let copy = self.deliver(leader, request.clone());
+                let (_, answer) = tokio::join!(copy, self.deliver(leader, request));
+                answer
+            }
+        }
+    }
+}
+
+/// Producers that know each other, in the order of their addresses.
+pub(crate) struct Group {
+    pub(crate) world: World,
+    pub(crate) objects: Arc<InMemory>,
+    pub(crate) faults: Faults,
+    /// The network between each producer and the store.
+    pub(crate) controls: Vec<Controls>,
+    pub(crate) network: Arc<Network>,
+    pub(crate) producers: Vec<Producer>,
+    pub(crate) registry: Registry,
+}
+
+pub(crate) fn address(number: u64) -> String {
+    format!("10.0.0.{number}:4319")
+}
+
+pub(crate) fn config(linger: Duration) -> Config {
+    Config {
+        linger,
+        memory_limit: 64 << 20,
+        encoders: 2,
+        ..Config::default()
+    }
+}
+
+impl Group {
+    pub(crate) async fn new(count: u64, linger: Duration, faults: Faults) -> Group {
+        let objects = Arc::new(InMemory::new());
+        let unreliable = Unreliable::new(objects.clone(), faults);
+        let world = World {
+            controls: unreliable.controls(),
+            store: Store::over(Arc::new(unreliable), "buffer"),
+            honest: Store::over(objects.clone(), "buffer"),
+        };
+        let mut group = Group {
+            world,
+            objects,
+            faults,
+            controls: Vec::new(),
+            network: Arc::default(),
+            producers: Vec::new(),
+            registry: Registry::default(),
+        };
+        for number in 0..count {
+            let producer = group.start(number, linger, true).await;
+            group.producers.push(producer);
+        }
+        group
+    }
+
+    pub(crate) async fn start(&mut self, number: u64, linger: Duration, may_lead: bool) -> Producer {
+        let peering = Peering {
+            peers: self.network.clone(),
+            certificate: Fingerprint([u8::try_from(number).unwrap(); 32]),
+            address: may_lead.then(|| address(number).into()),
+            forward_below: Peering::FORWARD_BELOW,
+        };
+        self.join(number, config(linger), peering).await
+    }
+
+    pub(crate) async fn join(&mut self, number: u64, config: Config, peering: Peering) -> Producer {
+        let faults = Faults {
+            seed: self.faults.seed.wrapping_add(number),
+            ..self.faults
+        };
+        let unreliable = Unreliable::new(self.objects.clone(), faults);
+        self.controls.push(unreliable.controls());
+        let store = Store::over(Arc::new(unreliable), "buffer");
+        let environment = Seeded::standing(number);
+        let started = Producer::start_with(environment, store, config, Some(peering), &mut self.registry);
+        let producer = started.await.unwrap();
+        let mut producers = self.network.producers.lock().unwrap();
+        producers.insert(address(number), producer.clone());
+        producer
+    }
+
+    /// The address of the leader.
+    pub(crate) async fn leader(&self) -> Option<String> {
+        self.world
+            .manifest()
+            .await
+            .state
+            .leader
+            .map(|leader| leader.address)
+    }
+
+    pub(crate) fn counts(&self, metric: &str) -> f64 {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).unwrap();
+        let counts = text.lines().filter(|line| line.starts_with(metric));
+        counts
+            .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+            .sum()
+    }
+}
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+/// Appends from all producers, five times a second from each, out of step. Returns how long each caller waited, ascending.
+pub(crate) async fn load(group: &Group, seconds: u32) -> Vec<Duration> {
+    let loads = group
+        .producers
+        .iter()
+        .zip(0_u32..)
+        .map(|(producer, place)| async move {
+            let appends = (0..seconds * 5).map(|number| async move {
+                sleep(Duration::from_millis(200) * number + Duration::from_millis(17) * place).await;
+                let start = Instant::now();
+                append(producer, &format!("{place}/{number}")).await.unwrap();
+                start.elapsed()
+            });
+            join_all(appends).await
+        });
+    let mut waited: Vec<Duration> = join_all(loads).await.concat();
+    waited.sort();
+    waited
+}
+
+pub(crate) fn percentile(waited: &[Duration], per_cent: usize) -> Duration {
+    waited[(waited.len() - 1) * per_cent / 100]
+}
+
+pub(crate) fn slow_store() -> Faults {
+    Faults {
+        seed: 1,
+        latency: Some(S3Latency::default()),
+        ..Faults::default()
+    }
+}
+
+/// Appends numbered messages from all producers, each as a client that retries, until all are acknowledged.
+pub(crate) async fn append_all(group: &Group, messages: u32) -> Vec<String> {
+    let clients = group
+        .producers
+        .iter()
+        .zip(0_u32..)
+        .map(|(producer, place)| async move {
+            let appends = (0..messages).map(|number| async move {
+                sleep(Duration::from_millis(70) * number + Duration::from_millis(11) * place).await;
+                let text = format!("{place}/{number}");
+                append_until_acknowledged(producer, &text).await;
+                text
+            });
+            join_all(appends).await
+        });
+    join_all(clients).await.concat()
+}
