@@ -208,9 +208,14 @@ impl<S: Found> Commits<S> {
     /// to exactly these records, whatever the other one answers, until the table shows it. `None` while an attempt is
     /// unresolved, and before the producer is registered.
     pub fn forward(&mut self) -> Option<u64> {
-        let may = self.registered && matches!(self.unresolved, Unresolved::Nothing);
+        let may = self.may_forward();
         self.forwarded |= may;
         may.then_some(self.last + 1)
+    }
+
+    /// Returns true if [`forward`](Self::forward) has a number.
+    pub fn may_forward(&self) -> bool {
+        self.registered && matches!(self.unresolved, Unresolved::Nothing)
     }
 
     /// Reports, between two steps, another producer's answer that this number is in the log. Returns false if the number

@@ -11,7 +11,7 @@ use millpond_manifest::{Manifest, Object, ProducerId, Snapshot, Swap, cas, layou
 use millpond_runtime::{Backoff, Environment, Level};
 use millpond_storage::Version;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 use ulid::Ulid;
 use uuid::Uuid;
 
@@ -75,7 +75,7 @@ pub(crate) struct Committer {
     next_number: u64,
     waiting: BTreeMap<u64, Arrival>,
     commit_delay: CommitDelay,
-    turns: Turns,
+    pub(crate) turns: Turns,
     /// Another producer was first, and this one has not read the manifest since.
     lost_race: bool,
     /// How long the last read of the manifest took.
@@ -118,7 +118,7 @@ impl Committer {
             commits: Commits::new(buffer_id, upload.shard, config.tail_max, producer)
                 .with_certificate(certificate),
             peering,
-            election: Election::new(address),
+            election: Election::new(address, config.linger),
             lead,
             upload,
             buffer_id,
@@ -372,18 +372,19 @@ impl Committer {
         // Each segment that joins may bring requests that have to leave it, which takes an upload. The others do not wait for
         // all that arrive meanwhile.
         let mut is_settling = false;
+        let mut has_lost = false;
         while !members.is_empty() {
-            if let Some(wait) = self.turns.wait(self.began.elapsed()) {
-                sleep(wait).await;
-                self.commits.doubt_known();
+            if has_lost && self.hand_over(members).await {
+                continue;
             }
+            self.wait_for_turn(members).await;
             if self.commits.may_grow() && !is_settling {
                 self.extend(members, arrivals, foreign).await;
             }
             match self.step(members).await {
                 Progress::Committed => {
                     is_settling = false;
-                    self.upload.readiness.goes_on(COMMIT);
+                    self.answered();
                     self.upload
                         .metrics
                         .commit_seconds
@@ -398,14 +399,27 @@ impl Committer {
                     backoff.pause(&*self.upload.environment).await;
                 }
                 Progress::LostRace => {
+                    // Others replace a leader that the store holds up, and not one that is only slower than them.
+                    self.answered();
                     self.trace_attempt(members);
                     self.trace_failure(members);
                     self.lost_race = true;
+                    has_lost = true;
                     is_settling = false;
-                    races.pause(&*self.upload.environment).await;
+                    if !self.election.leads(self.commits.producer()) {
+                        races.pause(&*self.upload.environment).await;
+                    }
                 }
             }
         }
+        // Nothing waits for the store any more, whoever committed the group.
+        self.upload.readiness.goes_on(COMMIT);
+    }
+
+    /// Records that the store answered.
+    fn answered(&self) {
+        self.lead.answered(Instant::now());
+        self.upload.readiness.goes_on(COMMIT);
     }
 
     fn trace_attempt(&self, members: &mut Members) {

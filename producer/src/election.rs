@@ -2,6 +2,7 @@
 //! it: two leaders, or none, cost requests and no records. Pure: the caller has the clock, which only goes forward and is
 //! compared with itself alone.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,21 +10,27 @@ use millpond_manifest::{Leader, Manifest, ProducerId};
 
 use crate::commit::Office;
 
-/// A leader that does not serve this producer, nor anybody else, is replaced after this time.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+/// A leader that does not serve this producer, nor anybody else, is replaced after so many lingers: it commits once in each.
+const PATIENCE_LINGERS: u32 = 2;
+/// The shortest and the longest patience without takeovers.
+const PATIENCE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(5);
 /// The patience doubles with each takeover that a producer saw in this time: a lead that moves often is not worth much.
 pub const TAKEOVERS_REMEMBERED: Duration = Duration::from_secs(600);
-/// The number of takeovers that double the patience: to 80 s.
-const DOUBLINGS_MAX: usize = 4;
+/// The longest patience after takeovers.
+const PATIENCE_MAX: Duration = Duration::from_secs(80);
+/// The number of takeovers that double the shortest patience to more than the longest.
+const DOUBLINGS_MAX: usize = 7;
 /// The time for which a producer avoids a leader that failed it once. It doubles with each further failure.
 const AVOID: Duration = Duration::from_secs(1);
-const AVOID_MAX: Duration = Duration::from_secs(60);
+const AVOID_MAX: Duration = Duration::from_secs(8);
 
 /// What one producer knows about the lead of its shard.
 #[derive(Debug, Clone)]
 pub struct Election {
     /// Where others reach this producer. `None`: it never leads.
     address: Option<Arc<str>>,
+    /// For a leader that does not serve this producer, before takeovers double it.
+    patience: Duration,
     seen: Option<Seen>,
     /// When the last takeovers were seen, oldest first.
     takeovers: Vec<Duration>,
@@ -47,10 +54,12 @@ struct Seen {
 }
 
 impl Election {
-    /// Knows nothing yet.
-    pub fn new(address: Option<Arc<str>>) -> Election {
+    /// Knows nothing yet. The linger is this producer's.
+    pub fn new(address: Option<Arc<str>>, linger: Duration) -> Election {
+        let patience = linger.saturating_mul(PATIENCE_LINGERS);
         Election {
             address,
+            patience: patience.clamp(*PATIENCE.start(), *PATIENCE.end()),
             seen: None,
             takeovers: Vec::new(),
             closing: false,
@@ -107,6 +116,13 @@ impl Election {
         let seen = self.seen.as_ref()?;
         let may = seen.leader.producer != own && now >= seen.avoid_until && !seen.is_leaving;
         may.then_some(&seen.leader)
+    }
+
+    /// The time for which this producer still avoids the leader. `None`: it asks that leader never, or at once.
+    pub fn avoided_for(&self, own: ProducerId, now: Duration) -> Option<Duration> {
+        let seen = self.seen.as_ref()?;
+        let may = seen.leader.producer != own && !seen.is_leaving;
+        seen.avoid_until.checked_sub(now).filter(|_| may)
     }
 
     /// Records that the leader of this term served this producer.
@@ -168,7 +184,7 @@ impl Election {
     fn patience(&self, now: Duration) -> Duration {
         let recent = |at: &&Duration| now.saturating_sub(**at) < TAKEOVERS_REMEMBERED;
         let doublings = self.takeovers.iter().filter(recent).count().min(DOUBLINGS_MAX);
-        PATIENCE * (1 << doublings)
+        self.patience.saturating_mul(1 << doublings).min(PATIENCE_MAX)
     }
 
     fn of(&mut self, term: u64) -> Option<&mut Seen> {
@@ -203,7 +219,7 @@ mod tests {
     }
 
     fn election() -> Election {
-        Election::new(Some("10.0.0.1:4319".into()))
+        Election::new(Some("10.0.0.1:4319".into()), 3 * SECOND)
     }
 
     #[test]
@@ -215,7 +231,7 @@ mod tests {
         assert_eq!(first.office(OWN, 99 * SECOND), Office::Keep);
         assert!(first.leads(OWN));
         assert_eq!(first.follows(OWN, SECOND), None);
-        let without = Election::new(None);
+        let without = Election::new(None, SECOND);
         assert_eq!(without.office(OWN, SECOND), Office::Keep);
     }
 
@@ -277,7 +293,7 @@ mod tests {
         let mut election = election();
         election.see(&led(OTHER, 1, 0), Duration::ZERO);
         let mut now = Duration::ZERO;
-        for avoided in [1, 2, 4, 8, 16, 32, 60, 60] {
+        for avoided in [1, 2, 4, 8, 8] {
             election.failed(1, now);
             now += SECOND * avoided;
             assert_eq!(election.follows(OWN, now - SECOND / 2), None);
@@ -319,6 +335,22 @@ mod tests {
         let later = TAKEOVERS_REMEMBERED;
         election.served(9);
         election.failed(9, later);
-        assert_eq!(election.office(OWN, later + PATIENCE), take());
+        assert_eq!(election.office(OWN, later + 5 * SECOND), take());
+    }
+
+    #[test]
+    fn the_patience_is_two_lingers_of_at_least_one_and_at_most_five_seconds() {
+        for (linger, patience) in [
+            (SECOND / 5, SECOND),
+            (SECOND, 2 * SECOND),
+            (15 * SECOND, 5 * SECOND),
+        ] {
+            let mut election = Election::new(Some("10.0.0.1:4319".into()), linger);
+            election.see(&led(OTHER, 1, 0), Duration::ZERO);
+            election.failed(1, Duration::ZERO);
+            let early = patience - SECOND / 10;
+            assert_eq!(election.office(OWN, early), Office::Keep, "{linger:?}");
+            assert_eq!(election.office(OWN, patience), take(), "{linger:?}");
+        }
     }
 }

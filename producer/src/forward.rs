@@ -8,7 +8,7 @@ use millpond_manifest::NewSegment;
 use tokio::time::{Instant, timeout};
 
 use crate::committer::Committer;
-use crate::peers::{LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Records};
+use crate::peers::{LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Records};
 use crate::segment::{EncodedWork, UploadedWork};
 
 /// The maximum wait for a leader that shows signs of life.
@@ -117,8 +117,7 @@ impl Committer {
 
     /// Sends a batch to the leader and waits for the answer. Returns the batch unless it is in the log.
     pub(crate) async fn forward(&mut self, leader: Asked, batch: Batch) -> Option<Batch> {
-        let peering = self.peering.clone()?;
-        let below = peering.forward_below;
+        let below = self.peering.as_ref().map_or(0, |peering| peering.forward_below);
         let (batch, records) = match batch.records(below) {
             Some(records) => (batch, Some(records)),
             None => {
@@ -130,10 +129,21 @@ impl Committer {
         let Some(records) = records else {
             return Some(batch);
         };
-        let Some(number) = self.commits.forward() else {
-            return Some(batch);
-        };
         let is_appended = matches!(records, Records::Blocks(_));
+        match self.ask(&leader, records).await {
+            Some(commit) => {
+                self.landed_elsewhere(batch, commit.first_sequence, is_appended);
+                None
+            }
+            None => Some(batch),
+        }
+    }
+
+    /// Asks the leader to commit these records under the next number. Returns its answer if they are in the log. Otherwise they
+    /// may or may not be, now or later.
+    pub(crate) async fn ask(&mut self, leader: &Asked, records: Records) -> Option<PeerCommit> {
+        let peering = self.peering.clone()?;
+        let number = self.commits.forward()?;
         let request = PeerRequest {
             producer: self.commits.producer(),
             number,
@@ -145,8 +155,7 @@ impl Committer {
             Ok(PeerAnswer::Committed(commit)) if self.commits.landed_elsewhere(number) => {
                 self.election.served(leader.term);
                 self.lead.keep_rhythm(commit.closes, Instant::now());
-                self.landed_elsewhere(batch, commit.first_sequence, is_appended);
-                return None;
+                return Some(commit);
             }
             Ok(PeerAnswer::Committed(_)) => ("stale", "it answered for another number".to_owned()),
             Ok(PeerAnswer::Refused(refusal)) => {
@@ -164,7 +173,7 @@ impl Committer {
         self.upload.metrics.fallback(kind);
         let address = &leader.address.address;
         tracing::warn!("the leader at {address} did not commit: {reason}; committing without it");
-        Some(batch)
+        None
     }
 
     fn landed_elsewhere(&self, batch: Batch, first_sequence: u64, is_appended: bool) {

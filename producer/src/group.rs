@@ -66,6 +66,11 @@ impl Members {
         self.works.len() + foreign.sum::<usize>()
     }
 
+    /// Returns true if another producer may commit all of it: nothing is another producer's or a numbered client's.
+    pub(crate) fn are_own(&self) -> bool {
+        self.foreign.is_empty() && self.works.iter().all(|it| it.work.may_be_forwarded())
+    }
+
     /// Describes the commit. Moves works with own records to the front: one claim covers them.
     pub(crate) fn describe(&mut self) -> Described {
         self.works.sort_by_key(|uploaded| !has_own(uploaded));

@@ -45,8 +45,8 @@ struct State {
     certificates: HashMap<ProducerId, Fingerprint>,
     held: HashMap<ProducerId, Held>,
     tickets: u64,
-    /// The last commit.
-    committed_at: Option<Instant>,
+    /// The store's last answer to a swap.
+    answered_at: Option<Instant>,
     leading: Option<Leading>,
     following: Option<Rhythm>,
 }
@@ -143,14 +143,14 @@ impl Lead {
         self.watchers.show(manifest, leads);
     }
 
-    /// Records a commit.
-    pub(crate) fn committed(&self, now: Instant) {
-        self.state().committed_at = Some(now);
+    /// Records that the store answered a swap, or showed what became of one. A lost race is an answer.
+    pub(crate) fn answered(&self, now: Instant) {
+        self.state().answered_at = Some(now);
     }
 
-    /// The time of the last commit.
-    pub(crate) fn committed_at(&self) -> Option<Instant> {
-        self.state().committed_at
+    /// The time of the last such answer.
+    pub(crate) fn answered_at(&self) -> Option<Instant> {
+        self.state().answered_at
     }
 
     /// Asks for another look at the manifest, because it may have a producer that this one does not know.

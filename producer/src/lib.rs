@@ -20,6 +20,7 @@ mod encoder;
 mod flow;
 mod forward;
 mod group;
+mod hand_over;
 mod lead;
 mod metrics;
 mod peers;

@@ -20,7 +20,7 @@ use crate::committer::Committer;
 use crate::committer::{COMMIT, FOREIGN_SEGMENTS_MAX};
 use crate::encoder::Encoders;
 use crate::flow::Flow;
-use crate::lead::{Foreign, Guest, Lead};
+use crate::lead::{Foreign, Guest, Lead, Ticket};
 use crate::metrics::Metrics;
 use crate::peers::{PeerCommit, PeerRefusal, PeerRequest, Peering, Records};
 use crate::streams::Streams;
@@ -416,30 +416,46 @@ impl Producer {
             return Err(PeerRefusal::Leaving);
         }
         let (ticket, outcome) = self.0.lead.offer(request.producer, request.number)?;
-        if let Some(ticket) = ticket {
+        if ticket.is_some() {
             // Not earlier: the streams of a request that is refused anyway must not keep out this producer's own callers.
             self.check(&request.records)?;
-            match request.records {
-                Records::Blocks(blocks) => {
-                    let guest = Guest { ticket, blocks };
-                    let sent = self.0.guests.send((guest, reservation)).await;
-                    sent.map_err(|_| PeerRefusal::Leaving)?;
-                }
-                Records::Segments(segments) => {
-                    let sent = self.0.foreign.send(Foreign { ticket, segments }).await;
-                    sent.map_err(|_| PeerRefusal::Leaving)?;
-                }
-            }
         }
+        let committed = async {
+            if let Some(ticket) = ticket {
+                self.take_in(ticket, request.records, reservation).await?;
+            }
+            let gone = || PeerRefusal::NotCommitted("the producer's tasks are gone".to_owned());
+            outcome.await.unwrap_or_else(|_| Err(gone()))
+        };
+        // A queue is full as long as the store holds this producer up, so the time in it counts.
         tokio::select! {
             biased;
-            outcome = outcome => {
-                let gone = || PeerRefusal::NotCommitted("the producer's tasks are gone".to_owned());
-                let commit = outcome.unwrap_or_else(|_| Err(gone()))?;
+            outcome = committed => {
+                let commit = outcome?;
                 self.0.metrics.commits_for_others.inc();
                 Ok(commit)
             }
             reason = self.held_up() => Err(PeerRefusal::HeldUp(reason)),
+        }
+    }
+
+    /// Queues the records of another producer for the next commit.
+    async fn take_in(
+        &self,
+        ticket: Ticket,
+        records: Records,
+        reservation: Reservation,
+    ) -> Result<(), PeerRefusal> {
+        match records {
+            Records::Blocks(blocks) => {
+                let guest = Guest { ticket, blocks };
+                let sent = self.0.guests.send((guest, reservation)).await;
+                sent.map_err(|_| PeerRefusal::Leaving)
+            }
+            Records::Segments(segments) => {
+                let sent = self.0.foreign.send(Foreign { ticket, segments }).await;
+                sent.map_err(|_| PeerRefusal::Leaving)
+            }
         }
     }
 
@@ -480,7 +496,7 @@ impl Producer {
             let idle = self
                 .0
                 .lead
-                .committed_at()
+                .answered_at()
                 .map_or(since, |at| at.max(since))
                 .elapsed();
             if idle >= self.0.linger + STUCK {

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
 use super::Committer;
 use crate::clients::{MessagePlace, kind};
 use crate::commit::{Landed, Own, Renewal, Settlement};
@@ -17,7 +15,6 @@ use millpond_runtime::blocking;
 impl Committer {
     /// Handles the first segments of the group, which are in the log.
     pub(super) fn succeed(&mut self, members: &mut Members, landed: Landed) {
-        self.lead.committed(Instant::now());
         self.upload.metrics.commit_segments.observe(landed.count as f64);
         let works = landed.count.min(members.works.len());
         let after = landed.first_sequence + works as u64;

@@ -1,0 +1,62 @@
+//! Hands a group that lost a race over to the leader: it commits the uploaded segments, in place of another race. The rules
+//! of `forward.rs` hold for the number.
+
+use tokio::time::sleep;
+
+use crate::committer::{Committer, FOREIGN_SEGMENTS_MAX};
+use crate::group::Members;
+use crate::peers::Records;
+use crate::segment::UploadedWork;
+
+impl Committer {
+    /// Has the leader commit the group, if there is one to ask. Returns true if it was asked: the group is empty if the records
+    /// are in the log, and waits for its own commit otherwise.
+    pub(crate) async fn hand_over(&mut self, members: &mut Members) -> bool {
+        // An older manifest may name a leader that is none any more.
+        if self.commits.manifest().is_none() || !self.may_hand_over(members) {
+            return false;
+        }
+        let Some(leader) = self.leader_to_ask() else {
+            return false;
+        };
+        let segments = members.works.iter().map(UploadedWork::describe).collect();
+        let answer = self.ask(&leader, Records::Segments(segments)).await;
+        let Some(commit) = answer else { return true };
+        for (sequence, uploaded) in (commit.first_sequence..).zip(members.works.drain(..)) {
+            self.upload
+                .metrics
+                .delegated_bytes
+                .inc_by(uploaded.work.encoded.size);
+            self.answer_uploaded(uploaded.work, sequence);
+        }
+        true
+    }
+
+    /// Returns true if another producer may commit the group: nothing of it may have landed yet, and all of it is this
+    /// producer's alone. If its records were sent before, the leader may have put them into one segment, so that it could not
+    /// tell the sequences of several.
+    fn may_hand_over(&self, members: &Members) -> bool {
+        let is_sent = !self.commits.may_grow();
+        let most = if is_sent { 1 } else { FOREIGN_SEGMENTS_MAX };
+        self.commits.may_forward() && members.are_own() && (1..=most).contains(&members.works.len())
+    }
+
+    /// Waits after a lost race as long as others have waited longer. The leader waits for nobody: they may all wait for it.
+    /// A group that the leader may commit waits only until this producer asks again.
+    pub(crate) async fn wait_for_turn(&mut self, members: &Members) {
+        let Some(mut wait) = self.turns.wait(self.elapsed()) else {
+            return;
+        };
+        let own = self.commits.producer();
+        if self.election.leads(own) {
+            return;
+        }
+        if self.may_hand_over(members)
+            && let Some(avoided) = self.election.avoided_for(own, self.elapsed())
+        {
+            wait = wait.min(avoided);
+        }
+        sleep(wait).await;
+        self.commits.doubt_known();
+    }
+}
