@@ -92,12 +92,15 @@ func (c *commitState) mayGrow() bool { return c.doubt == resolved && !c.forwarde
 // belongs to exactly these records, whatever the other one answers, until the table shows it. It reports false while an
 // attempt is unresolved, and before the producer is registered.
 func (c *commitState) forward() (number uint64, may bool) {
-	if !c.registered || c.doubt != resolved {
+	if !c.mayForward() {
 		return 0, false
 	}
 	c.forwarded = true
 	return c.last + 1, true
 }
+
+// mayForward reports whether forward has a number.
+func (c *commitState) mayForward() bool { return c.registered && c.doubt == resolved }
 
 // landedElsewhere reports, between two steps, another producer's answer that this number is in the log. It returns
 // false if the number is not the one that was sent: an old answer came late or twice.

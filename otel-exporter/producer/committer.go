@@ -180,11 +180,15 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
 	races := storage.Backoff{Initial: 20 * time.Millisecond, Max: raceWaitMax}
 	c.readsFirst.begin(&c.commits)
+	hasLost := false
 	for len(group) > 0 {
-		if wait := c.turns.wait(time.Now()); wait > 0 {
-			time.Sleep(wait)
-			c.commits.doubtKnown()
+		if hasLost {
+			if left, asked := c.handOver(group); asked {
+				group = left
+				continue
+			}
 		}
+		c.waitForTurn(group)
 		if c.commits.mayGrow() {
 			group = c.extend(group, arrivals)
 		}
@@ -200,11 +204,14 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 			c.turns.heldUp()
 			time.Sleep(c.environment.wait(&backoff))
 		case lostRace:
-			c.lostLast = true
+			c.lostLast, hasLost = true, true
+			c.health.gotOn(committing) // A lost race is an answer of the store.
 			time.Sleep(c.environment.wait(&races))
 		}
 		group = left
 	}
+	// Nothing waits for the store any more, whoever committed the group.
+	c.health.gotOn(committing)
 }
 
 // step takes one step of the group's commit. It returns the segments that are left to commit.

@@ -125,8 +125,8 @@ func TestAFollowerLeavesADeadLeaderToBeReplaced(t *testing.T) {
 		if after := *w.manifest().Leader; after != before {
 			t.Errorf("%+v leads, not %+v", after, before)
 		}
-		// After 1, 2, 4, 8, 16, 32 s.
-		if asked := len(l.requests()); asked != 7 || p.Stats().Fallbacks[unreachable] != 7 {
+		// After 1, 2, 4 s, and then every 8 s.
+		if asked := len(l.requests()); asked != 15 || p.Stats().Fallbacks[unreachable] != 15 {
 			t.Errorf("asked %d times, %+v", asked, p.Stats())
 		}
 	})

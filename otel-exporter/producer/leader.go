@@ -10,7 +10,7 @@ const (
 	// avoidFirst is the time for which a producer avoids a leader that failed it once. The time doubles with each further
 	// failure, to avoidMax.
 	avoidFirst = time.Second
-	avoidMax   = time.Minute
+	avoidMax   = 8 * time.Second
 )
 
 // A leaderView is what a follower knows about the lead of its shard: whom it asks, and whom it avoids. A follower never
@@ -44,6 +44,13 @@ func (v *leaderView) see(state *manifest.Manifest) (changed bool) {
 // follows reports whether this producer asks the leader for its next commit.
 func (v *leaderView) follows(own manifest.ProducerID, now time.Time) bool {
 	return v.known && v.leader.Producer != own && !v.leaving && !now.Before(v.avoidUntil)
+}
+
+// avoidedFor returns the time for which this producer still avoids the leader. asks is false if it asks that leader never,
+// or at once.
+func (v *leaderView) avoidedFor(own manifest.ProducerID, now time.Time) (wait time.Duration, asks bool) {
+	wait = v.avoidUntil.Sub(now)
+	return wait, v.known && v.leader.Producer != own && !v.leaving && wait > 0
 }
 
 // served records that the leader of this term served this producer.

@@ -50,17 +50,21 @@ var errReset = errors.New("connection reset")
 // leader makes a leader of the world's shard.
 func (w *world) leader() *testLeader {
 	w.t.Helper()
-	l := &testLeader{
-		t: w.t, w: w,
-		id:     manifest.ProducerID{0xff},
-		store:  storage.Over(w.memory, storage.RequestTimeout),
-		random: newEnvironment([32]byte{0xff}),
-	}
+	l := &testLeader{t: w.t, w: w}
+	w.leads(l)
+	return l
+}
+
+// leads makes a leader the one of the world's shard.
+func (w *world) leads(l *testLeader) {
+	w.t.Helper()
+	l.id = manifest.ProducerID{0xff}
+	l.store = storage.Over(w.memory, storage.RequestTimeout)
+	l.random = newEnvironment([32]byte{0xff})
 	w.change(func(m *manifest.Manifest) {
 		*m = *m.Register(l.id, 0).Certified(l.id, manifest.Fingerprint{7})
 		m.Leader = &manifest.Leader{Producer: l.id, Term: m.Stamp.Version, Address: "10.0.0.1:4319"}
 	})
-	return l
 }
 
 // decide sets what happens to requests.

@@ -46,7 +46,7 @@ func TestALeaderThatFailedIsAvoidedForLongerEachTime(t *testing.T) {
 	now := time.Now()
 	var view leaderView
 	view.see(led(otherID, 1))
-	for _, seconds := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+	for _, seconds := range []time.Duration{1, 2, 4, 8, 8} {
 		view.failed(1, now)
 		now = now.Add(seconds * time.Second)
 		if view.follows(ownID, now.Add(-1)) || !view.follows(ownID, now) {

@@ -1,0 +1,88 @@
+package producer
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"millpond.dev/otel-exporter/internal/storage/unreliable"
+)
+
+// beaten starts a producer that loses the race for its first commit to the leader, which it has not met before.
+func beaten(t *testing.T, behaves way) (*world, *testLeader, *Producer) {
+	t.Helper()
+	w := newWorld(t, 1)
+	w.mustAppend(w.producer(testConfig(), 9), "first")
+	l := &testLeader{t: t, w: w}
+	p := w.follower(l, testConfig(), 1)
+	w.leads(l)
+	l.always(behaves)
+	return w, l, p
+}
+
+func TestAGroupThatLostARaceIsHandedOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, l, p := beaten(t, open)
+		before := p.Stats()
+		w.checkPlace("a", w.mustAppend(p, "a"))
+		w.checkLog("first", "a")
+		stats := p.Stats()
+		if asked := l.requests(); len(asked) != 1 || len(asked[0].Segments) != 1 {
+			t.Errorf("asked for %+v", asked)
+		}
+		if stats.CommitsCommitted != before.CommitsCommitted || stats.DelegatedBytes == 0 || w.segments() != 2 {
+			t.Errorf("%+v, %d segments", stats, w.segments())
+		}
+	})
+}
+
+func TestAGroupIsCommittedWithoutALeaderThatDoesNotAnswer(t *testing.T) {
+	for _, way := range []way{closed, noAnswer, hangs, breaks, refuses, leaves} {
+		synctest.Test(t, func(t *testing.T) {
+			w, l, p := beaten(t, way)
+			w.mustAppend(p, "a")
+			time.Sleep(time.Second) // A copy of the request may come late.
+			w.checkLog("first", "a")
+			if asked := l.requests(); len(asked) != 1 {
+				t.Errorf("way %d: %d requests", way, len(asked))
+			}
+		})
+	}
+}
+
+// The store refuses the second copy of a swap of which the first landed. Another producer takes the lead in between.
+func TestAGroupThatMayHaveLandedIsNotHandedOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		l := &testLeader{t: t, w: w}
+		p := w.follower(l, testConfig(), 1)
+		w.network.Once(unreliable.Replace, "manifest", unreliable.Repeated)
+		go func() {
+			time.Sleep(unreliable.RepeatedAfter / 2)
+			w.leads(l)
+		}()
+		if sequence := w.mustAppend(p, "landed"); sequence != 0 || w.network.Unused() != 0 {
+			t.Errorf("sequence %d, %d faults left", sequence, w.network.Unused())
+		}
+		w.checkLog("landed")
+		if asked := l.requests(); len(asked) != 0 {
+			t.Errorf("handed over while unresolved: %+v", asked)
+		}
+	})
+}
+
+func TestAProducerIsReadyWhenTheLeaderHasCommittedItsGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, l, p := beaten(t, open)
+		// After the lost race, the store fails once to answer.
+		w.network.Once(unreliable.Get, "manifest", unreliable.Lost)
+		w.mustAppend(p, "a")
+		synctest.Wait()
+		if len(l.requests()) != 1 || w.network.Unused() != 0 {
+			t.Errorf("%d requests, %d faults left", len(l.requests()), w.network.Unused())
+		}
+		if waits := p.Waiting(); waits != "" {
+			t.Errorf("it still waits: %s", waits)
+		}
+	})
+}
