@@ -370,6 +370,48 @@ CATCHERS = {
             r"\d+: 1\d\.",
         )
     ],
+    "unresolved-handed-over": [
+        Catcher(
+            "producer/tests/all/crowds.rs",
+            "a_group_that_may_have_landed_is_not_handed_over",
+            "an unresolved group was handed over",
+        )
+    ],
+    "numbered-handed-over": [
+        Catcher(
+            "producer/tests/all/crowds.rs",
+            "a_group_with_numbered_requests_is_not_handed_over",
+            "a request of a client was handed over",
+        )
+    ],
+    "leader-takes-turns": [
+        Catcher(
+            "producer/tests/all/crowds.rs",
+            "a_leader_leaves_nobody_a_turn",
+            r"p50 \d",
+        )
+    ],
+    "lost-race-is-silence": [
+        Catcher(
+            "producer/tests/all/crowds.rs",
+            "a_leader_that_loses_races_does_not_refuse_its_followers",
+            "the leader refused",
+        )
+    ],
+    "handed-over-still-waits": [
+        Catcher(
+            "producer/tests/all/crowds.rs",
+            "a_producer_is_ready_when_the_leader_has_committed_its_group",
+            "it still waits",
+        )
+    ],
+    "lost-race-repeated": [
+        Catcher(
+            "producer/tests/all/crowds.rs",
+            "a_crowd_that_begins_at_once_settles_on_its_leader",
+            r"p50 \d",
+        )
+    ],
     "elements-unpaid": [
         Catcher(
             "peer/tests/all/peer.rs",

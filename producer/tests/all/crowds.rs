@@ -1,6 +1,11 @@
-//! Many producers of one shard that all begin at once, in virtual time, and what becomes of groups that lost a race.
+//! Many producers of one shard that begin at once, in virtual time, and the groups that lose a race.
 
-use crate::support::group::{Group, SECOND, load, percentile, slow_store};
+use std::time::Duration;
+
+use crate::support::group::{Group, SECOND, Way, load, percentile, slow_store};
+use crate::support::{append, send_first};
+use millpond_storage::unreliable::{Fault, Faults, On};
+use tokio::time::{Instant, sleep};
 
 #[tokio::test(start_paused = true)]
 async fn a_crowd_that_begins_at_once_settles_on_its_leader() {
@@ -16,8 +21,134 @@ async fn a_crowd_that_begins_at_once_settles_on_its_leader() {
         "120 at 1 s: p50 {p50:?}, p99 {p99:?}, max {:?}, {segments} segments, {attempts} swaps",
         percentile(&waited, 100)
     );
-    assert!(p50 < SECOND, "{p50:?}");
-    assert!(p99 < 2 * SECOND, "{p99:?}");
+    assert!(p50 < SECOND, "p50 {p50:?}");
+    assert!(p99 < 2 * SECOND, "p99 {p99:?}");
     assert!(segments < 40, "{segments} segments");
     assert!(attempts < 60.0, "{attempts} swaps");
+}
+
+/// Two producers. The second one has not met the first, which leads: it loses the race for its first commit.
+async fn late_to_meet() -> Group {
+    let group = Group::new(2, SECOND, Faults::default()).await;
+    append(&group.producers[0], "leads").await.unwrap();
+    group
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_lost_a_race_is_handed_over() {
+    let group = late_to_meet().await;
+    append(&group.producers[1], "handed over").await.unwrap();
+    assert_eq!(group.network.asked(), 1);
+    assert!(group.counts("millpond_producer_delegated_bytes_total") > 0.0);
+    assert_eq!(group.world.log().await, ["leads", "handed over"]);
+    assert_eq!(
+        group.world.segments().await,
+        2,
+        "its segment is the one in the log"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_the_leader_does_not_take_is_committed_without_it() {
+    for way in [Way::Closed, Way::NoAnswer, Way::Hangs, Way::Breaks, Way::Twice] {
+        let group = late_to_meet().await;
+        group.network.decide(move |_, _| way);
+        append(&group.producers[1], "once").await.unwrap();
+        assert_eq!(group.network.asked(), 1, "{way:?}");
+        sleep(60 * SECOND).await;
+        assert_eq!(group.world.log().await, ["leads", "once"], "{way:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_with_numbered_requests_is_not_handed_over() {
+    let group = late_to_meet().await;
+    assert!(!send_first(&group.producers[1], 7, "numbered").await.is_repeated);
+    assert_eq!(group.network.asked(), 0, "a request of a client was handed over");
+    assert_eq!(group.world.log().await, ["leads", "numbered"]);
+}
+
+/// The store refuses the second copy of a swap of which the first landed. Another producer takes the lead in between.
+#[tokio::test(start_paused = true)]
+async fn a_group_that_may_have_landed_is_not_handed_over() {
+    let mut group = Group::new(1, SECOND, Faults::default()).await;
+    let follower = group.start(1, SECOND, false).await;
+    group.controls[1].once(On::Update, "manifest", Fault::Repeated(3 * SECOND));
+    let leads = async {
+        sleep(2 * SECOND).await;
+        append(&group.producers[0], "leads").await.unwrap();
+    };
+    let (landed, ()) = tokio::join!(append(&follower, "landed"), leads);
+    assert_eq!(landed.unwrap().sequence, 0);
+    assert_eq!(group.controls[1].injected().repeated, 1);
+    assert_eq!(group.network.asked(), 0, "an unresolved group was handed over");
+    assert_eq!(group.world.log().await, ["landed", "leads"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_producer_is_ready_when_the_leader_has_committed_its_group() {
+    let group = late_to_meet().await;
+    // After the lost race, the store fails once to answer.
+    group.controls[1].once(On::Get, "manifest", Fault::Lost);
+    append(&group.producers[1], "handed over").await.unwrap();
+    assert_eq!((group.network.asked(), group.controls[1].unused()), (1, 0));
+    // The committer goes on as soon as the callers have their answer.
+    sleep(SECOND / 100).await;
+    let waits = group.producers[1].readiness().waiting_for();
+    assert!(waits.is_empty(), "it still waits: {waits:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_loses_races_does_not_refuse_its_followers() {
+    let group = late_to_meet().await;
+    let follower = &group.producers[1];
+    append(follower, "meets the leader").await.unwrap();
+    // The leader's next swap gets no answer, and others are faster than each of the following.
+    group.controls[0].once(On::Update, "manifest", Fault::Lost);
+    let asked = group.network.asked();
+    let races = async {
+        for _ in 0..10 {
+            let mut swap = group.controls[0].hold(On::Update, "manifest");
+            swap.arrived().await;
+            sleep(SECOND * 7 / 10).await;
+            group.world.change_manifest(|_| {}).await;
+            swap.release();
+        }
+    };
+    let start = Instant::now();
+    let (committed, ()) = tokio::join!(append(follower, "patient"), races);
+    committed.unwrap();
+    assert!(start.elapsed() > 7 * SECOND, "{:?}", start.elapsed());
+    assert_eq!(
+        group.counts("millpond_producer_fallbacks_total"),
+        0.0,
+        "the leader refused"
+    );
+    assert_eq!(group.network.asked(), asked + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_leaves_nobody_a_turn() {
+    let mut group = Group::new(0, SECOND, slow_store()).await;
+    let leader = group.start(100, SECOND, true).await;
+    // They do not reach it, and commit for themselves.
+    group.network.decide(|_, _| Way::Closed);
+    for number in 0..30 {
+        let racer = group.start(number, SECOND, false).await;
+        group.producers.push(racer);
+    }
+    let lead = async {
+        let mut waited = Vec::new();
+        for number in 0..30 {
+            let start = Instant::now();
+            append(&leader, &format!("leader {number}")).await.unwrap();
+            waited.push(start.elapsed());
+        }
+        waited.sort();
+        waited
+    };
+    let (waited, _) = tokio::join!(lead, load(&group, 60));
+    let (p50, p90) = (percentile(&waited, 50), percentile(&waited, 90));
+    println!("a leader among 30: p50 {p50:?}, p90 {p90:?}");
+    assert!(p50 < Duration::from_millis(2_000), "p50 {p50:?}");
 }

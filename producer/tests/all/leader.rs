@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::support::group::{Group, SECOND, Way, address, append_all, config, load, percentile, slow_store};
-use crate::support::{START_MS, STREAM, append, not_once};
+use crate::support::{START_MS, STREAM, append, not_once, send_first};
 use futures::future::join_all;
 use millpond_manifest::manifest::Stream;
 use millpond_manifest::{Fingerprint, Manifest, NewPart, NewSegment, ProducerId};
@@ -62,24 +62,6 @@ async fn a_producer_without_an_address_follows_and_never_leads() {
     append(&silent, "follows").await.unwrap();
     assert_eq!(group.network.asked(), asked + 1);
     assert_eq!(group.world.log().await.len(), 4);
-}
-
-async fn send_first(producer: &Producer, client: u8, text: &str) -> Committed {
-    let append = Append {
-        stream: STREAM.into(),
-        encoding: Encoding::Ndjson,
-        payload: text.to_owned().into(),
-        records: 1,
-        received_at_us: 1,
-        reservation: producer.budget().nothing(),
-    };
-    let numbered = Numbered {
-        client: ClientId([client; 16]),
-        numbers: Numbers::Counted { number: 1 },
-        checksum: 1,
-    };
-    let submitted = producer.submit_numbered(append, numbered).await.unwrap();
-    submitted.committed().await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millpond_manifest::{Log, Manifest, Page, Snapshot, Swap, cas, layout};
-use millpond_producer::{Append, AppendError, Committed, Config, Producer};
+use millpond_producer::{Append, AppendError, ClientId, Committed, Config, Numbered, Numbers, Producer};
 use millpond_segment::{Decompressor, Encoding, Limits, blocks, verify};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, Unreliable};
@@ -146,6 +146,25 @@ pub(crate) fn message(producer: &Producer, payload: &str) -> Append {
 
 pub(crate) async fn append(producer: &Producer, payload: &str) -> Result<Committed, AppendError> {
     producer.append(message(producer, payload)).await
+}
+
+/// Appends a message as number 1 of a client.
+pub(crate) async fn send_first(producer: &Producer, client: u8, text: &str) -> Committed {
+    let append = Append {
+        stream: STREAM.into(),
+        encoding: Encoding::Ndjson,
+        payload: text.to_owned().into(),
+        records: 1,
+        received_at_us: 1,
+        reservation: producer.budget().nothing(),
+    };
+    let numbered = Numbered {
+        client: ClientId([client; 16]),
+        numbers: Numbers::Counted { number: 1 },
+        checksum: 1,
+    };
+    let submitted = producer.submit_numbered(append, numbered).await.unwrap();
+    submitted.committed().await.unwrap()
 }
 
 /// Retries as a client does, for as long as the answers recommend a retry.
