@@ -150,5 +150,6 @@ async fn a_leader_leaves_nobody_a_turn() {
     let (waited, _) = tokio::join!(lead, load(&group, 60));
     let (p50, p90) = (percentile(&waited, 50), percentile(&waited, 90));
     println!("a leader among 30: p50 {p50:?}, p90 {p90:?}");
-    assert!(p50 < Duration::from_millis(2_000), "p50 {p50:?}");
+    // 1.6 s if it takes turns.
+    assert!(p50 < Duration::from_millis(1_300), "p50 {p50:?}");
 }

@@ -11,8 +11,7 @@ use futures::future::join_all;
 use millpond_manifest::manifest::Stream;
 use millpond_manifest::{Fingerprint, Manifest, NewPart, NewSegment, ProducerId};
 use millpond_producer::{
-    Append, AppendError, ClientId, Committed, Config, Numbered, Numbers, PeerRefusal, PeerRequest, Peering,
-    Producer, Records, StreamBlock,
+    AppendError, Config, PeerRefusal, PeerRequest, Peering, Producer, Records, StreamBlock,
 };
 use millpond_segment::{BlockBuilder, Compressor, Encoding};
 use millpond_storage::unreliable::{Controls, Faults, On, Outage, S3Latency, WriteFaults};
