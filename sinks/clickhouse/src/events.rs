@@ -6,6 +6,7 @@ mod kind;
 mod scalar;
 mod time;
 mod values;
+mod wide;
 
 use crate::config::{Columns, Config};
 use crate::schema::judge::{Fault, Found};
@@ -121,22 +122,30 @@ impl Plan {
 
     /// A column of each type, at its type's name or at the end of a path. For fuzzing.
     pub(crate) fn of_all_types() -> Plan {
-        const TYPES: [&str; 26] = [
+        const TYPES: [&str; 34] = [
             "String",
             "FixedString(4)",
             "Bool",
             "Int8",
             "UInt64",
             "Int128",
+            "Int256",
+            "UInt256",
+            "BFloat16",
             "Float32",
             "Float64",
             "Decimal(9, 2)",
             "Decimal(38, 10)",
+            "Decimal(76, 20)",
             "Date",
             "Date32",
             "DateTime",
             "DateTime64(3)",
             "DateTime64(9)",
+            "Time",
+            "Time64(6)",
+            "JSON",
+            "Polygon",
             "UUID",
             "IPv4",
             "IPv6",

@@ -1,5 +1,6 @@
 //! The types of columns that events can fill, and their names in a block.
 
+use super::wide;
 use crate::schema::literal;
 use std::fmt;
 
@@ -7,6 +8,8 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Text,
+    /// An object, which the server parses from its text.
+    Json,
     FixedText(usize),
     Bool,
     Int {
@@ -16,6 +19,7 @@ pub(crate) enum Kind {
     Float {
         width: usize,
     },
+    BFloat16,
     Decimal {
         precision: u32,
         scale: u32,
@@ -25,6 +29,9 @@ pub(crate) enum Kind {
     DateTime,
     /// The digits of a second.
     DateTime64(u32),
+    Time,
+    /// The digits of a second.
+    Time64(u32),
     Uuid,
     Ipv4,
     Ipv6,
@@ -69,9 +76,20 @@ impl Kind {
                     .map(|field| tuple_field(field))
                     .collect::<Option<_>>()?,
             ),
+            // The server has the same values as arrays of tuples.
+            "Nested" => {
+                let fields = arguments.iter().map(|field| tuple_field(field));
+                Kind::Array(Box::new(Kind::Tuple(fields.collect::<Option<_>>()?)))
+            }
+            "SimpleAggregateFunction" => match arguments[..] {
+                [_, of] => Kind::parse(of)?,
+                _ => return None,
+            },
+            "JSON" => Kind::Json,
             "FixedString" => Kind::FixedText(only()?.parse().ok().filter(|width| *width > 0)?),
             "DateTime" => Kind::DateTime,
             "DateTime64" => Kind::DateTime64(arguments.first()?.parse().ok().filter(|digits| *digits <= 9)?),
+            "Time64" => Kind::Time64(only()?.parse().ok().filter(|digits| *digits <= 9)?),
             "Decimal" => match arguments[..] {
                 [precision, scale] => decimal(precision.parse().ok()?, scale.parse().ok()?)?,
                 _ => return None,
@@ -96,16 +114,19 @@ impl Kind {
             | Kind::Float { width }
             | Kind::Enum { width, .. } => *width,
             Kind::Bool => 1,
-            Kind::Date => 2,
-            Kind::Date32 | Kind::DateTime | Kind::Ipv4 => 4,
-            Kind::DateTime64(_) => 8,
+            Kind::Date | Kind::BFloat16 => 2,
+            Kind::Date32 | Kind::DateTime | Kind::Time | Kind::Ipv4 => 4,
+            Kind::DateTime64(_) | Kind::Time64(_) => 8,
             Kind::Uuid | Kind::Ipv6 => 16,
             Kind::Decimal { precision, .. } => match precision {
                 0..=9 => 4,
                 10..=18 => 8,
-                _ => 16,
+                19..=38 => 16,
+                _ => wide::WIDTH,
             },
-            Kind::Text | Kind::Nullable(_) | Kind::Array(_) | Kind::Map(..) | Kind::Tuple(_) => return None,
+            Kind::Text | Kind::Json | Kind::Nullable(_) | Kind::Array(_) | Kind::Map(..) | Kind::Tuple(_) => {
+                return None;
+            }
         })
     }
 }
@@ -114,17 +135,22 @@ fn plain(name: &str) -> Option<Kind> {
     let int = |width, signed| Some(Kind::Int { width, signed });
     match name {
         "String" => Some(Kind::Text),
+        "JSON" => Some(Kind::Json),
+        "BFloat16" => Some(Kind::BFloat16),
+        "Time" => Some(Kind::Time),
         "Bool" => Some(Kind::Bool),
         "Int8" => int(1, true),
         "Int16" => int(2, true),
         "Int32" => int(4, true),
         "Int64" => int(8, true),
         "Int128" => int(16, true),
+        "Int256" => int(wide::WIDTH, true),
         "UInt8" => int(1, false),
         "UInt16" => int(2, false),
         "UInt32" => int(4, false),
         "UInt64" => int(8, false),
         "UInt128" => int(16, false),
+        "UInt256" => int(wide::WIDTH, false),
         "Float32" => Some(Kind::Float { width: 4 }),
         "Float64" => Some(Kind::Float { width: 8 }),
         "Date" => Some(Kind::Date),
@@ -133,12 +159,25 @@ fn plain(name: &str) -> Option<Kind> {
         "UUID" => Some(Kind::Uuid),
         "IPv4" => Some(Kind::Ipv4),
         "IPv6" => Some(Kind::Ipv6),
+        "Point" => Some(point()),
+        "Ring" | "LineString" => Some(nested_points(1)),
+        "Polygon" | "MultiLineString" => Some(nested_points(2)),
+        "MultiPolygon" => Some(nested_points(3)),
         _ => None,
     }
 }
 
+fn point() -> Kind {
+    let coordinate = || (None, Kind::Float { width: 8 });
+    Kind::Tuple(vec![coordinate(), coordinate()])
+}
+
+fn nested_points(depth: usize) -> Kind {
+    (0..depth).fold(point(), |items, _| Kind::Array(Box::new(items)))
+}
+
 fn decimal(precision: u32, scale: u32) -> Option<Kind> {
-    (precision <= 38 && scale <= precision).then_some(Kind::Decimal { precision, scale })
+    (precision <= 76 && scale <= precision).then_some(Kind::Decimal { precision, scale })
 }
 
 /// Splits at commas outside of brackets and quotes.
@@ -211,7 +250,7 @@ fn tuple_field(text: &str) -> Option<(Option<String>, Kind)> {
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kind::Text => f.write_str("String"),
+            Kind::Text | Kind::Json => f.write_str("String"),
             Kind::FixedText(width) => write!(f, "FixedString({width})"),
             Kind::Bool => f.write_str("Bool"),
             Kind::Int { width, signed } => {
@@ -219,6 +258,9 @@ impl fmt::Display for Kind {
                 write!(f, "{sign}Int{}", 8 * width)
             }
             Kind::Float { width } => write!(f, "Float{}", 8 * width),
+            Kind::BFloat16 => f.write_str("BFloat16"),
+            Kind::Time => f.write_str("Time"),
+            Kind::Time64(digits) => write!(f, "Time64({digits})"),
             Kind::Decimal { precision, scale } => write!(f, "Decimal({precision}, {scale})"),
             Kind::Date => f.write_str("Date"),
             Kind::Date32 => f.write_str("Date32"),
@@ -266,6 +308,11 @@ mod tests {
                 "Tuple(String, DateTime64(9))",
             ),
             ("UInt128", "UInt128"),
+            ("JSON(max_dynamic_paths=3, a UInt8, SKIP b)", "String"),
+            ("Array(Nullable(JSON))", "Array(Nullable(String))"),
+            ("Nested(a UInt8, b String)", "Array(Tuple(UInt8, String))"),
+            ("SimpleAggregateFunction(sum, UInt256)", "UInt256"),
+            ("Polygon", "Array(Array(Tuple(Float64, Float64)))"),
         ] {
             let kind = Kind::parse(text).unwrap_or_else(|| panic!("{text}"));
             assert_eq!(kind.to_string(), written);
@@ -276,9 +323,10 @@ mod tests {
     #[test]
     fn other_types_are_told_apart() {
         for text in [
-            "JSON",
-            "Int256",
-            "Decimal(76, 2)",
+            "Dynamic",
+            "Decimal(77, 2)",
+            "Geometry",
+            "Time64(10)",
             "AggregateFunction(sum, UInt64)",
             "Array(Variant(String, UInt8))",
             "Nullable(Nothing)",

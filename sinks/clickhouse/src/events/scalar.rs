@@ -3,6 +3,7 @@
 use super::json::unescaped;
 use super::kind::Kind;
 use super::time::{self, Unit};
+use super::wide;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use uuid::Uuid;
 
@@ -38,11 +39,16 @@ pub(super) fn push(kind: &Kind, unit: Unit, value: &str, bytes: &mut Vec<u8>) ->
             taken.ok_or_else(unfit)?;
         }
         Kind::Float { width } => push_float(number, is_text, *width, bytes).ok_or_else(unfit)?,
+        Kind::BFloat16 => push_bfloat(number, is_text, bytes).ok_or_else(unfit)?,
         Kind::Bool => bytes.push(match number {
             "true" | "1" => 1,
             "false" | "0" => 0,
             _ => return Err(unfit()),
         }),
+        Kind::Decimal { precision, scale } if *precision > 38 => {
+            let units = wide_decimal(number, *precision, *scale).ok_or_else(unfit)?;
+            bytes.extend_from_slice(&units);
+        }
         Kind::Decimal { precision, scale } => {
             let units = decimal(number, *precision, *scale).ok_or_else(unfit)?;
             let width = kind.width().unwrap_or(16);
@@ -60,6 +66,16 @@ pub(super) fn push(kind: &Kind, unit: Unit, value: &str, bytes: &mut Vec<u8>) ->
         Kind::DateTime | Kind::DateTime64(_) => {
             let nanos = time::nanos(number, is_text, unit).ok_or_else(unfit)?;
             push_time(kind, nanos, bytes).ok_or_else(unfit)?;
+        }
+        Kind::Time => {
+            let nanos = time::of_day(number, is_text, unit).ok_or_else(unfit)?;
+            let seconds = i32::try_from(nanos / 1_000_000_000).map_err(|_| unfit())?;
+            bytes.extend_from_slice(&seconds.to_le_bytes());
+        }
+        Kind::Time64(digits) => {
+            let nanos = time::of_day(number, is_text, unit).ok_or_else(unfit)?;
+            let ticks = i64::try_from(nanos / 10i128.pow(9 - digits)).map_err(|_| unfit())?;
+            bytes.extend_from_slice(&ticks.to_le_bytes());
         }
         Kind::FixedText(width) => {
             let text = text()?;
@@ -88,7 +104,7 @@ pub(super) fn push(kind: &Kind, unit: Unit, value: &str, bytes: &mut Vec<u8>) ->
                 .ok_or_else(|| format!("{} is not a value of {}", shown(value), shown(&kind.to_string())))?;
             bytes.extend_from_slice(&code.to_le_bytes()[..*width]);
         }
-        Kind::Text | Kind::Nullable(_) | Kind::Array(_) | Kind::Map(..) | Kind::Tuple(_) => {
+        Kind::Text | Kind::Json | Kind::Nullable(_) | Kind::Array(_) | Kind::Map(..) | Kind::Tuple(_) => {
             unreachable!("{kind} has no fixed size")
         }
     }
@@ -124,6 +140,11 @@ fn push_int(text: &str, width: usize, signed: bool, bytes: &mut Vec<u8>) -> Opti
     if text.starts_with('+') {
         return None;
     }
+    if width == wide::WIDTH {
+        let (negative, digits) = sign(text);
+        bytes.extend_from_slice(&wide::bytes(negative, digits, signed)?);
+        return Some(());
+    }
     let bits = 8 * u32::try_from(width).ok()?;
     let number = match signed {
         true => {
@@ -144,6 +165,21 @@ fn push_int(text: &str, width: usize, signed: bool, bytes: &mut Vec<u8>) -> Opti
         }
     };
     bytes.extend_from_slice(&number[..width]);
+    Some(())
+}
+
+fn sign(text: &str) -> (bool, &str) {
+    match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text),
+    }
+}
+
+/// The upper half of a Float32. The rest is cut off, as a server does.
+fn push_bfloat(text: &str, is_text: bool, bytes: &mut Vec<u8>) -> Option<()> {
+    let mut single = Vec::with_capacity(4);
+    push_float(text, is_text, 4, &mut single)?;
+    bytes.extend_from_slice(&single[2..]);
     Some(())
 }
 
@@ -185,19 +221,13 @@ fn float(text: &str, is_text: bool) -> Option<&str> {
 
 /// The exact value of a decimal number, in units of its last digit. `None` if it has more digits than the type.
 pub(super) fn decimal(text: &str, precision: u32, scale: u32) -> Option<i128> {
-    let (mantissa, exponent) = match text.split_once(['e', 'E']) {
-        Some((mantissa, exponent)) => (mantissa, exponent.parse::<i64>().ok()?),
-        None => (text, 0),
-    };
-    let (negative, digits) = match mantissa.strip_prefix('-') {
-        Some(digits) => (true, digits),
-        None => (false, mantissa),
-    };
-    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let Number {
+        negative,
+        whole,
+        fraction,
+        exponent,
+    } = Number::parse(text)?;
     let all = whole.bytes().chain(fraction.bytes());
-    if whole.is_empty() || !all.clone().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
     let mut units: i128 = 0;
     // Zeros at the end may come before an exponent that takes them away.
     let mut zeros = 0u32;
@@ -226,6 +256,54 @@ pub(super) fn decimal(text: &str, precision: u32, scale: u32) -> Option<i128> {
     fits.then_some(if negative { -units } else { units })
 }
 
+/// The same for types of more than 38 digits, as bytes.
+fn wide_decimal(text: &str, precision: u32, scale: u32) -> Option<[u8; wide::WIDTH]> {
+    let number = Number::parse(text)?;
+    let all = format!("{}{}", number.whole, number.fraction);
+    let digits = all.trim_end_matches('0');
+    let zeros = all.len() - digits.len();
+    let digits = digits.trim_start_matches('0');
+    if digits.is_empty() {
+        return Some([0; wide::WIDTH]);
+    }
+    let shift = i64::try_from(zeros)
+        .ok()?
+        .checked_add(i64::from(scale))?
+        .checked_sub(i64::try_from(number.fraction.len()).ok()?)?
+        .checked_add(number.exponent)?;
+    let shift = usize::try_from(shift).ok()?;
+    if digits.len().checked_add(shift)? > precision as usize {
+        return None;
+    }
+    wide::bytes(number.negative, &format!("{digits}{}", "0".repeat(shift)), true)
+}
+
+/// The text of a decimal number, split.
+struct Number<'t> {
+    negative: bool,
+    whole: &'t str,
+    fraction: &'t str,
+    exponent: i64,
+}
+
+impl Number<'_> {
+    fn parse(text: &str) -> Option<Number<'_>> {
+        let (mantissa, exponent) = match text.split_once(['e', 'E']) {
+            Some((mantissa, exponent)) => (mantissa, exponent.parse().ok()?),
+            None => (text, 0),
+        };
+        let (negative, digits) = sign(mantissa);
+        let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+        let mut all = whole.bytes().chain(fraction.bytes());
+        (!whole.is_empty() && all.all(|byte| byte.is_ascii_digit())).then_some(Number {
+            negative,
+            whole,
+            fraction,
+            exponent,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,6 +328,10 @@ mod tests {
             ("Decimal(9, 2)", "12.30", &1230i32.to_le_bytes()),
             ("Decimal(18, 4)", "\"-1e-4\"", &(-1i64).to_le_bytes()),
             ("Decimal(9, 0)", "1.20e1", &12i32.to_le_bytes()),
+            ("Decimal(76, 2)", "-0.01", &[255; 32]),
+            ("UInt256", "true", &[&[1][..], &[0; 31]].concat()),
+            ("Time", "\"-01:01:01\"", &(-3_661i32).to_le_bytes()),
+            ("Time64(3)", "1.0019", &1_001i64.to_le_bytes()),
             ("Bool", "true", &[1]),
             ("Enum8('a' = -1, 'b' = 2)", "\"a\"", &[255]),
             ("FixedString(3)", "\"é\"", &[0xc3, 0xa9, 0]),
@@ -267,6 +349,14 @@ mod tests {
             ("Int8", "128"),
             ("Int8", "-129"),
             ("UInt128", "340282366920938463463374607431768211456"),
+            ("UInt256", "-1"),
+            ("Decimal(76, 2)", "1.234"),
+            ("Decimal(40, 2)", "1e38"),
+            ("Decimal(76, 2)", "1e9223372036854775807"),
+            ("BFloat16", "1e39"),
+            ("Time", "\"1000:00:00\""),
+            ("Time", "\"00:60:00\""),
+            ("Time", "3600000"),
             ("Float32", "1e39"),
             ("Float64", "1e999"),
             ("Float64", "\"1e999\""),

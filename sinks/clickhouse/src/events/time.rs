@@ -107,6 +107,43 @@ fn decimal_cut(text: &str, scale: u32) -> Option<i128> {
     Some(exact.div_euclid(1_000_000_000))
 }
 
+/// Nanoseconds of `[-]h:mm:ss[.fff]`, or of a number in `unit`. A server limits both to 999:59:59.
+pub(super) fn of_day(value: &str, is_text: bool, unit: Unit) -> Option<i128> {
+    const SECONDS_END: i128 = 3_600_000;
+    let nanos = match is_text && value.contains(':') {
+        true => clock(value)?,
+        false => decimal_cut(value, unit.digits())?,
+    };
+    (nanos.abs() < SECONDS_END * 1_000_000_000).then_some(nanos)
+}
+
+fn clock(text: &str) -> Option<i128> {
+    let (negative, text) = match text.strip_prefix('-') {
+        Some(text) => (true, text),
+        None => (false, text),
+    };
+    let (text, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let mut fields = text.split(':').map(str::as_bytes);
+    let (hour, minute, second) = (fields.next()?, fields.next()?, fields.next()?);
+    let lengths = (1..=3).contains(&hour.len()) && minute.len() == 2 && second.len() == 2;
+    if !lengths || fields.next().is_some() || fraction.is_empty() {
+        return None;
+    }
+    let (hour, minute, second) = (digits(hour)?, digits(minute)?, digits(second)?);
+    if minute > 59 || second > 59 || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let fraction = (0..9).fold(0, |nanos, place| {
+        10 * nanos
+            + fraction
+                .as_bytes()
+                .get(place)
+                .map_or(0, |byte| i128::from(byte - b'0'))
+    });
+    let nanos = i128::from(hour * 3_600 + minute * 60 + second) * 1_000_000_000 + fraction;
+    Some(if negative { -nanos } else { nanos })
+}
+
 fn iso(text: &str) -> Option<i128> {
     let days = date(text.get(..10)?)?;
     let Some(rest) = text.get(10..).filter(|rest| !rest.is_empty()) else {

@@ -204,6 +204,7 @@ impl Values {
                     _ => bytes.resize(bytes.len() + *width, 0),
                 }
             }
+            (Values::Text(strings), Kind::Json) => strings.push(b"{}"),
             (Values::Text(strings), _) => strings.push(b""),
             (Values::Nullable { nulls, values }, Kind::Nullable(inner)) => {
                 nulls.push(1);
@@ -228,6 +229,11 @@ impl Values {
         match (self, kind) {
             (Values::Fixed { bytes, .. }, kind) => {
                 scalar::push(kind, unit, value, bytes).map_err(Unfit::here)
+            }
+            (Values::Text(strings), Kind::Json) => {
+                expect(value, '{', "an object")?;
+                strings.push(value.as_bytes());
+                Ok(())
             }
             (Values::Text(strings), _) => push_text(strings, value),
             (Values::Nullable { nulls, values }, Kind::Nullable(inner)) => {

@@ -91,11 +91,53 @@ const TYPES: &[(&str, &[&str])] = &[
     ("UInt32", &["4294967295"]),
     ("UInt64", &["18446744073709551615", "\"18446744073709551615\""]),
     ("UInt128", &["340282366920938463463374607431768211455"]),
+    (
+        "Int256",
+        &[
+            "-57896044618658097711785492504343953926634992332820282019728792003956564819968",
+            "57896044618658097711785492504343953926634992332820282019728792003956564819967",
+            "\"5\"",
+        ],
+    ),
+    (
+        "UInt256",
+        &["115792089237316195423570985008687907853269984665640564039457584007913129639935"],
+    ),
+    ("BFloat16", &["0.5", "0.1", "-1e10", "3", "\"inf\""]),
     ("Float32", &["0.5", "-1e10", "3", "\"inf\"", "\"nan\""]),
     ("Float64", &["0.1", "-1.5e300", "3", "123456789.125", "\"-inf\""]),
     ("Decimal(9, 2)", &["1.25", "-9999999.99", "7", "\"3.5\""]),
     ("Decimal(18, 6)", &["1.25", "-0.000001"]),
     ("Decimal(38, 10)", &["1234567890123456789012345678.0123456789"]),
+    (
+        "Decimal(76, 20)",
+        &[
+            "-12345678901234567890123456789012345678901234567890123456.5",
+            "1e-20",
+            "\"3.5\"",
+        ],
+    ),
+    (
+        "Time",
+        &[
+            r#""12:30:45""#,
+            r#""-01:01:01""#,
+            r#""999:59:59""#,
+            r#""-999:59:59""#,
+        ],
+    ),
+    (
+        "Time64(3)",
+        &[r#""12:30:45.123""#, r#""-01:01:01.500""#, r#""999:59:59.999""#],
+    ),
+    ("JSON", &[r#"{"a":1,"b":{"c":[1,"x"]},"d":null}"#, "{}"]),
+    ("JSON(a UInt8, SKIP b)", &[r#"{"a":1,"b":{"c":[1,"x"]}}"#]),
+    ("Nullable(JSON)", &[r#"{"a":"2024-02-29"}"#, "null"]),
+    ("Array(JSON)", &[r#"[{"a":1},{}]"#]),
+    ("SimpleAggregateFunction(sum, UInt64)", &["7"]),
+    ("Point", &["[1,2.5]"]),
+    ("Polygon", &["[[[1,2],[3,4]],[]]"]),
+    ("MultiPolygon", &["[[[[1,2],[3,4]]]]"]),
     ("Date", &[r#""1970-01-01""#, r#""2024-02-29""#, r#""2149-06-06""#]),
     (
         "Date32",
@@ -262,6 +304,45 @@ async fn a_nested_column_is_an_array_for_each_field() {
 }
 
 #[tokio::test]
+async fn a_column_of_type_nested_takes_an_array_of_objects() {
+    let server = Server::start();
+    server.run("CREATE DATABASE IF NOT EXISTS otel").await;
+    server
+        .run(&format!("CREATE TABLE otel.signup (items Nested(id UInt32, name String), {OWN}) ENGINE = MergeTree ORDER BY tuple() SETTINGS non_replicated_deduplication_window = 100 SETTINGS flatten_nested = 0"))
+        .await;
+    let sink = open(config(&server, &[])).await;
+    let rows = [r#"{"items":[{"id":1,"name":"a"},{"name":"b"}]}"#, "{}"];
+    let batch = batch_of_events(STREAM, 1, &[message(&rows)]);
+    write(&sink, &batch.id, &chunk(&sink, &batch)).await.unwrap();
+    let found = "SELECT items.id, items.name FROM otel.signup ORDER BY _millpond_record";
+    assert_eq!(server.ask(found).await, "[1,0]\t['a','b']\n[]\t[]");
+}
+
+#[tokio::test]
+async fn a_value_of_a_json_column_is_an_object() {
+    let server = Server::start();
+    create(&server, "data JSON(n UInt8)").await;
+    let sink = open(config(&server, &[])).await;
+    let rows = [r#"{"data":{"n":1}}"#, r#"{"data":[1]}"#, r#"{"data":"{}"}"#, "{}"];
+    let batch = batch_of_events(STREAM, 1, &[message(&rows)]);
+    let (chunks, unfit) = cuts(&sink, &batch, 100);
+    let reasons: Vec<&str> = unfit.iter().map(|(_, _, reason)| reason.as_str()).collect();
+    assert_eq!(reasons.len(), 2, "{reasons:?}");
+    assert!(
+        reasons[0].ends_with("$.data: [1] is not an object (column data)"),
+        "{reasons:?}"
+    );
+    write(&sink, &batch.id, &chunks[0]).await.unwrap();
+    let found = "SELECT data FROM otel.signup ORDER BY _millpond_record";
+    assert_eq!(server.ask(found).await, "{\"n\":1}\n{\"n\":0}");
+    // The server parses the object, and the consumer looks for the row that it refuses.
+    let rows = [r#"{"data":{"n":"x"}}"#];
+    let batch = batch_of_events(STREAM, 2, &[message(&rows)]);
+    let refused = write(&sink, &batch.id, &chunk(&sink, &batch)).await;
+    assert!(matches!(refused, Err(SinkError::Refused(_))), "{refused:?}");
+}
+
+#[tokio::test]
 async fn a_row_that_does_not_fit_leaves_the_others_alone() {
     let server = Server::start();
     create(
@@ -421,7 +502,7 @@ async fn a_table_that_events_cannot_fill_ends_the_start() {
     assert_eq!(server.ask("EXISTS TABLE otel.signup").await, "0");
     create(
         &server,
-        "id UInt64, wide Int256, kind Enum8('a' = 1), late UInt8 ALIAS 1",
+        "id UInt64, wide Dynamic, kind Enum8('a' = 1), late UInt8 ALIAS 1",
     )
     .await;
     let reason = start(&[
@@ -432,7 +513,7 @@ async fn a_table_that_events_cannot_fill_ends_the_start() {
     ])
     .await;
     for words in [
-        "column wide of table `otel`.`signup` has type Int256",
+        "column wide of table `otel`.`signup` has type Dynamic",
         "\"b\" is not a value of Enum8('a' = 1)",
         "column absent",
         "UInt64 is not a type of times",
