@@ -167,22 +167,52 @@ impl Group {
         group
     }
 
-    pub(crate) async fn start(&mut self, number: u64, linger: Duration, may_lead: bool) -> Producer {
-        let peering = Peering {
-            peers: self.network.clone(),
-            certificate: Fingerprint([u8::try_from(number).unwrap(); 32]),
-            address: may_lead.then(|| address(number).into()),
-            forward_below: Peering::FORWARD_BELOW,
-        };
-        self.join(number, config(linger), peering).await
+    /// Producers that all begin in the same second. Their metrics are not registered.
+    pub(crate) async fn crowd(count: u64, linger: Duration, faults: Faults) -> Group {
+        let mut group = Group::new(0, linger, faults).await;
+        let starts = (0..count).map(|number| {
+            let peering = group.peering(number, true);
+            let store = Store::over(Arc::new(group.network_of(number)), "buffer");
+            async move {
+                sleep(Duration::from_millis(number * 4)).await;
+                let (environment, config) = (Seeded::standing(number), config(linger));
+                let mut registry = Registry::default();
+                let started = Producer::start_with(environment, store, config, Some(peering), &mut registry);
+                started.await.unwrap()
+            }
+        });
+        let producers = join_all(starts.collect::<Vec<_>>()).await;
+        let named = (0..).map(address).zip(producers.iter().cloned());
+        group.network.producers.lock().unwrap().extend(named);
+        group.producers = producers;
+        group
     }
 
-    pub(crate) async fn join(&mut self, number: u64, config: Config, peering: Peering) -> Producer {
+    /// The connection of a producer to the store.
+    fn network_of(&self, number: u64) -> Unreliable {
         let faults = Faults {
             seed: self.faults.seed.wrapping_add(number),
             ..self.faults
         };
-        let unreliable = Unreliable::new(self.objects.clone(), faults);
+        Unreliable::new(self.objects.clone(), faults)
+    }
+
+    fn peering(&self, number: u64, may_lead: bool) -> Peering {
+        Peering {
+            peers: self.network.clone(),
+            certificate: Fingerprint([u8::try_from(number).unwrap(); 32]),
+            address: may_lead.then(|| address(number).into()),
+            forward_below: Peering::FORWARD_BELOW,
+        }
+    }
+
+    pub(crate) async fn start(&mut self, number: u64, linger: Duration, may_lead: bool) -> Producer {
+        let peering = self.peering(number, may_lead);
+        self.join(number, config(linger), peering).await
+    }
+
+    pub(crate) async fn join(&mut self, number: u64, config: Config, peering: Peering) -> Producer {
+        let unreliable = self.network_of(number);
         self.controls.push(unreliable.controls());
         let store = Store::over(Arc::new(unreliable), "buffer");
         let environment = Seeded::standing(number);
