@@ -12,7 +12,7 @@ import (
 // handOver has the leader commit the group, if there is one to ask. It returns what is left of the group, and reports
 // whether the leader was asked.
 func (c *committer) handOver(group []uploadedWork) (left []uploadedWork, asked bool) {
-	// An older manifest may name a leader that is none any more.
+	// An older manifest may name a leader that leads no more.
 	if c.commits.knows != current || !c.mayHandOver(group) || !c.view.follows(c.commits.producer, time.Now()) {
 		return group, false
 	}

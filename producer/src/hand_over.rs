@@ -12,7 +12,7 @@ impl Committer {
     /// Has the leader commit the group, if there is one to ask. Returns true if it was asked: the group is empty if the records
     /// are in the log, and waits for its own commit otherwise.
     pub(crate) async fn hand_over(&mut self, members: &mut Members) -> bool {
-        // An older manifest may name a leader that is none any more.
+        // An older manifest may name a leader that leads no more.
         if self.commits.manifest().is_none() || !self.may_hand_over(members) {
             return false;
         }
