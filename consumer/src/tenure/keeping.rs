@@ -42,12 +42,10 @@ impl Tenure<'_> {
                 }
             };
             let has_begun = self.unique.contains_key(stream);
-            // An owner without these keys goes on after retention has trimmed their log: only the next batch needs them.
-            let can_begin = has_begun || (may_begin && known.log.first_sequence <= needs);
             let mut streams = known.log.streams.iter();
             if needs < position.next
                 && now >= due_at
-                && can_begin
+                && (has_begun || may_begin)
                 && streams.any(|found| found.name == *stream && worker.takes(stream, found.encoding))
             {
                 self.held

@@ -222,26 +222,6 @@ async fn a_setting_without_a_batch_needs_nothing_before_its_position() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_trimmed_log_that_the_owner_has_not_seen_does_not_end_it_for_a_silent_stream() {
-    let mut log = Log::new(Store::memory()).await;
-    let table = Table::open("table");
-    log.commit_to(STREAM, &[3]).await;
-    log.commit_to(OTHER, &[1]).await;
-    let consumer = start(&log.store, unique("a"), &table);
-    acknowledged_in(&log, STREAM, 2).await;
-    consumer.crash().await;
-    let seldom = Config {
-        poll_interval: Duration::from_secs(600),
-        ..unique("b")
-    };
-    let consumer = start(&log.store, seldom, &table);
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    log.change(|log| log.collect(2, 0)).await;
-    tokio::time::sleep(Duration::from_secs(120)).await;
-    consumer.stop().await.expect("the owner goes on without the keys");
-}
-
-#[tokio::test(start_paused = true)]
 async fn restarts_do_not_delay_a_snapshot() {
     let mut log = Log::new(Store::memory()).await;
     let table = Table::open("table");
