@@ -314,8 +314,13 @@ impl<'a> Tenure<'a> {
         self.shard.worker.metrics.running.inc();
     }
 
-    /// The batch's turn, if its stream's repeated events are dropped.
+    /// The batch's turn, if its stream's repeated events are dropped. A batch before the beginning of the setting has none: the
+    /// beginning may still move.
     fn turn(&mut self, (stream, plan): &Key) -> Option<Turn> {
+        let (_, of) = self.durable.state.deduplicates(stream)?;
+        if plan.high < of.since {
+            return None;
+        }
         if !self.unique.contains_key(stream) {
             let line = Line::of(self.shard, &self.durable.state, stream)?;
             self.unique.insert(stream.clone(), line);

@@ -284,6 +284,18 @@ fn a_set_of_dropped_records_has_exactly_these() {
 }
 
 #[test]
+fn rows_before_the_beginning_are_kept_and_not_remembered() {
+    let mut state = State::new(Of { since: 5, ..of() }, KeyLimit::new(u64::MAX));
+    assert_eq!(
+        drops(&mut state, 4, &[(1, 0), (1, 0)]),
+        [0_u32; 0],
+        "nothing is compared"
+    );
+    assert_eq!((state.next(), state.keys()), (5, 0));
+    assert_eq!(drops(&mut state, 5, &[(1, 0), (1, 0)]), [1]);
+}
+
+#[test]
 fn forgotten_snapshots_make_room_for_others() {
     let mut state = fresh();
     for sequence in 0..EARLIER_MAX as u64 {
