@@ -10,7 +10,7 @@ use millpond_manifest::{Leader, Manifest, ProducerId};
 
 use crate::commit::Office;
 
-/// A leader that does not serve this producer, nor anybody else, is replaced after so many lingers: it commits once in each.
+/// A leader that serves neither this producer nor anybody else is replaced after this number of the producer's lingers.
 const PATIENCE_LINGERS: u32 = 2;
 /// The shortest and the longest patience without takeovers.
 const PATIENCE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(5);

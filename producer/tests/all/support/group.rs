@@ -16,7 +16,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::time::{Instant, sleep};
 
-/// What happens to a request between two producers.
+/// The fate of a request between two producers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// It arrives, and so does the answer.
