@@ -31,6 +31,8 @@ mod rhythm;
 mod segment;
 mod streams;
 mod strip;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod trace;
 mod turns;
 mod uploader;

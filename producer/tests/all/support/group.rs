@@ -8,7 +8,7 @@ use super::{Seeded, World, append, append_until_acknowledged};
 use async_trait::async_trait;
 use futures::future::join_all;
 use millpond_manifest::{Fingerprint, ProducerId};
-use millpond_producer::{Config, LeaderAddress, PeerAnswer, PeerRequest, Peering, Peers, Producer, Records};
+use millpond_producer::{Config, LeaderAddress, PeerAnswer, PeerRequest, Peering, Peers, Producer};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, S3Latency, Unreliable};
 use object_store::memory::InMemory;
@@ -65,19 +65,7 @@ pub(crate) async fn deliver(producer: Producer, request: PeerRequest) -> Result<
     // 0.2 to 5 ms, different each time, or nobody ever misses the rhythm.
     let jitter = |salt: u64| Duration::from_micros(200 + (request.number * 7_919 + salt) % 4_800);
     let (there, back) = (jitter(u64::from(request.producer.0[0])), jitter(2_003));
-    sleep(there).await;
-    let size = match &request.records {
-        Records::Blocks(blocks) => blocks.iter().map(|block| block.block.bytes.len()).sum(),
-        Records::Segments(_) => 0,
-    };
-    let reservation = producer.budget().reserve(size).await;
-    let reservation = reservation.map_err(|error| error.to_string())?;
-    let answer = match producer.commit_for(request, reservation).await {
-        Ok(commit) => PeerAnswer::Committed(commit),
-        Err(refusal) => PeerAnswer::Refused(refusal),
-    };
-    sleep(back).await;
-    Ok(answer)
+    millpond_producer::testing::deliver(producer, request, there, back).await
 }
 
 #[async_trait]

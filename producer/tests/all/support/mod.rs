@@ -1,24 +1,21 @@
 //! A buffer in memory behind an unreliable network, and the log as a reader without faults sees it.
 
 pub(crate) mod group;
-mod seeded;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millpond_manifest::{Log, Manifest, Page, Snapshot, Swap, cas, layout};
+use millpond_manifest::{Manifest, Snapshot, Swap, cas, layout};
+pub(crate) use millpond_producer::testing::{START_MS, Seeded};
 use millpond_producer::{Append, AppendError, ClientId, Committed, Config, Numbered, Numbers, Producer};
-use millpond_segment::{Decompressor, Encoding, Limits, blocks, verify};
+use millpond_segment::Encoding;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, Unreliable};
 use object_store::memory::InMemory;
 use prometheus_client::registry::Registry;
-pub(crate) use seeded::Seeded;
 
-/// The start time of every test, unix milliseconds.
-pub(crate) const START_MS: u64 = 1_767_225_600_000;
 pub(crate) const STREAM: &str = "events.test";
 
 pub(crate) struct World {
@@ -101,36 +98,12 @@ pub(crate) async fn log(store: &Store) -> Vec<String> {
 
 /// Returns the messages of every segment in the log; the first has sequence 0.
 pub(crate) async fn segments(store: &Store) -> Vec<Vec<String>> {
-    let manifest: Snapshot<Manifest> = cas::read(store, &layout::manifest(0)).await.unwrap().unwrap();
-    let mut log = Log::new(manifest.state);
-    while let Some(reference) = log.missing(0).cloned() {
-        let key = layout::page(0, reference.first, reference.page);
-        let page: Snapshot<Page> = cas::read(store, &key).await.unwrap().expect(&key);
-        log.load(&reference, Arc::new(page.state)).unwrap();
-    }
-    let mut decompressor = Decompressor::new().unwrap();
-    let mut segments = Vec::new();
-    for (_, entry) in log.entries(0) {
-        let mut found = Vec::new();
-        let object = store
-            .get(&layout::segment(0, entry.segment))
-            .await
-            .unwrap()
-            .unwrap()
-            .bytes;
-        assert_eq!(object.len() as u64, entry.size);
-        let index = verify(&object, &Limits::default()).unwrap();
-        assert_eq!(index.streams.len(), entry.parts.len());
-        for part in &index.streams {
-            for block in blocks(&part.slice(&object).unwrap(), part.offset, &Limits::default()) {
-                for message in block.unwrap().decode(&mut decompressor).unwrap().messages() {
-                    found.push(String::from_utf8(message.unwrap().payload.to_vec()).unwrap());
-                }
-            }
-        }
-        segments.push(found);
-    }
+    let text = |message| String::from_utf8(message).unwrap();
+    let segments = millpond_producer::testing::segments(store, 0).await;
     segments
+        .into_iter()
+        .map(|messages| messages.into_iter().map(text).collect())
+        .collect()
 }
 
 pub(crate) fn message(producer: &Producer, payload: &str) -> Append {
