@@ -47,6 +47,12 @@ bench-gateways: ## Latency and requests to a slow store with 1, 4, 16 and 48 gat
 	cargo build --locked --release --bin millpond --bin embedded-clickhouse --bin bench
 	exec target/release/bench --only gateways $(BENCH_FLAGS)
 
+.PHONY: bench-fleet
+bench-fleet: ## Requests, dollars and latency of up to 1,000 gateways in virtual time, with faults (10 minutes; BENCH_FLAGS)
+	@mkdir -p bench-results
+	cargo build --locked -p millpond-simulation --bin fleets
+	exec target/debug/fleets --json bench-results/fleets.json $(BENCH_FLAGS)
+
 .PHONY: bench-unique
 bench-unique: ## What deduplication by key costs a consumer (10 minutes; BENCH_FLAGS="--records 20000000 --publishers 12")
 	@$(call tools,libchdb)

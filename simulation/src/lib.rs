@@ -1,5 +1,5 @@
 //! Two checks of the protocols: a model that searches every interleaving, and a simulation of the real pipeline
-//! ([`simulator`]) in which each seed is a run.
+//! ([`simulator`]) in which each seed is a run. [`fleet`] measures many real gateways in virtual time.
 //!
 //! The model checks the protocols in `design/protocols.md`: producers, owners of a cursor and a garbage collector over
 //! one abstract store, in every interleaving of their steps within a bound. The pure functions of `millpond-manifest`,
@@ -19,6 +19,7 @@
 
 pub mod admission;
 pub mod bounds;
+pub mod fleet;
 pub mod gc;
 pub mod model;
 pub mod owner;

@@ -1,0 +1,111 @@
+//! Small fleets of gateways in virtual time: what they cost, how long their clients wait, and that the log has each
+//! acknowledged record once, whatever dies or is cut off.
+
+use std::time::Duration;
+
+use millpond_simulation::fleet::{Fleet, Layout, Report, Trouble};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Runs a fleet, and checks what holds for all of them.
+fn run(fleet: &Fleet) -> Report {
+    let report = fleet.run();
+    println!("{report}");
+    assert!(
+        report.is_exact(),
+        "{} lost, {} twice",
+        report.lost,
+        report.doubled
+    );
+    assert_eq!(report.given_up, 0);
+    let requests = fleet.measured.as_secs() * u64::from(fleet.load.requests_per_second);
+    let (sent, answered) = (fleet.gateways as u64 * requests, report.answered as u64);
+    assert!(
+        answered.abs_diff(sent) < 2 * fleet.gateways as u64,
+        "{answered} of {sent}"
+    );
+    report
+}
+
+/// A counted figure is within a tenth of the expected one, or a hundredth of a request per second beside it.
+fn near(name: &str, counted: f64, expected: f64) {
+    let distance = (counted - expected).abs();
+    assert!(
+        distance <= 0.1 * expected + 0.01,
+        "{name}: {counted} instead of {expected}"
+    );
+}
+
+/// 96 gateways in three zones, on three shards.
+fn zones(layout: Layout, trouble: Trouble) -> Fleet {
+    Fleet {
+        zones: 3,
+        shards: 3,
+        layout,
+        trouble,
+        warm_up: 15 * SECOND,
+        ..Fleet::light(96, SECOND)
+    }
+}
+
+#[test]
+fn gateways_of_one_shard_cost_and_wait_what_one_does() {
+    for (gateways, linger, p99) in [(48, SECOND, 2.0), (16, SECOND / 4, 0.9), (250, SECOND, 2.0)] {
+        let report = run(&Fleet {
+            measured: 20 * SECOND,
+            ..Fleet::light(gateways, linger)
+        });
+        near("segments", report.requests.segments, 1.0 / linger.as_secs_f64());
+        near("commits", report.requests.commits, report.expected.commits);
+        near(
+            "dollars",
+            report.dollars.requests,
+            report.expected_dollars.requests,
+        );
+        assert!(report.latencies.p99 < p99, "p99 {} s", report.latencies.p99);
+    }
+}
+
+#[test]
+fn only_gateways_that_share_shards_with_other_zones_pay_for_traffic_between_them() {
+    let any = run(&zones(Layout::AnyShard, Trouble::Nothing));
+    near(
+        "bytes between zones",
+        any.requests.bytes_between_zones,
+        any.expected.bytes_between_zones,
+    );
+    let own = run(&zones(Layout::ShardsOfTheZone, Trouble::Nothing));
+    assert_eq!(own.requests.bytes_between_zones, 0.0);
+    near("dollars", own.dollars.requests, any.dollars.requests);
+}
+
+#[test]
+fn dead_leaders_lose_no_record_and_stop_no_shard() {
+    let report = run(&zones(Layout::AnyShard, Trouble::DeadLeaders(20 * SECOND)));
+    assert!(report.silence.deaths >= 6, "{} deaths", report.silence.deaths);
+    assert!(report.attempts_failed > 0, "a request in a dead leader fails");
+    // The followers commit for themselves at once.
+    assert!(report.silence.after_death_max < 1.0, "{:?}", report.silence);
+    assert!(report.latencies.p99 < 5.0, "p99 {} s", report.latencies.p99);
+}
+
+#[test]
+fn a_zone_that_is_cut_off_loses_no_record_and_stops_no_shard() {
+    for (trouble, silence_s) in [(Trouble::PeersCutOff, 3.0), (Trouble::StoreCutOff, 10.0)] {
+        let report = run(&zones(Layout::AnyShard, trouble));
+        assert!(!report.fallbacks.is_empty(), "nobody noticed");
+        assert!(report.silence.longest < silence_s, "{:?}", report.silence);
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_run_again() {
+    let run = || {
+        let fleet = Fleet {
+            measured: 40 * SECOND,
+            ..zones(Layout::AnyShard, Trouble::DeadLeaders(20 * SECOND))
+        };
+        serde_json::to_string(&fleet.run()).expect("a report is JSON")
+    };
+    assert_eq!(run(), run());
+}
