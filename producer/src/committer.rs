@@ -78,6 +78,10 @@ pub(crate) struct Committer {
     pub(crate) turns: Turns,
     /// Another producer was first, and this one has not read the manifest since.
     lost_race: bool,
+    /// The version that the store refused to replace, and that it may still show.
+    refused: Option<Version>,
+    /// The store showed that version again.
+    is_behind: bool,
     /// How long the last read of the manifest took.
     read_took: Duration,
     began: Instant,
@@ -129,6 +133,8 @@ impl Committer {
             commit_delay,
             turns: Turns::default(),
             lost_race: false,
+            refused: None,
+            is_behind: false,
             read_took: Duration::ZERO,
             began: Instant::now(),
             looked_at: None,
@@ -399,8 +405,9 @@ impl Committer {
                     backoff.pause(&*self.upload.environment).await;
                 }
                 Progress::LostRace => {
-                    // Others replace a leader that the store holds up, and not one that is only slower than them.
-                    self.answered();
+                    if !self.is_behind {
+                        self.upload.readiness.goes_on(COMMIT);
+                    }
                     self.trace_attempt(members);
                     self.trace_failure(members);
                     self.lost_race = true;
@@ -417,7 +424,9 @@ impl Committer {
     }
 
     /// Records that the store answered.
-    fn answered(&self) {
+    fn answered(&mut self) {
+        self.refused = None;
+        self.is_behind = false;
         self.lead.answered(Instant::now());
         self.upload.readiness.goes_on(COMMIT);
     }
@@ -555,7 +564,14 @@ impl Committer {
                     found.state.buffer_id, self.buffer_id
                 )
             }
+            Ok(Some(found)) if self.refused.as_ref() == Some(&found.version) => {
+                self.is_behind = true;
+                let news = self.commits.read(Some(found));
+                self.hear(news);
+                format!("the store shows a version of {key} that it refused to replace")
+            }
             Ok(found) => {
+                self.caught_up();
                 self.streams
                     .learn(found.as_ref().map_or(&[], |found| &found.state.streams));
                 let news = self.commits.read(found);
@@ -572,6 +588,17 @@ impl Committer {
         };
         self.upload.readiness.waits(COMMIT, problem, Level::Warn);
         Progress::HeldUp
+    }
+
+    /// Records that the store shows what another producer committed. A lost race is an answer then: others replace a leader that
+    /// the store holds up, and not one that is only slower than them.
+    fn caught_up(&mut self) {
+        if self.refused.take().is_some() {
+            self.lead.answered(Instant::now());
+        }
+        if std::mem::take(&mut self.is_behind) {
+            self.upload.readiness.goes_on(COMMIT);
+        }
     }
 
     /// Puts the page of a full tail into the store.
@@ -596,7 +623,7 @@ impl Committer {
 
     /// Makes one compare-and-set.
     async fn swap(
-        &self,
+        &mut self,
         expected: Option<Version>,
         next: Manifest,
     ) -> (Answer<Snapshot<Manifest>>, Progress) {
@@ -609,6 +636,7 @@ impl Committer {
             }
             Swap::Mismatch => {
                 metrics.attempt("mismatch");
+                self.refused = expected;
                 (Answer::Mismatch, Progress::LostRace)
             }
             Swap::Unknown(error) => {

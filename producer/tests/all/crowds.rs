@@ -160,3 +160,35 @@ async fn a_leader_leaves_nobody_a_turn() {
     // 1.6 s if it takes turns.
     assert!(p50 < Duration::from_millis(1_300), "p50 {p50:?}");
 }
+
+/// Another producer commits, and the leader's store goes on showing the manifest from before.
+#[tokio::test(start_paused = true)]
+async fn a_leader_whose_store_stays_behind_pauses_and_refuses_its_followers() {
+    let mut group = Group::new(0, SECOND, slow_store()).await;
+    let (leader, behind) = group.start_behind(7, SECOND).await;
+    append(&leader, "leads").await.unwrap();
+    let follower = group.start(1, SECOND, false).await;
+    append(&follower, "meets the leader").await.unwrap();
+    behind.stay_behind().await;
+    group.world.change_manifest(|_| {}).await;
+    let swaps_before = behind.swaps();
+    let own = tokio::spawn({
+        let leader = leader.clone();
+        async move { append(&leader, "waits").await }
+    });
+    let start = Instant::now();
+    append(&follower, "not through the leader").await.unwrap();
+    assert!(start.elapsed() < 8 * SECOND, "{:?}", start.elapsed());
+    sleep(60 * SECOND - start.elapsed()).await;
+    assert!(!own.is_finished());
+    let waits = leader.readiness().waiting_for();
+    assert!(
+        waits.iter().any(|wait| wait.contains("refused to replace")),
+        "{waits:?}"
+    );
+    let swaps = behind.swaps() - swaps_before;
+    assert!(swaps < 60, "{swaps} swaps without a pause");
+    behind.catch_up();
+    own.await.unwrap().unwrap();
+    assert!(leader.readiness().waiting_for().is_empty());
+}

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::behind::Behind;
 use super::{Seeded, World, append, append_until_acknowledged};
 use async_trait::async_trait;
 use futures::future::join_all;
@@ -197,6 +198,21 @@ impl Group {
     pub(crate) async fn start(&mut self, number: u64, linger: Duration, may_lead: bool) -> Producer {
         let peering = self.peering(number, may_lead);
         self.join(number, config(linger), peering).await
+    }
+
+    /// Starts a producer whose store may stay behind.
+    pub(crate) async fn start_behind(&mut self, number: u64, linger: Duration) -> (Producer, Behind) {
+        let behind = Behind::new(Arc::new(self.network_of(number)));
+        let (store, mut registry) = (
+            Store::over(Arc::new(behind.clone()), "buffer"),
+            Registry::default(),
+        );
+        let (environment, peering) = (Seeded::standing(number), self.peering(number, true));
+        let started = Producer::start_with(environment, store, config(linger), Some(peering), &mut registry);
+        let producer = started.await.unwrap();
+        let mut producers = self.network.producers.lock().unwrap();
+        producers.insert(address(number), producer.clone());
+        (producer, behind)
     }
 
     pub(crate) async fn join(&mut self, number: u64, config: Config, peering: Peering) -> Producer {

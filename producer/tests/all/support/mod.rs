@@ -1,5 +1,6 @@
 //! A buffer in memory behind an unreliable network, and the log as a reader without faults sees it.
 
+mod behind;
 pub(crate) mod group;
 
 use std::collections::BTreeMap;
