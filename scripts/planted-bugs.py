@@ -391,6 +391,20 @@ CATCHERS = {
             r"p50 \d",
         )
     ],
+    "leaders-interval-ignored": [
+        Catcher(
+            "producer/src/lib.rs",
+            "election::tests::a_leader_with_a_longer_linger_has_the_time_for_two_of_its_segments",
+            r"left: Take",
+        )
+    ],
+    "refused-version-swapped-at-once": [
+        Catcher(
+            "producer/tests/all/crowds.rs",
+            "a_leader_whose_store_stays_behind_pauses_and_refuses_its_followers",
+            r"still waits|swaps without a pause|elapsed",
+        )
+    ],
     "lost-race-is-silence": [
         Catcher(
             "producer/tests/all/crowds.rs",

@@ -10,9 +10,10 @@ use millpond_manifest::{Leader, Manifest, ProducerId};
 
 use crate::commit::Office;
 
-/// A leader that serves neither this producer nor anybody else is replaced after this number of the producer's lingers.
+/// A leader that serves neither this producer nor anybody else is replaced after this number of the producer's lingers, or
+/// of the leader's intervals if those are longer.
 const PATIENCE_LINGERS: u32 = 2;
-/// The shortest and the longest patience without takeovers.
+/// The shortest and the longest patience by the producer's linger, without takeovers.
 const PATIENCE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(5);
 /// The patience doubles with each takeover that a producer saw in this time: a lead that moves often is not worth much.
 pub const TAKEOVERS_REMEMBERED: Duration = Duration::from_secs(600);
@@ -29,7 +30,7 @@ const AVOID_MAX: Duration = Duration::from_secs(8);
 pub struct Election {
     /// Where others reach this producer. `None`: it never leads.
     address: Option<Arc<str>>,
-    /// For a leader that does not serve this producer, before takeovers double it.
+    /// For a leader that does not serve this producer and whose interval is unknown, before takeovers double it.
     patience: Duration,
     seen: Option<Seen>,
     /// When the last takeovers were seen, oldest first.
@@ -51,6 +52,8 @@ struct Seen {
     avoid_until: Duration,
     /// It said that it stops leading.
     is_leaving: bool,
+    /// The time between two of its segments, as its last answer had it.
+    interval: Duration,
 }
 
 impl Election {
@@ -91,6 +94,7 @@ impl Election {
                     failed_at: now,
                     avoid_until: Duration::ZERO,
                     is_leaving: false,
+                    interval: Duration::ZERO,
                 });
                 if is_takeover {
                     self.takeovers.push(now);
@@ -125,9 +129,10 @@ impl Election {
         seen.avoid_until.checked_sub(now).filter(|_| may)
     }
 
-    /// Records that the leader of this term served this producer.
-    pub fn served(&mut self, term: u64) {
+    /// Records that the leader of this term served this producer, and closes a segment in each interval.
+    pub fn served(&mut self, term: u64, interval: Duration) {
         if let Some(seen) = self.of(term) {
+            seen.interval = interval;
             seen.failures = 0;
             seen.avoid_until = Duration::ZERO;
         }
@@ -170,7 +175,7 @@ impl Election {
             Some(seen) if seen.leader.producer == own => false,
             Some(seen) => {
                 let still_since = seen.since.max(seen.failed_at);
-                let is_still = now.saturating_sub(still_since) >= self.patience(now);
+                let is_still = now.saturating_sub(still_since) >= self.patience(seen, now);
                 seen.is_leaving || (seen.failures > 0 && is_still)
             }
         };
@@ -181,10 +186,14 @@ impl Election {
         }
     }
 
-    fn patience(&self, now: Duration) -> Duration {
+    /// The leader may be busy with one segment for its whole interval, however short this producer's linger is.
+    fn patience(&self, leader: &Seen, now: Duration) -> Duration {
         let recent = |at: &&Duration| now.saturating_sub(**at) < TAKEOVERS_REMEMBERED;
         let doublings = self.takeovers.iter().filter(recent).count().min(DOUBLINGS_MAX);
-        self.patience.saturating_mul(1 << doublings).min(PATIENCE_MAX)
+        let patience = self
+            .patience
+            .max(leader.interval.saturating_mul(PATIENCE_LINGERS));
+        patience.saturating_mul(1 << doublings).min(PATIENCE_MAX)
     }
 
     fn of(&mut self, term: u64) -> Option<&mut Seen> {
@@ -282,10 +291,34 @@ mod tests {
         let mut election = election();
         election.see(&led(OTHER, 1, 0), SECOND);
         election.failed(1, SECOND);
-        election.served(1);
+        election.served(1, Duration::ZERO);
         assert_eq!(election.office(OWN, 99 * SECOND), Office::Keep);
         election.failed(1, 99 * SECOND);
         assert_eq!(election.office(OWN, 100 * SECOND), Office::Keep);
+    }
+
+    #[test]
+    fn a_leader_with_a_longer_linger_has_the_time_for_two_of_its_segments() {
+        let mut election = Election::new(Some("10.0.0.1:4319".into()), SECOND / 4);
+        election.see(&led(OTHER, 1, 0), Duration::ZERO);
+        election.served(1, 10 * SECOND);
+        election.failed(1, Duration::ZERO);
+        assert_eq!(election.office(OWN, 19 * SECOND), Office::Keep);
+        assert_eq!(election.office(OWN, 20 * SECOND), take());
+        // Another leader may have another linger.
+        election.see(&led(OTHER, 9, 0), 700 * SECOND);
+        election.failed(9, 700 * SECOND);
+        assert_eq!(election.office(OWN, 702 * SECOND), take());
+    }
+
+    #[test]
+    fn an_interval_of_a_leader_keeps_it_in_office_for_a_limited_time() {
+        let mut election = election();
+        election.see(&led(OTHER, 1, 0), Duration::ZERO);
+        election.served(1, Duration::MAX);
+        election.failed(1, Duration::ZERO);
+        assert_eq!(election.office(OWN, 79 * SECOND), Office::Keep);
+        assert_eq!(election.office(OWN, 80 * SECOND), take());
     }
 
     #[test]
@@ -333,7 +366,7 @@ mod tests {
         assert_eq!(election.office(OWN, 79 * SECOND), Office::Keep);
         assert_eq!(election.office(OWN, 80 * SECOND), take());
         let later = TAKEOVERS_REMEMBERED;
-        election.served(9);
+        election.served(9, Duration::ZERO);
         election.failed(9, later);
         assert_eq!(election.office(OWN, later + 5 * SECOND), take());
     }

@@ -153,7 +153,8 @@ impl Committer {
         let answer = answer.unwrap_or_else(|_| Err(format!("no answer for {} s", ASK_MAX.as_secs())));
         let (kind, reason) = match answer {
             Ok(PeerAnswer::Committed(commit)) if self.commits.landed_elsewhere(number) => {
-                self.election.served(leader.term);
+                let interval = commit.closes.map_or(Duration::ZERO, |closes| closes.every);
+                self.election.served(leader.term, interval);
                 self.lead.keep_rhythm(commit.closes, Instant::now());
                 return Some(commit);
             }
