@@ -28,8 +28,10 @@ type committer struct {
 	view    leaderView
 
 	turns    turns
-	lostLast bool          // another producer was first, and this one has not read the manifest since
-	readTook time.Duration // how long the last read of the manifest took
+	lostLast bool             // another producer was first, and this one has not read the manifest since
+	refused  *storage.Version // the store refused to replace it, and may still show it
+	behind   bool             // the store showed that version again
+	readTook time.Duration    // how long the last read of the manifest took
 }
 
 // progress is the result of a step.
@@ -195,6 +197,7 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 		left, progress := c.step(group)
 		switch progress {
 		case committed:
+			c.caughtUp()
 			c.health.gotOn(committing)
 			if c.hooks.Committed != nil {
 				c.hooks.Committed(time.Since(started), len(group)-len(left))
@@ -205,7 +208,9 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 			time.Sleep(c.environment.wait(&backoff))
 		case lostRace:
 			c.lostLast, hasLost = true, true
-			c.health.gotOn(committing) // A lost race is an answer of the store.
+			if !c.behind {
+				c.health.gotOn(committing) // A lost race is an answer of the store.
+			}
 			time.Sleep(c.environment.wait(&races))
 		}
 		group = left
@@ -277,6 +282,13 @@ func (c *committer) readManifest() progress {
 		c.health.heldUp(committing, err)
 		return heldUp
 	}
+	if found != nil && c.refused != nil && found.Version == *c.refused {
+		c.behind = true
+		c.hear(c.commits.read(found))
+		c.health.heldUp(committing, fmt.Errorf("the store shows a version of %s that it refused to replace", manifest.Key(c.shard)))
+		return heldUp
+	}
+	c.caughtUp()
 	if found != nil {
 		c.streams.learn(found.State.Streams)
 	}
@@ -286,6 +298,15 @@ func (c *committer) readManifest() progress {
 	}
 	c.lostLast = false
 	return made
+}
+
+// caughtUp records that the store shows what others committed.
+func (c *committer) caughtUp() {
+	c.refused = nil
+	if c.behind {
+		c.behind = false
+		c.health.gotOn(committing)
+	}
 }
 
 func (c *committer) hear(news news) {
@@ -316,6 +337,7 @@ func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, p
 	case outcome == storage.Committed:
 		return group, made
 	case outcome == storage.Mismatch:
+		c.refused = swap.expected
 		return group, lostRace
 	}
 	return group, heldUp

@@ -1,10 +1,15 @@
 package producer
 
 import (
+	"context"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"millpond.dev/otel-exporter/internal/manifest"
+	"millpond.dev/otel-exporter/internal/storage"
 	"millpond.dev/otel-exporter/internal/storage/unreliable"
 )
 
@@ -81,6 +86,65 @@ func TestAProducerIsReadyWhenTheLeaderHasCommittedItsGroup(t *testing.T) {
 		if len(l.requests()) != 1 || w.network.Unused() != 0 {
 			t.Errorf("%d requests, %d faults left", len(l.requests()), w.network.Unused())
 		}
+		if waits := p.Waiting(); waits != "" {
+			t.Errorf("it still waits: %s", waits)
+		}
+	})
+}
+
+// behindBackend answers reads of the manifest with an old one while it has one.
+type behindBackend struct {
+	storage.Backend
+	mutex   sync.Mutex
+	bytes   []byte
+	version storage.Version
+}
+
+func (b *behindBackend) Get(ctx context.Context, key string, bytesMax int64) ([]byte, storage.Version, error) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	if key == manifest.Key(0) && b.bytes != nil {
+		return b.bytes, b.version, nil
+	}
+	return b.Backend.Get(ctx, key, bytesMax)
+}
+
+// show lets reads return these bytes from now on; nil ends that.
+func (b *behindBackend) show(bytes []byte, version storage.Version) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	b.bytes, b.version = bytes, version
+}
+
+func TestAProducerWhoseStoreStaysBehindPausesAndSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		behind := &behindBackend{Backend: w.network}
+		store := storage.Over(behind, storage.RequestTimeout)
+		p, err := start(t.Context(), newEnvironment([32]byte{1}), store, testConfig(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { w.close(p) })
+		w.mustAppend(p, "first")
+		bytes, version, err := w.network.Get(t.Context(), manifest.Key(0), 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		behind.show(bytes, version)
+		w.change(func(*manifest.Manifest) {})
+		done := make(chan uint64)
+		go func() { done <- w.mustAppend(p, "waits") }()
+		time.Sleep(time.Minute)
+		if refused := p.Stats().CommitsMismatch; refused > 80 {
+			t.Errorf("%d swaps without a pause", refused)
+		}
+		if waits := p.Waiting(); !strings.Contains(waits, "refused to replace") {
+			t.Errorf("it waits: %q", waits)
+		}
+		behind.show(nil, "")
+		<-done
+		w.checkLog("first", "waits")
 		if waits := p.Waiting(); waits != "" {
 			t.Errorf("it still waits: %s", waits)
 		}
