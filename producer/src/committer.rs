@@ -92,7 +92,7 @@ pub(crate) struct Committer {
 }
 
 /// The result of a step.
-enum Progress {
+pub(crate) enum Progress {
     /// Segments are in the log.
     Committed,
     /// The next step can follow at once.
@@ -383,7 +383,9 @@ impl Committer {
             if has_lost && self.hand_over(members).await {
                 continue;
             }
-            self.wait_for_turn(members).await;
+            if self.wait_for_turn(members).await {
+                continue;
+            }
             if self.commits.may_grow() && !is_settling {
                 self.extend(members, arrivals, foreign).await;
             }
@@ -555,7 +557,7 @@ impl Committer {
     }
 
     /// Reads the manifest.
-    async fn read_manifest(&mut self) -> Progress {
+    pub(crate) async fn read_manifest(&mut self) -> Progress {
         let key = layout::manifest(self.upload.shard);
         let problem = match cas::read::<Manifest>(&self.upload.store, &key).await {
             Ok(Some(found)) if found.state.buffer_id != self.buffer_id => {

@@ -1,12 +1,17 @@
 //! Hands a group that lost a race over to the leader: it commits the uploaded segments, in place of another race. The rules
 //! of `forward.rs` hold for the number.
 
+use std::time::Duration;
+
 use tokio::time::sleep;
 
 use crate::committer::{Committer, FOREIGN_SEGMENTS_MAX};
 use crate::group::Members;
 use crate::peers::Records;
 use crate::segment::UploadedWork;
+
+/// A producer that waits for its turn looks at the manifest this often.
+const TURN_LOOK: Duration = Duration::from_secs(1);
 
 impl Committer {
     /// Has the leader commit the group, if there is one to ask. Returns true if it was asked: the group is empty if the records
@@ -42,21 +47,34 @@ impl Committer {
     }
 
     /// Waits after a lost race as long as others have waited longer. The leader waits for nobody: they may all wait for it.
-    /// A group that the leader may commit waits only until this producer asks again.
-    pub(crate) async fn wait_for_turn(&mut self, members: &Members) {
+    /// A group that the leader may commit waits only until there is a leader to ask. Returns true in this case.
+    pub(crate) async fn wait_for_turn(&mut self, members: &Members) -> bool {
         let Some(mut wait) = self.turns.wait(self.elapsed()) else {
-            return;
+            return false;
         };
         let own = self.commits.producer();
         if self.election.leads(own) {
-            return;
+            return false;
         }
-        if self.may_hand_over(members)
-            && let Some(avoided) = self.election.avoided_for(own, self.elapsed())
-        {
-            wait = wait.min(avoided);
+        while !wait.is_zero() {
+            let mut pause = wait.min(TURN_LOOK);
+            let avoided = self.election.avoided_for(own, self.elapsed());
+            if let Some(avoided) = avoided.filter(|_| self.may_hand_over(members)) {
+                pause = pause.min(avoided);
+            }
+            sleep(pause).await;
+            wait -= pause;
+            self.read_manifest().await;
+            // Another producer may lead by now.
+            if self.may_hand_over(members) && self.leader_to_ask().is_some() {
+                return true;
+            }
+            // Those that have waited longer may have committed, or had a leader do so.
+            if let Some(manifest) = self.commits.manifest() {
+                self.turns.lost(manifest, own, self.elapsed());
+                wait = wait.min(self.turns.wait(self.elapsed()).unwrap_or_default());
+            }
         }
-        sleep(wait).await;
-        self.commits.doubt_known();
+        false
     }
 }

@@ -89,6 +89,21 @@ fn dead_leaders_lose_no_record_and_stop_no_shard() {
     assert!(report.latencies.p99 < 5.0, "p99 {} s", report.latencies.p99);
 }
 
+/// All followers of one leader race until one of them leads. Those that wait for their turn then turn to it.
+#[test]
+fn followers_of_a_dead_leader_wait_for_no_turn_once_another_leads() {
+    let report = run(&Fleet {
+        gateways: 84,
+        shards: 1,
+        trouble: Trouble::DeadLeaders(30 * SECOND),
+        warm_up: 30 * SECOND,
+        measured: 61 * SECOND,
+        ..Fleet::large(1_000, Layout::AnyShard, Trouble::Nothing)
+    });
+    assert_eq!(report.silence.deaths, 2);
+    assert!(report.latencies.p99 < 6.0, "p99 {} s", report.latencies.p99);
+}
+
 #[test]
 fn a_zone_that_is_cut_off_loses_no_record_and_stops_no_shard() {
     for (trouble, silence_s) in [(Trouble::PeersCutOff, 3.0), (Trouble::StoreCutOff, 10.0)] {
