@@ -9,6 +9,7 @@ the store. A slow machine makes fewer requests, and these facts explain it to th
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from dataclasses import dataclass, field
@@ -289,17 +290,35 @@ def measured(new_site) -> dict[str, tuple[Pipeline, Between]]:
 def predicted(pipeline: Pipeline, between: Between) -> dict[str, float]:
     """The model's prediction for the same time."""
     configuration = pipeline.configuration
+    producers = len(configuration.lingers)
+    interval = between.seconds / between(SEGMENTS)
+    below = configuration.forward_below
+    if configuration.shared:
+        return mixed(pipeline, between, interval)
+    if configuration.by_size:
+        return asked(pipeline, between, configuration.lingers[0])
+    makers = 1 if below and below != "0B" else producers
+    return asked(pipeline, between, microseconds(makers * interval))
+
+
+def mixed(pipeline: Pipeline, between: Between, interval: float) -> dict[str, float]:
+    """The prediction for commits of which some have one segment more than others. The model knows
+    one number of segments per commit, so it is asked for two, in the proportion that was counted."""
+    together = between.segments_per_commit()
+    fewer = math.floor(together)
+    share = fewer * (fewer + 1 - together) / together
+    few, many = (
+        asked(pipeline, between, microseconds((n + 0.5) * interval)) for n in (fewer, fewer + 1)
+    )
+    return {kind: share * few[kind] + (1 - share) * many[kind] for kind in few}
+
+
+def asked(pipeline: Pipeline, between: Between, linger: str) -> dict[str, float]:
+    """The model's answer for this linger."""
+    configuration = pipeline.configuration
     stored = between("millpond_producer_stored_bytes_total")
     raw = between("millpond_producer_raw_bytes_total")
-    producers = len(configuration.lingers)
-    linger = configuration.lingers[0]
     below = configuration.forward_below
-    if not configuration.by_size:
-        makers = 1 if below and below != "0B" else producers
-        linger = microseconds(makers * between.seconds / between(SEGMENTS))
-    if configuration.shared:
-        together = between.segments_per_commit()
-        linger = microseconds((round(together) + 0.5) * between.seconds / between(SEGMENTS))
     latencies = {
         f"--{kind}-latency": microseconds(between.mean("millpond_store_request_seconds", kind=kind))
         for kind in ("put", "get")
@@ -313,7 +332,7 @@ def predicted(pipeline: Pipeline, between: Between) -> dict[str, float]:
             *("--throughput", f"{stored / between.seconds:.3f}B/s"),
             *("--ratio", max(1.0, raw / stored)),
             *("--linger", linger),
-            *("--producers", producers),
+            *("--producers", len(configuration.lingers)),
             *("--consumers", configuration.consumers),
             *("--streams", 2 if configuration.metrics else 1),
             *(("--peers", "--forward-below", below) if below else ()),
