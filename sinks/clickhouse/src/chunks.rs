@@ -433,7 +433,9 @@ impl Cutter<'_> {
         };
         // Rows without identities must stay in the order of their places.
         let order = match self.columns {
-            Columns::All => self.sorting.order(C::TABLE, &columns),
+            Columns::All => self
+                .sorting
+                .order(C::TABLE, count, |column| columns.get(column)?.ranks()),
             Columns::None => None,
         };
         let order = order.as_deref();

@@ -3,14 +3,17 @@
 mod json;
 mod key;
 mod kind;
+mod ranks;
 mod scalar;
 mod time;
 mod values;
 mod wide;
 
 use crate::config::{Columns, Config};
+use crate::native::{Column as _, Numbers};
 use crate::schema::judge::{Fault, Found};
-use crate::schema::{MILLPOND, identifier};
+use crate::schema::{MILLPOND, RECEIVED_AT, identifier};
+use crate::sorting::{KeyColumn, Ranks};
 pub(crate) use key::KeyPaths;
 use kind::Kind;
 use std::collections::{BTreeMap, HashMap};
@@ -230,6 +233,31 @@ impl Plan {
     pub(crate) fn empty(&self) -> Vec<Values> {
         let columns = self.columns.iter();
         columns.map(|column| Values::new(&column.kind)).collect()
+    }
+
+    /// Finds a column that a sorting key names: one that events fill, or the time of reception, which is behind those.
+    pub(crate) fn key_column(&self, name: &str) -> Option<KeyColumn> {
+        let columns = self.columns.iter().map(|column| (&*column.name, &column.kind));
+        let mut columns = columns.chain([(RECEIVED_AT, &Kind::DateTime64(6))]).enumerate();
+        let (place, (_, kind)) = columns.find(|(_, (found, _))| *found == name)?;
+        Some(KeyColumn {
+            place,
+            is_ranked: ranks::has(kind),
+            second: kind.second(),
+        })
+    }
+
+    /// The ranks of a key's column in these rows.
+    pub(crate) fn ranks(
+        &self,
+        place: usize,
+        columns: &[Values],
+        received_at_us: impl Iterator<Item = i64>,
+    ) -> Option<Ranks> {
+        match columns.get(place) {
+            Some(values) => values.ranks(&self.columns[place].kind),
+            None => Numbers(received_at_us.collect()).ranks(),
+        }
     }
 
     /// Appends a row, which is valid JSON, or nothing. The error is the reason why it does not fit.

@@ -185,6 +185,15 @@ impl Strings {
         }
     }
 
+    /// The values.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &[u8]> {
+        (0..self.rows()).map(|value| {
+            let encoded = self.encoded(value..value + 1);
+            let length = encoded.iter().take_while(|byte| **byte >= 0x80).count() + 1;
+            &encoded[length..]
+        })
+    }
+
     /// The bytes of these values.
     pub(crate) fn encoded(&self, values: Range<usize>) -> &[u8] {
         let start = |value: usize| self.starts.get(value).copied().unwrap_or(self.bytes.len());

@@ -171,6 +171,7 @@ const MAPS: &str = "Array(Map(LowCardinality(String), String))";
 const ZSTD: &str = "ZSTD(1)";
 const DELTA: &str = "Delta(8), ZSTD(1)";
 
+pub(crate) const RECEIVED_AT: &str = "_millpond_received_at";
 pub(crate) const SOURCE: &str = "_millpond_source";
 pub(crate) const SEQUENCE: &str = "_millpond_sequence";
 pub(crate) const RECORD: &str = "_millpond_record";
@@ -178,7 +179,7 @@ pub(crate) const RECORD: &str = "_millpond_record";
 /// Millpond's own columns. Source, sequence and record are a row's identity.
 pub(crate) const MILLPOND: [ColumnKind; 5] = [
     column(
-        "_millpond_received_at",
+        RECEIVED_AT,
         "DateTime64(6)",
         DELTA,
         "When the buffer received the record",

@@ -20,7 +20,7 @@ use crate::schema::judge::{self, Fault, Found, Known};
 use crate::schema::partition::{Partitioning, Sources, Terms};
 use crate::schema::{self, Table, literal};
 use crate::settings::{self, Clients};
-use crate::sorting::SortingKey;
+use crate::sorting::{KeyColumn, SortingKey};
 pub(crate) use migrate::Needs;
 use millpond_consumer::SinkError;
 pub(crate) use same::Named;
@@ -235,7 +235,10 @@ impl Server {
         };
         let ask = self.ask_of(table, &engine.engine, behind).await?;
         let ttl = RowTtl::of(table, &engine.engine_full, &found);
-        let sorting_key = SortingKey::parse(&engine.sorting_key, table, &found);
+        let sorting_key = match &plan {
+            Some(plan) => SortingKey::parse(&engine.sorting_key, &|name| plan.key_column(name), &found),
+            None => SortingKey::parse(&engine.sorting_key, &KeyColumn::of_table(table), &found),
+        };
         let known = Known {
             ask,
             ttl: self.usable_ttl(ttl).await?,

@@ -2,7 +2,6 @@
 //!
 //! The order matters to nothing else: a row's place in its chunk follows from its identity (`recovery`).
 
-use crate::native::Column;
 use crate::schema::judge::Found;
 use crate::schema::{MAP, STRING, Table, item_kind, sorting_key};
 use std::collections::BTreeMap;
@@ -23,6 +22,17 @@ struct Part {
     divisor: u64,
 }
 
+/// A column that a key can name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyColumn {
+    /// Its place among the columns of its table.
+    pub(crate) place: usize,
+    /// Its values have ranks.
+    pub(crate) is_ranked: bool,
+    /// The number of a time's ticks in a second. `None` if it is not a time.
+    pub(crate) second: Option<u64>,
+}
+
 /// Values as numbers in the same order.
 pub(crate) struct Ranks {
     pub(crate) values: Vec<u64>,
@@ -37,34 +47,45 @@ impl Sorting {
 
     /// The keys of the tables that the sink creates.
     pub(crate) fn of_new_tables() -> Self {
-        let key = |table: Table| SortingKey::parse(sorting_key(table.signal()?), table, &[]);
+        let key =
+            |table: Table| SortingKey::parse(sorting_key(table.signal()?), &KeyColumn::of_table(table), &[]);
         let keys = Table::ALL
             .into_iter()
             .filter_map(|table| Some((table.number(), key(table)?)));
         Sorting(keys.collect())
     }
 
-    /// The order of a table's rows: their places in these columns. `None` if they stay as they are.
-    pub(crate) fn order(&self, table: Table, columns: &[&dyn Column]) -> Option<Vec<u32>> {
-        self.0.get(&table.number())?.order(columns)
+    /// The order of a table's rows, given the ranks of a column: their places as they are. `None` if they stay so.
+    pub(crate) fn order(
+        &self,
+        table: Table,
+        rows: usize,
+        ranks: impl Fn(usize) -> Option<Ranks>,
+    ) -> Option<Vec<u32>> {
+        self.0.get(&table.number())?.order(rows, ranks)
     }
 }
 
 impl SortingKey {
     /// Reads `sorting_key` of `system.tables`. `None` if the sink cannot compute all its expressions.
-    pub(crate) fn parse(key: &str, table: Table, found: &[Found]) -> Option<Self> {
-        let parts = expressions(key).map(|expression| Part::parse(expression.trim(), table, found));
+    pub(crate) fn parse(
+        key: &str,
+        column: &dyn Fn(&str) -> Option<KeyColumn>,
+        found: &[Found],
+    ) -> Option<Self> {
+        // A server may print the brackets of a single expression.
+        let parts =
+            expressions(unwrapped(key)).map(|expression| Part::parse(expression.trim(), column, found));
         parts.collect::<Option<_>>().map(SortingKey)
     }
 
-    fn order(&self, columns: &[&dyn Column]) -> Option<Vec<u32>> {
-        let rows = columns.first()?.rows();
+    fn order(&self, rows: usize, ranks: impl Fn(usize) -> Option<Ranks>) -> Option<Vec<u32>> {
         let place_bits = bits(rows as u64);
         // A row's key and its place in one number: rows with equal keys keep their order.
         let mut keys = vec![0u128; rows];
         let mut free = u128::BITS - place_bits;
         for Part { column, divisor } in &self.0 {
-            let Ranks { mut values, zero } = columns.get(*column)?.ranks()?;
+            let Ranks { mut values, zero } = ranks(*column)?;
             for value in &mut values {
                 // The quotient of a negative number rounds down.
                 *value = value.saturating_sub(zero % divisor) / divisor;
@@ -94,6 +115,21 @@ fn bits(number: u64) -> u32 {
     u64::BITS - number.leading_zeros()
 }
 
+/// A key without brackets around all of it.
+fn unwrapped(key: &str) -> &str {
+    let inside = key.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
+    let closes_first = |inside: &str| {
+        let mut depth = 0_usize;
+        inside.chars().any(|character| {
+            depth += usize::from(character == '(');
+            let closed = character == ')' && depth == 0;
+            depth -= usize::from(character == ')' && !closed);
+            closed
+        })
+    };
+    inside.filter(|inside| !closes_first(inside)).unwrap_or(key)
+}
+
 /// Splits a key at its top-level commas.
 fn expressions(key: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0_usize;
@@ -107,26 +143,49 @@ fn expressions(key: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+impl KeyColumn {
+    /// Finds the columns of a signal's table by their names.
+    pub(crate) fn of_table(table: Table) -> impl Fn(&str) -> Option<KeyColumn> {
+        move |name| {
+            let (place, column) = table
+                .columns()
+                .enumerate()
+                .find(|(_, column)| column.name == name)?;
+            Some(KeyColumn {
+                place,
+                is_ranked: !matches!(column.kind, STRING | MAP | "Float64")
+                    && item_kind(column.kind).is_none(),
+                second: match column.kind {
+                    "DateTime" => Some(1),
+                    "DateTime64(9)" => Some(1_000_000_000),
+                    _ => None,
+                },
+            })
+        }
+    }
+}
+
 impl Part {
-    fn parse(expression: &str, table: Table, found: &[Found]) -> Option<Part> {
-        let place = |name: &str| table.columns().position(|column| column.name == name);
-        let kind = |column: usize| table.columns().nth(column).map(|column| column.kind);
-        if let Some(column) = place(expression) {
-            let is_ranked = !matches!(kind(column)?, STRING | MAP | "Float64");
-            return (is_ranked && item_kind(kind(column)?).is_none()).then_some(Part { column, divisor: 1 });
+    fn parse(expression: &str, column: &dyn Fn(&str) -> Option<KeyColumn>, found: &[Found]) -> Option<Part> {
+        if let Some(KeyColumn { place, is_ranked, .. }) = column(expression) {
+            return is_ranked.then_some(Part {
+                column: place,
+                divisor: 1,
+            });
         }
         // `TimestampTime` of older tables: the server computes it.
         let computed = found.iter().find(|found| found.name == expression);
         let expression = computed.map_or(expression, |computed| &computed.default_expression);
         let (function, argument) = expression.strip_suffix(')')?.split_once('(')?;
-        let column = place(argument)?;
-        let ticks: u64 = match kind(column)? {
-            "DateTime" => 1,
-            "DateTime64(9)" => 1_000_000_000,
-            _ => return None,
-        };
+        let KeyColumn { place, second, .. } = column(argument)?;
+        let ticks = second?;
         let seconds = match function {
-            "toUnixTimestamp64Nano" => return Some(Part { column, divisor: 1 }),
+            "toUnixTimestamp64Nano" | "toUnixTimestamp64Micro" | "toUnixTimestamp64Milli" => {
+                return Some(Part {
+                    column: place,
+                    divisor: 1,
+                });
+            }
             "toDateTime" | "toUnixTimestamp" | "toStartOfSecond" => 1,
             "toStartOfMinute" => 60,
             "toStartOfFiveMinutes" | "toStartOfFiveMinute" => 300,
@@ -138,7 +197,7 @@ impl Part {
             _ => return None,
         };
         Some(Part {
-            column,
+            column: place,
             divisor: seconds * ticks,
         })
     }
@@ -147,7 +206,7 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::native::{Dictionary, Maps, Numbers, Ticks};
+    use crate::native::{Column, Dictionary, Maps, Numbers, Ticks};
 
     fn computed(name: &str, expression: &str) -> Found {
         Found {
@@ -161,9 +220,13 @@ mod tests {
 
     fn parsed(key: &str, table: Table) -> Option<Vec<(&'static str, u64)>> {
         let found = [computed("TimestampTime", "toDateTime(Timestamp)")];
-        let key = SortingKey::parse(key, table, &found)?;
+        let key = SortingKey::parse(key, &KeyColumn::of_table(table), &found)?;
         let name = |part: &Part| table.columns().nth(part.column).unwrap().name;
         Some(key.0.iter().map(|part| (name(part), part.divisor)).collect())
+    }
+
+    fn order(key: &SortingKey, columns: &[&dyn Column]) -> Option<Vec<u32>> {
+        key.order(columns[0].rows(), |column| columns[column].ranks())
     }
 
     #[test]
@@ -185,6 +248,7 @@ mod tests {
                 "ServiceName, SpanName, toDateTime(Timestamp)",
                 vec![("ServiceName", 1), ("SpanName", 1), ("Timestamp", SECOND)],
             ),
+            (Table::Logs, "(ServiceName)", vec![("ServiceName", 1)]),
             (
                 Table::Gauge,
                 "ServiceName, MetricName, toUnixTimestamp(TimeUnix)",
@@ -201,6 +265,7 @@ mod tests {
             "ServiceName, ScopeAttributes",
             "toDate(Body)",
             "x(",
+            "(ServiceName), (Timestamp)",
             "Timestamp DESC",
             "ServiceName, toStartOfInterval(Timestamp, toIntervalHour(1)), Timestamp",
         ] {
@@ -228,7 +293,7 @@ mod tests {
         }
         let by = |parts: &[(usize, u64)]| {
             let parts = parts.iter().map(|&(column, divisor)| Part { column, divisor });
-            SortingKey(parts.collect()).order(&[&service, &time])
+            order(&SortingKey(parts.collect()), &[&service, &time])
         };
         assert_eq!(by(&[(0, 1), (1, 1)]), Some(vec![4, 3, 5, 1, 2, 0, 6]));
         assert_eq!(by(&[(1, 1)]), Some(vec![2, 0, 3, 5, 6, 1, 4]));
@@ -245,7 +310,7 @@ mod tests {
         maps.end_row();
         let by = |parts: &[usize]| {
             let parts = parts.iter().map(|&column| Part { column, divisor: 1 });
-            SortingKey(parts.collect()).order(&[&wide, &maps])
+            order(&SortingKey(parts.collect()), &[&wide, &maps])
         };
         assert_eq!(by(&[0]), Some(vec![1, 0]));
         assert_eq!(by(&[0, 1]), None);
@@ -259,7 +324,8 @@ mod tests {
             column: 0,
             divisor: 1,
         };
-        assert_eq!(SortingKey(vec![part]).order(&[&time]), None);
-        assert_eq!(SortingKey(vec![part]).order(&[&Numbers::<u32>(vec![])]), None);
+        let key = SortingKey(vec![part]);
+        assert_eq!(order(&key, &[&time]), None);
+        assert_eq!(order(&key, &[&Numbers::<u32>(vec![])]), None);
     }
 }

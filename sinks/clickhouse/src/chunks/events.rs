@@ -1,6 +1,6 @@
 //! Cuts messages of JSON events into chunks for their table.
 
-use super::{Cutter, Found, RECORDS_MAX, messages, row_id};
+use super::{Columns, Cutter, Found, RECORDS_MAX, messages, row_id};
 use crate::events::{KeyPaths, Plan, Values, own, rows};
 use crate::identities::NumberedRecord;
 use crate::native::{self, Column as _, Dictionary, Numbers};
@@ -114,11 +114,20 @@ impl Waiting<'_> {
         let count = self.received.len();
         let frames = &mut *cutter.frames;
         let heads: Vec<(&str, String)> = self.plan.heads().collect();
+        let received = self.received.iter();
+        // Rows without identities must stay in the order of their places.
+        let order = match cutter.columns {
+            Columns::All => cutter.sorting.order(self.table, count, |column| {
+                let received_at_us = received.clone().map(|row| row.at_us);
+                self.plan.ranks(column, &self.columns, received_at_us)
+            }),
+            Columns::None => None,
+        };
+        let order = order.as_deref();
         native::write_block_head(own(cutter.columns).len() + heads.len(), count, frames);
         if let [received_at, inserted_at, source, sequence, record] = own(cutter.columns) {
-            let received = self.received.iter();
             native::write_column_head(received_at.name, received_at.kind, frames);
-            Numbers::<i64>(received.clone().map(|row| row.at_us).collect()).write(frames);
+            Numbers::<i64>(received.clone().map(|row| row.at_us).collect()).write_in(order, frames);
             native::write_column_head(inserted_at.name, inserted_at.kind, frames);
             native::write_constant(&cutter.now_ms.to_le_bytes(), count, frames);
             native::write_column_head(source.name, source.kind, frames);
@@ -127,9 +136,9 @@ impl Waiting<'_> {
             (0..count).for_each(|_| sources.push_number(number));
             sources.write(frames);
             native::write_column_head(sequence.name, sequence.kind, frames);
-            Numbers::<u64>(received.clone().map(|row| row.first.sequence).collect()).write(frames);
+            Numbers::<u64>(received.clone().map(|row| row.first.sequence).collect()).write_in(order, frames);
             native::write_column_head(record.name, record.kind, frames);
-            Numbers::<u32>(received.map(|row| row.first.record).collect()).write(frames);
+            Numbers::<u32>(received.map(|row| row.first.record).collect()).write_in(order, frames);
         }
         let mut lengths = self.columns.iter().map(Values::rows);
         debug_assert!(
@@ -138,7 +147,7 @@ impl Waiting<'_> {
         );
         for ((name, kind), values) in heads.into_iter().zip(&self.columns) {
             native::write_column_head(name, &kind, frames);
-            values.write(frames);
+            values.write_in(order, frames);
         }
         let (body, raw_bytes) = frames.finish();
         Chunk {

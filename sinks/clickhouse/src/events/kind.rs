@@ -106,6 +106,15 @@ impl Kind {
         })
     }
 
+    /// The number of a time's ticks in a second.
+    pub(crate) fn second(&self) -> Option<u64> {
+        match self {
+            Kind::DateTime => Some(1),
+            Kind::DateTime64(digits) => Some(10_u64.pow(*digits)),
+            _ => None,
+        }
+    }
+
     /// Bytes of a value of fixed size.
     pub(crate) fn width(&self) -> Option<usize> {
         Some(match self {

@@ -5,7 +5,8 @@ use super::kind::Kind;
 use super::scalar;
 use super::time::Unit;
 use crate::frame::Frames;
-use crate::native::{Column as _, Numbers, Strings};
+use crate::native::{Column as _, Order, Strings, write_words};
+use std::ops::Range;
 
 /// The values of a column.
 #[derive(Debug)]
@@ -134,18 +135,36 @@ impl Values {
     }
 
     pub(crate) fn write(&self, frames: &mut Frames) {
+        self.write_in(None, frames);
+    }
+
+    /// The same, with the rows in this order.
+    pub(crate) fn write_in(&self, order: Order<'_>, frames: &mut Frames) {
         match self {
-            Values::Fixed { bytes, .. } => frames.write(bytes),
-            Values::Text(strings) => strings.write_values(None, frames),
+            Values::Fixed { width, bytes } => write_fixed(*width, bytes, order, frames),
+            Values::Text(strings) => strings.write_values(order, frames),
             Values::Nullable { nulls, values } => {
-                frames.write(nulls);
-                values.write(frames);
+                write_fixed(1, nulls, order, frames);
+                values.write_in(order, frames);
             }
-            Values::List { ends, items } => {
-                Numbers(ends.clone()).write_values(None, frames);
-                items.write(frames);
-            }
-            Values::Tuple(fields) => fields.iter().for_each(|field| field.write(frames)),
+            Values::List { ends, items } => match order {
+                None => {
+                    write_words(ends.iter().copied(), frames);
+                    items.write(frames);
+                }
+                Some(order) => {
+                    let ranges = order.iter().map(|&row| range(ends, row as usize));
+                    let mut end = 0;
+                    let ends = ranges.clone().map(|items| {
+                        end += items.len() as u64;
+                        end
+                    });
+                    write_words(ends, frames);
+                    let places: Vec<u32> = ranges.flatten().map(place).collect();
+                    items.write_in(Some(&places), frames);
+                }
+            },
+            Values::Tuple(fields) => fields.iter().for_each(|field| field.write_in(order, frames)),
         }
     }
 
@@ -176,8 +195,7 @@ impl Values {
                 },
             ) => {
                 for &row in rows {
-                    let start = row.checked_sub(1).map_or(0, |before| size(from_ends[before]));
-                    let taken: Vec<usize> = (start..size(from_ends[row])).collect();
+                    let taken: Vec<usize> = range(from_ends, row).collect();
                     items.append(from, &taken);
                     ends.push(items.rows() as u64);
                 }
@@ -281,6 +299,29 @@ impl Values {
 /// A value of a block is in memory.
 fn size(end: u64) -> usize {
     usize::try_from(end).expect("ends count values that are in memory")
+}
+
+/// The places of a row's items.
+fn range(ends: &[u64], row: usize) -> Range<usize> {
+    let start = row.checked_sub(1).map_or(0, |before| size(ends[before]));
+    start..size(ends[row])
+}
+
+fn place(item: usize) -> u32 {
+    u32::try_from(item).expect("a chunk has under 2^32 items")
+}
+
+fn write_fixed(width: usize, bytes: &[u8], order: Order<'_>, frames: &mut Frames) {
+    let Some(order) = order else {
+        frames.write(bytes);
+        return;
+    };
+    let mut ordered = Vec::with_capacity(bytes.len());
+    for &row in order {
+        let start = row as usize * width;
+        ordered.extend_from_slice(&bytes[start..start + width]);
+    }
+    frames.write(&ordered);
 }
 
 fn count(ends: &[u64]) -> usize {

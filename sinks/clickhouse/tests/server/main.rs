@@ -13,6 +13,7 @@ mod migration;
 mod partitions;
 mod pieces;
 mod pinned;
+mod random_events;
 mod recovery;
 mod signals;
 mod support;
