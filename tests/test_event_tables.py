@@ -62,6 +62,30 @@ def _answer(site, *command: object, code: int = 0):
     return site.parsed(site.millpond(*command, "--json", code=code))
 
 
+def test_a_table_proposed_from_a_sample_takes_its_rows(site):
+    rows = [_row(n) for n in range(20)] + [json.dumps({"ts": 1_700_000_000_999, "note": None})]
+    sample = site.directory / "sample.ndjson"
+    sample.write_text("\n".join(rows))
+    proposal = ("tables", "print", "--stream", "events.signup", "--from-sample", sample)
+    sql = site.command(*proposal, "--database", site.database).stdout()
+    assert "-- note: no row has a value" in sql
+    for statement in sql.split(";\n"):
+        if statement.strip():
+            site.clickhouse.query(statement)
+    file = site.directory / "event-tables.toml"
+    file.write_text(site.command(*proposal, "--event-tables-entry").stdout())
+
+    gateway = site.gateway()
+    site.consumer("--event-tables", file)
+    _post(gateway, rows)
+    count = f"SELECT count(), sum(user_id), uniqExact(plan) FROM {site.database}.signup"
+    eventually("the rows", lambda: site.clickhouse.lines(count) == ["21\t190\t4"])
+
+    sample.write_text('{"a": 1}\n[2]\n')
+    refused = site.command(*proposal, code=1)
+    assert "line 2, column 2: 2 is not an object" in refused.messages()
+
+
 def test_each_row_is_there_once_through_crashes(site):
     flags = _tables(site)
     gateway = site.gateway()

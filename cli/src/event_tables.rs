@@ -2,43 +2,73 @@
 
 use crate::list_file;
 use anyhow::{Context, ensure};
-use millpond_clickhouse::{EventTable, Origin};
-use serde::Deserialize;
+use millpond_clickhouse::{EventTable, Origin, Unit};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     table: Vec<TableOf>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct TableOf {
     stream: String,
     table: String,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     columns: BTreeMap<String, Column>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(untagged)]
 enum Column {
     Path(String),
     Long(Long),
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Long {
+    #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     unit: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<serde_json::Value>,
 }
 
 /// The name that stands for the time of reception.
 const RECEIVED_AT: &str = "_millpond_received_at";
+
+/// The text of a file with this table.
+pub(crate) fn text(table: &EventTable) -> anyhow::Result<String> {
+    let columns = table.columns.iter().map(|(name, origin)| {
+        let column = match origin {
+            Origin::Path { keys, unit } if *unit == Unit::default() => Column::Path(keys.join(".")),
+            Origin::Path { keys, unit } => Column::Long(Long {
+                path: Some(keys.join(".")),
+                unit: Some(unit.to_string()),
+                value: None,
+            }),
+            Origin::ReceivedAt => Column::Path(RECEIVED_AT.to_owned()),
+            Origin::Constant(value) => Column::Long(Long {
+                path: None,
+                unit: None,
+                value: Some(serde_json::from_str(value)?),
+            }),
+        };
+        anyhow::Ok((name.clone(), column))
+    });
+    let table = TableOf {
+        stream: table.stream.clone(),
+        table: table.table.clone(),
+        columns: columns.collect::<anyhow::Result<_>>()?,
+    };
+    Ok(toml::to_string(&File { table: vec![table] })?)
+}
 
 /// Reads a file.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<EventTable>> {
@@ -93,7 +123,7 @@ fn origin(column: Column) -> anyhow::Result<Origin> {
         keys.iter().all(|key| !key.is_empty()),
         "{path:?} has an empty key"
     );
-    let unit = unit.map_or(Ok(millpond_clickhouse::Unit::default()), |unit| unit.parse());
+    let unit = unit.map_or(Ok(Unit::default()), |unit| unit.parse());
     Ok(Origin::Path {
         keys,
         unit: unit.map_err(anyhow::Error::msg)?,
@@ -103,7 +133,6 @@ fn origin(column: Column) -> anyhow::Result<Origin> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millpond_clickhouse::Unit;
 
     #[test]
     fn a_file_names_tables_and_origins() {
@@ -128,6 +157,10 @@ mod tests {
             ("events.signup", "signup")
         );
         assert!(click.columns.is_empty());
+        for table in [&signup, &click] {
+            let again = parse(&super::text(table).unwrap()).unwrap();
+            assert_eq!(again, [table.clone()]);
+        }
         let path = |keys: &[&str], unit| Origin::Path {
             keys: keys.iter().map(|key| (*key).to_owned()).collect(),
             unit,

@@ -1,18 +1,26 @@
 //! `millpond tables`: prints, creates and migrates tables without a consumer.
 
+use crate::event_tables;
 use crate::output::{inline, say, write};
 use crate::table::{ClickHouseArgs, MakingArgs, TableArgs};
+use anyhow::{Context, anyhow, ensure};
+use millpond_clickhouse::propose;
 use millpond_clickhouse::tables::{Fault, Migrated, Migration, Report, State, create, migrate, script};
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The commands about tables.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum TablesCommand {
     /// Print the DDL of the database, the tables and the view, for `clickhouse client --multiquery`. Contacts no server.
+    ///
+    /// With --from-sample, print a proposal for the table of a stream of events.
     Print {
         #[command(flatten)]
         which: Box<WhichArgs>,
+        #[command(flatten, next_help_heading = "Events")]
+        sample: SampleArgs,
     },
     /// Create missing tables, and report whether each table fits; exits 1 if one does not. Existing tables stay as they are.
     Create {
@@ -39,6 +47,56 @@ pub(crate) enum TablesCommand {
     },
 }
 
+/// A sample of events to propose a table for.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SampleArgs {
+    /// A file with events of --stream: JSON objects, one after the other or in an array, at most 64 MiB. The proposed table
+    /// takes all of them.
+    #[arg(long, value_name = "FILE", requires = "stream")]
+    from_sample: Option<PathBuf>,
+
+    /// The stream of the events, such as events.signup.
+    #[arg(long, value_name = "STREAM", requires = "from_sample")]
+    stream: Option<String>,
+
+    /// The name of the table. Default: the last part of the stream's name.
+    #[arg(long, value_name = "TABLE", requires = "from_sample")]
+    table: Option<String>,
+
+    /// Print the table's part of the file for --event-tables rather than its DDL.
+    #[arg(long, requires = "from_sample")]
+    event_tables_entry: bool,
+}
+
+/// Bytes of a sample.
+const SAMPLE_MAX: u64 = 64 << 20;
+
+impl SampleArgs {
+    /// The proposal as text. `None` without a sample.
+    fn proposal(&self, config: &millpond_clickhouse::Config) -> anyhow::Result<Option<String>> {
+        let (Some(path), Some(stream)) = (&self.from_sample, &self.stream) else {
+            return Ok(None);
+        };
+        millpond_segment::check_stream_name(stream).with_context(|| format!("--stream {stream}"))?;
+        let of_stream = || stream.rsplit('.').next().unwrap_or(stream).replace('-', "_");
+        let table = self.table.clone().unwrap_or_else(of_stream);
+        let what = || format!("--from-sample {}", path.display());
+        let length = std::fs::metadata(path).with_context(what)?.len();
+        ensure!(
+            length <= SAMPLE_MAX,
+            "{}: is larger than 64 MiB; give fewer rows",
+            what()
+        );
+        let sample = std::fs::read(path).with_context(what)?;
+        let proposal = propose(config, stream, &table, &sample);
+        let proposal = proposal.map_err(|error| anyhow!("{}: {}", what(), inline(&error)))?;
+        Ok(Some(match self.event_tables_entry {
+            true => event_tables::text(&proposal.table)?,
+            false => proposal.sql,
+        }))
+    }
+}
+
 /// The tables and their settings.
 #[derive(Debug, clap::Args)]
 pub(crate) struct WhichArgs {
@@ -57,8 +115,10 @@ impl WhichArgs {
 impl TablesCommand {
     pub(crate) async fn run(self) -> anyhow::Result<ExitCode> {
         match self {
-            TablesCommand::Print { which } => {
-                write(format_args!("{}", script(&which.config(&[])?)))?;
+            TablesCommand::Print { which, sample } => {
+                let config = which.config(&[])?;
+                let text = sample.proposal(&config)?.unwrap_or_else(|| script(&config));
+                write(format_args!("{text}"))?;
                 Ok(ExitCode::SUCCESS)
             }
             TablesCommand::Create {

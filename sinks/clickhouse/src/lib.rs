@@ -31,7 +31,7 @@ mod text;
 mod unfit;
 
 pub use config::{Columns, Compression, Config, Engine, Indexes, PartitionBy, SkipIndexes};
-pub use events::{EventTable, Origin, Unit};
+pub use events::{EventTable, Origin, Proposal, Unit, propose};
 pub use identities::{NumberedRecord, RowCount};
 pub use millpond_otlp::Signal;
 pub use sink::{ClickHouse, SCHEMA_VERSION, keeps_identities};

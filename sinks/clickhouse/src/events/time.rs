@@ -30,6 +30,17 @@ impl std::str::FromStr for Unit {
     }
 }
 
+impl std::fmt::Display for Unit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Unit::Seconds => "s",
+            Unit::Millis => "ms",
+            Unit::Micros => "us",
+            Unit::Nanos => "ns",
+        })
+    }
+}
+
 impl Unit {
     /// The digits of a nanosecond in this unit.
     fn digits(self) -> u32 {

@@ -105,7 +105,28 @@ fn create_table(config: &Config, table: Table, signal: Signal, server: (u32, u32
         items,
         time: time(signal),
         sorting_key: sorting_key(signal),
-        signal,
+        ttl_seconds: config.ttl_seconds_of(signal),
+    }
+    .sql(config)
+}
+
+/// A table for events with these columns. `time` and the expressions of the key are quoted.
+pub(crate) fn create_event_table(
+    config: &Config,
+    table: &str,
+    columns: Vec<String>,
+    time: &str,
+    sorting_key: &str,
+) -> String {
+    let mut items = columns;
+    items.extend(MILLPOND.iter().map(definition));
+    items.push(format!("INDEX {SEQUENCE_INDEX}"));
+    Making {
+        path: path(config, table),
+        items,
+        time,
+        sorting_key,
+        ttl_seconds: config.ttl_seconds,
     }
     .sql(config)
 }
@@ -123,29 +144,29 @@ fn create_lookup(config: &Config) -> String {
         items,
         time: "Start",
         sorting_key: "TraceId, Start",
-        signal: Signal::Traces,
+        ttl_seconds: config.ttl_seconds_of(Signal::Traces),
     }
     .sql(config)
 }
 
 /// The parts of a CREATE TABLE.
-struct Making {
+struct Making<'m> {
     path: String,
     /// Columns and indexes.
     items: Vec<String>,
-    time: &'static str,
-    sorting_key: &'static str,
-    signal: Signal,
+    time: &'m str,
+    sorting_key: &'m str,
+    ttl_seconds: u64,
 }
 
-impl Making {
+impl Making<'_> {
     fn sql(&self, config: &Config) -> String {
         let Making {
             path,
             items,
             time,
             sorting_key,
-            signal,
+            ttl_seconds,
         } = self;
         let mut sql = format!(
             "CREATE TABLE IF NOT EXISTS {path}{} (\n    {}\n)\nENGINE = {}\n",
@@ -157,11 +178,8 @@ impl Making {
             let _ = writeln!(sql, "PARTITION BY {key}");
         }
         let _ = writeln!(sql, "ORDER BY ({sorting_key})");
-        match config.ttl_seconds_of(*signal) {
-            0 => {}
-            seconds => {
-                let _ = writeln!(sql, "TTL toDateTime({time}) + {}", interval(seconds));
-            }
+        if *ttl_seconds > 0 {
+            let _ = writeln!(sql, "TTL toDateTime({time}) + {}", interval(*ttl_seconds));
         }
         let _ = write!(sql, "SETTINGS {}", settings(config));
         sql

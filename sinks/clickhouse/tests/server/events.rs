@@ -1,7 +1,7 @@
 //! Events in tables of their owners: the values are those of the server's own JSONEachRow, and each row occurs once.
 
 use crate::support::{Server, batch_of_events, chunk, insert, open, policy, write, write_again};
-use millpond_clickhouse::{ClickHouse, Config, EventTable, Origin, Unit};
+use millpond_clickhouse::{ClickHouse, Config, EventTable, Origin, Unit, propose};
 use millpond_consumer::{Batch, Chunk, Cut, Dropped, Found, RowId, Sink as _, SinkError};
 use millpond_segment::Encoding;
 use std::collections::BTreeMap;
@@ -535,6 +535,44 @@ async fn a_table_that_events_cannot_fill_ends_the_start() {
     };
     let error = ClickHouse::open(two).await.unwrap_err();
     assert!(error.to_string().contains("two tables"), "{error}");
+}
+
+#[tokio::test]
+async fn a_proposed_table_takes_its_sample() {
+    let server = Server::start();
+    let rows = [
+        r#"{"id":"6ba7b810-9dad-11d1-80b4-00c04fd430c8","ts":1700000000123,"user":{"id":7,"name":"é`'"},"plan":"pro","n":1,
+            "items":[{"sku":"a","price":1.5,"1":2}],"extra":{"a.b":[1,null]},"ip":"::1","ok":true,"at":"2024-02-29T12:30:45.123456Z"}"#,
+        r#"{"id":"6ba7b810-9dad-11d1-80b4-00c04fd430c9","ts":1700000000124,"user":{"id":8},"plan":"pro","free":{},"it's":[[]]}"#,
+        r#"{"id":"6ba7b810-9dad-11d1-80b4-00c04fd430ca","ts":1700000000125,"plan":"free","n":340282366920938463463374607431768211455}"#,
+        r#"{"id":"6ba7b810-9dad-11d1-80b4-00c04fd430cb","ts":1700000000126,"plan":"free","`":"x","items":[],"day":"2024-02-29"}"#,
+    ];
+    let config = Config {
+        signals: Vec::new(),
+        ..server.config()
+    };
+    let proposal = propose(&config, STREAM, "signup", &message(&rows)).unwrap();
+    for statement in proposal.sql.trim_end().split_inclusive(";\n") {
+        server.run(statement).await;
+    }
+    let sink = open(Config {
+        event_tables: vec![proposal.table],
+        ..config
+    })
+    .await;
+    let batch = batch_of_events(STREAM, 1, &[message(&rows)]);
+    let (chunks, unfit) = cuts(&sink, &batch, 10);
+    assert_eq!(unfit, []);
+    write(&sink, &batch.id, &chunks[0]).await.unwrap();
+    assert_eq!(
+        server
+            .ask("SELECT plan, ts, user_id, user_name, n, items, toTypeName(n) FROM otel.signup ORDER BY ts")
+            .await,
+        "pro\t2023-11-14 22:13:20.123\t7\té`'\t1\t[('a',1.5,2)]\tNullable(UInt128)\n\
+         pro\t2023-11-14 22:13:20.124\t8\t\t\\N\t[]\tNullable(UInt128)\n\
+         free\t2023-11-14 22:13:20.125\t\\N\t\t340282366920938463463374607431768211455\t[]\tNullable(UInt128)\n\
+         free\t2023-11-14 22:13:20.126\t\\N\t\t\\N\t[]\tNullable(UInt128)"
+    );
 }
 
 #[tokio::test]
