@@ -2,10 +2,7 @@
 
 use super::kind::Kind;
 use super::values::Values;
-use crate::native::Column as _;
 use crate::sorting::Ranks;
-use std::collections::HashMap;
-use std::hash::Hash;
 
 /// How the server compares values of fixed size.
 enum Comparison {
@@ -52,16 +49,13 @@ impl Values {
     /// The values as numbers in the same order; `None` for types whose order is not known here.
     pub(crate) fn ranks(&self, kind: &Kind) -> Option<Ranks> {
         match (self, kind) {
-            (Values::Text(strings), Kind::Text) => Some(ranked(strings.values(), strings.rows())),
+            (Values::Text(strings), Kind::Text) => Some(ranked(strings.values().map(prefixed))),
             (Values::Fixed { width, bytes }, kind) => {
                 let values = bytes.chunks_exact(*width);
                 Some(match Comparison::of(kind)? {
                     Comparison::Number { signed } if *width <= 8 => numbers(values, *width, signed),
-                    Comparison::Number { signed } => {
-                        let wide = values.map(|value| big_endian(value, signed));
-                        ranked(wide, self.rows())
-                    }
-                    Comparison::Bytes => ranked(values, self.rows()),
+                    Comparison::Number { signed } => ranked(values.map(|value| wide(value, signed))),
+                    Comparison::Bytes => ranked(values.map(prefixed)),
                 })
             }
             _ => None,
@@ -82,32 +76,36 @@ fn numbers<'v>(values: impl Iterator<Item = &'v [u8]>, width: usize, signed: boo
     Ranks { values, zero }
 }
 
-/// The bytes of a little-endian number in an order in which they compare as the number does.
-fn big_endian(value: &[u8], signed: bool) -> Vec<u8> {
-    let mut bytes: Vec<u8> = value.iter().rev().copied().collect();
-    if let Some(first) = bytes.first_mut().filter(|_| signed) {
-        *first ^= 0x80;
+/// A little-endian number of 16 or 32 bytes, as a pair in the same order.
+fn wide(value: &[u8], signed: bool) -> (u128, u128) {
+    const SIGN: u128 = 1 << 127;
+    let mut halves = value.as_chunks().0.iter().map(|half| u128::from_le_bytes(*half));
+    let (low, high) = (halves.next().unwrap_or(0), halves.next());
+    match (high, signed) {
+        (Some(high), true) => (high ^ SIGN, low),
+        (None, true) => (0, low ^ SIGN),
+        (high, false) => (high.unwrap_or(0), low),
     }
-    bytes
 }
 
-/// Numbers equal values, then the distinct ones in their order: keys have few distinct values or are almost unique.
-fn ranked<K: Ord + Hash>(values: impl Iterator<Item = K>, rows: usize) -> Ranks {
-    let mut numbers: HashMap<K, u32> = HashMap::new();
-    let mut numbered = Vec::with_capacity(rows);
-    for value in values {
-        let next = u32::try_from(numbers.len()).expect("a chunk has under 2^32 rows");
-        numbered.push(*numbers.entry(value).or_insert(next));
+/// Bytes behind the first of them as a number, which mostly decides a comparison.
+fn prefixed(value: &[u8]) -> (u64, &[u8]) {
+    let mut first = [0; 8];
+    let length = value.len().min(first.len());
+    first[..length].copy_from_slice(&value[..length]);
+    (u64::from_be_bytes(first), value)
+}
+
+/// The places of values among the distinct ones in their order.
+fn ranked<K: Ord>(values: impl Iterator<Item = K>) -> Ranks {
+    let mut sorted: Vec<(K, usize)> = values.zip(0..).collect();
+    sorted.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    let mut ranks = vec![0; sorted.len()];
+    for (equal, rank) in sorted.chunk_by(|one, other| one.0 == other.0).zip(0..) {
+        equal.iter().for_each(|(_, row)| ranks[*row] = rank);
     }
-    let mut distinct: Vec<(K, u32)> = numbers.into_iter().collect();
-    distinct.sort_unstable();
-    let mut ranks = vec![0; distinct.len()];
-    for ((_, number), rank) in distinct.iter().zip(0..) {
-        ranks[*number as usize] = rank;
+    Ranks {
+        values: ranks,
+        zero: 0,
     }
-    let values = numbered
-        .into_iter()
-        .map(|number| ranks[number as usize])
-        .collect();
-    Ranks { values, zero: 0 }
 }
