@@ -159,7 +159,7 @@ mod tests {
         assert!(click.columns.is_empty());
         for table in [&signup, &click] {
             let again = parse(&super::text(table).unwrap()).unwrap();
-            assert_eq!(again, [table.clone()]);
+            assert_eq!(again, std::slice::from_ref(table));
         }
         let path = |keys: &[&str], unit| Origin::Path {
             keys: keys.iter().map(|key| (*key).to_owned()).collect(),
