@@ -243,11 +243,12 @@ impl<'a> Rest<'a> {
     }
 
     fn column(&mut self, kind: &str, rows: usize) -> Box<dyn Selectable> {
-        // The versions of its dictionaries.
-        self.take(8 * kind.matches("LowCardinality").count());
+        // The blocks of events have no dictionaries, whatever the names in an Enum are.
         if !is_ours(kind) {
             return self.events(kind, rows);
         }
+        // The versions of its dictionaries.
+        self.take(8 * kind.matches("LowCardinality").count());
         match item_kind(kind) {
             None => self.values::<Plain>(kind, rows),
             Some(kind) => self.values::<Within>(kind, rows),
