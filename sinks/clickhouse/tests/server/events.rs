@@ -158,7 +158,10 @@ const TYPES: &[(&str, &[&str])] = &[
     ("IPv6", &[r#""2001:db8::1""#, r#""::""#]),
     (r"Enum8('a' = -1, 'b\'c' = 2)", &[r#""a""#, r#""b'c""#, "2"]),
     ("Enum16('x' = 1000)", &[r#""x""#]),
-    ("Enum8('LowCardinality(String)' = 1, 'Array(' = 2)", &[r#""Array(""#]),
+    (
+        "Enum8('LowCardinality(String)' = 1, 'Array(' = 2)",
+        &[r#""Array(""#],
+    ),
     ("Nullable(String)", &[r#""x""#, "null"]),
     ("Nullable(UInt64)", &["7", "null"]),
     ("LowCardinality(String)", &[r#""x""#, r#""y""#, "null"]),

@@ -7,7 +7,7 @@ use millpond_consumer::{Chunk, Sink as _};
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
-use proptest::test_runner::{TestCaseError, TestRunner};
+use proptest::test_runner::{RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 const STREAM: &str = "events.random";
@@ -476,14 +476,19 @@ fn tables_take_events_as_the_server_would_and_in_their_order() {
     let server = Server::start();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(server.run("CREATE DATABASE otel"));
-    let standard = ProptestConfig::default();
-    let mut runner = TestRunner::new(ProptestConfig {
-        // PROPTEST_CASES says how many cases a property of the project has. These take longer than others.
-        cases: standard.cases / 8,
+    // Each case takes as long as a thousand of other properties. Without PROPTEST_CASES they are the same in each run.
+    let cases = std::env::var("PROPTEST_CASES").ok();
+    let cases = cases.map(|cases| cases.parse().expect("PROPTEST_CASES is a number"));
+    let config = ProptestConfig {
+        cases: cases.unwrap_or(32),
         failure_persistence: None,
         max_shrink_iters: 100,
-        ..standard
-    });
+        ..ProptestConfig::default()
+    };
+    let mut runner = match cases {
+        Some(_) => TestRunner::new(config),
+        None => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
+    };
     let outcome = runner.run(&case(), |case| runtime.block_on(check(&server, &case)));
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
