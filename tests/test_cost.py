@@ -302,8 +302,11 @@ def predicted(pipeline: Pipeline, between: Between) -> dict[str, float]:
 
 
 def mixed(pipeline: Pipeline, between: Between, interval: float) -> dict[str, float]:
-    """The prediction for commits of which some have one segment more than others. The model knows
-    one number of segments per commit, so it is asked for two, in the proportion that was counted."""
+    """The prediction for commits of which some have one segment more than others.
+
+    The model knows one number of segments per commit, so it is asked for two, in the proportion
+    that was counted.
+    """
     together = between.segments_per_commit()
     fewer = math.floor(together)
     share = fewer * (fewer + 1 - together) / together
